@@ -4,7 +4,11 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 EXTRAS ?= dev
-JOBS   ?= 2
+# Most tests wait for processes and sockets, so three workers share a core.
+JOBS   ?= $(shell expr 3 \* $$(getconf _NPROCESSORS_ONLN))
+# What needs no cluster; one of many similar cases runs nightly only (tests/sampling.py).
+MARKS  ?= not cluster and not nightly
+PYTEST  = OMP_NUM_THREADS=1 MLBENCH_SKIPS=strict $(BIN)/python -m pytest -m "$(MARKS)" --workers $(JOBS)
 # Another package index for torch, for example one with CPU-only wheels: make install TORCH_INDEX=URL
 TORCH_INDEX ?=
 # Versions to install, for example those that CI has: make install CONSTRAINTS=requirements-ci.txt
@@ -15,7 +19,7 @@ comma  := ,
 DEMO   := MLBENCH_HOME=$(CURDIR)/demo $(BIN)/mlbench
 STAMP  := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
 
-.PHONY: help install demo test test-lowest test-busy ssh browser actionlint lint docs dist installs lock coverage mutate bench images publish-images e2e e2e-machines clean
+.PHONY: help install demo test test-nightly test-lowest test-busy ssh browser actionlint shellcheck lint docs dist installs audit pins lock coverage mutate bench gpu images publish-images e2e e2e-machines clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,8 +49,8 @@ demo: install  ## train on 1 and 2 workers to the goal, verify both archives, dr
 	$(DEMO) verify demo/demo-1.zip demo/demo-2.zip
 	$(DEMO) charts demo/charts demo/demo-1.zip demo/demo-2.zip --yes
 
-test: install lint ssh browser actionlint  ## lint, types and all tests that need no cluster
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not cluster" -n $(JOBS) --dist loadfile
+test: install lint ssh browser actionlint shellcheck  ## lint, types and all tests that need no cluster
+	$(PYTEST)
 
 # Signatures are tried with the real program.
 ssh:
@@ -65,21 +69,27 @@ actionlint: install
 	  || GOBIN=$(abspath $(BIN)) go install github.com/rhysd/actionlint/cmd/actionlint@v1.7.12 \
 	  || echo "Go could not build actionlint: the test of workflows is skipped." >&2
 
+shellcheck:
+	command -v shellcheck >/dev/null || { apt-get update -qq && apt-get install -qq --yes shellcheck; } \
+	  || echo "ShellCheck could not be installed: the test of the templates' scripts is skipped." >&2
+
+test-nightly:  ## all tests that need no cluster, with new inputs for the property tests
+	MLBENCH_TEST_INPUTS=new $(MAKE) test MARKS="not cluster"
+
 test-lowest: $(VENV)/.tools-lock ssh browser  ## the tests with the lowest allowed version of every dependency
 	$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python $(LOWEST)
 	$(BIN)/uv pip install --quiet --python $(LOWEST) --resolution lowest-direct --editable ".[$(EXTRAS)]"
-	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -m "not cluster" -n $(JOBS) --dist loadfile $(TESTS)
+	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -m "$(MARKS)" --workers $(JOBS) $(TESTS)
 
-test-busy: install ssh browser actionlint  ## the tests, beside a program that burns CPU on each core
+test-busy: install ssh browser actionlint shellcheck  ## the tests, beside a program that burns CPU on each core
 	@for core in $$(seq "$$(getconf _NPROCESSORS_ONLN)"); do $(BIN)/python -c "while True: pass" & pids="$$pids $$!"; done; \
 	trap 'kill $$pids' EXIT; trap 'exit 130' INT TERM; \
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not cluster" -n $(JOBS) --dist loadfile $(TESTS)
+	$(PYTEST) $(TESTS)
 
-lint: install  ## ruff, mypy, and the words of code and documentation
+lint: install  ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m tools.check_words
 
 docs: install  ## build the documentation into build/site, strictly, with links checked
 	$(BIN)/python -m tools.build_docs
@@ -93,21 +103,30 @@ dist: $(VENV)/.tools-dist  ## build wheel and source distribution into dist, and
 installs: install  ## install the wheel by pip, pipx and uv, each into a fresh folder, and use what they have installed
 	$(BIN)/python -m tools.check_installs
 
+audit: $(VENV)/.tools-audit  ## look up the pinned packages of CI in the database of known vulnerabilities
+	$(BIN)/pip-audit --strict --disable-pip --no-deps --requirement requirements-ci.txt
+
+pins: install  ## fail if the support of a version that the tool chooses ends within 60 days
+	$(BIN)/mlbench pins --check
+
 lock: $(VENV)/.tools-lock  ## update requirements-ci.txt, the versions that CI installs
 	$(BIN)/uv pip compile --quiet --upgrade --universal --no-header --no-emit-package mlbench-cli --extra dev \
-	  --extra dist --python-version 3.11 --output-file requirements-ci.txt pyproject.toml
+	  --extra dist --extra audit --python-version 3.11 --output-file requirements-ci.txt pyproject.toml
 
 coverage: install ssh browser  ## tests with branches counted, in all their processes; names what none reaches (an hour)
 	rm -rf build/coverage && mkdir -p build/coverage
-	OMP_NUM_THREADS=1 $(BIN)/python -m coverage run -m pytest -m "not cluster" -n $(JOBS) --dist loadfile $(TESTS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m coverage run -m pytest -m "not cluster" --workers $(JOBS) $(TESTS)
 	$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m coverage report
 
-mutate: install  ## change decisions one by one, and see whether unit tests notice (an hour; docs/explanation/mutation.md)
-	OMP_NUM_THREADS=1 $(BIN)/python -m tools.mutate
+mutate: install  ## change decisions one by one, and see whether tests notice (an hour; SAMPLE=200: anywhere in the product)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tools.mutate $(if $(SAMPLE),--product $(SAMPLE))
 
 bench: install  ## every figure of docs/figures.md, measured side by side; says what each needs, and prepares it
 	$(BIN)/python -m tools.bench
+
+gpu: install  ## what this machine's GPU does, in 20 minutes at most; every line is kept as soon as it is known (GPU=build/gpu)
+	$(BIN)/python -m benchmarks.gpu --output $(or $(GPU),build/gpu)
 
 images: install  ## build the base image and one image per task, as KIND clusters load them
 	sh task_images/build.sh

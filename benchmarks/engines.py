@@ -17,16 +17,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mlbench_cli.agent.channel import Channel, Target
 from mlbench_cli.engines.hosts.engine import HostsEngine
-from mlbench_cli.engines.machines.channel import Channel, Target
 from mlbench_cli.engines.machines.details import HostRecord, HostsDetails, PartitionRecord, SlurmDetails
 from mlbench_cli.engines.machines.engine import MachinesEngine
 from mlbench_cli.engines.slurm import controller
 from mlbench_cli.engines.slurm.engine import SlurmEngine
-from mlbench_cli.model import Run
+from mlbench_cli.model.run import Run
+from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.results.archive.documents import write_run_document
-from mlbench_cli.spec import RunSpec
-from mlbench_cli.store import Store
+from mlbench_cli.storage.store import Store
 
 ROUNDS, HOST_ROUNDS, DRAWS = 12, 8, 4000
 PAUSE_SECONDS = 4.0  # in which nodes are idle again, and the scheduler has no other request

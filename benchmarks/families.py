@@ -113,7 +113,7 @@ def plan_aks() -> Iterator[Row]:
 
 def plan(provider: Any, options: Options) -> tuple[float | None, str]:
     """The price of a cluster of two, and "accepted" or why it is refused."""
-    from mlbench_cli.clusters import CreationRequest, sketch_cluster
+    from mlbench_cli.clusters.manage import CreationRequest, sketch_cluster
     from mlbench_cli.errors import MlbenchError
 
     try:

@@ -23,9 +23,9 @@ from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
 from mlbench_cli.engines.kubernetes.fetch import HeldArchive, download, parse_held_archive, read_summary
 from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.objects import collection_path
-from mlbench_cli.model import Run
-from mlbench_cli.spec import RunSpec
-from mlbench_cli.times import now
+from mlbench_cli.model.run import Run
+from mlbench_cli.model.spec import RunSpec
+from mlbench_cli.util.times import now
 from tests.fakes.cutting_proxy import CuttingProxy
 
 MIB = 256

@@ -9,15 +9,18 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
+from mlbench_cli.engines.kubernetes.manifests import manifests
 from mlbench_cli.engines.kubernetes.workers import INDEX_LABEL
 from mlbench_cli.kube.access import Access
-from mlbench_cli.model import Run
-from mlbench_cli.spec import RunSpec
-from mlbench_cli.times import now
+from mlbench_cli.model.run import Run
+from mlbench_cli.model.spec import RunSpec
+from mlbench_cli.util.times import now
 from tests.fakes.kube_api import KubeApi, Log, stamp
 
 SECONDS = 30.0
@@ -45,26 +48,40 @@ def main(sizes: list[int]) -> None:
             report(server, size, json.loads(output))
 
 
+def spec_of_size(size: int) -> RunSpec:
+    return RunSpec(
+        name=f"r-{size}", cluster="c", engine="kubernetes", task="custom", preset="custom", argv=("true",),
+        backend="gloo", workers=size, image="image:1",
+    )  # fmt: skip
+
+
+@cache
+def template_of_size(size: int) -> dict[str, Any]:
+    """The pod template of the run's own Job."""
+    return dict(manifests(spec_of_size(size), "default")[0]["spec"]["template"])
+
+
 def put_pod(server: KubeApi, index: int, size: int) -> None:
-    """A running pod, about as large as a real one."""
+    """A running pod as the API server shows it: the Job's template, what admission adds, status and managed fields."""
+    template = template_of_size(size)
     name = f"r-{size}-{index}-x"
     state = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
-    mounts = [{"name": f"volume-{number}", "mountPath": f"/path/{number}"} for number in range(20)]
-    container = {
-        "name": "main",
-        "image": "image:1",
-        "volumeMounts": mounts,
-        "env": [{"name": "X", "value": "y" * 2000}],
-    }
+    (container,) = template["spec"]["containers"]
+    fields: dict[str, Any] = {f"f:{key}": {} for key in container}
+    fields["f:env"] = {f'k:{{"name":"{item["name"]}"}}': {".": {}, "f:name": {}} for item in container["env"]}
     server.put(
         "pods",
         {
             "metadata": {
+                **template["metadata"],
                 "name": name,
-                "labels": {"mlbench/run": f"r-{size}", INDEX_LABEL: str(index)},
-                "managedFields": [{"manager": "kubelet", "fieldsV1": {f"f:{number}": {} for number in range(100)}}],
+                "labels": {**template["metadata"]["labels"], INDEX_LABEL: str(index)},
+                "managedFields": [
+                    {"manager": manager, "operation": "Update", "fieldsType": "FieldsV1", "fieldsV1": fields}
+                    for manager in ("kube-controller-manager", "kubelet")
+                ],
             },
-            "spec": {"nodeName": f"node-{index}", "containers": [container]},
+            "spec": {**template["spec"], "nodeName": f"node-{index}"},
             "status": {
                 "phase": "Running",
                 "conditions": [{"type": kind, "status": "True"} for kind in ("PodScheduled", "Ready", "Initialized")],
@@ -78,10 +95,7 @@ def put_pod(server: KubeApi, index: int, size: int) -> None:
 def client(url: str, size: int) -> None:
     """Follow the run for a while, then say what it took."""
     engine = KubernetesEngine(Access(url))
-    spec = RunSpec(
-        name=f"r-{size}", cluster="c", engine="kubernetes", task="custom", preset="custom", argv=("true",),
-        backend="gloo", workers=size, image="image:1",
-    )  # fmt: skip
+    spec = spec_of_size(size)
     with tempfile.TemporaryDirectory() as folder:
         run = Run("id", spec, Path(folder), now())
         engine.submit(run, engine.render(spec))

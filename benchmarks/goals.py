@@ -24,7 +24,7 @@ from typing import TypedDict
 # As a script the repository is not on the path; with -m it is.
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from mlbench_cli.catalog import load_task
+from mlbench_cli.tasks.catalog import load_task
 from task_images.comm.methods import Method, MethodError, check
 from task_images.comm.presets import PRESETS, resolve
 from tests.contract.task_images.ranks import RankServer

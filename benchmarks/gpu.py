@@ -1,198 +1,271 @@
-"""What one NVIDIA GPU does: updates of every training task by the throughput protocol, and against a plain loop.
+"""What one GPU does: every line is measured, written and shown as soon as it is known, the most important first.
 
-    python benchmarks/gpu.py [TASK ...]
+    python -m benchmarks.gpu [--output FOLDER] [--minutes 20] [--only WORD ...]
+    python -m benchmarks.gpu --device cpu --tiny          # that the program works, in a few minutes and without a GPU
 
-Each line is a run of the task itself, one rank, with the preset `throughput` and the changes named. Samples are images,
-sentences or windows of tokens; MFU is the share of the datasheet's dense rate (of the measured one for fp32), FLOPs as
-`mlbench tasks` documents them. Waits of the host for the GPU are not counted here: tests/gpu does.
-
-Last, the decoder's and ResNet-20's updates against the same model in a loop as one writes it in torch, in turn, with
-the data in memory already. Budget: the task takes no longer, 1.0 each.
+Lines of tasks are runs of the task itself, one rank, with the preset `throughput` and the changes named. They are held
+against a nanoGPT in plain torch (nanogpt.py), torch's own fastest matrix product, and what others have published.
+FOLDER gets lines.jsonl, table.md, and profiles/ with a profile of the runs that have one (docs/gpu keeps those of a
+machine). Lines that no longer fit into the minutes are listed as not run. MFU: share of the datasheet's dense rate in
+the format of the run; without a datasheet, or in fp32, of the matrix product that was measured.
 """
 
+import argparse
 import json
 import os
-import statistics
+import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
-from torch.nn.functional import cross_entropy
 
-from mlbench_cli.catalog import load_task
+from mlbench_cli.tasks.catalog import load_task
 from task_images.contract import parse_event
-from task_images.gpt_pretraining.model import Decoder, initial_deviation
-from task_images.gpt_pretraining.shapes import SHAPES
-from task_images.harness.language.parallel import fill_parameters
-from task_images.harness.models.resnet import resnet
-from task_images.harness.precision import set_arithmetic
-from task_images.harness.settings import CudaSettings
+from task_images.harness.peak import find_peak
 
 ROOT = Path(__file__).parents[1]
-GPU = torch.device("cuda")
 Changes = Mapping[str, Any]
-Result = Mapping[str, Any]
-RUNS: tuple[tuple[str, Changes], ...] = (
-    ("gpt_pretraining", {}),
-    ("gpt_pretraining", {"compile": True}),
-    ("gpt_pretraining", {"compile": True, "loss_chunk": 4096}),
-    ("bert_pretraining", {"precision": "bf16"}),
-    ("imagenet_resnet", {"batch_size": 256}),
-    ("imagenet_resnet", {"batch_size": 256, "precision": "bf16"}),
-    ("imagenet_resnet", {"batch_size": 256, "precision": "bf16", "compile": "blocks"}),
-    ("cifar10_resnet20", {}),
-    ("cifar10_resnet20", {"resident": True}),
-    ("cifar10_resnet20", {"resident": True, "compile": "whole", "precision": "bf16"}),
-    ("cifar10_resnet20", {"resident": True, "compile": "graphs"}),
-    ("wikitext2_awd_lstm", {}),
-    ("wmt16_gnmt", {}),
-    ("wmt17_transformer", {}),
-    ("epsilon_logistic_regression", {}),
-)
-ROUNDS, WARMUP, UPDATES = 3, 20, 50
-Step = Callable[[], None]
+DECODER = "decoder 124M, synthetic tokens"
+BF16: Changes = {"precision": "bf16"}
 
 
-def main() -> None:
-    if not torch.cuda.is_available():
-        sys.exit("torch finds no NVIDIA GPU")
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
-    asked = sys.argv[1:] or [task for task, _ in RUNS]
-    print(f"{'task and changes':<72} {'samples/s':>10} {'ms/update':>9} {'MFU':>6} {'GB':>6} {'W':>5}")
-    for task, changes in RUNS:
-        if task in asked:
-            print(describe(task, changes), flush=True)
-    for name, task, changes, make in (
-        ("decoder of 124 M, bf16", "gpt_pretraining", {"clip": 1.0}, plain_decoder),
-        ("the same, compiled", "gpt_pretraining", {"clip": 1.0, "compile": True}, compiled_decoder),
-        ("ResNet-20, 128 images", "cifar10_resnet20", {"resident": True, "cudnn": "default"}, plain_resnet),
-    ):
-        if task in asked:
-            compare(name, task, changes, make)
+@dataclass(frozen=True)
+class Line:
+    """One line. `task` empty: another program. `goal`: samples (or tokens) a second on one H100, and its source."""
+
+    name: str
+    task: str = ""
+    changes: Changes = field(default_factory=dict)
+    preset: str = "throughput"
+    command: Sequence[str] = ()
+    goal: str = ""
+    profiled: bool = False
+    label: str = ""
 
 
-def describe(task: str, changes: Changes) -> str:
-    """One line of the table."""
-    result = run(task, changes)
+LINES = (
+    Line("fastest matrix product, bf16", command=("matmul",)),
+    Line(f"{DECODER}, whole model compiled", "gpt_pretraining", goal="520 000 tokens/s (45 % MFU)", profiled=True),
+    Line("nanoGPT in plain torch, compiled", command=("nanogpt",), goal="463 000 tokens/s (llm.c's PyTorch trainer)"),
+    Line(f"{DECODER}, cuDNN attention", "gpt_pretraining", {"attention": "cudnn"}),
+    Line(f"{DECODER}, stream in bf16", "gpt_pretraining", {"stream": "bf16"}, label="other numbers: bf16 stream"),
+    Line(f"{DECODER}, CUDA graphs", "gpt_pretraining", {"compile": "graphs"}),
+    Line("ResNet-20, resident, graphs", "cifar10_resnet20", preset="throughput-graphs",
+         changes={"batch_size": 1024, **BF16}, goal="60 000 images/s", profiled=True,
+         label="resident synthetic images"),
+    Line("BERT-Base, 512 sentences of 128, compiled", "bert_pretraining",
+         {"sequence_length": 128, "batch_per_rank": 512, "compile": "whole", **BF16}, goal="40 % MFU", profiled=True),
+    Line("ResNet-50, compiled", "imagenet_resnet", {"batch_size": 256, "compile": "whole", **BF16},
+         goal="3 300 images/s", profiled=True, label="resident synthetic images: no decoding, no transfer"),
+    Line("tests/gpu", command=("tests",)),
+    Line("decoder 124M-modern, Muon", "gpt_pretraining",
+         {"model": "124M-modern", "optimizer": "muon", "stream": "bf16", "orthogonalization": "exact"},
+         goal="490 000 tokens/s (modded-nanogpt, one H200)"),
+    Line(f"{DECODER}, 8-bit output layer", "gpt_pretraining", {"float8": "head"}, label="other numbers: fp8 head"),
+    Line(f"{DECODER}, blocks compiled", "gpt_pretraining", {"compile": "blocks"}),
+    Line(f"{DECODER}, eager", "gpt_pretraining", {"compile": "no", "batch_per_rank": 16, "micro_batch": 16}),
+    Line("decoder 1B, 8 192 tokens", "gpt_pretraining", preset="1B", goal="45 % MFU"),
+    Line("ResNet-20, resident, eager", "cifar10_resnet20", label="resident synthetic images"),
+    Line("Transformer", "wmt17_transformer"),
+    Line("GNMT", "wmt16_gnmt"),
+    Line("AWD-LSTM", "wikitext2_awd_lstm"),
+    Line("epsilon", "epsilon_logistic_regression"),
+)  # fmt: skip
+# Sizes with which every line runs on a CPU in seconds, compilation left out.
+TINY: dict[str, Changes] = {
+    "gpt_pretraining": {"sequence_length": 64, "batch_per_rank": 2, "micro_batch": 2, "vocabulary": 256,
+                        "synthetic_tokens": 65_536, "attention": "auto"},
+    "bert_pretraining": {"model": "tiny", "sequence_length": 32, "batch_per_rank": 4, "synthetic_tokens": 65_536},
+    "cifar10_resnet20": {"depth": 8, "batch_size": 16, "training_images": 256, "validation_images": 64},
+    "imagenet_resnet": {"batch_size": 2, "training_images": 16, "validation_images": 8},
+    "wmt16_gnmt": {"width": 8, "layers": 2, "longest_translation": 5, "beam": 1},
+    "wmt17_transformer": {"width": 8, "inner": 8, "layers": 1, "heads": 1, "longest_translation": 5, "beam": 1},
+    "wikitext2_awd_lstm": {"embedding": 8, "hidden": 8},
+}  # fmt: skip
+TINY_BLOCKS: Changes = {"blocks_after": 1, "blocks": 2, "block_updates": 2}
+TINY_NANOGPT = "--words 256 --context 64 --layers 2 --heads 4 --width 64 --batch 2 --warmup 1 --updates 2 --eager"
+
+
+@dataclass
+class Found:
+    """What a line found. `ended`: "measured", or why not."""
+
+    name: str
+    ended: str
+    label: str = ""
+    goal: str = ""
+    rate: float | None = None
+    unit: str = ""
+    mfu: float | None = None
+    milliseconds: float | None = None
+    gigabytes: float | None = None
+    joules_per_sample: float | None = None  # mean power over the run divided by the rate: an estimate
+    seconds: float = 0.0
+
+
+def main() -> int:
+    given = parse()
+    if given.device == "cuda" and not torch.cuda.is_available():
+        sys.exit("torch finds no NVIDIA or AMD GPU; --device cpu --tiny shows that this program works")
+    folder = given.output
+    (folder / "profiles").mkdir(parents=True, exist_ok=True)
+    named = torch.cuda.get_device_name() if given.device == "cuda" else f"CPU, {platform.machine()}"
+    title = f"{named}, torch {torch.__version__}" + (", tiny sizes: no figures" if given.tiny else "")
+    end, found = time.monotonic() + 60 * given.minutes, []
+    lines = [line for line in LINES if not given.only or any(word in line.name for word in given.only)]
+    for line in lines:
+        begin = time.monotonic()
+        left = end - begin
+        one = Found(line.name, "not run: no time left") if left < 20 else measure(line, given, folder, left)
+        one.label, one.goal, one.seconds = line.label, line.goal, round(time.monotonic() - begin, 1)
+        found.append(one)
+        with open(folder / "lines.jsonl", "a", encoding="utf-8") as file:
+            file.write(json.dumps({"machine": title, **asdict(one)}) + "\n")
+        (folder / "table.md").write_text(make_table(title, found))
+        print(make_row(one), flush=True)
+    return int(any(one.ended.startswith("failed") for one in found))
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
+    parser.add_argument("--tiny", action="store_true", help="sizes that say nothing, to try this program")
+    parser.add_argument("--output", type=Path, default=ROOT / "build" / "gpu")
+    parser.add_argument("--minutes", type=float, default=20.0)
+    parser.add_argument("--only", nargs="*", default=[], help="lines whose name has one of these words")
+    return parser.parse_args()
+
+
+def measure(line: Line, given: argparse.Namespace, folder: Path, limit: float) -> Found:
+    """Run one line, for `limit` seconds at most."""
+    try:
+        if line.task:
+            return measure_task(line, given, folder, limit)
+        return OTHERS[line.command[0]](line, given, limit)
+    except subprocess.TimeoutExpired:
+        return Found(line.name, "not run: no time left")
+    except subprocess.CalledProcessError as error:
+        text = f"{error.stdout or ''}\n{error.stderr or ''}".strip()
+        (folder / f"{slug(line.name)}.log").write_text(text + "\n")
+        return Found(line.name, f"failed: {text.splitlines()[-1][:160] if text else error.returncode}")
+
+
+def measure_task(line: Line, given: argparse.Namespace, folder: Path, limit: float) -> Found:
+    begin = time.monotonic()
+    result = run_task(line, given, limit)
     details = result["details"]
-    found = details["throughput_protocol"]
-    rate, per_update = found["summary"]["median"], found["per_update"]
-    share = details.get("mfu", details.get("mfu_of_measured_peak"))
+    protocol = details["throughput_protocol"]
+    rate, per_update = protocol["summary"]["median"], protocol["per_update"]
     power = details.get("gpu", {}).get("power_watts")
-    named = f"{task} " + " ".join(f"{name}={value}" for name, value in changes.items())
-    return (
-        f"{named:<72} {rate:10.1f} {1e3 * per_update / rate:9.2f} {_show(share, '6.1%')}"
-        f" {found['peak_memory_bytes'] / 1e9:6.1f} {_show(power, '5.0f')}"
+    unit, factor = protocol["unit"], 1
+    if unit == "tokens":
+        factor = details["tokens_per_update"] / per_update if "tokens_per_update" in details else 1
+    left = limit - (time.monotonic() - begin)
+    if line.profiled and left > 60:
+        run_task(line, given, left, profile=folder / "profiles" / f"{slug(line.name)}.txt")
+    return Found(
+        line.name,
+        "measured",
+        rate=rate * factor,
+        unit=unit,
+        mfu=details.get("mfu", details.get("mfu_of_measured_peak")),
+        milliseconds=1e3 * per_update / rate,
+        gigabytes=protocol["peak_memory_bytes"] / 1e9,
+        joules_per_sample=power and power / rate,
     )
 
 
-def run(task: str, changes: Changes) -> Result:
-    """The result of one run of the task with its preset `throughput`."""
-    given = {
-        "MLBENCH_DEVICE": "gpu",
-        "MLBENCH_BACKEND": "nccl",
-        "MLBENCH_PARAMETERS": json.dumps(load_task(task).resolve("throughput", changes)),
+def run_task(line: Line, given: argparse.Namespace, limit: float, profile: Path | None = None) -> Mapping[str, Any]:
+    """The result of one run of the task."""
+    changes = {**line.changes}
+    if given.tiny:
+        changes |= {**TINY.get(line.task, {}), **TINY_BLOCKS}
+        if "compile" in load_task(line.task).parameters:
+            changes["compile"] = "no"  # which would take longer than everything else
+        if line.task == "gpt_pretraining" and "model" not in changes:
+            changes["model"] = "tiny"
+        if changes.get("model") == "124M-modern":
+            changes |= {"model": "tiny", "norm": "layer", "activation": "relu2"}
+    if profile is not None:
+        changes |= {"blocks": 1, "block_updates": 5}
+    parameters = load_task(line.task).resolve(line.preset, changes)
+    variables = {
+        "MLBENCH_DEVICE": "gpu" if given.device == "cuda" else "cpu",
+        "MLBENCH_BACKEND": "nccl" if given.device == "cuda" else "gloo",
+        "MLBENCH_PARAMETERS": json.dumps(parameters),
     }
-    command = [sys.executable, "-m", f"task_images.{task}"]
-    done = subprocess.run(command, cwd=ROOT, env={**os.environ, **given}, capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(done.stdout[-2000:] + done.stderr)
-    events = (parse_event(line) for line in done.stdout.splitlines())
+    module = [f"task_images.{line.task}"] if profile is None else ["benchmarks._profiled", line.task, str(profile)]
+    output = run([sys.executable, "-m", *module], limit, variables)
+    events = (parse_event(text) for text in output.splitlines())
     [result] = [event for event in events if event and event["event"] == "result"]
     return result
 
 
-def compare(name: str, task: str, changes: Changes, make: Callable[[], Step]) -> None:
-    """Print how many times as fast the task is as the plain loop, least and most of all rounds."""
-    ratios, both = [], []
-    for _ in range(ROUNDS):
-        protocol = run(task, changes)["details"]["throughput_protocol"]
-        own = protocol["per_update"] / protocol["summary"]["median"]
-        plain = time_step(make())
-        torch.cuda.empty_cache()
-        ratios.append(plain / own)
-        both.append((own, plain))
-    own, plain = (statistics.median(values) for values in zip(*both, strict=True))
-    print(
-        f"{name:<26} task {1e3 * own:7.2f} ms, plain loop {1e3 * plain:7.2f} ms: {statistics.median(ratios):.2f} times"
-        f" as fast ({min(ratios):.2f} to {max(ratios):.2f}; budget 1.0)",
-        flush=True,
+def measure_nanogpt(line: Line, given: argparse.Namespace, limit: float) -> Found:
+    options = ["--device", given.device, *(TINY_NANOGPT.split() if given.tiny else ())]
+    output = run([sys.executable, str(ROOT / "benchmarks" / "nanogpt.py"), *options], limit, {})
+    found = json.loads(output.splitlines()[-1])
+    peak = find_peak(torch.device(given.device), "bf16")
+    return Found(
+        line.name,
+        "measured",
+        rate=found["tokens_per_second"],
+        unit="tokens",
+        mfu=found["flops_per_second"] / (peak.datasheet or peak.measured),
+        milliseconds=1e3 * found["seconds_per_update"],
+        gigabytes=found["peak_memory_bytes"] and found["peak_memory_bytes"] / 1e9,
     )
 
 
-def time_step(step: Step) -> float:
-    """Seconds of an update."""
-    for _ in range(WARMUP):
-        step()
-    torch.cuda.synchronize()
-    begin = time.perf_counter()
-    for _ in range(UPDATES):
-        step()
-    torch.cuda.synchronize()
-    return (time.perf_counter() - begin) / UPDATES
+def measure_matmul(line: Line, given: argparse.Namespace, limit: float) -> Found:
+    peak = find_peak(torch.device(given.device), "bf16")
+    share = peak.datasheet and peak.measured / peak.datasheet
+    return Found(line.name, "measured", rate=peak.measured / 1e12, unit="TFLOP", mfu=share)
 
 
-def plain_decoder(*, compiled: bool = False) -> Step:
-    """Windows of tokens that are on the GPU; autocast, clipped gradients, torch's fused AdamW."""
-    torch.manual_seed(0)
-    shape = SHAPES["124M"]
-    model = Decoder(shape).to(GPU)
-    fill_parameters(model, lambda name: initial_deviation(name, shape), seed=0)
-    if compiled:
-        model.compile()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=6e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
-    windows = torch.randint(shape.vocabulary, (16, 12, 1025), device=GPU)
-    number = 0
-
-    def step() -> None:
-        nonlocal number
-        number += 1
-        window = windows[number % len(windows)]
-        with torch.autocast("cuda", torch.bfloat16):
-            logits = model(window[:, :-1])
-            loss = cross_entropy(logits.flatten(0, 1), window[:, 1:].flatten())
-        loss.backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
+def run_tests(line: Line, given: argparse.Namespace, limit: float) -> Found:
+    if given.device == "cpu":
+        return Found(line.name, "not run: they need a GPU")
+    output = run([sys.executable, "-m", "pytest", "-q", "tests/gpu", "-n", "4"], min(limit, 300.0), {})
+    return Found(line.name, "measured", unit=output.strip().splitlines()[-1])
 
 
-def compiled_decoder() -> Step:
-    """The same, compiled as a whole."""
-    return plain_decoder(compiled=True)
+OTHERS = {"matmul": measure_matmul, "nanogpt": measure_nanogpt, "tests": run_tests}
 
 
-def plain_resnet() -> Step:
-    """Images that are on the GPU and stay as they are; SGD with momentum, fused."""
-    torch.manual_seed(0)
-    set_arithmetic(CudaSettings())
-    model = resnet(20).to(GPU).to(memory_format=torch.channels_last)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=1e-4, fused=True)
-    images = torch.randn(16, 128, 3, 32, 32, device=GPU).contiguous()
-    labels = torch.randint(10, (16, 128), device=GPU)
-    number = 0
-
-    def step() -> None:
-        nonlocal number
-        number += 1
-        place = number % len(images)
-        cross_entropy(model(images[place].to(memory_format=torch.channels_last)), labels[place]).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
+def run(command: Sequence[str], limit: float, variables: Mapping[str, str]) -> str:
+    """What a command prints. Raises CalledProcessError or TimeoutExpired."""
+    environment = {**os.environ, **variables}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True, timeout=limit)
+    return done.stdout
 
 
-def _show(value: float | None, form: str) -> str:
-    return " " * (int(form.split(".")[0]) - 1) + "-" if value is None else format(value, form)
+def make_table(title: str, found: Sequence[Found]) -> str:
+    columns = ("what", "goal on one H100", "a second", "MFU", "ms an update", "GB", "J a sample", "label")
+    head = f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}\n"
+    return f"# {title}\n\n{head}" + "".join(make_row(one) + "\n" for one in found)
+
+
+def make_row(one: Found) -> str:
+    def show(value: float | None, form: str) -> str:
+        return "–" if value is None else format(value, form)
+
+    rate = f"{one.rate:,.0f} {one.unit}" if one.rate is not None else one.unit or one.ended
+    if one.rate is not None and one.rate < 100:
+        rate = f"{one.rate:.2f} {one.unit}"
+    columns = (one.name, one.goal or "–", rate, show(one.mfu, ".1%"), show(one.milliseconds, ".2f"),
+               show(one.gigabytes, ".1f"), show(one.joules_per_sample, ".4f"), one.label or "–")  # fmt: skip
+    return f"| {' | '.join(columns)} |"
+
+
+def slug(name: str) -> str:
+    return "-".join("".join(letter if letter.isalnum() else " " for letter in name.lower()).split())
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -31,10 +31,10 @@ def by_hand(number: int) -> None:
 def in_process(home: Path) -> Callable[[int], None]:
     """A client that is up already: engine and supervise alone."""
     from mlbench_cli.engines.local.engine import LocalEngine
+    from mlbench_cli.model.spec import RunSpec
     from mlbench_cli.results.archive import seal  # noqa: F401  (its import is the command line's cost)
     from mlbench_cli.runs import supervise
-    from mlbench_cli.spec import RunSpec
-    from mlbench_cli.store import Store
+    from mlbench_cli.storage.store import Store
 
     store, engine = Store(home), LocalEngine()
 
@@ -64,7 +64,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--repeats", type=int, default=15)
     repeats = parser.parse_args().repeats
-    # The last run's supervisor may still be ending when the folder is removed.
+    # The last run's agent may still be ending when the folder is removed.
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home:
         ways = {
             "python -c pass": interpreter,

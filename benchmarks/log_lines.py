@@ -2,7 +2,7 @@
 
     python benchmarks/log_lines.py [--lines 200000] [--repeats 5]
 
-Side by side in each repeat: the same program by hand with its output in a file; through supervisor and `engine.logs`,
+Side by side in each repeat: the same program by hand with its output in a file; through agent and `engine.logs`,
 followed while it writes; and `mlbench logs --raw` of the finished run. A few lines of a megabyte, some that are not
 UTF-8 and some with carriage returns are among them, and the last has no end. `python -c pass` tells how fast the
 machine is just now (10 ms on a quiet one, which the budget means).
@@ -36,8 +36,8 @@ def main() -> None:
     options = parser.parse_args()
 
     from mlbench_cli.engines.local.engine import LocalEngine
-    from mlbench_cli.spec import RunSpec
-    from mlbench_cli.store import Store
+    from mlbench_cli.model.spec import RunSpec
+    from mlbench_cli.storage.store import Store
 
     ways = ("python -c pass", "by hand, to a file", "run, followed", "mlbench logs --raw")
     seconds: dict[str, list[float]] = {name: [] for name in ways}

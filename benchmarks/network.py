@@ -21,9 +21,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlbench_cli.engines.local.network.namespaces import ShapingError
-from mlbench_cli.engines.local.network.shaped import ATTEMPTS, ShapedNetwork
-from mlbench_cli.network import find_deviations, format_rate, format_seconds, parse_network
+from mlbench_cli.agent.network.namespaces import ShapingError
+from mlbench_cli.agent.network.shaped import ATTEMPTS, ShapedNetwork
+from mlbench_cli.model.network import find_deviations, format_rate, format_seconds, parse_network
 
 ROOT = Path(__file__).parents[1]
 NETWORKS = ("10mbit,20ms", "100mbit,5ms", "100mbit,1ms", "1gbit,5ms", "1gbit,1ms")

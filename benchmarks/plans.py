@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from task_images.comm import plans
 from task_images.comm.base import Placement, Strategy
 from task_images.comm.choose import make_strategy
-from task_images.comm.link import Link, measure_burst
+from task_images.comm.link import Link, measure_burst, open_link
 from task_images.comm.plans import Cost
 from task_images.comm.presets import resolve
 from task_images.comm.reducer import Reducer
@@ -98,7 +98,7 @@ def measure(world: World, rounds: int, delay: str) -> None:
     reducers = {name: make_reducer(name, delay) for name in PLANS}
     strategies: dict[str, Strategy] = {"noop": make_strategy(resolve("noop")), **reducers}
     steps = {name: make_step(world, strategy) for name, strategy in strategies.items()}
-    link = Link(world, (float(delay.split(",")[0]), float(delay.split(",")[1])))
+    link = open_link(world, delay)
     for step in steps.values():
         for _ in range(WARM_UP):
             step()

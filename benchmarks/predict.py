@@ -30,9 +30,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from mlbench_cli.engines.local.network.namespaces import ShapingError
-from mlbench_cli.engines.local.network.shaped import ShapedNetwork
-from mlbench_cli.network import NetworkShape, parse_network, worker_address
+from mlbench_cli.agent.network.namespaces import ShapingError
+from mlbench_cli.agent.network.shaped import ShapedNetwork
+from mlbench_cli.model.network import NetworkShape, parse_network, worker_address
 from mlbench_cli.simulator.calibration import Calibration
 from mlbench_cli.simulator.collectives import GlooCollectives
 from mlbench_cli.simulator.gloo import Link

@@ -28,7 +28,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from mlbench_cli.catalog import load_task
+from mlbench_cli.tasks.catalog import load_task
 from task_images.bert_pretraining.shapes import SHAPES as BERT_SHAPES
 from task_images.contract import Contract, parse_event
 from task_images.gpt_pretraining.model import Decoder, initial_deviation

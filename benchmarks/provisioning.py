@@ -51,7 +51,7 @@ def main() -> None:
 
 def measure_life_cycle(name: str, wait: float, home: Path) -> tuple[float, float]:
     """Seconds that making and removing took."""
-    from mlbench_cli.store import Store
+    from mlbench_cli.storage.store import Store
     from providers.lifecycle import down, up
 
     home.mkdir()
@@ -112,7 +112,7 @@ def warm_up_double() -> None:
 
 def _draw(homes: list[Path], folder: Path) -> None:
     from mlbench_cli.results.figures import provisioning
-    from mlbench_cli.store import Store
+    from mlbench_cli.storage.store import Store
     from providers.lifecycle import find_deleted_cluster
 
     found = [find_deleted_cluster(Store(home), f"{home.name[:3]}-2") for home in homes]

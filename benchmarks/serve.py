@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from mlbench_cli.store import Store  # noqa: E402
+from mlbench_cli.storage.store import Store  # noqa: E402
 from tests.contract.server.dashboards import Dashboard, serve  # noqa: E402
 from tests.unit.results.runs import spec  # noqa: E402
 

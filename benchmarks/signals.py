@@ -16,14 +16,14 @@ import time
 
 LIMIT = 2.0
 PLACES = (
-    "mlbench_cli.store:Store.record_experiment",
+    "mlbench_cli.storage.store:Store.record_experiment",
     "mlbench_cli.engines.local.engine:LocalEngine.submit",
     "mlbench_cli.runs.progress:EventReader.poll",
     "mlbench_cli.engines.local.engine:LocalEngine.logs",
     "mlbench_cli.runs.supervise:finalize",
     "mlbench_cli.results.archive.seal:seal",
     "mlbench_cli.results.archive.layout:write_sums",
-    "mlbench_cli.run_folder:_wait_for_lock",
+    "mlbench_cli.storage.run_folder:_wait_for_lock",
 )
 # The moment of the signal is printed by the program itself, on stdout, which commands under test do not use before.
 PROGRAM = """
@@ -59,7 +59,7 @@ def main() -> None:
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 3
     worst = 0.0
     cases = [(place, "plain") for place in PLACES]
-    cases += [("mlbench_cli.store:Store.record_experiment", case) for case in ("thread", "swallowed")]
+    cases += [("mlbench_cli.storage.store:Store.record_experiment", case) for case in ("thread", "swallowed")]
     print(f"{'PLACE':<56}{'CASE':<11}{'SIGNAL':<9}{'SECONDS':>8}")
     for place, case in cases:
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -79,7 +79,7 @@ def measure(place: str, case: str, number: signal.Signals) -> float:
             sent = process.stdout.readline()
             code = process.wait()
             ended = time.time()
-        time.sleep(1.0)  # the supervisor completes the archive in the folder that goes away now
+        time.sleep(1.0)  # the agent completes the archive in the folder that goes away now
     if not sent.startswith(b"at ") or code != 128 + number:
         raise SystemExit(f"{place}, {case}, {number.name}: exit code {code}, said {sent!r}")
     return ended - float(sent.split()[1])

@@ -17,9 +17,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from mlbench_cli.model import Outcome, RunState
-from mlbench_cli.spec import RunSpec
-from mlbench_cli.store import Store
+from mlbench_cli.model.run import Outcome, RunState
+from mlbench_cli.model.spec import RunSpec
+from mlbench_cli.storage.store import Store
 
 RUNS = 10_000
 BARE = "python -c pass"

@@ -30,7 +30,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from mlbench_cli.catalog import load_task
+from mlbench_cli.tasks.catalog import load_task
 from task_images.contract import Contract, parse_event
 from task_images.epsilon_logistic_regression.data import generate
 from task_images.epsilon_logistic_regression.task import main as train_epsilon

@@ -18,9 +18,9 @@ import templates
 from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
 from mlbench_cli.errors import MlbenchError
 from mlbench_cli.kube.access import Access
-from mlbench_cli.model import Run
-from mlbench_cli.spec import KubernetesOptions, RunSpec
-from mlbench_cli.times import now
+from mlbench_cli.model.run import Run
+from mlbench_cli.model.spec import KubernetesOptions, RunSpec
+from mlbench_cli.util.times import now
 
 ROUNDS = 9
 LIMIT = 1.5
@@ -29,8 +29,8 @@ import json, sys
 from pathlib import Path
 from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
 from mlbench_cli.kube.access import Access
-from mlbench_cli.model import Run
-from mlbench_cli.spec import RunSpec
+from mlbench_cli.model.run import Run
+from mlbench_cli.model.spec import RunSpec
 engine = KubernetesEngine(Access.from_kubeconfig())
 run = Run("id", RunSpec.from_dict(json.loads(sys.argv[1])), Path(sys.argv[2]), "2026-01-01T00:00:00Z")
 engine.submit(run, engine.render(run.spec))

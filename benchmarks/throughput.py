@@ -87,7 +87,7 @@ def peak(device: Device, kind: torch.dtype, rounds: int = 12) -> float:
 def run(device: Device, options: dict[str, object]) -> float:
     """Images per second in a run of the task: the median over epochs but the first."""
     sizes = {"batch_size": device.batch, "steps": device.steps, "epochs": device.epochs, "model": MODEL, "side": SIDE}
-    parameters = {"data": "fake", "warmup_epochs": 0.0, "rate": 0.01, **sizes, **options}
+    parameters = {"data": "fake", "warmup_epochs": 0.0, "learning_rate": 0.01, **sizes, **options}
     given = {"MLBENCH_DEVICE": device.name, "MLBENCH_PARAMETERS": json.dumps(parameters)}
     command = [sys.executable, "-m", "task_images.imagenet_resnet"]
     done = subprocess.run(command, cwd=ROOT, env={**os.environ, **given}, capture_output=True, text=True, check=False)

@@ -13,11 +13,11 @@ import tempfile
 import time
 from pathlib import Path
 
-from mlbench_cli.model import Ending, Observation, Run, WorkerState
+from mlbench_cli.model.run import Ending, Observation, Run, WorkerState
+from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.results.archive.documents import write_run_document
 from mlbench_cli.results.archive.seal import seal
 from mlbench_cli.results.archive.verify import verify
-from mlbench_cli.spec import RunSpec
 from task_images.contract import format_event
 
 BUDGET = 10.0

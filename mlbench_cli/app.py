@@ -20,7 +20,7 @@ from typer.core import CompletionItem, TyperCommand, TyperGroup  # type: ignore[
 from typer.main import get_command
 
 from mlbench_cli import __version__, commands, console
-from mlbench_cli.commands._values import build_command
+from mlbench_cli.commands._values import FOLDED, HELP_ALL, build_command
 from mlbench_cli.errors import (
     Explanation,
     Interrupted,
@@ -40,7 +40,11 @@ _OUTPUT, _OUTPUT_JSON = re.compile("-[a-zA-Z]*o"), re.compile("-[a-zA-Z]*o=?json
 
 
 class PanelCommand(TyperCommand):
-    """A command whose help lists its options under their panels; Typer does so only in its slow, coloured help."""
+    """A command whose help groups options by panel; Typer does so only in its slow, colored help.
+
+    A command with the option --help-all shows only arguments, its plain options and its first panel; --help-all shows
+    every panel.
+    """
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the options below the headings of their panels."""
@@ -50,9 +54,13 @@ class PanelCommand(TyperCommand):
             default = "Arguments" if parameter.param_type_name == "argument" else "Options"
             if record is not None:
                 panels.setdefault(getattr(parameter, "rich_help_panel", None) or default, []).append(record)
+        folded = {} if ctx.meta.get(HELP_ALL) else {name: panels.pop(name) for name in FOLDED if name in panels}
         for panel, records in panels.items():
             with formatter.section(panel):
                 formatter.write_dl(records)
+        if folded:
+            with formatter.section(f"{sum(map(len, folded.values()))} more options"):
+                formatter.write_text(f"{ctx.command_path} --help-all")
 
 
 class LazyGroup(TyperGroup):
@@ -178,7 +186,7 @@ def _stopping_on_signals() -> Iterator[None]:
 
     The process ends STOP_SECONDS later whatever it does then: a call that blocks, or a thread that nobody can stop.
     What is cut off is safe at any moment: records are transactions, files are replaced as a whole, and a run's archive
-    is completed by its supervisor or by the next command. A second signal ends the process at once.
+    is completed by its agent or by the next command. A second signal ends the process at once.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

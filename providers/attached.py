@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mlbench_cli.cluster_details import ClusterDetails, fact
 from mlbench_cli.errors import UsageError
 from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.kubeconfig import current_context, uses_service_account
-from mlbench_cli.model import Cluster
+from mlbench_cli.model.cluster_details import ClusterDetails, fact
+from mlbench_cli.model.run import Cluster
 from providers.base import Resource
 
 ROLE = "mlbench"

@@ -16,9 +16,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from mlbench_cli.cluster_details import ClusterDetails
 from mlbench_cli.errors import DeadlineError, UsageError
-from mlbench_cli.model import Cluster
+from mlbench_cli.model.cluster_details import ClusterDetails
+from mlbench_cli.model.run import Cluster
 
 if TYPE_CHECKING:
     from mlbench_cli.kube.access import Access
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 # Names of our ownership tags (labels). Values are lower case letters, digits, "-" and "_": all clouds accept those.
 CLUSTER_TAG = "mlbench-cluster"
+KEPT_TAG = "mlbench-kept"  # of images that stay although their cluster was deleted
 OWNER_TAG = "mlbench-owner"
 EXPIRES_TAG = "mlbench-expires"  # seconds since 1970
 REGISTRY_TAG = "mlbench-registry"  # "auto": an image repository was created with the cluster
@@ -118,6 +119,10 @@ class Resource(Protocol):
         """Ask the cloud whether it is ready. Raises with the cloud's own words if its creation has failed."""
         ...
 
+    def keep(self) -> None:
+        """Mark a resource that stays on request (`kept`) so that gc does not take it for a leftover."""
+        return
+
     def delete(self) -> None:
         """Request its deletion. Idempotent: may be called when it does not exist or is already being deleted."""
         ...
@@ -176,7 +181,7 @@ class Plan:
 
 @runtime_checkable
 class Provider(Protocol):
-    """Finds and opens the clusters of one kind. `details` of its clusters are read by `mlbench_cli.cluster_details`."""
+    """Finds and opens the clusters of one kind. `mlbench_cli.model.cluster_details` reads `details`."""
 
     name: str
 
@@ -210,6 +215,17 @@ class CanCreate(Provider, Protocol):
     def plan(self, cluster: Cluster) -> Plan:
         """Sizes and prices, after a check of tools, credentials and quotas. Writes nothing."""
         ...
+
+
+@runtime_checkable
+class DescribesMachines(Protocol):
+    """A provider that asks its cloud what machines have, so that newer ones than its tables can be used."""
+
+    def describe_machines(self, cluster: Cluster) -> Cluster:
+        """The cluster to create with the GPUs, network cards and vCPUs that the cloud tells of its workers.
+
+        Raises UsageError if they differ from what was asked for, or if a machine with GPUs has none as far as is known.
+        """
 
 
 @runtime_checkable

@@ -6,9 +6,9 @@ from email.utils import parsedate_to_datetime
 from importlib import metadata
 from typing import Any, TypeVar
 
-from mlbench_cli.cluster_details import ClusterDetails
+from mlbench_cli.config.extras import install_hint
 from mlbench_cli.errors import MlbenchError, UsageError, did_you_mean
-from mlbench_cli.extras import install_hint
+from mlbench_cli.model.cluster_details import ClusterDetails
 from providers.checks import Check
 
 MAX_CLOCK_SKEW = 60.0  # seconds; clouds refuse signatures that are five minutes off

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from mlbench_cli.cluster_details import ClusterDetails
 from mlbench_cli.errors import (
     CleanupError,
     CredentialError,
@@ -22,9 +21,10 @@ from mlbench_cli.errors import (
     Terminated,
     UsageError,
 )
-from mlbench_cli.model import Cluster
-from mlbench_cli.store import Store
-from mlbench_cli.times import timestamp
+from mlbench_cli.model.cluster_details import ClusterDetails
+from mlbench_cli.model.run import Cluster
+from mlbench_cli.storage.store import Store
+from mlbench_cli.util.times import timestamp
 from providers.base import BusyError, Resource, ResourceStatus, TransientError, foreign_resource_error
 from providers.operation_errors import (
     delete_command,
@@ -414,6 +414,7 @@ class Deletion(Operation):
             self.foreign.append(state.resource)
             self.notify(state, "foreign", found.state)
         elif found is not None:
+            state.resource.keep()
             self.notify(state, "kept", found.kept or "")
         elif state.was_found:
             line = self.timeline.of(state.resource)

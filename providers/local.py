@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from mlbench_cli.errors import UsageError
 from mlbench_cli.kube.access import Access
-from mlbench_cli.model import Cluster
+from mlbench_cli.model.run import Cluster
 from providers.base import Resource
 
 

@@ -1,7 +1,8 @@
 """What a machine that was named has to have, for the numbers that were asked for beside its name."""
 
 from collections.abc import Mapping
-from typing import Protocol, TypeVar
+from dataclasses import replace
+from typing import Any, Protocol, TypeVar
 
 from mlbench_cli.errors import UsageError
 
@@ -35,6 +36,39 @@ def require_gpus(machine: M, num_gpus: int | None, gpu: str | None, known: Mappi
             hint=f"--machine-type {others[0]}" if others else "Leave out --num-gpus.",
         )
     return machine
+
+
+def settle_gpus(
+    machine: Any, told: tuple[str | None, int] | None, *, forced: int | None, asked: int | None, is_gpu_family: bool
+) -> Any:
+    """`machine` (a dataclass) with `forced` GPUs, else those that the cloud has told: type and number.
+
+    `told` is None if the cloud could not be asked: then the table counts. `asked` is --num-gpus. Raises UsageError for
+    a machine of a family with GPUs for which none are known: its nodes would be paid for and used as CPU machines.
+    """
+    gpu, count = told if told is not None else (machine.gpu, machine.gpus)
+    if forced is not None:
+        count = forced
+    if count and not (gpu or machine.gpu):
+        raise UsageError(
+            f"The type of the GPUs of {machine.name} is not known.", hint="Name it with --gpu-type, such as h100."
+        )
+    if is_gpu_family and not count:
+        raise UsageError(
+            f"{machine.name} belongs to a family with GPUs, but how many it has is not known.",
+            hint="--gpus-per-node N tells it.",
+        )
+    if asked is not None and asked != count:
+        raise UsageError(
+            f"A {machine.name} has {count} GPUs, not {asked}.", hint="Leave out --num-gpus, or choose another type."
+        )
+    return replace(machine, gpu=(gpu or machine.gpu) if count else None, gpus=count)
+
+
+def check_forced(gpus: int | None) -> None:
+    """Raise UsageError for a --gpus-per-node that no machine has."""
+    if gpus is not None and not 1 <= gpus <= 64:
+        raise UsageError(f"--gpus-per-node {gpus}: from 1 to 64.")
 
 
 def require_vcpus(machine: M, num_cpus: int | None) -> M:

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
-from mlbench_cli.cluster_details import ClusterDetails
 from mlbench_cli.errors import CleanupError, Explanation, Interrupted, MlbenchError, Stopped
-from mlbench_cli.model import Cluster
+from mlbench_cli.model.cluster_details import ClusterDetails
+from mlbench_cli.model.run import Cluster
 from providers.base import Resource, identity_options
 
 

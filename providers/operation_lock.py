@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from pathlib import Path
 
 from mlbench_cli.errors import UsageError
-from mlbench_cli.store import Store
+from mlbench_cli.storage.store import Store
 
 # Locks that this thread holds: what reads a record and then changes the cluster holds one lock for both.
 _held: ContextVar[frozenset[Path]] = ContextVar("held", default=frozenset())

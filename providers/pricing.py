@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from mlbench_cli import settings
+from mlbench_cli.config import settings
 from mlbench_cli.errors import UsageError
-from mlbench_cli.files import write_atomically
+from mlbench_cli.util.files import write_atomically
 from providers.base import PlanLine
 
 SHIPPED = Path(__file__).with_name("prices.toml")

@@ -13,11 +13,11 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from mlbench_cli.cluster_details import TimesRecord
+from mlbench_cli.model.cluster_details import TimesRecord
 from providers.base import Resource
 
 MAX_WAITS = 20  # of one resource; later waits are added to the last one
-# `mlbench_cli.cluster_details.TimesRecord`, as it is built up.
+# `mlbench_cli.model.cluster_details.TimesRecord`, as it is built up.
 Entry = dict[str, Any]
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from mlbench_cli.errors import CleanupError, CredentialError, MlbenchError
 from mlbench_cli.kube.api import Api, ApiError, ObjectNotFound
-from mlbench_cli.model import Cluster
+from mlbench_cli.model.run import Cluster
 from providers.base import CLUSTER_TAG, ListsOrphans, Provider, Readiness, Resource, ResourceStatus, TransientError
 from providers.helm import tool as program
 from providers.helm.tool import HelmCall

@@ -69,6 +69,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import stat
 import sys
 import time
 from collections.abc import Mapping
@@ -148,12 +149,31 @@ class Contract:
 
 
 def emit(event: str, rank: int | None = None, stream: TextIO | None = None, **fields: Any) -> None:
-    """Report one event on standard output, in one write, so that ranks that share a log cannot tear it."""
+    """Report one event on standard output, in one write, so that ranks that share a log cannot tear it.
+
+    Where a log is a file, an event begins a line there, whatever a progress bar left unfinished before it.
+    """
     record = {"v": VERSION, "event": event, "rank": _own_rank() if rank is None else rank, "time": time.time()}
     record.update(fields)
     stream = sys.stdout if stream is None else stream
-    stream.write(format_event(record) + "\n")
+    line = format_event(record) + "\n"
     stream.flush()
+    stream.write("\n" + line if _has_open_line(stream) else line)
+    stream.flush()
+
+
+def _has_open_line(stream: TextIO) -> bool:
+    """Whether the stream goes to a file whose last line has no end yet; also if another stream wrote it."""
+    try:
+        descriptor = stream.fileno()
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or not found.st_size:
+            return False
+        with open(f"/proc/self/fd/{descriptor}", "rb") as file:  # the stream itself may be for writing only
+            file.seek(-1, os.SEEK_END)
+            return file.read(1) != b"\n"
+    except (OSError, ValueError, AttributeError):  # no file, no /proc, no stream of the system
+        return False
 
 
 def format_event(record: Mapping[str, Any]) -> str:

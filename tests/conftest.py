@@ -1,5 +1,7 @@
 """Property tests give the same verdict on every machine: the same inputs each time, and no clock decides.
 
+With MLBENCH_TEST_INPUTS=new (`make test-nightly`) they try other inputs each time; a failure prints how to repeat it.
+
 Runs of tests do not queue for this machine: many of them run several at once, and others may be testing here, too.
 """
 
@@ -12,17 +14,29 @@ import tempfile
 
 from hypothesis import HealthCheck, settings
 
-pytest_plugins = ("tests.limits",)
+pytest_plugins = ("tests.grouping", "tests.limits", "tests.skips", "tests.workers")
 
 settings.register_profile(
     "repeatable", derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
 )
-settings.load_profile("repeatable")
+settings.register_profile("new", settings.get_profile("repeatable"), derandomize=False, print_blob=True)
+settings.load_profile("new" if os.environ.get("MLBENCH_TEST_INPUTS") == "new" else "repeatable")
 
 os.environ.setdefault("MLBENCH_MACHINE_LOCK", "none")
-# A test that names no folder of its own must not write into the home of whoever runs the tests.
-os.environ["MLBENCH_HOME"] = tempfile.mkdtemp(prefix="mlbench-tests-")
-atexit.register(shutil.rmtree, os.environ["MLBENCH_HOME"], ignore_errors=True)
+
+
+def make_home() -> None:
+    """A test that names no folder of its own must not write into the home of whoever runs the tests."""
+    os.environ["MLBENCH_HOME"] = tempfile.mkdtemp(prefix="mlbench-tests-")
+    atexit.register(shutil.rmtree, os.environ["MLBENCH_HOME"], ignore_errors=True)
+
+
+def pytest_worker_start() -> None:
+    """Give each worker a home."""
+    make_home()
+
+
+make_home()
 
 # The programs that tests start keep what they compile, or each of them would compile the whole tool again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -19,6 +19,7 @@ NEEDS = {
     "gpu": "GPUs",
     "mpi": "the extra mpi",
     "data": "data sets",
+    "web": "a server with archives",
     "time": "more time than a test may take",
 }
 _FENCE = re.compile(

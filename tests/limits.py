@@ -29,7 +29,7 @@ def list_narrow_limits(reports: Iterable[pytest.TestReport]) -> list[str]:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Send the limit along with the result: with pytest-xdist another process prints the summary."""
+    """Send the limit along with the result: with workers another process prints the summary."""
     item.user_properties.append(("limit", limit_of(item)))
 
 

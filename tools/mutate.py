@@ -33,8 +33,15 @@ EXPLANATIONS = ROOT / "docs" / "explanation" / "mutation.md"
 TARGETS: dict[str, tuple[str, ...]] = {
     "mlbench_cli.results.archive.judge": ("results/archive/test_judge.py", "results/archive/test_after_time.py"),
     "mlbench_cli.results.analysis.statistics": ("results/analysis/test_statistics.py",),
-    "mlbench_cli.spec": ("test_spec.py",),
+    "mlbench_cli.model.spec": ("test_spec.py",),
     "mlbench_cli.results.archive.canonical_zip": ("results/archive/test_canonical_zip.py",),
+    "mlbench_cli.results.analysis.baseline": ("results/analysis/test_baseline.py", "results/analysis/test_gate.py"),
+    "mlbench_cli.engines.kubernetes.diagnosis.scheduling": ("engines/kubernetes/test_diagnose.py",),
+    "mlbench_cli.engines.kubernetes.logs": ("../contract/engines/kubernetes/test_logs.py",),
+    "mlbench_cli.engines.machines.observe": ("engines/machines/test_observe.py",),
+    "mlbench_cli.engines.machines.placement": ("engines/machines/test_placement.py",),
+    "mlbench_cli.server.security": ("../contract/server/test_security.py",),
+    "providers.aks.errors": ("providers/test_aks_errors.py",),
 }
 OWN_PACKAGES = ("mlbench_cli", "providers", "templates", "task_images", "tests")
 SLOWER, MIN_SECONDS = 10, 30.0  # a mutant is stopped after so many times the quiet duration, and not before so long
@@ -190,6 +197,53 @@ class _MutantFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         exec(compile(self._tree, str(self._path), "exec"), module.__dict__)
 
 
+def list_product() -> list[str]:
+    """All modules of the product, by name."""
+    packages = ("mlbench_cli", "providers", "templates", "task_images")
+    paths = [path.relative_to(ROOT) for package in packages for path in (ROOT / package).rglob("*.py")]
+    return sorted(path.with_suffix("").as_posix().replace("/", ".") for path in paths if path.stem != "__init__")
+
+
+def find_tests(module: str) -> list[str]:
+    """The unit tests that import a module, else the contract tests that do, else the unit tests of its package."""
+    package, _, name = module.rpartition(".")
+    spellings = (f"from {module} import", f"import {module}\n", f"from {package} import {name}\n")
+    for folder in ("unit", "contract"):
+        paths = sorted((ROOT / "tests" / folder).rglob("test_*.py"))
+        found = [path for path in paths if any(text in path.read_text("utf-8") for text in spellings)]
+        if found:
+            return [path.relative_to(ROOT).as_posix() for path in found]
+    parts = package.removeprefix("mlbench_cli").strip(".").split(".")
+    place = ROOT.joinpath("tests", "unit", *parts)
+    return [place.relative_to(ROOT).as_posix()] if any(place.glob("test_*.py")) else []
+
+
+def check_product(count: int, seed: int) -> int:
+    """Mutants at random places of the product, each with the tests that are about its module. Prints the share."""
+    everything = [
+        mutant
+        for module in list_product()
+        for mutant in list_mutants(module, (ROOT / (module.replace(".", "/") + ".py")).read_text("utf-8"))
+    ]
+    chosen = random.Random(seed).sample(everything, min(count, len(everything)))
+    by_module: dict[str, list[Mutant]] = {}
+    for mutant in chosen:
+        by_module.setdefault(mutant.module, []).append(mutant)
+    tests = {module: find_tests(module) for module in sorted(by_module)}
+    load_third_parties(sorted({name for names in tests.values() for name in names}))
+    survived = 0
+    for module, names in tests.items():
+        if names:
+            survived += len(check_module(module, names, None, seed, None, by_module[module])[1])
+            continue
+        survived += len(by_module[module])
+        for mutant in by_module[module]:
+            print(f"  survived, line {mutant.line}: {mutant}   (no test imports {module})", flush=True)
+    killed = len(chosen) - survived
+    print(f"{killed} of {len(chosen)} mutants killed, {killed / len(chosen):.1%}; the product has {len(everything)}")
+    return 0
+
+
 def run_tests(tests: Sequence[str], finder: _MutantFinder | None, seconds: float) -> int | None:
     """Run tests in a child process: pytest's exit code, or None if they took more than `seconds`."""
     child = os.fork()
@@ -218,13 +272,20 @@ def _pytest(arguments: Sequence[str]) -> int:
 
 
 def check_module(
-    module: str, tests: Sequence[str], sample: int | None, seed: int, again: str | None
+    module: str,
+    tests: Sequence[str],
+    sample: int | None,
+    seed: int,
+    again: str | None,
+    only: Sequence[Mutant] | None = None,
 ) -> tuple[int, list[Mutant]]:
-    """Run a module's mutants, or `sample` of them, or those named in `again`: their number, and the survivors."""
+    """Run a module's mutants, `sample` of them, those named in `again` or `only` these: their number, the survivors."""
     path = ROOT / (module.replace(".", "/") + ".py")
     source = path.read_text("utf-8")
     mutants = list_mutants(module, source)
     total = len(mutants)
+    if only is not None:
+        mutants = list(only)
     if again is not None:
         mutants = [mutant for mutant in mutants if f": {mutant}\n" in again]
     if sample is not None and sample < total:
@@ -265,10 +326,13 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("modules", nargs="*", default=list(TARGETS), help="modules; default: all that are listed")
     parser.add_argument("--sample", type=int, metavar="N", help="only N mutants of each module, chosen by --seed")
+    parser.add_argument("--product", type=int, metavar="N", help="N mutants at random places of the whole product")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--again", type=Path, metavar="FILE", help="only the survivors that an earlier run has printed")
     options = parser.parse_args(argv)
     os.chdir(ROOT)
+    if options.product is not None:
+        return check_product(options.product, options.seed)
     files = {module: [f"tests/unit/{name}" for name in TARGETS[module]] for module in options.modules}
     load_third_parties([name for names in files.values() for name in names])
     explained = EXPLANATIONS.read_text("utf-8")

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         check_archive,
         compare,
         judge,
+        judge_reproduction,
         metrics_of,
         open_archive,
         report,
@@ -34,12 +35,14 @@ if TYPE_CHECKING:
     from mlbench_cli.api.client import Chosen, Client
     from mlbench_cli.api.experiments import ExperimentHandle
     from mlbench_cli.api.launches import Launch, OpenExperiment
+    from mlbench_cli.api.repetition import AuthorsProgram
     from mlbench_cli.api.runs import RunHandle
     from mlbench_cli.engines.base import Submission
     from mlbench_cli.results.analysis.tables import MetricPoint, MetricTable, ResourceTable
     from mlbench_cli.runs.finished import FinishedRun
 
 __all__ = [
+    "AuthorsProgram",
     "CampaignHandle",
     "CampaignStep",
     "Chosen",
@@ -56,6 +59,7 @@ __all__ = [
     "check_archive",
     "compare",
     "judge",
+    "judge_reproduction",
     "metrics_of",
     "open_archive",
     "report",
@@ -66,9 +70,13 @@ __all__ = [
 # Name -> the module that has it.
 _HOMES = {
     **dict.fromkeys(
-        ("check_archive", "compare", "judge", "metrics_of", "open_archive", "report", "resources_of", "series"),
+        (
+            *("check_archive", "compare", "judge", "judge_reproduction", "metrics_of", "open_archive", "report"),
+            *("resources_of", "series"),
+        ),
         "mlbench_cli.api.archives",
     ),
+    **dict.fromkeys(("AuthorsProgram",), "mlbench_cli.api.repetition"),
     **dict.fromkeys(("CampaignHandle", "CampaignStep"), "mlbench_cli.api.campaigns"),
     **dict.fromkeys(("Chosen", "Client"), "mlbench_cli.api.client"),
     **dict.fromkeys(("FinishedRun",), "mlbench_cli.runs.finished"),

@@ -8,6 +8,7 @@ from mlbench_cli.results.analysis.tables import MetricPoint, MetricTable, Resour
 
 if TYPE_CHECKING:
     from mlbench_cli.results.analysis.compare import Comparison
+    from mlbench_cli.results.analysis.reproduction import Reproduction
     from mlbench_cli.results.analysis.series import Series
     from mlbench_cli.results.archive.judge import Judgement
     from mlbench_cli.results.archive.reader import Archive
@@ -15,12 +16,17 @@ if TYPE_CHECKING:
     from mlbench_cli.results.report.model import Report
 
 
-def open_archive(path: Path | str, *, verify: bool = True) -> "Archive":
-    """The archive in a folder or zip. Raises NotFoundError, or DamagedArchive with the first problem."""
+def open_archive(path: Path | str, *, verify: bool = True, unproven: bool = False) -> "Archive":
+    """The archive in a folder or zip.
+
+    Raises NotFoundError; DamagedArchive with the first problem; UnprovenArchive (exit code 9) if something could not be
+    derived from the evidence. With `unproven` that archive is opened, with "(unproven)" behind its run's and task's
+    names.
+    """
     from mlbench_cli.results.archive.reader import Archive
     from mlbench_cli.results.archive.verify import open_verified
 
-    return open_verified(Path(path)) if verify else Archive.open(Path(path))
+    return open_verified(Path(path), unproven=unproven) if verify else Archive.open(Path(path))
 
 
 def check_archive(path: Path | str) -> "Verification":
@@ -63,6 +69,22 @@ def compare(
     from mlbench_cli.results.analysis.compare import compare as compare_archives
 
     return compare_archives(a, b, names, across)
+
+
+def judge_reproduction(
+    original: "Sequence[Archive]",
+    reproduction: "Sequence[Archive]",
+    *,
+    margin: float = 0.1,
+    figures: Sequence[str] = (),
+) -> "Reproduction":
+    """Whether verified archives repeat the result of earlier ones within a margin; `mlbench reproduce` decides by it.
+
+    `figures` are those that have to agree; default: what the original is about, such as the time to its goal.
+    """
+    from mlbench_cli.results.analysis.reproduction import judge_reproduction as judge_sides
+
+    return judge_sides(original, reproduction, margin, figures)
 
 
 def judge(folder: Path) -> "Judgement":

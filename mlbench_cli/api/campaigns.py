@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from mlbench_cli.api.launches import Launch, OpenExperiment, make_launch
 from mlbench_cli.api.runs import RunHandle
 from mlbench_cli.api.workspace import API_COMMAND, Workspace
-from mlbench_cli.model import JsonObject, RunRow, RunState
+from mlbench_cli.model.run import JsonObject, RunRow, RunState
 from mlbench_cli.results.analysis.campaign import Row, Sample, make_rows, read_sample
 from mlbench_cli.results.analysis.rates import PublishedSeries, select_series
 from mlbench_cli.runs.campaign import (
@@ -70,12 +70,17 @@ class CampaignHandle:
     def _make_steps(self, plans: "Sequence[Plan]") -> list[CampaignStep]:
         by_lot = {id(lot): plan for lot, plan in zip(self.lots, plans, strict=True)}
         left = {run.id for plan in plans for run in plan.left}
+        numbers = self._numbers()
         steps = []
         for lot, candidate in interleave(self.lots):
-            run = by_lot[id(lot)].runs[lot.candidates.index(candidate)]
+            run = by_lot[id(lot)].runs[numbers[id(candidate)]]
             handle = RunHandle(self.workspace, RunRow(run, RunState.CREATED, None))
             steps.append(CampaignStep(lot, candidate, handle, run.id in left))
         return steps
+
+    def _numbers(self) -> dict[int, int]:
+        """The place of each candidate in its lot, by the object's id: comparing candidates compares whole specs."""
+        return {id(candidate): number for lot in self.lots for number, candidate in enumerate(lot.candidates)}
 
     def estimate(self, step: CampaignStep) -> RunEstimate:
         """What the run is expected to take and to cost."""
@@ -133,8 +138,8 @@ class CampaignHandle:
 
     def samples(self) -> list[Sample]:
         """What the runs that have ended say, in the order of the file."""
-        order = {id(lot): number for number, lot in enumerate(self.lots)}
-        steps = sorted(self.steps, key=lambda step: (order[id(step.lot)], step.lot.candidates.index(step.candidate)))
+        order, numbers = {id(lot): number for number, lot in enumerate(self.lots)}, self._numbers()
+        steps = sorted(self.steps, key=lambda step: (order[id(step.lot)], numbers[id(step.candidate)]))
         samples = []
         for step in steps:
             finished = step.run.finished

@@ -1,7 +1,7 @@
 """The client of the API: finds, starts and follows what this machine knows."""
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -11,11 +11,12 @@ from mlbench_cli.api.experiments import ExperimentHandle
 from mlbench_cli.api.runs import RunHandle
 from mlbench_cli.api.workspace import API_COMMAND, Workspace
 from mlbench_cli.errors import NotFoundError, UsageError
-from mlbench_cli.model import Cluster, JsonObject
+from mlbench_cli.model.run import Cluster, JsonObject
 
 if TYPE_CHECKING:
     from mlbench_cli.api.campaigns import CampaignHandle
     from mlbench_cli.api.launches import Launch
+    from mlbench_cli.api.repetition import AuthorsProgram
     from mlbench_cli.results.archive.reader import Archive
     from mlbench_cli.runs.discovery import Discovered
     from mlbench_cli.runs.questions import Questions
@@ -142,14 +143,51 @@ class Client(Workspace):
         experiment = self.store.find_experiment(request.name)
         return request if experiment is None else merge(request_of(experiment), request)
 
-    def prepare_repetition(self, source: str, request: "Request", *, require_goal: bool = False) -> "Launch":
+    def prepare_repetition(
+        self,
+        source: str,
+        request: "Request",
+        *,
+        require_goal: bool = False,
+        signers: Path | None = None,
+        agree: "Callable[[AuthorsProgram], None] | None" = None,
+    ) -> "Launch":
         """The run of an archive (folder, zip, or name of a run) exactly once more; `request` gives at most its name.
 
+        A command, image, mount or right that the archive's author chose is passed to `agree`, which raises to refuse
+        it; by default it is refused, unless this machine started that very run. `signers` is a file of allowed signers.
         Raises UsageError or NotFoundError with the reason if it cannot be repeated here exactly.
         """
-        from mlbench_cli.api.repetition import repeat_archive
+        from mlbench_cli.api.repetition import refuse_program, repeat_archive
 
-        return repeat_archive(self, source, request, require_goal=require_goal)
+        return repeat_archive(
+            self, source, request, require_goal=require_goal, signers=signers, agree=agree or refuse_program
+        )
+
+    def prepare_reproduction(
+        self,
+        original: "Sequence[Archive]",
+        *,
+        name: str | None = None,
+        repeats: int,
+        cluster: str | None = None,
+        data_dir: str | None = None,
+    ) -> "Launch":
+        """`repeats` further runs of what verified archives ran, with seeds of their own; nothing is started.
+
+        They run on this machine, or on `cluster`; `data_dir` is where the data are there. Nothing of an archive's
+        author is executed, unless this machine started that very run. Judge them with
+        `mlbench_cli.api.judge_reproduction`. Raises UsageError or NotFoundError if they cannot be repeated here.
+        """
+        from mlbench_cli.api.repetition import Place, reproduce_archives
+
+        return reproduce_archives(self, original, name, repeats, Place(cluster, data_dir))
+
+    def fetch_archive(self, url: str) -> Path:
+        """Fetch the zip at `url` into the data folder; its path. Open it with `open_archive`, which verifies it."""
+        from mlbench_cli.api.remote_archives import fetch_archive
+
+        return fetch_archive(url, self)
 
     def submit(
         self, request: "Request", *, require_goal: bool = False, command_line: Sequence[str] = API_COMMAND
@@ -195,14 +233,23 @@ class Client(Workspace):
         return list(islice(self.iterate_runs(states=states, tasks=tasks, contains=contains), offset, end))
 
     def iterate_runs(
-        self, *, states: Collection[str] = (), tasks: Collection[str] = (), contains: str = ""
+        self,
+        *,
+        states: Collection[str] = (),
+        tasks: Collection[str] = (),
+        contains: str = "",
+        shown_as: str | None = None,
     ) -> "Iterator[RunHandle]":
-        """The same, read as far as the caller goes."""
+        """The same, read as far as the caller goes.
+
+        `shown_as` leaves out runs that `read_states` cannot show with that state or outcome: they ended with another.
+        """
         from mlbench_cli.runs.select import Filter
 
         keep = Filter(tuple(states), tuple(tasks))
         moment = time.time()
-        found = self.store.iterate_runs(contains=contains, words=keep.words)
+        words = keep.words if shown_as is None else {shown_as}
+        found = self.store.iterate_runs(contains=contains, words=words, tasks=keep.tasks, live=shown_as is not None)
         return (RunHandle(self, row) for row in found if not keep or keep.keeps(row, moment))
 
     def count_runs(self) -> int:
@@ -243,7 +290,7 @@ class Client(Workspace):
 
     def find_cluster(self, name: str) -> Cluster:
         """The record of a cluster, also of a removed one. Raises NotFoundError, UsageError if several had that name."""
-        from mlbench_cli.clusters import find_record
+        from mlbench_cli.clusters.manage import find_record
 
         return find_record(self.store, name)
 
@@ -270,15 +317,17 @@ class Client(Workspace):
         all_runs: bool = False,
         filter: "Filter | None" = None,
         readable: bool = True,
+        repeats: bool = False,
     ) -> Chosen:
         """The runs of some names (runs, experiments, what repeats have in common) or all, as far as they pass a filter.
 
-        Raises NotFoundError with the nearest name; UsageError if nothing says which runs are meant or, with `readable`,
+        With `repeats`, a run whose name stands for its repeats, too, means all of them. Raises NotFoundError with the
+        nearest name; UsageError if nothing says which runs are meant or, with `readable`,
         for a run that a newer mlbench wrote.
         """
         from mlbench_cli.runs.select import select
 
-        found = select(self.store, names, all_runs=all_runs, filter=filter, readable=readable)
+        found = select(self.store, names, all_runs=all_runs, filter=filter, readable=readable, repeats=repeats)
         return Chosen(
             tuple(RunHandle(self, row) for row in found.rows),
             tuple(ExperimentHandle(self, experiment) for experiment in found.experiments),
@@ -312,12 +361,19 @@ class Client(Workspace):
         from mlbench_cli.runs.views import runs_document
 
         states = list(self.read_states(runs))
-        return runs_document(states, [experiment.read_status(states) for experiment in experiments])
+        return runs_document(self.store, states, [experiment.read_status(states) for experiment in experiments])
+
+    def list_unknown_folders(self) -> list[Path]:
+        """The sealed folders in the data folder whose runs the store does not know."""
+        from mlbench_cli.runs.discovery import list_unknown_folders
+
+        return list_unknown_folders(self.store)
 
     def discover(self, cluster: str, namespace: str | None = None) -> "list[Discovered]":
         """Record the runs of a cluster that another machine started, under the ids that they have there.
 
-        Raises NotFoundError for an unknown cluster, UsageError for one that has no runs but this machine's.
+        "local" means the runs whose sealed folders the store does not know, e.g. because it was emptied. Raises
+        NotFoundError for an unknown cluster.
         """
         from mlbench_cli.runs.discovery import discover_runs
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from mlbench_cli.api.runs import RunHandle
 from mlbench_cli.api.workspace import Workspace
-from mlbench_cli.model import Experiment, ExperimentState, JsonObject
-from mlbench_cli.run_folder import RUN, RunFolder
+from mlbench_cli.model.run import Experiment, ExperimentState, JsonObject
+from mlbench_cli.storage.run_folder import RUN, RunFolder
 
 if TYPE_CHECKING:
     from mlbench_cli.results.archive.reader import Archive
@@ -52,14 +52,14 @@ class ExperimentHandle:
     @property
     def is_under_way(self) -> bool:
         """Whether its queue still has something to start or to follow."""
-        from mlbench_cli.queue_folder import QueueFolder, QueueState
+        from mlbench_cli.storage.queue_folder import QueueFolder, QueueState
 
         folder = QueueFolder.of(self.workspace.store.folder, self.experiment.id)
         return any(not run.is_finished for run in self.runs()) and folder.find_state() is QueueState.ALIVE
 
     def read_queue_log(self) -> list[str]:
         """What its queue has printed; nothing if it never had one of its own."""
-        from mlbench_cli.queue_folder import QueueFolder
+        from mlbench_cli.storage.queue_folder import QueueFolder
 
         return list(QueueFolder.of(self.workspace.store.folder, self.experiment.id).read_log())
 

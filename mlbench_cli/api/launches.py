@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from mlbench_cli.api.experiments import ExperimentHandle
 from mlbench_cli.api.runs import RunHandle
 from mlbench_cli.api.workspace import API_COMMAND, Workspace
-from mlbench_cli.model import Experiment, JsonObject, Run, RunRow, RunState
-from mlbench_cli.spec import RunSpec
+from mlbench_cli.model.run import Experiment, JsonObject, Run, RunRow, RunState
+from mlbench_cli.model.spec import RunSpec
 
 if TYPE_CHECKING:
     from mlbench_cli.engines.base import Submission
@@ -157,7 +157,7 @@ def make_launch(
     default: the request itself."""
     from mlbench_cli.runs.experiment import absolute_paths
     from mlbench_cli.runs.request import request_document
-    from mlbench_cli.times import now
+    from mlbench_cli.util.times import now
 
     name = str(request.name)
     known = workspace.store.find_experiment(name)

@@ -1,6 +1,12 @@
-"""The frozen spec of a run, once more: `mlbench run --from ARCHIVE`."""
+"""The frozen spec of a run, once more: `mlbench run --from ARCHIVE`, and `mlbench reproduce`.
 
-from dataclasses import fields, replace
+An archive may come from a stranger, so nothing in it is executed because the archive says so. A catalogue task runs the
+installed program only. Everything else that its author chose to execute, mount or pass is an `AuthorsProgram`, which
+somebody on this machine must agree to.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -8,26 +14,79 @@ from mlbench_cli import __version__
 from mlbench_cli.api.launches import Launch, make_launch
 from mlbench_cli.api.runs import RunHandle
 from mlbench_cli.api.workspace import Workspace
-from mlbench_cli.catalog import find_rules
-from mlbench_cli.errors import NotFoundError, UsageError
-from mlbench_cli.model import Cluster
+from mlbench_cli.errors import MlbenchError, NotFoundError, UsageError
+from mlbench_cli.model.run import Cluster
+from mlbench_cli.model.spec import NAME_LENGTH, KubernetesOptions, RunSpec, common_name
+from mlbench_cli.results.analysis.reproduction import in_order
 from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.archive.sign import OriginError, Signer, check_origin
 from mlbench_cli.results.archive.verify import open_verified
 from mlbench_cli.runs import launch
 from mlbench_cli.runs.experiment import FROM, Candidate
 from mlbench_cli.runs.request import Request, flag
 from mlbench_cli.runs.select import one_run
-from mlbench_cli.spec import CUSTOM, NAME_LENGTH, RunSpec, common_name
-from mlbench_cli.store import Store
+from mlbench_cli.storage import run_folder
+from mlbench_cli.storage.store import Store
+from mlbench_cli.tasks.catalog import find_rules, load_task
+from mlbench_cli.util.text import one_line
+
+# Fields by which an author can choose how much is run, measured and reserved, but no code, files or rights. Every other
+# field, also one that is added later, is shown and agreed to unless it has its default or is the catalogue's.
+_HARMLESS = frozenset({
+    "name", "cluster", "engine", "task", "preset", "backend", "workers", "parameters", "run_on_all", "goal", "seed",
+    "processes_per_worker", "device", "gpus_per_worker", "cpus", "share_machine", "method", "servers_on", "network",
+    "calibrate", "pin", "timeout", "price", "functional_only", "cluster_kind", "kubernetes",
+})  # fmt: skip
+_HARMLESS_OPTIONS = frozenset({
+    "memory", "server_cpus", "server_memory", "shm", "node_selector", "tolerations", "queue", "hold_seconds",
+    "keep_seconds", "keep_storage", "collect", "spread", "share_nodes", "egress", "provisioning_class", "scheduler",
+    "fabric", "network_method",
+})  # fmt: skip
 
 
-def repeat_archive(workspace: Workspace, source: str, request: Request, *, require_goal: bool = False) -> Launch:
+@dataclass(frozen=True)
+class AuthorsProgram:
+    """What a repetition would execute, mount or pass because the author of the archive chose it.
+
+    `choices` are (field, value) pairs, the command first. `signer` is who signed the archive, if it is one of the
+    reader's allowed signers. `uses_templates`: rendering its manifests already executes the author's templates.
+    """
+
+    source: str
+    choices: tuple[tuple[str, str], ...]
+    signer: Signer | None = None
+
+    @property
+    def uses_templates(self) -> bool:
+        """Whether its manifests are rendered from templates that the author names."""
+        return any(name == "template_dir" for name, _ in self.choices)
+
+    def __str__(self) -> str:
+        by = f"signed by {self.signer.principal}" if self.signer else "not signed by an allowed signer"
+        lines = [f"{one_line(self.source)} ({one_line(by)}) asks to run what its author chose:"]
+        return "\n".join([*lines, *(f"  {name}: {one_line(value, 2000)}" for name, value in self.choices)])
+
+
+def refuse_program(program: AuthorsProgram) -> None:
+    """What a program does that nobody has agreed to. Raises UsageError."""
+    raise UsageError(f"{program}\nIt was not run.", hint="prepare_repetition(..., agree=...) decides about it")
+
+
+def repeat_archive(
+    workspace: Workspace,
+    source: str,
+    request: Request,
+    *,
+    require_goal: bool = False,
+    signers: Path | None = None,
+    agree: Callable[[AuthorsProgram], None] = refuse_program,
+) -> Launch:
     """The launch of a repetition. `request` gives at most its name.
 
-    `source` is a folder, a zip, or the name of a run. Raises UsageError or NotFoundError with the reason if the run
-    cannot be repeated here exactly.
+    `source` is a folder, a zip, or the name of a run. `agree` is called with what the archive's author chose to execute
+    unless this machine started that very run, and raises to refuse. `signers` is a file of allowed signers. Raises
+    UsageError or NotFoundError with the reason if the run cannot be repeated here exactly.
     """
-    store = workspace.store
     for item in fields(Request):
         if item.name != "name" and getattr(request, item.name) not in (None, (), {}):
             word = "a number of workers" if item.name == "workers" else flag(item.name)
@@ -36,10 +95,99 @@ def repeat_archive(workspace: Workspace, source: str, request: Request, *, requi
                 hint="mlbench run NAME --from ARCHIVE, with nothing else that says what to run",
             )
     with _open(source, workspace) as archive:
-        document = archive.run
-    spec = RunSpec.from_dict(document["spec"])
-    cluster = _cluster(spec, store)
+        frozen = _read(archive, source, workspace, signers)
+    spec = frozen.spec
+    _check_and_agree(frozen, _cluster(spec, workspace.store), workspace.store, agree)
+    name = request.name or _default_name(spec, "again")
+    spec = replace(spec, name=f"{name}-{spec.workers}")
+    if not spec.runs_task_program:
+        workspace.notify("Warning: The run has a command of its own: its files are used as they are now.")
+    return _make_launch(workspace, name, frozen, [spec], require_goal=require_goal)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a reproduction runs. `cluster`: None for this machine; `data_dir`: where the data are there."""
+
+    cluster: str | None = None
+    data_dir: str | None = None
+
+
+def reproduce_archives(
+    workspace: Workspace, original: Sequence[Archive], name: str | None, repeats: int, place: Place
+) -> Launch:
+    """The launch of `repeats` further runs of what `original`, verified repeats of one run, ran.
+
+    Seeds are those of the original, then the next ones. A command, image, mount or right that the author chose is never
+    taken over, unless this machine started that very run. Raises UsageError or NotFoundError with the reason if the run
+    cannot be repeated.
+    """
+    archive = in_order(original)[0]
+    frozen = _read(archive, str(archive.path), workspace, None)
+    spec, store = frozen.spec, workspace.store
+    if place.cluster is None and spec.engine != "local":
+        raise UsageError(
+            f'The original ran on the cluster "{one_line(spec.cluster)}" ({spec.engine}).',
+            hint="Say where to repeat it: --cluster NAME (mlbench list-clusters)",
+        )
+    cluster = store.cluster(place.cluster or "local")
+    if launch.engine_name(cluster) != spec.engine or cluster.name != spec.cluster:
+        if not spec.runs_task_program:
+            raise UsageError(
+                "The original ran a command of its author, which is not started on another cluster.",
+                hint="Run it yourself, then: mlbench reproduce ARCHIVE --with RUN",
+            )
+        spec = launch.move(spec, cluster, place.data_dir)
+    elif place.data_dir is not None:
+        spec = replace(spec, data_dir=place.data_dir)
+    frozen = replace(frozen, spec=spec)
+    _check_and_agree(frozen, cluster, store, refuse_to_reproduce, data_dir=place.data_dir)
+    name = name or _default_name(spec, "repro", len(f"-r{repeats}"))
+    seeds = sorted({int(each.run["spec"]["seed"]) for each in original})[:repeats]
+    further = (seed for seed in range(max(seeds) + 1, 2**32) if seed not in seeds)
+    seeds += [next(further) for _ in range(repeats - len(seeds))]
+    specs = [replace(spec, name=f"{name}-{spec.workers}-r{number}", seed=seed) for number, seed in enumerate(seeds, 1)]
+    return _make_launch(workspace, name, frozen, specs)
+
+
+def refuse_to_reproduce(program: AuthorsProgram) -> None:
+    """Refuse what the author of an original chose: a reproduction has no word by which to agree to it."""
+    hint = "Look at it, run it yourself (mlbench run NAME --from ARCHIVE), then: mlbench reproduce ARCHIVE --with NAME"
+    if {name for name, _ in program.choices} == {"data_dir"}:
+        hint = "Say where these data are here: --data-dir FOLDER"
+    raise UsageError(f"{program}\nmlbench reproduce runs nothing of an archive's author.", hint=hint)
+
+
+@dataclass(frozen=True)
+class _FrozenRun:
+    """What an archive says of its run. `document` is run.json as it is: its command may have several lines."""
+
+    source: str
+    spec: RunSpec
+    document: Any
+    signer: Signer | None
+
+
+def _read(archive: Archive, source: str, workspace: Workspace, signers: Path | None) -> _FrozenRun:
+    document = archive.document(run_folder.RUN)
+    signer = None if signers is None else _find_signer(archive, signers, workspace)
+    return _FrozenRun(source, RunSpec.from_dict(document["spec"]), document, signer)
+
+
+def _check_and_agree(
+    frozen: _FrozenRun,
+    cluster: Cluster,
+    store: Store,
+    agree: Callable[[AuthorsProgram], None],
+    *,
+    data_dir: str | None = None,
+) -> None:
+    """Refuse what is not the same here, and have what the author chose agreed to. `data_dir` is the reader's choice."""
+    spec, document = frozen.spec, frozen.document
     _require_same_task(spec, document)
+    choices = tuple(each for each in _authors_choices(spec, cluster) if each != ("data_dir", data_dir))
+    if choices and not _was_started_here(str(document["id"]), spec, store):
+        agree(AuthorsProgram(frozen.source, choices, frozen.signer))
     _require_same_code(spec, document)
     if cluster.provider == "local":
         launch.check_local(spec, launch.local_machine())
@@ -47,13 +195,15 @@ def repeat_archive(workspace: Workspace, source: str, request: Request, *, requi
             raise _refusal(f"its data folder {spec.data_dir} does not exist on this machine")
     elif spec.kubernetes.template_dir and not Path(spec.kubernetes.template_dir).is_dir():
         raise _refusal(f"its templates in {spec.kubernetes.template_dir} do not exist on this machine")
-    name = request.name or _default_name(spec)
-    spec = replace(spec, name=f"{name}-{spec.workers}")
-    if spec.task == CUSTOM or spec.preset == "open":
-        workspace.notify("Warning: The run has a command of its own: its files are used as they are now.")
-    request = Request(name=name, workers=(spec.workers,))
-    recorded = {"name": name, FROM: str(document["id"])}
-    return make_launch(workspace, request, [Candidate(spec, {})], recorded, require_goal=require_goal)
+
+
+def _make_launch(
+    workspace: Workspace, name: str, frozen: _FrozenRun, specs: Sequence[RunSpec], *, require_goal: bool = False
+) -> Launch:
+    request = Request(name=name, workers=(frozen.spec.workers,))
+    recorded = {"name": name, FROM: str(frozen.document["id"])}
+    candidates = [Candidate(spec, {}) for spec in specs]
+    return make_launch(workspace, request, candidates, recorded, require_goal=require_goal)
 
 
 def _open(source: str, workspace: Workspace) -> Archive:
@@ -67,6 +217,65 @@ def _open(source: str, workspace: Workspace) -> Archive:
             f"There is no archive {source[:200]}, and no run of that name.", hint="mlbench download NAME"
         ) from None
     return open_verified(RunHandle(workspace, row).results)
+
+
+def _find_signer(archive: Archive, signers: Path, workspace: Workspace) -> Signer | None:
+    try:
+        return check_origin(archive, signers)
+    except OriginError as error:
+        workspace.notify(f"Warning: {error.message}")
+        return None
+
+
+def _was_started_here(run_id: str, spec: RunSpec, store: Store) -> bool:
+    """Whether this store recorded an experiment with exactly this run: its owner chose the program, or agreed to it.
+
+    Runs that `mlbench discover` found have no experiment here.
+    """
+    row = store.find_run(run_id)
+    return (
+        row is not None
+        and row.run.spec.content_hash == spec.content_hash
+        and store.find_experiment_of(row.run) is not None
+    )
+
+
+def _authors_choices(spec: RunSpec, cluster: Cluster) -> Iterator[tuple[str, str]]:
+    """Field and value of everything in the spec that decides which code, files and rights the run gets."""
+    expected: dict[str, object] = {}
+    if spec.runs_task_program:
+        expected = _require_catalogue_program(spec, cluster)
+    else:
+        import shlex
+
+        yield "command", shlex.join(spec.argv)
+    usual = {item.name: item.default for item in fields(RunSpec)}
+    for name in sorted(usual.keys() - _HARMLESS - {"argv"}):
+        if (value := getattr(spec, name)) != expected.get(name, usual[name]):
+            yield name, str(value)
+    options, default = asdict(spec.kubernetes), asdict(KubernetesOptions())
+    for name in sorted(options.keys() - _HARMLESS_OPTIONS):
+        if options[name] != default[name]:
+            yield name, str(options[name])
+
+
+def _require_catalogue_program(spec: RunSpec, cluster: Cluster) -> dict[str, object]:
+    """Refuse a catalogue task that would run another program than the installed catalogue's; its image and path."""
+    if find_rules(spec.task, spec.preset) is None:
+        raise _refusal(f'the task "{spec.task}" is not in this catalogue (mlbench {__version__})')
+    task = load_task(spec.task)
+    if spec.argv != task.command:
+        raise _refusal(
+            f'it claims to be the task "{spec.task}", but its command is not that of the catalogue',
+            hint=f"Do not trust this archive. To run the task itself: mlbench run NAME {spec.workers} "
+            f"--task {spec.task}",
+        )
+    if launch.engine_name(cluster) != "kubernetes":
+        return {"task_path": task.search_path}
+    try:
+        return {"image": launch.task_image(task, cluster)}
+    except MlbenchError:  # no registry is known here, so whatever it names is the author's choice
+        return {}
 
 
 def _cluster(spec: RunSpec, store: Store) -> Cluster:
@@ -104,7 +313,7 @@ def _require_same_code(spec: RunSpec, document: Any) -> None:
     then = ((document.get("provenance") or {}).get("code") or {}).get("digest")
     if then is None or spec.engine != "local":
         return
-    from mlbench_cli.provenance import collect_provenance
+    from mlbench_cli.tasks.provenance import collect_provenance
 
     now = collect_provenance(spec).code
     if now is None or now.digest != then:
@@ -119,8 +328,8 @@ def _refusal(reason: str, hint: str | None = None) -> UsageError:
     return UsageError(f"The run cannot be repeated here exactly: {reason}.", hint=hint or "mlbench run --help")
 
 
-def _default_name(spec: RunSpec) -> str:
-    """ "demo-again" for "demo-2" and "demo-2-r1"."""
+def _default_name(spec: RunSpec, word: str, more: int = 0) -> str:
+    """ "demo-again" for "demo-2" and "demo-2-r1". `more`: characters that follow the number of workers."""
     base = (common_name(spec.name) or spec.name).removesuffix(f"-{spec.workers}")
-    room = NAME_LENGTH - len(f"-again-{spec.workers}")
-    return f"{base[:room].rstrip('-')}-again"
+    room = NAME_LENGTH - len(f"-{word}-{spec.workers}") - more
+    return f"{base[:room].rstrip('-')}-{word}"

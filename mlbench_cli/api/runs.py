@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from mlbench_cli.api.workspace import Workspace
 from mlbench_cli.errors import CleanupError, DeadlineError, NotFoundError, UsageError
-from mlbench_cli.model import Experiment, FindingDocument, JsonObject, Outcome, Run, RunRow, RunState
-from mlbench_cli.run_folder import METRICS, RESOURCES, RunFolder
+from mlbench_cli.model.methods import method_phrase
+from mlbench_cli.model.run import Experiment, FindingDocument, JsonObject, Outcome, Run, RunRow, RunState
+from mlbench_cli.storage.run_folder import METRICS, RESOURCES, RunFolder
 
 if TYPE_CHECKING:
-    from mlbench_cli.goals import Goal
+    from mlbench_cli.model.goals import Goal
     from mlbench_cli.results.analysis.tables import MetricPoint, MetricTable, ResourceTable
     from mlbench_cli.results.archive.reader import Archive
     from mlbench_cli.runs.finished import FinishedRun
@@ -80,7 +81,7 @@ class RunHandle:
     @property
     def is_started(self) -> bool:
         """Whether an engine has it; until then it waits in the queue of its experiment."""
-        from mlbench_cli.queue_folder import read_queued
+        from mlbench_cli.storage.queue_folder import read_queued
 
         note = read_queued(self.run.folder)
         return note is None or note.is_starting
@@ -103,12 +104,21 @@ class RunHandle:
 
         return describe_run(self.row)
 
+    def __repr__(self) -> str:
+        """What the run is in one line: task, size, method, network, state, and its result if it has ended."""
+        spec = self.run.spec
+        words = [f"{spec.task}, {spec.workers} worker{'' if spec.workers == 1 else 's'}", method_phrase(spec.method)]
+        words += [spec.network] if spec.network else []
+        words += ["functional only"] if spec.functional_only else []
+        words += [str(self.row.outcome or self.row.state)]
+        return f"<run {self.name}: {', '.join(words)}>"
+
     def _repr_html_(self) -> str:
         """Name, state and outcome, for notebooks."""
-        from mlbench_cli.results.report.display import display_table
+        from mlbench_cli.results.analysis.notebook import display_table
 
         known = self.describe()
-        names = ("name", "task", "workers", "backend", "cluster", "state", "outcome", "created")
+        names = ("name", "task", "workers", "backend", "method", "network", "cluster", "state", "outcome", "created")
         return display_table(names, [[known[name] for name in names]])
 
     def status(self) -> JsonObject:
@@ -144,8 +154,8 @@ class RunHandle:
 
         Raises UsageError if it has not been started or has not ended, CleanupError if something cannot be fetched.
         """
-        from mlbench_cli.queue_folder import read_queued
         from mlbench_cli.runs.finalize import finalize
+        from mlbench_cli.storage.queue_folder import read_queued
 
         if (known := self.finished) is not None:
             return known
@@ -183,8 +193,8 @@ class RunHandle:
         Raises UsageError for a run of a cluster that its experiment has not started, DeadlineError if it does not end
         in time.
         """
-        from mlbench_cli.queue_folder import read_queued
         from mlbench_cli.runs import supervise
+        from mlbench_cli.storage.queue_folder import read_queued
 
         if (known := self.finished) is not None:
             return known
@@ -305,11 +315,11 @@ class RunHandle:
         with self.archive(verify=False) as archive:
             return [finding for finding in archive.findings if finding.get("code") == LOG_GAP]
 
-    def archive(self, *, verify: bool = True) -> "Archive":
-        """The run's archive. Raises UsageError as long as it is not complete."""
+    def archive(self, *, verify: bool = True, unproven: bool = False) -> "Archive":
+        """The run's archive, as `open_archive` opens it. Raises UsageError as long as it is not complete."""
         from mlbench_cli.api.archives import open_archive
 
-        return open_archive(self.results, verify=verify)
+        return open_archive(self.results, verify=verify, unproven=unproven)
 
     def download(self, target: Path) -> Path:
         """Write the archive as a zip: the same archive gives the same bytes."""

@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from mlbench_cli.errors import NotFoundError, UsageError
-from mlbench_cli.run_folder import RunFolder
 from mlbench_cli.runs.repeats import is_sealed, runs_named
-from mlbench_cli.store import Store
+from mlbench_cli.storage.run_folder import RunFolder
+from mlbench_cli.storage.store import Store
 
 
 def find_archives(words: Sequence[str], store: Store, notice: Callable[[str], None] | None = None) -> list[Path]:

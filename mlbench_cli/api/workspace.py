@@ -5,7 +5,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlbench_cli.store import Store
+from mlbench_cli.storage.store import Store
 
 if TYPE_CHECKING:
     from mlbench_cli.runs.views import EngineCache

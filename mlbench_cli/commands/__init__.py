@@ -1,15 +1,16 @@
-"""The table of commands: where each is found, and the one line that `mlbench --help` says of it.
+"""The table of commands: the module of each, and its line in `mlbench --help` or `mlbench help TOPIC`.
 
 A new command is a file beside this one and a line in PANELS. Its function (or `typer.Typer`, for one with
 sub-commands) is imported only when the command runs; it returns None or an exit code, and raises MlbenchError.
 This module is imported by `mlbench --help`: standard library only.
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 
 class Command(NamedTuple):
-    """Where a command is found, and what `mlbench --help` says of it."""
+    """The module and function of a command, and its one-line help."""
 
     module: str
     attribute: str
@@ -18,90 +19,106 @@ class Command(NamedTuple):
 
 PANELS: dict[str, dict[str, Command]] = {
     "Runs": {
-        "run": Command("mlbench_cli.commands.run", "run", "Run a task with one or several numbers of workers"),
-        "campaign": Command("mlbench_cli.commands.campaign", "campaign", "Run a file of many settings, with a table"),
+        "run": Command("mlbench_cli.commands.run", "run", "Run a benchmark with one or more worker counts"),
         "status": Command("mlbench_cli.commands.status", "status", "Show all runs, or the workers and metrics of one"),
-        "logs": Command("mlbench_cli.commands.logs", "logs", "Print what the ranks of a run have written"),
-        "wait": Command("mlbench_cli.commands.wait", "wait", "Wait for a run to end; the exit code is the run's"),
-        "discover": Command(
-            "mlbench_cli.commands.discover", "discover", "Record the runs of a cluster that another machine started"
+        "logs": Command("mlbench_cli.commands.logs", "logs", "Print the logs of a run"),
+        "wait": Command("mlbench_cli.commands.wait", "wait", "Wait for a run to end, then exit with its exit code"),
+        "cancel": Command("mlbench_cli.commands.cancel", "cancel", "Stop a run and keep partial results"),
+        "delete": Command("mlbench_cli.commands.delete", "delete", "Delete a run and its results"),
+        "campaign": Command(
+            "mlbench_cli.commands.campaign", "campaign", "Earlier name of run -f FILE, for a file with runs"
         ),
-        "cancel": Command("mlbench_cli.commands.cancel", "cancel", "Stop a run and keep what there is"),
-        "delete": Command("mlbench_cli.commands.delete", "delete", "Remove a run and its results"),
+        "discover": Command("mlbench_cli.commands.discover", "discover", "Find runs that another machine started"),
     },
     "Results": {
-        "download": Command("mlbench_cli.commands.download", "download", "Write a run's results to a zip file"),
-        "verify": Command("mlbench_cli.commands.verify", "verify", "Prove what archives say, and whose they are"),
+        "report": Command("mlbench_cli.commands.report", "report", "Write a report about runs (HTML, Markdown)"),
+        "compare": Command("mlbench_cli.commands.compare", "compare", "Compare two results"),
+        "verify": Command("mlbench_cli.commands.verify", "verify", "Verify archives and their signatures"),
+        "serve": Command("mlbench_cli.commands.serve", "serve", "Start the dashboard and REST API"),
+        "download": Command("mlbench_cli.commands.download", "download", "Write the archive of a run to a zip file"),
+        "charts": Command("mlbench_cli.commands.charts", "charts", "Draw charts of finished runs"),
+        "export": Command(
+            "mlbench_cli.commands.export", "export", "Export results to TensorBoard, MLflow, Parquet ..."
+        ),
         "sign": Command("mlbench_cli.commands.sign", "sign", "Sign archives with an OpenSSH key"),
-        "compare": Command("mlbench_cli.commands.compare", "compare", "Set two results side by side"),
-        "predict": Command(
-            "mlbench_cli.commands.predict", "predict", "Predict steps with other workers, networks and methods"
-        ),
-        "gate": Command("mlbench_cli.commands.gate", "gate", "Hold results against a baseline, for CI"),
+        "gate": Command("mlbench_cli.commands.gate", "gate", "Check results against a baseline in CI"),
+        "reproduce": Command("mlbench_cli.commands.reproduce", "reproduce", "Run a result again and compare it"),
         "baselines": Command(
-            "mlbench_cli.commands.baselines", "baselines", "Hold results against what their machines should reach"
+            "mlbench_cli.commands.baselines", "baselines", "Check machines against their expected performance"
         ),
-        "report": Command("mlbench_cli.commands.report", "report", "Write one page about runs, with all figures"),
-        "export": Command("mlbench_cli.commands.export", "export", "Write results for TensorBoard, MLflow, Parquet …"),
-        "charts": Command("mlbench_cli.commands.charts", "charts", "Draw time, speedup and phases of finished runs"),
-    },
-    "Dashboard": {
-        "serve": Command("mlbench_cli.commands.serve", "serve", "Serve the dashboard and REST API on this machine"),
+        "predict": Command(
+            "mlbench_cli.commands.predict", "predict", "Predict step times for other workers, networks, methods"
+        ),
         "get-dashboard-url": Command(
-            "mlbench_cli.commands.serve", "get_dashboard_url", "Print the address of the dashboard that runs here"
+            "mlbench_cli.commands.serve", "get_dashboard_url", "Print the URL of the running dashboard"
         ),
     },
     "Clusters": {
         "create-cluster": Command(
-            "mlbench_cli.commands.create_cluster", "create_cluster", "Make a cluster, after showing what it costs"
+            "mlbench_cli.commands.create_cluster", "create_cluster", "Create a cluster on KIND, GKE, EKS or AKS"
         ),
         "attach-cluster": Command(
-            "mlbench_cli.commands.attach_cluster", "attach_cluster", "Use a Kubernetes cluster that you already have"
+            "mlbench_cli.commands.attach_cluster", "attach_cluster", "Use an existing Kubernetes cluster"
         ),
-        "attach-slurm": Command("mlbench_cli.commands.attach_slurm", "attach_slurm", "Use a Slurm cluster"),
+        "attach-slurm": Command("mlbench_cli.commands.attach_slurm", "attach_slurm", "Use an existing Slurm cluster"),
         "attach-hosts": Command("mlbench_cli.commands.attach_hosts", "attach_hosts", "Use a list of hosts over ssh"),
+        "list-clusters": Command("mlbench_cli.commands.list_clusters", "list_clusters", "List clusters"),
+        "set-cluster": Command("mlbench_cli.commands.set_cluster", "set_cluster", "Set the default cluster"),
         "scale-cluster": Command(
-            "mlbench_cli.commands.scale_cluster", "scale_cluster", "Change a cluster's number of machines"
+            "mlbench_cli.commands.scale_cluster", "scale_cluster", "Change the number of machines"
         ),
+        "extend": Command("mlbench_cli.commands.extend", "extend", "Extend the lifetime of a cluster (--ttl)"),
         "delete-cluster": Command(
-            "mlbench_cli.commands.delete_cluster", "delete_cluster", "Remove a cluster and all that belongs to it"
+            "mlbench_cli.commands.delete_cluster",
+            "delete_cluster",
+            "Delete a cluster and everything that belongs to it",
         ),
-        "extend": Command("mlbench_cli.commands.extend", "extend", "Let a cluster live longer than its --ttl"),
-        "prices": Command("mlbench_cli.commands.prices", "prices", "Show or update what machines cost"),
-        "gc": Command("mlbench_cli.commands.gc", "gc", "Remove clusters that are expired or forgotten"),
-        "images": Command("mlbench_cli.commands.images", "images", "Show or push the images of tasks"),
+        "gc": Command("mlbench_cli.commands.gc", "gc", "Delete expired and orphaned clusters"),
+        "prices": Command("mlbench_cli.commands.prices", "prices", "Show or update machine prices"),
+        "pins": Command("mlbench_cli.commands.pins", "pins", "List the versions that mlbench chooses"),
+        "images": Command("mlbench_cli.commands.images", "images", "Show or push task images"),
         "kubeconfig": Command("mlbench_cli.commands.kubeconfig", "kubeconfig", "Use a cluster with kubectl"),
-        "list-clusters": Command("mlbench_cli.commands.list_clusters", "list_clusters", "Show the known clusters"),
-        "set-cluster": Command("mlbench_cli.commands.set_cluster", "set_cluster", "Choose the cluster to run on"),
     },
-    "Help": {
-        "methods": Command(
-            "mlbench_cli.commands.methods", "methods", "Show how ranks can communicate, or one method with its axes"
-        ),
-        "tasks": Command("mlbench_cli.commands.tasks", "tasks", "Show the benchmark tasks, or one with its parameters"),
-        "completion": Command(
-            "mlbench_cli.commands.completion", "completion", "Print the completion script of bash, zsh or fish"
-        ),
-        "data": Command("mlbench_cli.commands.data", "data", "Make the data of a task ready before a run"),
-        "config": Command("mlbench_cli.commands.config", "config", "Show and change the defaults of options"),
-        "doctor": Command("mlbench_cli.commands.doctor", "doctor", "Check what this machine has and what is missing"),
+    "Settings": {
+        "tasks": Command("mlbench_cli.commands.tasks", "tasks", "List tasks, or show the parameters of one"),
+        "doctor": Command("mlbench_cli.commands.doctor", "doctor", "Check this machine for what runs need"),
+        "methods": Command("mlbench_cli.commands.methods", "methods", "List communication methods, or explain one"),
+        "data": Command("mlbench_cli.commands.data", "data", "Prepare the data sets of a task"),
+        "config": Command("mlbench_cli.commands.config", "config", "Show and change defaults"),
+        "completion": Command("mlbench_cli.commands.completion", "completion", "Print the shell completion script"),
+        "help": Command("mlbench_cli.commands.help", "show_help", "Show help for a topic or a command"),
     },
 }
 
+# `mlbench --help` lists these; `mlbench help TOPIC` lists the rest.
+EVERYDAY = (
+    *("run", "status", "logs", "wait", "cancel", "delete"),
+    *("report", "compare", "verify", "serve", "tasks", "doctor"),
+)
+# Words after `mlbench help` that are not a command, and what they show.
+TOPICS = {
+    "runs": "start, follow and stop runs",
+    "results": "verify, compare, report, export",
+    "clusters": "create, attach and delete clusters",
+    "settings": "tasks, methods, data sets, defaults",
+    "exit-codes": "exit codes of all commands",
+}
+
 EXIT_CODES = {
-    0: "done",
+    0: "success",
     1: "internal error",
-    2: "wrong command line, spec file or configuration",
-    3: "no credentials, no permission, or an origin that is not proven",
-    4: "no such cluster, run or file",
-    5: "quota exceeded, or no capacity",
-    6: "the workers never started",
-    7: "the task failed, or a gate failed, or --require-goal was not met",
-    8: "the work is done, but clean-up or archive is incomplete",
-    9: "cannot tell: not enough evidence for a gate or comparison",
-    10: "a cluster or host does not answer",
-    124: "a deadline has passed",
+    2: "invalid command line, spec file or configuration",
+    3: "missing credentials or permission, or unproven origin",
+    4: "cluster, run or file not found",
+    5: "quota exceeded or no capacity",
+    6: "workers never started",
+    7: "task failed, gate failed, or --require-goal not met",
+    8: "done, but clean-up or archive is incomplete",
+    9: "cannot tell: not enough evidence",
+    10: "cluster or host unreachable",
+    124: "timeout",
     130: "interrupted (SIGINT)",
+    141: "nobody reads the output (SIGPIPE)",
     143: "terminated (SIGTERM)",
 }
 
@@ -116,27 +133,42 @@ def names() -> list[str]:
     return [name for commands in PANELS.values() for name in commands]
 
 
-def help_text() -> str:
-    """What `mlbench --help` prints: at most 80 columns, so that it needs no wrapping."""
+def help_text(topic: str | None = None) -> str:
+    """The text of `mlbench --help`, or of `mlbench help TOPIC`; at most 80 columns wide.
+
+    Raises KeyError for a topic that TOPICS does not have.
+    """
+    if topic == "exit-codes":
+        return "\n".join(("Exit codes:", *(f"  {code:>3}  {meaning}" for code, meaning in EXIT_CODES.items()))) + "\n"
+    if topic is not None:
+        panel = {name.lower(): entries for name, entries in PANELS.items()}[topic]
+        lines = ["Usage: mlbench COMMAND [OPTIONS] [ARGUMENTS]", "", f"{topic.capitalize()}:", *_rows(panel)]
+        return "\n".join([*lines, "", "Options of a command: mlbench COMMAND --help"]) + "\n"
+    everyday = {name: command for name in EVERYDAY if (command := find(name)) is not None}
     lines = [
         "Usage: mlbench COMMAND [OPTIONS] [ARGUMENTS]",
         "",
-        "Run distributed-training benchmarks on this machine or on a cluster, and bring",
-        "back results that can be checked.",
-    ]
-    for panel, commands in PANELS.items():
-        lines += ["", f"{panel}:", *(f"  {name:<18} {command.help}" for name, command in commands.items())]
-    lines += [
+        "Run distributed-training benchmarks on this machine or on a cluster, and get",
+        "results that others can verify.",
+        "",
+        "Commands:",
+        *_rows(everyday),
+        "",
+        "More commands, by topic:",
+        *(f"  mlbench help {name:<12} {text}" for name, text in TOPICS.items()),
         "",
         "Options:",
-        "  --version          Print the version",
-        "  -h, --help         Print this text; after a command, that command's options",
+        "  --version            Print the version",
+        "  -h, --help           Print this help; after a command, its options",
         "  --install-completion, --show-completion",
-        "                     Set up completion for this shell, or print its script",
+        "                       Install shell completion, or print its script",
         "",
-        "Exit codes:",
-        *(f"  {code:>3}  {meaning}" for code, meaning in EXIT_CODES.items()),
-        "",
-        "Start with: mlbench tasks, then mlbench run NAME 1 2 --task TASK",
+        "Get started:",
+        "  mlbench tasks",
+        "  mlbench run first 1 2 --task digits_resnet --light",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _rows(entries: Mapping[str, Command]) -> list[str]:
+    return [f"  {name:<18} {command.help}" for name, command in entries.items()]

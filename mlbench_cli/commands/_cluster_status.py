@@ -5,14 +5,14 @@ from datetime import UTC, datetime
 from typing import Literal, TypedDict, cast
 
 from mlbench_cli import console
-from mlbench_cli.cluster_details import PlanLineRecord, TimesRecord
-from mlbench_cli.clusters import find_record
+from mlbench_cli.clusters.manage import find_record
 from mlbench_cli.commands._clusters import price
 from mlbench_cli.commands._common import Format
 from mlbench_cli.errors import MlbenchError
-from mlbench_cli.model import Cluster
-from mlbench_cli.store import Store
-from mlbench_cli.times import timestamp
+from mlbench_cli.model.cluster_details import PlanLineRecord, TimesRecord
+from mlbench_cli.model.run import Cluster
+from mlbench_cli.storage.store import Store
+from mlbench_cli.util.times import timestamp
 from providers import registry
 
 UNDER_WAY = ("being made", "being removed")

@@ -6,21 +6,22 @@ from typing import Annotated, Any
 
 import typer
 
-from mlbench_cli import cluster_changes, console
-from mlbench_cli.model import Cluster
-from mlbench_cli.store import Store
-from mlbench_cli.times import timestamp
+from mlbench_cli import console
+from mlbench_cli.clusters import changes as cluster_changes
+from mlbench_cli.model.run import Cluster
+from mlbench_cli.storage.store import Store
+from mlbench_cli.util.times import timestamp
 from providers.base import Plan
 from providers.lifecycle import Step
 
 Project = Annotated[
     str | None,
     typer.Option(
-        "--project", "-p", "--subscription", help="gke: project; aks: subscription; default: that of the credentials"
+        "--project", "-p", "--subscription", help="GKE project or AKS subscription; default: from the credentials"
     ),
 ]
 Location = Annotated[
-    str | None, typer.Option("--zone", "-z", "--region", "--location", help="gke: zone or region; eks, aks: region")
+    str | None, typer.Option("--zone", "-z", "--region", "--location", help="GKE zone or region; EKS or AKS region")
 ]
 
 _PHRASES = {

@@ -3,14 +3,14 @@
 from collections.abc import Callable, Iterable
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from mlbench_cli.errors import MlbenchError, UsageError
-from mlbench_cli.model import Run
-from mlbench_cli.run_folder import RunFolder
-from mlbench_cli.store import Store
+from mlbench_cli.model.run import Run
+from mlbench_cli.storage.run_folder import RunFolder
+from mlbench_cli.storage.store import Store
 
 
 class Format(StrEnum):
@@ -35,7 +35,7 @@ def read_quietly(read: Callable[[Store], list[str]]) -> list[str]:
 
 def complete_runs(incomplete: str) -> list[str]:
     """Names of runs, and the names that repeats have in common, for the completion of shells."""
-    from mlbench_cli.spec import common_name
+    from mlbench_cli.model.spec import common_name
 
     names = read_quietly(lambda store: [row.run.name for row in store.runs()])
     names += [common for name in names if (common := common_name(name)) is not None]
@@ -50,14 +50,14 @@ def complete_clusters(incomplete: str) -> list[str]:
 
 def complete_tasks(incomplete: str) -> list[str]:
     """For the shell: names of tasks that begin with `incomplete`."""
-    from mlbench_cli.catalog import load_catalog
+    from mlbench_cli.tasks.catalog import load_catalog
 
     return _beginning(load_catalog(), incomplete)
 
 
 def complete_presets(ctx: typer.Context, incomplete: str) -> list[str]:
     """Presets of the task that the line names; of all tasks if it names none."""
-    from mlbench_cli.catalog import load_catalog
+    from mlbench_cli.tasks.catalog import load_catalog
 
     tasks = load_catalog()
     task = tasks.get(ctx.params.get("task") or "")
@@ -67,7 +67,7 @@ def complete_presets(ctx: typer.Context, incomplete: str) -> list[str]:
 
 def complete_backends(ctx: typer.Context, incomplete: str) -> list[str]:
     """For the shell: backends of the task on the command line, or all, that begin with `incomplete`."""
-    from mlbench_cli.catalog import BACKENDS, load_catalog
+    from mlbench_cli.tasks.catalog import BACKENDS, load_catalog
 
     task = load_catalog().get(ctx.params.get("task") or "")
     return _beginning([*(task.backends if task else BACKENDS), "custom:"], incomplete)
@@ -82,6 +82,14 @@ def _beginning(names: Iterable[str], incomplete: str) -> list[str]:
 Output = Annotated[Format, typer.Option("--output", "-o", help="text, or one JSON document")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="answer yes to every question")]
 RequireGoal = Annotated[bool, typer.Option("--require-goal", help="exit with 7 if the goal is not reached")]
+UnreachableTimeout = Annotated[
+    str | None,
+    typer.Option(
+        "--unreachable-timeout",
+        metavar="DURATION",
+        help="how long to wait for a cluster that does not answer (default: 15m); the run continues there",
+    ),
+]
 RunName = Annotated[
     str,
     typer.Argument(
@@ -105,3 +113,31 @@ def results_of(run: Run) -> Path:
     if not is_sealed(run):
         raise UsageError(f'The run "{run.name}" has no results yet.', hint=f"mlbench wait {run.name}")
     return run.folder
+
+
+# --- options for a file with runs -----------------------------------------------------------------------------------
+
+
+def to_option(panel: str | None = None, about: str = "") -> Any:
+    """--to of `mlbench run` and `mlbench campaign`, for a file with runs."""
+    words = f"{about}output folder for table and figures; default: ./NAME"
+    return typer.Option("--to", metavar="FOLDER", help=words, rich_help_panel=panel)
+
+
+def only_report_option(panel: str | None = None, about: str = "") -> Any:
+    """--only-report, likewise."""
+    words = f"{about}start nothing; write table and figures of the finished runs"
+    return typer.Option("--only-report", help=words, rich_help_panel=panel)
+
+
+def max_hours_option(panel: str | None = None, about: str = "") -> Any:
+    """--max-hours, likewise."""
+    words = f"{about}do not start runs that would finish after this many hours"
+    return typer.Option("--max-hours", min=0, help=words, rich_help_panel=panel)
+
+
+def max_cost_option(panel: str | None = None, about: str = "") -> Any:
+    """--max-cost, likewise."""
+    return typer.Option(
+        "--max-cost", min=0, help=f"{about}do not start runs beyond this total cost", rich_help_panel=panel
+    )

@@ -1,10 +1,10 @@
 """What `status` shows of an experiment: its state, its queue, and how far its members are."""
 
 from mlbench_cli import console
-from mlbench_cli.model import ExperimentState
-from mlbench_cli.queue_folder import read_queued
+from mlbench_cli.model.run import ExperimentState
 from mlbench_cli.runs.experiment_status import ExperimentStatus
 from mlbench_cli.runs.snapshot import RunStatus
+from mlbench_cli.storage.queue_folder import read_queued
 
 
 def show_experiment(status: ExperimentStatus, verbose: bool) -> None:

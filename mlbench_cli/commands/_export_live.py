@@ -10,9 +10,10 @@ from mlbench_cli.results.analysis.tables import MetricPoint
 from mlbench_cli.results.archive.events import parse_metric
 from mlbench_cli.results.exports.facts import RunFacts, Sink, describe_settings, summarize_result
 from mlbench_cli.runs.progress import EventReader
-from mlbench_cli.times import parse_timestamp
+from mlbench_cli.util.times import parse_timestamp
 
 POLL_SECONDS = 1.0
+SEAL_SECONDS = 60.0  # after the end of the ranks in which the archive may be sealed; it has the outcome
 
 
 class _Followed:
@@ -23,16 +24,19 @@ class _Followed:
         self.sink = sink
         self._engine = run.workspace.engine_of(run.run)
         self._reader = EventReader(self._engine, run.run, range(run.run.spec.world_size))
+        self._ended_at: float | None = None  # by the monotonic clock
 
     def export_new(self) -> bool:
-        """Hand on what is new; whether the run has ended."""
+        """Export new metrics; return whether the run has ended and its outcome was exported, if it can be known."""
         finished = self.run.finished
-        has_ended = finished is not None or self._engine.look(self.run.run).ended is not None
+        if finished is None and self._ended_at is None and self._engine.look(self.run.run).ended is not None:
+            self._ended_at = time.monotonic()
         self.sink.add(self._read_points())
-        if has_ended:
-            result = finished.result if finished else None
-            self.sink.close(summarize_result(result or {}), str(finished.outcome) if finished else None)
-        return has_ended
+        if finished is None and (self._ended_at is None or time.monotonic() < self._ended_at + SEAL_SECONDS):
+            return False
+        result = finished.result if finished else None
+        self.sink.close(summarize_result(result or {}), str(finished.outcome) if finished else None)
+        return True
 
     def _read_points(self) -> list[MetricPoint]:
         events = (event for event in self._reader.poll() if event["event"] == "metric")

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Iterable
 
-from mlbench_cli import __version__, cluster_images, console
-from mlbench_cli.catalog import load_catalog
+from mlbench_cli import __version__, console
+from mlbench_cli.clusters import registry_login as cluster_images
 from mlbench_cli.errors import UsageError
-from mlbench_cli.images import LOCAL_REGISTRY, name_image, parse_image
-from mlbench_cli.model import Cluster
-from mlbench_cli.registries import FoundImage, Presence, find_image
-from mlbench_cli.spec import RunSpec
+from mlbench_cli.model.run import Cluster
+from mlbench_cli.model.spec import RunSpec
+from mlbench_cli.tasks.catalog import load_catalog
+from mlbench_cli.tasks.images import LOCAL_REGISTRY, name_image, parse_image
+from mlbench_cli.tasks.registries import FoundImage, Presence, find_image
 
 
 def require_images(specs: Iterable[RunSpec], find_cluster: Callable[[str], Cluster]) -> None:

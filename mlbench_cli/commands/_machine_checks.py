@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from mlbench_cli import console
 from mlbench_cli.errors import MlbenchError
-from mlbench_cli.model import Cluster
-from mlbench_cli.store import Store
+from mlbench_cli.model.run import Cluster
+from mlbench_cli.storage.store import Store
 from providers.checks import Check
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def _check_ssh() -> Check:
 
 
 def _check_slurm(cluster: Cluster) -> Iterator[Check]:
-    from mlbench_cli.engines.machines.channel import Channel
+    from mlbench_cli.agent.channel import Channel
     from mlbench_cli.engines.machines.details import SlurmDetails
     from mlbench_cli.engines.slurm import discovery
 
@@ -101,9 +101,9 @@ def _check_folder(name: str, writable: str, free: int, folder: str) -> Check:
 
 
 def _check_hosts(cluster: Cluster) -> Iterator[Check]:
+    from mlbench_cli.agent.channel import Channel, close_all
     from mlbench_cli.engines.hosts import checks
     from mlbench_cli.engines.hosts.hostfile import HostEntry
-    from mlbench_cli.engines.machines.channel import Channel, close_all
     from mlbench_cli.engines.machines.details import HostsDetails
 
     details = HostsDetails.of(cluster)

@@ -8,15 +8,13 @@ import typer
 
 from mlbench_cli import console
 from mlbench_cli.errors import MlbenchError, NotFoundError, UsageError
-from mlbench_cli.model import Cluster
-from mlbench_cli.store import Store
+from mlbench_cli.model.run import Cluster
+from mlbench_cli.storage.store import Store
 
 if TYPE_CHECKING:
     from mlbench_cli.engines.machines.engine import MachinesEngine, Orphan
 
-SshConfig = Annotated[
-    str | None, typer.Option("--ssh-config", help="configuration file of ssh; default: ssh's own (~/.ssh/config)")
-]
+SshConfig = Annotated[str | None, typer.Option("--ssh-config", help="ssh configuration file; default: ~/.ssh/config")]
 
 
 def read_text_file(path: Path, option: str) -> str:
@@ -43,7 +41,7 @@ def record(cluster: Cluster) -> Cluster:
 
 
 def find_orphans(store: Store, providers: Sequence[str] | None) -> "list[Orphan]":
-    """Processes of runs on attached machines that no supervisor looks after; a cluster out of reach is a warning."""
+    """Processes of runs on attached machines that no agent looks after; a cluster out of reach is a warning."""
     found = []
     for name, engine in _engines(store, providers):
         try:
@@ -54,7 +52,7 @@ def find_orphans(store: Store, providers: Sequence[str] | None) -> "list[Orphan]
 
 
 def end_orphans(store: Store, providers: Sequence[str] | None) -> None:
-    """End processes of runs whose supervisors have gone, on all attached machines of these providers (None: all)."""
+    """End processes of runs whose agents have gone, on all attached machines of these providers (None: all)."""
     for _, engine in _engines(store, providers):
         engine.end_orphans()
 

@@ -7,7 +7,7 @@ from mlbench_cli.api import FinishedRun, OpenExperiment, RunHandle
 from mlbench_cli.commands._common import Format
 from mlbench_cli.commands._report import Ended, Reporter, in_words
 from mlbench_cli.errors import DeadlineError, MlbenchError, Stopped, explain_stop
-from mlbench_cli.model import Outcome, Run
+from mlbench_cli.model.run import Outcome, Run
 
 STOP_SECONDS = 1.0  # in which a stopped client waits for the end of a run that it cancels
 
@@ -23,9 +23,9 @@ def start_detached(opened: OpenExperiment, output: Format) -> int:
     elif left:
         pid = opened.hand_over()
         console.note(
-            f"Runs recorded with names {', '.join(run.name for run in left)}. Process {pid} of this machine starts "
+            f"Queued {', '.join(run.name for run in left)}. Background process {pid} starts "
             f"{'them one after the other' if experiment.parallel == 1 else f'{experiment.parallel} at a time'}; "
-            f"if it ends early, the same command line goes on."
+            f"if it dies, repeat the command to resume."
         )
     if output == Format.json:
         runs = [{"name": run.name, "id": run.run.id, "folder": str(run.folder)} for run in left]
@@ -48,7 +48,7 @@ def _waits_for_machine(opened: OpenExperiment, run: RunHandle) -> bool:
 def _submit_all(opened: OpenExperiment, left: Sequence[RunHandle]) -> None:
     for run in left:
         _submit(opened, run, detach=True)
-        console.note(f"Run started with name {run.name}")
+        console.note(f"Started {run.name}.")
         _announce_keeping(run.run)
 
 
@@ -57,8 +57,8 @@ def _submit(opened: OpenExperiment, run: RunHandle, *, detach: bool) -> None:
         opened.start_run(run, detach=detach)
     except MlbenchError:
         console.note(
-            f"{run.name} stays recorded, with what there may be of it. The same command line tries again; to forget "
-            f"it: mlbench delete {run.name}"
+            f"{run.name} and its partial results are kept. Repeat the command to try again, or run "
+            f"mlbench delete {run.name}."
         )
         raise
 
@@ -78,8 +78,8 @@ def wait_for_queue(opened: OpenExperiment, *, require_goal: bool) -> list[Ended]
     """As `follow_all`, for several runs at a time: a queue of its own starts them, and outlives this client."""
     pid = opened.hand_over()
     console.note(
-        f"Process {pid} of this machine starts {len(opened.left)} runs, {opened.plan.experiment.parallel} at a time. "
-        "Ctrl-C ends only the waiting."
+        f"Background process {pid} starts {len(opened.left)} runs, {opened.plan.experiment.parallel} at a time. "
+        "Ctrl-C stops the waiting, not the runs."
     )
     ended = []
     for run in opened.runs:
@@ -115,11 +115,11 @@ def follow_run(
 
 def _announce(handle: RunHandle) -> None:
     run = handle.run
-    interrupt = "cancels it and keeps what there is" if handle.dies_with_client else "leaves it running"
-    console.note(f"Run started with name {run.name}: {in_words(run.spec)}.")
+    interrupt = "cancels it and keeps partial results" if handle.dies_with_client else "leaves it running"
+    console.note(f"Started {run.name}: {in_words(run.spec)}.")
     if run.spec.functional_only:
         console.note(f"Its result is functional, not a performance measurement: {run.spec.functional_only}.")
-    console.note(f"Ctrl-C {interrupt}. It is stopped after {console.duration(run.spec.timeout)}.")
+    console.note(f"Timeout {console.duration(run.spec.timeout)}; Ctrl-C {interrupt}.")
     _announce_keeping(run)
 
 
@@ -129,9 +129,9 @@ def _announce_keeping(run: Run) -> None:
     if run.spec.engine != "kubernetes":
         return
     if options.keep_seconds:
-        console.note(f"The cluster keeps its results for {console.duration(options.keep_seconds)} after its end.")
+        console.note(f"The cluster keeps the results for {console.duration(options.keep_seconds)} after the run.")
     else:
-        console.note(f"Its workers hold its results for {console.duration(options.hold_seconds)} after its end.")
+        console.note(f"The workers hold the results for {console.duration(options.hold_seconds)} after the run.")
 
 
 def _stop(opened: OpenExperiment, run: RunHandle, later: Sequence[RunHandle], stopped: BaseException) -> Stopped:

@@ -1,14 +1,14 @@
 """How repeats of a run (`mlbench run --repeat`) are shown: mean and interval."""
 
-import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from mlbench_cli import console
+from mlbench_cli.results.analysis.numbers import SAMPLES_PER_SECOND, SECONDS, format_estimate
 from mlbench_cli.runs.repeats import Repeats
 
-if TYPE_CHECKING:
-    from mlbench_cli.results.analysis.statistics import Estimate
+LEGEND = (
+    "In parentheses: the 95 % interval of the mean (Student's t), for two runs their range. Failed runs are left out."
+)
 
 
 def show_repeats(found: Sequence[Repeats]) -> None:
@@ -17,31 +17,25 @@ def show_repeats(found: Sequence[Repeats]) -> None:
         return
     console.out("")
     console.out_table(
-        ["REPEATS", "WORKERS", "RUNS", "SECONDS", "METRIC", "SAMPLES/S"],
+        ["REPEATS", "WORKERS", "RUNS", "TIME", "METRIC", "THROUGHPUT"],
         [
             [
                 item.name,
                 item.point.workers,
                 _format_count(item),
-                in_figures(item.point.seconds) if item.point.good else None,
-                f"{item.metric} {in_figures(item.point.value)}" if item.point.good and item.point.value else None,
-                in_figures(item.point.throughput) if item.point.good else None,
+                format_estimate(item.point.seconds, SECONDS) if item.point.good else None,
+                f"{item.metric} {format_estimate(item.point.value, item.unit)}"
+                if item.point.good and item.point.value
+                else None,
+                format_estimate(item.point.throughput, SAMPLES_PER_SECOND)
+                if item.point.good and item.point.throughput
+                else None,
             ]
             for item in found
         ],
-        droppable=["SAMPLES/S", "METRIC"],
+        droppable=["THROUGHPUT", "METRIC"],
     )
-    console.note("± is half the 95 % interval of the mean (Student's t); repeats that failed do not count.")
-
-
-def in_figures(found: "Estimate | None") -> str | None:
-    """ "12.31 ± 0.84": two digits of the margin, the mean to the same place; "12.31" without repeats."""
-    if found is None:
-        return None
-    if not found.margin:
-        return f"{found.mean:.4g}" if abs(found.mean) < 9999.5 else f"{found.mean:.0f}"
-    digits = min(9, max(0, 1 - math.floor(math.log10(found.margin))))
-    return f"{found.mean:.{digits}f} ± {found.margin:.{digits}f}"
+    console.note(LEGEND)
 
 
 def _format_count(item: Repeats) -> str:

@@ -8,18 +8,24 @@ from mlbench_cli import console
 from mlbench_cli.commands._common import Format
 from mlbench_cli.commands._repeats import show_repeats
 from mlbench_cli.errors import MlbenchError
-from mlbench_cli.model import Outcome
-from mlbench_cli.network import network_phrase
+from mlbench_cli.model.network import network_phrase
+from mlbench_cli.model.run import DAMAGED
+from mlbench_cli.model.silence import UNREACHABLE
+from mlbench_cli.model.spec import CUSTOM, RunSpec
+from mlbench_cli.results.analysis.numbers import SECONDS, format_goal, format_value
+from mlbench_cli.results.archive.layout import DamagedArchive
 from mlbench_cli.runs.repeats import Repeats
-from mlbench_cli.spec import CUSTOM, RunSpec
+from mlbench_cli.runs.snapshot import UNKNOWN
 from task_images import contract
 
 if TYPE_CHECKING:
     from mlbench_cli.api import FinishedRun, RunHandle
-    from mlbench_cli.results.archive.documents import GoalDocument
+    from mlbench_cli.model.run import Run
     from mlbench_cli.runs.progress import Progress
 
-LAST_WORDS = 3  # lines of the log that failed
+LAST_LINES = 3  # of the log of a failed rank
+FINISHED = "finished"  # the phase in which ranks write their results
+BAR_COLUMNS = 20
 
 # --- while it runs --------------------------------------------------------------------------------------------------
 
@@ -45,6 +51,7 @@ class Reporter:
         self._show_log()
         if progress.observation.ended:  # the result says how
             return
+        self._show_return(progress)
         for finding in progress.observation.findings:
             if finding.code not in self._shown:
                 self._shown.add(finding.code)
@@ -52,6 +59,13 @@ class Reporter:
                 self._line.print_above(f"{self._run.name}: {finding.summary}{hint}")
         task = self._run.run.spec.task
         self._line.update(lambda width: describe(progress, self._run.name, width, reports=task != CUSTOM))
+
+    def _show_return(self, progress: "Progress") -> None:
+        """Say that a cluster answers again; its next silence is told again."""
+        codes = {finding.code for finding in progress.observation.findings}
+        if UNREACHABLE in self._shown - codes:
+            self._shown.discard(UNREACHABLE)
+            self._line.print_above(f"{self._run.name}: the cluster answers again.")
 
     def _show_log(self) -> None:
         """Print the lines of rank 0 that are new, without events. A log that cannot be read now is read next time."""
@@ -67,11 +81,16 @@ class Reporter:
 
 
 def describe(progress: "Progress", name: str = "", width: int | None = None, *, reports: bool = True) -> str:
-    """How far a run is, in `width` columns: "x-2: training epoch 3/10, Prec@1 91.2 of 97, loss 0.21, elapsed 65 s,
-    about 40 s left". If it is too long, step, loss, metric and elapsed time are left out, in this order. `reports` is
-    False for a program that may never report anything.
+    """One line of progress in `width` columns (None: a line of a pipe, of any length and without a bar):
+    "x-2: training, epoch 3/10, Prec@1 91.2 of 97, loss 0.21, elapsed 65 s, about 40 s left [=====>   ]". If it is too
+    long, the bar, step, loss, metric and elapsed time are dropped, in this order. `reports` is False for a program that
+    may never report anything.
     """
-    parts = [(f"{name}: {_phase(progress, reports)}" if name else _phase(progress, reports), 1)]
+    phase = _phase(progress, reports)
+    parts = [(f"{name}: {phase}" if name else phase, 1)]
+    if progress.phase == FINISHED:
+        parts.append((f"elapsed {console.rough_duration(progress.elapsed)}", 3))
+        return console.fit_parts(parts, width)
     parts.append((_position("epoch", progress.epoch, progress.epochs), 2))
     parts.append((_position("step", progress.step, progress.steps), 6))
     if progress.metric is not None and progress.threshold is not None:
@@ -83,30 +102,46 @@ def describe(progress: "Progress", name: str = "", width: int | None = None, *, 
         parts.append((f"loss {progress.loss:.4g}", 5))
     parts.append((f"elapsed {console.rough_duration(progress.elapsed)}", 3))
     parts.append((format_eta(progress.eta, progress.eta_high) or "", 0))
+    if width is not None:
+        parts.append((_bar(progress), 7))
     return console.fit_parts(parts, width)
 
 
 def format_eta(low: float | None, high: float | None) -> str | None:
-    """ "about 40 s left", "between 40 s and 3 min left", "at least 40 s left"; None if nothing is known."""
+    """ "about 40 s left" or "40 s to 1 min 5 s left"; "estimating time left" if the bounds are a factor of two apart or
+    more, which is no help to anybody; None if nothing is known.
+    """
     if low is None:
         return None
-    if high is None:
-        return f"at least {console.rough_duration(low)} left"
-    if high < 0.5:
+    if high is not None and high < 1:
         return "almost done"
-    if high <= 1.25 * low + 1:
+    if high is None or high >= 2 * low:
+        return "estimating time left"
+    if high <= 1.25 * low:
         return f"about {console.rough_duration(low)} left"
-    if low < 0.5:
-        return f"up to {console.rough_duration(high)} left"
-    return f"between {console.rough_duration(low)} and {console.rough_duration(high)} left"
+    return f"{console.rough_duration(low)} to {console.rough_duration(high)} left"
+
+
+def _bar(progress: "Progress") -> str:
+    """ "[=====>    ]": the elapsed share of the expected time; empty while the time left is not known well enough."""
+    low, high = progress.eta, progress.eta_high
+    if low is None or high is None or high >= 2 * low:
+        return ""
+    expected = progress.elapsed + (low + high) / 2
+    done = int(BAR_COLUMNS * progress.elapsed / expected) if expected > 0 else 0
+    return f"[{'=' * done}>{' ' * (BAR_COLUMNS - done)}]"
 
 
 def _phase(progress: "Progress", reports: bool) -> str:
+    if any(finding.code == UNREACHABLE for finding in progress.observation.findings):
+        return "cluster unreachable"
+    if progress.phase == FINISHED:
+        return "finishing"
     if progress.phase is not None:
         return progress.phase
     phases = [worker.phase for worker in progress.observation.workers]
     if reports and phases and set(phases) == {"running"}:
-        return "starting: ranks load their libraries"
+        return "starting, loading libraries"
     return ", ".join(f"{phases.count(phase)} {phase}" for phase in dict.fromkeys(phases))
 
 
@@ -152,26 +187,62 @@ class Ended(NamedTuple):
         }
 
 
-def report_ended(runs: Sequence[Ended], output: Format, repeats: Sequence[Repeats] = ()) -> None:
+class Unanswered(NamedTuple):
+    """A run of which cannot be told how it ended: its archive is damaged, or who knows of it did not answer in time."""
+
+    run: "Run"
+    error: MlbenchError
+
+    @property
+    def word(self) -> str:
+        """What stands in the place of the outcome."""
+        return DAMAGED if isinstance(self.error, DamagedArchive) else UNKNOWN
+
+    def to_dict(self) -> dict[str, Any]:
+        """As a run that has ended, with the reason as its summary, and no result."""
+        return {
+            "name": self.run.name,
+            "outcome": self.word,
+            "exit_code": self.error.exit_code,
+            "summary": self.error.message,
+            "findings": [],
+            "folder": str(self.run.folder),
+            "result": None,
+        }
+
+
+def report_ended(
+    runs: Sequence[Ended], output: Format, repeats: Sequence[Repeats] = (), unanswered: Sequence[Unanswered] = ()
+) -> None:
     """Print how runs have ended; on stderr why, and what can be done next."""
     if output == Format.json:
         together = {"repeats": [found.to_dict() for found in repeats]} if repeats else {}
-        console.out_json({"runs": [ended.to_dict() for ended in runs], **together})
+        console.out_json(
+            {"runs": [*(ended.to_dict() for ended in runs), *(run.to_dict() for run in unanswered)], **together}
+        )
     else:
         console.out_table(
-            ["RUN", "WORKERS", "OUTCOME", "GOAL", "SECONDS", "TOTAL", "EXIT"],
-            [_row(ended) for ended in runs],
+            ["RUN", "WORKERS", "OUTCOME", "GOAL", "TIME", "TOTAL", "EXIT"],
+            [*map(_row, runs), *map(_row_without_answer, unanswered)],
             droppable=["TOTAL", "EXIT", "GOAL"],
         )
         show_repeats(repeats)
     for ended in runs:
         _explain(ended)
     for ended in runs:
-        if ended.finished.result is not None:
-            console.note(f"Archive of {ended.name}: {ended.finished.run.folder}")
+        if not ended.finished.run.folder.exists():
+            console.warn(f"{ended.name} was deleted in the meantime.")
+    folders = [
+        folder for ended in runs if ended.finished.result is not None and (folder := ended.finished.run.folder).exists()
+    ]
+    if len(folders) == 1:
+        console.note(f"Archive: {folders[0]}")
+    elif folders:
+        console.note(f"Archives of {len(folders)} runs: {folders[0].parent}")
     failed = [ended for ended in runs if ended.exit_code]
     if not failed:
-        console.note(f"Next: mlbench download {runs[0].name}, mlbench charts FOLDER")
+        names = " ".join(ended.name for ended in runs[:2])
+        console.note(f"Next: mlbench report OUT.html {names}" + (f", mlbench compare {names}" if len(runs) > 1 else ""))
         return
     hints = [finding.hint for ended in failed for finding in ended.finished.findings if finding.hint]
     for hint in dict.fromkeys(hints or [f"mlbench logs {failed[0].name}"]):
@@ -186,19 +257,15 @@ def _row(ended: Ended) -> list[object]:
         ended.name,
         finished.run.spec.workers,
         str(finished.outcome),
-        _goal(result["goal"] if result else None, is_spent=finished.outcome is Outcome.BUDGET_SPENT),
-        None if seconds is None else round(seconds, 2),
+        format_goal(result["goal"] if result else None, str(finished.outcome)),
+        None if seconds is None else format_value(seconds, SECONDS),
         console.duration(result["wall_seconds"] if result else None),
         ended.exit_code,
     ]
 
 
-def _goal(goal: "GoalDocument | None", is_spent: bool) -> str | None:
-    if goal is None:
-        return None
-    shown = goal["last"] if is_spent else goal["value"]
-    value = "-" if shown is None else f"{shown:.4g}"
-    return f"{goal['metric']} {value} ({goal['comparison']} {goal['threshold']:g})"
+def _row_without_answer(item: Unanswered) -> list[object]:
+    return [item.run.name, item.run.spec.workers, item.word, None, None, None, item.error.exit_code]
 
 
 def _explain(ended: Ended) -> None:
@@ -217,5 +284,5 @@ def _explain(ended: Ended) -> None:
     for finding in finished.findings:
         if finding.summary not in finished.summary:
             console.note(f"  {finding.summary}")
-        for line in finding.evidence.get("log", ())[-LAST_WORDS:] if ended.exit_code else ():
+        for line in finding.evidence.get("log", ())[-LAST_LINES:] if ended.exit_code else ():
             console.note(f"  | {line}")

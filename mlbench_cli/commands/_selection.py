@@ -6,9 +6,9 @@ from typing import Annotated
 import typer
 
 from mlbench_cli.commands._common import read_quietly
-from mlbench_cli.durations import parse_duration, parse_since
 from mlbench_cli.runs.select import STATES, Filter
-from mlbench_cli.store import Store
+from mlbench_cli.storage.store import Store
+from mlbench_cli.util.durations import parse_duration, parse_since
 
 
 def complete_names(incomplete: str) -> list[str]:
@@ -18,7 +18,7 @@ def complete_names(incomplete: str) -> list[str]:
 
 
 def _list_names(store: Store) -> list[str]:
-    from mlbench_cli.spec import common_name
+    from mlbench_cli.model.spec import common_name
 
     names = [experiment.name for experiment in store.experiments()]
     for row in store.runs():
@@ -38,17 +38,17 @@ States = Annotated[
     typer.Option(
         "--state",
         metavar="STATE",
-        help="only runs of this state or outcome, e.g. running or failed; repeatable",
+        help="only runs with this state or outcome, e.g. running or failed; repeatable",
         autocompletion=lambda incomplete: [state for state in STATES if state.startswith(incomplete)],
     ),
 ]
 Tasks = Annotated[list[str] | None, typer.Option("--task", metavar="TASK", help="only runs of this task; repeatable")]
 OlderThan = Annotated[
-    str | None, typer.Option("--older-than", metavar="DURATION", help="only runs recorded longer ago, e.g. 7d")
+    str | None, typer.Option("--older-than", metavar="DURATION", help="only runs older than this, e.g. 7d")
 ]
 NewerThan = Annotated[
     str | None,
-    typer.Option("--since", metavar="TIME", help="only runs created since then, e.g. 2d, or 2026-01-31T10:00:00Z"),
+    typer.Option("--since", metavar="TIME", help="only runs created since this time, e.g. 2d or 2026-01-31T10:00:00Z"),
 ]
 
 

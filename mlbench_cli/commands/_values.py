@@ -5,6 +5,9 @@ from typing import Any
 import typer
 from typer.main import get_command
 
+# Panels of options that `--help` leaves to `--help-all`, and the key of a context whose help shows them.
+FOLDED = ("Advanced", "On clusters (not on local)")
+HELP_ALL = "mlbench.help_all"
 # Options whose last word does not name the value.
 _NAMES = {"--allow-from": "CIDR"}
 

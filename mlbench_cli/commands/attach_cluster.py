@@ -10,30 +10,33 @@ from mlbench_cli import console
 from mlbench_cli.commands._clusters import cluster_document
 from mlbench_cli.commands._common import Format, Output
 from mlbench_cli.errors import CredentialError, UsageError
-from mlbench_cli.spec import check_name
-from mlbench_cli.store import Store
+from mlbench_cli.model.spec import check_name
+from mlbench_cli.storage.store import Store
 
 
 def attach_cluster(
     name: Annotated[str, typer.Argument(metavar="NAME", help="name of the cluster in mlbench")],
     context: Annotated[
-        str | None, typer.Option("--context", help="context of the kubeconfig; default: the current one")
+        str | None, typer.Option("--context", help="kubeconfig context; default: the current context")
     ] = None,
     kubeconfig: Annotated[
         Path | None,
         typer.Option(
-            "--kubeconfig", help="kubeconfig file; default: $KUBECONFIG, ~/.kube/config, in a pod its service account"
+            "--kubeconfig",
+            help="kubeconfig file; default: $KUBECONFIG, ~/.kube/config, or the service account in a pod",
         ),
     ] = None,
     namespace: Annotated[
-        str | None, typer.Option("--namespace", "-n", help="namespace of the runs; default: the context's")
+        str | None, typer.Option("--namespace", "-n", help="namespace of the runs; default: namespace of the context")
     ] = None,
     role: Annotated[
-        bool, typer.Option("--role", help="print the Role that runs need, for kubectl apply, and exit")
+        bool, typer.Option("--role", help="print the Role that runs need (for kubectl apply), then exit")
     ] = False,
     output: Output = Format.text,
 ) -> None:
-    """Use a cluster that you already have. Its kubeconfig is only read; delete-cluster forgets the cluster again."""
+    """Use an existing Kubernetes cluster. mlbench only reads its kubeconfig; delete-cluster removes it from mlbench but
+    does not delete it.
+    """
     from providers.attached import (
         check_rights,
         is_kind,

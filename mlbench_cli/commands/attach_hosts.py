@@ -11,32 +11,32 @@ from mlbench_cli.commands._clusters import cluster_document
 from mlbench_cli.commands._common import Format, Output
 from mlbench_cli.commands._machines import SshConfig, read_text_file, record
 from mlbench_cli.errors import UsageError
-from mlbench_cli.model import Cluster
-from mlbench_cli.spec import check_name
+from mlbench_cli.model.run import Cluster
+from mlbench_cli.model.spec import check_name
 
 
 def attach_hosts(
     name: Annotated[str, typer.Argument(metavar="NAME", help="name of the cluster in mlbench")],
-    hosts: Annotated[
-        str, typer.Option("--hosts", help="HOST[:SLOTS],... or a host file as mpirun reads it (HOST slots=N)")
-    ],
+    hosts: Annotated[str, typer.Option("--hosts", help="HOST[:SLOTS],... or a host file for mpirun (HOST slots=N)")],
     python: Annotated[str, typer.Option("--python", help="Python with torch on the hosts")] = "python3",
-    folder: Annotated[str, typer.Option("--dir", help="folder on the hosts, for runs and code")] = "~/.mlbench",
+    folder: Annotated[str, typer.Option("--dir", help="folder on the hosts for runs and code")] = "~/.mlbench",
     interface: Annotated[
-        str | None, typer.Option("--interface", help="network interface between the hosts; default: that of ssh")
+        str | None,
+        typer.Option("--interface", help="network interface between the hosts; default: the interface of ssh"),
     ] = None,
     env_file: Annotated[
-        Path | None, typer.Option("--env-file", help="file with variables of all ranks (KEY=VALUE), such as envs.conf")
+        Path | None,
+        typer.Option("--env-file", help="file with environment variables of the ranks (KEY=VALUE), e.g. envs.conf"),
     ] = None,
     ssh_config: SshConfig = None,
     output: Output = Format.text,
 ) -> None:
-    """Use machines that you already have. Reachability, clocks, versions, disks and network are checked at once.
+    """Use existing machines over ssh. mlbench checks reachability, clocks, versions, disks and the network.
 
-    Nothing is installed and no program stays there; delete-cluster forgets the hosts again.
+    mlbench installs nothing and leaves no process behind; delete-cluster only removes the hosts from mlbench.
     """
+    from mlbench_cli.agent.channel import Channel, Target, close_all
     from mlbench_cli.engines.hosts import checks, hostfile
-    from mlbench_cli.engines.machines.channel import Channel, Target, close_all
 
     check_name(name, "cluster name")
     path = Path(hosts)

@@ -11,40 +11,48 @@ from mlbench_cli.commands._clusters import cluster_document
 from mlbench_cli.commands._common import Format, Output
 from mlbench_cli.commands._machines import SshConfig, read_text_file, record
 from mlbench_cli.errors import CapacityError, UsageError
-from mlbench_cli.model import Cluster
-from mlbench_cli.spec import check_name
+from mlbench_cli.model.run import Cluster
+from mlbench_cli.model.spec import check_name
 
 
 def attach_slurm(
     name: Annotated[str, typer.Argument(metavar="NAME", help="name of the cluster in mlbench")],
     login: Annotated[str | None, typer.Option("--login", help="login node as USER@HOST; default: this machine")] = None,
-    partition: Annotated[str | None, typer.Option("--partition", help="default: the cluster's own")] = None,
-    account: Annotated[str | None, typer.Option("--account", help="account that pays for the jobs")] = None,
-    qos: Annotated[str | None, typer.Option("--qos", help="quality of service of the jobs")] = None,
-    constraint: Annotated[str | None, typer.Option("--constraint", help="features that nodes must have")] = None,
+    partition: Annotated[
+        str | None, typer.Option("--partition", help="partition of the jobs; default: the default partition")
+    ] = None,
+    account: Annotated[str | None, typer.Option("--account", help="account of the jobs")] = None,
+    qos: Annotated[str | None, typer.Option("--qos", help="QOS of the jobs")] = None,
+    constraint: Annotated[
+        str | None, typer.Option("--constraint", help="required node features, as in sbatch --constraint")
+    ] = None,
     switches: Annotated[
-        str | None, typer.Option("--switches", help="COUNT[@MAX-TIME]: most leaf switches between the nodes")
+        str | None, typer.Option("--switches", help="COUNT[@MAX-TIME]: maximum number of leaf switches, as in sbatch")
     ] = None,
     shared: Annotated[
-        str | None, typer.Option("--shared", help="folder that all nodes share; default: ~/.mlbench of the login node")
+        str | None,
+        typer.Option("--shared", help="folder on a shared file system; default: ~/.mlbench of the login node"),
     ] = None,
     python: Annotated[str, typer.Option("--python", help="Python with torch on the nodes")] = "python3",
     setup: Annotated[
-        Path | None, typer.Option("--setup", help="file with shell lines before the ranks start (module load ...)")
+        Path | None,
+        typer.Option("--setup", help="shell script to source before the ranks start, e.g. with module load"),
     ] = None,
     interface: Annotated[
-        str | None, typer.Option("--interface", help="network interface; default: found when a run starts")
+        str | None, typer.Option("--interface", help="network interface; default: detected at the start of a run")
     ] = None,
-    exclusive: Annotated[bool, typer.Option("--exclusive/--share-nodes", help="whole nodes for each run")] = True,
-    probe: Annotated[bool, typer.Option("--probe/--no-probe", help="run a job of seconds on every free node")] = True,
+    exclusive: Annotated[
+        bool, typer.Option("--exclusive/--share-nodes", help="allocate whole nodes to each run")
+    ] = True,
+    probe: Annotated[bool, typer.Option("--probe/--no-probe", help="check every idle node with a short job")] = True,
     ssh_config: SshConfig = None,
     output: Output = Format.text,
 ) -> None:
-    """Use a Slurm cluster that you already have. Nothing is installed; delete-cluster forgets it again.
+    """Use an existing Slurm cluster. mlbench installs nothing; delete-cluster only removes it from mlbench.
 
-    Folder and versions are checked on every free node by one short job.
+    A short job on each idle node checks the shared folder and the versions.
     """
-    from mlbench_cli.engines.machines.channel import Channel, Target, check_login
+    from mlbench_cli.agent.channel import Channel, Target, check_login
     from mlbench_cli.engines.machines.details import SlurmDetails
     from mlbench_cli.engines.slurm import discovery
 

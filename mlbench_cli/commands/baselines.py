@@ -5,9 +5,11 @@ from typing import Annotated
 
 import typer
 
-from mlbench_cli import api, console, settings
+from mlbench_cli import api, console
+from mlbench_cli.commands._archives import open_archives
 from mlbench_cli.commands._common import Format, Output
 from mlbench_cli.commands._selection import complete_names
+from mlbench_cli.config import settings
 from mlbench_cli.errors import UsageError
 from mlbench_cli.results.analysis.expected import (
     NOTHING_COUNTS,
@@ -38,9 +40,9 @@ def show(
     ] = None,
     output: Output = Format.text,
 ) -> None:
-    """Show the bandwidth and throughput that machine types are expected to reach, with their sources.
+    """Show the expected bandwidth and throughput of machine types, with their sources.
 
-    check holds results against them and names slow links; record keeps results of a machine that was found to be good.
+    check compares results with them and names slow links; record stores the results of a known-good machine.
     """
     if context.invoked_subcommand is not None:
         return
@@ -59,11 +61,10 @@ def check(
     ] = 100 * SHARE,
     output: Output = Format.text,
 ) -> int:
-    """Hold results against what their machines are expected to reach.
+    """Check results against the expected performance of their machines.
 
-    Of runs that stay behind, the links between neighbouring ranks that were slow when they were measured one by one
-    are named, and the machine that all of them share. Exit code 0: reached; 7: not reached; 9: nothing is expected of
-    these machines.
+    Exit code 0: all figures reach --at-least; 7: some do not, which names slow links; 9: nothing is expected of these
+    machines.
     """
     if not 0 < at_least <= 1000:
         raise UsageError(f"--at-least {at_least:g}: a percentage above 0 is needed.", hint="--at-least 95")
@@ -81,7 +82,7 @@ def check(
 
 @baselines.command(context_settings=HELP_NAMES)
 def record(results: Results, output: Output = Format.text) -> None:
-    """Record results as what their machines are expected to reach, on this machine; repeats count by their mean."""
+    """Record results as the expected performance of their machines; repeats count as their mean."""
     with ExitStack() as stack:
         made = record_expected(settings.data_dir(), _open(results, stack))
     if output is Format.json:
@@ -91,9 +92,7 @@ def record(results: Results, output: Output = Format.text) -> None:
 
 
 def _open(words: list[str], stack: ExitStack) -> list[Archive]:
-    return [
-        stack.enter_context(api.open_archive(path)) for path in api.Client(notice=console.warn).find_archives(words)
-    ]
+    return open_archives(api.Client(notice=console.warn).find_archives(words), stack)
 
 
 def _print_expected(found: list[Expected]) -> None:

@@ -27,9 +27,9 @@ def cancel(
     newer_than: NewerThan = None,
     output: Output = Format.text,
 ) -> None:
-    """Stop runs and keep what they have brought so far. Runs that have ended stay as they are.
+    """Stop runs and keep partial results. Finished runs are not changed.
 
-    Of an experiment nothing further is started; mlbench run NAME goes on with it.
+    Canceling an experiment also cancels its queued runs. Resume it with mlbench run NAME.
     """
     client = Client(notice=console.note)
     chosen = client.select(names or (), all_runs=all_runs, filter=make_filter(states, tasks, older_than, newer_than))

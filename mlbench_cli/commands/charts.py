@@ -1,6 +1,7 @@
 """`mlbench charts`: figures from archives, without any cluster."""
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -8,6 +9,7 @@ import typer
 
 from mlbench_cli import console
 from mlbench_cli.api import Client, RunHandle
+from mlbench_cli.commands._archives import Unproven, open_archives
 from mlbench_cli.commands._common import Format, Output, Yes, complete_clusters, complete_runs
 from mlbench_cli.errors import NotFoundError, UsageError
 
@@ -49,14 +51,15 @@ def charts(
         ),
     ] = 1,
     filter: Annotated[str | None, typer.Option("--filter", "-f", help="only runs whose name contains this")] = None,
+    unproven: Unproven = False,
     yes: Yes = False,
     output: Output = Format.text,
 ) -> None:
-    """Draw total time, speedup and time per phase of finished runs, as PNG and SVG, with a CSV of the figures; of
-    collectives also latency and bandwidth over the size, of methods that send beside the training what that hides.
+    """Draw total time, speedup and time per phase of finished runs as PNG and SVG, with a CSV of the data.
 
-    Without ARCHIVE and --run, asks on a terminal which of the finished runs to draw; with --yes, or without a
-    terminal, it is all of them. With --cluster it draws how long the clusters, also removed ones, took to be made.
+    Collectives also get latency and bandwidth by message size, and methods that overlap communication get the overlap.
+    Without ARCHIVE and --run, mlbench asks on a terminal which runs to draw; with --yes or without a terminal, it draws
+    all. With --cluster, it draws the provisioning time of clusters, including deleted ones.
     """
     _refuse_results(folder)
     if clusters:
@@ -68,14 +71,18 @@ def charts(
         return
     chosen: list[Path] = list(archives or [])
     if runs:
-        chosen += [run.results for run in Client().select(runs).runs]
-    if not chosen:
+        chosen += [run.results for run in Client().select(runs, repeats=True).runs]
+    is_default = not chosen
+    if is_default:
         chosen = [run.folder for run in _choose(_candidates(filter), ask=not yes and console.interactive())]
     elif filter is not None:
         raise UsageError("--filter chooses among the finished runs; with ARCHIVE or --run there is nothing to choose.")
-    from mlbench_cli.results.figures.runs import draw
+    from mlbench_cli.results.figures.charts import draw
 
-    _print(folder, draw(chosen, folder, published=published, foreign=foreign or (), min_runs=min_runs), output)
+    with ExitStack() as stack:
+        opened = open_archives(chosen, stack, unproven=unproven, left_out=[] if is_default else None)
+        drawn = draw(opened, folder, published=published, foreign=foreign or (), min_runs=min_runs)
+    _print(folder, drawn, output)
 
 
 def _print(folder: Path, paths: Sequence[Path], output: Format) -> None:

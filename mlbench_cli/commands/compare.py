@@ -1,7 +1,6 @@
 """`mlbench compare`: two results side by side."""
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
@@ -9,15 +8,15 @@ from typing import Annotated
 import typer
 
 from mlbench_cli import api, console
+from mlbench_cli.commands._archives import Unproven, open_archives
 from mlbench_cli.commands._common import Format, Output, complete_runs
-from mlbench_cli.commands._repeats import in_figures
+from mlbench_cli.commands._repeats import LEGEND
 from mlbench_cli.errors import NotFoundError, UsageError
-from mlbench_cli.model import JsonObject
-from mlbench_cli.results.analysis.cells import Values, describe_cell, pair_cells
+from mlbench_cli.results.analysis.cells import compare_cells, describe_cell, make_document
 from mlbench_cli.results.analysis.comparability import WORDS, check_words
 from mlbench_cli.results.analysis.compare import Comparison
-from mlbench_cli.results.analysis.gate import Direction, GateResult, check_gate
-from mlbench_cli.results.analysis.statistics import Estimate
+from mlbench_cli.results.analysis.gate import Direction, check_gate, parse_limit
+from mlbench_cli.results.analysis.numbers import SECONDS, format_estimate, format_ratio, unit_of
 from mlbench_cli.results.analysis.verdict import find_worst
 from mlbench_cli.results.archive.reader import Archive
 
@@ -32,12 +31,13 @@ def compare(
         ),
     ],
     second: Annotated[str, typer.Argument(metavar="B", help="result to compare with A", autocompletion=complete_runs)],
-    limit: Annotated[
-        float | None,
+    fail_above: Annotated[
+        str | None,
         typer.Option(
             "--fail-above",
-            metavar="RATIO",
-            help="exit with 7 if B is more than this factor worse than A, with 9 if the 95 % interval does not decide",
+            metavar="LIMIT",
+            help="exit with 7 if B is worse than A by more than this factor or share, e.g. 1.2 or +20%; with 9 if the "
+            "95 % interval does not decide",
         ),
     ] = None,
     metric: Annotated[
@@ -51,27 +51,25 @@ def compare(
         list[str] | None,
         typer.Option("--across", metavar="WORD", help=f"accept a difference; may be repeated: {', '.join(WORDS)}"),
     ] = None,
+    unproven: Unproven = False,
     output: Output = Format.text,
 ) -> int:
-    """Compare two results: what differs in their settings, and how their figures relate.
+    """Compare two results: the differences in their settings, and the ratios of their figures.
 
-    Seconds with B / A below 1: B was faster. Of repeats (mlbench run --repeat) means are compared, with half the 95 %
-    interval behind the sign ±. Experiments of several sizes or settings are compared cell by cell, and each cell has to
-    pass --fail-above.
+    Of repeats (mlbench run --repeat) means are compared, with their 95 % intervals; two runs show their range, and
+    fewer than three on a side give no verdict. Experiments of several sizes or settings are compared cell by cell, and
+    each cell has to pass --fail-above.
     """
-    if limit is not None and not 0 < limit < math.inf:
-        raise UsageError(f"--fail-above {limit:g}: the ratio must be above 0.")
+    limit = None if fail_above is None else parse_limit(fail_above, "--fail-above")
     if limit is None and (metric is not None or direction is not None):
         raise UsageError("--metric and --direction choose the figure of --fail-above, which is missing.")
     accepted = check_words(across or ())
     with ExitStack() as stack:
-        a, b = ([stack.enter_context(api.open_archive(path)) for path in _archives(word)] for word in (first, second))
-        pairs, alone = pair_cells(a, b)
-        names = _name(first, a), _name(second, b)
-        found = {pair.values: api.compare(pair.a, pair.b, names=names, across=accepted) for pair in pairs}
+        a, b = (open_archives(_archives(word), stack, unproven=unproven) for word in (first, second))
+        found, alone = compare_cells(a, b, (_name(first, a), _name(second, b)), accepted)
     gates = {} if limit is None else {v: check_gate(found[v], limit, metric, direction) for v in found}
     if output == Format.json:
-        console.out_json(_document(found, gates, alone))
+        console.out_json(make_document(found, gates, alone))
     else:
         for number, (values, comparison) in enumerate(found.items()):
             if values:
@@ -85,28 +83,13 @@ def compare(
     return find_worst(gate.verdict for gate in gates.values()).exit_code
 
 
-def _document(
-    found: Mapping[Values, Comparison], gates: Mapping[Values, GateResult], alone: Sequence[str]
-) -> JsonObject:
-    """One comparison as it is; of several a list, each with the values of its cell."""
-    each = {
-        values: {**comparison.to_dict(), "gate": gates[values].to_dict() if values in gates else None}
-        for values, comparison in found.items()
-    }
-    if list(each) == [()]:
-        return each[()]
-    comparisons = [{"cell": dict(values), **document} for values, document in each.items()]
-    verdict = str(find_worst(gate.verdict for gate in gates.values())) if gates else None
-    return {"schema_version": 1, "comparisons": comparisons, "left_out": list(alone), "verdict": verdict}
-
-
 def _archives(word: str) -> list[Path]:
     """The folders of the run, or of the repeats, of that name; else the path. A word with "/" or ".zip" is a path."""
     client, path = api.Client(), Path(word)
     if "/" in word or path.suffix == ".zip":
         return client.find_archives([word])
     try:
-        runs = client.select([word]).runs
+        runs = client.select([word], repeats=True).runs
     except NotFoundError:
         if path.exists():
             return [path]
@@ -121,11 +104,18 @@ def _name(word: str, archives: Sequence[Archive]) -> str:
 
 
 def _show(found: Comparison) -> None:
-    for title, figures in (("SECONDS", found.seconds), ("FIGURE", found.others)):
-        rows = [[name, in_figures(row.a), in_figures(row.b), _ratio(row.ratio)] for name, row in figures.items()]
-        if title != "SECONDS":
+    if found.verdict:
+        console.out(f"{found.verdict}\n")
+    for title, figures in (("TIME", found.seconds), ("FIGURE", found.others)):
+        is_time = title == "TIME"
+        rows = []
+        for name, row in figures.items():
+            unit = SECONDS if is_time else unit_of(name)
+            ratio = format_ratio(row.ratio, row.higher_is_better, is_time=is_time)
+            rows.append([name, format_estimate(row.a, unit), format_estimate(row.b, unit), ratio])
+        if not is_time:
             console.out("")
-        console.out_table([title, found.a, found.b, "B / A"], rows)
+        console.out_table([title, found.a, found.b, "B AGAINST A"], rows)
     if found.differences:
         console.out("")
         console.out_table(
@@ -134,11 +124,4 @@ def _show(found: Comparison) -> None:
     for obstacle in found.obstacles:
         accept = f" Accept it with --across {obstacle.word}." if obstacle.word else ""
         console.warn(f"{obstacle.text}{accept}")
-
-
-def _ratio(found: Estimate | None) -> str | None:
-    """ "0.503 (0.47 to 0.54)"; without repeats "0.503"."""
-    if found is None:
-        return None
-    interval = "" if found.low is None else f" ({found.low:.3g} to {found.high:.3g})"
-    return f"{found.mean:.3g}{interval}"
+    console.note(f"{LEGEND}\nSessions: {found.sessions.note}.")

@@ -25,9 +25,9 @@ _FILES = {
 
 
 def completion(
-    shell: Annotated[Shell, typer.Argument(help="shell that the script is for")], output: Output = Format.text
+    shell: Annotated[Shell, typer.Argument(help="shell: bash, zsh or fish")], output: Output = Format.text
 ) -> None:
-    """Print the completion script for a shell: commands, options, tasks, presets, backends, clusters and runs."""
+    """Print the shell completion script for commands, options, tasks, presets, backends, clusters and runs."""
     from typer.completion import get_completion_script  # type: ignore[attr-defined]
 
     script = get_completion_script(prog_name="mlbench", complete_var="_MLBENCH_COMPLETE", shell=shell.value)

@@ -4,10 +4,10 @@ from typing import Annotated
 
 import typer
 
-from mlbench_cli import config as settings_file
 from mlbench_cli import console
 from mlbench_cli.commands._common import Format, Output
-from mlbench_cli.config import SETTINGS, Setting
+from mlbench_cli.config import file as settings_file
+from mlbench_cli.config.file import SETTINGS, Setting
 from mlbench_cli.errors import NotFoundError
 
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
@@ -26,9 +26,9 @@ config = typer.Typer(rich_markup_mode=None, context_settings=HELP_NAMES, add_com
 
 @config.callback(invoke_without_command=True)
 def show(context: typer.Context, output: Output = Format.text) -> None:
-    """Show the defaults of options and where each comes from; change them with set and unset.
+    """Show the defaults of options and where they come from; change them with set and unset.
 
-    A flag comes first, then the spec file of --file, then the environment variable, then the config file.
+    Precedence: flags, the file of --file, environment variables, the config file.
     """
     if context.invoked_subcommand is not None:
         return
@@ -121,7 +121,7 @@ def _document(setting: Setting) -> dict[str, object]:
 
 def _warn_of_unknown_cluster(name: str) -> None:
     """Warn about a name that no known cluster has: it may be created later."""
-    from mlbench_cli.store import Store
+    from mlbench_cli.storage.store import Store
 
     if name not in [cluster.name for cluster in Store(notice=console.note).clusters()]:
         console.warn(f'There is no cluster "{name}" yet; runs fail until there is one.')

@@ -10,18 +10,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin, g
 import typer
 from typer.core import TyperGroup
 
-from mlbench_cli import cluster_changes, clusters, console
-from mlbench_cli.cluster_details import ClusterDetails
-from mlbench_cli.clusters import UNATTENDED_TTL, CreationRequest, PlannedCluster, Ttl, plan_cluster
+from mlbench_cli import console
+from mlbench_cli.clusters import changes as cluster_changes
+from mlbench_cli.clusters import manage as clusters
+from mlbench_cli.clusters.manage import UNATTENDED_TTL, CreationRequest, PlannedCluster, Ttl, plan_cluster
 from mlbench_cli.commands._clusters import StepPrinter, cluster_document, show_plan
 from mlbench_cli.commands._common import Format, Output, Yes
 from mlbench_cli.commands._values import build_command
-from mlbench_cli.config import find_default
+from mlbench_cli.config.file import find_default
 from mlbench_cli.errors import CredentialError, UsageError, did_you_mean
-from mlbench_cli.gpudirect import RELEASES, explain_unknown_branch
-from mlbench_cli.model import Cluster
+from mlbench_cli.kube.gpudirect import RELEASES, explain_unknown_branch
+from mlbench_cli.model.cluster_details import ClusterDetails
+from mlbench_cli.model.run import Cluster
 from mlbench_cli.runs.request import parse_duration
-from mlbench_cli.store import Store
+from mlbench_cli.storage.store import Store
 from providers import registry
 from providers.base import AUTO, CanCreate
 from providers.operation_errors import delete_command
@@ -232,6 +234,8 @@ def _print_result(cluster: Cluster, output: Format) -> None:
         )
     if problem := ClusterDetails.of(cluster).topology_problem:
         console.warn(f"Results will not say how close the workers are to each other in the network: {problem}")
+    if problem := ClusterDetails.of(cluster).registry_problem:
+        console.warn(f"The machines may not be allowed to pull images from the cluster's registry: {problem}")
     if ClusterDetails.of(cluster).registry_made:
         console.note(f"Its registry {ClusterDetails.of(cluster).registry} is empty: mlbench images push   fills it")
     console.note(f"The cluster {cluster.name} is ready; commands now use it. To delete it:")
@@ -295,8 +299,11 @@ def _keyword(name: str, annotation: Any, default: Any = inspect.Parameter.empty)
 
 
 _COMMON = [
-    _keyword("nodes", Annotated[int, typer.Argument(metavar="NUM_WORKERS", help="number of machines of the cluster")]),
-    _keyword("release", Annotated[str, typer.Argument(metavar="RELEASE", help="first part of the cluster's name")]),
+    _keyword("nodes", Annotated[int, typer.Argument(metavar="NUM_WORKERS", help="number of worker machines")]),
+    _keyword(
+        "release",
+        Annotated[str, typer.Argument(metavar="RELEASE", help="name prefix; the cluster is named RELEASE-NUM_WORKERS")],
+    ),
     _keyword(
         "chart_location",
         Annotated[
@@ -304,7 +311,7 @@ _COMMON = [
             typer.Option(
                 "--chart-location",
                 "-cl",
-                help="Helm chart to install with this machine's helm: a folder, or https://REPOSITORY/CHART@VERSION",
+                help="Helm chart to install (needs helm on this machine): a folder, or https://REPOSITORY/CHART@VERSION",
                 metavar="DIR|REPO@VERSION",
             ),
         ],
@@ -330,7 +337,7 @@ _COMMON = [
             str | None,
             typer.Option(
                 "--chart-timeout",
-                help="maximum time for the Helm chart's resources to become ready; default: 10m",
+                help="how long to wait for the resources of the chart; default: 10m",
                 metavar="DURATION",
             ),
         ],
@@ -342,7 +349,7 @@ _COMMON = [
             str | None,
             typer.Option(
                 "--ttl",
-                help="age at which it ends, e.g. 90m, 8h, 2d, or none; default: none, but "
+                help="delete the cluster after this time, e.g. 90m, 8h, 2d, or none; default: none, but "
                 f"{UNATTENDED_TTL} for paid clusters if there is no terminal",
                 metavar="DURATION",
             ),

@@ -12,15 +12,15 @@ from typing import Annotated, Any, TypedDict
 import typer
 
 from mlbench_cli import console, isolation
-from mlbench_cli.catalog import Task, load_task
 from mlbench_cli.commands._common import Format, Output, complete_clusters, complete_tasks
 from mlbench_cli.errors import TaskFailedError, UsageError
-from mlbench_cli.model import Cluster
+from mlbench_cli.model.run import Cluster
+from mlbench_cli.model.spec import NAME_LENGTH
 from mlbench_cli.results.archive.events import DataIdentityDocument
 from mlbench_cli.runs.defaults import default_cluster
 from mlbench_cli.runs.request import Request
-from mlbench_cli.spec import NAME_LENGTH
-from mlbench_cli.store import Store
+from mlbench_cli.storage.store import Store
+from mlbench_cli.tasks.catalog import Task, load_task
 from task_images.contract import EXIT_ENVIRONMENT, EXIT_USAGE
 
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
@@ -43,19 +43,25 @@ def about() -> None:
 
 @data.command(context_settings=HELP_NAMES)
 def prepare(
-    name: Annotated[str, typer.Argument(metavar="TASK", help="task of the catalogue", autocompletion=complete_tasks)],
+    name: Annotated[
+        str, typer.Argument(metavar="TASK", help="task (list: mlbench tasks)", autocompletion=complete_tasks)
+    ],
     data_dir: Annotated[
         Path | None,
-        typer.Option("--data-dir", metavar="DIR", help="folder with the data sets; default: mlbench's own"),
+        typer.Option("--data-dir", metavar="DIR", help="folder of the data sets; default: data folder of mlbench"),
     ] = None,
     import_files: Annotated[
         list[Path] | None,
-        typer.Option("--import", metavar="FILE", help="put this file or folder into the data folder first; repeatable"),
+        typer.Option(
+            "--import", metavar="FILE", help="copy this file or folder into the data folder first; repeatable"
+        ),
     ] = None,
-    preset: Annotated[str, typer.Option("--preset", help="preset whose parameters decide what is converted")] = "spec",
+    preset: Annotated[str, typer.Option("--preset", help="preset whose parameters determine the conversion")] = "spec",
     claim: Annotated[
         str | None,
-        typer.Option("--claim", metavar="PVC", help="prepare in this persistent volume claim, by a run on the cluster"),
+        typer.Option(
+            "--claim", metavar="PVC", help="prepare the data in this PersistentVolumeClaim, with a run on the cluster"
+        ),
     ] = None,
     cluster: Annotated[
         str | None,

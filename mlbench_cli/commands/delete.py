@@ -15,7 +15,7 @@ from mlbench_cli.errors import MlbenchError, UsageError
 def delete(
     names: Names = None,
     force: Annotated[
-        bool, typer.Option("--force", help="stop it if it is running; discard results that were not fetched")
+        bool, typer.Option("--force", help="stop running runs; discard results that were not fetched")
     ] = False,
     all_runs: All = False,
     states: States = None,
@@ -25,7 +25,7 @@ def delete(
     yes: Yes = False,
     output: Output = Format.text,
 ) -> None:
-    """Remove runs, or experiments with all their runs, and their results. Zip files that were downloaded stay."""
+    """Delete runs or experiments and their results. Downloaded zip files are kept."""
     client = Client(notice=console.note)
     filter = make_filter(states, tasks, older_than, newer_than)
     chosen = client.select(names or (), all_runs=all_runs, filter=filter, readable=False)

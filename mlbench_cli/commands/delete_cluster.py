@@ -4,13 +4,15 @@ from typing import Annotated
 
 import typer
 
-from mlbench_cli import cluster_changes, clusters, console
-from mlbench_cli.cluster_details import ClusterDetails
+from mlbench_cli import console
+from mlbench_cli.clusters import changes as cluster_changes
+from mlbench_cli.clusters import manage as clusters
 from mlbench_cli.commands._clusters import Location, Project, delete_with_progress
 from mlbench_cli.commands._common import Format, Output, Yes, complete_clusters, is_sealed
 from mlbench_cli.errors import NotFoundError, UsageError
-from mlbench_cli.model import Cluster
-from mlbench_cli.store import Store
+from mlbench_cli.model.cluster_details import ClusterDetails
+from mlbench_cli.model.run import Cluster
+from mlbench_cli.storage.store import Store
 
 
 def delete_cluster(
@@ -18,23 +20,24 @@ def delete_cluster(
         list[str],
         typer.Argument(
             metavar="[PROVIDER] NAME",
-            help="cluster to delete; name its provider to find clusters this machine did not create",
+            help="cluster to delete; with its provider, also one that this machine did not create",
             autocompletion=complete_clusters,
         ),
     ],
     project: Project = None,
     location: Location = None,
-    force: Annotated[bool, typer.Option("--force", help="discard results that are still on it")] = False,
+    force: Annotated[bool, typer.Option("--force", help="discard results that were not fetched")] = False,
     keep_images: Annotated[
-        bool, typer.Option("--keep-images", help="leave the image repository that was made with it, which costs money")
+        bool, typer.Option("--keep-images", help="keep the image repository of the cluster, which costs money")
     ] = False,
     yes: Yes = False,
     output: Output = Format.text,
 ) -> None:
-    """Delete a cluster and everything that belongs to it. If it was stopped, the same command continues.
+    """Delete a cluster and everything that belongs to it. Repeat the command to resume after an interruption.
 
-    With PROVIDER it also deletes clusters, whole or half created, of another machine or data directory. If several
-    clusters bear the name, --region or --zone says which one. An attached cluster is only forgotten.
+    With PROVIDER, it also deletes clusters that another machine or data directory created, also partly created ones. If
+    several clusters have the same name, choose one with --region or --zone. An attached cluster is only removed from
+    mlbench.
     """
     if len(words) > 2:
         raise UsageError(f"{len(words)} words are given.", hint="mlbench delete-cluster PROVIDER NAME")

@@ -1,4 +1,4 @@
-"""`mlbench discover`: record the runs of a cluster that another machine started."""
+"""`mlbench discover`: record runs of a cluster that another machine started, or whose folders outlived the store."""
 
 from typing import Annotated
 
@@ -8,19 +8,25 @@ from mlbench_cli import console
 from mlbench_cli.api import Client
 from mlbench_cli.commands._common import Format, Output
 from mlbench_cli.errors import CleanupError
+from mlbench_cli.model.run import LOCAL
 
 
 def discover(
-    cluster: Annotated[str | None, typer.Argument(metavar="[CLUSTER]", help="default: the current cluster")] = None,
+    cluster: Annotated[
+        str | None, typer.Argument(metavar="[CLUSTER]", help="cluster; default: the default cluster")
+    ] = None,
     namespace: Annotated[
-        str | None, typer.Option("--namespace", help="Kubernetes namespace; default: the cluster's own")
+        str | None, typer.Option("--namespace", help="Kubernetes namespace; default: namespace of the cluster")
     ] = None,
     output: Output = Format.text,
 ) -> int:
-    """Record the runs of a cluster that this machine does not know, so that status, wait and download work here.
+    """Record runs of a cluster that another machine started, so that status, wait and download work here.
 
-    A run has the same id on every machine. A run whose name stands for another one here is skipped, and so is one that
-    a newer mlbench started; the exit code is then 8, else 0.
+    mlbench discover local rebuilds an emptied store: it records the runs whose sealed folders are still in the data
+    directory, without the experiments that they belonged to.
+
+    A run has the same ID on every machine. Runs whose name is already taken here, and runs of a newer mlbench, are
+    skipped; the exit code is then 8.
     """
     client = Client(notice=console.note)
     name = cluster or client.store.current_cluster.name
@@ -35,5 +41,6 @@ def discover(
             if run.problem:
                 console.warn(f"{run.name}: {run.problem}")
     else:
-        console.note(f"There are no runs on {name}.")
+        where = "sealed folders that the store does not know" if name == LOCAL.name else f"runs on {name}"
+        console.note(f"There are no {where}.")
     return CleanupError.exit_code if any(run.problem for run in found) else 0

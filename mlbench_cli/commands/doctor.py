@@ -11,11 +11,12 @@ from typing import Annotated
 
 import typer
 
-from mlbench_cli import __version__, console, settings
+from mlbench_cli import __version__, console
 from mlbench_cli.commands._clusters import Location, Project
 from mlbench_cli.commands._common import Format, Output
+from mlbench_cli.config import settings
+from mlbench_cli.config.extras import install_hint
 from mlbench_cli.errors import MlbenchError, UsageError
-from mlbench_cli.extras import install_hint
 from mlbench_cli.runs.launch import local_machine
 from providers import registry
 from providers.base import NamesRights
@@ -24,6 +25,8 @@ from task_images.harness.cores import cpu_quota
 
 MIN_FREE = 2 << 30  # bytes; an archive is small, a task's checkpoints and data are not
 MIN_SHM = 256 << 20
+DOCKER_SECONDS = 10
+DOCKER_HINT = "Start the Docker daemon, or give this user access to it: docker ps"
 TORCH_SECONDS = 120
 # Asked in a process of its own: importing torch takes seconds and the tool itself never does.
 TORCH_PROBE = """
@@ -47,25 +50,24 @@ def _print_policy(providers: list[str] | None, command: str | None) -> None:
 
 def doctor(
     providers: Annotated[
-        list[str] | None, typer.Argument(metavar="[PROVIDER]...", help="gke, eks, aks, slurm, hosts: ask these instead")
+        list[str] | None,
+        typer.Argument(metavar="[PROVIDER]...", help="check gke, eks, aks, slurm or hosts instead of this machine"),
     ] = None,
     project: Project = None,
     location: Location = None,
     policy: Annotated[
         bool,
-        typer.Option(
-            "--policy", help="with gke, eks or aks: print the role or policy of all commands together, and exit"
-        ),
+        typer.Option("--policy", help="with gke, eks or aks: print the role or policy that mlbench needs, then exit"),
     ] = False,
     command: Annotated[
         str | None,
-        typer.Option("--for", metavar="COMMAND", help="with --policy: what this command needs, e.g. gc"),
+        typer.Option("--for", metavar="COMMAND", help="with --policy: only what this command needs, e.g. gc"),
     ] = None,
     output: Output = Format.text,
 ) -> int:
-    """Check what this machine has and what is missing; or what a cloud has: credentials, rights, quotas, versions.
+    """Check this machine for what runs need, or check a cloud: credentials, permissions, quotas and versions.
 
-    Nothing is written anywhere. The exit code is 0 unless something has failed; then it is that failure's.
+    It changes nothing. The exit code is 0, or that of the first failed check.
     """
     if policy:
         _print_policy(providers, command)
@@ -86,11 +88,12 @@ def doctor(
     if output == Format.json:
         console.out_json({"checks": [_document(check) for check in checks]})
     else:
-        console.out_table(["CHECK", "STATE", "FOUND"], [[check.what, check.state, check.found] for check in checks])
+        rows = [[check.what, check.state, check.found] for check in checks]
+        console.out_table(["CHECK", "STATE", "FOUND"], rows, wrap=True)
         hints = [f"{check.what}: {check.hint}" for check in checks if check.hint and check.state != "ok"]
         console.note("".join(f"\n{hint}" for hint in hints))
         if not providers:
-            console.note("\nOthers: mlbench doctor gke, eks, aks, slurm, hosts")
+            console.note("\nMore checks: mlbench doctor gke|eks|aks|slurm|hosts")
     return next((check.exit_code for check in checks if check.state == "failed"), 0)
 
 
@@ -103,7 +106,7 @@ def _python() -> Check:
 
 
 def _store() -> Check:
-    from mlbench_cli.store import Store
+    from mlbench_cli.storage.store import Store
 
     try:
         store = Store(notice=console.note)
@@ -119,14 +122,16 @@ def _disk() -> Check:
     except (OSError, MlbenchError) as error:
         return Check("disk", "failed", str(error))
     state = "ok" if free >= MIN_FREE else "missing"
-    return Check("disk", state, f"{console.size(free)} free", f"Runs want {console.size(MIN_FREE)}; make room.")
+    return Check(
+        "disk", state, f"{console.size(free)} free", f"Runs need {console.size(MIN_FREE)} or more; free up disk space."
+    )
 
 
 def _shared_memory() -> Check:
     try:
         free = shutil.disk_usage("/dev/shm").free
     except OSError:
-        return Check("shared memory", "missing", "no /dev/shm", "nccl and data loaders want it.")
+        return Check("shared memory", "missing", "no /dev/shm", "NCCL and data loaders need it.")
     state = "ok" if free >= MIN_SHM else "missing"
     return Check("shared memory", state, f"{console.size(free)} free in /dev/shm", "In a container: --shm-size=1g")
 
@@ -140,11 +145,11 @@ def _cores() -> Check:
 
 
 def _machine_lock() -> Check:
-    from mlbench_cli.engines.local.machine_lock import find_holder, probe_lock
+    from mlbench_cli.agent.lock import find_holder, probe_lock
 
     path, problem = probe_lock()
     if problem is not None:
-        return Check("machine lock", "missing", problem, "Runs start at once and are labelled as shared.")
+        return Check("machine lock", "missing", problem, "Runs do not wait for each other, and are labeled as shared.")
     holder = find_holder()
     found = f"{path}: free" if holder is None else f"{path}: {holder.phrase}"
     return Check("machine lock", "ok", found)
@@ -154,7 +159,13 @@ def _torch() -> Check:
     hint = f"The tasks need torch on this machine: {install_hint('local')}"
     try:
         probe = subprocess.run(
-            [sys.executable, "-c", TORCH_PROBE], capture_output=True, text=True, timeout=TORCH_SECONDS, check=False
+            # -P: nothing is imported from the current folder, which may be anybody's repository.
+            [sys.executable, "-P", "-c", TORCH_PROBE],
+            capture_output=True,
+            text=True,
+            timeout=TORCH_SECONDS,
+            cwd="/",
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return Check("torch", "missing", str(error), hint)
@@ -162,7 +173,7 @@ def _torch() -> Check:
         last = (probe.stderr.strip().splitlines() or ["it cannot be imported"])[-1]
         return Check("torch", "missing", last, hint)
     version, gpus, backends = probe.stdout.split()[-3:]
-    return Check("torch", "ok", f"{version}, backends {backends}, sees {gpus} GPUs")
+    return Check("torch", "ok", f"{version}, backends {backends}, {gpus} GPUs")
 
 
 def _package(what: str, package: str, extra: str, use: str) -> Callable[[], Check]:
@@ -185,6 +196,28 @@ def _program(program: str, use: str) -> Callable[[], Check]:
     return check
 
 
+def _docker() -> Check:
+    """The client is useless without its daemon, which is asked for its version."""
+    found = _program("docker", "KIND clusters and building images")()
+    if found.state != "ok":
+        return found
+    try:
+        asked = subprocess.run(
+            ["docker", "version", "--format", "{{.Server.Version}}"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=DOCKER_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Check("docker", "missing", f"{found.found}: {error}", DOCKER_HINT)
+    if asked.returncode != 0:
+        reason = (asked.stderr.strip().splitlines() or ["its daemon does not answer"])[-1]
+        return Check("docker", "missing", f"{found.found}: {reason}", DOCKER_HINT)
+    return Check("docker", "ok", f"{found.found}, daemon {asked.stdout.strip()}")
+
+
 CHECKS: tuple[Callable[[], Check], ...] = (
     _python,
     _store,
@@ -195,12 +228,12 @@ CHECKS: tuple[Callable[[], Check], ...] = (
     _torch,
     _package("mpi", "mpi4py", "mpi", "the backend mpi"),
     _package("charts", "matplotlib", "plots", "mlbench charts"),
-    _package("clusters", "kubernetes", "k8s", "any cluster but local"),
-    _package("gke", "google-cloud-container", "gke", "clusters of Google"),
-    _package("eks", "boto3", "eks", "clusters of Amazon"),
-    _package("aks", "azure-identity", "aks", "clusters of Azure"),
-    _program("docker", "KIND clusters and building images"),
+    _package("clusters", "kubernetes", "k8s", "Kubernetes clusters"),
+    _package("gke", "google-cloud-container", "gke", "GKE clusters"),
+    _package("eks", "boto3", "eks", "EKS clusters"),
+    _package("aks", "azure-identity", "aks", "AKS clusters"),
+    _docker,
     _program("kind", "KIND clusters"),
-    _program("kubectl", "a look into a cluster: mlbench kubeconfig export"),
+    _program("kubectl", "using a cluster yourself: mlbench kubeconfig export"),
     _program("helm", "create-cluster --chart-location"),
 )

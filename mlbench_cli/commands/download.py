@@ -26,24 +26,25 @@ class DownloadKind(StrEnum):
 def download(
     names: Names = None,
     to: Annotated[
-        Path | None, typer.Option("--to", metavar="PATH", help="file or folder to write to; default: results.zip")
+        Path | None, typer.Option("--to", metavar="PATH", help="output file or folder; default: results.zip")
     ] = None,
-    path: Annotated[Path | None, typer.Option("--output", metavar="PATH", help="the same as --to")] = None,
+    path: Annotated[Path | None, typer.Option("--output", metavar="PATH", help="same as --to")] = None,
     output: Annotated[str, typer.Option("-o", metavar="[text|json]", help="text, or one JSON document")] = "text",
     kind: Annotated[
-        DownloadKind, typer.Option("--format", help="archive, or the zip of MLBench 3")
+        DownloadKind, typer.Option("--format", help="archive, or mlbench-v3 (zip of MLBench 3)")
     ] = DownloadKind.archive,
-    force: Annotated[bool, typer.Option("--force", help="replace the file if it exists")] = False,
+    force: Annotated[bool, typer.Option("--force", help="overwrite the file")] = False,
     all_runs: All = False,
     states: States = None,
     tasks: Tasks = None,
     older_than: OlderThan = None,
     newer_than: NewerThan = None,
 ) -> None:
-    """Write the results of runs that have ended to zip files, each of which appears only when it is whole.
+    """Write the archives of finished runs to zip files.
 
-    The archive is what mlbench verify and charts read; mlbench-v3 is for old scripts, and cannot be verified. Several
-    runs go to a folder, each as NAME.zip; with --all and filters those that have not ended are left out.
+    mlbench verify and mlbench charts read these archives. The format mlbench-v3 is for old scripts and cannot be
+    verified. Several runs go to a folder, one NAME.zip each; with --all or a filter, unfinished runs are skipped. A zip
+    file appears only when it is complete.
     """
     target, as_json = _target(" ".join(names or ["NAME"]), to, path, output)
     client = Client(notice=console.note)

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mlbench_cli import api, console
+from mlbench_cli.commands._archives import Unproven, open_archives
 from mlbench_cli.commands._common import Format, Output
 from mlbench_cli.commands._selection import complete_names
 from mlbench_cli.errors import UsageError
-from mlbench_cli.files import write_atomically
 from mlbench_cli.results.archive import layout
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.exports.facts import RunFacts, Sink, read_facts
+from mlbench_cli.util.files import write_atomically
 
 if TYPE_CHECKING:
     from mlbench_cli.results.exports.mllog import Submitter
@@ -51,23 +52,26 @@ def export(
         list[str] | None,
         typer.Argument(
             metavar="[RUN|EXPERIMENT|ARCHIVE]...",
-            help="what to export; default: every finished run",
+            help="runs to export; default: all finished runs",
             autocompletion=complete_names,
         ),
     ] = None,
     follows: Annotated[
-        bool, typer.Option("--follow", "-f", help="of runs that are under way: export metrics as they come (trackers)")
+        bool, typer.Option("--follow", "-f", help="export metrics of running runs as they arrive")
     ] = False,
-    is_online: Annotated[bool, typer.Option("--online", help="wandb: send to the server instead of a folder")] = False,
-    organisation: Annotated[str, typer.Option("--organisation", help="mllog: who submits")] = "none",
+    is_online: Annotated[
+        bool, typer.Option("--online", help="wandb: upload to the server instead of writing a folder")
+    ] = False,
+    organisation: Annotated[str, typer.Option("--organisation", help="mllog: submitting organization")] = "none",
     platform: Annotated[str, typer.Option("--platform", help="mllog: name of the system; default: the cluster")] = "",
     status: Annotated[str, typer.Option("--status", help=f"mllog: {', '.join(STATUSES)}")] = "research",
+    unproven: Unproven = False,
     output: Output = Format.text,
 ) -> None:
-    """Write results for TensorBoard, Weights & Biases, MLflow, Parquet readers, MLPerf's checkers or nccl-tests' tools.
+    """Export results to TensorBoard, Weights & Biases, MLflow, Parquet, MLPerf logs or the JSON of nccl-tests.
 
-    Archives are verified first; settings, metrics and samples of the machines are exported, and no secrets. mllog
-    names what MLPerf's checker will miss. wandb and mlflow need the extras of these names, parquet needs tables.
+    mlbench verifies the archives first and exports settings, metrics and resource samples, but no secrets. mllog lists
+    what the MLPerf checker will miss. wandb and mlflow need the extra of the same name, parquet needs the extra tables.
     """
     if status not in STATUSES:
         raise UsageError(f'--status "{status[:40]}" is none of {", ".join(STATUSES)}.', hint="--status research")
@@ -84,7 +88,8 @@ def export(
     else:
         paths = api.Client(notice=console.warn).find_archives(sources or [])
         with ExitStack() as stack:
-            archives = [stack.enter_context(api.open_archive(path)) for path in paths]
+            several = len(paths) > len(sources or [])  # a word stands for several runs
+            archives = open_archives(paths, stack, unproven=unproven, left_out=[] if several else None)
             if form in TRACKERS:
                 written = _export_runs(archives, _sink_maker(form, target, is_online))
             else:

@@ -5,25 +5,26 @@ from typing import Annotated
 
 import typer
 
-from mlbench_cli import cluster_changes, console
-from mlbench_cli.cluster_details import ClusterDetails
+from mlbench_cli import console
+from mlbench_cli.clusters import changes as cluster_changes
 from mlbench_cli.commands._clusters import StepPrinter, cluster_document
 from mlbench_cli.commands._common import Format, Output, complete_clusters
+from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.runs.request import parse_duration
-from mlbench_cli.store import Store
+from mlbench_cli.storage.store import Store
 
 
 def extend(
     name: Annotated[
         str,
-        typer.Argument(metavar="NAME", help="a cluster of mlbench list-clusters", autocompletion=complete_clusters),
+        typer.Argument(metavar="NAME", help="cluster (list: mlbench list-clusters)", autocompletion=complete_clusters),
     ],
-    duration: Annotated[str, typer.Argument(metavar="DURATION", help="how much longer it lives, e.g. 90m, 2h, 1d")],
+    duration: Annotated[str, typer.Argument(metavar="DURATION", help="time to add, e.g. 90m, 2h, 1d")],
     output: Output = Format.text,
 ) -> None:
-    """Move the end of a cluster: from its present end, or from now if that has passed.
+    """Extend the lifetime of a cluster from its current end, or from now if that has passed.
 
-    The tag that `mlbench gc` of every machine reads moves, and so does the timer in the cloud.
+    This updates the tag that mlbench gc reads on every machine, and the timer in the cloud.
     """
     seconds = parse_duration(duration, "DURATION")
     store = Store(notice=console.note)

@@ -9,12 +9,13 @@ from typing import Annotated
 import typer
 
 from mlbench_cli import api, console
+from mlbench_cli.commands._archives import Unproven, open_archives
 from mlbench_cli.commands._common import Format, Output
 from mlbench_cli.commands._selection import complete_names
 from mlbench_cli.errors import UsageError
-from mlbench_cli.files import write_atomically
 from mlbench_cli.results.analysis.verdict import Verdict
 from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.util.files import write_atomically
 
 
 def gate(
@@ -34,9 +35,9 @@ def gate(
         list[str] | None,
         typer.Option(
             "--check",
-            metavar="METRIC=FACTOR",
-            help="figure to check and the factor by which it may be worse, or convergence; repeatable; default: "
-            "seconds=1.1",
+            metavar="METRIC=LIMIT",
+            help="figure to check and by how much it may be worse, as a factor or a share: seconds=1.1, seconds=+10%; "
+            "or convergence; repeatable; default: seconds=+10%",
         ),
     ] = None,
     allows_undecided: Annotated[
@@ -52,13 +53,14 @@ def gate(
         ),
     ] = None,
     bencher: Annotated[Path | None, typer.Option("--bencher", metavar="FILE", help="also write Bencher's JSON")] = None,
+    unproven: Unproven = False,
     output: Output = Format.text,
 ) -> int:
-    """Fail if results are worse than a baseline by more than is allowed and more than noise explains.
+    """Fail if results are worse than a baseline by more than the limit and more than noise.
 
-    Results are compared with runs of equal task, goal, data, parameters, machine and workers. With repeats on both
-    sides Welch's interval decides, with one result the spread of at least 5 earlier runs. Exit code 0: passed; 7:
-    failed; 9: cannot tell. On GitHub the verdict is also an annotation and a step summary.
+    The baseline needs the same task, goal, data, parameters, machine and workers. With repeats on both sides, Welch's
+    interval decides; with one result, the spread of at least 5 earlier runs. Exit code 0: passed; 7: failed; 9: cannot
+    tell. On GitHub, the verdict is also an annotation and a step summary.
     """
     from mlbench_cli.results.analysis import baseline as gates
 
@@ -67,7 +69,7 @@ def gate(
     with ExitStack() as stack:
 
         def open_all(paths: Sequence[Path]) -> list[Archive]:
-            return [stack.enter_context(api.open_archive(path)) for path in paths]
+            return open_archives(paths, stack, unproven=unproven)
 
         new = open_all(client.find_archives(results))
         old = open_all(
@@ -90,8 +92,8 @@ def gate(
     else:
         rows = [[check.name, check.judged.verdict.phrase, check.judged.reason] for check in found]
         console.out_table(["CHECK", "VERDICT", "REASON"], rows, wrap=True)
-        if os.environ.get("GITHUB_ACTIONS") == "true":
-            console.out(gates.format_annotation(verdict, found))
+        if console.is_on_github():
+            console.out_command(gates.format_annotation(verdict, found))
     return _exit_code(verdict, allows_undecided)
 
 

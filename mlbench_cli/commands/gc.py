@@ -6,42 +6,44 @@ from typing import Annotated
 
 import typer
 
-from mlbench_cli import cluster_changes, clusters, console
-from mlbench_cli.cluster_details import ClusterDetails
+from mlbench_cli import console
+from mlbench_cli.clusters import changes as cluster_changes
+from mlbench_cli.clusters import manage as clusters
 from mlbench_cli.commands._clusters import Location, Project, cluster_document, delete_with_progress
 from mlbench_cli.commands._common import Format, Output, Yes, is_sealed
 from mlbench_cli.commands._machines import end_orphans, find_orphans
 from mlbench_cli.errors import CleanupError, MlbenchError
-from mlbench_cli.model import Cluster
-from mlbench_cli.store import Store
+from mlbench_cli.model.cluster_details import ClusterDetails
+from mlbench_cli.model.run import Cluster
+from mlbench_cli.storage.store import Store
 from providers.operation_lock import hold_operation_lock
 
 
 def gc(
     providers: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[PROVIDER]...", help="cloud to search, or slurm, hosts; default: all"),
+        typer.Argument(metavar="[PROVIDER]...", help="clouds to search, or slurm, hosts; default: all"),
     ] = None,
     project: Project = None,
     location: Location = None,
     expired: Annotated[bool, typer.Option("--expired", help="only clusters past their --ttl")] = False,
     everything: Annotated[
-        bool, typer.Option("--all", help="also complete clusters that this data directory does not know")
+        bool, typer.Option("--all", help="also delete complete clusters that this data directory does not know")
     ] = False,
-    everybody: Annotated[bool, typer.Option("--everybody", help="also clusters of other owners")] = False,
-    force: Annotated[bool, typer.Option("--force", help="discard results that are still on them")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="only show what would be deleted")] = False,
+    everybody: Annotated[bool, typer.Option("--everybody", help="also delete clusters of other owners")] = False,
+    force: Annotated[bool, typer.Option("--force", help="discard results that were not fetched")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="list what would be deleted, then exit")] = False,
     yes: Yes = False,
     output: Output = Format.text,
 ) -> None:
-    """Delete forgotten clusters: those past their --ttl, and those left half created or half deleted.
+    """Delete expired clusters (--ttl) and clusters that were left partly created or partly deleted.
 
-    On attached hosts and Slurm clusters it ends processes of runs that no supervisor looks after.
+    On attached hosts and Slurm clusters, it ends processes of runs that have no agent.
 
-    They are found by their tags, so this also works with an empty data directory. With --all it also deletes complete
-    clusters, and those being created, that this data directory does not know: somebody else may be using them.
-    Every project that this data directory knows clusters of is searched. The exit code is 8 if a cloud in use could
-    not be searched, or if a cluster was kept because of results that have not been fetched.
+    Clusters are found by their tags, so this also works with an empty data directory. --all also deletes complete
+    clusters that this data directory does not know: someone else may be using them. mlbench searches every project in
+    which this data directory has clusters. The exit code is 8 if a cloud could not be searched, or if a cluster was
+    kept because its results were not fetched yet.
     """
     store = Store(notice=console.note)
     scope = clusters.search_scope(project, location)

@@ -1,31 +1,40 @@
 """`mlbench images`: which images of tasks a registry has; `mlbench images push` builds them and pushes them to it."""
 
+from platform import machine
 from typing import Annotated
 
 import typer
 
-from mlbench_cli import __version__, cluster_images, console
-from mlbench_cli.catalog import Task, load_catalog, load_task
-from mlbench_cli.cluster_details import ClusterDetails
+from mlbench_cli import __version__, console
+from mlbench_cli.clusters import registry_login as cluster_images
 from mlbench_cli.commands._common import Format, Output, complete_clusters, complete_tasks
-from mlbench_cli.config import find_default
+from mlbench_cli.config.file import find_default
 from mlbench_cli.errors import UsageError
-from mlbench_cli.images import LOCAL_REGISTRY, name_image, parse_image
-from mlbench_cli.model import Cluster
-from mlbench_cli.registries import find_image
+from mlbench_cli.model.cluster_details import ClusterDetails
+from mlbench_cli.model.run import Cluster
 from mlbench_cli.runs.defaults import default_cluster
-from mlbench_cli.store import Store
+from mlbench_cli.storage.store import Store
+from mlbench_cli.tasks.catalog import Task, load_catalog, load_task
+from mlbench_cli.tasks.images import LOCAL_REGISTRY, name_image, parse_image
+from mlbench_cli.tasks.registries import find_image
+from providers import registry as registry_of_providers
 
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 ClusterName = Annotated[
     str | None,
     typer.Option(
-        "--cluster", help="cluster whose registry is meant; default: the chosen", autocompletion=complete_clusters
+        "--cluster",
+        help="use the registry of this cluster; default: the default cluster",
+        autocompletion=complete_clusters,
     ),
 ]
 Registry = Annotated[
     str | None,
-    typer.Option("--registry", metavar="PREFIX", help="e.g. ghcr.io/me; default: the cluster's, or mlbench config's"),
+    typer.Option(
+        "--registry",
+        metavar="PREFIX",
+        help="registry prefix, e.g. ghcr.io/me; default: registry of the cluster, or from mlbench config",
+    ),
 ]
 
 images = typer.Typer(rich_markup_mode=None, context_settings=HELP_NAMES, add_completion=False)
@@ -57,22 +66,27 @@ def show(
 def push(
     tasks: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[TASK]...", help="tasks of mlbench tasks; default: all", autocompletion=complete_tasks),
+        typer.Argument(
+            metavar="[TASK]...", help="tasks (list: mlbench tasks); default: all", autocompletion=complete_tasks
+        ),
     ] = None,
     registry: Registry = None,
     cluster: ClusterName = None,
     platform: Annotated[
         str | None,
-        typer.Option("--platform", help="platforms of the images, e.g. linux/amd64,linux/arm64; needs Docker's buildx"),
+        typer.Option(
+            "--platform",
+            help="platforms of the images, e.g. linux/amd64,linux/arm64; default: that of the cluster, or "
+            "of this machine; others need Docker's buildx",
+        ),
     ] = None,
     base: Annotated[
         str | None,
-        typer.Option(
-            "--base", help="image to build on, with Python and pip; or efa, gib: for Amazon's EFA, Google's RDMA"
-        ),
+        typer.Option("--base", help="base image with Python and pip; or efa (Amazon EFA), gib (Google RDMA)"),
     ] = None,
     index: Annotated[
-        str | None, typer.Option("--index", metavar="URL", help="package index for torch, e.g. one for another CUDA")
+        str | None,
+        typer.Option("--index", metavar="URL", help="package index for torch, e.g. for another CUDA version"),
     ] = None,
     output: Output = Format.text,
 ) -> None:
@@ -81,12 +95,12 @@ def push(
     Runs on the cluster then use exactly these images. A registry that create-cluster --registry auto has made is logged
     in to by itself; for others: docker login.
     """
-    from mlbench_cli.image_builds import Build, push_images
+    from mlbench_cli.tasks.image_builds import Build, push_images
 
     store = Store(notice=console.note)
     place, known = _find_registry(store, registry, cluster)
     chosen: list[Task] = [load_task(name) for name in tasks] if tasks else list(load_catalog().values())
-    build = Build(base, index, tuple(platform.split(",")) if platform else ())
+    build = Build(base, index, _choose_platforms(platform, known))
     digests = push_images(chosen, place, build, cluster_images.find_registry_login(known, place), console.note)
     if known is not None and _has_registry(known, place) and not store.record_images(known.identity, digests):
         console.warn(f"The cluster {known.name} was deleted in the meantime; the digests are not recorded.")
@@ -114,6 +128,20 @@ def _find_registry(store: Store, given: str | None, name: str | None) -> tuple[s
             "and aks create-cluster --registry auto makes one",
         )
     return place, cluster
+
+
+def _choose_platforms(given: str | None, cluster: Cluster | None) -> tuple[str, ...]:
+    """The platforms to build for; none: this machine's. Images of an Arm laptop do not run on x86 machines."""
+    if given:
+        return tuple(given.split(","))
+    if cluster is None or cluster.provider not in registry_of_providers.PAID:
+        return ()
+    wanted = "arm64" if cluster.details.get("arm") else "amd64"
+    here = {"x86_64": "amd64", "amd64": "amd64", "aarch64": "arm64", "arm64": "arm64"}.get(machine().lower())
+    if here == wanted:
+        return ()
+    console.note(f"Images are built for linux/{wanted}, as the machines of {cluster.name} are (--platform chooses).")
+    return (f"linux/{wanted}",)
 
 
 def _has_registry(cluster: Cluster, registry: str) -> bool:

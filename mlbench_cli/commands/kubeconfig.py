@@ -14,16 +14,16 @@ from mlbench_cli import console
 from mlbench_cli.commands._common import Format, Output, complete_clusters
 from mlbench_cli.errors import UsageError
 from mlbench_cli.kube.access import Access
-from mlbench_cli.model import Cluster
+from mlbench_cli.model.run import Cluster
 from mlbench_cli.runs.defaults import default_cluster
-from mlbench_cli.store import Store
+from mlbench_cli.storage.store import Store
 
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 TOKEN_SECONDS = 300  # after which kubectl asks again; tokens of all clouds live longer
 
 Name = Annotated[
     str | None,
-    typer.Argument(metavar="[NAME]", help="a cluster; default: the current one", autocompletion=complete_clusters),
+    typer.Argument(metavar="[NAME]", help="cluster; default: the default cluster", autocompletion=complete_clusters),
 ]
 
 kubeconfig = typer.Typer(rich_markup_mode=None, context_settings=HELP_NAMES, no_args_is_help=True, add_completion=False)
@@ -37,8 +37,10 @@ def _group() -> None:
 @kubeconfig.command(context_settings=HELP_NAMES)
 def export(
     name: Name = None,
-    file: Annotated[Path | None, typer.Option("--file", "-f", help="write it there, readable by you only")] = None,
-    force: Annotated[bool, typer.Option("--force", help="replace the file")] = False,
+    file: Annotated[
+        Path | None, typer.Option("--file", "-f", help="write to this file (mode 600) instead of stdout")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="overwrite the file")] = False,
     output: Output = Format.text,
 ) -> None:
     """Print a kubeconfig for a cluster, or write it to a file. It gives access: keep it to yourself."""

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mlbench_cli import console
-from mlbench_cli.cluster_details import ClusterDetails
 from mlbench_cli.commands._common import Format, Output
-from mlbench_cli.model import Cluster
+from mlbench_cli.model.cluster_details import ClusterDetails
+from mlbench_cli.model.run import Cluster
 from mlbench_cli.runs.defaults import default_cluster
-from mlbench_cli.store import Store
-from mlbench_cli.times import timestamp
+from mlbench_cli.storage.store import Store
+from mlbench_cli.util.times import timestamp
 
 if TYPE_CHECKING:
     from mlbench_cli.errors import MlbenchError
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 def list_clusters(
     cloud: Annotated[
-        bool, typer.Option("--cloud", help="also list clusters that only the clouds know, found by mlbench's labels")
+        bool, typer.Option("--cloud", help="also list clusters found in the clouds by their labels")
     ] = False,
     output: Output = Format.text,
 ) -> None:
-    """List the known clusters; * marks the current one, which commands use by default.
+    """List clusters; * marks the default cluster.
 
-    Clusters that only a cloud knows were created by another machine or data directory, or half created.
+    With --cloud, the list includes clusters that another machine or data directory created, also partly created ones.
     """
     store = Store(notice=console.note)
     known = store.clusters()
@@ -44,14 +44,14 @@ def list_clusters(
             droppable=["CREATED", "NODES", "EXPIRES", "LOCATION"],
         )
     if errors:
-        from mlbench_cli.clusters import describe_search_error
+        from mlbench_cli.clusters.manage import describe_search_error
 
         for name, error in errors.items():
             console.warn(describe_search_error(name, error))
 
 
 def _discover() -> tuple[list[Cluster], dict[str, "MlbenchError"]]:
-    from mlbench_cli.clusters import discover_clusters
+    from mlbench_cli.clusters.manage import discover_clusters
     from mlbench_cli.errors import MlbenchError
 
     try:

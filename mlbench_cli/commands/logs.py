@@ -10,13 +10,14 @@ import typer
 
 from mlbench_cli import console
 from mlbench_cli.api import Client, ExperimentHandle, RunHandle
-from mlbench_cli.commands._common import Format, Output
+from mlbench_cli.commands._common import Format, Output, UnreachableTimeout
 from mlbench_cli.commands._selection import All, Names, OlderThan, States, Tasks, make_filter
-from mlbench_cli.durations import parse_since
+from mlbench_cli.config.settings import set_unreachable_timeout
 from mlbench_cli.errors import UsageError
-from mlbench_cli.queue_folder import read_queued
 from mlbench_cli.runs.log_reader import LogEntry, select_entries, without_event
-from mlbench_cli.times import MAX_SECONDS, timestamp
+from mlbench_cli.storage.queue_folder import read_queued
+from mlbench_cli.util.durations import parse_since
+from mlbench_cli.util.times import MAX_SECONDS, timestamp
 from task_images import contract
 
 MAX_FOLLOWED = 64  # ranks; each takes a thread, and nobody reads more at once
@@ -25,42 +26,43 @@ _EVENT = contract.PREFIX.encode()
 
 def logs(
     names: Names = None,
-    rank: Annotated[int | None, typer.Option("--rank", help="only this rank, without the prefix")] = None,
+    rank: Annotated[int | None, typer.Option("--rank", help="only this rank, without line prefixes")] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="go on until the run ends; Ctrl-C ends only the following")
+        bool,
+        typer.Option("--follow", "-f", help="follow the log until the run ends; Ctrl-C stops following, not the run"),
     ] = False,
     raw: Annotated[bool, typer.Option("--raw", help="everything as written, with the lines that hold events")] = False,
     timestamps: Annotated[
-        bool, typer.Option("--timestamps", help='put the time before each line; "~" marks a latest possible time')
+        bool, typer.Option("--timestamps", help='prefix lines with their time; "~" marks an upper bound')
     ] = False,
-    tail: Annotated[
-        int | None, typer.Option("--tail", metavar="N", min=0, help="only the last N lines of what would be shown")
-    ] = None,
+    tail: Annotated[int | None, typer.Option("--tail", metavar="N", min=0, help="only the last N lines")] = None,
     since: Annotated[
         str | None,
-        typer.Option("--since", metavar="TIME", help="only lines since then, e.g. 10m ago, or 2026-01-31T10:00:00Z"),
+        typer.Option("--since", metavar="TIME", help="only lines since this time, e.g. 10m or 2026-01-31T10:00:00Z"),
     ] = None,
     queue: Annotated[
-        bool, typer.Option("--queue", help="what the queues of experiments have printed, instead of their runs")
+        bool, typer.Option("--queue", help="show the output of the experiment queue instead of the runs")
     ] = False,
+    unreachable: UnreachableTimeout = None,
     all_runs: All = False,
     states: States = None,
     tasks: Tasks = None,
     older_than: OlderThan = None,
     output: Output = Format.text,
 ) -> None:
-    """Print what the ranks of runs have written to their standard output and error.
+    """Print the logs of a run: what its ranks wrote to standard output and error.
 
-    Of an experiment, the logs of all runs that were started. With one rank and --raw the bytes are exactly those that
-    the rank wrote. Several ranks are merged by time; the order within a rank is always exact. Times are exact for lines
-    that hold events. Other lines have the latest time that the run's samples, one a second, leave possible; on clusters
-    that of the event before them. In JSON, bytes that are no UTF-8 are replaced.
+    For an experiment, this prints the logs of all its runs. Lines of several ranks are merged by time; the order within
+    a rank is exact. Times are exact for events. Other lines have an upper bound from the resource samples (one per
+    second), or from the previous event on clusters. With one rank, --raw prints the exact bytes; JSON replaces bytes
+    that are not UTF-8.
     """
     if output is Format.json and follow:
         raise UsageError(
             "A JSON document has an end, and --follow may have none.",
             hint=f"mlbench logs {' '.join(names or ['NAME'])} --follow",
         )
+    set_unreachable_timeout(unreachable)
     begin = None if since is None else parse_since(since)
     chosen = Client(notice=console.note).select(
         names or (), all_runs=all_runs, filter=make_filter(states, tasks, older_than)
@@ -105,7 +107,13 @@ def _show_run(run: RunHandle, style: Style, output: Format) -> dict[str, object]
             f'The run "{run.name}" has {len(ranks)} ranks; at most {MAX_FOLLOWED} are followed at once.',
             hint=f"mlbench logs {run.name} --follow --rank 0",
         )
-    printer = Printer(sys.stdout.buffer, prefixed=len(ranks) > 1, raw=raw, timestamps=timestamps)
+    printer = Printer(
+        sys.stdout.buffer,
+        prefixed=len(ranks) > 1,
+        raw=raw,
+        timestamps=timestamps,
+        is_terminal=console.is_terminal(sys.stdout),
+    )
     if output is Format.json:
         entries = select_entries(reader.read_blocks(), raw=raw, since=begin, tail=tail)
         lines = [_document(entry, raw) for entry in entries]
@@ -150,10 +158,17 @@ def _document(entry: LogEntry, raw: bool) -> dict[str, object]:
 
 
 class Printer:
-    """Writes lines of ranks, each with its prefix and its time, without the events."""
+    """Writes lines of ranks, each with its prefix and its time, without the events.
 
-    def __init__(self, stream: BinaryIO, *, prefixed: bool, raw: bool, timestamps: bool) -> None:
+    Unless `raw`, a terminal gets no control characters, and GitHub's runner no commands.
+    """
+
+    def __init__(
+        self, stream: BinaryIO, *, prefixed: bool, raw: bool, timestamps: bool, is_terminal: bool = False
+    ) -> None:
         self._stream = stream
+        self._is_cleaned = is_terminal and not raw
+        self._is_disarmed = console.is_on_github() and not raw
         self._prefixed = prefixed
         self._raw = raw
         self._timestamps = timestamps
@@ -167,6 +182,10 @@ class Printer:
             text = without_event(text)
         if not text:
             return
+        if self._is_cleaned:
+            text = console.clean(text.decode("utf-8", "replace"), keep="\n\t").encode()
+        if self._is_disarmed:
+            text = console.disarm_commands(text.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
         if self._timestamps:
             text = format_moment(moment, is_exact) + text
         if self._prefixed:

@@ -6,9 +6,11 @@ import typer
 
 from mlbench_cli import console
 from mlbench_cli.commands._common import Format, Output
-from mlbench_cli.errors import NotFoundError, did_you_mean
-from task_images.comm.methods import AXES
-from task_images.comm.presets import PRESETS, list_companions, resolve
+from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
+from mlbench_cli.runs.methods import use_method_file
+from task_images.comm.door import REGISTERED
+from task_images.comm.methods import AXES, MethodError
+from task_images.comm.presets import PRESETS, list_companions, register_installed, resolve
 
 
 class MethodDocument(TypedDict):
@@ -34,9 +36,17 @@ def methods(
         str | None,
         typer.Argument(metavar="[METHOD]", help="show this method with its axes", autocompletion=complete_methods),
     ] = None,
+    method_path: Annotated[
+        str | None, typer.Option("--method-path", metavar="FILE.py", help="file with your own method, listed as well")
+    ] = None,
     output: Output = Format.text,
 ) -> None:
-    """Show the methods of communication, or one of them with its axes and what it may be combined with."""
+    """List communication methods, or show one method with its axes and valid combinations."""
+    try:
+        register_installed()
+        use_method_file(method_path)
+    except MethodError as error:
+        raise UsageError(f"{error.reason}.", hint=error.instead or None) from None
     if name is not None and name not in PRESETS:
         raise NotFoundError(f'There is no method "{name}".{did_you_mean(name, list(PRESETS))}', hint="mlbench methods")
     if output == Format.json:
@@ -77,6 +87,16 @@ def _describe(method: MethodDocument) -> None:
         ("Note", method["note"]),
     ]
     console.out("\n".join(f"{title + ':':<9}{text}" for title, text in facts if text) + "\n")
+    if registered := REGISTERED.get(method["name"]):
+        console.out_table(
+            ["OPTION", "DEFAULT", "RANGE", "MEANING"],
+            [
+                [f"comm.{name}", f"{option.default:g}", f"{option.low:g} to {option.high:g}", option.help]
+                for name, option in registered.options.items()
+            ],
+            wrap=True,
+        )
+        return
     console.out_table(
         ["AXIS", "VALUE", "OTHER LEGAL VALUES", "MEANING"],
         [

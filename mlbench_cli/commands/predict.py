@@ -9,20 +9,22 @@ from typing import Annotated
 import typer
 
 from mlbench_cli import console
+from mlbench_cli.commands._archives import Unproven
 from mlbench_cli.commands._common import Format, Output, complete_runs, results_of
 from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
-from mlbench_cli.model import JsonObject
-from mlbench_cli.network import NetworkShape, format_rate, format_seconds, parse_network
+from mlbench_cli.model.network import NetworkShape, format_rate, format_seconds, parse_network
+from mlbench_cli.model.run import JsonObject
+from mlbench_cli.results.analysis.numbers import SAMPLES_PER_SECOND, format_value
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.verify import open_verified
 from mlbench_cli.results.figures.predictions import PredictedPair, draw_predictions
 from mlbench_cli.simulator.calibration import FILE, HOW, Calibration, find_link, parse_calibration
 from mlbench_cli.simulator.gloo import Link
-from mlbench_cli.simulator.predict import Prediction, Scenario, advise, totals
+from mlbench_cli.simulator.predict import MIN_LATENCY, Prediction, Scenario, advise, totals
 from mlbench_cli.simulator.predict import predict as predict_step
 from mlbench_cli.simulator.published import SUPPORTED, compare_published, summarize
 from mlbench_cli.simulator.stragglers import parse_spread
-from mlbench_cli.store import Store
+from mlbench_cli.storage.store import Store
 from task_images.comm.methods import Method, MethodError
 from task_images.comm.presets import PRESETS, resolve
 
@@ -79,11 +81,13 @@ def predict(
         bool, typer.Option("--check", help="hold predictions against measurements: of RUNs, or of published tables")
     ] = False,
     advice: Annotated[bool, typer.Option("--advise", help="show what would help most")] = False,
+    unproven: Unproven = False,
     output: Output = Format.text,
 ) -> None:
-    """Predict the seconds of a training step with other numbers of workers, networks and methods.
+    """Predict the step time with other worker counts, networks and methods.
 
-    Each prediction has an interval. What the run's calibration does not support is refused with what to measure.
+    Each prediction has an interval. If the calibration of the run does not support a prediction, mlbench rejects it and
+    says what to measure.
     """
     if check and (not runs or runs == [PUBLISHED]):
         _check_published(output, charts)
@@ -93,11 +97,11 @@ def predict(
     if not runs:
         raise UsageError("No run is given.", hint="mlbench predict RUN --workers 4,8, or: mlbench predict --check")
     if check:
-        _check_runs(runs, output, charts)
+        _check_runs(runs, output, charts, unproven)
         return
     if len(runs) > 1:
         raise UsageError("A prediction is made from one run.", hint="mlbench predict --check RUN RUN")
-    with _open(runs[0]) as archive:
+    with _open(runs[0], unproven) as archive:
         calibration, link, error = _read(archive, required=network is None)
         shape, links, library, nodes = _shape(network), _inside(inside), _backend(backend), _topology(topology)
         spread = parse_spread(stragglers, calibration)
@@ -204,11 +208,11 @@ def _add_buckets(scenario: Scenario, calibration: Calibration, archive: Archive)
 # --- a run's measurements ---------------------------------------------------------------------------------------------
 
 
-def _open(name: str) -> Archive:
+def _open(name: str, unproven: bool) -> Archive:
     path = Path(name)
     if not path.exists():
         path = results_of(Store(notice=console.note).run(name).run)
-    return open_verified(path)
+    return open_verified(path, unproven=unproven)
 
 
 def _read(archive: Archive, *, required: bool) -> tuple[Calibration, Link, float]:
@@ -251,11 +255,11 @@ def _show(
         return
     console.out_table(
         [
-            *("METHOD", "WORKERS", "NETWORK", "STEP", "INTERVAL", "EFFICIENCY", "EXPOSED", "SENT", "SAMPLES/S"),
+            *("METHOD", "WORKERS", "NETWORK", "STEP", "INTERVAL", "EFFICIENCY", "EXPOSED", "SENT", "THROUGHPUT"),
             *("TO GOAL", "PRICE", "BASIS"),
         ],
         [_cells(item, total, cost) for item, total, cost in zip(found, seconds, prices, strict=True)],
-        droppable=["SENT", "TO GOAL", "SAMPLES/S", "PRICE", "EXPOSED", "EFFICIENCY"],
+        droppable=["SENT", "TO GOAL", "THROUGHPUT", "PRICE", "EXPOSED", "EFFICIENCY"],
     )
     if spread := found[0].scenario.spread:
         console.note(f"Ranks that wait for each other wait for the slowest: computing times spread by {spread:.1%}.")
@@ -263,8 +267,9 @@ def _show(
     if not link.beta:
         console.note(f"From the step times of {name}; the network is as asked for.")
         return
+    latency = format_seconds(link.alpha) if link.alpha >= MIN_LATENCY else "too short to resolve"
     console.note(
-        f"From {name}: a link of {format_seconds(link.alpha)} one way and {format_rate(8 / link.beta)}; the model is "
+        f"From {name}: a link of {format_rate(8 / link.beta)}, latency one way {latency}; the model is "
         f"{100 * error:.0f} % off on its own all-reduces."
     )
 
@@ -278,7 +283,7 @@ def _cells(found: Prediction, total: float | None, cost: float | None) -> list[o
         f"{100 * step.efficiency:.0f} %",
         format_seconds(step.exposed) if step.exposed > 1e-7 else "0",
         f"{step.sent_bytes / 1e6:.3g} MB",
-        f"{found.scenario.ranks * found.batch / step.seconds:.4g}",
+        format_value(found.scenario.ranks * found.batch / step.seconds, SAMPLES_PER_SECOND),
         None if total is None else console.duration(total),
         None if cost is None else f"{cost:.4g}",
         found.basis,
@@ -295,7 +300,7 @@ def _show_advice(calibration: Calibration, link: Link, error: float, scenario: S
         console.out_json({"schema_version": 1, "advice": rows})
         return
     if not found:
-        console.out("Nothing that is modelled would gain 1 % or more: the step is computation.")
+        console.out(f"Nothing that is modelled would gain more than the model's own error ({100 * error:.0f} %).")
         return
     console.out_table(
         ["CHANGE", "STEP", "GAIN", "OPTIONS"],
@@ -304,11 +309,11 @@ def _show_advice(calibration: Calibration, link: Link, error: float, scenario: S
     )
 
 
-def _check_runs(names: Sequence[str], output: Format, charts: Path | None) -> None:
+def _check_runs(names: Sequence[str], output: Format, charts: Path | None, unproven: bool) -> None:
     """Each run's step as predicted from its own calibration, against the step that it measured."""
     rows: list[JsonObject] = []
     for name in names:
-        with _open(name) as archive:
+        with _open(name, unproven) as archive:
             calibration, link, error = _read(archive, required=True)
             scenario = _add_buckets(Scenario(calibration.ranks, _own_method(archive)), calibration, archive)
             found = predict_step(calibration, link, error, scenario)

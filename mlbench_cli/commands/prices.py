@@ -19,7 +19,7 @@ prices = typer.Typer(rich_markup_mode=None, context_settings=HELP_NAMES, add_com
 def show(
     context: typer.Context,
     archive: Annotated[
-        bool, typer.Option("--archive", help="prices that the original's published results were computed with")
+        bool, typer.Option("--archive", help="show the prices behind the published results of the original MLBench")
     ] = False,
     output: Output = Format.text,
 ) -> None:
@@ -58,7 +58,7 @@ def _amount(price: float | None) -> str:
 def update(
     providers: Providers = None,
     region: Annotated[
-        list[str] | None, typer.Option("--region", help="region to ask about; repeatable; default: those in use")
+        list[str] | None, typer.Option("--region", help="region to update; repeatable; default: regions in use")
     ] = None,
     output: Output = Format.text,
 ) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from mlbench_cli import api, console
+from mlbench_cli.commands._archives import Unproven, open_archives
 from mlbench_cli.commands._common import Format, Output
 from mlbench_cli.commands._selection import complete_names
 
@@ -27,26 +28,31 @@ def report(
         list[Path] | None,
         typer.Option("--import", metavar="FILE", help="collectives of nccl-tests or OSU to draw, too; repeatable"),
     ] = None,
+    unproven: Unproven = False,
     output: Output = Format.text,
 ) -> None:
-    """Write one page with everything about some runs: results with intervals, settings, figures, findings.
+    """Write a report about runs: results with intervals, settings, figures and findings.
 
-    The HTML page needs no network: it can be mailed, archived and printed. Archives are verified first. The data of
-    each figure is written as CSV into OUT-data/.
+    The HTML report is one self-contained file that needs no network. mlbench verifies the archives first, and writes
+    the data of each figure as CSV into OUT-data/.
     """
+    from mlbench_cli.results.figures.provisioning import provisioning_figures
     from mlbench_cli.results.report.collect import collect
-    from mlbench_cli.results.report.provisioning import provisioning_figures
     from mlbench_cli.results.report.write import check_target, write_report
 
     check_target(target)
     client = api.Client(notice=console.warn)
     paths = client.find_archives(sources or [])
     with ExitStack() as stack:
-        archives = [stack.enter_context(api.open_archive(path)) for path in paths]
+        left_out: list[str] = []
+        several = len(paths) > len(sources or [])  # a word stands for several runs
+        archives = open_archives(paths, stack, unproven=unproven, left_out=left_out if several else None)
         made = list(provisioning_figures(client.clusters_of(archives)))
-        written = write_report(collect(archives, title=title, more=made, foreign=foreign or ()), target)
+        written = write_report(
+            collect(archives, title=title, more=made, foreign=foreign or (), left_out=left_out), target
+        )
     if output is Format.json:
         console.out_json({"report": str(target.absolute()), "files": [str(path) for path in written]})
         return
     console.out(str(target))
-    console.note(f"{console.size(target.stat().st_size)} of {len(paths)} runs; data: {len(written) - 1} CSV files")
+    console.note(f"{console.size(target.stat().st_size)} of {len(archives)} runs; data: {len(written) - 1} CSV files")

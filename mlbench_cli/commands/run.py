@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import Field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +11,6 @@ import typer
 
 from mlbench_cli import console
 from mlbench_cli.api import Client, OpenExperiment
-from mlbench_cli.catalog import use_task_folder
 from mlbench_cli.commands._common import (
     Format,
     Output,
@@ -20,17 +20,24 @@ from mlbench_cli.commands._common import (
     complete_clusters,
     complete_presets,
     complete_tasks,
+    max_cost_option,
+    max_hours_option,
+    only_report_option,
+    to_option,
 )
 from mlbench_cli.commands._members import follow_all, start_detached, wait_for_queue
 from mlbench_cli.commands._report import Ended, report_ended
+from mlbench_cli.commands._values import HELP_ALL
+from mlbench_cli.config.settings import set_unreachable_timeout
 from mlbench_cli.errors import UsageError
-from mlbench_cli.files import write_atomically
+from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.runs.defaults import with_defaults
 from mlbench_cli.runs.launch import check_names, local_machine
 from mlbench_cli.runs.matrix import MAX_CONFIRMED, MAX_MEMBERS
 from mlbench_cli.runs.preflight import find_too_many_workers
 from mlbench_cli.runs.repeats import repeats_in
 from mlbench_cli.runs.request import (
+    ADVANCED,
     OPTIONS,
     REPEATABLE,
     Request,
@@ -41,50 +48,111 @@ from mlbench_cli.runs.request import (
     merge,
     read_file,
 )
-from mlbench_cli.spec import RunSpec
+from mlbench_cli.tasks.catalog import use_task_folder
+from mlbench_cli.util.files import write_atomically
 
 if TYPE_CHECKING:
     from mlbench_cli.api import Submission
+    from mlbench_cli.api.repetition import AuthorsProgram
+
+
+_WITH_RUNS = "with a file of runs: "
+_OF_RUNS = ("to", "only_report", "max_hours", "max_cost")
+_BESIDE_RUNS = ("file", "dry_run", "retry_failed", "yes", "output", "cluster", "unreachable", *_OF_RUNS)
+
+
+def _show_all_help(context: typer.Context, given: bool) -> None:
+    if given and not context.resilient_parsing:
+        context.meta[HELP_ALL] = True
+        console.out(context.get_help())
+        raise typer.Exit
 
 
 def run(
     context: typer.Context,
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="the experiment; its run with N workers is named NAME-N")
+        str | None,
+        typer.Argument(metavar="[NAME]", help="name of the experiment; the run with N workers is named NAME-N"),
     ] = None,
-    workers: Annotated[list[int] | None, typer.Argument(metavar="[N]...", help="numbers of workers, as 1 2 4")] = None,
-    file: Annotated[Path | None, typer.Option("--file", "-f", help="YAML with these options; flags go first")] = None,
+    workers: Annotated[list[int] | None, typer.Argument(metavar="[N]...", help="number of workers, e.g. 1 2 4")] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            "--file",
+            "-f",
+            help="YAML file with these options, which flags override, or with a list of runs; "
+            "also the name of one that is shipped",
+        ),
+    ] = None,
     source: Annotated[
-        str | None, typer.Option("--from", metavar="ARCHIVE", help="repeat the run of an archive exactly")
+        str | None,
+        typer.Option("--from", metavar="ARCHIVE", help="repeat the run of an archive", rich_help_panel=ADVANCED),
     ] = None,
+    signers: Annotated[
+        Path | None, typer.Option("--signers", help="with --from: file of allowed signers, as git's")
+    ] = None,
+    run_foreign_command: Annotated[
+        bool,
+        typer.Option(
+            "--run-foreign-command", help="with --from: run the author's command without asking, whoever signed it"
+        ),
+    ] = False,
     save: Annotated[
-        Path | None, typer.Option("--save", metavar="FILE", help="also write the YAML file that asks for the same")
+        Path | None,
+        typer.Option("--save", metavar="FILE", help="write these options to a YAML file", rich_help_panel=ADVANCED),
     ] = None,
     retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="start the failed runs of an existing experiment once more")
+        bool,
+        typer.Option("--retry-failed", help="rerun the failed runs of an experiment", rich_help_panel=ADVANCED),
     ] = False,
     detach: Annotated[
-        bool, typer.Option("--detach", "-d", help="start and return at once; a process starts several in turn")
+        bool, typer.Option("--detach", "-d", help="return at once; the runs continue in the background")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="print what would be submitted, and stop")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print what would be submitted, then exit")] = False,
     require_goal: RequireGoal = False,
-    logs: Annotated[bool, typer.Option("--logs", help="show the log lines of rank 0 while it runs")] = False,
+    logs: Annotated[bool, typer.Option("--logs", help="print the log of rank 0 while it runs")] = False,
+    unreachable: Annotated[
+        str | None,
+        typer.Option(
+            "--unreachable-timeout",
+            metavar="DURATION",
+            help="how long to follow a cluster that does not answer (default: 15m)",
+            rich_help_panel=ADVANCED,
+        ),
+    ] = None,
     yes: Yes = False,
     output: Output = Format.text,
+    to: Annotated[Path | None, to_option(ADVANCED, _WITH_RUNS)] = None,
+    only_report: Annotated[bool, only_report_option(ADVANCED, _WITH_RUNS)] = False,
+    max_hours: Annotated[float | None, max_hours_option(ADVANCED, _WITH_RUNS)] = None,
+    max_cost: Annotated[float | None, max_cost_option(ADVANCED, _WITH_RUNS)] = None,
+    help_all: Annotated[
+        bool,
+        typer.Option("--help-all", is_eager=True, callback=_show_all_help, help="Show all options and exit."),
+    ] = False,
     **options: Any,
 ) -> int:
-    """Run a task, or a command of your own, with one or several numbers of workers.
+    """Run a task, your own command, or a file of many runs, with one or more worker counts.
 
-    Asks on a terminal for what is left open: which task, which backend. Several runs start one after the other. The
-    exit code is 0 if all went well, else the highest one.
+    On a terminal, mlbench asks for missing options such as the task. Runs start one after the other. The exit code is
+    0 if all succeed, else the highest exit code of any run.
 
-    The same command line again goes on with an experiment: finished runs are kept, interrupted ones are started once
-    more, a higher --repeat and further values of a matrix are added. NAME alone does so, too.
+    Repeat the command, or give only NAME, to resume an experiment: mlbench keeps finished runs, restarts interrupted
+    ones, and adds runs for a higher --repeat or new matrix values.
     """
+    set_unreachable_timeout(unreachable)
+    if file is not None and (ended_with := _run_several(context, file)) is not None:
+        return ended_with
+    if wrong := [name for name in _given(context) if name in _OF_RUNS]:
+        raise UsageError(f"{', '.join(map(flag, wrong))}: only for a file with runs.", hint="mlbench run -f FILE")
     client = Client(notice=console.note)
     request = _request(name, workers, file, options)
+    if source is None and (signers is not None or run_foreign_command):
+        word = "--run-foreign-command" if run_foreign_command else "--signers"
+        raise UsageError(f"{word} is about the author of an archive.", hint=f"mlbench run --from ARCHIVE {word} ...")
     if source is not None:
-        launch = client.prepare_repetition(source, request, require_goal=require_goal)
+        agree = partial(_agree, yes=yes, is_trusted=run_foreign_command, is_dry=dry_run)
+        launch = client.prepare_repetition(source, request, require_goal=require_goal, signers=signers, agree=agree)
     else:
         use_task_folder(request.task_path)
         request = _complete(client.recall(request), client, ask=not yes, is_dry=dry_run)
@@ -111,8 +179,46 @@ def run(
     if not detach:
         code = _report(opened, ended, output)
     if source is None:
-        console.note(f"The same again: {equivalent_command(launch.request)}")
+        console.note(f"Repeat: {equivalent_command(launch.request)}")
     return code
+
+
+def _given(context: typer.Context) -> list[str]:
+    """The parameters that stand on the command line."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
+
+
+def _run_several(context: typer.Context, file: Path) -> int | None:
+    """Run everything in a file with `runs`; None for another file.
+
+    Raises UsageError for options that such a file says for each of its runs.
+    """
+    from mlbench_cli.runs.campaign import asks_for_several
+
+    if not asks_for_several(str(file)):
+        return None
+    words = {"name": "NAME", "workers": "N"}
+    if wrong := [words.get(name) or flag(name) for name in _given(context) if name not in _BESIDE_RUNS]:
+        raise UsageError(
+            f"{file} describes several runs, so {', '.join(wrong)} cannot be given here.",
+            hint="Write it into the file, above runs for all of them.",
+        )
+    from mlbench_cli.commands._several import How, Limits, run_file
+
+    given = context.params
+    limits = Limits([given["cluster"]] if given["cluster"] else (), given["max_hours"], given["max_cost"])
+    how = How(*(given[name] for name in How._fields))
+    return run_file(str(file), limits, how, given["to"], given["output"], ("mlbench", "campaign", str(file)))
+
+
+def _agree(program: "AuthorsProgram", *, yes: bool, is_trusted: bool, is_dry: bool) -> None:
+    """Print what the archive's author chose, and ask. --yes answers for archives of allowed signers only."""
+    console.note(str(program))
+    if is_trusted or (is_dry and not program.uses_templates):
+        return
+    is_signed = program.signer is not None
+    console.confirm("Run this?", yes=yes and is_signed, flag="--yes" if is_signed else "--run-foreign-command")
 
 
 # --- the way of an experiment ---------------------------------------------------------------------------------------
@@ -180,7 +286,7 @@ def _report(opened: OpenExperiment, ended: Sequence[Ended], output: Format) -> i
     ids = {run.id for run in opened.plan.runs}
     has_repeats = len({run.spec.seed for run in opened.plan.runs}) > 1
     rows = [run.row for run in opened.handle.runs() if run.run.id in ids]
-    report_ended(ended, output, repeats_in(rows) if has_repeats else [])
+    report_ended(ended, output, repeats_in(opened.handle.workspace.store, rows) if has_repeats else [])
     return max((item.exit_code for item in ended), default=0)
 
 
@@ -195,7 +301,7 @@ def _save(request: Request, path: Path, source: str | None) -> None:
         write_atomically(path, data)
     except (OSError, ValueError) as error:
         raise UsageError(f"The spec file {path} cannot be written: {error}.") from None
-    console.note(f"The same again: mlbench run -f {path}")
+    console.note(f"Repeat: mlbench run -f {path}")
 
 
 # --- the options are Request's fields -------------------------------------------------------------------------------

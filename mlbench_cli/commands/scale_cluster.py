@@ -4,24 +4,25 @@ from typing import Annotated
 
 import typer
 
-from mlbench_cli import cluster_changes, console
-from mlbench_cli.cluster_details import ClusterDetails
+from mlbench_cli import console
+from mlbench_cli.clusters import changes as cluster_changes
 from mlbench_cli.commands._clusters import StepPrinter, cluster_document
 from mlbench_cli.commands._common import Format, Output, Yes, complete_clusters
 from mlbench_cli.errors import UsageError
-from mlbench_cli.store import Store
+from mlbench_cli.model.cluster_details import ClusterDetails
+from mlbench_cli.storage.store import Store
 
 
 def scale_cluster(
     name: Annotated[
         str,
-        typer.Argument(metavar="NAME", help="a cluster of mlbench list-clusters", autocompletion=complete_clusters),
+        typer.Argument(metavar="NAME", help="cluster (list: mlbench list-clusters)", autocompletion=complete_clusters),
     ],
-    nodes: Annotated[int, typer.Argument(metavar="NUM_WORKERS", help="new number of worker machines, 0 or more")],
+    nodes: Annotated[int, typer.Argument(metavar="NUM_WORKERS", help="new number of worker machines (0 or more)")],
     yes: Yes = False,
     output: Output = Format.text,
 ) -> None:
-    """Change the number of a cluster's worker machines. With 0, only its control plane costs money."""
+    """Change the number of worker machines of a cluster. With 0, only the control plane costs money."""
     if nodes < 0:
         raise UsageError(f"{nodes} machines: the smallest number is 0.")
     store = Store(notice=console.note)

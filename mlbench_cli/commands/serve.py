@@ -8,30 +8,38 @@ from typing import Annotated
 
 import typer
 
-from mlbench_cli import console, settings
+from mlbench_cli import console
 from mlbench_cli.api import Client
 from mlbench_cli.commands._common import Format, Output, complete_clusters
+from mlbench_cli.config import settings
+from mlbench_cli.config.extras import install_hint
 from mlbench_cli.errors import NotFoundError, UsageError
-from mlbench_cli.extras import install_hint
 
 
 def serve(
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="port; 0: any free one")] = 0,
     host: Annotated[
         str,
-        typer.Option("--host", help="address to listen on; another than a loopback one needs --tls-cert or --insecure"),
+        typer.Option("--host", help="address to listen on; non-loopback addresses need --tls-cert or --insecure"),
     ] = "127.0.0.1",
     names: Annotated[
         list[str] | None,
-        typer.Option("--name", metavar="NAME", help="further host name of this machine in the address; repeatable"),
+        typer.Option(
+            "--name", metavar="NAME", help="additional host name of this machine that browsers may use; repeatable"
+        ),
     ] = None,
     certificate: Annotated[Path | None, typer.Option("--tls-cert", metavar="FILE", help="certificate, PEM")] = None,
-    key: Annotated[Path | None, typer.Option("--tls-key", metavar="FILE", help="its private key, PEM")] = None,
+    key: Annotated[
+        Path | None, typer.Option("--tls-key", metavar="FILE", help="private key of the certificate, PEM")
+    ] = None,
     is_insecure: Annotated[
-        bool, typer.Option("--insecure", help="listen on another address without TLS: the token can be read on the way")
+        bool,
+        typer.Option(
+            "--insecure", help="allow other addresses without TLS; others on the network can then read the token"
+        ),
     ] = False,
     allows_actions: Annotated[
-        bool, typer.Option("--allow-actions", help="let the dashboard start, stop and delete runs")
+        bool, typer.Option("--allow-actions", help="allow the dashboard to start, stop and delete runs")
     ] = False,
     cluster: Annotated[
         str | None,
@@ -41,14 +49,15 @@ def serve(
 ) -> int:
     """Serve the dashboard and its REST API on this machine until Ctrl-C.
 
-    The printed address holds a token that is made at each start; keep it to yourself. With --cluster, only
-    the runs of that cluster are shown, as the API server has them; those that other machines start are recorded every
-    30 seconds. The cluster is reached as all commands reach it, so that it needs no public port.
+    The printed URL contains a new token at each start; keep it private. With --cluster, the dashboard shows only the
+    runs of that cluster, and finds runs that other machines start within 30 seconds. The dashboard reaches the cluster
+    the way all commands do, so the cluster needs no public port.
     """
     try:
         import uvicorn
 
         from mlbench_cli.server.app import make_app
+        from mlbench_cli.server.connections import GuardedProtocol
         from mlbench_cli.server.discovery import keep_discovering
         from mlbench_cli.server.pages import warm_up
     except ImportError as error:
@@ -89,7 +98,7 @@ def serve(
             server_header=False,
             date_header=False,
             lifespan="off",
-            limit_concurrency=400,
+            http=GuardedProtocol,
             timeout_keep_alive=10,
             timeout_graceful_shutdown=1,
             h11_max_incomplete_event_size=32 * 1024,
@@ -114,7 +123,7 @@ def serve(
 
 
 def get_dashboard_url(output: Output = Format.text) -> None:
-    """Print the address of the dashboard that runs on this machine, with its token."""
+    """Print the URL of the dashboard that is running on this machine, with its token."""
     from mlbench_cli.server.config import read_address
 
     found = read_address(settings.data_dir())

@@ -6,9 +6,9 @@ import typer
 
 from mlbench_cli import console
 from mlbench_cli.commands._common import Format, Output, complete_clusters
-from mlbench_cli.config import find_default
+from mlbench_cli.config.file import find_default
 from mlbench_cli.errors import UsageError
-from mlbench_cli.store import Store
+from mlbench_cli.storage.store import Store
 from providers.registry import ALIASES
 
 
@@ -17,13 +17,13 @@ def set_cluster(
         list[str],
         typer.Argument(
             metavar="[PROVIDER] NAME",
-            help="a cluster of mlbench list-clusters",
+            help="cluster (list: mlbench list-clusters)",
             autocompletion=complete_clusters,
         ),
     ],
     output: Output = Format.text,
 ) -> None:
-    """Choose the cluster that commands use by default; "local" is this machine."""
+    """Set the default cluster of all commands; "local" is this machine."""
     # Scripts for the original name the provider, too: mlbench set-cluster gcloud NAME
     if len(words) > 2:
         raise UsageError(f"{len(words)} words are given: a cluster's name is one.", hint="mlbench set-cluster NAME")

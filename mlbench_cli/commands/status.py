@@ -15,18 +15,19 @@ from mlbench_cli.commands._experiments import is_queue_problem, show_experiment
 from mlbench_cli.commands._repeats import show_repeats
 from mlbench_cli.commands._report import Reporter, format_eta, in_words
 from mlbench_cli.commands._selection import complete_names
-from mlbench_cli.durations import parse_since
 from mlbench_cli.errors import UsageError, did_you_mean
-from mlbench_cli.model import FindingDocument, Outcome, RunState
-from mlbench_cli.network import network_phrase
+from mlbench_cli.model.methods import OWN, method_phrase
+from mlbench_cli.model.run import DAMAGED, FindingDocument, JsonObject, Outcome, RunState
+from mlbench_cli.results.analysis.numbers import SECONDS, format_goal, format_value, unit_of
 from mlbench_cli.runs.experiment_status import ExperimentStatus
 from mlbench_cli.runs.repeats import repeats_in
 from mlbench_cli.runs.snapshot import ENDED, UNKNOWN, GoalStanding, RunStatus, find_metric
-from mlbench_cli.runs.views import runs_document, summary_figures
-from mlbench_cli.times import parse_timestamp
+from mlbench_cli.runs.views import add_figures, runs_document
+from mlbench_cli.util.durations import parse_since
+from mlbench_cli.util.times import parse_timestamp
 
 MAX_SHOWN = 50  # runs, unless --limit says otherwise
-STATES = (*RunState, ENDED, UNKNOWN, *Outcome)
+STATES = (*RunState, ENDED, UNKNOWN, DAMAGED, *Outcome)
 
 
 class Choice(NamedTuple):
@@ -47,8 +48,16 @@ class Choice(NamedTuple):
         begin = float("-inf") if self.since is None else self.since
         recent = takewhile(lambda run: parse_timestamp(run.run.created) >= begin, newest_first)
         runs = (run for run in recent if self.task in (None, run.run.spec.task))
-        states = (status for status in client.read_states(runs) if self.state in (None, status.state, status.outcome))
+        states = filter(self._matches, client.read_states(runs))
         return list(islice(states, self.limit or None))[::-1]
+
+    def _matches(self, status: RunStatus) -> bool:
+        """Whether the run has the state or outcome that was asked for; damage shows only where the archive is read."""
+        if self.state is None:
+            return True
+        if self.state != DAMAGED and self.state not in (status.state, status.outcome):
+            return False
+        return (add_figures(status)[0].state == DAMAGED) == (self.state == DAMAGED)
 
 
 def status(
@@ -56,17 +65,19 @@ def status(
         list[str] | None,
         typer.Argument(
             metavar="[NAME]...",
-            help="show this run with its workers, this experiment with its runs, or several of them",
+            help="run, experiment or cluster to show in detail",
             autocompletion=complete_names,
         ),
     ] = None,
     metric: Annotated[str | None, typer.Option("--metric", "-m", help="show this metric, e.g. Prec@1 or loss")] = None,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="follow the run; Ctrl-C only ends this")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="watch the run; Ctrl-C stops the watching, not the run")
+    ] = False,
     cluster: Annotated[
         str | None,
-        typer.Option("--cluster", help="show this cluster, even if it was removed", autocompletion=complete_clusters),
+        typer.Option("--cluster", help="show this cluster, even a deleted one", autocompletion=complete_clusters),
     ] = None,
-    cloud: Annotated[bool, typer.Option("--cloud", help="with --cluster: ask the cloud what is there now")] = False,
+    cloud: Annotated[bool, typer.Option("--cloud", help="with --cluster: also query the cloud")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="show the evidence behind each finding")] = False,
     limit: Annotated[
         int, typer.Option("--limit", metavar="N", min=0, help="show the newest N runs that match; 0: all")
@@ -76,7 +87,7 @@ def status(
         typer.Option(
             "--state",
             metavar="STATE",
-            help="only runs in this state or with this outcome, e.g. running, failed",
+            help="only runs with this state or outcome, e.g. running or failed",
             autocompletion=lambda incomplete: [word for word in STATES if word.startswith(incomplete)],
         ),
     ] = None,
@@ -85,11 +96,13 @@ def status(
     ] = None,
     since: Annotated[
         str | None,
-        typer.Option("--since", metavar="TIME", help="only runs created since then, e.g. 2d, or 2026-01-31T10:00:00Z"),
+        typer.Option(
+            "--since", metavar="TIME", help="only runs created since this time, e.g. 2d or 2026-01-31T10:00:00Z"
+        ),
     ] = None,
     output: Output = Format.text,
 ) -> None:
-    """Show the newest runs, or one with its workers, metrics and findings; or a cluster with its resources."""
+    """Show the newest runs, or a run, experiment or cluster in detail."""
     choice = Choice(limit, state, task, None if since is None else parse_since(since))
     if state is not None and state not in STATES:
         raise UsageError(
@@ -151,35 +164,37 @@ def _show_named(chosen: Chosen, client: Client, choice: Choice, verbose: bool, o
         if not states:
             console.note("No run matches.\nNext: mlbench status")
             return
-    _show_rows(states, output, known)
+    _show_rows(client, states, output, known)
 
 
 def _show_all(client: Client, choice: Choice, output: Format) -> None:
-    states = choice.select(client.iterate_runs(), client)
+    tasks = () if choice.task is None else (choice.task,)
+    # A run of any recorded state is unknown if its spec cannot be read, and damaged if its archive is.
+    shown_as = None if choice.state in (UNKNOWN, DAMAGED) else choice.state
+    states = choice.select(client.iterate_runs(tasks=tasks, shown_as=shown_as), client)
     if not states and choice.is_filter and output == Format.text:
         console.note("No run matches.\nNext: mlbench status")
         return
-    _show_rows(states, output)
+    _show_rows(client, states, output)
     hidden = client.count_runs() - len(states)
     if hidden and not choice.is_filter and output == Format.text:
         console.note(f"{hidden} older runs are not shown: --limit 0 shows all.")
 
 
-def _show_rows(states: list[RunStatus], output: Format, experiments: Sequence[ExperimentStatus] = ()) -> None:
+def _show_rows(
+    client: Client, states: list[RunStatus], output: Format, experiments: Sequence[ExperimentStatus] = ()
+) -> None:
     if output == Format.json:
-        console.out_json(runs_document(states, experiments))
+        console.out_json(runs_document(client.store, states, experiments))
         return
-    repeats = repeats_in(status.row for status in states)
+    repeats = repeats_in(client.store, (status.row for status in states))
+    shown = [add_figures(status) for status in states]
     if not states:
-        console.note("There are no runs yet.\nNext: mlbench tasks, then mlbench run NAME 1 2 --task TASK")
+        _explain_empty_store(client)
         return
-    console.out_table(
-        ["RUN", "WORKERS", "STATE", "OUTCOME", "GOAL", "SECONDS", "TASK", "BACKEND", "CLUSTER", "CREATED"],
-        [_cells(status) for status in states],
-        droppable=["BACKEND", "CLUSTER", "CREATED", "TASK", "GOAL", "SECONDS"],
-    )
+    show_runs(shown)
     show_repeats(repeats)
-    for status in states:
+    for status, _ in shown:
         if status.problem and not (experiments and is_queue_problem(status)):
             console.warn(f"{status.row.run.name}: {status.problem}")
     ended = [status.row.run.name for status in states if status.state == ENDED]
@@ -187,28 +202,48 @@ def _show_rows(states: list[RunStatus], output: Format, experiments: Sequence[Ex
         console.note(f"Ended, archive not complete yet: {', '.join(ended)}. Next: mlbench wait {ended[0]}")
 
 
-def _cells(status: RunStatus) -> list[object]:
-    run, spec = status.row.run, status.row.run.spec
-    figures = summary_figures(run)
-    return [
-        run.name,
-        spec.workers,
-        status.state,
-        status.outcome,
-        _goal_cell(figures["goal"]),
-        None if figures["seconds"] is None else round(figures["seconds"], 2),
-        spec.task,
-        spec.backend,
-        spec.cluster,
-        console.ago(run.created),
-    ]
+def _explain_empty_store(client: Client) -> None:
+    if folders := client.list_unknown_folders():
+        console.note(
+            f"The store has no runs, but {folders[0].parent} holds {len(folders)} sealed "
+            f"folder{'s' if len(folders) > 1 else ''}.\nNext: mlbench discover local"
+        )
+        return
+    console.note("There are no runs yet.\nNext: mlbench tasks, then mlbench run NAME 1 2 --task TASK")
 
 
-def _goal_cell(goal: GoalStanding | None) -> str | None:
-    if goal is None:
-        return None
-    value = "-" if goal.get("value") is None else f"{goal['value']:.4g}"
-    return f"{goal['metric']} {value} ({goal['comparison']} {goal['threshold']:g})"
+def show_runs(shown: Sequence[tuple[RunStatus, JsonObject]]) -> None:
+    """The table of runs with their figures. Columns in which no run says anything are left out."""
+    states, figures = [status for status, _ in shown], [each for _, each in shown]
+    columns: dict[str, list[object]] = {
+        "RUN": [status.row.run.name for status in states],
+        "WORKERS": [status.row.run.spec.workers for status in states],
+        "STATE": [status.state for status in states],
+        "OUTCOME": [status.outcome for status in states],
+        "GOAL": [format_goal(each["goal"], status.outcome) for status, each in zip(states, figures, strict=True)],
+        "TIME": [None if each["seconds"] is None else format_value(each["seconds"], SECONDS) for each in figures],
+    }
+    special: dict[str, list[object]] = {
+        "METHOD": [method_phrase(status.row.run.spec.method) for status in states],
+        "NETWORK": [status.row.run.spec.network for status in states],
+        "LABEL": ["functional" if status.row.run.spec.functional_only else None for status in states],
+        "CONDITIONS": [_labels(each["conditions"]) for each in figures],
+    }
+    columns |= {name: cells for name, cells in special.items() if set(cells) - {None, OWN}}
+    columns |= {
+        "TASK": [status.row.run.spec.task for status in states],
+        "BACKEND": [status.row.run.spec.backend for status in states],
+        "CLUSTER": [status.row.run.spec.cluster for status in states],
+        "CREATED": [console.ago(status.row.run.created) for status in states],
+    }
+    droppable = ["BACKEND", "CLUSTER", "CREATED", "TASK", "GOAL", "LABEL", "CONDITIONS", "NETWORK", "TIME"]
+    rows = list(zip(*columns.values(), strict=True))
+    console.out_table(list(columns), rows, droppable=[name for name in droppable if name in columns])
+
+
+def _labels(conditions: Sequence[str] | None) -> str | None:
+    """The labels of conditions without their reasons, which `mlbench status RUN` shows."""
+    return ", ".join(phrase.partition(":")[0] for phrase in conditions or ()) or None
 
 
 def _show_one(run: RunHandle, document: dict[str, Any], metric: str | None, verbose: bool) -> None:
@@ -217,13 +252,15 @@ def _show_one(run: RunHandle, document: dict[str, Any], metric: str | None, verb
         ("State", document["state"] + (f", {document['outcome']}" if document["outcome"] else "")),
         ("Result", document.get("summary")),
         ("Progress", _progress(document["progress"])),
-        ("Goal", _goal(document["goal"])),
+        ("Goal", _goal(document["goal"], document["outcome"] == "budget_spent")),
         ("Label", _label(document["functional_only"])),
-        ("Network", _network(run)),
+        ("Method", document["method"] + (", pinned to CPUs" if document["pin"] else "")),
+        ("Network", document.get("measured_network") or document["network"]),
+        *(("Condition", phrase) for phrase in document.get("conditions") or ()),
         ("Kept", f"on the cluster until {document['kept_until']}" if document.get("kept_until") else None),
         ("Folder", document["folder"]),
     ]
-    console.out("\n".join(f"{title + ':':<10}{console.clean(text)}" for title, text in facts if text))
+    console.out("\n".join(f"{title + ':':<11}{console.clean(text)}" for title, text in facts if text))
     _show_metrics(document, metric)
     console.out("")
     console.out_table(
@@ -264,13 +301,6 @@ def _label(functional_only: str | None) -> str | None:
     return f"functional, not a performance measurement: {functional_only}" if functional_only else None
 
 
-def _network(run: RunHandle) -> str | None:
-    """What the network between the ranks was, if it matters; of a run that is not over, what was asked for."""
-    finished = run.finished
-    network = finished.result.get("network") if finished and finished.result else None
-    return network_phrase(network) if network else run.run.spec.network
-
-
 def _show_metrics(document: dict[str, Any], metric: str | None) -> None:
     metrics = document["metrics"]
     if metric is None:
@@ -279,12 +309,14 @@ def _show_metrics(document: dict[str, Any], metric: str | None) -> None:
         value = find_metric(metrics, metric)
         if value is None:
             known = f" It has reported: {', '.join(map(console.clean, metrics))}." if metrics else ""
-            console.note(f"No {metric} has been reported yet.{known}")
+            console.note(f"No {console.clean(metric)} has been reported yet.{known}")
             return
         shown = {metric: value}
     if shown:
         console.out("")
-        console.out_table(["METRIC", "LAST VALUE"], list(shown.items()))
+        console.out_table(
+            ["METRIC", "LAST VALUE"], [[name, format_value(value, unit_of(name))] for name, value in shown.items()]
+        )
 
 
 def _progress(progress: dict[str, Any]) -> str | None:
@@ -298,8 +330,10 @@ def _progress(progress: dict[str, Any]) -> str | None:
     return text if left is None else f"{text}, {left}"
 
 
-def _goal(goal: GoalStanding | None) -> str | None:
+def _goal(goal: GoalStanding | None, is_spent: bool) -> str | None:
     if goal is None:
         return None
-    reached = "-" if goal["best"] is None else f"{goal['best']:.4g}"
-    return f"{goal['metric']} {goal['comparison']} {goal['threshold']:g}, best so far {reached}"
+    unit = unit_of(goal["metric"])
+    reached = format_value(goal["best"], unit)
+    at_end = f", {format_value(goal['value'], unit)} at the end" if is_spent else ""
+    return f"{goal['metric']} {goal['comparison']} {goal['threshold']:g}, best {reached}{at_end}"

@@ -6,9 +6,9 @@ from typing import Annotated, Any
 import typer
 
 from mlbench_cli import console
-from mlbench_cli.catalog import Parameter, Task, load_catalog, load_task, use_task_folder
 from mlbench_cli.commands._common import Format, Output, complete_tasks
 from mlbench_cli.runs.request import entry_text
+from mlbench_cli.tasks.catalog import Parameter, Task, load_catalog, load_task, use_task_folder
 
 
 def tasks(
@@ -18,11 +18,11 @@ def tasks(
     ] = None,
     task_path: Annotated[
         str | None,
-        typer.Option("--task-path", metavar="DIR", help="folder with tasks of your own, shown as well"),
+        typer.Option("--task-path", metavar="DIR", help="folder with your own tasks, listed as well"),
     ] = None,
     output: Output = Format.text,
 ) -> None:
-    """Show the benchmark tasks, or one of them with its parameters and presets."""
+    """List benchmark tasks, or show the parameters and presets of one task."""
     use_task_folder(task_path)
     found_by = f" --task-path {shlex.quote(task_path)}" if task_path else ""
     if name is not None:

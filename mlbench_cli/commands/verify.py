@@ -1,5 +1,7 @@
 """`mlbench verify`: what is proven of archives: integrity, derivation and, with the signers' keys, origin."""
 
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -9,6 +11,7 @@ import typer
 from mlbench_cli import api, console
 from mlbench_cli.commands._common import Format, Output
 from mlbench_cli.errors import CannotTellError, CredentialError, UsageError
+from mlbench_cli.results import receipts
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.sign import OriginError, Signer, check_origin, require_signers
 from mlbench_cli.results.archive.verify import Verification
@@ -18,32 +21,40 @@ _DERIVATION = {"schema", "inconsistent"}
 
 
 def verify(
-    archives: Annotated[list[Path], typer.Argument(metavar="ARCHIVE...", help="folders or zip files of runs")],
+    archives: Annotated[
+        list[Path], typer.Argument(metavar="ARCHIVE...", help="folders or zip files of runs, or receipts")
+    ],
     signers: Annotated[
-        Path | None, typer.Option("--signers", help="file of allowed signers, as git's; proves the origin, too")
+        Path | None, typer.Option("--signers", help="allowed signers file, as used by git; also verifies the origin")
     ] = None,
     output: Output = Format.text,
 ) -> int:
-    """Prove what archives say: their integrity (every file is as it was sealed), their derivation (every field of the
-    results follows from the evidence) and, with --signers, their origin (somebody whom you trust has signed them).
+    """Verify archives: integrity (no file was changed), derivation (every result follows from the evidence) and, with
+    --signers, origin (someone you trust signed them).
 
-    The run is judged again from the archive's own logs and observation. The exit code is 0 only if nothing is wrong
-    with any of them; 2 if an archive is damaged or contradicts its evidence; 3 if an origin is not proven; 9 if
-    something could not be derived from the evidence.
+    mlbench derives the results again from the logs and the observation in the archive, and a receipt from the archives
+    that it names, if these are verified with it. Exit code 0: everything is proven; 2: damaged, or it contradicts its
+    evidence; 3: origin not proven; 9: something could not be derived.
     """
     if signers is not None:
         require_signers(signers)
-    found = [_judge(path, signers) for path in archives]
+    found = [_judge(path, signers) for path in archives if not receipts.is_receipt(path)]
+    papers = [path for path in archives if receipts.is_receipt(path)]
+    checked = _judge_receipts(papers, [each.path for each in found if each.checked.ok], signers)
     if output == Format.json:
-        console.out_json({"archives": [_document(each) for each in found]})
+        documents = {"archives": [_document(each) for each in found]}
+        console.out_json(documents | ({"receipts": [each.to_dict() for each in checked]} if papers else {}))
     else:
-        for each in found:
-            _show(each)
-    if any(each.checked.problems for each in found):
+        for archive in found:
+            _show(archive)
+        for receipt in checked:
+            _show_receipt(receipt)
+    if any(each.checked.problems for each in found) or any(each.checked.problems for each in checked):
         return UsageError.exit_code
-    if any(each.origin_error for each in found):
+    if any(each.origin_error for each in found) or any(each.origin_error for each in checked):
         return CredentialError.exit_code
-    return 0 if all(each.checked.ok for each in found) else CannotTellError.exit_code
+    is_proven = all(each.checked.ok for each in found) and all(each.checked.is_derived for each in checked)
+    return 0 if is_proven else CannotTellError.exit_code
 
 
 @dataclass(frozen=True)
@@ -86,6 +97,7 @@ def _document(found: CheckedArchive) -> dict[str, object]:
         "proven": found.proven,
         "problems": [problem.to_dict() for problem in found.checked.problems],
         "not_derived": list(found.checked.not_derived),
+        "notes": list(found.checked.notes),
         "signer": found.signer.to_dict() if found.signer else None,
         "origin_problem": found.origin_error.details["problem"] if found.origin_error else None,
     }
@@ -103,7 +115,78 @@ def _show(found: CheckedArchive) -> None:
         console.out(f"{found.path}: origin not proven{proofs}")
     else:
         console.out(f"{found.path}: {'ok' if checked.ok else 'not everything follows from the evidence'}{proofs}")
-    for line in (*map(str, checked.problems), *checked.not_derived):
+    for line in (*map(str, checked.problems), *checked.not_derived, *checked.notes):
         console.out(f"  {console.clean(line)}")
+    if error is not None:
+        console.out(f"  {console.clean(error.message)}\n  Next: {console.clean(error.hint or '')}")
+
+
+# --- receipts -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CheckedReceipt:
+    """What is proven of one receipt. `origin_error` says why its origin is not, if that was asked."""
+
+    receipt: receipts.Receipt
+    checked: receipts.ReceiptCheck
+    signer: Signer | None = None
+    origin_error: OriginError | None = None
+
+    @property
+    def proven(self) -> list[str]:
+        """Which of derivation and origin are proven."""
+        proofs = {"derivation": self.checked.is_derived, "origin": self.signer is not None}
+        return [name for name, holds in proofs.items() if holds]
+
+    def to_dict(self) -> dict[str, object]:
+        """What is proven, as `-o json` prints it."""
+        return {
+            "receipt": str(self.receipt.path),
+            "verdict": self.receipt.document["verdict"],
+            "ok": self.checked.is_derived and self.origin_error is None,
+            "proven": self.proven,
+            "problems": list(self.checked.problems),
+            "missing": list(self.checked.missing),
+            "signer": self.signer.to_dict() if self.signer else None,
+            "origin_problem": self.origin_error.details["problem"] if self.origin_error else None,
+        }
+
+
+def _judge_receipts(papers: Iterable[Path], archives: Sequence[Path], signers: Path | None) -> list[CheckedReceipt]:
+    """`archives` are those that verify."""
+    checked = []
+    with ExitStack() as stack:
+        opened = [stack.enter_context(api.open_archive(path)) for path in archives] if papers else []
+        for path in papers:
+            receipt = receipts.read_receipt(path)
+            found, signer, error = receipts.check_receipt(receipt, opened), None, None
+            if signers is not None and not found.problems:
+                try:
+                    signer = receipts.check_receipt_origin(receipt, signers)
+                except OriginError as caught:
+                    error = caught
+            checked.append(CheckedReceipt(receipt, found, signer, error))
+    return checked
+
+
+def _show_receipt(found: CheckedReceipt) -> None:
+    receipt, checked, error, signer = found.receipt, found.checked, found.origin_error, found.signer
+    by = f": {console.clean(signer.principal)}, {signer.key_type} {signer.fingerprint}" if signer else ""
+    proofs = f" ({', '.join(found.proven)}{by})" if found.proven else ""
+    if checked.problems:
+        word = "it does not follow from its archives"
+    elif error is not None:
+        word = "origin not proven"
+    else:
+        word = "ok" if checked.is_derived else "not derived"
+    verdict = str(receipt.document["verdict"]).replace("_", " ")
+    console.out(f"{receipt.path}: {word}{proofs}; it says: {verdict}")
+    for line in checked.problems:
+        console.out(f"  {console.clean(line)}")
+    if checked.missing:
+        names = ", ".join(digest[:12] for digest in checked.missing[:3])
+        console.out(f"  {len(checked.missing)} of the archives that it names are not verified with it: {names}")
+        console.out(f"  Next: mlbench verify {receipt.path} ARCHIVE...")
     if error is not None:
         console.out(f"  {console.clean(error.message)}\n  Next: {console.clean(error.hint or '')}")

@@ -7,18 +7,21 @@ import typer
 
 from mlbench_cli import console
 from mlbench_cli.api import Client, RunHandle
-from mlbench_cli.commands._common import Format, Output, RequireGoal
-from mlbench_cli.commands._report import Ended, Reporter, report_ended
+from mlbench_cli.commands._common import Format, Output, RequireGoal, UnreachableTimeout
+from mlbench_cli.commands._report import Ended, Reporter, Unanswered, report_ended
 from mlbench_cli.commands._selection import All, Names, NewerThan, OlderThan, States, Tasks, make_filter
-from mlbench_cli.durations import parse_duration
+from mlbench_cli.config.settings import set_unreachable_timeout
 from mlbench_cli.errors import MlbenchError, Stopped, explain_stop
+from mlbench_cli.results.archive.layout import DamagedArchive
+from mlbench_cli.util.durations import parse_duration
 
 
 def wait(
     names: Names = None,
     timeout: Annotated[
-        str | None, typer.Option("--timeout", metavar="DURATION", help="maximum time to wait, e.g. 15m")
+        str | None, typer.Option("--timeout", metavar="DURATION", help="how long to wait, e.g. 15m")
     ] = None,
+    unreachable: UnreachableTimeout = None,
     require_goal: RequireGoal = False,
     all_runs: All = False,
     states: States = None,
@@ -27,11 +30,12 @@ def wait(
     newer_than: NewerThan = None,
     output: Output = Format.text,
 ) -> int:
-    """Wait for runs to end and print their results. The exit code is the highest of the runs; 124 if time is up.
+    """Wait for runs to end and print their results. The exit code is the highest of all runs, or 124 after --timeout.
 
-    Every run has a deadline of its own. Ctrl-C ends only the waiting. A run that was started with --require-goal must
-    have reached its goal here, too.
+    Ctrl-C stops the waiting, not the runs. Runs that were started with --require-goal exit with 7 if they miss the
+    goal.
     """
+    set_unreachable_timeout(unreachable)
     seconds = None if timeout is None else parse_duration(timeout)
     client = Client(notice=console.note)
     chosen = client.select(names or (), all_runs=all_runs, filter=make_filter(states, tasks, older_than, newer_than))
@@ -39,18 +43,20 @@ def wait(
         console.note("There is no such run: nothing to wait for.")
     deadline = None if seconds is None else time.monotonic() + seconds
     ended: list[Ended] = []
-    problem: MlbenchError | None = None
+    unanswered: list[Unanswered] = []
     for run in chosen.runs:
         try:
             ended.append(_wait_for(run, seconds, deadline, require_goal))
         except MlbenchError as error:
-            problem = error if problem is None or error.exit_code > problem.exit_code else problem
+            unanswered.append(Unanswered(run.run, error))
             if len(chosen.runs) > 1:
-                console.warn(error.message + (f" Next: {error.hint}" if error.hint else ""))
-    if problem is not None and not ended:
-        raise problem
-    report_ended(ended, output)
-    return max([item.exit_code for item in ended] + ([problem.exit_code] if problem else []), default=0)
+                damaged = f"{run.name} is damaged: " if isinstance(error, DamagedArchive) else ""
+                console.warn(damaged + error.message + (f" Next: {error.hint}" if error.hint else ""))
+    if unanswered and not ended:
+        raise max(unanswered, key=lambda item: item.error.exit_code).error
+    report_ended(ended, output, unanswered=unanswered)
+    codes = [item.exit_code for item in ended] + [item.error.exit_code for item in unanswered]
+    return max(codes, default=0)
 
 
 def _wait_for(run: RunHandle, seconds: float | None, deadline: float | None, require_goal: bool) -> Ended:

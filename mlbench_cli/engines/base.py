@@ -4,8 +4,8 @@ from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from mlbench_cli.model import Finding, Observation, Run
-from mlbench_cli.spec import RunSpec
+from mlbench_cli.model.run import Finding, Observation, Run
+from mlbench_cli.model.spec import RunSpec
 
 LOG_GAP = "log_gap"  # the code of the finding that lines of a log are missing
 # Codes of the findings of `fetch` that say why output is missing.

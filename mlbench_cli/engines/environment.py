@@ -1,12 +1,19 @@
 """The variables of the task contract (task_images/contract.py) that follow from the spec: the same on every engine."""
 
-from mlbench_cli.spec import RunSpec, canonical_json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from mlbench_cli.agent.agent import AT_START
+from mlbench_cli.model.spec import RunSpec, canonical_json
+
+if TYPE_CHECKING:
+    from mlbench_cli.agent.messages import RankPlan, RunPlan
 
 
-def contract_environment(spec: RunSpec, hosts: str, master_address: str, master_port: str) -> dict[str, str]:
+def contract_environment(spec: RunSpec, hosts: str | None, master_address: str, master_port: str) -> dict[str, str]:
     """What all ranks are given alike. RANK, LOCAL_RANK, NODE_RANK and MLBENCH_OUTPUT_DIR are each rank's own.
 
-    `hosts` is a comma list of the workers' names in the order of NODE_RANK.
+    `hosts` is a comma list of the workers' names in the order of NODE_RANK; None: what starts the ranks adds it.
     """
     environment = {
         "WORLD_SIZE": str(spec.world_size),
@@ -15,7 +22,7 @@ def contract_environment(spec: RunSpec, hosts: str, master_address: str, master_
         "MASTER_PORT": master_port,
         "MLBENCH_RUN_ID": spec.name,
         "MLBENCH_BACKEND": spec.backend,
-        "MLBENCH_HOSTS": hosts,
+        **({"MLBENCH_HOSTS": hosts} if hosts is not None else {}),
         "MLBENCH_DEVICE": spec.device,
         "MLBENCH_GOAL": spec.goal,
         "MLBENCH_DATA_DIR": spec.data_dir or "",
@@ -31,3 +38,44 @@ def contract_environment(spec: RunSpec, hosts: str, master_address: str, master_
     if spec.servers:
         environment["MLBENCH_SERVERS"] = str(spec.servers)
     return environment
+
+
+def thread_variables(spec: RunSpec) -> dict[str, str]:
+    """Threads that each rank's share of its worker's CPUs allows; empty if the run has no number of CPUs.
+
+    In the environment, not the defaults: what the run's record says must be true, whatever the user's environment has.
+    """
+    if spec.cpus is None:
+        return {}
+    return {"OMP_NUM_THREADS": str(max(1, int(spec.cpus) // spec.processes_per_worker))}
+
+
+def plan_ranks(spec: RunSpec, kind: str, environment: Mapping[str, str], defaults: Mapping[str, str]) -> "RunPlan":
+    """What every plan for an agent says, from the variables of all ranks and those for a user's environment without."""
+    plan: RunPlan = {
+        "kind": kind,
+        "schema_version": 1,
+        "name": spec.name,
+        "spec_hash": spec.hash,
+        "timeout": spec.timeout,
+        "gpus_per_worker": spec.gpus_per_worker if spec.device == "gpu" else 0,
+        "environment": {**environment, "PYTHONUNBUFFERED": "1", **thread_variables(spec)},
+        "defaults": {**({} if spec.cpus is not None else {"OMP_NUM_THREADS": AT_START}), **defaults},
+    }
+    if spec.pin:
+        plan["pin"] = True
+    return plan
+
+
+def plan_rank(spec: RunSpec, rank: int) -> "RankPlan":
+    """What one rank runs, with its placeholders, and its own variables. Folders are relative to the run's."""
+    unit = spec.unit_of(rank)
+    environment = {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank - spec.ranks_of(unit)[0]),
+        "NODE_RANK": str(unit),
+        "MLBENCH_OUTPUT_DIR": f"output/rank-{rank}",
+    }
+    if rank >= spec.world_size:  # parameter servers are workers of one process each, after the others
+        environment["MLBENCH_ROLE"] = "server"
+    return {"rank": rank, "argv": list(spec.argv) if spec.run_on_all or rank == 0 else None, "environment": environment}

@@ -9,9 +9,9 @@ from collections.abc import Generator, Iterable, Iterator, Mapping
 
 from mlbench_cli.engines.base import Cursor, Fetched, LogLine, Submission
 from mlbench_cli.errors import MlbenchError
-from mlbench_cli.model import Ending, Finding, Observation, Run, WorkerState
-from mlbench_cli.run_folder import RunFolder
-from mlbench_cli.spec import RunSpec
+from mlbench_cli.model.run import Ending, Finding, Observation, Run, WorkerState
+from mlbench_cli.model.spec import RunSpec
+from mlbench_cli.storage.run_folder import RunFolder
 
 
 class FakeEngine:

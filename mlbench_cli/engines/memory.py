@@ -2,7 +2,7 @@
 
 import re
 
-from mlbench_cli.text import size
+from mlbench_cli.util.text import size
 
 GPU_MEMORY = re.compile(r"CUDA out of memory|torch\.(cuda\.)?OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED")
 _SIZE = r"([\d.]+ [KMG]iB)"

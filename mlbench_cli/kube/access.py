@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from mlbench_cli.errors import CredentialError, UsageError
-from mlbench_cli.kube.api import Api
+from mlbench_cli.kube.api import RETRY_SECONDS, Api
 from mlbench_cli.kube.credentials import Credential, CredentialSource
 from mlbench_cli.kube.kubeconfig import open_context
 from mlbench_cli.kube.official import import_official_client
@@ -47,12 +47,15 @@ class Access:
         if not _is_http_url(self.server):
             raise UsageError(f'The address of the cluster, "{self.server}", is not an http or https URL.')
 
-    def client(self) -> Api:
-        """A fresh client with connections of its own. Raises CredentialError for certificates that cannot be read."""
+    def client(self, retry_seconds: float = RETRY_SECONDS) -> Api:
+        """A fresh client with connections of its own, which repeats requests for so long.
+
+        Raises CredentialError for certificates that cannot be read.
+        """
         import_official_client()
         if self.server.startswith("https://"):
             self._check_certificates()
-        return Api(self)
+        return Api(self, retry_seconds)
 
     @classmethod
     def from_kubeconfig(

@@ -8,6 +8,7 @@ server's own words. Objects stay dictionaries, as the server sends them: models 
 import contextlib
 import json
 import random
+import re
 import threading
 import time
 from collections.abc import Mapping
@@ -16,7 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlencode
 
-from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, NotFoundError, UsageError
+from mlbench_cli.errors import (
+    CapacityError,
+    CredentialError,
+    MlbenchError,
+    NotFoundError,
+    UnreachableError,
+    UsageError,
+)
 from mlbench_cli.kube.credentials import CredentialSource
 from mlbench_cli.kube.deadline import call_with_deadline
 from mlbench_cli.kube.tls import create_context, explain_connection_failure
@@ -29,6 +37,12 @@ CONNECT_SECONDS = 10.0
 READ_SECONDS = 30.0
 RETRY_SECONDS = 15.0  # how long a request is repeated before it fails
 TRANSIENT_STATUSES = frozenset({429, 500, 502, 503, 504})
+UNAVAILABLE_STATUSES = frozenset({429, 502, 503, 504})
+ETCD = re.compile(r"etcdserver|leader changed|apiserver (not ready|is shutting down)", re.IGNORECASE)
+# Requests that the API server hands to the kubelet of a pod's node, and its words if it cannot.
+PROXIED = re.compile(r"/pods/[^/]+/(exec|log)(\?|$)")
+KUBELET = re.compile(r"error dialing backend|:10250\b|No agent available|error trying to reach service")
+VERSION_SECONDS = 5.0
 
 CLOCK_SECONDS = 5.0
 
@@ -76,6 +90,20 @@ class RequestRejected(ApiError, UsageError):
     exit_code = UsageError.exit_code
 
 
+class ServerUnreachable(ApiError, UnreachableError):
+    """The API server does not answer, or says that it cannot for now (429, 502, 503, 504, no etcd)."""
+
+    code = UnreachableError.code
+    exit_code = UnreachableError.exit_code
+
+
+class NodeUnreachable(ApiError):
+    """The API server answers, and the node to which it hands this request (log, exec) does not."""
+
+    code = "node_unreachable"
+    exit_code = UnreachableError.exit_code
+
+
 class Expired(ApiError):
     """410: the resource version is too old; list again."""
 
@@ -98,8 +126,9 @@ class Endpoint(Protocol):
 class Api:
     """A client of one cluster. Safe for many threads; close it to drop its connections."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: Endpoint, retry_seconds: float = RETRY_SECONDS) -> None:
         self._endpoint = endpoint
+        self._retry_seconds = retry_seconds
         self._lock = threading.Lock()
         self._settings: Any = None
         self._clients: dict[str | None, Any] = {}  # RESTClientObject by the file of its client certificate
@@ -159,7 +188,7 @@ class Api:
         params: Mapping[str, Any] | None = None,
         body: Body | None = None,
         content_type: str = "application/json",
-        retry_seconds: float = RETRY_SECONDS,
+        retry_seconds: float | None = None,
     ) -> dict[str, Any]:
         """The server's JSON. Transient failures are retried for any method: all that mlbench writes is idempotent.
 
@@ -167,14 +196,14 @@ class Api:
         """
         import urllib3
 
-        backoff = _Backoff(retry_seconds)
+        backoff = _Backoff(self._retry_seconds if retry_seconds is None else retry_seconds)
         while True:
             try:
                 answer = self._send(method, _url(path, params), body, content_type, READ_SECONDS)
                 content = answer.data
             except urllib3.exceptions.HTTPError as error:
                 if not backoff.wait():
-                    raise self._unreachable(error) from None
+                    raise self._unreachable(error, path) from None
                 continue
             self._note_clock(answer.headers.get("Date"))
             if answer.status < 300:
@@ -198,7 +227,7 @@ class Api:
                 return answer
             content = answer.data
         except urllib3.exceptions.HTTPError as error:
-            raise self._unreachable(error) from None
+            raise self._unreachable(error, path) from None
         raise error_of(answer.status, content, f"GET {path}", _seconds(answer.headers.get("Retry-After")))
 
     def open_websocket(self, path: str, query: list[tuple[str, str]], protocols: list[str]) -> "websocket.WebSocket":
@@ -217,9 +246,9 @@ class Api:
             except websocket.WebSocketBadStatusException as error:
                 if error.status_code == 401 and not renewed and self._discard(authorization, configuration.cert_file):
                     continue
-                raise error_of(error.status_code, error.resp_body or b"", f"exec {path}") from None
+                raise error_of(error.status_code, error.resp_body or b"", f"GET {path}") from None
             except (websocket.WebSocketException, OSError) as error:
-                raise self._unreachable(error) from None
+                raise self._unreachable(error, path) from None
         raise AssertionError("not reached")
 
     # --- plumbing -------------------------------------------------------------------------------------------------
@@ -297,14 +326,30 @@ class Api:
         with contextlib.suppress(ValueError, TypeError):
             self._ahead = parsedate_to_datetime(date or "").timestamp() - time.time()
 
-    def _unreachable(self, error: Exception) -> ApiError:
+    def _unreachable(self, error: Exception, path: str) -> ApiError:
         words = str(getattr(error, "reason", None) or error)
-        return ApiError(
+        if PROXIED.search(path) and self._answers():
+            return NodeUnreachable(
+                f"The node of {path.split('/pods/')[1].split('/')[0]} does not answer: {words[:300]}",
+                reason="NodeUnreachable",
+                hint="kubectl get nodes",
+            )
+        return ServerUnreachable(
             f"The cluster at {self._endpoint.server} does not answer: {words[:300]}",
             reason="Unreachable",
             hint=explain_connection_failure(f"{words} {error!r}")
             or "Is the cluster running, and is this machine allowed to reach it?",
         )
+
+    def _answers(self) -> bool:
+        """Whether the API server answers a request that it hands to nobody else, whatever it says."""
+        import urllib3
+
+        try:
+            self._send("GET", "/version", None, None, VERSION_SECONDS).drain_conn()
+        except (urllib3.exceptions.HTTPError, MlbenchError):
+            return False
+        return True
 
 
 class _Backoff:
@@ -345,7 +390,13 @@ def error_of(status: int, content: bytes | str, request: str, retry_after: float
         return ObjectNotFound(words, status=status, reason=reason)
     if status in (400, 409, 422):
         return RequestRejected(words, status=status, reason=reason)
-    kind = Expired if status == 410 else ApiError
+    kind: type[ApiError] = ApiError
+    if status == 410:
+        kind = Expired
+    elif PROXIED.search(request) and (KUBELET.search(message) or status in (502, 504)):
+        kind = NodeUnreachable
+    elif status in UNAVAILABLE_STATUSES or (status == 500 and ETCD.search(message)):
+        kind = ServerUnreachable
     error = kind(words, status=status, reason=reason)
     error.details["retry_after"] = retry_after
     return error

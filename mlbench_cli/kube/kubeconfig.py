@@ -18,7 +18,7 @@ from mlbench_cli.kube.credentials import CredentialSource
 from mlbench_cli.kube.logins import find_credentials, is_in_pod, load_service_account
 from mlbench_cli.kube.official import import_official_client
 from mlbench_cli.kube.private_file import private_folder
-from mlbench_cli.yaml_text import read_yaml
+from mlbench_cli.util.yaml_text import read_yaml
 
 if TYPE_CHECKING:
     from kubernetes.client import Configuration

@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from mlbench_cli.config.extras import install_hint
 from mlbench_cli.errors import UsageError
-from mlbench_cli.extras import install_hint
 
 
 def import_official_client() -> Any:

@@ -3,7 +3,10 @@
 Standard library only at import.
 """
 
+import os
 import ssl
+from collections.abc import Callable
+from threading import Lock
 from typing import Any
 
 # What the words of a failed connection mean, with what to do. OpenSSL's, urllib3's and the SDKs' words are alike.
@@ -32,6 +35,48 @@ def explain_connection_failure(words: str) -> str | None:
     return next((hint for phrases, hint in _CAUSES if any(phrase in words for phrase in phrases)), None)
 
 
+class SharedContext(ssl.SSLContext):
+    """A TLS context for connections that several threads make at once.
+
+    urllib3 gives the context protocols, authorities and client certificate anew for each connection. OpenSSL frees what
+    it had before, which another thread may be copying at that moment, and the process aborts. So they are taken once,
+    and again only when their file has changed.
+    """
+
+    def __new__(cls) -> "SharedContext":
+        context = super().__new__(cls, ssl.PROTOCOL_TLS_CLIENT)
+        context._lock, context._taken = Lock(), set()
+        return context
+
+    _lock: Lock
+    _taken: set[tuple[object, ...]]
+
+    def set_alpn_protocols(self, alpn_protocols: Any) -> None:
+        self._take(("protocols", *alpn_protocols), super().set_alpn_protocols, alpn_protocols)
+
+    def load_verify_locations(self, cafile: Any = None, capath: Any = None, cadata: Any = None) -> None:
+        what = ("authorities", cafile, _changed(cafile), capath, cadata)
+        self._take(what, super().load_verify_locations, cafile, capath, cadata)
+
+    def load_cert_chain(self, certfile: Any, keyfile: Any = None, password: Any = None) -> None:
+        what = ("certificate", certfile, _changed(certfile), keyfile, _changed(keyfile))
+        self._take(what, super().load_cert_chain, certfile, keyfile, password)
+
+    def _take(self, what: tuple[object, ...], take: Callable[..., None], *arguments: Any) -> None:
+        with self._lock:
+            if what not in self._taken:
+                take(*arguments)
+                self._taken.add(what)
+
+
+def _changed(path: Any) -> int | None:
+    """When the file was changed; None for none."""
+    try:
+        return os.stat(path).st_mtime_ns if path else None
+    except OSError:
+        return None  # OpenSSL says it better
+
+
 def create_context(settings: Any) -> ssl.SSLContext:
     """The TLS context for the official client's settings, without the strict check of RFC 5280.
 
@@ -39,8 +84,10 @@ def create_context(settings: Any) -> ssl.SSLContext:
     EKS clusters born before 2020 and some of kubeadm's have ("Missing Authority Key Identifier",
     kubernetes-client/python#2394). Chain, name and dates are checked all the same.
     """
-    from urllib3.util.ssl_ import create_urllib3_context
-
-    context = create_urllib3_context(cert_reqs=ssl.CERT_REQUIRED if settings.verify_ssl else ssl.CERT_NONE)
+    context = SharedContext()
+    context.hostname_checks_common_name = False
+    if not settings.verify_ssl:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     return context

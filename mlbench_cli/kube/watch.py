@@ -14,7 +14,8 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from mlbench_cli.kube.access import Access
-from mlbench_cli.kube.api import Api, ApiError
+from mlbench_cli.kube.api import Api, ApiError, ServerUnreachable
+from mlbench_cli.model.silence import STARTING_SECONDS
 
 if TYPE_CHECKING:
     import urllib3
@@ -45,6 +46,8 @@ class PodWatch:
         self._relist = False
         self._answer: urllib3.BaseHTTPResponse | None = None
         self._failure: ApiError | None = None
+        self.silent_since: float | None = None  # when the cluster stopped answering, on the monotonic clock
+        self.trouble: ApiError | None = None  # what it did not answer last
         self._thread = threading.Thread(target=self._run, name=f"watch {selector}", daemon=True)
         self._thread.start()
 
@@ -85,21 +88,26 @@ class PodWatch:
             return self._version
 
     def _run(self) -> None:
-        pause = MIN_PAUSE_SECONDS
+        pause, refused_until = MIN_PAUSE_SECONDS, 0.0
         while not self._closed:
             try:
                 self._watch(self._list())
                 pause = MIN_PAUSE_SECONDS
                 continue
             except ApiError as error:
-                if error.status in FATAL_STATUSES:
+                is_starting = error.status in (401, 403) and time.monotonic() < refused_until
+                if error.status in FATAL_STATUSES and not is_starting:
                     self._fail(error)
                     return
+                if isinstance(error, ServerUnreachable):
+                    self._note_silence(error)
+                    refused_until = time.monotonic() + STARTING_SECONDS
                 retry_after = error.details.get("retry_after")
             except Exception as error:  # whatever a broken connection makes of the stream
                 if not _is_broken_stream(error):
                     self._fail(ApiError(f"Watching the pods failed: {error!r}"))
                     return
+                refused_until = time.monotonic() + STARTING_SECONDS
                 retry_after = None
             self._sleep(retry_after if retry_after is not None else pause * random.uniform(0.5, 1.5))
             pause = min(pause * 2, MAX_PAUSE_SECONDS)
@@ -118,6 +126,7 @@ class PodWatch:
                 break
         with self._changed:
             self.listed = asked
+            self.silent_since = self.trouble = None
             for name in self._pods.keys() - pods.keys():
                 pods[name] = {**self._pods[name], GONE: True}
             if pods != self._pods or not self._version:
@@ -164,6 +173,11 @@ class PodWatch:
     def _notify(self) -> None:
         self._version += 1
         self._changed.notify_all()
+
+    def _note_silence(self, error: ApiError) -> None:
+        with self._changed:
+            self.silent_since = self.silent_since or time.monotonic()
+            self.trouble = error
 
     def _fail(self, error: ApiError) -> None:
         with self._changed:

@@ -18,19 +18,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mlbench_cli.catalog import Task, short
-from mlbench_cli.cluster_details import ClusterDetails
 from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
-from mlbench_cli.goals import is_finite_number
-from mlbench_cli.model import Cluster, RunState
+from mlbench_cli.model.cluster_details import ClusterDetails
+from mlbench_cli.model.goals import is_finite_number
+from mlbench_cli.model.run import Cluster, RunState
+from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.runs.experiment import Candidate, expand
-from mlbench_cli.runs.finished import read_finished
+from mlbench_cli.runs.finished import read_undamaged
 from mlbench_cli.runs.launch import Machine
 from mlbench_cli.runs.matrix import MAX_MEMBERS, hint_for
 from mlbench_cli.runs.request import Request, merge, parse_mapping
-from mlbench_cli.spec import RunSpec
-from mlbench_cli.store import Store
-from mlbench_cli.yaml_text import read_yaml
+from mlbench_cli.storage.store import Store
+from mlbench_cli.tasks.catalog import Task, short
+from mlbench_cli.util.yaml_text import read_yaml
 
 FOLDER = Path(__file__).parents[1] / "campaigns"
 _OWN_KEYS = ("title", "runs", "clusters", "metric", "published", "max-hours", "max-cost")
@@ -81,6 +81,18 @@ def campaign_of(command_line: Sequence[str]) -> str | None:
 def list_shipped() -> list[str]:
     """Names of the campaign files that come with mlbench."""
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+
+
+def asks_for_several(text: str) -> bool:
+    """Whether `text` names a file with `runs`, or one that is shipped. A file that cannot be read asks for nothing."""
+    path = Path(text)
+    if not path.is_file():
+        return text in list_shipped()
+    try:
+        data = read_yaml(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, UsageError):
+        return False
+    return isinstance(data, dict) and "runs" in data
 
 
 def find_file(text: str) -> Path:
@@ -249,7 +261,7 @@ class History:
         self._similar: dict[tuple[object, ...], list[float]] = {}
         for row in store.runs():
             if row.state is RunState.FINISHED and row.problem is None:
-                finished = read_finished(row.run)
+                finished = read_undamaged(row.run)
                 seconds = finished.result["wall_seconds"] if finished and finished.result else None
                 if finished and finished.outcome.is_success and seconds:
                     self.add(row.run.spec, seconds)

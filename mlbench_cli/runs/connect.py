@@ -4,11 +4,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from mlbench_cli.model import Cluster
+from mlbench_cli.model.run import Cluster
 
 if TYPE_CHECKING:
     from mlbench_cli.engines.base import Engine
-    from mlbench_cli.spec import RunSpec
+    from mlbench_cli.model.spec import RunSpec
 
 FINALIZER = "mlbench_cli.runs.finalize"
 
@@ -16,7 +16,7 @@ FINALIZER = "mlbench_cli.runs.finalize"
 def connect_engine(cluster: Cluster, report: Callable[[str], None] | None = None) -> "Engine":
     """The engine of `cluster`. Raises MlbenchError if the cluster gives no access; it is not asked for anything yet.
 
-    `report` gets the sentences for a person whose run waits for this machine.
+    `report` gets the sentences for a person who waits: for this machine, or for a cluster that is silent.
     """
     if cluster.provider == "local":
         from mlbench_cli.engines.local.engine import LocalEngine
@@ -38,7 +38,7 @@ def connect_engine(cluster: Cluster, report: Callable[[str], None] | None = None
 
     provider = registry.load(cluster.provider)
     run_on_node = partial(provider.run_on_node, cluster) if isinstance(provider, RunsOnNodes) else None
-    return KubernetesEngine(provider.connect(cluster), run_on_node)
+    return KubernetesEngine(provider.connect(cluster), run_on_node, report)
 
 
 def connect_renderer(cluster: Cluster, report: Callable[[str], None] | None = None) -> "Engine":
@@ -55,7 +55,7 @@ def find_machine_holder(spec: "RunSpec") -> str | None:
     """Who has this machine, so that a local run has to wait; None if it can start, or runs elsewhere."""
     if spec.engine != "local" or spec.share_machine:
         return None
-    from mlbench_cli.engines.local.machine_lock import find_holder
+    from mlbench_cli.agent.lock import find_holder
 
     holder = find_holder()
     return None if holder is None else holder.phrase

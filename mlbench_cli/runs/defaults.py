@@ -3,11 +3,11 @@
 from dataclasses import replace
 from pathlib import Path
 
-from mlbench_cli.config import find_default
+from mlbench_cli.config.file import find_default
 from mlbench_cli.errors import NotFoundError
-from mlbench_cli.model import Cluster, JsonObject
+from mlbench_cli.model.run import Cluster, JsonObject
 from mlbench_cli.runs.request import Request
-from mlbench_cli.store import Store
+from mlbench_cli.storage.store import Store
 
 
 def default_cluster(store: Store) -> Cluster:

@@ -1,22 +1,30 @@
-"""Recording the runs of a cluster that another machine has started."""
+"""Recording runs that the store does not know: those that another machine started on a cluster, and those whose sealed
+folders outlived the store."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 from mlbench_cli.engines.base import CanDiscover, FoundRun, UnreadableRun
 from mlbench_cli.errors import UsageError
-from mlbench_cli.model import Cluster, JsonObject, RunState
+from mlbench_cli.model.run import DAMAGED, Cluster, JsonObject, RunState
+from mlbench_cli.model.spec import RunSpec
+from mlbench_cli.results.archive.layout import DamagedArchive
 from mlbench_cli.runs.connect import connect_engine
-from mlbench_cli.store import Store
+from mlbench_cli.runs.finished import read_finished
+from mlbench_cli.storage import run_folder
+from mlbench_cli.storage.store import Store
 
 RECORDED, KNOWN, TAKEN, UNREADABLE = "recorded", "known", "name_taken", "unreadable"
+FETCHED = "fetched"
 
 
 @dataclass(frozen=True)
 class Discovered:
     """A run that a cluster has. `here` is what became of it on this machine: recorded, known, name_taken, unreadable.
 
-    `created` is RFC 3339; `results` says whether they are fetched or on the cluster. `problem` says why it is skipped.
+    `created` is RFC 3339; `results` says whether they are fetched, damaged or on the cluster. `problem` says why it is
+    skipped, or what is damaged.
     """
 
     name: str
@@ -34,19 +42,60 @@ class Discovered:
 def discover_runs(
     cluster: Cluster, store: Store, namespace: str | None = None, notice: Callable[[str], None] | None = None
 ) -> list[Discovered]:
-    """Record the runs of a cluster that this machine does not know, with their own ids. Raises UsageError for local."""
+    """Record the runs of a cluster that this machine does not know, with their own ids.
+
+    For the local cluster these are the runs in the store's folder, on whatever cluster they were.
+    """
     if cluster.provider == "local":
-        raise UsageError("The local cluster has no runs but this machine's own.", hint="mlbench discover CLUSTER")
+        return [_record_folder(folder, store) for folder in list_unknown_folders(store)]
     engine = connect_engine(cluster, notice)
     assert isinstance(engine, CanDiscover)
     return [_record(found, cluster, store) for found in engine.discover(namespace)]
+
+
+def list_unknown_folders(store: Store) -> list[Path]:
+    """The sealed folders of runs that the store does not know, by their time of creation."""
+    sealed = [path.parent for path in (store.folder / "runs").glob(f"*/{run_folder.SUMS}")]
+    return sorted(
+        (folder for folder in sealed if store.find_run(folder.name) is None), key=lambda folder: folder.stat().st_mtime
+    )
+
+
+def _record_folder(folder: Path, store: Store) -> Discovered:
+    """Record a run from its sealed folder. Its experiment is not known any more."""
+    from mlbench_cli.results.archive.sealed import read_documents
+
+    try:
+        (document,) = read_documents(folder, [run_folder.RUN])
+        spec = RunSpec.from_dict(document["spec"])
+        run_id, created = str(document["id"]), str(document["created"])
+    except UsageError as error:
+        return Discovered(folder.name, UNREADABLE, problem=error.message)
+    if run_id != folder.name:
+        problem = f"{folder} holds the run {run_id}; a folder has the name of its run."
+        return Discovered(spec.name, UNREADABLE, run_id, created, problem=problem)
+    try:
+        run = store.record_run(spec, run_id=run_id, created=created)
+    except UsageError:
+        return Discovered(spec.name, TAKEN, run_id, created, FETCHED, _explain_taken(spec.name))
+    try:
+        finished = read_finished(run)
+    except DamagedArchive as damage:
+        store.update_run(run, RunState.FINISHED)
+        return Discovered(spec.name, RECORDED, run_id, created, DAMAGED, damage.message)
+    store.update_run(run, RunState.FINISHED, finished.outcome if finished else None)
+    return Discovered(spec.name, RECORDED, run_id, created, FETCHED)
+
+
+def _explain_taken(name: str) -> str:
+    return f"another run has that name here; to record this one: mlbench delete {name}, then discover again."
 
 
 def _record(found: FoundRun | UnreadableRun, cluster: Cluster, store: Store) -> Discovered:
     if isinstance(found, UnreadableRun):
         return Discovered(found.name, UNREADABLE, problem=found.reason)
     name = found.spec.name
-    results = "fetched" if found.is_fetched else "on the cluster"
+    results = FETCHED if found.is_fetched else "on the cluster"
     if store.find_run(found.id) is not None:
         return Discovered(name, KNOWN, found.id, found.created, results)
     try:
@@ -54,7 +103,6 @@ def _record(found: FoundRun | UnreadableRun, cluster: Cluster, store: Store) -> 
         spec = replace(found.spec, cluster=cluster.name)
         run = store.record_run(spec, run_id=found.id, created=found.created)
     except UsageError:
-        problem = f"another run has that name here; to record this one: mlbench delete {name}, then discover again."
-        return Discovered(name, TAKEN, found.id, found.created, results, problem)
+        return Discovered(name, TAKEN, found.id, found.created, results, _explain_taken(name))
     store.update_run(run, RunState.RUNNING)
     return Discovered(name, RECORDED, found.id, found.created, results)

@@ -7,16 +7,17 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
-from mlbench_cli.catalog import Task
 from mlbench_cli.errors import UsageError
-from mlbench_cli.model import Cluster, Experiment, Member, Outcome, Run
+from mlbench_cli.model.run import Cluster, Experiment, Member, Outcome, Run
+from mlbench_cli.model.spec import NAME_LENGTH, RunSpec, check_name
 from mlbench_cli.runs import launch
 from mlbench_cli.runs.matrix import MAX_MEMBERS, hint_for, point_suffix, point_text
 from mlbench_cli.runs.request import Request, apply_point, matrix_of, parse_file
-from mlbench_cli.spec import NAME_LENGTH, RunSpec, check_name
-from mlbench_cli.text import shorten
+from mlbench_cli.tasks.catalog import Task
+from mlbench_cli.util.text import shorten
 
 _ATTEMPT = re.compile(r"(.+)-try(\d+)")
 _MAX_SHOWN = 3  # differences in a message
@@ -30,7 +31,7 @@ class Candidate:
     spec: RunSpec
     point: Mapping[str, str]
 
-    @property
+    @cached_property
     def content_hash(self) -> str:
         """What makes two runs the same run: a hash over everything that decides what it does."""
         return self.spec.content_hash
@@ -184,6 +185,7 @@ def make_plan(
     """
     by_hash = {row.member.content_hash: row for row in existing}
     members = {row.member.index: row.member for row in existing}
+    free = max(members, default=-1) + 1
     new: list[Run] = []
     left: list[Run] = []
     runs: list[Run] = []
@@ -192,8 +194,8 @@ def make_plan(
         if row is None:
             _refuse_contradiction(experiment, existing, candidate)
             run = make_run(candidate.spec)
-            index = max(members, default=-1) + 1
-            members[index] = Member(index, run.id, candidate.content_hash, candidate.point)
+            members[free] = Member(free, run.id, candidate.content_hash, candidate.point)
+            free += 1
             new.append(run)
         elif row.outcome is None:
             run = row.run

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mlbench_cli.errors import MlbenchError
-from mlbench_cli.model import Experiment, ExperimentState, JsonObject, Outcome, Run, RunState
-from mlbench_cli.queue_folder import QueueFolder, QueueState, read_queued
-from mlbench_cli.runs.finished import read_finished
+from mlbench_cli.model.run import Experiment, ExperimentState, JsonObject, Outcome, Run, RunState
+from mlbench_cli.runs.finished import read_undamaged
 from mlbench_cli.runs.snapshot import RunStatus, live_snapshot
-from mlbench_cli.store import Store
+from mlbench_cli.storage.queue_folder import QueueFolder, QueueState, read_queued
+from mlbench_cli.storage.store import Store
 
 if TYPE_CHECKING:
     from mlbench_cli.engines.base import Engine
@@ -104,7 +104,7 @@ def _eta(own: Sequence[RunStatus], experiment: Experiment, engine_of: "Callable[
     points = {member.run_id: tuple(sorted(member.point.items())) for member in experiment.members}
     spent: dict[Any, list[float]] = {}
     for status in own:
-        finished = read_finished(status.row.run) if _state(status) is RunState.FINISHED else None
+        finished = read_undamaged(status.row.run) if _state(status) is RunState.FINISHED else None
         if finished is not None and finished.result and finished.outcome.is_success:
             key = (points[status.row.run.id], status.row.run.spec.workers)
             spent.setdefault(key, []).append(finished.result["wall_seconds"] or 0.0)

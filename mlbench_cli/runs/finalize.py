@@ -1,6 +1,6 @@
 """Completing the archive of a run that has ended: once, by one owner at a time.
 
-The owner of a local run is its supervisor, of a cluster run whoever runs `run`, `wait`, `download` or `cancel`. All of
+The owner of a local run is its agent, of a cluster run whoever runs `run`, `wait`, `download` or `cancel`. All of
 them call `finalize`, which holds the lock of the run's folder; whoever comes second reads what the first has sealed.
 """
 
@@ -12,12 +12,12 @@ from pathlib import Path
 
 from mlbench_cli.engines.base import LOSSES, Engine
 from mlbench_cli.errors import MlbenchError, NotFoundError
-from mlbench_cli.model import Finding, Observation, Run, RunState
-from mlbench_cli.run_folder import RUN, RunFolder
+from mlbench_cli.model.run import Finding, Observation, Run, RunState
+from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.runs.finished import ARCHIVE_UNFINISHED, FinishedRun, read_finished
 from mlbench_cli.runs.hooks import run_on_end
-from mlbench_cli.spec import RunSpec
-from mlbench_cli.store import Store
+from mlbench_cli.storage.run_folder import RUN, RunFolder
+from mlbench_cli.storage.store import Store
 
 _OUTPUT_LOST = Finding(
     "output_lost",
@@ -58,7 +58,7 @@ def finalize(
 
 
 def finalize_folder(folder: Path) -> None:
-    """Finalize the local run in `folder`, for its supervisor: nothing but the folder is known there."""
+    """Finalize the local run in `folder`, for its agent: nothing but the folder is known there."""
     from mlbench_cli.engines.local.engine import LocalEngine
 
     document = RunFolder(folder).read_json(RUN)
@@ -133,6 +133,6 @@ def _is_full(error: BaseException) -> bool:
 
 
 def main(folder: str) -> None:
-    """Entry point for the supervisor of a local run."""
+    """Entry point for the agent of a local run."""
     os.chdir("/")
     finalize_folder(Path(folder))

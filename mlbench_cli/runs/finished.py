@@ -4,11 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from mlbench_cli import run_folder
-from mlbench_cli.errors import CapacityError
-from mlbench_cli.model import Finding, Outcome, Run
-from mlbench_cli.network import NOT_AS_ASKED
-from mlbench_cli.run_folder import RunFolder
+from mlbench_cli.errors import CapacityError, UsageError
+from mlbench_cli.model.network import NOT_AS_ASKED
+from mlbench_cli.model.run import Finding, Outcome, Run, RunRow
+from mlbench_cli.storage import run_folder
+from mlbench_cli.storage.run_folder import RunFolder
+from mlbench_cli.util.text import clean_values
 
 if TYPE_CHECKING:
     from mlbench_cli.results.archive.documents import ResultDocument
@@ -41,18 +42,49 @@ class FinishedRun:
 
 
 def read_finished(run: Run) -> FinishedRun | None:
-    """The run as its sealed archive tells it; None for a run that is not sealed, or whose documents are unreadable."""
+    """The run as its sealed archive tells it; None for a run that is not sealed.
+
+    Raises DamagedArchive if one of the two documents is not as it was sealed, or not what it must be.
+    """
     folder = RunFolder(run.folder)
     if not folder.is_sealed:
         return None
-    result = folder.read_json(run_folder.RESULT)
-    found = folder.read_json(run_folder.FINDINGS) or {}
-    if result is None or result.get("outcome") not in [*Outcome]:
-        return None
-    outcome = Outcome(result["outcome"])
-    findings = tuple(_finding(document) for document in found.get("findings") or ())
-    summary = result.get("summary") or f"{run.name} {outcome.phrase}."
+    from mlbench_cli.results.archive.layout import DamagedArchive
+    from mlbench_cli.results.archive.sealed import read_documents
+
+    try:
+        result, found = read_documents(run.folder, (run_folder.RESULT, run_folder.FINDINGS))
+    except DamagedArchive:
+        if RunFolder(run.folder).is_sealed:
+            raise
+        return None  # it has just been deleted
+    outcome = Outcome(str(result["outcome"]))
+    findings = tuple(_finding(document) for document in found["findings"])
+    result, found = clean_values(result), clean_values(found)
+    summary = str(result.get("summary") or f"{run.name} {outcome.phrase}.")
     return FinishedRun(run, outcome, summary, findings, cast("ResultDocument", result))
+
+
+def read_undamaged(run: Run) -> FinishedRun | None:
+    """As `read_finished`, but None for a damaged archive: for sums over many runs."""
+    try:
+        return read_finished(run)
+    except UsageError:
+        return None
+
+
+def read_outcome(row: RunRow) -> Outcome | None:
+    """How the run ended, as its archive tells it; of a damaged archive, as the store remembers it. None: not yet.
+
+    Raises DamagedArchive if neither can tell.
+    """
+    try:
+        finished = read_finished(row.run)
+    except UsageError:
+        if row.outcome is None:
+            raise
+        return row.outcome
+    return row.outcome if finished is None else finished.outcome
 
 
 def _finding(document: Mapping[str, Any]) -> Finding:

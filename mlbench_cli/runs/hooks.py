@@ -9,11 +9,11 @@ import os
 import subprocess
 from collections.abc import Callable
 
-from mlbench_cli.config import find_default
+from mlbench_cli.config.file import find_default
 from mlbench_cli.errors import UsageError
-from mlbench_cli.model import JsonObject
-from mlbench_cli.run_folder import RunFolder
+from mlbench_cli.model.run import JsonObject
 from mlbench_cli.runs.finished import FinishedRun
+from mlbench_cli.storage.run_folder import RunFolder
 
 KEY = "on-end"
 MAX_SECONDS = 60.0

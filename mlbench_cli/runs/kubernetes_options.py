@@ -9,18 +9,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mlbench_cli.cluster_details import ClusterDetails
 from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
-from mlbench_cli.masking import is_secret_variable
-from mlbench_cli.model import Cluster
+from mlbench_cli.model.cluster_details import ClusterDetails
+from mlbench_cli.model.run import Cluster
+from mlbench_cli.model.spec import KubernetesOptions, is_rdma_device
 from mlbench_cli.runs.request import GIVEN_BY_ENGINE, Request, flag, parse_duration
-from mlbench_cli.spec import KubernetesOptions
-from mlbench_cli.text import shorten
+from mlbench_cli.util.masking import is_secret_variable
+from mlbench_cli.util.text import shorten
 
 _QUANTITY = re.compile(r"\d+(?:\.\d+)?(?:[KMGTP]i|[kMGTP])?")
 _LABEL_KEY = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9./_-]*[A-Za-z0-9])?")
 _LABEL_VALUE = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+ASSIGNED = "none"  # of --run-as-user
 _EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 
 
@@ -46,6 +47,8 @@ def resolve_kubernetes(request: Request, cluster: Cluster) -> KubernetesOptions:
         "share_nodes": request.share_nodes,
         "egress": request.egress,
         "run_as_user": _choose_user(request, cluster),
+        "assigned_user": request.run_as_user == ASSIGNED,
+        "cpu_limit": request.cpu_limit,
         "writable_root": request.writable_root,
         "priority_class": _check_label(request.priority_class, "priority_class"),
         "scheduler": _check_label(request.scheduler, "scheduler"),
@@ -54,6 +57,8 @@ def resolve_kubernetes(request: Request, cluster: Cluster) -> KubernetesOptions:
         "provisioning_class": ClusterDetails.of(cluster).provisioning_class,
         "registry": None if request.registry is None else request.registry.rstrip("/"),
     }
+    if request.cpu_limit is not None and request.cpu_limit < 1:
+        raise UsageError(f"--cpu-limit {request.cpu_limit}: the least is 1.")
     if request.collect not in (None, "rank0", "all"):
         raise UsageError(f'--collect "{shorten(request.collect)}" is neither rank0 nor all.')
     for key in request.node_selector:
@@ -125,8 +130,24 @@ def _choose_fabric(request: Request, cluster: Cluster) -> dict[str, object]:
 
 
 def _choose_user(request: Request, cluster: Cluster) -> int | None:
-    """The user of the ranks. On Google's fast networks it is root unless asked otherwise: all documented pods are."""
-    return 0 if request.run_as_user is None and "setup" in _choose_fabric(request, cluster) else request.run_as_user
+    """The user of the ranks: the requested one, else root where network cards need locked memory.
+
+    Kubernetes has no ambient capabilities, so IPC_LOCK does nothing for other users, and their limit is 8 MiB in most
+    clusters (NVIDIA/nvidia-container-toolkit#2037). All documented pods of EFA and of Google's fast networks are root.
+    """
+    if request.run_as_user == ASSIGNED:
+        return None
+    if request.run_as_user is not None:
+        if not re.fullmatch(r"-?\d{1,12}", request.run_as_user):
+            raise UsageError(
+                f'--run-as-user "{shorten(request.run_as_user)}" is neither a user ID nor {ASSIGNED}.',
+                hint="For example --run-as-user 1000",
+            )
+        return int(request.run_as_user)
+    needs_root = "setup" in _choose_fabric(request, cluster) or any(
+        map(is_rdma_device, _choose_devices(request, cluster))
+    )
+    return 0 if needs_root else None
 
 
 def _lacks_policies(request: Request, cluster: Cluster) -> bool:

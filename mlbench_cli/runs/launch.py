@@ -13,20 +13,20 @@ from pathlib import Path
 from typing import Any
 
 from mlbench_cli import __version__
-from mlbench_cli.catalog import BACKENDS, BUDGET, Task, load_catalog, load_task, short, use_task_folder
-from mlbench_cli.cluster_details import ClusterDetails
 from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
-from mlbench_cli.images import LOCAL_REGISTRY, name_image
-from mlbench_cli.masking import refuse_secrets
-from mlbench_cli.model import Cluster
+from mlbench_cli.model.cluster_details import ClusterDetails
+from mlbench_cli.model.run import Cluster
+from mlbench_cli.model.spec import CUSTOM, MAX_TIMEOUT, OPEN, SEED, RunSpec, check_name
 from mlbench_cli.runs.kubernetes_options import check_mount_point, gpus_of_machine, require_folder, resolve_kubernetes
 from mlbench_cli.runs.methods import check_method, refuse_method, resolve_method, resolve_servers_on, split_set
 from mlbench_cli.runs.network_options import add_network_method, check_network, resolve_network
 from mlbench_cli.runs.pinning import check_pinning
 from mlbench_cli.runs.preflight import check_run
 from mlbench_cli.runs.request import KUBERNETES, OPTIONS, Request, flag, parse_duration
-from mlbench_cli.spec import CUSTOM, MAX_TIMEOUT, OPEN, SEED, RunSpec, check_name
-from mlbench_cli.text import shorten
+from mlbench_cli.tasks.catalog import BACKENDS, BUDGET, Task, load_catalog, load_task, short, use_task_folder
+from mlbench_cli.tasks.images import LOCAL_REGISTRY, name_image
+from mlbench_cli.util.masking import refuse_secrets
+from mlbench_cli.util.text import shorten
 from task_images.harness.cores import effective_cores
 
 MAX_LOCAL_RANKS = 64
@@ -163,6 +163,34 @@ def _spec(size: Size, cluster: Cluster, common: Mapping[str, Any]) -> RunSpec:
         functional_only=FUNCTIONAL_ONLY if ClusterDetails.of(cluster).functional_only else None,
         **common,
     )
+
+
+def move(spec: RunSpec, cluster: Cluster, data_dir: str | None) -> RunSpec:
+    """What `spec` runs, on another cluster: with that cluster's engine, image, options and price.
+
+    `data_dir` is where its data are there. Raises UsageError if the cluster cannot run it.
+    """
+    engine = engine_name(cluster)
+    options = resolve_kubernetes(Request(), cluster)
+    moved = replace(
+        spec,
+        cluster=cluster.name,
+        engine=engine,
+        image=task_image(load_task(spec.task), cluster) if engine == "kubernetes" else None,
+        data_dir=data_dir,
+        task_path=load_task(spec.task).search_path if engine == "local" else None,
+        servers_on=(),
+        price=_price(cluster),
+        cluster_kind=_cluster_kind(cluster),
+        functional_only=FUNCTIONAL_ONLY if ClusterDetails.of(cluster).functional_only else None,
+        kubernetes=add_network_method(options, Request(), cluster, spec.network),
+    )
+    check_pinning(moved, cluster, None)
+    if moved.device == "gpu" and engine != "local" and ClusterDetails.of(cluster).gpus_per_node == 0:
+        raise UsageError(f'The cluster "{cluster.name}" has no GPUs.')
+    check_network(moved)
+    check_method(moved)
+    return moved
 
 
 # --- what runs: task or command, its parameters, its backend --------------------------------------------------------

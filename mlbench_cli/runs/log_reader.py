@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlbench_cli.engines.base import Cursor, Engine, LogLine
-from mlbench_cli.model import Run
+from mlbench_cli.model.run import Run
 from mlbench_cli.results.archive.log_times import LogBlock, read_log_sizes, split_blocks
 from task_images import contract
 

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mlbench_cli.catalog import short
 from mlbench_cli.errors import UsageError
-from mlbench_cli.spec import canonical_json
-from mlbench_cli.text import shorten
+from mlbench_cli.model.spec import canonical_json
+from mlbench_cli.tasks.catalog import short
+from mlbench_cli.util.text import shorten
 
 MAX_MEMBERS = 10_000
 MAX_CONFIRMED = 1_000_000  # members of an experiment that is confirmed

@@ -1,16 +1,18 @@
 """What --method, --servers and --set comm.AXIS=VALUE mean together, and what a task cannot take."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from mlbench_cli.catalog import MethodRule, Task, load_catalog
 from mlbench_cli.errors import UsageError, did_you_mean
-from mlbench_cli.network import parse_network
+from mlbench_cli.model.network import parse_network
+from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.runs.request import Request
-from mlbench_cli.spec import RunSpec
-from mlbench_cli.text import shorten
+from mlbench_cli.tasks.catalog import MethodRule, Task, load_catalog
+from mlbench_cli.util.text import shorten
+from task_images.comm.door import REGISTERED, load_file
 from task_images.comm.methods import AXES, Method, MethodError, check
-from task_images.comm.presets import PRESETS, resolve
+from task_images.comm.presets import PRESETS, register, register_installed, resolve
 
 PREFIX = "comm."
 
@@ -33,7 +35,7 @@ def resolve_method(
         if "delay" in changes:
             raise UsageError("--network model:... and --set comm.delay say the same; give one of them.")
         changes["delay"] = network.message_delay
-    if request.method is None and not changes:
+    if request.method is None and request.method_path is None and not changes:
         return {}
     if task.method is None:
         able = ", ".join(other.name for other in (tasks or load_catalog()).values() if other.method is not None)
@@ -44,13 +46,15 @@ def resolve_method(
             f'The task "{task.name}" has its own way to communicate and takes no method.',
             hint=f"{own}Tasks that do: {able}",
         )
-    name = request.method or task.method.own
-    _check_words(name, changes)
     try:
+        name = use_method_file(request.method_path) or request.method or task.method.own
+        if request.method is not None and name != request.method:
+            raise UsageError(f"--method-path has the method {name}, and --method says {request.method}.")
+        _check_words(name, changes)
         method = resolve(name, changes)
         check(method)
     except MethodError as error:
-        raise _usage_error(name, error) from None
+        raise _usage_error(request.method or "of --method-path", error) from None
     _check_task(task, task.method, method, parameters)
     return {} if method.axes() == resolve(task.method.own).axes() else method.to_dict()
 
@@ -86,6 +90,11 @@ def check_method(spec: RunSpec) -> None:
         check(Method.from_dict(spec.method), spec.world_size)
     except MethodError as error:
         raise _usage_error(spec.method["name"], error) from None
+    if spec.method.get("file", "none") != "none" and spec.engine == "kubernetes":
+        raise UsageError(
+            f"The method {spec.method['name']} is in a file of this machine, which pods do not have.",
+            hint="Install it in the image as a package with the entry point mlbench.methods.",
+        )
     if spec.method.get("engine") in ("fsdp2", "hsdp") and (spec.device, spec.backend) == ("gpu", "gloo"):
         raise UsageError(
             f"The method {spec.method['name']} has parameters in shards, which gloo cannot do on GPUs.",
@@ -107,19 +116,33 @@ def _check_server_options(spec: RunSpec) -> None:
 
 def refuse_method(request: Request) -> None:
     """Raises UsageError if a method is asked for."""
-    if request.method is not None or request.servers is not None or request.servers_on is not None:
+    if any(given is not None for given in (request.method, request.method_path, request.servers, request.servers_on)):
         raise UsageError(
-            "--method, --servers and --servers-on are for a task's own program, not for a command of your own."
+            "--method, --method-path, --servers and --servers-on are for programs of tasks, not for your own command."
         )
+
+
+def use_method_file(path: str | None) -> str | None:
+    """The name of the method in the file of --method-path, which is registered; None without one. Raises
+    MethodError."""
+    if path is None:
+        return None
+    place = str(Path(path).resolve())
+    method = load_file(place)
+    register(method, place)
+    return method.name
 
 
 def _check_words(name: str, changes: Mapping[str, str]) -> None:
     if name not in PRESETS:
+        register_installed()
+    if name not in PRESETS:
         raise UsageError(f'There is no method "{name}".{did_you_mean(name, list(PRESETS))}', hint="mlbench methods")
+    known = [*AXES, *(REGISTERED[name].options if name in REGISTERED else ())]
     for axis in changes:
-        if axis not in AXES:
+        if axis not in known:
             raise UsageError(
-                f'A method has no axis "{axis}".{did_you_mean(axis, list(AXES))}', hint=f"mlbench methods {name}"
+                f'A method has no axis "{axis}".{did_you_mean(axis, known)}', hint=f"mlbench methods {name}"
             )
 
 

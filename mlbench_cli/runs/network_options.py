@@ -4,11 +4,11 @@ import sys
 from dataclasses import replace
 
 from mlbench_cli.errors import UsageError, did_you_mean
-from mlbench_cli.model import Cluster
-from mlbench_cli.network import MODEL, NetworkMethod, is_modelled, parse_network
+from mlbench_cli.model.network import MODEL, NetworkMethod, is_modelled, parse_network
+from mlbench_cli.model.run import Cluster
+from mlbench_cli.model.spec import KubernetesOptions, RunSpec
 from mlbench_cli.runs.request import Request
-from mlbench_cli.spec import KubernetesOptions, RunSpec
-from mlbench_cli.text import shorten
+from mlbench_cli.util.text import shorten
 
 NETWORKED_BACKENDS = ("gloo", "grpc")  # whose ranks of one machine use the network between them
 

@@ -1,8 +1,8 @@
 """--pin: on which clusters ranks can be bound to CPUs of their own, and how many of them."""
 
 from mlbench_cli.errors import UsageError
-from mlbench_cli.model import Cluster
-from mlbench_cli.spec import RunSpec
+from mlbench_cli.model.run import Cluster
+from mlbench_cli.model.spec import RunSpec
 
 
 def check_pinning(spec: RunSpec, cluster: Cluster, cores: int | None) -> None:

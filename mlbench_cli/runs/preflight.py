@@ -17,9 +17,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
-from mlbench_cli.catalog import Task, WorkersRule, load_task
 from mlbench_cli.errors import NotFoundError, UsageError
-from mlbench_cli.spec import RunSpec
+from mlbench_cli.model.spec import RunSpec
+from mlbench_cli.tasks.catalog import Task, WorkersRule, load_task
 
 Check = Callable[[Mapping[str, Any], int, int, float | None], None]
 

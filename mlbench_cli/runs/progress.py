@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from mlbench_cli.catalog import BUDGET, find_rules
 from mlbench_cli.engines.base import Cursor, Engine
 from mlbench_cli.errors import MlbenchError
-from mlbench_cli.goals import Goal, is_finite_number
-from mlbench_cli.model import JsonObject, Observation, Run
-from mlbench_cli.spec import RunSpec
-from mlbench_cli.times import parse_timestamp
+from mlbench_cli.model.goals import Goal, is_finite_number
+from mlbench_cli.model.run import JsonObject, Observation, Run
+from mlbench_cli.model.spec import RunSpec
+from mlbench_cli.tasks.catalog import BUDGET, find_rules
+from mlbench_cli.util.times import parse_timestamp
 from task_images import contract
 
 READ_SECONDS = 1.0  # between two reads of rank 0's log

@@ -9,14 +9,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from mlbench_cli import settings
-from mlbench_cli.catalog import TORCH_BACKENDS, Task, load_catalog
+from mlbench_cli.config import settings
 from mlbench_cli.errors import MlbenchError
-from mlbench_cli.files import write_atomically
-from mlbench_cli.model import Cluster, JsonObject
+from mlbench_cli.model.run import Cluster, JsonObject
+from mlbench_cli.model.spec import CUSTOM
 from mlbench_cli.runs import launch
 from mlbench_cli.runs.request import Request
-from mlbench_cli.spec import CUSTOM
+from mlbench_cli.tasks.catalog import TORCH_BACKENDS, Task, load_catalog
+from mlbench_cli.util.files import write_atomically
 
 REMEMBERED = ("task", "preset", "image", "command", "backend", "custom_backend", "run_on_all", "cluster", "data_dir")
 DEFAULT_NAME = "my-run"

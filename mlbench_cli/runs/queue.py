@@ -20,11 +20,11 @@ from pathlib import Path
 from mlbench_cli.engines.base import Engine
 from mlbench_cli.errors import DeadlineError, Interrupted, MlbenchError, NotFoundError, Terminated, UsageError
 from mlbench_cli.isolation import ROOT, protected_path
-from mlbench_cli.model import Experiment, Run, RunState
-from mlbench_cli.queue_folder import QueueFolder, QueueState, clear_queued, pid_namespace, write_queued
-from mlbench_cli.run_folder import RunFolder
-from mlbench_cli.store import Store
-from mlbench_cli.times import now
+from mlbench_cli.model.run import Experiment, Run, RunState
+from mlbench_cli.storage.queue_folder import QueueFolder, QueueState, clear_queued, pid_namespace, write_queued
+from mlbench_cli.storage.run_folder import RunFolder
+from mlbench_cli.storage.store import Store
+from mlbench_cli.util.times import now
 
 STOP_SECONDS = 10.0  # in which a queue that is stopped should have ended
 _LAST_STEPS = 1.0  # in which a queue ends whose last run has ended
@@ -268,7 +268,7 @@ def stop(experiment: Experiment, home: Path, reason: str, notice: Callable[[str]
 
 def _terminate(pid: int, folder: QueueFolder) -> None:
     """Signal the holder of the lock, and no process that has got its number since."""
-    from mlbench_cli.engines.local.machine import process_handle
+    from mlbench_cli.agent.processes import process_handle
 
     with suppress(ProcessLookupError):
         handle = process_handle(pid)

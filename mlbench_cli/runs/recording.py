@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from mlbench_cli.errors import UsageError
-from mlbench_cli.model import Experiment, Run
-from mlbench_cli.queue_folder import FOLDER, write_queued
+from mlbench_cli.model.run import Experiment, Run
 from mlbench_cli.results.archive.documents import write_run_document
-from mlbench_cli.store import Store
+from mlbench_cli.storage.queue_folder import FOLDER, write_queued
+from mlbench_cli.storage.store import Store
 
 _INTENT = "recording-{}.json"  # in DATA/experiments, locked by the client that records
 

@@ -4,11 +4,11 @@ import shutil
 from collections.abc import Callable
 
 from mlbench_cli.errors import CleanupError, NotFoundError, UnreachableError
-from mlbench_cli.model import Cluster, Run
-from mlbench_cli.queue_folder import QueueFolder, read_queued
-from mlbench_cli.run_folder import RunFolder
+from mlbench_cli.model.run import Cluster, Run
 from mlbench_cli.runs.connect import connect_engine
-from mlbench_cli.store import Store
+from mlbench_cli.storage.queue_folder import QueueFolder, read_queued
+from mlbench_cli.storage.run_folder import RunFolder
+from mlbench_cli.storage.store import Store
 
 
 def delete_run(

@@ -1,13 +1,15 @@
-"""Repeats of a run (`mlbench run --repeat`): found by their names, put together as mean and interval."""
+"""Repeats of a run (`mlbench run --repeat`), put together as mean and interval."""
 
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from mlbench_cli.model import JsonObject, Run, RunRow
-from mlbench_cli.run_folder import RunFolder
+from mlbench_cli.model.run import JsonObject, Run, RunRow
+from mlbench_cli.results.analysis.numbers import unit_of
+from mlbench_cli.results.archive.layout import DamagedArchive
+from mlbench_cli.runs.families import find_families
 from mlbench_cli.runs.select import find
-from mlbench_cli.spec import common_name
-from mlbench_cli.store import Store
+from mlbench_cli.storage.run_folder import ENVIRONMENT, RESULT, RUN, RunFolder
+from mlbench_cli.storage.store import Store
 
 if TYPE_CHECKING:
     from mlbench_cli.results.analysis.series import Point
@@ -20,6 +22,11 @@ class Repeats(NamedTuple):
     total: int
     metric: str
     point: "Point"
+
+    @property
+    def unit(self) -> str:
+        """The unit of the metric."""
+        return unit_of(self.metric)
 
     def to_dict(self) -> JsonObject:
         """The repeats as `-o json` prints them."""
@@ -42,32 +49,43 @@ class Repeats(NamedTuple):
 def runs_named(store: Store, name: str) -> list[Run]:
     """The run of that name, the runs of that experiment, or the repeats that have the name in common.
 
+    A name that one run has and that stands for its repeats, too, means all of them.
     Raises NotFoundError with the nearest name.
     """
-    rows, _ = find(store, name)
+    rows, _ = find(store, name, repeats=True)
     return [row.run for row in rows]
 
 
-def repeats_in(rows: Iterable[RunRow]) -> list[Repeats]:
-    """Those of which at least two have results, in the order of the rows."""
-    families: dict[str, list[Run]] = {}
-    for row in rows:
-        if (name := common_name(row.run.name)) is not None:
-            families.setdefault(name, []).append(row.run)
-    families = {name: runs for name, runs in families.items() if sum(map(is_sealed, runs)) > 1}
-    if not families:
-        return []
-    return [found for name, runs in families.items() for found in _measure(name, runs)]
+def repeats_in(store: Store, rows: Iterable[RunRow]) -> list[Repeats]:
+    """The repeats of some runs of which at least two have results, in the order of the rows.
+
+    All repeats count, also those that `rows` leaves out.
+    """
+    families = ((family.name, [row.run for row in family.rows]) for family in find_families(store, rows))
+    return [found for name, runs in families if sum(map(is_sealed, runs)) > 1 for found in _measure(name, runs)]
 
 
 def _measure(name: str, runs: Sequence[Run]) -> Iterable[Repeats]:
     from mlbench_cli.results.analysis.series import collect
     from mlbench_cli.results.archive.reader import Archive
 
-    archives = [Archive.open(run.folder) for run in runs if is_sealed(run)]
-    # One group and one point, unless somebody has given names of this form to runs that differ.
-    for group in collect(archives).groups:
-        yield from (Repeats(name, len(runs), group.metric, point) for point in group.points)
+    groups = collect(Archive.open(run.folder) for run in runs if _is_intact(run)).groups
+    unfinished = sum(not _is_intact(run) for run in runs)
+    # One group, unless something that the experiment does not fix has changed between its runs, such as the code.
+    for group in groups:
+        title = name if len(groups) == 1 else f"{name} ({group.label})"
+        for point in group.points:
+            yield Repeats(title, len(point.good) + len(point.bad) + unfinished, group.metric, point)
+
+
+def _is_intact(run: Run) -> bool:
+    """Whether the documents that the figures are read from are as they were sealed."""
+    from mlbench_cli.results.archive.sealed import read_documents
+
+    try:
+        return is_sealed(run) and bool(read_documents(run.folder, (RUN, RESULT, ENVIRONMENT)))
+    except DamagedArchive:
+        return False
 
 
 def is_sealed(run: Run) -> bool:

@@ -11,18 +11,19 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from mlbench_cli.catalog import short
-from mlbench_cli.durations import parse_duration as parse_duration
 from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
 from mlbench_cli.runs.matrix import Matrix, format_axis, format_point, parse_axes, parse_point, value_text
-from mlbench_cli.text import shorten
-from mlbench_cli.yaml_text import read_yaml
+from mlbench_cli.tasks.catalog import short
+from mlbench_cli.util.durations import parse_duration as parse_duration
+from mlbench_cli.util.text import shorten
+from mlbench_cli.util.yaml_text import read_yaml
 
-GENERAL = "What to run, and how"
+COMMON = "What to run"
+ADVANCED = "Advanced"
 KUBERNETES = "On clusters (not on local)"
 
 
-def _option(help: str, *, kind: str = "text", letter: str = "", metavar: str = "", panel: str = GENERAL) -> Any:
+def _option(help: str, *, kind: str = "text", letter: str = "", metavar: str = "", panel: str = ADVANCED) -> Any:
     """A field of Request. `kind` is text, integer, switch, or one that is repeatable: texts, pairs (KEY=VALUE), axes
     (KEY=VALUE,VALUE) or points (KEY=VALUE,KEY=VALUE).
     """
@@ -30,6 +31,11 @@ def _option(help: str, *, kind: str = "text", letter: str = "", metavar: str = "
     if kind in ("pairs", "axes"):
         return field(default_factory=dict, metadata=metadata)
     return field(default=() if kind in ("texts", "points") else None, metadata=metadata)
+
+
+def _common_option(help: str, **more: str) -> Any:
+    """An option that `mlbench run --help` lists; `--help-all` lists all."""
+    return _option(help, panel=COMMON, **more)
 
 
 def _cluster_option(help: str, **more: str) -> Any:
@@ -43,155 +49,168 @@ class Request:
     name: str | None = None
     workers: tuple[int, ...] = ()
 
-    task: str | None = _option("task of the catalogue (see: mlbench tasks)")
-    task_path: str | None = _option(
-        "folder with a task of your own, or with several; default: MLBENCH_TASK_PATH", metavar="DIR"
+    task: str | None = _common_option("benchmark task, e.g. digits_resnet (list: mlbench tasks)")
+    task_path: str | None = _option("folder of your own task or tasks; default: MLBENCH_TASK_PATH", metavar="DIR")
+    preset: str | None = _common_option("parameter preset of the task, e.g. spec (default) or tiny")
+    set: Mapping[str, Any] = _common_option("set a parameter, e.g. batch_size=64", kind="pairs", metavar="KEY=VALUE")
+    command: str | None = _common_option(
+        "your own command; {hosts} {rank} {run_id} {backend} are replaced. With --task, it is measured against the "
+        "goal of that task (open division)"
     )
-    preset: str | None = _option("set of parameters: spec (default), legacy, 2018, tiny, or another one of the task")
-    set: Mapping[str, Any] = _option("value of one parameter", kind="pairs", metavar="KEY=VALUE")
-    command: str | None = _option(
-        "command of your own, with {hosts} {rank} {run_id} {backend} replaced; with --task it is measured against that "
-        "task's goal (open division)"
-    )
-    method: str | None = _option(
-        "how the ranks communicate: a preset (see: mlbench methods); --set comm.AXIS=VALUE changes one axis of it; "
-        "default: the task's own",
+    method: str | None = _common_option(
+        "communication method (list: mlbench methods); --set comm.AXIS=VALUE changes one axis of it; default: the "
+        "method of the task",
         metavar="NAME",
     )
+    method_path: str | None = _option(
+        "Python file with your own method, on engines that share this machine's files", metavar="FILE.py"
+    )
     servers: int | None = _option(
-        "number of parameter servers, for the methods that have them; default: 1", kind="integer", metavar="N"
+        "number of parameter servers, for methods that use them; default: 1", kind="integer", metavar="N"
     )
     servers_on: str | None = _option(
-        "on hosts: the hosts of the parameter servers, which then have no workers; default: beside the workers",
+        "on hosts: run the parameter servers on these hosts, without workers; default: on the hosts of the workers",
         metavar="HOST,HOST",
     )
-    image: str | None = _option("container image for your command, or instead of the task's (clusters only)")
-    backend: str | None = _option("gloo, nccl, mpi, grpc (TensorFlow) or custom:NAME; default: by task and device")
-    custom_backend: str | None = _option("the same as --backend custom:NAME", metavar="NAME")
+    image: str | None = _option(
+        "container image of your command, or a replacement for the image of the task (clusters only)"
+    )
+    backend: str | None = _option(
+        "gloo, nccl, mpi, grpc (TensorFlow) or custom:NAME; default: depends on task and device"
+    )
+    custom_backend: str | None = _option("same as --backend custom:NAME", metavar="NAME")
     run_on_all: bool | None = _option(
-        "run your command on all workers, or on the first only; default: all, but not with mpi or a custom backend",
+        "run your command on all workers, or only on the first; default: all, except with mpi or a custom backend",
         kind="switch",
     )
-    gpu: bool | None = _option("train on GPUs", kind="switch", letter="g")
-    light: bool | None = _option("stop at the task's light goal", kind="switch", letter="l")
+    gpu: bool | None = _common_option("train on GPUs", kind="switch", letter="g")
+    light: bool | None = _common_option("stop at the task's light goal", kind="switch", letter="l")
     budget: str | None = _option(
-        "train for this long, e.g. 2h, and report the accuracy reached instead of the time to the goal; for tasks with "
-        "the parameter budget_seconds",
+        "train for this long, e.g. 2h, and report the accuracy reached instead of the time to the goal; only for tasks "
+        "with the parameter budget_seconds",
         metavar="DURATION",
     )
     num_cpus: int | None = _option(
-        "CPUs of each worker; its ranks share them, and OMP_NUM_THREADS follows. Default on local: OMP_NUM_THREADS for "
-        "each rank if it is set, else this machine's CPUs divided equally among the ranks of the largest run",
+        "CPUs of each worker, shared by its ranks; sets OMP_NUM_THREADS. Default on local: OMP_NUM_THREADS per rank if "
+        "set, else the CPUs of this machine divided by the ranks of the largest run",
         kind="integer",
         letter="c",
     )
-    processes_per_worker: int | None = _option("ranks per worker; default: one, or one per GPU", kind="integer")
+    processes_per_worker: int | None = _option("ranks per worker; default: 1, or one per GPU", kind="integer")
     gpus_per_worker: int | None = _option(
-        "GPUs of each worker; default with --gpu: all of its machine, on this machine one", kind="integer"
+        "GPUs per worker; default with --gpu: all GPUs of the node, on local 1", kind="integer"
     )
-    seed: int | None = _option("seed of all random numbers; default: 42", kind="integer")
-    repeat: int | None = _option(
-        "number of repetitions per size, with the seeds SEED, SEED+1, ..., named NAME-N-r1, NAME-N-r2, ...; status, "
-        "charts and compare give mean and 95 % interval",
+    seed: int | None = _option("random seed; default: 42", kind="integer")
+    repeat: int | None = _common_option(
+        "number of repeats per size, with the seeds SEED, SEED+1, ...; reported with mean and 95 % interval",
         kind="integer",
         metavar="TIMES",
     )
     matrix: Mapping[str, tuple[Any, ...]] = _option(
-        "run once for every value of an option, e.g. backend=gloo,mpi or set.batch_size=32,64; several matrices give "
-        "all combinations",
+        "run once per value, e.g. backend=gloo,mpi or set.batch_size=32,64; several matrices give all combinations",
         kind="axes",
         metavar="KEY=V1,V2",
     )
     include: tuple[Mapping[str, Any], ...] = _option(
-        "further point of the matrix, or further options for the points that have these values",
+        "add a point to the matrix, or options to the points with these values",
         kind="points",
         metavar="KEY=V,KEY=V",
     )
     exclude: tuple[Mapping[str, Any], ...] = _option(
-        "leave out the points of the matrix that have all these values", kind="points", metavar="KEY=V,KEY=V"
+        "skip the points of the matrix with all these values", kind="points", metavar="KEY=V,KEY=V"
     )
-    parallel: int | None = _option(
-        "number of runs at a time, on clusters; default: one after the other", kind="integer", metavar="N"
-    )
-    data_dir: str | None = _option("folder with the data sets", metavar="DIR")
-    timeout: str | None = _option(
-        "maximum run time of a worker, e.g. 90s, 15m, 2h; on clusters also the maximum time that workers wait for "
-        "machines and images; default: 24h",
+    parallel: int | None = _option("number of concurrent runs on clusters; default: 1", kind="integer", metavar="N")
+    data_dir: str | None = _option("folder of the data sets", metavar="DIR")
+    timeout: str | None = _common_option(
+        "time limit of a run, e.g. 90s, 15m, 2h; on clusters also the time limit for scheduling and image pulls; "
+        "default: 24h",
         metavar="DURATION",
     )
-    cluster: str | None = _option("cluster to run on; default: the one chosen with set-cluster")
+    cluster: str | None = _common_option("cluster to run on; default: see mlbench set-cluster")
     network: str | None = _option(
-        "join the workers by a network of this rate (per worker, direction) and one-way delay, e.g. 1gbit,5ms, proved "
-        "by probes; on local and kind, else with --network-method. model:1gbit,5ms (local) only delays messages",
+        "emulate a network with this rate (per worker and direction) and one-way delay, e.g. 1gbit,5ms, verified by "
+        "probes; on local and kind, elsewhere with --network-method. model:1gbit,5ms (local) only delays messages",
         metavar="[model:]RATE[,DELAY]",
     )
     calibrate: bool | None = _option(
-        "measure some steps without communication before the training, for mlbench predict", kind="switch"
+        "measure a few steps without communication first, for mlbench predict", kind="switch"
     )
     pin: bool | None = _option(
-        "on local and hosts: bind every rank to CPUs of its own, equally many; more ranks than CPUs are refused",
+        "on local and hosts: pin each rank to its own CPUs; needs at least one CPU per rank",
         kind="switch",
     )
     share_machine: bool | None = _option(
-        "on local and hosts: start even if another run has the machines, and let others start; the result is labelled "
-        "as shared",
+        "on local and hosts: run even if the machines are in use by other runs; the result is labeled as shared",
         kind="switch",
     )
 
     namespace: str | None = _cluster_option("Kubernetes namespace")
     memory: str | None = _cluster_option("memory of each worker, e.g. 8Gi")
-    server_cpus: int | None = _cluster_option("CPUs of each parameter server; default: a worker's", kind="integer")
-    server_memory: str | None = _cluster_option("memory of each parameter server; default: a worker's")
+    server_cpus: int | None = _cluster_option("CPUs of each parameter server; default: as a worker", kind="integer")
+    server_memory: str | None = _cluster_option("memory of each parameter server; default: as a worker")
     shm: str | None = _cluster_option("size of /dev/shm; default: 1Gi")
-    node_selector: Mapping[str, str] = _cluster_option("label that nodes must have", kind="pairs", metavar="KEY=VALUE")
-    toleration: tuple[str, ...] = _cluster_option("taint to tolerate", kind="texts", metavar="KEY[=VALUE][:EFFECT]")
-    pull_secret: str | None = _cluster_option("name of the secret for pulling the image")
+    node_selector: Mapping[str, str] = _cluster_option(
+        "label that nodes must have, e.g. pool=gpu", kind="pairs", metavar="KEY=VALUE"
+    )
+    toleration: tuple[str, ...] = _cluster_option(
+        "taint that the pods tolerate", kind="texts", metavar="KEY[=VALUE][:EFFECT]"
+    )
+    pull_secret: str | None = _cluster_option("name of the image pull secret")
     queue: str | None = _cluster_option("name of the Kueue queue")
     keep: str | None = _cluster_option(
-        "how long the cluster keeps the results after the run, in a small pod of their own; default: 24h; 0: never",
+        "how long a small pod keeps the results on the cluster after the run; default: 24h; 0: not at all",
         metavar="DURATION",
     )
-    keep_storage: str | None = _cluster_option("disk for the results that are kept, e.g. 50Gi; default: 10Gi")
+    keep_storage: str | None = _cluster_option("disk size for the kept results, e.g. 50Gi; default: 10Gi")
     hold: str | None = _cluster_option(
-        "how long a worker itself waits with its results if they cannot be kept elsewhere; default: 15m",
+        "how long a finished worker holds its results if no other pod can keep them; default: 15m",
         metavar="DURATION",
     )
-    collect: str | None = _cluster_option("workers whose output is kept: rank0 (default) or all")
+    collect: str | None = _cluster_option("workers whose output folder is kept: rank0 (default) or all")
     env: Mapping[str, str] = _cluster_option("environment variable of the ranks", kind="pairs", metavar="KEY=VALUE")
-    env_secret: str | None = _cluster_option("secret of the namespace whose keys become variables of the ranks")
-    data_claim: str | None = _cluster_option("persistent volume claim with the data, mounted at --data-dir or /data")
-    template_dir: str | None = _cluster_option("folder with templates that replace the built-in ones", metavar="DIR")
-    host_network: bool | None = _cluster_option("use the network of the nodes", kind="switch")
+    env_secret: str | None = _cluster_option("Kubernetes secret whose keys become environment variables of the ranks")
+    data_claim: str | None = _cluster_option("PersistentVolumeClaim with the data, mounted at --data-dir or /data")
+    template_dir: str | None = _cluster_option("folder of templates that override the built-in ones", metavar="DIR")
+    host_network: bool | None = _cluster_option("use the host network of the nodes", kind="switch")
     spread: bool | None = _cluster_option("one worker per node (default)", kind="switch")
-    share_nodes: bool | None = _cluster_option("also use nodes on which another run measures", kind="switch")
+    share_nodes: bool | None = _cluster_option("also use nodes on which another run is measuring", kind="switch")
     egress: bool | None = _cluster_option(
-        "let workers connect to the outside (default); without it to each other and to DNS only", kind="switch"
+        "allow connections to the outside (default); otherwise only to each other and DNS", kind="switch"
     )
-    run_as_user: int | None = _cluster_option(
-        "user number in the containers; default: 10001; 0: root", kind="integer", metavar="UID"
+    run_as_user: str | None = _cluster_option(
+        "user ID in the containers; default: 10001, or 0 (root) with RDMA network cards; none: the user that the "
+        "cluster assigns, as OpenShift does",
+        metavar="UID",
+    )
+    cpu_limit: int | None = _cluster_option(
+        "CPU limit of each pod, for namespaces that demand one; default: none, because limits slow ranks down",
+        kind="integer",
+        metavar="CPUS",
     )
     writable_root: bool | None = _cluster_option(
-        "let the command write everywhere in its container, not only to /tmp and its output folder", kind="switch"
+        "let the command write anywhere in its container, not only to /tmp and its output folder", kind="switch"
     )
     device: Mapping[str, str] = _cluster_option(
-        "device or other resource of each worker besides GPUs, e.g. rdma/hca=1, vpc.amazonaws.com/efa=4 or "
-        "hugepages-2Mi=5Gi; 0: none of what the cluster's machines have",
+        "extra resource of each worker, e.g. rdma/hca=1, vpc.amazonaws.com/efa=4 or hugepages-2Mi=5Gi; 0: do not "
+        "request a resource that the nodes have",
         kind="pairs",
         metavar="RESOURCE=N",
     )
-    pod_label: Mapping[str, str] = _cluster_option("label of the workers' pods", kind="pairs", metavar="KEY=VALUE")
+    pod_label: Mapping[str, str] = _cluster_option("label of all pods of the run", kind="pairs", metavar="KEY=VALUE")
     pod_annotation: Mapping[str, str] = _cluster_option(
-        "annotation of the workers' pods, e.g. kueue.x-k8s.io/podset-preferred-topology=LABEL",
+        "annotation of the worker pods, e.g. kueue.x-k8s.io/podset-preferred-topology=LABEL",
         kind="pairs",
         metavar="KEY=VALUE",
     )
-    priority_class: str | None = _cluster_option("PriorityClass of the workers")
-    scheduler: str | None = _cluster_option("scheduler of the workers; default: the cluster's")
+    priority_class: str | None = _cluster_option("PriorityClass of the worker pods")
+    scheduler: str | None = _cluster_option("scheduler of the worker pods; default: the default scheduler")
     network_policy: bool | None = _cluster_option(
-        "shut the run's pods off from others by a NetworkPolicy (default, if the cluster allows it)", kind="switch"
+        "isolate the pods of the run with a NetworkPolicy (default, if the cluster allows it)", kind="switch"
     )
-    network_method: str | None = _cluster_option("who shapes --network: nsenter (on kind), annotation or chaos-mesh")
-    registry: str | None = _cluster_option("prefix of the catalogue's images, e.g. ghcr.io/me", metavar="PREFIX")
+    network_method: str | None = _cluster_option(
+        "how --network is applied: nsenter (on kind), annotation or chaos-mesh"
+    )
+    registry: str | None = _cluster_option("registry prefix of the task images, e.g. ghcr.io/me", metavar="PREFIX")
 
 
 OPTIONS = tuple(item for item in fields(Request) if item.metadata)

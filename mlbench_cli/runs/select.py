@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
-from mlbench_cli.model import Experiment, Outcome, RunRow, RunState
-from mlbench_cli.spec import common_name
-from mlbench_cli.store import Store
-from mlbench_cli.times import parse_timestamp
+from mlbench_cli.model.run import Experiment, Outcome, RunRow, RunState
+from mlbench_cli.model.spec import common_name
+from mlbench_cli.runs.families import Family, find_families
+from mlbench_cli.storage.store import Store
+from mlbench_cli.util.times import parse_timestamp
 
 PENDING = "pending"  # the same as created, as experiments say it
 STATES = (PENDING, *(str(state) for state in RunState), *(str(outcome) for outcome in Outcome))
@@ -72,11 +73,13 @@ def select(
     all_runs: bool = False,
     filter: Filter | None = None,
     readable: bool = True,
+    repeats: bool = False,
 ) -> Selection:
     """The runs of some names, or all, as far as they pass the filter.
 
-    A name is that of a run, of an experiment, or what repeats have in common. Raises NotFoundError with the nearest
-    name; UsageError if nothing says which runs are meant or, with `readable`, for a run that a newer mlbench wrote.
+    A name is that of a run, of an experiment, or what repeats have in common; see `find` for `repeats`. Raises
+    NotFoundError with the nearest name; UsageError if nothing says which runs are meant or, with `readable`, for a run
+    that a newer mlbench wrote.
     """
     filter = filter or Filter()
     if names and all_runs:
@@ -88,7 +91,7 @@ def select(
     rows: dict[str, RunRow] = {}
     if names:
         for name in dict.fromkeys(names):
-            found, experiment = find(store, name)
+            found, experiment = find(store, name, repeats=repeats)
             rows |= {row.run.id: row for row in found}
             experiments += [] if experiment is None else [experiment]
     else:
@@ -100,19 +103,27 @@ def select(
     return Selection(tuple(kept), () if filter else tuple(experiments))
 
 
-def find(store: Store, name: str) -> tuple[list[RunRow], Experiment | None]:
-    """The runs that a name stands for, and the experiment if it names one. Raises NotFoundError with the nearest."""
+def find(store: Store, name: str, *, repeats: bool = False) -> tuple[list[RunRow], Experiment | None]:
+    """The runs that a name stands for, and the experiment if it names one. Raises NotFoundError with the nearest.
+
+    A run whose name stands for its repeats, too (`x-1` beside `x-1-r2`), is meant alone unless `repeats`: results are
+    those of all repeats, and a log is that of one run.
+    """
     try:
-        return [store.run(name, readable=False)], None
+        row = store.run(name, readable=False)
     except NotFoundError:
         pass
+    else:
+        (family,) = find_families(store, [row]) if repeats and not row.problem else [Family(name, (row,))]
+        return list(family.rows) if family.name == name else [row], None
     if (experiment := store.find_experiment(name)) is not None:
         return members(store, experiment), experiment
-    rows = store.runs()
-    if family := [row for row in rows if common_name(row.run.name) == name]:
-        return family, None
-    known = [row.run.name for row in rows] + [item.name for item in store.experiments()]
-    families = [common for row in rows if (common := common_name(row.run.name))]
+    rows = (row for row in store.run_family(name) if not row.problem)
+    if found := next((each for each in find_families(store, rows) if each.name == name), None):
+        return list(found.rows), None
+    runs = store.near_names(name)
+    known = [*runs, *(item.name for item in store.experiments())]
+    families = [common for run in runs if (common := common_name(run))]
     near = did_you_mean(name, list(dict.fromkeys([*known, *families])))
     raise NotFoundError(f'There is no run "{name[:60]}" and no experiment of that name.{near}', hint="mlbench status")
 

@@ -5,11 +5,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from mlbench_cli.errors import MlbenchError, UnreachableError
-from mlbench_cli.goals import Goal, metric_names
-from mlbench_cli.model import Observation, Run, RunRow, RunState
-from mlbench_cli.queue_folder import QUEUE_ENDED, queued_observation, read_queued
+from mlbench_cli.model.goals import Goal, metric_names
+from mlbench_cli.model.methods import method_phrase
+from mlbench_cli.model.network import network_phrase
+from mlbench_cli.model.run import DAMAGED, Observation, Run, RunRow, RunState
+from mlbench_cli.results.archive.layout import DamagedArchive
 from mlbench_cli.runs.finished import FinishedRun, read_finished
-from mlbench_cli.times import parse_timestamp
+from mlbench_cli.storage.queue_folder import QUEUE_ENDED, queued_observation, read_queued
+from mlbench_cli.util.times import parse_timestamp
 
 if TYPE_CHECKING:
     from mlbench_cli.engines.base import Engine
@@ -64,11 +67,18 @@ def _read_state(row: RunRow, engine_of: "Callable[[Run], Engine]", unreachable: 
     except UnreachableError as error:
         unreachable[cluster] = error.message
         return RunStatus(row, str(row.state), None, error.message)
+    except DamagedArchive as damage:
+        return damaged_status(row, damage)
     except (MlbenchError, OSError, ValueError, KeyError) as error:
         return RunStatus(row, UNKNOWN, None, error.message if isinstance(error, MlbenchError) else str(error))
     codes = ("unknown_from_here", QUEUE_ENDED)
     problem = next((found.summary for found in observation.findings if found.code in codes), None)
     return RunStatus(row, live_state(row, observation), None, problem)
+
+
+def damaged_status(row: RunRow, damage: DamagedArchive) -> RunStatus:
+    """The row of a run whose archive is damaged, with the reason."""
+    return RunStatus(row, DAMAGED, None, f"{damage.file}: {damage.plain}" if damage.file else damage.plain)
 
 
 def _look(run: Run, engine_of: "Callable[[Run], Engine]") -> Observation:
@@ -98,7 +108,8 @@ def finished_snapshot(row: RunRow) -> dict[str, Any] | None:
         "ranks": list(result["worker_states"]),
         "progress": _finished_progress(finished),
         "metrics": result.get("metrics", {}),
-        "goal": _finished_goal(result["goal"]),
+        "goal": _finished_goal(result["goal"], str(finished.outcome)),
+        **run_conditions(result),
         "findings": [finding.to_dict() for finding in finished.findings],
     }
 
@@ -143,6 +154,9 @@ def describe_run(row: RunRow) -> dict[str, object]:
         "preset": spec.preset,
         "backend": spec.backend,
         "device": spec.device,
+        "method": method_phrase(spec.method),
+        "network": spec.network,
+        "pin": spec.pin,
         "functional_only": spec.functional_only,
         "workers": spec.workers,
         "world_size": spec.world_size,
@@ -162,10 +176,31 @@ def _finished_progress(finished: FinishedRun) -> dict[str, object]:
     return {**numbers, "elapsed": result["wall_seconds"] or 0.0, "eta": None, "eta_high": None}
 
 
-def _finished_goal(goal: Mapping[str, Any] | None) -> GoalStanding | None:
+def run_conditions(result: Mapping[str, Any]) -> dict[str, object]:
+    """Under which conditions a finished run was measured, each with its reason, and its network as it was measured."""
+    network = result.get("network")
+    return {
+        "conditions": list(condition_phrases(result.get("conditions"))),
+        "measured_network": network_phrase(network) if network else None,
+    }
+
+
+def condition_phrases(document: object) -> Iterator[str]:
+    """ "crowded: 4 threads for 2 ranks on 2 cores" for each label in the conditions of a result."""
+    if not isinstance(document, Mapping):
+        return
+    for label in document.get("labels") or ():
+        entry = document.get(label)
+        reason = entry.get("reason") if isinstance(entry, Mapping) else None
+        yield f"{str(label).replace('_', '-')}: {reason}" if reason else str(label).replace("_", "-")
+
+
+def _finished_goal(goal: Mapping[str, Any] | None, outcome: str) -> GoalStanding | None:
+    """As `format_goal`: of a run that spent a time budget, the value at the end."""
     if goal is None:
         return None
-    return _standing(Goal(goal["metric"], goal["comparison"], goal["threshold"]), goal["value"], goal["value"])
+    value = goal["last"] if outcome == "budget_spent" else goal["value"]
+    return _standing(Goal(goal["metric"], goal["comparison"], goal["threshold"]), value, goal["value"])
 
 
 def _live_goal(progress: Mapping[str, Any]) -> GoalStanding | None:

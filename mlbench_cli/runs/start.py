@@ -3,14 +3,14 @@
 import os
 from collections.abc import Callable, Sequence
 
-from mlbench_cli.model import Experiment, JsonObject, Run
+from mlbench_cli.model.run import Experiment, JsonObject, Run
+from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.results.archive.documents import write_run_document
 from mlbench_cli.runs.experiment import Candidate, MemberRow, Plan, make_plan
-from mlbench_cli.runs.finished import read_finished
+from mlbench_cli.runs.finished import read_outcome
 from mlbench_cli.runs.select import members
-from mlbench_cli.spec import RunSpec
-from mlbench_cli.store import Store
-from mlbench_cli.times import now
+from mlbench_cli.storage.store import Store
+from mlbench_cli.util.times import now
 
 
 def plan_experiment(
@@ -21,9 +21,7 @@ def plan_experiment(
     existing = []
     for member in experiment.members:
         if (row := rows.get(member.run_id)) is not None:
-            finished = read_finished(row.run)
-            outcome = row.outcome if finished is None else finished.outcome
-            existing.append(MemberRow(member, row.run, outcome))
+            existing.append(MemberRow(member, row.run, read_outcome(row)))
 
     def make_run(spec: RunSpec) -> Run:
         run_id = os.urandom(6).hex()
@@ -34,7 +32,7 @@ def plan_experiment(
 
 def document_writer(command_line: Sequence[str]) -> Callable[[Run], None]:
     """Writes run.json with the provenance of the run, which is collected once for each program."""
-    from mlbench_cli.provenance import collect_provenance
+    from mlbench_cli.tasks.provenance import collect_provenance
 
     known: dict[tuple[str, tuple[str, ...]], JsonObject] = {}
 

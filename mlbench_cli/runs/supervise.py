@@ -6,21 +6,24 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
+from typing import TypeVar
 
 from mlbench_cli.engines.base import Engine
-from mlbench_cli.errors import DeadlineError, MlbenchError, NeverStartedError
-from mlbench_cli.model import Finding, Observation, Run, RunState
-from mlbench_cli.queue_folder import QUEUE_ENDED, queued_observation, read_queued
+from mlbench_cli.errors import CredentialError, DeadlineError, MlbenchError, NeverStartedError, UnreachableError
+from mlbench_cli.model.run import Finding, Observation, Run, RunState
+from mlbench_cli.model.silence import Silence
 from mlbench_cli.runs.finalize import finalize
 from mlbench_cli.runs.finished import FinishedRun, read_finished
 from mlbench_cli.runs.progress import Progress, ProgressReader
-from mlbench_cli.store import Store
+from mlbench_cli.storage.queue_folder import QUEUE_ENDED, queued_observation, read_queued
+from mlbench_cli.storage.store import Store
 
 _QUEUE_POLL = 0.2
 CANCEL_SECONDS = 10.0  # in which a cancelled run should have ended
 
 Report = Callable[[Progress], None]
 Notice = Callable[[str], None]
+Result = TypeVar("Result")
 
 
 def follow(
@@ -41,9 +44,11 @@ def follow(
         from mlbench_cli.results.archive import seal  # noqa: F401  (loaded while the run runs, not when it has ended)
 
         timeout = _await_start(run, timeout)
-        engine.resume(run)
+        _wait_out_silence(run, lambda: engine.resume(run), notice)
         observation = _follow_to_end(run, engine, store, timeout, report)
-        finished = finalize(run, engine, store, observation, notice=notice)
+        finished = _wait_out_silence(
+            run, lambda: finalize(run, engine, store, observation, notice=notice), notice, has_answered=True
+        )
     if finished is None:
         raise _cannot_observe(run)
     return finished
@@ -71,6 +76,21 @@ def cancel(
         if time.monotonic() >= deadline:
             break
     return None
+
+
+def _wait_out_silence(
+    run: Run, action: Callable[[], Result], notice: Notice | None, *, has_answered: bool = False
+) -> Result:
+    """Repeat what a cluster cannot answer now, as long as the user's limit says; `notice` is told once."""
+    silence = Silence(has_answered=has_answered)
+    while True:
+        begun = time.monotonic()
+        try:
+            return action()
+        except (UnreachableError, CredentialError) as error:
+            silence.bear(error, begun)
+        silence.tell(None if notice is None else lambda words: notice(f"{run.name}: {words}"))
+        time.sleep(silence.pause())
 
 
 def _follow_to_end(run: Run, engine: Engine, store: Store, timeout: float | None, report: Report | None) -> Observation:

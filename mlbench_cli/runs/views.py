@@ -4,15 +4,23 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from mlbench_cli.errors import MlbenchError
-from mlbench_cli.model import LOCAL, Cluster, JsonObject, Run, RunRow
-from mlbench_cli.run_folder import RunFolder
+from mlbench_cli.model.run import LOCAL, Cluster, JsonObject, Run, RunRow
+from mlbench_cli.results.archive.layout import DamagedArchive
 from mlbench_cli.runs.connect import connect_engine
 from mlbench_cli.runs.experiment_status import ExperimentStatus
 from mlbench_cli.runs.finished import read_finished
 from mlbench_cli.runs.repeats import repeats_in
-from mlbench_cli.runs.snapshot import ENDED, RunStatus, finished_snapshot, live_snapshot
-from mlbench_cli.store import Store
-from mlbench_cli.times import timestamp
+from mlbench_cli.runs.snapshot import (
+    ENDED,
+    RunStatus,
+    damaged_status,
+    finished_snapshot,
+    live_snapshot,
+    run_conditions,
+)
+from mlbench_cli.storage.run_folder import RunFolder
+from mlbench_cli.storage.store import Store
+from mlbench_cli.util.times import timestamp
 
 if TYPE_CHECKING:
     from mlbench_cli.engines.base import Engine
@@ -48,10 +56,13 @@ class EngineCache:
         return self._engines[name]
 
 
-def runs_document(states: Sequence[RunStatus], experiments: Sequence[ExperimentStatus] = ()) -> JsonObject:
+def runs_document(
+    store: Store, states: Sequence[RunStatus], experiments: Sequence[ExperimentStatus] = ()
+) -> JsonObject:
     """The runs with their figures, repeats put together, and the experiments that were asked for by name."""
-    runs = [{**status.to_dict(), **summary_figures(status.row.run)} for status in states]
-    document = {"runs": runs, "repeats": [found.to_dict() for found in repeats_in(status.row for status in states)]}
+    runs = [{**status.to_dict(), **figures} for status, figures in map(add_figures, states)]
+    repeats = repeats_in(store, (status.row for status in states))
+    document = {"runs": runs, "repeats": [found.to_dict() for found in repeats]}
     known = {"experiments": [item.to_dict() for item in experiments]} if experiments else {}
     return {**document, **known}
 
@@ -67,14 +78,23 @@ def run_details(row: RunRow, engine_of: "Callable[[Run], Engine]") -> JsonObject
     return document
 
 
-def summary_figures(run: Run) -> JsonObject:
-    """`goal` of result.json and `seconds` that the task took (wall clock); None if the run has no results."""
+def add_figures(status: RunStatus) -> tuple[RunStatus, JsonObject]:
+    """A row of a list with its figures: `goal` of result.json, `seconds` that the task took (wall clock), and its
+    conditions; None if the run has no results. The row of a damaged archive says so."""
+    try:
+        return status, _summary_figures(status.row.run)
+    except DamagedArchive as damage:
+        return damaged_status(status.row, damage), dict.fromkeys(("goal", "seconds", "conditions", "measured_network"))
+
+
+def _summary_figures(run: Run) -> JsonObject:
     finished = read_finished(run)
     result = finished.result if finished else None
     if result is None:
-        return {"goal": None, "seconds": None}
+        return {"goal": None, "seconds": None, "conditions": None, "measured_network": None}
     seconds = result.get("task_seconds")
-    return {"goal": result.get("goal"), "seconds": seconds.get("wall") if seconds else None}
+    figures = {"goal": result.get("goal"), "seconds": seconds.get("wall") if seconds else None}
+    return {**figures, **run_conditions(result)}
 
 
 def _kept_until(run: Run, engine: "Engine") -> str | None:

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mlbench_cli import console
-from mlbench_cli.catalog import TORCH_BACKENDS, Task, load_catalog, load_task
 from mlbench_cli.errors import UsageError
-from mlbench_cli.model import Cluster
+from mlbench_cli.model.run import Cluster
+from mlbench_cli.model.spec import CUSTOM
 from mlbench_cli.runs import launch, questions
 from mlbench_cli.runs.request import Request
-from mlbench_cli.spec import CUSTOM
-from mlbench_cli.text import Option
+from mlbench_cli.tasks.catalog import TORCH_BACKENDS, Task, load_catalog, load_task
+from mlbench_cli.util.text import Option
 
 T = TypeVar("T")
 

@@ -6,14 +6,20 @@ A dashboard of one cluster knows the runs of that cluster, and the experiments t
 import threading
 from collections.abc import Iterable, Iterator
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from mlbench_cli.api import Client, ExperimentHandle, RunHandle
 from mlbench_cli.errors import NotFoundError
-from mlbench_cli.model import Cluster
+from mlbench_cli.model.run import Cluster
 from mlbench_cli.server.config import ServerConfig
 
+if TYPE_CHECKING:
+    from mlbench_cli.results.archive.reader import Archive
+
 LOCK_SECONDS = 2.0  # that a page waits for a store which another process has locked
+MAX_CHECKED = 1000  # runs whose archives are remembered as verified
 _local = threading.local()
+_checked: dict[str, tuple[int, tuple[str, ...]]] = {}  # run id -> state of its files, what was not derived
 
 
 def client_of(config: ServerConfig) -> Client:
@@ -39,6 +45,38 @@ def find_run(config: ServerConfig, name: str) -> RunHandle:
     if not _is_shown(config, handle):
         raise NotFoundError(f'The run "{name[:60]}" is not on {config.cluster}.', hint="mlbench serve")
     return handle
+
+
+def open_checked(handle: RunHandle) -> "Archive":
+    """The archive of a sealed run for its page, verified once and again when one of its files has changed; unproven
+    ones are marked. Raises DamagedArchive."""
+    from mlbench_cli.results.archive.reader import Archive
+
+    files = sorted(handle.folder.rglob("*"))
+    state = hash(tuple((str(path), found.st_size, found.st_mtime_ns) for path in files if (found := path.lstat())))
+    known = _checked.get(handle.run.id)
+    if known is not None and known[0] == state:
+        return Archive.open(handle.folder, not_derived=known[1], is_shown=True)
+    archive = handle.archive(unproven=True)
+    while len(_checked) >= MAX_CHECKED:
+        _checked.pop(next(iter(_checked)), None)
+    _checked[handle.run.id] = state, archive.not_derived
+    return archive
+
+
+def find_runs(config: ServerConfig, name: str) -> list[RunHandle]:
+    """The runs that a name or id stands for, of the cluster that is shown: of an experiment, or repeats together.
+
+    Raises NotFoundError.
+    """
+    try:
+        found = client_of(config).select([name], repeats=True).runs
+    except NotFoundError:
+        return [find_run(config, name)]
+    shown = [handle for handle in found if _is_shown(config, handle)]
+    if not shown:
+        raise NotFoundError(f'The run "{name[:60]}" is not on {config.cluster}.', hint="mlbench serve")
+    return shown
 
 
 def list_runs(

@@ -10,6 +10,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
 from mlbench_cli.errors import (
+    CannotTellError,
     CapacityError,
     CleanupError,
     CredentialError,
@@ -37,6 +38,7 @@ _STATUS: Mapping[type[MlbenchError], int] = {
     UnreachableError: 502,
     DeadlineError: 504,
     CleanupError: 500,
+    CannotTellError: 409,
     TooManyFollowers: 503,
 }
 

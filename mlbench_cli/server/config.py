@@ -6,9 +6,10 @@ import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mlbench_cli.files import write_atomically
+from mlbench_cli.util.files import write_atomically
 
 FILE = "dashboard.json"
+ADMIT = "mlbench.admit"  # in a request's scope: what the guard calls once the token is right
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 

@@ -7,17 +7,22 @@ nothing is lost unless it was cut from the end of a long log.
 import asyncio
 import json
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from html import escape
 
 from mlbench_cli.api import Client, RunHandle
-from mlbench_cli.errors import MlbenchError, StoreLockedError
-from mlbench_cli.model import JsonObject
+from mlbench_cli.errors import CredentialError, MlbenchError, StoreLockedError, UnreachableError
+from mlbench_cli.model.goals import Goal
+from mlbench_cli.model.run import JsonObject
+from mlbench_cli.model.silence import UNREACHABLE, Silence
 from mlbench_cli.results.analysis.tables import MetricPoint
 from mlbench_cli.results.archive.events import parse_metric
+from mlbench_cli.results.figures.curves import live_figures
+from mlbench_cli.results.figures.svg import render_svg
 from mlbench_cli.server.access import LOCK_SECONDS
 from mlbench_cli.server.config import ServerConfig
 from task_images import contract
@@ -46,6 +51,7 @@ class Feed:
     version: int = 0
     is_over: bool = False
     problem: str | None = None
+    curves: str = ""  # of all points, as HTML
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -136,6 +142,7 @@ class Feeds:
                 new = feed.points[point:]
                 point += len(new)
                 yield format_event("metrics", {"points": [point_document(each) for each in new]})
+                yield format_event("curves", {"html": feed.curves})
             if line < feed.line_count:
                 missing = feed.line_count - line
                 kept = list(feed.lines)[-missing:]
@@ -167,10 +174,21 @@ class Feeds:
             watcher: Watcher | None = None
             try:
                 watcher = await loop.run_in_executor(thread, Watcher, self._config, name)
+                silence = Silence()
                 while not feed.is_over:
                     begun = time.monotonic()
                     with suppress(StoreLockedError):  # what is new then comes with the next look
-                        self._take(feed, await loop.run_in_executor(thread, watcher.look))
+                        try:
+                            news = await loop.run_in_executor(thread, watcher.look)
+                            if news.points:
+                                points = [*feed.points, *news.points][:MAX_POINTS]
+                                feed.curves = await loop.run_in_executor(thread, render_curves, points, news.status)
+                                feed.points = points
+                            self._take(feed, news)
+                            silence.end()
+                        except (UnreachableError, CredentialError) as error:
+                            silence.bear(error, begun)
+                            self._note_silence(feed, silence)
                     await asyncio.sleep(max(0.05, POLL_SECONDS - (time.monotonic() - begun)))
             except (MlbenchError, OSError, ValueError) as error:
                 feed.problem = error.message if isinstance(error, MlbenchError) else str(error)
@@ -180,8 +198,6 @@ class Feeds:
                     thread.submit(watcher.close)
 
     def _take(self, feed: Feed, news: "News") -> None:
-        room = MAX_POINTS - len(feed.points)
-        feed.points += news.points[:room]
         feed.lines.extend(news.lines)
         feed.line_count += news.line_count
         is_new = (news.status, news.resources) != (feed.status, feed.resources)
@@ -190,10 +206,33 @@ class Feeds:
         if is_new or news.points or news.lines or news.is_over:
             self._wake(feed)
 
+    def _note_silence(self, feed: Feed, silence: Silence) -> None:
+        """Show the last known status with the finding that the cluster does not answer."""
+        finding = silence.finding()
+        if finding is None or not feed.status:
+            return
+        others = [item for item in feed.status.get("findings", ()) if item.get("code") != UNREACHABLE]
+        feed.status = {**feed.status, "findings": [finding.to_dict(), *others]}
+        feed.version += 1
+        self._wake(feed)
+
     @staticmethod
     def _wake(feed: Feed) -> None:
         feed.changed.set()
         feed.changed = asyncio.Event()
+
+
+def render_curves(points: list[MetricPoint], status: JsonObject) -> str:
+    """The figures of all metrics so far; `data-points` is how many values one has."""
+    found = status.get("goal")
+    goal = Goal(found["metric"], found["comparison"], found["threshold"]) if found else None
+    counts = Counter(point.name for point in points)
+    figures = (
+        f'<figure data-curve="{escape(figure.key)}" data-points="{counts[figure.key]}">'
+        f"<figcaption><strong>{escape(figure.title)}</strong></figcaption>{render_svg(figure)}</figure>"
+        for figure in live_figures(points, goal)
+    )
+    return "".join(figures)
 
 
 def latest_resources(handle: RunHandle) -> dict[int, JsonObject]:

@@ -1,13 +1,16 @@
 """A rank's log page by page, by byte offsets, so that a log of any size costs one page of memory."""
 
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import BinaryIO
 
-from mlbench_cli.model import JsonObject
+from mlbench_cli.model.run import JsonObject
 from task_images import contract
 
 PAGE_BYTES = 64 * 1024
 MAX_LINE_BYTES = 1 << 20  # a longer line is cut into several
+_LINE_END = re.compile(rb"\r\n|\n|\r")
 MAX_LINE = 4000  # characters of a line that are shown
 _EVENT = contract.PREFIX.encode()
 
@@ -29,30 +32,58 @@ class LogPage:
 
 def read_page(path: Path, offset: int, *, raw: bool = False, limit: int = PAGE_BYTES) -> LogPage:
     """The page that begins at the first line at or behind `offset`; -1 means the last page. A file that is not there
-    is empty."""
+    is empty.
+
+    A progress bar's "\\r" ends a line, too. A page costs `limit` + MAX_LINE_BYTES of memory, whatever the log holds:
+    longer lines are cut, and a page may begin inside of one.
+    """
     try:
         with open(path, "rb") as file:
             size = file.seek(0, 2)
-            start = max(0, size - limit) if offset < 0 else min(offset, size)
-            start = _line_start(file.seek(max(0, start - 1)), start, file.readline() if start else b"")
+            start = _find_start(file, max(0, size - limit) if offset < 0 else min(offset, size), limit)
             file.seek(start)
             data = file.read(limit)
-            if b"\n" not in data:  # a line that is longer than the page
-                data += file.readline(MAX_LINE_BYTES)
+            cut = _last_line_end(data)
+            if not cut and start + len(data) < size:  # the line is longer than the page
+                data += file.read(MAX_LINE_BYTES)
+                found = _LINE_END.search(data)
+                cut = found.end() if found else len(data)
+            if start + len(data) < size:
+                data = data[:cut]
+                if data.endswith(b"\r") and _byte_at(file, start + len(data)) == b"\n":
+                    data += b"\n"
     except FileNotFoundError:
         return LogPage(0, 0, 0, None, ())
-    end = start + len(data)
-    if end < size and (cut := data.rfind(b"\n") + 1):
-        data, end = data[:cut], start + cut
     lines = tuple(text for line in data.splitlines() if (text := _show(line, raw)) is not None)
-    return LogPage(start, end, size, max(0, start - limit) if start else None, lines)
+    return LogPage(start, start + len(data), size, max(0, start - limit) if start else None, lines)
 
 
-def _line_start(at: int, start: int, skipped: bytes) -> int:
-    """The beginning of the first whole line at or behind `start`; `skipped` is the rest of the line from `at` on."""
-    if start == 0 or skipped == b"\n":
+def _find_start(file: BinaryIO, start: int, limit: int) -> int:
+    """The beginning of the first line at or behind `start`; `start` itself in a line that is too long to skip."""
+    before = _byte_at(file, start - 1) if start else b"\n"
+    if before in (b"\n", b"\r"):
+        return start + (before == b"\r" and _byte_at(file, start) == b"\n")
+    back = min(start, MAX_LINE_BYTES)
+    file.seek(start - back)
+    if back < start and not _last_line_end(file.read(back)):
         return start
-    return at + len(skipped)
+    file.seek(start)
+    # Less than a page, so that the page before this one never begins where this one does.
+    found = _LINE_END.search(file.read(limit - 2))
+    if found is None:
+        return start
+    start += found.end()
+    return start + (found[0] == b"\r" and _byte_at(file, start) == b"\n")
+
+
+def _byte_at(file: BinaryIO, offset: int) -> bytes:
+    file.seek(offset)
+    return file.read(1)
+
+
+def _last_line_end(data: bytes) -> int:
+    """The offset behind the last line end in `data`; 0 without one."""
+    return max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
 
 
 def _show(line: bytes, raw: bool) -> str | None:

@@ -1,7 +1,7 @@
 """The OpenAPI document of the REST API. A test compares its paths with the routes."""
 
 from mlbench_cli import __version__
-from mlbench_cli.model import JsonObject
+from mlbench_cli.model.run import JsonObject
 
 _NAME = ("name", "path", "string", "name or id of a run")
 _EXPERIMENT = ("name", "path", "string", "name of an experiment")

@@ -20,11 +20,11 @@ from starlette.routing import BaseRoute, Route
 
 from mlbench_cli.api import RunHandle
 from mlbench_cli.errors import NotFoundError, UsageError
-from mlbench_cli.model import JsonObject, Outcome, RunState
-from mlbench_cli.run_folder import STATE_FOLDER, RunFolder
+from mlbench_cli.model.run import JsonObject, Outcome, RunState
 from mlbench_cli.server.access import client_of, find_run, list_runs
 from mlbench_cli.server.config import ServerConfig
-from mlbench_cli.times import timestamp
+from mlbench_cli.storage.run_folder import STATE_FOLDER, RunFolder
+from mlbench_cli.util.times import timestamp
 
 MAX_RUNS = 100  # whose metrics are in the answer to "all metrics ever"
 _AGG = "global_cum_agg @ 0"
@@ -358,7 +358,7 @@ def _machines(handle: RunHandle) -> dict[str, Samples]:
     return found
 
 
-def _posted(handle: RunHandle) -> Iterable[tuple[str, OriginalSample]]:  # words: ok
+def _posted(handle: RunHandle) -> Iterable[tuple[str, OriginalSample]]:
     try:
         lines = (handle.folder / STATE_FOLDER / _POSTED).read_bytes().splitlines()
     except OSError:

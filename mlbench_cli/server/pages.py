@@ -15,7 +15,8 @@ from starlette.routing import BaseRoute, Route
 from mlbench_cli import __version__
 from mlbench_cli.api import RunHandle
 from mlbench_cli.errors import MlbenchError, UsageError
-from mlbench_cli.model import JsonObject
+from mlbench_cli.model.run import JsonObject
+from mlbench_cli.results.figures.look import STYLE
 from mlbench_cli.results.report.environment import FOLDER, make_environment
 from mlbench_cli.server.access import (
     client_of,
@@ -24,6 +25,7 @@ from mlbench_cli.server.access import (
     find_run,
     list_experiments,
     list_runs,
+    open_checked,
 )
 from mlbench_cli.server.config import ServerConfig
 from mlbench_cli.server.live import latest_resources
@@ -41,9 +43,7 @@ OPEN_STATES = ("pending", "running")
 MAX_REPORT_RUNS = 100
 # Name in the address -> file, and its kind.
 ASSETS = {
-    "uPlot.js": (FOLDER / "vendored" / "uPlot.iife.min.js", "text/javascript"),
-    "uPlot.css": (FOLDER / "vendored" / "uPlot.min.css", "text/css"),
-    "figures.js": (FOLDER / "figures.js", "text/javascript"),
+    "figures.css": (STYLE, "text/css"),
     "page.css": (FOLDER / "page.css", "text/css"),
     "dashboard.js": (PAGES / "dashboard.js", "text/javascript"),
     "dashboard.css": (PAGES / "dashboard.css", "text/css"),
@@ -107,7 +107,8 @@ class _Pages:
 
         def read() -> JsonObject:
             handles = asked.read(self._config)
-            rows = [{**handle.describe(), "goal": None, "seconds": None, "problem": None} for handle in handles]
+            unknown = dict.fromkeys(("goal", "seconds", "conditions", "problem"))
+            rows = [{**handle.describe(), **unknown} for handle in handles]
             total = count_runs(self._config)
             return {"runs": rows[:PAGE_SIZE], "has_more": len(rows) > PAGE_SIZE, "total": total, "experiments": []}
 
@@ -140,7 +141,7 @@ class _Pages:
 
             handle = find_run(self._config, name)
             status = handle.status()
-            report = collect([handle.archive(verify=False)]) if handle.is_sealed else None
+            report = collect([open_checked(handle)]) if handle.is_sealed else None
             return {
                 "run": status,
                 "report": report,
@@ -205,9 +206,9 @@ class _Pages:
 
     async def report(self, request: Request) -> Response:
         """The same page that `mlbench report` writes; its own policy holds the digests of what is inside."""
+        from mlbench_cli.results.figures.provisioning import provisioning_figures
         from mlbench_cli.results.report.collect import collect
         from mlbench_cli.results.report.html import render_html
-        from mlbench_cli.results.report.provisioning import provisioning_figures
 
         names = request.query_params.getlist("run")
         if not names:
@@ -308,6 +309,6 @@ def _sum_progress(name: str, items: list[JsonObject]) -> JsonObject:
 def _pictures(report: "Report | None") -> dict[str, object]:
     from markupsafe import Markup
 
-    from mlbench_cli.results.report.svg import render_svg
+    from mlbench_cli.results.figures.svg import render_svg
 
     return {figure.key: Markup(render_svg(figure)) for figure in report.figures} if report else {}

@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Mapping
 
 from mlbench_cli.api import RunHandle
+from mlbench_cli.model.run import DAMAGED
+from mlbench_cli.results.archive.layout import DamagedArchive
 from mlbench_cli.server.access import count_runs, list_runs
 from mlbench_cli.server.config import ServerConfig
 
@@ -33,9 +35,13 @@ def render_metrics(config: ServerConfig) -> str:
 
 
 def _rows_of(handle: RunHandle) -> Iterator[_Row]:
-    spec, finished = handle.run.spec, handle.finished
+    spec = handle.run.spec
     labels = {"run": handle.name, "task": spec.task, "backend": spec.backend, "workers": str(spec.workers)}
-    outcome = str(finished.outcome) if finished else ""
+    try:
+        finished = handle.finished
+        outcome = str(finished.outcome) if finished else ""
+    except DamagedArchive:
+        finished, outcome = None, DAMAGED
     yield "mlbench_run_info", {**labels, "preset": spec.preset, "cluster": spec.cluster, "outcome": outcome}, 1.0
     result = finished.result if finished else None
     if result is None:

@@ -2,7 +2,8 @@
 
 import json
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,14 +13,15 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
-from mlbench_cli import api
+from mlbench_cli.api import RunHandle
 from mlbench_cli.errors import NotFoundError, UsageError
-from mlbench_cli.model import JsonObject
+from mlbench_cli.model.run import JsonObject
 from mlbench_cli.server.access import (
     client_of,
     count_runs,
     find_experiment,
     find_run,
+    find_runs,
     list_clusters,
     list_experiments,
     list_runs,
@@ -180,7 +182,7 @@ class _Rest:
         return JSONResponse(await run_in_threadpool(read_questions, self._config))
 
     async def tasks(self, request: Request) -> Response:
-        from mlbench_cli.catalog import load_catalog
+        from mlbench_cli.tasks.catalog import load_catalog
 
         def read() -> JsonObject:
             tasks = load_catalog().values()
@@ -276,15 +278,27 @@ def read_questions(config: ServerConfig) -> JsonObject:
 
 
 def compare_runs(config: ServerConfig, query: object, across: list[str]) -> JsonObject:
-    """Two runs side by side, as `mlbench compare A B -o json`; `query` has "a" and "b"."""
+    """Two runs, experiments or groups of repeats side by side, as `mlbench compare A B -o json`; `query` has "a" and
+    "b"."""
+    from mlbench_cli.results.analysis.cells import compare_cells, make_document
     from mlbench_cli.results.analysis.comparability import check_words
 
     names = [str(getattr(query, "get")(side) or "") for side in ("a", "b")]  # noqa: B009
     if not all(names):
         raise UsageError("A comparison needs two runs, a and b.")
-    one, other = (find_run(config, name).archive(verify=False) for name in names)
-    with one, other:
-        return api.compare([one], [other], across=check_words(across)).to_dict()
+    with ExitStack() as stack:
+        one, other = (
+            [stack.enter_context(run.archive()) for run in _finished(find_runs(config, name))] for name in names
+        )
+        sides = (one, names[0]), (other, names[1])
+        titles = [str(side[0].run["name"]) if len(side) == 1 else name for side, name in sides]
+        found, alone = compare_cells(one, other, (titles[0], titles[1]), check_words(across))
+        return make_document(found, {}, alone)
+
+
+def _finished(runs: Sequence[RunHandle]) -> Sequence[RunHandle]:
+    """Those with results; without any all of them, the first of which says why it has none."""
+    return [run for run in runs if run.is_sealed] or runs
 
 
 def whole_number(text: str | None, name: str, default: int = 0, most: int = 1 << 31) -> int:

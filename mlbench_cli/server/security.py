@@ -15,7 +15,7 @@ from urllib.parse import parse_qs
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from mlbench_cli.server.config import ServerConfig
+from mlbench_cli.server.config import ADMIT, ServerConfig
 
 MAX_BODY_BYTES = 64 * 1024
 MAX_QUERY_BYTES = 4096
@@ -68,6 +68,8 @@ class Guard:
         except Refusal as refusal:
             await _answer(guarded, scope, refusal)
             return
+        if (admit := admitted.pop(ADMIT, None)) is not None:
+            admit()
         await self._app(admitted, _limit_body(receive), guarded)
 
     def _admit(self, scope: Scope) -> Scope:
@@ -209,7 +211,7 @@ def _limit_body(receive: Receive) -> Receive:
 # --- answers --------------------------------------------------------------------------------------------------------
 
 
-def _adding_headers(send: Send) -> Send:  # words: ok
+def _adding_headers(send: Send) -> Send:
     """Adds the headers that every answer has, unless it brings its own."""
 
     async def forward(message: Message) -> None:

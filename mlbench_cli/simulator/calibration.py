@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlbench_cli.errors import UsageError
-from mlbench_cli.goals import is_finite_number
+from mlbench_cli.model.goals import is_finite_number
 from mlbench_cli.simulator.gloo import Link, ring_seconds
 from mlbench_cli.simulator.workload import Tensor, Workload
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import TypedDict
 
 from mlbench_cli.errors import UsageError
-from mlbench_cli.network import NetworkShape
+from mlbench_cli.model.network import NetworkShape
 from mlbench_cli.simulator.calibration import HOW, Calibration
 from mlbench_cli.simulator.collectives import (
     Collectives,
@@ -174,15 +174,19 @@ class Advice:
     gain: float
 
 
+MIN_LATENCY = 1e-6  # seconds one way; calibrations resolve nothing shorter
+
+
 def advise(calibration: Calibration, link: Link, error: float, scenario: Scenario) -> list[Advice]:
-    """What would help most, best first; changes that gain less than 1 % are left out."""
+    """What would help most, best first. Changes that gain less than 1 %, or no more than the model's error, are left
+    out: nobody can tell whether they would gain anything."""
     base = predict(calibration, link, error, scenario).step.seconds
     found = []
     for change, command, changed, work in _changes(scenario, link):
         workload = calibration if work == 1 else _with_more_work(calibration, work)
         seconds = predict(workload, link, error, changed).step.seconds
         gain = base * work / seconds - 1
-        if gain >= 0.01:
+        if gain >= 0.01 and gain > error:
             found.append(Advice(change, command, seconds, gain))
     return sorted(found, key=lambda advice: -advice.gain)
 
@@ -197,7 +201,7 @@ def _changes(scenario: Scenario, link: Link) -> Iterator[tuple[str, str, Scenari
         method = replace(resolve("fusion"), plan=f"threshold:{bucket}")
         options = f"--method fusion --set comm.plan=threshold:{bucket}"
         yield f"buckets of {bucket}", options, replace(scenario, method=method, buckets=()), 1.0
-    rate, delay = 8 / link.beta, link.alpha
+    rate, delay = 8 / link.beta, max(link.alpha, MIN_LATENCY)
     if scenario.network is not None:
         rate, delay = scenario.network.rate, scenario.network.delay
     faster = NetworkShape(float(f"{min(10 * rate, 1e14):.2g}"), float(f"{delay:.2g}"))

@@ -17,13 +17,15 @@ from mlbench_cli.errors import UsageError
 from mlbench_cli.simulator.collectives import Collectives
 from mlbench_cli.simulator.gloo import WORKER_THREADS, Message
 from mlbench_cli.simulator.workload import Workload
-from task_images.comm.methods import Method, parse_size
+from task_images.comm.door import read_options
+from task_images.comm.methods import Method, parse_size, payload_bytes
 from task_images.comm.plans import Cost, Groups, build, fit, simulate_order
+from task_images.comm.presets import find_registered
 
 STEPS = 4  # that are simulated; without a barrier the last one is in its steady state
 SLOWDOWNS = 3  # rounds in which computation slows for messages beside it, and messages move with it
 MAX_ROUNDING = 0.01  # of all bytes: buffers may be padded
-QSGD_BUCKET = 512
+POWER_MIN_RATE = 2  # matrices that powersgd does not make smaller by this travel as they are
 _COST_SIZES = (4096, 65_536, 262_144, 1 << 20)  # of the all-reduces that a run times, see comm/reducer.py
 _BURSTS = (2, 4)  # all-reduces handed over at once; a run compares 2 with 12, see comm/link.py
 UNKNOWN_ENGINES = ("zero1", "fsdp2", "hsdp")
@@ -96,6 +98,8 @@ def _simulate(
     ranks = collectives.ranks
     if ranks == 1 or method.transport == "noop":
         return Step(workload.seconds, workload.seconds, 0.0, 0, 0.0, 0)
+    if method.engine == "registered":
+        return _registered_step(workload, method, collectives)
     word, _, argument = method.sync.partition(":")
     if word != "every":
         return _local_step(workload, int(argument.split(",")[-1]), collectives)
@@ -152,33 +156,43 @@ def measure_cost(collectives: Collectives) -> Cost:
     return fit([(size, (last_end(size, many) - last_end(size, few)) / (many - few)) for size in _COST_SIZES])
 
 
-def encoded_bytes(codec: str, size: float) -> float:
-    """Bytes of a message of `size` bytes of fp32 after a codec."""
-    word, _, argument = codec.partition(":")
-    numbers = size / 4
-    if word in ("fp16", "bf16"):
-        return size / 2
-    if word == "sign":
-        return math.ceil(numbers / 8) + 4
-    if word == "topk":
-        return 8 * max(1.0, math.floor(float(argument) * numbers))
-    if word == "randomk":
-        return 4 * max(1.0, math.floor(float(argument) * numbers))
-    if word == "qsgd":
-        return numbers + 4 * math.ceil(numbers / QSGD_BUCKET)
-    if word == "powersgd":
-        side = math.sqrt(numbers)  # of a square matrix: the thinnest case is the whole
-        return min(size, 4 * float(argument) * 2 * side)
-    return size
+def encoded_bytes(method: Method, sizes: Sequence[int]) -> float:
+    """Bytes of a message of tensors of `sizes` bytes of fp32 after the method's codec."""
+    if method.codec_name == "powersgd":
+        return sum(factor_bytes(method, sizes))
+    if method.codec in ("none", "fp16", "bf16"):
+        return sum(sizes) / (1 if method.codec == "none" else 2)
+    return payload_bytes(method, [max(1, round(size / 4)) for size in sizes])
+
+
+def factor_bytes(method: Method, sizes: Sequence[int]) -> tuple[float, float]:
+    """Bytes of powersgd's two rounds: left factors with what is not compressed, then right factors.
+
+    Calibrations have no shapes: every tensor counts as a square matrix, or as a vector if that is not worth it.
+    """
+    rank = float(method.codec.partition(":")[2])
+    first = second = 0.0
+    for size in sizes:
+        factor = rank * math.sqrt(size / 4)
+        if 2 * factor * POWER_MIN_RATE < size / 4:
+            first, second = first + 4 * factor, second + 4 * factor
+        else:
+            first += size
+    return first, second
 
 
 @dataclass(frozen=True)
 class _Part:
     group: int
-    size: int
+    sizes: tuple[int, ...]  # bytes of the tensors, or of their parts, in the message
     ready: float
     position: int  # of the first of its tensors in the forward pass: its priority
     last: int  # of the last one; the forward pass waits for it at all from `position` to here
+
+    @property
+    def size(self) -> int:
+        """Bytes of its gradients."""
+        return sum(self.sizes)
 
 
 class _Wire:
@@ -187,10 +201,12 @@ class _Wire:
     def __init__(self, method: Method, collectives: Collectives, servers: int) -> None:
         self._method, self._collectives, self._servers = method, collectives, servers
 
-    def message(self, size: float) -> float:
-        """Seconds of a message of `size` bytes of gradients."""
+    def message(self, part: _Part) -> float:
+        """Seconds of a message."""
         collectives, ranks = self._collectives, self._collectives.ranks
-        payload = encoded_bytes(self._method.codec, size)
+        if self._method.codec_name == "powersgd":  # the second round needs the sum of the first
+            return sum(collectives.all_reduce(size) for size in factor_bytes(self._method, part.sizes) if size)
+        payload = encoded_bytes(self._method, part.sizes)
         transport = self._method.transport
         if transport == "allgather":
             return collectives.all_gather(payload * ranks)
@@ -201,18 +217,19 @@ class _Wire:
         if transport == "gossip":
             return collectives.transfer(2 * payload)
         if transport == "ps":
-            push, pull, latency = self.both_ways(size)
+            push, pull, latency = self.both_ways(part)
             return push + pull + 2 * latency
         if transport == "rsag":
             return collectives.reduce_scatter(payload) + collectives.all_gather(payload)
         return collectives.all_reduce(payload)
 
-    def both_ways(self, size: float) -> tuple[float, float, float]:
+    def both_ways(self, part: _Part) -> tuple[float, float, float]:
         """Seconds that a message occupies links to parameter servers, which all workers share, and back from them; the
         one-way latency. What comes back is the sum in its shortest exact form (task_images/comm/served_codecs.py)."""
         ranks = self._collectives.ranks
         share = max(1.0, ranks / self._servers)
-        pushed = pulled = encoded_bytes(self._method.codec, size)
+        size = float(part.size)
+        pushed = pulled = encoded_bytes(self._method, part.sizes)
         if self._method.codec_name == "topk":  # the entries of all workers, if they chose different ones
             pulled = min(2 * size, ranks * pushed)
         elif self._method.codec_name == "qsgd" or (self._method.codec_name, self._method.feedback) == ("sign", "ef"):
@@ -220,10 +237,10 @@ class _Wire:
         push, latency = self._collectives.stream(pushed * share)
         return push, self._collectives.stream(pulled * share)[0], latency
 
-    def sent_bytes(self, size: float) -> float:
+    def sent_bytes(self, part: _Part) -> float:
         """Bytes that a rank sends for a message."""
         ranks = self._collectives.ranks
-        payload = encoded_bytes(self._method.codec, size)
+        payload = encoded_bytes(self._method, part.sizes)
         transport = self._method.transport
         if transport == "allgather":
             return (ranks - 1) * payload
@@ -242,11 +259,18 @@ def _divide(workload: Workload, groups: Groups, method: Method) -> list[_Part]:
         size = sum(workload.tensors[index].size for index in group)
         ready = workload.tensors[group[-1]].ready
         position, last = count - 1 - group[-1], count - 1 - group[0]
-        left = size
-        while left > 0:
-            piece = left if limit is None else min(left, limit)
-            parts.append(_Part(number, piece, ready, position, last))
-            left -= piece
+        room, cut = limit or size, []
+        for index in group:
+            left = workload.tensors[index].size
+            while left > 0:
+                piece = min(left, room)
+                cut.append(piece)
+                left, room = left - piece, room - piece
+                if not room:
+                    parts.append(_Part(number, tuple(cut), ready, position, last))
+                    room, cut = limit or size, []
+        if cut:
+            parts.append(_Part(number, tuple(cut), ready, position, last))
     return parts
 
 
@@ -256,13 +280,13 @@ def _barrier_step(
     """All messages end before the update, and the update before the next step."""
     deferred = method.order == "deferred"
     ready = [workload.backward if deferred else part.ready for part in parts]
-    if method.transport == "allreduce":
+    if method.transport == "allreduce" and method.codec_name != "powersgd":
         starts, ends = _overlap(method, parts, wire, ready, collectives)
     elif method.transport == "ps":
-        starts, ends = _pipeline([(at, *wire.both_ways(part.size)) for at, part in zip(ready, parts, strict=True)])
+        starts, ends = _pipeline([(at, *wire.both_ways(part)) for at, part in zip(ready, parts, strict=True)])
     else:
         order = range(len(parts)) if method.order != "priority" else None
-        starts, ends = _one_at_a_time(ready, [wire.message(part.size) for part in parts], parts, order)
+        starts, ends = _one_at_a_time(ready, [wire.message(part) for part in parts], parts, order)
     last = max([workload.backward, *ends])
     return _collect(workload, last + workload.optimizer + workload.other, parts, starts, ends, wire, ready)
 
@@ -277,7 +301,7 @@ def _overlap(
     order = list(range(len(parts)))
     if method.order == "priority":
         order = _agree_on_order(parts, ready, collectives)
-    messages = [Message(ready[number], encoded_bytes(method.codec, parts[number].size)) for number in order]
+    messages = [Message(ready[number], encoded_bytes(method, parts[number].sizes)) for number in order]
     found = collectives.finish(messages, WORKER_THREADS)
     ends, starts = [0.0] * len(parts), [0.0] * len(parts)
     busy: list[float] = []
@@ -385,7 +409,7 @@ def _exchange(
         order = sorted(range(len(parts)), key=lambda number: (ready[number], parts[number].position))
         if method.order == "priority":
             order = _agree_on_order(parts, ready, collectives)
-        starts, ends = _pipeline([(ready[number], *wire.both_ways(parts[number].size)) for number in order], free)
+        starts, ends = _pipeline([(ready[number], *wire.both_ways(parts[number])) for number in order], free)
         back = dict(zip(order, zip(starts, ends, strict=True), strict=True))
         pairs = [back[number] for number in range(len(parts))]
         return [start for start, _ in pairs], [end for _, end in pairs], [end for _, end in pairs]
@@ -394,7 +418,7 @@ def _exchange(
     if method.transport == "allreduce":
         starts, ends = _overlap(method, parts, wire, ready, collectives)
         return starts, ends, ends
-    seconds = [wire.message(part.size) for part in parts]
+    seconds = [wire.message(part) for part in parts]
     in_turn = None if method.order == "priority" else range(len(parts))
     starts, ends = _one_at_a_time(ready, seconds, parts, in_turn, free)
     return starts, ends, ends
@@ -404,7 +428,7 @@ def _scatter_then_gather(
     parts: Sequence[_Part], wire: _Wire, ready: Sequence[float], free: float
 ) -> tuple[list[float], list[float], list[float]]:
     """DeAR: all reduce-scatters in the backward pass, then the all-gathers in the order of the next forward pass."""
-    halves = [wire.message(part.size) / 2 for part in parts]
+    halves = [wire.message(part) / 2 for part in parts]
     starts, scattered = _one_at_a_time(ready, halves, parts, range(len(parts)), free)
     begun = [max(scattered, default=0.0)] * len(parts)
     _, ends = _one_at_a_time(begun, halves, parts, None, begun[0] if begun else 0.0)
@@ -414,7 +438,7 @@ def _scatter_then_gather(
 def _asynchronous_step(workload: Workload, parts: Sequence[_Part], wire: _Wire) -> Step:
     """A worker waits for its own exchange, or for its turn at servers that all workers keep busy."""
     ready = [workload.backward] * len(parts)
-    starts, ends = _pipeline([(workload.backward, *wire.both_ways(part.size)) for part in parts])
+    starts, ends = _pipeline([(workload.backward, *wire.both_ways(part)) for part in parts])
     last = max([workload.backward, *ends])
     return _collect(workload, last + workload.optimizer + workload.other, parts, starts, ends, wire, ready)
 
@@ -425,6 +449,22 @@ def _local_step(workload: Workload, every: int, collectives: Collectives) -> Ste
     sent = 2 * (collectives.ranks - 1) / collectives.ranks * workload.size / every
     seconds = workload.seconds + exchange / every
     return Step(seconds, workload.seconds, exchange / every, 1, sent, 1)
+
+
+def _registered_step(workload: Workload, method: Method, collectives: Collectives) -> Step:
+    """The mean over steps; the rounds of a method that came through the door follow its backward pass in turn."""
+    numbers = sum(tensor.size for tensor in workload.tensors) // 4
+    rounds = find_registered(method).rounds(numbers, read_options(method.options))
+    seconds = sent = 0.0
+    for each in rounds:
+        payload, ranks = each.size, collectives.ranks
+        if each.kind == "allgather":
+            seconds += collectives.all_gather(payload * ranks) / each.every
+            sent += (ranks - 1) * payload / each.every
+        else:
+            seconds += collectives.all_reduce(payload) / each.every
+            sent += 2 * (ranks - 1) / ranks * payload / each.every
+    return Step(workload.seconds + seconds, workload.seconds, seconds, len(rounds), sent, len(rounds))
 
 
 def _collect(
@@ -439,7 +479,7 @@ def _collect(
     rows = zip(parts, ready, starts, ends, strict=True)
     trace = tuple(Sent(part.group, at, start, end, part.size) for part, at, start, end in rows)
     busy = _join(starts, ends)
-    sent_bytes = sum(wire.sent_bytes(part.size) for part in parts)
+    sent_bytes = sum(wire.sent_bytes(part) for part in parts)
     return Step(seconds, workload.seconds, busy, len(parts), sent_bytes, len({part.group for part in parts}), trace)
 
 

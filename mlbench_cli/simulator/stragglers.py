@@ -10,7 +10,9 @@ from statistics import NormalDist
 
 from mlbench_cli.errors import UsageError
 from mlbench_cli.simulator.calibration import Calibration
+from task_images.comm.door import read_options
 from task_images.comm.methods import Method
+from task_images.comm.presets import find_registered
 
 MEASURED = "measured"
 MAX_SPREAD = 2.0
@@ -51,6 +53,9 @@ def find_slowdown(method: Method, ranks: int, spread: float) -> float:
 
     Ranks that meet every H steps wait for the slowest sum of H draws, whose relative spread is smaller by sqrt(H).
     """
+    if method.engine == "registered":
+        every = min(each.every for each in find_registered(method).rounds(1, read_options(method.options)))
+        return find_slowest(ranks, spread / math.sqrt(every))
     word, _, argument = method.sync.partition(":")
     if method.transport == "noop" or method.staleness == "async":
         return 1.0

@@ -5,14 +5,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from mlbench_cli.cluster_details import ClusterDetails
 from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.kube.access import Access
-from mlbench_cli.model import Cluster
+from mlbench_cli.model.cluster_details import ClusterDetails
+from mlbench_cli.model.run import Cluster
 from providers.aks import api
+from providers.aks.compute import find_offer
 from providers.aks.end_timer import EndIdentity, EndTimer
 from providers.aks.errors import Message
-from providers.aks.machines import CPU_DEFAULT, FABRICS, Machine, choose_machine, find_machine
+from providers.aks.machines import CPU_DEFAULT, FABRICS, Machine, choose_machine, find_machine, is_gpu_family
 from providers.aks.options import DEFAULT_REGION, AksDetails, AksOptions, split_zones
 from providers.aks.readiness import DevicePlugin, EndTags, gpu_probe
 from providers.aks.repository import ImageGroup, ImageRegistry, fetch_login, registry_of
@@ -29,7 +30,7 @@ from providers.aks.resources import (
 )
 from providers.base import Plan, Resource, check_ranges, read_options, registry_details
 from providers.gpu_probe import NONE
-from providers.machine_checks import require_vcpus
+from providers.machine_checks import check_forced, require_vcpus, settle_gpus
 from providers.ready_machines import ReadyMachines
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ class AksProvider:
         options = replace(options, system_machine_type=system.name)
         machine = machine_of(options)
         _check(options, system)
+        _check_network(options, machine, nodes)
         region = options.region or DEFAULT_REGION
         zones = split_zones(options.zones, region)
         subscription = api.subscription_of(options.subscription)
@@ -80,6 +82,20 @@ class AksProvider:
             **registry_details(options.registry, registry_of(subscription, region, name)),
         }
         return Cluster(name, self.name, "creating", details=details, account=subscription, location=region)
+
+    def describe_machines(self, cluster: Cluster) -> Cluster:
+        """The cluster with the GPUs that Azure tells of its VM size; see DescribesMachines."""
+        options, machine = read_options(cluster, AksOptions), _recorded_machine(cluster)
+        offer = find_offer(_azure(cluster), machine.name)
+        machine = settle_gpus(
+            machine,
+            None if offer is None else (machine.gpu, offer.gpus),
+            forced=options.gpus_per_node,
+            asked=options.num_gpus,
+            is_gpu_family=is_gpu_family(machine.name),
+        )
+        facts = {"gpu": machine.gpu, "gpus_per_node": machine.gpus, "arm": bool(offer and offer.is_arm)}
+        return replace(cluster, details={**cluster.details, **facts})
 
     def plan(self, cluster: Cluster) -> Plan:
         """List what is about to be created, with prices per hour; checks sizes and quotas with calls that only read."""
@@ -202,11 +218,11 @@ def machine_of(options: AksOptions) -> Machine:
 def _recorded_machine(cluster: Cluster) -> Machine:
     """Not judged again: what exists has to be found and removed whatever today's table says of it."""
     details = ClusterDetails.of(cluster)
-    gpus = details.gpus_per_node or 0
-    return Machine(details.machine_type or CPU_DEFAULT, details.gpu if gpus else None, gpus)
+    return Machine(details.machine_type or CPU_DEFAULT, details.gpu, details.gpus_per_node or 0)
 
 
 def _check(options: AksOptions, system: Machine) -> None:
+    check_forced(options.gpus_per_node)
     if options.region is not None and not REGION.fullmatch(options.region):
         raise UsageError(
             f'--region "{options.region}" is not a region.', hint="For example westeurope: az account list-locations"
@@ -233,6 +249,18 @@ def _check(options: AksOptions, system: Machine) -> None:
             hint="Name one zone: --zones 1",
         )
     check_ranges(options.allow_from)
+
+
+def _check_network(options: AksOptions, machine: Machine, nodes: int) -> None:
+    """Refuse several machines whose InfiniBand, most of what they cost, would not be used."""
+    fabric = FABRICS.get(machine.name)
+    if fabric and nodes > 1 and not options.slow_network_ok:
+        raise UsageError(
+            f"{machine.name} has {fabric.gbits} Gbit/s of {fabric.name}, which mlbench does not set up on AKS: between "
+            f"{nodes} machines NCCL would use TCP.",
+            hint="--slow-network-ok accepts that; for InfiniBand install NVIDIA's network operator on your own "
+            "cluster, attach it, and request the cards: mlbench run --device rdma/…=1",
+        )
 
 
 def _place_of(cluster: Cluster) -> tuple[str, str, str]:

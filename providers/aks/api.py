@@ -17,8 +17,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mlbench_cli.config.extras import install_hint
 from mlbench_cli.errors import CredentialError, NotFoundError, UsageError
-from mlbench_cli.extras import install_hint
 from mlbench_cli.kube.tls import explain_connection_failure
 from providers.aks.errors import LOGIN, UNREACHED, Message, error_from_answer
 from providers.base import NOT_CONFIGURED, TransientError, call_timeout

@@ -35,6 +35,7 @@ class Offer:
     can_be_spot: bool
     refused: str | None = None  # why this subscription may not use it in the region
     refused_zones: tuple[str, ...] = ()
+    is_arm: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,16 @@ def list_offers(azure: Azure) -> dict[str, Offer]:
     return {item["name"].lower(): _offer(item) for item in items if item.get("resourceType") == "virtualMachines"}
 
 
+def find_offer(azure: Azure, name: str) -> Offer | None:
+    """What the region says of a VM size; None if it does not have it, or if the size list may not be read."""
+    try:
+        return list_offers(azure).get(name.lower())
+    except CredentialError as error:
+        if "AuthorizationFailed" not in error.message:
+            raise
+        return None
+
+
 def list_quotas(azure: Azure) -> dict[str, Message]:
     """Limit and current value of each quota of the region, by its name in lower case."""
     path = f"{azure.root}/providers/Microsoft.Compute/locations/{azure.location}/usages"
@@ -100,6 +111,7 @@ def _offer(item: Message) -> Offer:
         able.get("LowPriorityCapable") == "True",
         refused,
         tuple(zones),
+        able.get("CpuArchitectureType") == "Arm64",
     )
 
 

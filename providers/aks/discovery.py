@@ -1,12 +1,14 @@
 """Finds the clusters on AKS that bear our tags, whoever created them: by their resource groups."""
 
 import time
+from dataclasses import replace
 
-from mlbench_cli.model import Cluster
-from mlbench_cli.times import timestamp
+from mlbench_cli.model.run import Cluster
+from mlbench_cli.util.times import timestamp
 from providers.aks.api import Azure
 from providers.aks.errors import Message
 from providers.aks.machines import FABRICS, MACHINES
+from providers.aks.repository import IMAGES_SUFFIX, registry_of
 from providers.aks.resources import (
     CREATED_TAG,
     ROLE_LABEL,
@@ -16,7 +18,7 @@ from providers.aks.resources import (
     group_of,
     state_of,
 )
-from providers.base import CLUSTER_TAG, details_from_tags
+from providers.base import AUTO, CLUSTER_TAG, KEPT_TAG, details_from_tags, registry_details
 
 YOUNG_SECONDS = 900.0  # in which the cluster of a new group appears
 STATES = {"Creating": "creating", "Deleting": "deleting", "Failed": "failed", "Canceled": "failed"}
@@ -30,14 +32,29 @@ def discover_clusters(subscription: str, location: str | None) -> list[Cluster]:
     path = f"{azure.root}/providers/Microsoft.ContainerService/managedClusters"
     planes = {_place_of(item): item for item in azure.list_all(path, "list clusters")} if groups else {}
     found = []
+    there = {str(group["name"]).lower() for group in groups}
     for group in groups:
         name = (group.get("tags") or {}).get(CLUSTER_TAG, "")
+        own = group_of(name, group["location"]).lower()
+        # The cluster ended by its own clock, or was deleted elsewhere: its registry goes on costing money.
+        left = group["name"].lower() == f"{own}{IMAGES_SUFFIX}" and own not in there
+        if left and KEPT_TAG not in (group.get("tags") or {}) and location in (None, group["location"]):
+            found.append(_remains(group, name, subscription))
+            continue
         # The group that AKS makes for the machines may have inherited the tags.
         if group["name"].lower() != group_of(name, group["location"]).lower():
             continue
         if location in (None, group["location"]):
             found.append(_cluster(group, name, planes.get((group["name"].lower(), name)), subscription))
     return found
+
+
+def _remains(group: Message, name: str, subscription: str) -> Cluster:
+    """A cluster that does not exist any more, of which a registry with images is left."""
+    region = str(group["location"])
+    cluster = _cluster(group, name, None, subscription)
+    details = {**cluster.details, **registry_details(AUTO, registry_of(subscription, region, name))}
+    return replace(cluster, state="failed", details=details)
 
 
 def _place_of(plane: Message) -> tuple[str, str]:

@@ -7,8 +7,8 @@ Who may not assign roles gets a cluster without a timer, and a warning. Sources:
 
 import uuid
 
-from mlbench_cli.cluster_details import ClusterDetails
 from mlbench_cli.errors import CredentialError, NotFoundError
+from mlbench_cli.model.cluster_details import ClusterDetails
 from providers.aks.errors import Message
 from providers.aks.resources import ROLE_LABEL, SYSTEM_POOL, ControlPlane, ResourceGroup
 from providers.base import Readiness, Resource, ResourceStatus, TransientError, ownership_tags

@@ -12,7 +12,7 @@ from mlbench_cli.kube.tls import explain_connection_failure
 from providers.base import BusyError, TransientError
 
 # A JSON document of Azure's.
-Message = dict[str, Any]  # words: ok
+Message = dict[str, Any]
 
 LOGIN = "az login, or set AZURE_CLIENT_ID, AZURE_TENANT_ID and AZURE_CLIENT_SECRET of a service principal"
 UNREACHED = "Is there a network? mlbench doctor aks   The command that was interrupted goes on if it was."

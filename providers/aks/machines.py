@@ -5,6 +5,7 @@ AKS installs a driver). Sizes with a part of a GPU, with AMD's and Arm machines 
 there.
 """
 
+import re
 from dataclasses import dataclass
 
 from mlbench_cli.errors import UsageError, did_you_mean
@@ -66,6 +67,10 @@ CPU_MACHINES = {
     for vcpus in (2, 4, 8, 16, 32, 48, 64)
 }
 MACHINES = {**GPU_MACHINES, **CPU_MACHINES}
+# NVIDIA driver that AKS installs: GRID for sizes that are also sold for graphics, else CUDA's. Moves with node images.
+# Source: karpenter-provider-azure `pkg/utils/gpu.go` (ConvergedGPUDriverSizes) as of 2026-08.
+DRIVERS = {"a10": "570.211.01", "rtx-pro-6000": "595.58"}
+OTHER_DRIVER = "580.159.04"
 INFINIBAND = "InfiniBand"
 FABRICS = {
     "Standard_ND96asr_v4": Fabric(INFINIBAND, 1600),
@@ -83,16 +88,31 @@ def choose_machine(machine_type: str | None, num_gpus: int | None, gpu_type: str
     """The VM size that the options mean. Raises UsageError with what would fit for every pair that cannot be."""
     if num_gpus is not None and num_gpus < 0:
         raise UsageError(f"--num-gpus {num_gpus}: the least is 0.")
-    gpu = _find_gpu(gpu_type) if gpu_type else None
-    if machine_type is None:
+    machine = find_machine(machine_type) if machine_type else None
+    is_new = machine is not None and not machine.gpus and is_gpu_family(machine.name)
+    gpu = (gpu_type if is_new else _find_gpu(gpu_type)) if gpu_type else None
+    if machine is None:
         return _smallest(gpu or GPU_DEFAULT, num_gpus) if gpu or num_gpus else MACHINES[CPU_DEFAULT]
-    machine = find_machine(machine_type)
     if machine.gpus:
         return require_gpus(machine, num_gpus, gpu, GPU_MACHINES)
+    if is_gpu_family(machine.name):
+        return Machine(machine.name, gpu or _gpu_of_name(machine.name))  # how many it has is asked of Azure
     if gpu or num_gpus:
         fitting = [name for name, other in GPU_MACHINES.items() if other.gpu == (gpu or GPU_DEFAULT)]
         raise UsageError(f"A {machine.name} has no GPU.", hint=f"--machine-type: {', '.join(fitting)}")
     return machine
+
+
+def is_gpu_family(size: str) -> bool:
+    """Whether a VM size is of the families with GPUs, whose names begin with N."""
+    return size.lower().startswith("standard_n")
+
+
+def _gpu_of_name(size: str) -> str:
+    """The GPU that Azure's name of a size holds, "GB200" of Standard_ND128isr_NDR_GB200_v6; Azure lists no types."""
+    words = [word for word in re.split(r"_", size) if re.search(r"[A-Z]+\d{2,}", word) and not word.startswith("N")]
+    short = words[-1].lower() if words else "gpu"
+    return "rtx-pro-6000" if short.startswith("rtxpro6000") else short
 
 
 def find_machine(name: str) -> Machine:

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from mlbench_cli.cluster_details import ClusterDetails, fact
 from mlbench_cli.errors import UsageError
+from mlbench_cli.model.cluster_details import ClusterDetails, fact
 from providers.base import REGISTRY_HELP, option
 
 DEFAULT_REGION = "eastus"
@@ -22,6 +22,9 @@ class AksOptions:
     )
     num_gpus: int | None = option(
         None, "--num-gpus", "-g", help="number of GPUs per worker; default: all of its VM size"
+    )
+    gpus_per_node: int | None = option(
+        None, "--gpus-per-node", help="number of GPUs of the machine type, if the cloud tells a wrong one or none"
     )
     gpu_type: str | None = option(
         None, "--gpu-type", help="t4, a10, a100, a100-40gb, h100, h100-nvl, h200; selects the VM size"
@@ -43,6 +46,9 @@ class AksOptions:
     spot: bool = option(False, "--spot", "--preemptible", "-e", help="cheaper machines that may be taken away")
     compact_placement: bool = option(
         False, "--compact-placement", help="put the workers close together (a proximity placement group)"
+    )
+    slow_network_ok: bool = option(
+        False, "--slow-network-ok", help="several machines of a size with InfiniBand, although NCCL will use TCP"
     )
     probe_image: str | None = option(
         None,
@@ -67,6 +73,7 @@ class AksDetails(ClusterDetails):
     """A cluster on AKS is also identified by its subscription."""
 
     subscription: str | None = fact(str)
+    arm: bool = fact(bool, default=False)  # the workers have Arm processors
 
 
 def split_zones(text: str | None, region: str) -> tuple[str, ...]:

@@ -1,15 +1,16 @@
 """What a cluster on AKS will be and cost, and whether Azure is going to allow it. Reads only."""
 
-from mlbench_cli.cluster_details import ClusterDetails
 from mlbench_cli.errors import UsageError
-from mlbench_cli.model import Cluster
+from mlbench_cli.model.cluster_details import ClusterDetails
+from mlbench_cli.model.run import Cluster
 from providers import pricing
 from providers.aks.api import Azure
 from providers.aks.compute import Demand, check_machines
-from providers.aks.machines import FABRICS, Machine
-from providers.aks.options import AksOptions, split_zones
+from providers.aks.machines import DRIVERS, FABRICS, OTHER_DRIVER, Machine
+from providers.aks.options import AksDetails, AksOptions, split_zones
 from providers.aks.resources import SYSTEM_DISK, SYSTEM_NODES
 from providers.base import Plan, PlanLine
+from providers.gpu_probe import IMAGE_CUDA, MIN_DRIVERS
 
 UNCHECKED = (
     "Not checked, because there are no credentials: versions, quotas, and whether the region has these machines. To be "
@@ -57,7 +58,7 @@ def _price(cluster: Cluster, options: AksOptions, machine: Machine, found: list[
     if details.registry_made:
         lines.append(prices.line("image registry", 1, "image-registry", region))
     location = f"{details.location or region} of {account}"
-    warnings = [*found, *_warn(options, machine, count)]
+    warnings = [*found, *_warn(options, machine, count, AksDetails.of(cluster))]
     return Plan(tuple(lines), location, prices.currency, prices.source, prices.version, tuple(warnings))
 
 
@@ -66,12 +67,23 @@ def disk_of(gigabytes: int) -> str:
     return next((name for size, name in DISKS if gigabytes <= size), LARGEST_DISK)
 
 
-def _warn(options: AksOptions, machine: Machine, count: int) -> list[str]:
+def _warn(options: AksOptions, machine: Machine, count: int, details: AksDetails) -> list[str]:
     warnings = []
     if (fabric := FABRICS.get(machine.name)) and count > 1:
         warnings.append(
             f"{machine.name} has {fabric.gbits} Gbit/s of {fabric.name}, which this cluster does not set up: between "
             "machines, NCCL will use TCP, and results are labelled slow_network."
+        )
+    driver = DRIVERS.get(machine.gpu or "", OTHER_DRIVER)
+    if machine.gpus and _branch(driver) < MIN_DRIVERS[IMAGE_CUDA]:
+        warnings.append(
+            f"AKS installs NVIDIA's driver {driver} on {machine.name}; the default images (CUDA {IMAGE_CUDA}) need "
+            f"{MIN_DRIVERS[IMAGE_CUDA]}. Build images with CUDA 12.8: mlbench images push --index URL   of PyTorch's "
+            "wheels for cu128"
+        )
+    if details.arm:
+        warnings.append(
+            f"{machine.name} has Arm processors: mlbench images push --platform linux/arm64   makes images for them."
         )
     if options.tier == "free" and count > SMALL:
         warnings.append(
@@ -83,6 +95,10 @@ def _warn(options: AksOptions, machine: Machine, count: int) -> list[str]:
             "(OverconstrainedAllocationRequest)."
         )
     return warnings
+
+
+def _branch(driver: str) -> int:
+    return int(driver.partition(".")[0])
 
 
 def _check_version(options: AksOptions, azure: Azure) -> None:

@@ -68,7 +68,7 @@ def _get(url: str) -> Message:
         from azure.core.exceptions import AzureError
         from azure.core.rest import HttpRequest
     except ImportError:
-        from mlbench_cli.extras import install_hint
+        from mlbench_cli.config.extras import install_hint
 
         raise UsageError("Prices of Azure need azure-core, which is not installed.", hint=install_hint("aks")) from None
     client: PipelineClient[HttpRequest, object] = PipelineClient(ENDPOINT, policies=[])

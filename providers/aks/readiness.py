@@ -8,6 +8,7 @@ from providers.aks.resources import ROLE_LABEL, WORKER, ControlPlane, ResourceGr
 from providers.base import Readiness, Resource, ResourceStatus, ownership_tags
 from providers.gpu_probe import GpuProbe
 from providers.kubernetes_calls import apply_object, open_young_cluster
+from providers.pins import require_pin
 
 SPOT = {"key": "kubernetes.azure.com/scalesetpriority", "operator": "Exists", "effect": "NoSchedule"}
 DAEMON_SETS = "/apis/apps/v1/namespaces/kube-system/daemonsets"
@@ -58,7 +59,9 @@ class DevicePlugin(Resource):
     def __init__(self, plane: ControlPlane, needs: Sequence[Resource]) -> None:
         from templates import documents
 
-        (self.manifest,) = documents("kubernetes/nvidia-device-plugin.yaml", {})
+        (self.manifest,) = documents(
+            "kubernetes/nvidia-device-plugin.yaml", {"image": require_pin("devices", "nvidia-device-plugin")}
+        )
         _adapt_plugin(self.manifest)
         self.plane = plane
         self.name = str(self.manifest["metadata"]["name"])

@@ -16,6 +16,7 @@ from providers.aks import api
 from providers.aks.errors import UNREACHED, Message
 from providers.aks.resources import AzureResource, ControlPlane, ResourceGroup
 from providers.base import (
+    KEPT_TAG,
     Readiness,
     ResourceStatus,
     TransientError,
@@ -25,6 +26,7 @@ from providers.base import (
 )
 
 USER = "00000000-0000-0000-0000-000000000000"  # the registry's user name for tokens
+IMAGES_SUFFIX = "-images"  # of the group's name
 FOLDER = "mlbench"  # a name without one would be of Docker Hub
 PULL = "7f951dda-4ed3-4680-a7ca-43fe172d538d"  # the built-in role AcrPull, the same everywhere
 
@@ -46,7 +48,7 @@ class ImageGroup(ResourceGroup):
 
     def __init__(self, group: ResourceGroup) -> None:
         super().__init__(group.cluster, group.azure)
-        self.name = f"{group.name}-images"
+        self.name = f"{group.name}{IMAGES_SUFFIX}"
         self.path = group.azure.group(self.name)
         self.needs = (group,)
         self.remove_command = f"az group delete --name {self.name} --subscription {self.azure.subscription}"
@@ -56,6 +58,12 @@ class ImageGroup(ResourceGroup):
         found = super().find()
         kept = reason_to_keep_images(self.cluster, self.remove_command)
         return replace(found, kept=kept) if found else None
+
+    def keep(self) -> None:
+        """Mark it, so that gc leaves it alone although its cluster is gone."""
+        found = self.find_raw() or {}
+        tags = {**(found.get("tags") or {}), KEPT_TAG: "true"}
+        self.azure.change("PATCH", self.path, f"mark the group {self.name}", {"tags": tags})
 
 
 class ImageRegistry(AzureResource):

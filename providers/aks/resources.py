@@ -8,10 +8,10 @@ second one; that is waited for.
 import time
 from collections.abc import Sequence
 
-from mlbench_cli.cluster_details import ClusterDetails
 from mlbench_cli.errors import CapacityError, MlbenchError, NotFoundError
 from mlbench_cli.kube.access import Access
-from mlbench_cli.model import Cluster
+from mlbench_cli.model.cluster_details import ClusterDetails
+from mlbench_cli.model.run import Cluster
 from providers.aks import api
 from providers.aks.api import Azure, Operation
 from providers.aks.errors import AGAIN, Message

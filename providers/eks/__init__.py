@@ -3,13 +3,13 @@
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from mlbench_cli.cluster_details import ClusterDetails
 from mlbench_cli.errors import UsageError, did_you_mean
 from mlbench_cli.kube.access import Access
-from mlbench_cli.model import Cluster
+from mlbench_cli.model.cluster_details import ClusterDetails
+from mlbench_cli.model.run import Cluster
 from providers.base import (
     REGISTRY_HELP,
     ZONES_HELP,
@@ -26,9 +26,12 @@ from providers.eks.control_plane import AddOn, Admin, ControlPlane, access_to
 from providers.eks.devices import Device, DevicePlugin, gpu_device, gpu_probe, network_card_device
 from providers.eks.end_timer import EndTag, EndTimer, timers
 from providers.eks.machines import (
+    NOT_ON_DEMAND,
     Machine,
     choose_machine,
+    describe_machine,
     equivalent_types,
+    is_gpu_family,
     machine_of,
     require_equivalent,
     require_supported,
@@ -52,7 +55,7 @@ from providers.eks.repository import ImageRepository, fetch_login
 from providers.eks.topology import NodeTopology, has_topology
 from providers.eks.volumes import volume_resources
 from providers.gpu_probe import NONE
-from providers.machine_checks import require_vcpus
+from providers.machine_checks import check_forced, require_vcpus, settle_gpus
 
 if TYPE_CHECKING:
     from providers.checks import Check
@@ -69,6 +72,13 @@ PROBE_IMAGE = "public.ecr.aws/docker/library/python:3.12-slim-bookworm"
 
 
 @dataclass(frozen=True)
+class EksDetails(ClusterDetails):
+    """What only clusters on EKS have."""
+
+    machine: Mapping[str, Any] = field(default_factory=dict, metadata={"types": (dict,)})  # fields of Machine
+
+
+@dataclass(frozen=True)
 class EksOptions:
     """The options of `mlbench create-cluster eks`; fields are declared once, for flags, plans and the record."""
 
@@ -77,6 +87,9 @@ class EksOptions:
     )
     num_gpus: int | None = option(
         None, "--num-gpus", "-g", help="number of GPUs per worker; default: all of its instance type"
+    )
+    gpus_per_node: int | None = option(
+        None, "--gpus-per-node", help="number of GPUs of the machine type, if the cloud tells a wrong one or none"
     )
     gpu_type: str | None = option(None, "--gpu-type", help="T4, A10G, L4, A100, H100, …; selects the instance type")
     num_cpus: int | None = option(None, "--num-cpus", "-c", help="minimum number of vCPUs per worker")
@@ -143,6 +156,8 @@ class EksProvider:
             raise UsageError(f"{nodes} workers: a cluster on EKS has from 0 to {MAX_NODES}.")
         machine = _machine(options)
         require_supported(machine)
+        check_forced(options.gpus_per_node)
+        _check_sale(options, machine)
         if not SMALLEST_DISK <= options.disk_size <= 16384:
             raise UsageError(f"--disk-size {options.disk_size}: from {SMALLEST_DISK} to 16384 GB.")
         if options.kubernetes_version and not re.fullmatch(r"1\.\d{2}", options.kubernetes_version):
@@ -155,22 +170,30 @@ class EksProvider:
         region = region_of(options.region, options.zone)
         details = {
             "nodes": nodes,
-            "gpus_per_node": machine.gpus,
-            "gpu": machine.gpu,
-            "machine_type": machine.name,
             "region": region,
             "location": options.zone or region,
             "options": asdict(options),
             "node_selector": {ROLE_LABEL: WORKER},
+            **_machine_details(options, machine),
             **registry_details(options.registry),
         }
-        if machine.fabric_gbits:
-            details["fabric"] = {"name": "EFA", "gbits": machine.fabric_gbits}
-        if options.efa:
-            # The image with EFA's driver has 5128 of these pages; NCCL's plugin takes them for its buffers.
-            pages = {HUGE_PAGES: 5120 << 20} if options.node_image == AL2023 else {}
-            details["devices_per_node"] = {EFA: machine.efa, **pages}
         return Cluster(name, self.name, "creating", details=details, location=region)
+
+    def describe_machines(self, cluster: Cluster) -> Cluster:
+        """The cluster with the GPUs, EFA cards and vCPUs that EC2 tells of its type; see DescribesMachines."""
+        options = read_options(cluster, EksOptions)
+        machine = _recorded_machine(cluster, options)
+        told = describe_machine(aws_in(_region(cluster)), machine)
+        machine = settle_gpus(
+            told or machine,
+            None if told is None else (told.gpu, told.gpus),
+            forced=options.gpus_per_node,
+            asked=options.num_gpus,
+            is_gpu_family=is_gpu_family(machine.name),
+        )
+        require_supported(machine)
+        _require_efa(options, machine)
+        return replace(cluster, details={**cluster.details, **_machine_details(options, machine)})
 
     def find_account(self, cluster: Cluster) -> str:
         """Ask AWS for the number of the account that the credentials belong to. Raises CredentialError without any."""
@@ -180,7 +203,8 @@ class EksProvider:
         """List what is about to be created, with prices per hour; checks quotas with calls that only read."""
         from providers.eks.plan import make_plan
 
-        return make_plan(cluster, read_options(cluster, EksOptions), self.groups(cluster))
+        options = read_options(cluster, EksOptions)
+        return make_plan(cluster, options, self.groups(cluster), _recorded_machine(cluster, options))
 
     def fill_place(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """The options with a region, which environment or profile would have named."""
@@ -192,12 +216,13 @@ class EksProvider:
         """Sizes and prices for somebody without an account. Asks nobody."""
         from providers.eks.plan import sketch_plan
 
-        return sketch_plan(cluster, read_options(cluster, EksOptions), self.groups(cluster))
+        options = read_options(cluster, EksOptions)
+        return sketch_plan(cluster, options, self.groups(cluster), _recorded_machine(cluster, options))
 
     def groups(self, cluster: Cluster) -> tuple[Group, Group]:
         """The machines of the system, and the workers."""
         options = read_options(cluster, EksOptions)
-        machine = _machine(options)
+        machine = _recorded_machine(cluster, options)
         types = require_equivalent(machine, options.spot_type) if options.spot_type else equivalent_types(machine)
         system = Group(
             f"{cluster.name}-system", (options.system_machine_type,), SYSTEM_MACHINES, SYSTEM_DISK, worker=False
@@ -222,7 +247,7 @@ class EksProvider:
         """The resources in the order of their creation: stack, control plane, add-ons, node groups, device plugins."""
         options = read_options(cluster, EksOptions)
         aws = aws_in(_region(cluster))
-        machine = _machine(options)
+        machine = _recorded_machine(cluster, options)
         system, workers = self.groups(cluster)
         stack = Stack(cluster, aws, list(workers.types), options.zone, workers.private, workers.zones)
         plane = ControlPlane(cluster, aws, stack, options.kubernetes_version, options.allow_from)
@@ -240,9 +265,8 @@ class EksProvider:
         # What is only found by its marks may have any of these.
         wants_template = options.efa or options.placement_group or options.capacity_reservation
         if wants_template or not options_known(cluster):
-            # A reservation has a place of its own.
-            is_bare = options.capacity_reservation and not (options.efa or options.placement_group)
-            placement = None if is_bare else PlacementGroup(cluster, aws, stack)
+            # Machines of a reservation are where it was made: EC2 has none for another placement group.
+            placement = None if options.capacity_reservation else PlacementGroup(cluster, aws, stack)
             cards = machine if options.efa else None
             template = LaunchTemplate(
                 *(plane, options.disk_size, cards, placement, options.node_image, options.capacity_reservation)
@@ -366,6 +390,47 @@ def options_known(cluster: Cluster) -> bool:
     return bool(ClusterDetails.of(cluster).options)
 
 
+def _machine_details(options: EksOptions, machine: Machine) -> dict[str, object]:
+    """What the record and runs have to know of the workers' machines."""
+    details: dict[str, object] = {
+        "gpus_per_node": machine.gpus,
+        "gpu": machine.gpu,
+        "machine_type": machine.name,
+        "machine": asdict(machine),
+    }
+    if machine.fabric_gbits:
+        details["fabric"] = {"name": "EFA", "gbits": machine.fabric_gbits}
+    if options.efa:
+        # The image with EFA's driver has 5128 of these pages; NCCL's plugin takes them for its buffers.
+        pages = {HUGE_PAGES: 5120 << 20} if options.node_image == AL2023 else {}
+        details["devices_per_node"] = {EFA: machine.efa, **pages}
+    return details
+
+
+def _recorded_machine(cluster: Cluster, options: EksOptions) -> Machine:
+    """The workers' machine as it was when the cluster was planned; of older records as today's table has it."""
+    facts = EksDetails.of(cluster).machine
+    known = {item.name for item in fields(Machine)}
+    return Machine(**{key: facts[key] for key in known & set(facts)}) if "name" in facts else _machine(options)
+
+
+def _check_sale(options: EksOptions, machine: Machine) -> None:
+    if machine.name.startswith(NOT_ON_DEMAND) and not (options.spot or options.capacity_reservation):
+        raise UsageError(
+            f"AWS does not sell {machine.name} on demand.",
+            hint="--spot, or --capacity-reservation cr-… of a Capacity Block for ML: "
+            "aws ec2 describe-capacity-block-offerings",
+        )
+
+
+def _require_efa(options: EksOptions, machine: Machine) -> None:
+    if options.efa and not machine.efa:
+        raise UsageError(
+            f"{machine.name} has no network card with EFA.",
+            hint="Leave out --efa, or choose a larger machine, as g5.8xlarge or p4d.24xlarge.",
+        )
+
+
 def _machine(options: EksOptions) -> Machine:
     machine = choose_machine(options.machine_type, options.num_gpus, options.gpu_type)
     return require_vcpus(machine, options.num_cpus)
@@ -385,11 +450,8 @@ def _with_first_zone(options: EksOptions) -> EksOptions:
 
 
 def _check_network(options: EksOptions, machine: Machine) -> None:
-    if options.efa and not machine.efa:
-        raise UsageError(
-            f"{machine.name} has no network card with EFA, as far as the table of machines knows.",
-            hint="Leave out --efa, or choose a larger machine, as g5.8xlarge or p4d.24xlarge.",
-        )
+    if machine.gpus or not is_gpu_family(machine.name):  # of others EC2 is asked
+        _require_efa(options, machine)
     if options.node_image not in IMAGES:
         raise UsageError(
             f'--node-image "{options.node_image}" is none of {", ".join(IMAGES)}.'
@@ -402,6 +464,12 @@ def _check_network(options: EksOptions, machine: Machine) -> None:
         )
     if options.capacity_reservation and options.spot:
         raise UsageError("--capacity-reservation and --spot exclude each other: a machine comes in one way.")
+    if options.capacity_reservation and options.placement_group:
+        raise UsageError(
+            "--capacity-reservation and --placement-group exclude each other: machines of a reservation are close to "
+            "each other if it was made so.",
+            hint="Leave out --placement-group.",
+        )
     if options.capacity_reservation and not options.zone:
         raise UsageError(
             "--capacity-reservation needs the --zone that it is in.",

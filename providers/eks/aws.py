@@ -5,6 +5,7 @@ import re
 from functools import cache
 from typing import Any
 
+from mlbench_cli.config.extras import install_hint
 from mlbench_cli.errors import (
     CapacityError,
     CredentialError,
@@ -13,7 +14,6 @@ from mlbench_cli.errors import (
     UsageError,
     did_you_mean,
 )
-from mlbench_cli.extras import install_hint
 from mlbench_cli.kube.tls import explain_connection_failure
 from providers.base import NOT_CONFIGURED, TransientError, call_timeout
 

@@ -26,13 +26,16 @@ class Reservation:
     is_block: bool
     begins: float | None = None
     ends: float | None = None
+    placement_group: str | None = None  # that it was made in
 
     @property
     def template(self) -> dict[str, object]:
         """What a launch template needs so that its machines come from the reservation."""
         target = {"CapacityReservationTarget": {"CapacityReservationId": self.identifier}}
         market = {"InstanceMarketOptions": {"MarketType": BLOCK}} if self.is_block else {}
-        return {"CapacityReservationSpecification": target, "InstanceType": self.machine, **market}
+        # In any other group EC2 has no capacity for them, although the reservation is free (eksctl 7949).
+        placement = {"Placement": {"GroupName": self.placement_group}} if self.placement_group else {}
+        return {"CapacityReservationSpecification": target, "InstanceType": self.machine, **market, **placement}
 
 
 def find_reservation(aws: Aws, identifier: str) -> Reservation:
@@ -53,6 +56,7 @@ def find_reservation(aws: Aws, identifier: str) -> Reservation:
         found.get("ReservationType") == BLOCK,
         _seconds(found.get("StartDate")),
         _seconds(found.get("EndDate")),
+        str(found.get("PlacementGroupArn") or "").partition("placement-group/")[2] or None,
     )
 
 

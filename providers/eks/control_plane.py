@@ -1,32 +1,33 @@
 """The control plane of a cluster, its add-ons, and who else may use it."""
 
 import base64
+import re
 import time
 import uuid
 from typing import Any
 
-from mlbench_cli.errors import CredentialError, MlbenchError, NotFoundError, UsageError
+from mlbench_cli.errors import (
+    CapacityError,
+    CredentialError,
+    MlbenchError,
+    NeverStartedError,
+    NotFoundError,
+    UsageError,
+)
 from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.credentials import Token
-from mlbench_cli.model import Cluster
+from mlbench_cli.model.run import Cluster
 from providers.base import CLUSTER_TAG, BusyError, Readiness, Resource, ResourceStatus, TransientError, ownership_tags
 from providers.eks.aws import Aws, error_from_code, session
 from providers.eks.network import Stack
+from providers.eks.versions import version_for
+from providers.pins import find_pin
 
 # The server takes a token for 15 minutes; Token renews at three quarters of what is said here.
 TOKEN_SECONDS = 13 * 60
 ADMIN_POLICY = "arn:aws:eks::aws:cluster-access-policy/AmazonEKSClusterAdminPolicy"
 # Without this agent nothing enforces the NetworkPolicy that a run brings along.
 SETTINGS = {"vpc-cni": '{"enableNetworkPolicy": "true"}'}
-# Versions that were seen to work together, by version of Kubernetes: agents of network policies newer than these have
-# dropped all traffic of pods (aws-network-policy-agent 553, 570). Others are EKS' default for the version.
-KNOWN_GOOD = {
-    "1.34": {
-        "vpc-cni": "v1.21.1-eksbuild.3",
-        "kube-proxy": "v1.34.3-eksbuild.5",
-        "coredns": "v1.13.2-eksbuild.1",
-    },
-}
 CREATION_STATES = ("PENDING", "CREATING", "UPDATING")
 
 
@@ -123,6 +124,7 @@ class ControlPlane(EksResource):
         access |= {"endpointPublicAccess": True, "endpointPrivateAccess": True}
         if self.allowed:
             access["publicAccessCidrs"] = list(self.allowed)
+        version = version_for(self.aws, self.version)
         self.aws.call(
             "eks",
             "create_cluster",
@@ -135,7 +137,7 @@ class ControlPlane(EksResource):
             bootstrapSelfManagedAddons=False,
             tags=ownership_tags(self.cluster),
             clientRequestToken=self.token,
-            **({"version": self.version} if self.version else {}),
+            **({"version": version} if version else {}),
         )
 
     def poll(self) -> Readiness:
@@ -242,7 +244,7 @@ class AddOn(EksResource):
         except CredentialError:  # a right that mlbench did without before
             return None
         offered = {item["addonVersion"]: item for group in answer["addons"] for item in group["addonVersions"]}
-        known = KNOWN_GOOD.get(str(version), {}).get(self.addon)
+        known = find_pin("eks", self.addon, str(version))
         if known in offered:
             return known
         defaults = [
@@ -360,15 +362,78 @@ def sign_token(aws: Aws, name: str) -> str:
     return "k8s-aws-v1." + base64.urlsafe_b64encode(url.encode()).decode().rstrip("=")
 
 
-def error_from_issues(described: dict[str, Any], what: str) -> MlbenchError:
+def error_from_issues(described: dict[str, Any], what: str, region: str = "REGION") -> MlbenchError:
     """The error for a resource that EKS calls unhealthy, by its first issue."""
     issues = (described.get("health") or {}).get("issues") or [{}]
     said = str(issues[0].get("message") or described["status"])
-    return error_from_message(str(issues[0].get("code") or described["status"]), f'{what}: "{said}"', said)
+    return error_from_message(str(issues[0].get("code") or described["status"]), f'{what}: "{said}"', said, region)
 
 
-def error_from_message(code: str, message: str, said: str) -> MlbenchError:
-    """The error for a message of EKS that quotes EC2 or IAM: classified by the quoted code."""
+# Why machines do not start or join, other than a lack of capacity or quota: words in an activity of the auto scaling
+# group or in an issue of EKS, the error that each becomes, and the next step. {region} is filled in.
+# Sources: EC2 Auto Scaling's user guide ("Troubleshoot"), EKS' user guide, reports of karpenter and eksctl.
+LAUNCH_CAUSES: tuple[tuple[re.Pattern[str], type[MlbenchError], str], ...] = (
+    (
+        re.compile(r"ServiceLinkedRoleCreationNotPermitted"),
+        CredentialError,
+        "The account has no role for spot machines, and you may not make it: aws iam create-service-linked-role "
+        "--aws-service-name spot.amazonaws.com",
+    ),
+    (
+        re.compile(r"InvalidKMSKey|KMSKey|Client\.InternalError|Client error on launch"),
+        CredentialError,
+        "EC2 cannot use the KMS key that the account encrypts disks with: let AWSServiceRoleForAutoScaling use it in "
+        "the key's policy; aws ec2 get-ebs-default-kms-key-id --region {region}   shows the key",
+    ),
+    (
+        re.compile(r"InsufficientFreeAddresses|not enough free addresses|insufficient free addresses"),
+        CapacityError,
+        "The subnet has no free addresses: fewer workers, or another --zone. aws ec2 describe-subnets --region "
+        "{region}   shows how many are free",
+    ),
+    (
+        re.compile(r"SpotMaxPriceTooLow|Spot request price"),
+        CapacityError,
+        "Spot machines cost more than they are bid for now: no --spot, or another --zone or --machine-type.",
+    ),
+    (
+        re.compile(r"PendingVerification"),
+        CredentialError,
+        "AWS is verifying the account for this region, which takes up to four hours: repeat the command later.",
+    ),
+    (
+        re.compile(r"OptInRequired"),
+        CredentialError,
+        "The account is not subscribed to the service, or the region is off: aws account enable-region --region-name "
+        "{region}; or another --region",
+    ),
+    (
+        re.compile(r"failed to join|NodeCreationFailure|Unhealthy nodes"),
+        NeverStartedError,
+        "Machines need a way to the cluster's API, EC2 and ECR: check that VPC Block Public Access is off (aws ec2 "
+        "describe-vpc-block-public-access-options --region {region}), and organization policies on public addresses.",
+    ),
+    (re.compile(r"\bUnsupported\b"), UsageError, "Choose another --zone or --machine-type."),
+)
+
+
+def error_from_cause(message: str, said: str, region: str) -> MlbenchError | None:
+    """The error for a launch that fails for a known reason; None for other words."""
+    for words, kind, hint in LAUNCH_CAUSES:
+        if words.search(said):
+            return kind(message, hint=hint.format(region=region))
+    return None
+
+
+def error_from_message(code: str, message: str, said: str, region: str = "REGION") -> MlbenchError:
+    """The error for a message of EKS that quotes EC2 or IAM: classified by its words, then by the quoted code."""
+    if known := error_from_cause(message, f"{code}: {said}", region):
+        return known
+    quoted = re.search(r"\b([A-Z]\w+(?:\.\w+)*) - ", said)
+    if quoted:
+        error = error_from_code(quoted[1], message, said)
+        if type(error) is not MlbenchError and not isinstance(error, TransientError):
+            return error
     inner = (
         (
             "InsufficientInstanceCapacity",

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from mlbench_cli.errors import NotFoundError
@@ -11,6 +12,7 @@ from providers.eks.control_plane import ControlPlane
 from providers.eks.nodes import EFA, GPU, ROLE_LABEL, WORKER, NodeGroup
 from providers.gpu_probe import GpuProbe
 from providers.kubernetes_calls import apply_object, open_young_cluster
+from providers.pins import require_pin
 from providers.ready_machines import count_allocatable
 
 PATH = "/apis/apps/v1/namespaces/kube-system/daemonsets"
@@ -46,7 +48,8 @@ class DevicePlugin(Resource):
     ) -> None:
         from templates import documents
 
-        self.manifest = documents(device.manifest, {})[0] if device.manifest else None
+        image = require_pin("devices", Path(device.manifest).stem) if device.manifest else None
+        self.manifest = documents(device.manifest, {"image": image})[0] if device.manifest else None
         self.plane = plane
         self.count = count
         self.device = device

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from mlbench_cli.errors import CredentialError, MlbenchError
-from mlbench_cli.model import Cluster
+from mlbench_cli.model.run import Cluster
 from providers.base import CLUSTER_TAG, EXPIRES_TAG, PartialSearchError, details_from_tags
 from providers.eks.aws import Aws, account_of, aws_in, region_of, tags_of
 from providers.eks.control_plane import find_raw_cluster

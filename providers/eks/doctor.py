@@ -3,11 +3,12 @@
 import json
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, TypedDict, cast
+from typing import Any, NotRequired, TypedDict, cast
 
+from mlbench_cli.errors import CredentialError, NotFoundError
 from providers import doctor
 from providers.checks import Check
 from providers.doctor import Checklist
@@ -34,11 +35,17 @@ OTHER_QUOTAS = (
 SIMULATED_AT_ONCE = 50  # actions in one request of the policy simulator
 
 
+class _Condition(TypedDict, total=False):
+    StringEquals: dict[str, list[str]]
+
+
 class Statement(TypedDict):
-    """One statement of an IAM policy, as far as its actions go."""
+    """One statement of an IAM policy."""
 
     Sid: str
     Action: str | list[str]
+    Resource: str
+    Condition: NotRequired[_Condition]
 
 
 class Policy(TypedDict):
@@ -107,35 +114,74 @@ def _place(location: str | None) -> tuple[str | None, str | None]:
 def _check_rights(checklist: Checklist, aws: Aws, caller: str) -> Check:
     """Ask IAM's policy simulator for every action of the policy that `doctor eks --policy` prints.
 
-    What it does not know: conditions of the organization, and resources of single statements.
+    Each statement is simulated with resources and conditions of its own: by default the simulator takes the resource
+    "*", which a right for `role/mlbench-*` does not cover. It does not know the policies of the organization.
     """
-    actions = sorted({action for statement in load_policy()["Statement"] for action in list_actions(statement)})
-    simulated = [action for action in actions if "*" not in action]
-    denied = checklist("rights", lambda: _simulate(aws, principal_of(caller), simulated), optional=True)
+    statements = load_policy()["Statement"]
+    denied = checklist("rights", lambda: _simulate(aws, find_principal(aws, caller), statements, caller), optional=True)
     if denied is None:
         assert checklist.failed is not None
         return checklist.failed
     hint = "mlbench doctor eks --policy   prints the policy to ask an administrator for"
-    found = f"IAM would deny {', '.join(denied)}" if denied else f"IAM allows all {len(simulated)} actions"
+    count = len({action for statement in statements for action in _simulated_actions(statement)})
+    found = f"IAM would deny {', '.join(sorted(denied))}" if denied else f"IAM allows all {count} actions"
     return checklist.result("rights", found, hint if denied else None, missing=bool(denied))
 
 
-def _simulate(aws: Aws, principal: str, actions: list[str]) -> list[str]:
-    """The actions that IAM would not allow the principal."""
-    denied: list[str] = []
-    for first in range(0, len(actions), SIMULATED_AT_ONCE):
-        batch = actions[first : first + SIMULATED_AT_ONCE]
-        results = aws.pages(
-            "iam", "simulate_principal_policy", "EvaluationResults", PolicySourceArn=principal, ActionNames=batch
-        )
-        denied += [item["EvalActionName"] for item in results if item["EvalDecision"] != "allowed"]
+def _simulate(aws: Aws, principal: str, statements: Sequence[Statement], caller: str) -> set[str]:
+    """The actions that IAM would not allow the principal on the resources that mlbench uses."""
+    denied: set[str] = set()
+    for statement in statements:
+        actions = _simulated_actions(statement)
+        for first in range(0, len(actions), SIMULATED_AT_ONCE):
+            for context in _contexts(statement):
+                results = aws.pages(
+                    *("iam", "simulate_principal_policy", "EvaluationResults"),
+                    PolicySourceArn=principal,
+                    ActionNames=actions[first : first + SIMULATED_AT_ONCE],
+                    ResourceArns=[_example_resource(statement["Resource"], aws.region, caller)],
+                    ContextEntries=context,
+                )
+                denied |= {item["EvalActionName"] for item in results if item["EvalDecision"] != "allowed"}
     return denied
 
 
-def principal_of(caller: str) -> str:
-    """The ARN whose policies are simulated: that of the role behind a session, else the caller's own."""
+def _simulated_actions(statement: Statement) -> list[str]:
+    return [action for action in list_actions(statement) if "*" not in action]
+
+
+def _example_resource(pattern: str, region: str, caller: str) -> str:
+    """A resource that a statement's pattern covers, in the caller's account and partition."""
+    if pattern == "*":
+        return pattern
+    _, partition, _, _, account, _ = caller.split(":", 5)
+    _, _, service, place, _, name = pattern.split(":", 5)
+    return f"arn:{partition}:{service}:{region if place else ''}:{account}:{name.replace('*', 'doctor')}"
+
+
+def _contexts(statement: Statement) -> list[list[dict[str, object]]]:
+    """The facts of a request that the statement's condition allows, one list for each value; one empty without any."""
+    equals = statement.get("Condition", {}).get("StringEquals", {})
+    found: list[list[dict[str, object]]] = [
+        [{"ContextKeyName": key, "ContextKeyValues": [value], "ContextKeyType": "string"}]
+        for key, values in equals.items()
+        for value in values
+    ]
+    return found or [[]]
+
+
+def find_principal(aws: Aws, caller: str) -> str:
+    """The ARN whose policies are simulated: that of the role behind a session, else the caller's own.
+
+    A session's ARN lacks the path of its role, which all roles of IAM Identity Center have; IAM is asked for it.
+    """
     match = re.fullmatch(r"arn:(aws[a-z-]*):sts::(\d{12}):assumed-role/([^/]+)/.+", caller)
-    return f"arn:{match[1]}:iam::{match[2]}:role/{match[3]}" if match else caller
+    if not match:
+        return caller
+    try:
+        return str(aws.call("iam", "get_role", RoleName=match[3])["Role"]["Arn"])
+    except (CredentialError, NotFoundError):
+        return f"arn:{match[1]}:iam::{match[2]}:role/{match[3]}"
 
 
 def list_actions(statement: Statement) -> list[str]:

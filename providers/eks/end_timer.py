@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from mlbench_cli.cluster_details import ClusterDetails
 from mlbench_cli.errors import UsageError
+from mlbench_cli.model.cluster_details import ClusterDetails
 from providers.base import Readiness, Resource, ResourceStatus, TransientError, ownership_tags
 from providers.eks.control_plane import ControlPlane, find_raw_cluster
 from providers.eks.nodes import NodeGroup

@@ -6,9 +6,10 @@ table is asked of EC2 when the cluster is planned.
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from mlbench_cli.errors import UsageError, did_you_mean
+from mlbench_cli.errors import CredentialError, UsageError, did_you_mean
+from providers.eks.aws import ASK_RIGHTS, Aws
 
 
 @dataclass(frozen=True)
@@ -20,11 +21,13 @@ class Machine:
     gpu: str | None = None
     gpus: int = 0
     efa: int = 0
+    gbits: int | None = None  # as EC2 tells; None: as the table knows
 
     @property
     def fabric_gbits(self) -> int | None:
-        """Bandwidth of its EFA cards together in Gbit/s; None without EFA, or if the table does not know it."""
-        return EFA_GBITS.get(self.name) if self.efa else None
+        """Bandwidth of its EFA cards together in Gbit/s; None without EFA, or if it is not known."""
+        known = EFA_GBITS.get(self.name)
+        return (known or self.gbits) if self.efa else None
 
 
 # Source: AWS' pages on accelerated instance types, as of 2026-11. Machines with one card of less than 100 Gbit/s (g4dn,
@@ -68,6 +71,9 @@ GPU_MACHINES: dict[str, Machine] = {
     **_sizes("p5en", "H200", "48xlarge:192:8:16"),
     **_sizes("p6-b200", "B200", "48xlarge:192:8:8"),
 }
+# Sold as Capacity Blocks for ML or spot only.
+NOT_ON_DEMAND = ("p5e.", "p5en.")
+MIN_FABRIC_GBITS = 100  # of EFA; slower cards are not worth a warning
 # CUDA 13, which today's torch wheels bring, holds no code for them.
 TOO_OLD = ("V100",)
 CPU_DEFAULT = "m5.xlarge"
@@ -84,6 +90,8 @@ def choose_machine(machine_type: str | None, num_gpus: int | None, gpu_type: str
     if machine_type is None:
         return _by_gpu(num_gpus, gpu_type)
     machine = machine_of(machine_type)
+    if is_gpu_family(machine_type) and not machine.gpus:
+        return replace(machine, gpu=gpu_type)  # what it has is asked of EC2
     if gpu_type is not None and _same(gpu_type) != _same(machine.gpu or ""):
         raise UsageError(
             f"{machine_type} has {machine.gpu or 'no GPU'}, not {gpu_type}.",
@@ -111,13 +119,17 @@ def machine_of(name: str) -> Machine:
             f"{name} is an ARM machine; the images of mlbench's tasks are for x86-64.",
             hint=f"For example: --machine-type {CPU_DEFAULT}",
         )
-    if re.fullmatch(r"(g|gr|p|inf|trn|dl)\d.*", family):
+    if re.fullmatch(r"(inf|trn|dl)\d.*|g4ad|vt1", family):
         raise UsageError(
-            f"{name} is not in the table of machines with NVIDIA GPUs.{did_you_mean(name, list(GPU_MACHINES))}",
-            hint=f"Known are: {', '.join(GPU_MACHINES)}",
+            f"{name} has no NVIDIA GPUs.", hint=f"GPUs there are: {', '.join(_gpus())}; for example --gpu-type L4"
         )
     multiple = re.fullmatch(r"(\d+)xlarge", size)
     return Machine(name, 4 * int(multiple[1]) if multiple else _CPUS.get(size, 0))
+
+
+def is_gpu_family(name: str) -> bool:
+    """Whether machines of the type have GPUs: families G and P, such as g7e and p6-b300."""
+    return re.match(r"(g|gr|p)\d", name) is not None
 
 
 def require_supported(machine: Machine) -> None:
@@ -155,6 +167,44 @@ def require_equivalent(machine: Machine, others: Sequence[str]) -> list[str]:
                 hint=f"Alike are: {', '.join(equivalent_types(machine))}",
             )
     return [machine.name, *others]
+
+
+def describe_machine(aws: Aws, machine: Machine) -> Machine | None:
+    """The machine as EC2 describes it, with the table's name of its GPU; None if one may not ask.
+
+    Raises UsageError for a type that EC2 does not know, or whose GPUs are not NVIDIA's.
+    """
+    try:
+        items = aws.call("ec2", "describe_instance_types", InstanceTypes=[machine.name])["InstanceTypes"]
+    except CredentialError as error:
+        if error.hint != ASK_RIGHTS:
+            raise
+        return None
+    except UsageError as error:
+        if not is_gpu_family(machine.name):
+            return None  # the search for its zone tells
+        near = did_you_mean(machine.name, list(GPU_MACHINES))
+        raise UsageError(f"{error.message}{near}", hint="Choose another --machine-type.") from None
+    if not items:
+        return None
+    item = items[0]
+    gpus = item.get("GpuInfo", {}).get("Gpus", [])
+    other = next((gpu for gpu in gpus if gpu.get("Manufacturer", "NVIDIA").upper() != "NVIDIA"), None)
+    if other:
+        raise UsageError(
+            f"The GPUs of {machine.name} are {other['Manufacturer']}'s, not NVIDIA's.", hint="--gpu-type L4"
+        )
+    network = item.get("NetworkInfo", {})
+    speed = re.match(r"(\d+) Gigabit", network.get("NetworkPerformance", ""))
+    efa = network.get("EfaInfo", {}).get("MaximumEfaInterfaces", 1) if network.get("EfaSupported") else 0
+    return Machine(
+        machine.name,
+        int(item.get("VCpuInfo", {}).get("DefaultVCpus") or machine.vcpus),
+        machine.gpu or (str(gpus[0]["Name"]) if gpus else None),
+        sum(int(gpu.get("Count", 0)) for gpu in gpus),
+        efa,
+        int(speed[1]) if speed and int(speed[1]) >= MIN_FABRIC_GBITS else None,
+    )
 
 
 def _by_gpu(num_gpus: int | None, gpu_type: str | None) -> Machine:

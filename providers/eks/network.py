@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mlbench_cli.errors import CapacityError, MlbenchError, NotFoundError, UsageError
-from mlbench_cli.model import Cluster
+from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, NotFoundError, UsageError
+from mlbench_cli.model.run import Cluster
 from providers.base import CLUSTER_TAG, BusyError, Readiness, Resource, ResourceStatus, ownership_tags
 from providers.eks.aws import ELSEWHERE, Aws, error_from_code, tag_list, tags_of
 from providers.eks.leftovers import clear_network, is_in_use, list_interfaces
@@ -64,6 +64,7 @@ class Stack(Resource):
         self.remove_command = f"aws cloudformation delete-stack --region {aws.region} --stack-name {self.name}"
         self._network: Network | None = None
         self._occupied_since: float | None = None
+        self._requested = False  # its deletion, by this process
 
     def find(self) -> ResourceStatus | None:
         """Translate the stack's state: rolled back is broken, a foreign tag is never touched."""
@@ -121,12 +122,24 @@ class Stack(Resource):
         """Delete what others have left in the network, which would block the deletion, then the stack itself."""
         self.token = uuid.uuid4().hex
         self._network = None
+        self._raise_denied()
         try:
             clear_network(self.aws, self._vpcs())
         except BusyError:
             if not self._is_late():
                 raise
         self.aws.call("cloudformation", "delete_stack", StackName=self.name)
+        self._requested = True
+
+    def _raise_denied(self) -> None:
+        """Raise CredentialError if CloudFormation could not delete the stack for want of a right: it acts by ours."""
+        stack = self._describe() if self._requested else None
+        reason = str(stack.get("StackStatusReason")) if stack and stack["StackStatus"] == "DELETE_FAILED" else ""
+        if "not authorized" in reason:
+            raise CredentialError(
+                f'CloudFormation could not delete the stack {self.name}: "{reason}"',
+                hint="mlbench doctor eks --policy --for delete-cluster   prints the rights to ask for",
+            )
 
     def network(self) -> Network:
         """What the stack has made; asked for once. Raises NotFoundError if it is not there in whole."""
@@ -175,7 +188,11 @@ class Stack(Resource):
         cause = causes[0] if causes else stack.get("StackStatusReason") or stack["StackStatus"]
         message = f'The stack {self.name} was not made ({stack["StackStatus"]}): "{cause}"'
         for code in ("LimitExceeded", "AccessDenied", "UnauthorizedOperation"):
-            if code in cause or (code == "LimitExceeded" and "maximum number of" in cause):
+            if (
+                code in cause
+                or (code == "AccessDenied" and "not authorized" in cause)
+                or (code == "LimitExceeded" and "maximum number of" in cause)
+            ):
                 return error_from_code(code, message, cause)
         return MlbenchError(message, hint=f"aws cloudformation describe-stack-events --stack-name {self.name}")
 

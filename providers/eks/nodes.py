@@ -1,18 +1,20 @@
 """The machines of a cluster: node groups that EKS manages, and the template that those with fast networks need."""
 
+import re
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, NotFoundError
-from mlbench_cli.model import Cluster
+from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, NeverStartedError, NotFoundError
+from mlbench_cli.model.run import Cluster
 from providers.base import CLUSTER_TAG, Readiness, Resource, ResourceStatus, TransientError, ownership_tags
 from providers.eks.aws import Aws, tag_list, tags_of
 from providers.eks.capacity import find_reservation
 from providers.eks.control_plane import (
     ControlPlane,
     EksResource,
+    error_from_cause,
     error_from_issues,
     error_from_message,
     find_raw_cluster,
@@ -72,6 +74,7 @@ class Group:
         return [GPU_TAINT] if self.gpu else []
 
 
+CONSOLE_TROUBLE = re.compile(r"error|fail|timed? ?out|denied|refused|unreachable", re.IGNORECASE)
 # Of an auto scaling group, newest first: each machine that is started is one, and a failure may be among them.
 MAX_ACTIVITIES = 50
 
@@ -237,7 +240,8 @@ class NodeGroup(EksResource):
         if state == "ACTIVE":
             return Readiness(True)
         if state in ("CREATE_FAILED", "DEGRADED") or (state == "CREATING" and _issue(found)):
-            raise error_from_issues(found, f"The node group {self.name} did not get its machines")
+            issue = error_from_issues(found, f"The node group {self.name} did not get its machines", self.aws.region)
+            raise self._explain(issue, found)
         if state == "CREATING" and (error := self._launch_failure(found)):
             raise error
         return Readiness(False, f"{self.group.count} × {self.group.types[0]}: {state}")
@@ -319,10 +323,31 @@ class NodeGroup(EksResource):
             for activity in answer["Activities"]:
                 said = activity.get("StatusMessage") or activity["StatusCode"]
                 message = f'{self.name} has {running} of {self.group.count} machines and gets no more: "{said}"'
-                error = error_from_message("AsgInstanceLaunchFailures", message, said)
-                if activity["StatusCode"] == "Failed" and isinstance(error, CapacityError):
+                if activity["StatusCode"] != "Failed":
+                    continue
+                error = error_from_message("AsgInstanceLaunchFailures", message, said, self.aws.region)
+                # Others may pass by themselves, such as a role that IAM does not know everywhere yet.
+                if isinstance(error, CapacityError) or error_from_cause(message, said, self.aws.region):
                     return error
         return None
+
+    def _explain(self, error: MlbenchError, found: dict[str, Any]) -> MlbenchError:
+        """The error; of machines that did not join with what one of them printed when it started, if one may ask."""
+        if not isinstance(error, NeverStartedError):
+            return error
+        try:
+            names = [item["name"] for item in (found.get("resources") or {}).get("autoScalingGroups", [])]
+            answer = self.aws.call("autoscaling", "describe_auto_scaling_groups", AutoScalingGroupNames=names[:1])
+            machines = [item["InstanceId"] for group in answer["AutoScalingGroups"] for item in group["Instances"]]
+            if not machines:
+                return error
+            printed = self.aws.call("ec2", "get_console_output", InstanceId=machines[0])
+        except MlbenchError:
+            return error
+        lines = [line.strip() for line in str(printed.get("Output") or "").splitlines() if CONSOLE_TROUBLE.search(line)]
+        last = "; ".join(lines[-3:])[:500] or "nothing that tells why"
+        command = f"aws ec2 get-console-output --region {self.aws.region} --instance-id {machines[0]}"
+        return NeverStartedError(f'{error.message} {machines[0]} printed: "{last}"', hint=f"{command}\n{error.hint}")
 
     def _count_machines(self, name: str) -> int:
         """The machines of an auto scaling group that run; each of them costs money already."""

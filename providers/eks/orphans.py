@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from mlbench_cli.cluster_details import ClusterDetails
-from mlbench_cli.model import Cluster
+from mlbench_cli.model.cluster_details import ClusterDetails
+from mlbench_cli.model.run import Cluster
 from providers.eks.aws import Aws, aws_in, region_of, tags_of
 from providers.workloads import OrphanedResource, WorkloadObject
 

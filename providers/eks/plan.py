@@ -1,19 +1,21 @@
 """What a cluster on EKS will be and cost, and whether AWS is going to allow it. Reads only."""
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol
 
-from mlbench_cli.cluster_details import ClusterDetails
-from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, UsageError
-from mlbench_cli.model import Cluster
+from mlbench_cli.errors import CapacityError, MlbenchError
+from mlbench_cli.model.run import Cluster
 from providers import pricing
 from providers.base import Plan, PlanLine, TransientError
 from providers.eks.aws import MORE_QUOTA, Aws, aws_in
 from providers.eks.capacity import check_reservation, find_reservation
-from providers.eks.machines import machine_of
+from providers.eks.machines import Machine, machine_of
 from providers.eks.network import zones_for
 from providers.eks.nodes import Group
+from providers.eks.versions import check_version
 
 
 # Quotas count vCPUs of running machines by family. Source: Service Quotas of EC2, as of 2026-11.
@@ -60,7 +62,7 @@ class PlannedOptions(Protocol):
         """Kubernetes X.Y; None for EKS' own default."""
 
 
-def make_plan(cluster: Cluster, options: PlannedOptions, groups: tuple[Group, Group]) -> Plan:
+def make_plan(cluster: Cluster, options: PlannedOptions, groups: tuple[Group, Group], machine: Machine) -> Plan:
     """Raises CredentialError, UsageError or CapacityError for what cannot work; what may not work is a warning."""
     aws = aws_in(cluster.location)
     aws.call("sts", "get_caller_identity")
@@ -68,14 +70,14 @@ def make_plan(cluster: Cluster, options: PlannedOptions, groups: tuple[Group, Gr
     zone = zones_for(aws, list(workers.types), options.zone)[0]
     for other in workers.zones[1:]:
         zones_for(aws, list(workers.types), other)
-    warnings = [*_version(aws, options), *_gpus(aws, workers, ClusterDetails.of(cluster).gpus_per_node or 0)]
+    warnings = check_version(aws, options.kubernetes_version)
     if workers.reservation:  # bought before: quotas of vCPUs do not count for blocks, and were granted for others
         warnings += check_reservation(
             find_reservation(aws, workers.reservation), workers.types[0], workers.count, options.zone
         )
     else:
-        warnings += _quota(aws, workers)
-    warnings += _fabric_warnings(options, workers)
+        warnings += _quota(aws, groups, machine)
+    warnings += _fabric_warnings(options, workers, machine)
     if options.spot and len(workers.types) > 1:
         warnings.append(f"Any of these machines may come, all of one type or mixed: {', '.join(workers.types)}.")
     workers_line = _spot(aws, workers, zone)
@@ -88,21 +90,21 @@ UNCHECKED = (
 )
 
 
-def sketch_plan(cluster: Cluster, options: PlannedOptions, groups: tuple[Group, Group]) -> Plan:
+def sketch_plan(cluster: Cluster, options: PlannedOptions, groups: tuple[Group, Group], machine: Machine) -> Plan:
     """The plan for somebody without an account: nothing is asked."""
     workers = groups[1]
     line = None
     if workers.spot:
         line = PlanLine(f"worker {workers.types[0]} (spot)", workers.count, None)
-    warnings = [UNCHECKED, *_fabric_warnings(options, workers)]
+    warnings = [UNCHECKED, *_fabric_warnings(options, workers, machine)]
     return _price(groups, cluster.location, options.zone or cluster.location, warnings, line)
 
 
-def _fabric_warnings(options: PlannedOptions, workers: Group) -> list[str]:
+def _fabric_warnings(options: PlannedOptions, workers: Group, machine: Machine) -> list[str]:
     """What to know of the machines' fast network before money is spent."""
     if options.efa:
         return [EFA_WARNING]
-    gbits = machine_of(workers.types[0]).fabric_gbits
+    gbits = machine.fabric_gbits
     if not gbits or workers.count < 2:
         return []
     return [
@@ -162,63 +164,61 @@ def _spot(aws: Aws, workers: Group, zone: str) -> PlanLine | None:
     return PlanLine(what, workers.count, dearest, f"now, {now:%Y-%m-%d}")
 
 
-def _version(aws: Aws, options: PlannedOptions) -> list[str]:
-    if options.kubernetes_version is None:
-        return []
-    try:
-        offered = aws.pages("eks", "describe_cluster_versions", "clusterVersions")
-    except CredentialError as error:
-        return [f"Whether EKS has Kubernetes {options.kubernetes_version} is not known: {error.message}"]
-    standard = [item["clusterVersion"] for item in offered if item.get("versionStatus") == "STANDARD_SUPPORT"]
-    if options.kubernetes_version not in standard:
-        raise UsageError(
-            f"EKS does not offer Kubernetes {options.kubernetes_version} with standard support.",
-            hint=f"It has: {', '.join(standard)}; or leave out --kubernetes-version",
-        )
-    return []
+def _quota(aws: Aws, groups: tuple[Group, Group], machine: Machine) -> list[str]:
+    """Whether the account may have that many vCPUs more. Raises CapacityError if it surely may not.
+
+    The machines of the system are on demand; they count together with workers of the same quota.
+    """
+    system, workers = groups
+    vcpus = {kind: machine.vcpus if kind == machine.name else machine_of(kind).vcpus for kind in workers.types}
+    needs: Counter[str] = Counter()
+    parts: dict[str, list[str]] = {}
+    for code, group, each in (
+        (_quota_code(workers), workers, vcpus[workers.types[0]]),
+        (_quota_code(system), system, machine_of(system.types[0]).vcpus),
+    ):
+        if code and group.count * each:
+            needs[code] += group.count * each
+            parts.setdefault(code, []).append(f"{group.count} × {group.types[0]}")
+    warnings = []
+    for code, needed in needs.items():
+        largest = max(vcpus.values()) * workers.count if code == _quota_code(workers) else 0
+        warnings += _check_quota(aws, code, needed, " and ".join(parts[code]), workers, vcpus, largest)
+    return warnings
 
 
-def _gpus(aws: Aws, workers: Group, expected: int) -> list[str]:
-    """Hold the table of machines against EC2's own."""
-    try:
-        found = aws.call("ec2", "describe_instance_types", InstanceTypes=list(workers.types[:1]))["InstanceTypes"]
-    except UsageError as error:
-        raise UsageError(error.message, hint="Choose another --machine-type.") from None
-    gpus = sum(gpu.get("Count", 0) for item in found for gpu in item.get("GpuInfo", {}).get("Gpus", []))
-    if found and gpus != expected:
-        return [f"EC2 says that {workers.types[0]} has {gpus} GPUs; mlbench's table says {expected}."]
-    return []
-
-
-def _quota(aws: Aws, workers: Group) -> list[str]:
-    """Whether the account may have that many vCPUs more. Raises CapacityError if it surely may not."""
-    family = workers.types[0].partition(".")[0]
-    vcpus = workers.count * machine_of(workers.types[0]).vcpus
+def _quota_code(group: Group) -> str | None:
+    """The quota that a group's machines count against; None if none is known."""
+    family = group.types[0].partition(".")[0]
     entry = next((item for item in QUOTAS if family.startswith(item.prefixes) and not family.startswith("trn")), None)
-    if entry is None or not vcpus:
-        return []
-    code = entry.spot if workers.spot else entry.on_demand
+    if entry is None:
+        return None
+    return entry.spot if group.spot else entry.on_demand
+
+
+def _check_quota(
+    aws: Aws, code: str, needed: int, machines: str, workers: Group, vcpus: Mapping[str, int], largest: int
+) -> list[str]:
     try:
         quota = aws.call("service-quotas", "get_service_quota", ServiceCode="ec2", QuotaCode=code)["Quota"]
     except TransientError:
         raise
     except MlbenchError as error:
-        return [f"The quota {code} cannot be read, so whether {vcpus} vCPUs are allowed is not known: {error.message}"]
+        return [f"The quota {code} cannot be read, so whether {needed} vCPUs are allowed is not known: {error.message}"]
     limit = quota["Value"]
     what = f'quota "{quota.get("QuotaName", code)}" ({code}) in {aws.region}'
-    if vcpus > limit:
+    if needed > limit:
         raise CapacityError(
-            f"The {what} allows {limit:.0f} vCPUs; {workers.count} × {workers.types[0]} need {vcpus}.",
+            f"The {what} allows {limit:.0f} vCPUs; {machines} need {needed}.",
             hint=f"aws service-quotas request-service-quota-increase --service-code ec2 --quota-code {code} "
-            f"--region {aws.region} --desired-value {vcpus}\n{MORE_QUOTA}",
-            details={"quota": code, "limit": limit, "needed": vcpus},
+            f"--region {aws.region} --desired-value {needed}\n{MORE_QUOTA}",
+            details={"quota": code, "limit": limit, "needed": needed},
         )
-    larger = [kind for kind in workers.types if workers.count * machine_of(kind).vcpus > limit]
-    if larger:  # of spot machines any may come
-        named = ", ".join(larger)
+    if largest > limit:  # of spot machines any may come
+        named = ", ".join(kind for kind, each in vcpus.items() if workers.count * each > limit)
         return [
             f"The {what} allows {limit:.0f} vCPUs, too few if these machines come: {named} (--spot-type limits them)."
         ]
-    if vcpus > limit / 2:
-        return [f"The {what} allows {limit:.0f} vCPUs, of which these workers take {vcpus}, if no others take them."]
+    if needed > limit / 2:
+        return [f"The {what} allows {limit:.0f} vCPUs, of which these machines take {needed}, if no others take them."]
     return []

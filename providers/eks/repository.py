@@ -41,7 +41,7 @@ class ImageRepository(Resource):
 
     def poll(self) -> Readiness:
         found = self._describe()
-        # The ":" says that tags name the tasks (mlbench_cli.images).
+        # The ":" says that tags name the tasks (mlbench_cli.tasks.images).
         return Readiness(
             found is not None, "AWS does not show it yet", {"registry": f"{found['repositoryUri']}:"} if found else {}
         )

@@ -5,17 +5,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from mlbench_cli.cluster_details import ClusterDetails
-from mlbench_cli.errors import NotFoundError, UsageError
+from mlbench_cli.errors import CredentialError, NotFoundError, UsageError
 from mlbench_cli.kube.access import Access
-from mlbench_cli.model import Cluster
+from mlbench_cli.model.cluster_details import ClusterDetails
+from mlbench_cli.model.run import Cluster
 from providers.base import Plan, Resource, check_ranges, read_options, registry_details, split_zones
 from providers.gke import api
 from providers.gke.api import Gke
+from providers.gke.compute import Compute
 from providers.gke.end_timer import EndIdentity, EndTimer
 from providers.gke.fabric import NcclInstaller, NetworkObjects
 from providers.gke.families import FABRICS, FLEX_START_COMPACT, NOT_ON_DEMAND, FabricKind, fabric_facts
-from providers.gke.machines import CPU_DEFAULT, Machine, choose_machine
+from providers.gke.machines import CPU_DEFAULT, Machine, choose_machine, is_gpu_family
 from providers.gke.networks import list_networks
 from providers.gke.options import DEFAULT_ZONE, GkeDetails, GkeOptions
 from providers.gke.readiness import EndLabel, gpu_probe
@@ -35,7 +36,7 @@ from providers.gke.resources import (
     setup_of,
 )
 from providers.gpu_probe import NONE
-from providers.machine_checks import require_vcpus
+from providers.machine_checks import check_forced, require_vcpus, settle_gpus
 from providers.ready_machines import ReadyMachines
 
 if TYPE_CHECKING:
@@ -90,6 +91,25 @@ class GkeProvider:
             **registry_details(options.registry, registry_of(project, place_of(options), name)),
         }
         return Cluster(name, self.name, "creating", details=details, account=project, location=place_of(options))
+
+    def describe_machines(self, cluster: Cluster) -> Cluster:
+        """The cluster with the GPUs that Compute Engine tells of its machine type; see DescribesMachines."""
+        options, machine = read_options(cluster, GkeOptions), _recorded_machine(cluster)
+        told = None
+        try:
+            zones = ControlPlane(cluster, _gke(cluster), options).zones(machine)
+            told = Compute(api.project_of(options.project)).find_gpus(zones[0], machine)
+        except CredentialError as error:
+            if error.hint in (api.LOGIN, api.SET_CLOCK):  # not a missing right: the credentials are nobody's
+                raise
+        machine = settle_gpus(
+            machine,
+            told,
+            forced=options.gpus_per_node,
+            asked=None if machine.name.startswith("n1-") else options.num_gpus,
+            is_gpu_family=is_gpu_family(machine.name),
+        )
+        return replace(cluster, details={**cluster.details, "gpu": machine.gpu, "gpus_per_node": machine.gpus})
 
     def plan(self, cluster: Cluster) -> Plan:
         """List what is about to be created, with prices per hour; checks quotas with calls that only read."""
@@ -262,12 +282,12 @@ def machine_of(options: GkeOptions) -> Machine:
 def _recorded_machine(cluster: Cluster) -> Machine:
     """Not judged again: what exists has to be found and removed whatever today's table says of it."""
     details = ClusterDetails.of(cluster)
-    gpus = details.gpus_per_node or 0
-    return Machine(details.machine_type or CPU_DEFAULT, details.gpu if gpus else None, gpus)
+    return Machine(details.machine_type or CPU_DEFAULT, details.gpu, details.gpus_per_node or 0)
 
 
 def _check(options: GkeOptions, machine: Machine) -> None:
     _check_place(options)
+    check_forced(options.gpus_per_node)
     if not 10 <= options.disk_size <= 65536:
         raise UsageError(f"--disk-size {options.disk_size}: from 10 to 65536 GB.")
     if options.kubernetes_version and not re.fullmatch(r"1\.\d{2}(\.\d+(-gke\.\d+)?)?", options.kubernetes_version):

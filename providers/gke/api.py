@@ -5,13 +5,14 @@ MLBENCH_COMPUTE_ENDPOINT (a URL).
 """
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from mlbench_cli.config.extras import install_hint
 from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, NotFoundError, UsageError
-from mlbench_cli.extras import install_hint
 from mlbench_cli.kube.credentials import Token
 from mlbench_cli.kube.tls import explain_connection_failure
 from providers.base import NOT_CONFIGURED, BusyError, TransientError, call_timeout
@@ -33,6 +34,47 @@ QUOTAS = "https://console.cloud.google.com/iam-admin/quotas?project="
 STOCK_OUT = ("ZONE_RESOURCE_POOL_EXHAUSTED", "GCE_STOCKOUT", "does not have enough resources", "out of resources")
 # What is over in a minute, though it is called a quota, too.
 TOO_OFTEN = ("RATE_LIMIT", "rateLimitExceeded", "requests per minute", "per minute per")
+# How Google says that a quota or a limit of the project is too small. Not the "quota project" of credentials.
+QUOTA_REFUSAL = re.compile(
+    r"Insufficient (regional|project|global) quota|[Qq]uota '?\w+'? exceeded|QUOTA_EXCEEDED|"
+    r"exceeds? (the |its |your )?(\w+ )?quota|cannot create more than \d+ (clusters|nodes)"
+)
+SHORT_QUOTA = re.compile(
+    r"resource \"(?P<quota>\w+)\": request requires '[\d.]+' and is short '(?P<short>[\d.]+)'"
+    r"(?:\. project has a quota of '(?P<limit>[\d.]+)')?"
+)
+# Other refusals whose words tell the cause: the error that each becomes, and what to do next.
+CAUSES: tuple[tuple[re.Pattern[str], type[MlbenchError], str], ...] = (
+    (
+        re.compile(r"constraints/compute\.vmExternalIpAccess"),
+        UsageError,
+        "--private-nodes: the organization allows no public addresses; images then come from Artifact Registry, or the "
+        "network needs Cloud NAT.",
+    ),
+    (
+        re.compile(r"constraints/[\w.]+|[Oo]rganization [Pp]olicy"),
+        UsageError,
+        "A policy of the organization forbids it: ask its administrator for an exception, or choose another place or "
+        "project. gcloud resource-manager org-policies list --project PROJECT   lists the policies.",
+    ),
+    (
+        re.compile(r"IP_SPACE_EXHAUSTED|IP space of .* is exhausted"),
+        CapacityError,
+        "The subnetwork has no free addresses: --network NAME --subnetwork NAME of a larger one, or fewer workers. "
+        "gcloud compute networks subnets list   lists them.",
+    ),
+    (
+        re.compile(r"[Ss]ervice account .*(does not exist|is disabled|not found|missing)"),
+        UsageError,
+        "--service-account NAME@PROJECT.iam.gserviceaccount.com of an account that exists: gcloud iam service-accounts "
+        "list",
+    ),
+    (
+        re.compile(r"[Nn]etwork .*(does not exist|not found)|no default network"),
+        UsageError,
+        "--network NAME --subnetwork NAME of a network that the project has: gcloud compute networks list",
+    ),
+)
 # One operation at a time changes a cluster.
 BUSY = (
     "incompatible operation",
@@ -203,6 +245,9 @@ def error_from_exception(error: Any, what: str, project: str) -> MlbenchError:
     from google.api_core import exceptions as api
 
     message = f'Google refused to {what}: "{_words(error)}"'
+    # Words before class: GKE refuses a lack of quota as PERMISSION_DENIED (kubeflow/examples 597).
+    if known := error_from_words(message, str(error), project):
+        return known
     passing = (api.ServerError, api.TooManyRequests, api.Aborted, api.Cancelled, api.Unknown, api.RetryError)
     if isinstance(error, api.NotFound):
         return NotFoundError(message)
@@ -217,11 +262,33 @@ def error_from_exception(error: Any, what: str, project: str) -> MlbenchError:
     if isinstance(error, passing):
         unreached = isinstance(error, api.ServiceUnavailable | api.GatewayTimeout)
         return TransientError(message, hint=explain_connection_failure(message) or (UNREACHED if unreached else None))
-    if isinstance(error, api.InvalidArgument) and "ocation" in str(error):
+    if isinstance(error, api.InvalidArgument) and re.search(r'\b[Ll]ocation "', str(error)):
         return UsageError(message, hint="gcloud compute zones list, or regions list")
     if isinstance(error, api.AlreadyExists | api.InvalidArgument | api.FailedPrecondition | api.OutOfRange):
         return UsageError(message)
     return MlbenchError(message)
+
+
+def error_from_words(message: str, said: str, project: str) -> MlbenchError | None:
+    """The error for a refusal whose words tell its cause, whatever its class or code; None for other words."""
+    if QUOTA_REFUSAL.search(said) and "quota project" not in said:
+        return capacity_error(message, project, said)
+    return next((kind(message, hint=hint) for words, kind, hint in CAUSES if words.search(said)), None)
+
+
+def raise_quota(project: str, quota: str, value: float | None, region: str | None) -> str:
+    """The hint for a quota that is too small: the command that asks Google for `value`, and the page."""
+    page = f"{QUOTAS}{project}"
+    everywhere = quota.endswith("_ALL_REGIONS")
+    if value is None or not re.fullmatch(r"[A-Z0-9_]+", quota) or not (everywhere or region):
+        return f"Ask for more of {quota} at {page}, or use fewer or other machines."
+    where = "-per-project" if everywhere else "-per-project-region"
+    return (
+        "gcloud beta quotas preferences create --service compute.googleapis.com --project "
+        f"{project} --quota-id {quota.replace('_', '-')}{where} --preferred-value {value:.0f}"
+        f"{'' if everywhere else f' --dimensions region={region}'}   asks for more, as does {page}; "
+        "or use fewer or other machines"
+    )
 
 
 def capacity_error(message: str, project: str, said: str = "") -> CapacityError:
@@ -231,6 +298,14 @@ def capacity_error(message: str, project: str, said: str = "") -> CapacityError:
             message,
             hint="The zone has none left: repeat with --zones a,b,c, without --spot, or later.",
             details={"reason": "stock_out"},
+        )
+    if short := SHORT_QUOTA.search(f"{message} {said}"):
+        place = re.search(r" in ([a-z]+-[a-z]+\d+)", message)
+        value = float(short["limit"]) + float(short["short"]) if short["limit"] else None
+        return CapacityError(
+            message,
+            hint=raise_quota(project, short["quota"], value, place[1] if place else None),
+            details={"reason": "quota", "quota": short["quota"]},
         )
     return CapacityError(
         message,

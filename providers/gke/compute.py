@@ -122,6 +122,19 @@ class Compute:
             self.find_offer(zone, "acceleratorTypes", machine.gpu)
         return int(found.get("guestCpus") or 0)
 
+    def find_gpus(self, zone: str, machine: Machine) -> tuple[str | None, int] | None:
+        """Type and number of the GPUs that are part of a machine; None if they are attached to it by request.
+
+        Raises UsageError if the zone has no such machine.
+        """
+        if machine.gpu and machine.name.startswith("n1-"):
+            return None
+        found = self.find_offer(zone, "machineTypes", machine.name)
+        listed = found.get("accelerators") or []
+        if not listed:
+            return machine.gpu, 0
+        return str(listed[0].get("guestAcceleratorType")), sum(int(i.get("guestAcceleratorCount") or 0) for i in listed)
+
     def zone_with(self, region: str, machine: Machine) -> str:
         """The first zone of a region that has the machine. Raises UsageError if none has, or there is no region."""
         try:
@@ -303,6 +316,6 @@ def _quota_error(project: str, region: str, lacking: Sequence[Shortage]) -> Capa
     first = lacking[0]
     return CapacityError(
         f"The quota of {project} in {region} is too small: {listed}.",
-        hint=f"Ask for more at {api.QUOTAS}{project}, or for fewer or other machines.",
+        hint=api.raise_quota(project, first.quota, first.limit + first.needed - first.left, region),
         details={"reason": "quota", "quota": first.quota, "left": first.left, "needed": first.needed},
     )

@@ -1,15 +1,17 @@
 """Finds the clusters on GKE that bear our tags, whoever created them."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from mlbench_cli.model import Cluster
-from mlbench_cli.times import parse_timestamp
-from providers.base import CLUSTER_TAG, FABRIC_TAG, PartialSearchError, details_from_tags
-from providers.gke.api import Gke, region_of
+from mlbench_cli.errors import CredentialError
+from mlbench_cli.model.run import Cluster
+from mlbench_cli.util.times import parse_timestamp
+from providers.base import AUTO, CLUSTER_TAG, FABRIC_TAG, PartialSearchError, details_from_tags, registry_details
+from providers.gke.api import Gke, Message, region_of
 from providers.gke.families import fabric_facts
 from providers.gke.networks import LOCATION_TAG, NetworkMark, find_marks
+from providers.gke.repository import list_repositories, registry_of
 from providers.gke.resources import ROLE_LABEL, WORKER, WORKER_POOL
 
 YOUNG_SECONDS = 900.0  # in which a cluster appears that is created together with its networks
@@ -28,12 +30,37 @@ def discover_clusters(project: str, location: str) -> list[Cluster]:
         raise PartialSearchError(f"Google has no answer from {missing}, so the clusters there are not known.", found)
     # Also those that are not ours: a network bears the name of a cluster that mlbench made, or was about to make.
     there = {(item.name, item.location) for item in answer.clusters}
-    return [*found, *_list_remains(project, location, there)]
+    try:
+        repositories = list_repositories(project)
+    except CredentialError as error:
+        remains = list(_list_remains(project, location, there, []))
+        raise PartialSearchError(
+            f"Image repositories of clusters that are gone are not known: {error.message}", [*found, *remains]
+        ) from None
+    return [*found, *_list_remains(project, location, there, repositories)]
 
 
-def _list_remains(project: str, location: str, there: set[tuple[str, str]]) -> Iterator[Cluster]:
-    """Clusters that do not exist, by the networks that they have left or that are made before them."""
+def _list_remains(
+    project: str, location: str, there: set[tuple[str, str]], repositories: Sequence[Message]
+) -> Iterator[Cluster]:
+    """Clusters that do not exist, by the networks that they have left or that are made before them, and by images."""
     listed: set[tuple[str, str]] = set()
+    for found in repositories:
+        tags = found["labels"]
+        identity = name, place = tags[CLUSTER_TAG], tags.get(LOCATION_TAG) or str(found["name"]).split("/")[3]
+        if identity in there | listed or location not in ("-", place):
+            continue
+        listed.add(identity)
+        options = {"region" if region_of(place) == place else "zone": place, "project": project, "registry": AUTO}
+        details = {
+            "project": project,
+            "location": place,
+            "nodes": 0,
+            "options": options,
+            **details_from_tags(tags),
+            **registry_details(AUTO, registry_of(project, place, name)),
+        }
+        yield Cluster(name, "gke", "failed", str(found.get("createTime") or ""), details, project, place)
     for mark in find_marks(project):
         identity = name, place = mark.tags[CLUSTER_TAG], mark.tags.get(LOCATION_TAG, "")
         if identity in there | listed or location not in ("-", place):

@@ -11,8 +11,12 @@ from providers.gke.api import Gke
 from providers.gke.compute import ALL_GPUS, QUOTA_OF, Compute
 from providers.gke.end_timer import Project
 from providers.gke.options import DEFAULT_ZONE
+from providers.gke.repository import node_account
 from providers.gke.rights import role_of
 
+# Roles that let machines pull from the project's registries and report. GKE's own, and the one that older
+# organizations grant by themselves.
+NODE_ROLES = {"roles/container.defaultNodeServiceAccount", "roles/editor", "roles/owner"}
 # Quotas that every cluster needs something of, besides those of GPUs.
 COMMON_QUOTAS = ("CPUS", "IN_USE_ADDRESSES", "SSD_TOTAL_GB")
 
@@ -33,6 +37,7 @@ def run_checks(project: str | None, location: str | None) -> Iterator[Check]:
         return
     yield checklist.result("credentials", f"{_kind()}, project {name}")
     yield _check_rights(checklist, Gke(name, zone))
+    yield from _check_node_account(checklist, Gke(name, zone))
     yield from _cluster_manager(checklist, Gke(name, zone))
     yield from _compute(checklist, Compute(name), zone)
     yield doctor.check_prices(checklist, "gke", api.region_of(zone))
@@ -64,6 +69,26 @@ def _check_rights(checklist: Checklist, gke: Gke) -> Check:
     listed = ", ".join(denied[:10]) + (f" and {len(denied) - 10} more" if len(denied) > 10 else "")
     hint = "As a role for an administrator: mlbench doctor gke --policy   For one command: --policy --for list-clusters"
     return checklist.result("rights", f"IAM would deny {listed}", hint, missing=True)
+
+
+def _check_node_account(checklist: Checklist, gke: Gke) -> Iterator[Check]:
+    """Whether the default account of machines has a role by which it can pull images and write logs."""
+    project = Project(gke)
+    policy = checklist("default node account", project.read_policy, optional=True)
+    if policy is None:
+        if checklist.failed:
+            yield checklist.failed
+        return
+    account = node_account(gke, None)
+    member = f"serviceAccount:{account}"
+    roles = {item["role"] for item in policy.get("bindings", []) if member in item["members"]}
+    enough = sorted(roles & NODE_ROLES)
+    hint = (
+        f"gcloud projects add-iam-policy-binding {gke.project} --member {member} --role "
+        "roles/container.defaultNodeServiceAccount   or --service-account of another; --registry auto lets it pull"
+    )
+    found = f"{account} has {', '.join(enough)}" if enough else f"{account} has no role of nodes"
+    yield checklist.result("default node account", found, None if enough else hint, missing=not enough)
 
 
 def _cluster_manager(checklist: Checklist, gke: Gke) -> Iterator[Check]:

@@ -10,8 +10,8 @@ warning. Sources: docs/clouds-assumptions.md.
 import os
 from collections.abc import Sequence
 
-from mlbench_cli.cluster_details import ClusterDetails
 from mlbench_cli.errors import CredentialError, NotFoundError
+from mlbench_cli.model.cluster_details import ClusterDetails
 from providers.base import Readiness, Resource, ResourceStatus, TransientError, call_timeout
 from providers.gke import api
 from providers.gke.api import Gke, Message

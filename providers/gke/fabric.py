@@ -10,24 +10,21 @@ GPUDirect and on managed DRANET, as of 2026-11; assumptions: docs/clouds-assumpt
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mlbench_cli.cluster_details import ClusterDetails
 from mlbench_cli.errors import NotFoundError
-from mlbench_cli.gpudirect import Release, choose_release
+from mlbench_cli.kube.gpudirect import Release, choose_release
 from mlbench_cli.kube.objects import condition, is_true
+from mlbench_cli.model.cluster_details import ClusterDetails
 from providers.base import Readiness, Resource, ResourceStatus
 from providers.gke.api import Message
 from providers.gke.families import FabricKind, name_networks
 from providers.gke.resources import ROLE_LABEL, WORKER, ControlPlane
 from providers.gpu_probe import GpuProbe, find_driver_branch
 from providers.kubernetes_calls import apply_object, open_young_cluster
+from providers.pins import require_pin
 
 INSTALLER = "mlbench-nccl-installer"
 DAEMON_SETS = "/apis/apps/v1/namespaces/kube-system/daemonsets"
 NETWORKING = "/apis/networking.gke.io/v1"
-INJECTOR = (
-    "gcr.io/gke-release/nri-device-injector@sha256:6e79483d52abdc28454bf186320b10a56b0f117a10e8d65d5c74dbb821a76970"
-)
-PAUSE = "gke.gcr.io/pause:3.8@sha256:880e63f94b145e46f1b1082bb71b85e21f16b99b180b9996407d61240ceb9830"
 
 
 class FabricObject(Resource):
@@ -140,8 +137,8 @@ class NcclInstaller(FabricObject):
             "name": INSTALLER,
             "node_selector": {ROLE_LABEL: WORKER},
             "plugin": self.release.plugin,
-            "injector": None if self.fabric is FabricKind.GIB else INJECTOR,
-            "pause": PAUSE,
+            "injector": None if self.fabric is FabricKind.GIB else require_pin("gke", "nri-device-injector"),
+            "pause": require_pin("gke", "pause"),
         }
         found = documents("kubernetes/gke-nccl-installer.yaml.j2", values)
         return [(f"{DAEMON_SETS}/{item['metadata']['name']}", item) for item in found]

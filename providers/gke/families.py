@@ -14,7 +14,10 @@ HYPERDISK_FAMILIES = ("n4", "c4", "c4a", "c4d", "g4", "a3-ultragpu", "a4", "a4x"
 # What a quota of disks is called in a region.
 DISK_QUOTAS = {PD: "SSD_TOTAL_GB", HYPERDISK: "HDB_TOTAL_GB"}
 # Not sold on demand: only as spot, flex-start or from a reservation.
-NOT_ON_DEMAND = ("a3-highgpu-1g", "a3-highgpu-2g", "a3-highgpu-4g", "a3-ultragpu-8g", "a4-highgpu-8g")
+NOT_ON_DEMAND = (
+    *("a3-highgpu-1g", "a3-highgpu-2g", "a3-highgpu-4g", "a3-ultragpu-8g"),
+    *("a4-highgpu-8g", "a4x-highgpu-4g", "a4x-maxgpu-4g-metal"),
+)
 # Whose machines flex-start can put close together; not with queued provisioning. Source: cluster-toolkit.
 FLEX_START_COMPACT = ("a3-ultragpu", "a4-", "h4d-")
 

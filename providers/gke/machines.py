@@ -63,15 +63,23 @@ SHORT = {
 TOO_OLD = tuple(f"nvidia-tesla-{name}" for name in ("k80", "p100", "p4", "v100"))
 
 
+def is_gpu_family(machine_type: str) -> bool:
+    """Whether machines of the type have GPUs by their shape: families A and G, such as a4x and g4."""
+    return re.match(r"[ag]\d+x?-", machine_type) is not None
+
+
 def choose_machine(machine_type: str | None, num_gpus: int | None, gpu_type: str | None) -> Machine:
     """The machine that the options mean. Raises UsageError with what would fit for every pair that cannot be."""
     if num_gpus is not None and num_gpus < 0:
         raise UsageError(f"--num-gpus {num_gpus}: the least is 0.")
-    gpu = _gpu(gpu_type) if gpu_type else None
+    is_new = machine_type is not None and machine_type not in SHAPED and is_gpu_family(machine_type)
+    gpu = (gpu_type if is_new else _gpu(gpu_type)) if gpu_type else None
     if machine_type is None:
         return _smallest(gpu or GPU_DEFAULT, num_gpus) if gpu or num_gpus else Machine(CPU_DEFAULT)
     if machine_type in SHAPED:
         return require_gpus(SHAPED[machine_type], num_gpus, gpu, SHAPED)
+    if is_gpu_family(machine_type):
+        return Machine(machine_type, gpu)  # how many GPUs it has is asked of Compute Engine
     if not gpu and not num_gpus:
         return Machine(machine_type)
     return _attach(machine_type, num_gpus or 1, gpu or GPU_DEFAULT)

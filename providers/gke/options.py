@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from mlbench_cli.cluster_details import ClusterDetails, fact
+from mlbench_cli.model.cluster_details import ClusterDetails, fact
 from providers.base import REGISTRY_HELP, ZONES_HELP, option
 
 DEFAULT_ZONE = "europe-west1-b"
@@ -20,6 +20,9 @@ class GkeOptions:
     )
     num_gpus: int | None = option(
         None, "--num-gpus", "-g", help="number of GPUs per worker; default: all of its machine type"
+    )
+    gpus_per_node: int | None = option(
+        None, "--gpus-per-node", help="number of GPUs of the machine type, if the cloud tells a wrong one or none"
     )
     gpu_type: str | None = option(None, "--gpu-type", help="t4, l4, a100, a100-80gb, h100, …; selects the machine type")
     num_cpus: int | None = option(None, "--num-cpus", "-c", help="minimum number of vCPUs per worker")

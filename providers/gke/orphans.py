@@ -5,8 +5,8 @@ from typing import Any
 from urllib.parse import quote
 
 from mlbench_cli.errors import NotFoundError
-from mlbench_cli.model import Cluster
-from mlbench_cli.times import parse_timestamp
+from mlbench_cli.model.run import Cluster
+from mlbench_cli.util.times import parse_timestamp
 from providers.gke import api
 from providers.gke.compute import Compute
 from providers.gke.families import FabricKind

@@ -2,9 +2,9 @@
 
 import re
 
-from mlbench_cli.cluster_details import ClusterDetails
 from mlbench_cli.errors import UsageError
-from mlbench_cli.model import Cluster
+from mlbench_cli.model.cluster_details import ClusterDetails
+from mlbench_cli.model.run import Cluster
 from providers import pricing
 from providers.base import Plan, split_zones
 from providers.gke.api import Gke, region_of

@@ -5,22 +5,31 @@ library is needed. MLBENCH_ARTIFACT_ENDPOINT moves the API, for tests and proxie
 """
 
 import os
+import time
+from concurrent.futures import ThreadPoolExecutor
 
-from mlbench_cli.errors import NotFoundError
+from mlbench_cli.errors import CredentialError, NotFoundError
 from providers.base import (
     CLUSTER_TAG,
+    KEPT_TAG,
     Readiness,
     Resource,
     ResourceStatus,
+    TransientError,
     call_timeout,
     ownership_tags,
     reason_to_keep_images,
 )
 from providers.gke import api
-from providers.gke.api import Message, region_of
+from providers.gke.api import Gke, Message, region_of
+from providers.gke.end_timer import Project
+from providers.gke.networks import LOCATION_TAG
 from providers.gke.resources import ControlPlane
 
 ENDPOINT = "https://artifactregistry.googleapis.com"
+AT_ONCE = 16  # regions that are asked at the same time
+RETRY_WAITS = (0.5, 2.0)  # seconds before a transient error is asked about again
+READER = "roles/artifactregistry.reader"
 USER = "oauth2accesstoken"  # Artifact Registry's user name for access tokens
 
 
@@ -31,6 +40,11 @@ def repository_id(cluster: str) -> str:
 def registry_of(project: str, location: str, cluster: str) -> str:
     """The prefix of the images' names, for nodes and for `docker push`."""
     return f"{region_of(location)}-docker.pkg.dev/{project}/{repository_id(cluster)}"
+
+
+def node_account(gke: Gke, given: str | None) -> str:
+    """The service account of a cluster's machines: the one given, else Compute Engine's default of the project."""
+    return given or f"{Project(gke).number()}-compute@developer.gserviceaccount.com"
 
 
 class ImageRepository(Resource):
@@ -62,12 +76,45 @@ class ImageRepository(Resource):
         body = {
             "format": "DOCKER",
             "description": f"images of the mlbench cluster {self.plane.name}",
-            "labels": ownership_tags(self.plane.cluster),
+            "labels": {**ownership_tags(self.plane.cluster), LOCATION_TAG: self.plane.gke.location},
         }
         self._ask("POST", f"{self._parent}?repositoryId={self.name}", body)
 
     def poll(self) -> Readiness:
-        return Readiness(self.find() is not None, "Google does not show it yet")
+        """Ready when it exists and the machines' account may read it; the record says if that could not be granted."""
+        if self.find() is None:
+            return Readiness(False, "Google does not show it yet")
+        try:
+            self._let_machines_read()
+        except CredentialError as error:
+            account = self.plane.options.service_account or "the machines' service account"
+            problem = (
+                f"{error.message} Unless {account} has the role {READER}, pods cannot pull: gcloud artifacts "
+                f"repositories add-iam-policy-binding {self.name} --location {self.region} --project "
+                f"{self.plane.gke.project} --role {READER} --member serviceAccount:ACCOUNT"
+            )
+            return Readiness(True, facts={"registry_problem": problem})
+        return Readiness(True, facts={"registry_problem": None})
+
+    def keep(self) -> None:
+        """Mark it, so that gc leaves it alone although its cluster is gone."""
+        found = self._ask("GET", f"{self._parent}/{self.name}")
+        labels = {**(found.get("labels") or {}), KEPT_TAG: "true"}
+        self._ask("PATCH", f"{self._parent}/{self.name}?updateMask=labels", {"labels": labels})
+
+    def _let_machines_read(self) -> None:
+        """Bind the reader's role to the machines' account, on this repository alone.
+
+        In organizations that were made since May 2024 the project's default account has no role at all
+        (iam.automaticIamGrantsForDefaultServiceAccounts).
+        """
+        member = f"serviceAccount:{node_account(self.plane.gke, self.plane.options.service_account)}"
+        policy = self._ask("GET", f"{self._parent}/{self.name}:getIamPolicy")
+        bindings = policy.setdefault("bindings", [])
+        if any(item["role"] == READER and member in item["members"] for item in bindings):
+            return
+        bindings.append({"role": READER, "members": [member]})
+        self._ask("POST", f"{self._parent}/{self.name}:setIamPolicy", {"policy": policy})
 
     def delete(self) -> None:
         try:
@@ -76,10 +123,42 @@ class ImageRepository(Resource):
             return
 
     def _ask(self, method: str, path: str, body: Message | None = None) -> Message:
-        url = f"{os.environ.get('MLBENCH_ARTIFACT_ENDPOINT', ENDPOINT)}{path}"
-        what = f"{method.lower()} the image repository {self.name}"
-        with api.map_rest_errors("Artifact Registry", what, self.plane.gke.project):
-            answer = api.open_session().request(method, url, json=body, timeout=call_timeout())
-            api.require_success(answer)
-        document: Message = answer.json() if answer.content else {}
-        return document
+        return _ask(self.plane.gke.project, method, path, f"{method.lower()} the image repository {self.name}", body)
+
+
+def list_repositories(project: str) -> list[Message]:
+    """The repositories of the project with our label, in all regions; those that --keep-images has kept are left out.
+
+    None if the API is off: then there are none. Raises MlbenchError if Google cannot be asked.
+    """
+    try:
+        answer = _list(project, f"/v1/projects/{project}/locations?pageSize=500", "list regions of repositories")
+    except CredentialError as error:
+        if "SERVICE_DISABLED" in error.message or "has not been used in project" in error.message:
+            return []
+        raise
+    parents = [f"/v1/{item['name']}/repositories?pageSize=500" for item in answer.get("locations") or ()]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        found = pool.map(lambda parent: _list(project, parent, "list image repositories"), parents)
+        listed = [item for part in found for item in part.get("repositories") or ()]
+    labels = [(item, item.get("labels") or {}) for item in listed]
+    return [item for item, marks in labels if CLUSTER_TAG in marks and KEPT_TAG not in marks]
+
+
+def _list(project: str, path: str, what: str) -> Message:
+    """The answer to a list request. One refusal in many regions is likely, so a transient one is retried."""
+    for wait in RETRY_WAITS:
+        try:
+            return _ask(project, "GET", path, what)
+        except TransientError:
+            time.sleep(wait)
+    return _ask(project, "GET", path, what)
+
+
+def _ask(project: str, method: str, path: str, what: str, body: Message | None = None) -> Message:
+    url = f"{os.environ.get('MLBENCH_ARTIFACT_ENDPOINT', ENDPOINT)}{path}"
+    with api.map_rest_errors("Artifact Registry", what, project):
+        answer = api.open_session().request(method, url, json=body, timeout=call_timeout())
+        api.require_success(answer)
+    document: Message = answer.json() if answer.content else {}
+    return document

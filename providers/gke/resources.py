@@ -4,17 +4,16 @@ Two steps, since a pool without stock or quota then leaves a healthy cluster to 
 one operation at a time and refuses a second one, also while it upgrades a cluster by itself: that is waited for.
 """
 
-import math
 import time
 from collections.abc import Sequence
 from typing import Any
 
-from mlbench_cli.cluster_details import ClusterDetails
 from mlbench_cli.errors import CapacityError, MlbenchError, NotFoundError, UsageError
 from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.objects import condition, is_true
-from mlbench_cli.model import Cluster
-from mlbench_cli.times import timestamp
+from mlbench_cli.model.cluster_details import ClusterDetails
+from mlbench_cli.model.run import Cluster
+from mlbench_cli.util.times import timestamp
 from providers.base import CLUSTER_TAG, Readiness, Resource, ResourceStatus, ownership_tags
 from providers.gke import api
 from providers.gke.api import Gke, Message
@@ -39,8 +38,6 @@ GPU_TAINT = {"key": GPU, "value": "present", "effect": "NO_SCHEDULE"}
 # machines, so that DNS survives the upgrade of one.
 SYSTEM_NODES = 2
 SYSTEM_DISK = 50  # GB
-# Longest exclusion of upgrades that GKE takes for its scope (180 days), and the one for clusters without an end.
-EXCLUSION_SECONDS = 90 * 86400
 # Deleting may have to wait for the end of an operation, such as a pool that looks for stock.
 DELETE_SECONDS = 3600.0
 # How often the machines of a pool that is being made are counted: Google itself reports a stock-out of some much later.
@@ -186,7 +183,7 @@ class ControlPlane(GkeResource):
             },
             "workload_identity_config": {"workload_pool": f"{self.gke.project}.svc.id.goog"},
             "control_plane_endpoints_config": _endpoints(options.allow_from),
-            "maintenance_policy": _maintenance_policy(self.cluster),
+            "maintenance_policy": _maintenance_policy(),
             "node_pools": [
                 {
                     "name": SYSTEM_POOL,
@@ -415,14 +412,14 @@ def _endpoints(allowed: Sequence[str]) -> Message:
     }
 
 
-def _maintenance_policy(cluster: Cluster) -> Message:
-    """No upgrade of the machines while the cluster is used: one that is drained fails its run."""
-    now = time.time()
-    end = min(ClusterDetails.of(cluster).expires or math.inf, now + EXCLUSION_SECONDS)
+def _maintenance_policy() -> Message:
+    """No upgrade of the machines while the version is supported: one that is drained fails its run."""
     exclusion = {
-        "start_time": timestamp(now),
-        "end_time": timestamp(max(end, now + 3600)),
-        "maintenance_exclusion_options": {"scope": "NO_MINOR_OR_NODE_UPGRADES"},
+        "start_time": timestamp(time.time()),
+        "maintenance_exclusion_options": {
+            "scope": "NO_MINOR_OR_NODE_UPGRADES",
+            "end_time_behavior": "UNTIL_END_OF_SUPPORT",
+        },
     }
     return {"window": {"maintenance_exclusions": {"mlbench": exclusion}}}
 
@@ -465,6 +462,8 @@ def _failure(what: str, found: Any, project: str) -> MlbenchError:
 
 def _operation_error(message: str, said: list[str], project: str) -> MlbenchError:
     text = " ".join(said)
+    if known := api.error_from_words(message, text, project):
+        return known
     if any(code in text for code in CAPACITY_CODES) or any(word in text for word in (*api.STOCK_OUT, "uota")):
         return api.capacity_error(message, project, text)
     return MlbenchError(message, hint="The create-cluster command again removes what failed and repeats it.")

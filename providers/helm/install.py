@@ -12,11 +12,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from mlbench_cli.cluster_details import HelmChartRecord
 from mlbench_cli.errors import DeadlineError, MlbenchError, UsageError
 from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.api import Api, ApiError, ObjectNotFound
-from mlbench_cli.model import Cluster
+from mlbench_cli.model.cluster_details import HelmChartRecord
+from mlbench_cli.model.run import Cluster
 from providers.base import CLUSTER_TAG, Readiness, Resource, ResourceStatus, TransientError, ownership_tags
 from providers.file_locks import inheritable_lock
 from providers.helm import tool as program

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, urljoin, urlsplit
 
+from mlbench_cli.config.extras import install_hint
 from mlbench_cli.errors import CredentialError, DeadlineError, MlbenchError, NotFoundError, UsageError, did_you_mean
-from mlbench_cli.extras import install_hint
-from mlbench_cli.yaml_text import read_yaml
+from mlbench_cli.util.yaml_text import read_yaml
 from providers.helm.archive import MAX_FILES, MAX_PACKED, MAX_UNPACKED, unpack
 
 FLAG = "--chart-location"

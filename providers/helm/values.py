@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlbench_cli.errors import UsageError, did_you_mean
-from mlbench_cli.text import shorten
+from mlbench_cli.util.text import shorten
 
 FLAG = "--custom-value"
 INTEGER = re.compile(r"[+-]?(0|[1-9]\d*)")

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from mlbench_cli import settings
+from mlbench_cli.config import settings
 from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, NotFoundError, UsageError
 from mlbench_cli.kube.access import Access
-from mlbench_cli.model import Cluster
+from mlbench_cli.model.run import Cluster
 from providers.base import Plan, PlanLine, Resource, details_from_tags, option, read_options
 from providers.kind.resources import (
     NODES_LABEL,
@@ -27,17 +27,9 @@ from providers.kind.resources import (
     platform_of,
 )
 from providers.kind.tools import call, check_tools, creation_lock, inspect
+from providers.pins import find_pin, pinned_versions
 
 MAX_NODES = 50
-# kind's node image of each minor version, by digest, as its release notes ask for: a tag may be built again.
-# Source: the release notes of kind 0.31.0 (1.32 to 1.34) and 0.32.0, and kind's own default between them (1.35).
-NODE_IMAGES = {
-    "1.32": "v1.32.11@sha256:5fc52d52a7b9574015299724bd68f183702956aa4a2116ae75a63cb574b35af8",
-    "1.33": "v1.33.7@sha256:d26ef333bdb2cbe9862a0f7c3803ecc7b4303d8cea8e814b481b09949d353040",
-    "1.34": "v1.34.3@sha256:08497ee19eace7b4b5348db5c6a1591d7752b164530a36f855cb0f2bdcbadd48",
-    "1.35": "v1.35.1@sha256:05d7bcdefbda08b4e038f644c4df690cdac3fba8b06f8289f30e10026720a1ab",
-    "1.36": "v1.36.1@sha256:3489c7674813ba5d8b1a9977baea8a6e553784dab7b84759d1014dbd78f7ebd5",
-}
 INOTIFY_LIMIT = Path("/proc/sys/fs/inotify/max_user_instances")
 INOTIFY_INSTANCES = 512  # what kind's documentation asks for; the usual 128 is used up by three nodes
 
@@ -180,13 +172,14 @@ def image_of(options: KindOptions) -> str | None:
     parts = version.split(".")
     if not all(part.isdecimal() for part in parts) or len(parts) not in (2, 3):
         raise UsageError(f'--kubernetes-version "{options.kubernetes_version}" is not of the form X.Y or X.Y.Z.')
-    if len(parts) == 2 and version not in NODE_IMAGES:
+    pinned = find_pin("kind", "node", version)
+    if len(parts) == 2 and pinned is None:
         raise UsageError(
             f"It is not known which node image kind published for Kubernetes {version}; known are "
-            f"{', '.join(NODE_IMAGES)}.",
+            f"{', '.join(pinned_versions('kind'))}.",
             hint="Give the version as X.Y.Z, or the node image with --image: https://github.com/kubernetes-sigs/kind/releases",
         )
-    return f"kindest/node:{NODE_IMAGES.get(version, f'v{version}')}"
+    return pinned or f"kindest/node:v{version}"
 
 
 def _check_registry(options: KindOptions) -> None:

@@ -7,9 +7,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from mlbench_cli.cluster_details import ClusterDetails
 from mlbench_cli.errors import MlbenchError, UsageError
-from mlbench_cli.model import Cluster
+from mlbench_cli.model.cluster_details import ClusterDetails
+from mlbench_cli.model.run import Cluster
 from providers.base import CLUSTER_TAG, Readiness, Resource, ResourceStatus, TransientError, ownership_tags
 from providers.kind.tools import KIND_LABEL, call, container_program, creation_lock, inspect, lines, succeeds
 

@@ -9,8 +9,10 @@ is the same on any number of ranks.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -19,6 +21,7 @@ from task_images.harness.errors import EnvironmentUnfitError, TaskUsageError
 from task_images.harness.language.tokens import BYTES, Corpus, Part, move_tensors, python_text, synthetic_tokens
 from task_images.harness.seeds import numpy_generator
 
+Numbers = npt.NDArray[Any]
 SHARE = 0.15
 SHORT_SHARE = 0.1
 SPLITS = {"train": "train.txt", "valid": "valid.txt"}
@@ -121,56 +124,86 @@ class Samples:
             )
         self.length, self.asked = length, max(1, round(SHARE * length))
         self._specials, self._seed = specials, seed
+        self._key = np.uint64(numpy_generator(seed, "sample").integers(1 << 62))
 
-    def numbers(self, first: int, count: int) -> list[tuple[int, int]]:
-        """(epoch, number) of the samples `first` ... in the endless stream of shuffled epochs."""
-        found = []
-        for place in range(first, first + count):
-            epoch, inside = divmod(place, self.count)
-            found.append((epoch, int(self._order(epoch)[inside])))
-        return found
+    def numbers(self, first: int, count: int) -> tuple[Numbers, Numbers]:
+        """Epochs and numbers of the samples `first` ... in the endless stream of shuffled epochs."""
+        epochs, inside = np.divmod(np.arange(first, first + count), self.count)
+        found = np.empty(count, np.int64)
+        for epoch in np.unique(epochs):
+            found[epochs == epoch] = self._order(int(epoch))[inside[epochs == epoch]]
+        return epochs, found
 
-    def _order(self, epoch: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    def _order(self, epoch: int) -> Numbers:
         if getattr(self, "_cached", (None, None))[0] != epoch:
             order = numpy_generator(self._seed, "samples", epoch).permutation(self.count)
             self._cached = (epoch, order)
         return self._cached[1]
 
-    def make(self, epoch: int, number: int) -> Mapping[str, np.ndarray[tuple[int, ...], np.dtype[np.int64]]]:
-        """One sample: tokens, types, mask, positions, labels, follows."""
-        special, stream = self._specials, numpy_generator(self._seed, "sample", epoch, number)
-        size = self._text
-        if stream.random() < SHORT_SHARE:
-            size = int(stream.integers(max(2 + self.asked, self._text // 2), self._text + 1))
+    def sizes(self, epochs: Numbers, numbers: Numbers) -> Numbers:
+        """How many tokens of text these samples have."""
+        draws = self._draw(epochs, numbers, 2)
+        least = max(2 + self.asked, self._text // 2)
+        short = least + (draws[:, 1] * (self._text + 1 - least)).astype(np.int64)
+        return np.where(draws[:, 0] < SHORT_SHARE, short, self._text)
+
+    def make(self, epochs: Numbers, numbers: Numbers) -> Mapping[str, Numbers]:
+        """Samples at once: tokens, types and mask [B, T], positions and labels [B, K], follows [B]."""
+        special, asked, length = self._specials, self.asked, self.length
+        draws = self._draw(epochs, numbers, 4 + length + 2 * asked)[:, 2:]
+        keys, kinds, random = np.split(draws[:, 2:], [length, length + asked], axis=1)
+        size = self.sizes(epochs, numbers)
         half = size // 2
-        follows = stream.random() < 0.5
-        other = number if follows else int((number + stream.integers(1, self.count)) % self.count)
-        first = self._tokens[number * self._text :][:half]
-        second = self._tokens[other * self._text + half :][: size - half]
-        row = np.full(self.length, special.padding, np.int64)
-        row[: size + 3] = [special.begin, *first, special.end, *second, special.end]
-        types, mask = np.zeros(self.length, np.int64), np.zeros(self.length, np.int64)
-        types[half + 2 : size + 3] = 1
-        mask[: size + 3] = 1
-        places = np.concatenate([np.arange(1, half + 1), np.arange(half + 2, size + 2)])
-        positions = np.sort(stream.choice(places, self.asked, replace=False))
-        labels = row[positions].copy()
-        draw = stream.random(self.asked)
-        row[positions[draw < 0.8]] = special.mask
-        random = stream.integers(special.low, special.high, self.asked)
-        row[positions[draw >= 0.9]] = random[draw >= 0.9]
-        found = {"tokens": row, "types": types, "mask": mask, "positions": positions, "labels": labels}
-        return {**found, "follows": np.asarray(0 if follows else 1)}
+        follows = draws[:, 0] < 0.5
+        other = np.where(
+            follows, numbers, (numbers + 1 + (draws[:, 1] * (self.count - 1)).astype(np.int64)) % self.count
+        )
+        place, half, size = np.arange(length), half[:, None], size[:, None]
+        is_first, is_second = (place >= 1) & (place <= half), (place >= half + 2) & (place <= size + 1)
+        # [CLS] a [SEP] b [SEP]: the text of a begins at place 1; that of b, whose own half it is, at half + 2.
+        source = np.where(is_first, numbers[:, None] * self._text + place - 1, other[:, None] * self._text + place - 2)
+        rows = self._tokens[np.clip(source, 0, len(self._tokens) - 1)].astype(np.int64)
+        rows = np.where(is_first | is_second, rows, special.padding)
+        rows[:, 0] = special.begin
+        rows[(place == half + 1) | (place == size + 2)] = special.end
+        mask = place <= size + 2
+        types = (mask & (place >= half + 2)).astype(np.int64)
+        # The places with the least keys: without repetition, all equally likely.
+        keys = np.where(is_first | is_second, keys, 2.0)
+        positions = np.sort(np.argpartition(keys, asked - 1, axis=1)[:, :asked], axis=1)
+        labels = np.take_along_axis(rows, positions, axis=1)
+        others = special.low + (random * (special.high - special.low)).astype(np.int64)
+        shown = np.where(kinds < 0.8, special.mask, np.where(kinds >= 0.9, others, labels))
+        np.put_along_axis(rows, positions, shown, axis=1)
+        found = {"tokens": rows, "types": types, "mask": mask, "positions": positions, "labels": labels}
+        return {**found, "follows": np.where(follows, 0, 1)}
+
+    def _draw(self, epochs: Numbers, numbers: Numbers, count: int) -> npt.NDArray[np.float64]:
+        """Uniform numbers from 0 to below 1, `count` for each sample, that follow from seed, epoch and number alone:
+        splitmix64 (Steele et al. 2014) of all samples at once."""
+        with np.errstate(over="ignore"):
+            own = _mix(_mix(self._key + epochs.astype(np.uint64) * _ODD) + numbers.astype(np.uint64) * _ODD)
+            bits = _mix(own[:, None] + np.arange(1, count + 1, dtype=np.uint64) * _ODD)
+        return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-def make_batch(samples: Samples, wanted: list[tuple[int, int]], counted: list[bool], terms: float) -> Batch:
+_ODD = np.uint64(0x9E3779B97F4A7C15)
+
+
+def _mix(bits: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """splitmix64's function: every bit of the result depends on every bit."""
+    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return bits ^ (bits >> np.uint64(31))
+
+
+def make_batch(samples: Samples, epochs: Numbers, numbers: Numbers, counted: Numbers, terms: float) -> Batch:
     """Samples as tensors: tokens, types and mask [B, T], positions and labels [B, K], follows [B].
 
     `counted` says which samples count; `terms` is what the whole update's sum of losses is divided by.
     """
-    rows = [samples.make(*one) for one in wanted]
-    columns = {name: torch.from_numpy(np.stack([row[name] for row in rows])) for name in rows[0]}
-    mask = columns["mask"].bool()
+    columns = {name: torch.from_numpy(column) for name, column in samples.make(epochs, numbers).items()}
+    mask = columns["mask"]
     return Batch(
         columns["tokens"],
         columns["types"],
@@ -178,18 +211,24 @@ def make_batch(samples: Samples, wanted: list[tuple[int, int]], counted: list[bo
         columns["positions"],
         columns["labels"],
         columns["follows"],
-        torch.tensor(counted, dtype=torch.float32),
+        torch.from_numpy(counted.astype(np.float32)),
         terms,
     )
 
 
 def training_batches(samples: Samples, update: int, global_batch: int, part: Part) -> Iterator[Batch]:
-    """This rank's passes of one update; the terms are the positions asked for in the whole update."""
+    """This rank's passes of one update; the terms are the positions asked for in the whole update.
+
+    Short samples come last, so that the passes before them have no padding, and attention no mask.
+    """
     share = global_batch // part.ranks
-    own = samples.numbers(update * global_batch + part.rank * share, share)
+    epochs, numbers = samples.numbers(update * global_batch + part.rank * share, share)
+    order = np.argsort(-samples.sizes(epochs, numbers), kind="stable")
+    epochs, numbers = epochs[order], numbers[order]
     for first in range(0, share, part.micro_batch):
-        wanted = own[first : first + part.micro_batch]
-        yield make_batch(samples, wanted, [True] * len(wanted), float(global_batch * samples.asked))
+        chosen = slice(first, first + part.micro_batch)
+        counted = np.ones(len(numbers[chosen]))
+        yield make_batch(samples, epochs[chosen], numbers[chosen], counted, float(global_batch * samples.asked))
 
 
 def validation_batches(samples: Samples, most: int, part: Part) -> Iterator[Batch]:
@@ -197,9 +236,10 @@ def validation_batches(samples: Samples, most: int, part: Part) -> Iterator[Batc
     count = min(most, samples.count)
     for number in range(-(-count // (part.micro_batch * part.ranks))):
         first = (number * part.ranks + part.rank) * part.micro_batch
-        wanted = range(first, first + part.micro_batch)
-        counted = [at < count for at in wanted]
-        yield make_batch(samples, [(0, min(at, count - 1)) for at in wanted], counted, float(sum(counted)))
+        wanted = np.arange(first, first + part.micro_batch)
+        counted = wanted < count
+        numbers = np.minimum(wanted, count - 1)
+        yield make_batch(samples, np.zeros_like(wanted), numbers, counted, float(counted.sum()))
 
 
 def legacy_batch(vocabulary: int, length: int, size: int, seed: int, terms: float) -> Batch:

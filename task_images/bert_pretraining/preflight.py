@@ -10,6 +10,7 @@ from task_images.harness.language.layout import (
     LayoutError,
     Memory,
     check_memory,
+    count_logit_bytes,
     estimate_memory,
     plan_batch,
     plan_layout,
@@ -64,6 +65,7 @@ def make_plan(parameters: Mapping[str, Any], ranks: int) -> Plan:
         head_tokens=micro_batch * scored,
         vocabulary=shape.vocabulary,
         activation_bytes=2 if parameters["precision"] == "bf16" else 4,
+        logit_bytes=count_logit_bytes(parameters),
         checkpointing=parameters["activation_checkpointing"],
     )
     return Plan(shape, layout, global_batch, passes, micro_batch, scored, memory)

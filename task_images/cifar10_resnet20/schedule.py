@@ -11,7 +11,7 @@ class ScheduleSettings:
     """Parameters of task.yaml; the defaults are the preset `spec`."""
 
     schedule: str = "plateau"
-    rate: float = 0.02
+    learning_rate: float = 0.02
     scale_rate: bool = True
     warmup_epochs: int = -1
     plateau_factor: float = 0.5
@@ -26,19 +26,20 @@ def make_schedule(settings: ScheduleSettings, workers: int) -> Schedule:
 
     Epoch by epoch. Warm-up: warmup_epochs, or floor(log2 workers) if that is -1. Raises TaskUsageError.
     """
-    target = settings.rate * (workers if settings.scale_rate else 1)
+    target = settings.learning_rate * (workers if settings.scale_rate else 1)
     warmup = log2_warmup(workers) if settings.warmup_epochs < 0 else settings.warmup_epochs
     if settings.schedule == "plateau":
         return Plateau(
-            start=settings.rate,
+            start=settings.learning_rate,
             target=target,
             warmup=warmup,
             factor=settings.plateau_factor,
             patience=settings.plateau_patience,
             threshold=settings.plateau_threshold,
-            floor=settings.rate,
+            floor=settings.learning_rate,
         )
     try:
-        return PerEpoch(MultiStep(target, tuple(settings.milestones), settings.step_factor, warmup, settings.rate))
+        milestones = tuple(settings.milestones)
+        return PerEpoch(MultiStep(target, milestones, settings.step_factor, warmup, settings.learning_rate))
     except (ValueError, TypeError) as error:
         raise TaskUsageError(f"milestones {settings.milestones} and {warmup} epochs of warm-up: {error}") from None

@@ -14,7 +14,7 @@ class Settings(PlainSettings):
     """The parameters of task.yaml; the defaults are the preset `spec`."""
 
     schedule: str = "multistep"
-    rate: float = 0.1
+    learning_rate: float = 0.1
     scale_rate: bool = False
     warmup_epochs: int = 0
     nesterov: bool = False

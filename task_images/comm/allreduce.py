@@ -96,7 +96,7 @@ class WeightAllReduce(Strategy):
 
     traits = Traits(gradients_agree=False)
 
-    def _exchange(self, updated: bool) -> None:
+    def _exchange(self, updated: bool, rate: float) -> None:
         if self.place.size == 1:
             return
         weights = [parameter.detach() for parameter in self._parameters]

@@ -17,7 +17,8 @@ class AsynchronousServers(Drifting):
     """Every trainer makes its own steps, sends what they changed, and takes the servers' weights (async), perhaps after
     waiting until it is no more than so many updates ahead of the slowest (SSP).
 
-    A trainer's gradient counts by its share, so that the changes of all trainers add up to one synchronous update.
+    A trainer makes the step that it would make alone, and sends its share of the change: decay and Adam, which do not
+    grow with the gradient, add up over the trainers to those of one synchronous update, too.
     """
 
     def _connect(self) -> None:
@@ -41,13 +42,10 @@ class AsynchronousServers(Drifting):
             self._ask(SET, self._base)
         self.place.world.barrier()
 
-    def _reduce(self) -> None:
-        self._scale_alone()
-
-    def _exchange(self, updated: bool) -> None:
+    def _exchange(self, updated: bool, rate: float) -> None:
         self._update += 1
         if self.place.size > 1:
-            change = self._collect() - self._base
+            change = (self._collect() - self._base) / self.place.size
             self._take(self._ask(PUSH, change))
 
     def _take(self, weights: Tensor) -> None:

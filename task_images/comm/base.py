@@ -2,10 +2,10 @@
 
 model = strategy.attach(Placement(world), model, make_optimizer, tracker=tracker)    # broadcast, optimiser, hooks
 for each update:
-    strategy.begin(weight, total, passes)        # before the first forward pass
+    strategy.begin(weight, total, passes, scale)        # before the first forward pass
     for each pass but the last:  forward; loss.backward()
     with strategy.last_pass():   forward; loss.backward()
-    strategy.step(rate, clip, scale)             # wait for what is due, unscale, clip, update, clear the gradients
+    strategy.step(rate, clip)             # wait for what is due, unscale, clip, update, clear the gradients
 with strategy.consensus():                       # validation, checkpoints: all ranks have the same model
     ...
 strategy.close()
@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypedDict
 
 import torch
@@ -132,9 +133,11 @@ class Strategy:
 
     traits = Traits()
     _clear_to_none = False
+    keeps_gradients = False  # gradients stay the same tensors from update to update, as CUDA graphs need them
     optimizer: torch.optim.Optimizer
     model: nn.Module  # as given to `attach`, without any wrapper
     place: Placement
+    checked: Mapping[str, Any] = MappingProxyType({})  # what its self-check has compared, for the result
 
     def attach(
         self,
@@ -151,6 +154,8 @@ class Strategy:
         """
         self.place, self.model, self.profile, self._tracker = place, model, profile, tracker
         self._weight = self._total = 1.0
+        self._scale: LossScale | None = None
+        self._divisor = 1.0
         self._norms = NormWatch(place.world.device)
         self._stats = {"updates": 0.0, "messages": 0.0, "bytes": 0.0}
         broadcast_state(place.world, model)
@@ -160,32 +165,33 @@ class Strategy:
         self._connect()
         return wrapped
 
-    def begin(self, weight: float, total: float, passes: int = 1) -> None:
+    def begin(self, weight: float, total: float, passes: int = 1, scale: LossScale | None = None) -> None:
         """Before the first forward pass of an update of `passes` passes.
 
         `weight` is how much this rank's gradients count (the number of samples that they are the mean of), `total` the
         sum of all ranks' weights. With gradients that are sums: weight 1, and `total` the number of all ranks' terms.
+        `scale` is the factor on the losses, which is divided out; an overflow skips the update and lowers it.
         """
-        self._weight, self._total = weight, total
+        self._weight, self._total, self._scale = weight, total, scale
+        self._divisor = 1.0 if scale is None else scale.value
 
     def last_pass(self) -> AbstractContextManager[object]:
         """The context of forward and backward of an update's last pass: gradients may travel while it runs."""
         return contextlib.nullcontext()
 
-    def step(self, rate: float, clip: float | None = None, scale: LossScale | None = None) -> bool:
+    def step(self, rate: float, clip: float | None = None) -> bool:
         """Finish the update at learning rate `rate`. False if gradients were not finite: then the model stayed as it
         was, or has diverged in one of the last updates (without a scale, on a GPU; see `is_finite`).
 
         clip    greatest norm of the gradients; infinity: only measure it
-        scale   factor on the loss, divided out; an overflow skips the update on all ranks and lowers it
         """
         is_alone = self.place.size == 1
         with NOTHING if is_alone else self._section("communication"):
             self._reduce()
         with self._section("optimizer"):
-            updated = self._apply(rate, clip, scale)
+            updated = self._apply(rate, clip)
         with NOTHING if is_alone else self._section("communication"):
-            self._exchange(updated)
+            self._exchange(updated, rate)
         self._stats["updates"] += 1
         return updated
 
@@ -252,17 +258,18 @@ class Strategy:
     def _reduce(self) -> None:
         """Make the gradients the weighted mean of all ranks' gradients."""
 
-    def _exchange(self, updated: bool) -> None:
-        """After the optimiser: make the parameters what the next update should see."""
+    def _exchange(self, updated: bool, rate: float) -> None:
+        """After the optimizer: make the parameters what the next update should see. `updated`: the gradients were
+        finite, and the optimizer has made its step at learning rate `rate`."""
 
-    def _apply(self, rate: float, clip: float | None, scale: LossScale | None) -> bool:
-        gradients = self._gradients()
-        if scale is not None and scale.value != 1:
-            torch._foreach_mul_(gradients, 1 / scale.value)
+    def _apply(self, rate: float, clip: float | None) -> bool:
+        gradients, scale = self._gradients(), self._scale
+        if self._divisor != 1:
+            torch._foreach_mul_(gradients, 1 / self._divisor)
         finite = True
         if clip is not None or scale is not None:
             norm = nn.utils.get_total_norm(gradients)
-            if clip is not None:
+            if clip is not None and math.isfinite(clip):
                 nn.utils.clip_grads_with_norm_(self._parameters, clip, norm)
             if scale is not None or not self.traits.gradients_agree:
                 finite = self._agree(math.isfinite(float(norm)))
@@ -271,16 +278,22 @@ class Strategy:
         if scale is not None:
             scale.observe(finite)
         if finite:
-            set_rate(self.optimizer, rate)
-            self.optimizer.step()
-        if self._clear_to_none:
+            self._step(rate)
+        # A single rank sends nothing, so its gradients are no views. Dropping them saves zeroing them, and adding the
+        # next ones to zeros.
+        if self._clear_to_none or (self.place.size == 1 and not self.keeps_gradients):
             self.optimizer.zero_grad()
         elif gradients:  # in place: they may be views of the buffers that are sent
             torch._foreach_zero_(gradients)
         return finite
 
+    def _step(self, rate: float) -> None:
+        """Update the weights by their gradients."""
+        set_rate(self.optimizer, rate)
+        self.optimizer.step()
+
     def _agree(self, finite: bool) -> bool:
-        """Whether the gradients of all ranks are finite."""
+        """Whether the update is made: if the gradients of all ranks are finite. `finite`: this rank's are."""
         if self.traits.gradients_agree:
             return finite
         return self.place.world.max([0.0 if finite else 1.0])[0] == 0
@@ -293,7 +306,7 @@ class Strategy:
             torch._foreach_mul_(gradients, self._weight / self._total)
 
     def _gradients(self) -> list[Tensor]:
-        """Those that there are."""
+        """Gradients that are not None."""
         return [parameter.grad for parameter in self._parameters if parameter.grad is not None]
 
     def _count(self, tensor: Tensor) -> None:
@@ -306,6 +319,6 @@ class Strategy:
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Set the learning rate of all parameter groups."""
+    """Set the learning rate of all parameter groups; `rate_factor` is what a group has it multiplied by."""
     for group in optimizer.param_groups:
-        group["lr"] = rate
+        group["lr"] = rate * group.get("rate_factor", 1.0)

@@ -2,6 +2,7 @@
 
 from task_images.comm.base import Strategy
 from task_images.comm.methods import Method, MethodError, check
+from task_images.comm.presets import find_registered
 from task_images.contract import Contract
 from task_images.harness.errors import TaskUsageError
 
@@ -11,6 +12,8 @@ def read_method(contract: Contract) -> Method:
     try:
         method = Method.from_dict(contract.method)
         check(method, contract.world_size)
+        if method.engine == "registered":
+            find_registered(method)
     except (MethodError, TypeError) as error:
         raise TaskUsageError(f"MLBENCH_METHOD: {error}", getattr(error, "instead", None)) from None
     return method
@@ -22,6 +25,10 @@ def make_strategy(method: Method, seed: int = 0) -> Strategy:
         from task_images.comm.native import make_native
 
         return make_native(method)
+    if method.engine == "registered":
+        from task_images.comm.registered import RegisteredRun
+
+        return RegisteredRun(method, find_registered(method))
     if method.transport == "gossip" or method.sync != "every":
         from task_images.comm.drifting import make_drifting
 

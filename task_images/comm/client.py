@@ -139,7 +139,7 @@ class ServerSum:
         payload = message.encode(seed, self._factor)
         is_additive = message.codec.additive
         self._link.book(payload[0] if is_additive else join_payload(payload), 1)
-        request = payload[0] if is_additive else make_request(payload, message.flat)
+        request = payload[0] if is_additive else make_request(payload, message.flat, message.codec, seed)
         self._client.send(server, Frame(SUM, message.number, seed, request))
 
         def finish() -> None:

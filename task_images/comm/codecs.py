@@ -3,12 +3,13 @@
 A payload is a list of tensors whose shapes depend on the number of elements alone, so that all ranks' are alike.
 """
 
+import itertools
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from task_images.comm.methods import Method, count_topk
+from task_images.comm.methods import Method, count_topk, find_density
 
 Payload = list[Tensor]
 QSGD_BUCKET = 512
@@ -16,9 +17,21 @@ SAMPLED_SHARE = 0.01
 
 
 class Codec:
-    """Encodes flat tensors of one type. `additive`: payloads can be summed element by element before decoding."""
+    """Encodes flat tensors of one type.
+
+    additive   payloads can be summed element by element before decoding
+    sizes      how many numbers of a message belong together: those of each tensor, or all. Each such part is compressed
+               by itself, for tensors whose scales differ would otherwise share one scale or one threshold
+    update     the update, from 1, that messages belong to: some codecs compress less in the first ones
+    """
 
     additive = True
+    sizes: Sequence[int] = ()
+    update = 1
+
+    def split(self, flat: Tensor) -> Sequence[Tensor]:
+        """The parts of a message that are compressed by themselves."""
+        return torch.split(flat, list(self.sizes)) if len(self.sizes) > 1 else (flat,)
 
     def encode(self, flat: Tensor, seed: int) -> Payload:
         """What is sent of `flat` (n). `seed` is a number of update and message, the same on all ranks."""
@@ -52,28 +65,37 @@ class Cast(Codec):
 
 
 class Sign(Codec):
-    """One bit per number, packed. Zero counts as positive. With `scaled` also the mean magnitude, and payloads stand
-    for scale x sign; without, the sum is the sign of the majority, a tie being positive (Bernstein et al. 2019)."""
+    """One bit per number, packed. Zero counts as positive. With `scaled` also the mean magnitude of each part, and
+    payloads stand for scale x sign; without, the sum is the sign of the majority (Bernstein et al. 2019), which a tie
+    takes from random bits."""
 
     additive = False
 
-    def __init__(self, scaled: bool) -> None:
+    def __init__(self, scaled: bool, sizes: Sequence[int] = ()) -> None:
         self.is_scaled = scaled
+        self.sizes = sizes
 
     def encode(self, flat: Tensor, seed: int) -> Payload:
-        """Signs as bits, [ceil(n / 8)] bytes; with `scaled` also the mean magnitude, [1] in float32."""
+        """Signs as bits, [ceil(n / 8)] bytes; with `scaled` also the mean magnitude of each part, in float32."""
         packed = pack_bits(flat < 0)
-        return [packed, flat.abs().mean(dtype=torch.float32).reshape(1)] if self.is_scaled else [packed]
+        if not self.is_scaled:
+            return [packed]
+        return [packed, torch.stack([part.abs().mean(dtype=torch.float32) for part in self.split(flat)])]
 
     def decode(self, payload: Payload, like: Tensor, seed: int) -> Tensor:
-        """+1 or -1 for each number, [n], times the mean magnitude if `scaled`."""
+        """+1 or -1 for each number, [n], times the mean magnitude of its part if `scaled`."""
         signs = 1 - 2 * unpack_bits(payload[0], like.numel()).to(like.dtype)
-        return signs * payload[1].to(like.dtype) if self.is_scaled else signs
+        if self.is_scaled:
+            for part, scale in zip(self.split(signs), payload[1].to(like.dtype), strict=True):
+                part.mul_(scale)
+        return signs
 
     def aggregate(self, payloads: Sequence[Payload], like: Tensor, seed: int) -> Tensor:
         """The sum of what all payloads stand for; without `scaled`, the sign of the majority."""
         votes = super().aggregate(payloads, like, seed)
-        return votes if self.is_scaled else torch.where(votes < 0, -1, 1).to(like.dtype)
+        if self.is_scaled:
+            return votes
+        return 1 - 2 * elect(votes, flip_coins(votes, seed)).to(like.dtype)
 
 
 class TopK(Codec):
@@ -81,9 +103,15 @@ class TopK(Codec):
 
     additive = False
 
-    def __init__(self, density: float, sampled: bool = False) -> None:
-        self._density = density
+    def __init__(self, density: float, sampled: bool = False, sizes: Sequence[int] = (), warmup: int = 0) -> None:
+        self._final = density
         self._sampled = sampled
+        self.sizes = sizes
+        self._warmup = warmup
+
+    @property
+    def _density(self) -> float:
+        return find_density(self._final, self._warmup, self.update)
 
     def encode(self, flat: Tensor, seed: int) -> Payload:
         """Indices as int32 and values, [k] each."""
@@ -102,10 +130,14 @@ class TopK(Codec):
         return total
 
     def select(self, flat: Tensor, seed: int) -> Tensor:
-        """Indices of the k entries of greatest magnitude, k = max(1, floor(density n)).
+        """Indices of the k entries of greatest magnitude of each part, k = max(1, floor(density n))."""
+        parts = self.split(flat)
+        found = [self._select(part, seed + number) for number, part in enumerate(parts)]
+        starts = itertools.accumulate((part.numel() for part in parts[:-1]), initial=0)
+        return torch.cat([indices + start for indices, start in zip(found, starts, strict=True)])
 
-        Sampled: entries above a threshold from a sample are looked at only, and all if these are too few.
-        """
+    def _select(self, flat: Tensor, seed: int) -> Tensor:
+        """Sampled: entries above a threshold from a sample are looked at only, and all if these are too few."""
         count = count_topk(flat.numel(), self._density)
         magnitudes = flat.abs()
         if self._sampled and flat.numel() > 4096:
@@ -122,26 +154,31 @@ class TopK(Codec):
 class RandomK(Codec):
     """Entries at random places, the same on all ranks. `unbiased` scales them up to what all are in expectation."""
 
-    def __init__(self, density: float, unbiased: bool) -> None:
+    def __init__(self, density: float, unbiased: bool, sizes: Sequence[int] = ()) -> None:
         self._density = density
         self._unbiased = unbiased
+        self.sizes = sizes
 
     def encode(self, flat: Tensor, seed: int) -> Payload:
         """The values at the places that `seed` chooses: [k]. Indices need not travel."""
         return [flat[self._places(flat, seed)]]
 
     def decode(self, payload: Payload, like: Tensor, seed: int) -> Tensor:
-        """The values at their places, zero elsewhere: [n]; scaled by n / k if `unbiased`."""
-        places = self._places(like, seed)
-        scale = like.numel() / len(places) if self._unbiased else 1.0
+        """The values at their places, zero elsewhere: [n]; scaled by n / k of their part if `unbiased`."""
         found = torch.zeros_like(like)
-        found[places] = payload[0] * scale
+        found[self._places(like, seed)] = payload[0]
+        if self._unbiased:
+            for part in self.split(found):
+                part.mul_(part.numel() / count_topk(part.numel(), self._density))
         return found
 
     def _places(self, flat: Tensor, seed: int) -> Tensor:
-        generator = torch.Generator().manual_seed(seed)
-        count = count_topk(flat.numel(), self._density)
-        return torch.randperm(flat.numel(), generator=generator)[:count].to(flat.device)
+        generator, start, found = torch.Generator().manual_seed(seed), 0, []
+        for part in self.split(flat):
+            count = count_topk(part.numel(), self._density)
+            found.append(start + torch.randperm(part.numel(), generator=generator)[:count])
+            start += part.numel()
+        return torch.cat(found).to(flat.device)
 
 
 class Qsgd(Codec):
@@ -176,20 +213,34 @@ class Qsgd(Codec):
         return torch.nn.functional.pad(flat, (0, rest)).view(-1, QSGD_BUCKET)
 
 
-def make_codec(method: Method, rank: int) -> Codec:
-    """The codec of a method; powersgd, which is none of messages, is a part of the reducer."""
+def make_codec(method: Method, rank: int, sizes: Sequence[int] = ()) -> Codec:
+    """The codec of a method's messages, in which tensors have `sizes` numbers; powersgd, which needs several rounds, is
+    a transport."""
+    parts = () if method.scope == "message" else sizes
     word, _, argument = method.codec.partition(":")
     if word in ("fp16", "bf16"):
         return Cast(torch.float16 if word == "fp16" else torch.bfloat16)
     if word == "sign":
-        return Sign(scaled=method.feedback == "ef")
+        return Sign(method.feedback == "ef", parts)
     if word == "topk":
-        return TopK(float(argument), method.selection == "sampled")
+        return TopK(float(argument), method.selection == "sampled", parts, method.warmup_updates)
     if word == "randomk":
-        return RandomK(float(argument), unbiased=method.feedback == "none")
+        return RandomK(float(argument), method.feedback == "none", parts)
     if word == "qsgd":
         return Qsgd(int(argument), rank)
     return Codec()
+
+
+def flip_coins(like: Tensor, seed: int) -> Tensor:
+    """A random bit for each number, [n], the same on all ranks."""
+    generator = torch.Generator(like.device).manual_seed(seed)
+    return torch.randint(2, like.shape, generator=generator, device=like.device, dtype=torch.uint8)
+
+
+def elect(votes: Tensor, coins: Tensor) -> Tensor:
+    """Whether the majority is negative, [n], from the sums of all ranks' signs. Ties are as frequent as not on two
+    ranks; if all were positive, noise alone would move every number downwards. `coins` decide them."""
+    return (votes < 0) | ((votes == 0) & (coins > 0))
 
 
 def pack_bits(bits: Tensor) -> Tensor:

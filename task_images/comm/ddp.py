@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from task_images.comm.base import Strategy
 from task_images.harness.errors import TaskUsageError
+from task_images.harness.precision import LossScale
 
 # Buffers are averaged before validation, as with every strategy: no broadcast in the forward pass. torch 2.14 and older
 # know the option by another name.
@@ -54,9 +55,9 @@ class DdpAllReduce(Strategy):
         self._wrapped.register_comm_hook(None, self._reduce_bucket)
         return self._wrapped
 
-    def begin(self, weight: float, total: float, passes: int = 1) -> None:
+    def begin(self, weight: float, total: float, passes: int = 1, scale: LossScale | None = None) -> None:
         """Begin an update of `passes` passes; only the last one exchanges gradients."""
-        super().begin(weight, total, passes)
+        super().begin(weight, total, passes, scale)
         if self._wrapped is not None:
             if self._static and passes > 1:  # torch counts the hooks of a static graph in its first backward pass
                 raise TaskUsageError(

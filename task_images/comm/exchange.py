@@ -3,7 +3,7 @@
 Every function is called on the communication thread, with the same messages in the same order on all ranks.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -15,6 +15,8 @@ from task_images.comm.codecs import (
     Payload,
     Sign,
     TopK,
+    elect,
+    flip_coins,
     join_payload,
     make_codec,
     orthogonalize,
@@ -55,6 +57,17 @@ class Message:
     matrices: list[Matrix] = field(default_factory=list)
     factors: dict[str, Tensor] = field(default_factory=dict)
     shard: Tensor | None = None
+    kept: tuple[Tensor | None, Tensor | None, dict[str, Tensor]] | None = None
+
+    def keep(self) -> None:
+        """Keep the state as it is before an update that may be skipped."""
+        residual, velocity = (None if part is None else part.clone() for part in (self.residual, self.velocity))
+        self.kept = residual, velocity, dict(self.factors)
+
+    def restore(self) -> None:
+        """Take back what the skipped update did to the state."""
+        assert self.kept is not None
+        self.residual, self.velocity, self.factors = self.kept
 
     @property
     def size(self) -> int:
@@ -169,13 +182,14 @@ class VoteByShards:
         self._link = link
 
     def start(self, message: Message, seed: int) -> UnderWay | None:
-        """Exchange bits by shards, count votes, gather the results. A tie is positive."""
+        """Exchange bits by shards, count votes, gather the results. Coins decide ties, as in `Sign`."""
         flat, size = message.flat, self._link.size
         negative = torch.nn.functional.pad(flat < 0, (0, -flat.numel() % (8 * size)))
         shards = self._link.all_to_all(pack_bits(negative))
         count = negative.numel() // size
-        votes = torch.stack([unpack_bits(shard, count) for shard in shards]).sum(0, dtype=torch.int32)
-        elected = self._link.all_gather(pack_bits(2 * votes > size))
+        negatives = torch.stack([unpack_bits(shard, count) for shard in shards]).sum(0, dtype=torch.int32)
+        coins = torch.nn.functional.pad(flip_coins(flat, seed), (0, size * count - flat.numel()))
+        elected = self._link.all_gather(pack_bits(elect(size - 2 * negatives, coins.chunk(size)[self._link.rank])))
         signs = 1 - 2 * torch.cat([unpack_bits(part, count) for part in elected])[: flat.numel()].to(flat.dtype)
         flat.copy_(signs)
         return None
@@ -221,17 +235,19 @@ class PowerSgd:
     """Low rank: each matrix (n, m) as (n, r) times (m, r), both summed over ranks, the second kept as a start for the
     next update. What a rank's own part of that leaves out is its residual (Vogels et al. 2019)."""
 
-    def __init__(self, link: Link, rank: int) -> None:
+    def __init__(self, link: Link, rank: int, warmup: int) -> None:
         self._link = link
         self._rank = rank
+        self._warmup = warmup
 
     def start(self, message: Message, seed: int) -> UnderWay | None:
         """Sum both factors of each matrix that is worth it, and the other parts as they are."""
         assert message.residual is not None
         total = message.residual.add_(message.flat)
-        thin = [matrix for matrix in message.matrices if self._is_worth_it(matrix)]
+        is_on = message.codec.update > self._warmup
+        thin = [matrix for matrix in message.matrices if is_on and self._is_worth_it(matrix)]
         left = [self._view(total, matrix) @ self._factor(message, matrix) for matrix in thin]
-        plain = [matrix for matrix in message.matrices if not self._is_worth_it(matrix)]
+        plain = [matrix for matrix in message.matrices if not is_on or not self._is_worth_it(matrix)]
         parts = [part.reshape(-1) for part in left] + [self._span(total, matrix) for matrix in plain]
         self._sum(parts)
         left = [orthogonalize(part.view(matrix.rows, -1)) for part, matrix in zip(parts, thin, strict=False)]
@@ -291,7 +307,7 @@ class NoExchange:
 def make_transport(method: Method, link: Link) -> Transport:
     """The way in which messages of a method are summed. Parameter servers are in `server`."""
     if method.codec_name == "powersgd":
-        return PowerSgd(link, int(method.codec.partition(":")[2]))
+        return PowerSgd(link, int(method.codec.partition(":")[2]), method.warmup_updates)
     if method.transport == "rsag":
         return ScatterGather(link, split=method.barrier == "none")
     if method.transport == "allgather":
@@ -305,13 +321,15 @@ def make_transport(method: Method, link: Link) -> Transport:
     return AllReduce(link)
 
 
-def make_message(method: Method, number: int, flat: Tensor, rank: int, matrices: list[Matrix]) -> Message:
-    """A message with the state that its method needs, all zeros."""
+def make_message(
+    method: Method, number: int, flat: Tensor, rank: int, sizes: Sequence[int], matrices: list[Matrix]
+) -> Message:
+    """A message of tensors of `sizes` numbers, with the state that its method needs, all zeros."""
     feedback = method.feedback == "ef"
     return Message(
         number,
         flat,
-        make_codec(method, rank),
+        make_codec(method, rank, sizes),
         residual=torch.zeros_like(flat) if feedback else None,
         velocity=torch.zeros_like(flat) if method.momentum != "none" else None,
         matrices=matrices,

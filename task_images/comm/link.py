@@ -1,7 +1,8 @@
-"""A link: the collectives of one communication thread on a process group of its own, with their bytes counted."""
+"""A link: the collectives of one communication thread on a process group that it has to itself, with their bytes
+counted."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -9,6 +10,42 @@ import torch.distributed as dist
 from torch import Tensor
 
 from task_images.harness.distributed import World
+
+Delay = tuple[float, float]
+
+
+class LinkPool:
+    """The process groups of a world's links. Making one is a collective of its own, and NCCL's take GPU memory, so the
+    self-check's is kept for the training. All ranks take and give back in the same order."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._free: list[dist.ProcessGroup] = []
+
+    def take(self, delay: Delay | None) -> "Link":
+        """A link on a group that nobody else uses."""
+        group = (
+            self._free.pop() if self._free else dist.new_group(list(range(self._world.size)), group_desc="gradients")
+        )
+        assert isinstance(group, dist.ProcessGroup)
+        return Link(self._world, group, delay, self)
+
+    def give_back(self, group: dist.ProcessGroup) -> None:
+        """Nothing is under way on `group` any more."""
+        self._free.append(group)
+
+    def close(self) -> None:
+        """The groups end with the world."""
+
+
+def open_link(world: World, delay: str) -> "Link":
+    """A link between all ranks of `world`, with the axis `delay`. Collective."""
+    pool = next((item for item in world.companions if isinstance(item, LinkPool)), None)
+    if pool is None:
+        pool = LinkPool(world)
+        world.companions.append(pool)
+    alpha, _, beta = delay.partition(",")
+    return pool.take((float(alpha), float(beta)) if beta else None)
 
 
 class Link:
@@ -19,15 +56,16 @@ class Link:
     messages, bytes  what this rank handed over; `wire_bytes`: what it sends of that by the ring or tree used
     """
 
-    def __init__(self, world: World, delay: tuple[float, float] | None = None) -> None:
+    def __init__(self, world: World, group: dist.ProcessGroup, delay: Delay | None, pool: LinkPool) -> None:
         self.size = world.size
         self.rank = world.rank
         self.device = world.device
         self.synchronize = world.synchronize
-        group = dist.new_group(list(range(world.size)), group_desc="gradients")
-        assert isinstance(group, dist.ProcessGroup)
         self.group = group
         self._delay = delay
+        self._pool = pool
+        # torch's gloo reduces and scatters by an all-reduce, of which each rank keeps its part.
+        self._scatter_share = (2 if world.backend == "gloo" else 1) * (world.size - 1) / world.size
         self.host_pairs = world.is_gloo_on_gpu
         self.messages = 0
         self.bytes = 0
@@ -47,7 +85,7 @@ class Link:
 
     def reduce_scatter(self, tensor: Tensor) -> Tensor:
         """tensor (P n) -> this rank's n numbers of the sum over ranks."""
-        self.book(tensor, (self.size - 1) / self.size)
+        self.book(tensor, self._scatter_share)
         own = tensor.new_empty(tensor.numel() // self.size)
         dist.reduce_scatter_tensor(own, tensor, group=self.group)
         return own
@@ -72,9 +110,12 @@ class Link:
         return list(received.chunk(self.size))
 
     def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
-        """Overwrite `tensor` with the root's, and return it."""
-        if self.rank == root:
-            self.book(tensor, 1)
+        """Overwrite `tensor` with the root's, and return it. Along a binomial tree, in which a rank sends once in each
+        round after the one in which it got the tensor."""
+        place = (self.rank - root) % self.size
+        rounds = range(place.bit_length(), (self.size - 1).bit_length())
+        if count := sum(place + 2**number < self.size for number in rounds):
+            self.book(tensor, count)
         dist.broadcast(tensor, root, group=self.group)
         return tensor
 
@@ -91,6 +132,10 @@ class Link:
 
     def swap(self, tensor: Tensor, peers: Sequence[int]) -> list[Tensor]:
         """`tensor` goes to all `peers`, whose own come back, in their order."""
+        return self.start_swap(tensor, peers)()
+
+    def start_swap(self, tensor: Tensor, peers: Sequence[int]) -> Callable[[], list[Tensor]]:
+        """Begin to send `tensor`, which must not change, to all `peers`; what waits for theirs, in their order."""
         sent = self._between_two(tensor)
         received = [torch.empty_like(sent) for _ in peers]
         works = []
@@ -98,14 +143,22 @@ class Link:
             self.book(tensor, 1)
             works.append(dist.isend(sent, peer, group=self.group))
             works.append(dist.irecv(place, peer, group=self.group))
-        for work in works:
-            if work is not None:
-                work.wait()
-        return [place.to(self.device) for place in received]
+
+        def finish() -> list[Tensor]:
+            for work in works:
+                if work is not None:
+                    work.wait()
+            return [place.to(self.device) for place in received]
+
+        return finish
 
     def _between_two(self, tensor: Tensor) -> Tensor:
         """The tensor, or its copy in host memory, as the backend takes it for a message between two ranks."""
         return tensor.cpu() if self.host_pairs else tensor
+
+    def close(self) -> None:
+        """Give the group back. Nothing is under way."""
+        self._pool.give_back(self.group)
 
     @contextmanager
     def leave_out(self) -> Iterator[None]:

@@ -5,12 +5,14 @@ does. Points with a name are in `presets`.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 
 UNITS = {"": 1, "B": 1, "kB": 10**3, "KB": 10**3, "KiB": 2**10, "MB": 10**6, "MiB": 2**20, "GB": 10**9, "GiB": 2**30}
 MAX_SERVERS = 64
+SCOPED = ("sign", "topk", "randomk")  # codecs with one scale, threshold or choice for what they compress
 FEEDBACK_CODECS = ("sign", "topk", "randomk", "qsgd", "powersgd")
+GOSSIP_DENSITY = 0.05  # below it, a tenth of the distance is left after 60 exchanges, whatever the step
 NATIVE = ("ddp", "ddp-static", "zero1", "fsdp2", "hsdp")
 
 
@@ -45,6 +47,9 @@ AXES = {
              ("step", "none")),
         Axis("codec", "how a message is compressed",
              ("none", "fp16", "bf16", "sign", "topk:DENSITY", "randomk:DENSITY", "qsgd:LEVELS", "powersgd:RANK")),
+        Axis("scope", "what a codec compresses by itself: each tensor, or a whole message", ("tensor", "message")),
+        Axis("warmup", "updates in which a codec compresses less: topk's density falls from a quarter, powersgd starts "
+             "after them", ("none", "STEPS")),
         Axis("feedback", "what a codec leaves out is added to the next gradient", ("none", "ef")),
         Axis("momentum", "momentum correction before the codec (deep gradient compression)", ("none", "FACTOR")),
         Axis("selection", "how topk finds its entries: exactly, or by a threshold from a sample",
@@ -55,14 +60,17 @@ AXES = {
         Axis("servers", "number of parameter servers", ("NUMBER",)),
         Axis("delay", "network to imitate: seconds per message and per byte", ("none", "ALPHA,BETA")),
         Axis("sync", "how often workers exchange anything", ("every", "local:STEPS", "postlocal:START,STEPS")),
-        Axis("engine", "mlbench's own reducer, or one of torch's", ("reducer", *NATIVE)),
+        Axis("engine", "mlbench's own reducer, one of torch's, or a registered method's class",
+             ("reducer", *NATIVE, "registered")),
+        Axis("options", "the numbers of a registered method", ("none", "NAME=NUMBER")),
     )
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Method:
-    """A point on the axes; every value is a text of one of the axis' forms."""
+    """A point on the axes; every value is a text of one of the axis' forms. `file` is where the class of a registered
+    method is, if it came by --method-path."""
 
     name: str = "bsp"
     plan: str = "threshold:25MiB"
@@ -81,6 +89,15 @@ class Method:
     sync: str = "every"
     engine: str = "reducer"
     agreement: str = "static"
+    scope: str = "tensor"
+    warmup: str = "none"
+    options: str = "none"
+    file: str = "none"
+
+    @property
+    def warmup_updates(self) -> int:
+        """Updates in which the codec compresses less."""
+        return 0 if self.warmup == "none" else int(self.warmup)
 
     @property
     def codec_name(self) -> str:
@@ -94,11 +111,24 @@ class Method:
 
     def axes(self) -> dict[str, str]:
         """Every axis and its value."""
-        return {name: value for name, value in asdict(self).items() if name != "name"}
+        return {name: value for name, value in asdict(self).items() if name not in ("name", "file")}
 
     def to_dict(self) -> dict[str, str]:
-        """Its name and axes. One that came later is left out if it has its default: old documents stay the same."""
-        return {name: value for name, value in asdict(self).items() if (name, value) != ("agreement", "static")}
+        """Its name and axes. One that came later is left out if its value is what runs did before: old documents stay
+        the same."""
+        before = {
+            "agreement": "static",
+            "warmup": "none",
+            "options": "none",
+            "file": "none",
+            "scope": "message" if self.has_scope else "tensor",
+        }
+        return {name: value for name, value in asdict(self).items() if before.get(name) != value}
+
+    @property
+    def has_scope(self) -> bool:
+        """Whether the codec gives something else for each tensor than for a whole message."""
+        return self.codec_name in SCOPED
 
     @classmethod
     def from_dict(cls, document: Mapping[str, str]) -> "Method":
@@ -108,6 +138,8 @@ class Method:
             if key not in known or not isinstance(value, str):
                 raise MethodError(f'a method has no axis "{key}" with the value {value!r}')
         method = cls(**document)
+        if "scope" not in document and method.has_scope:
+            method = replace(method, scope="message")
         check_values(method)
         return method
 
@@ -174,6 +206,7 @@ _KINDS: dict[str, Callable[[str], bool]] = {
     "START,STEPS": _is_start_and_steps,
     "NUMBER": lambda text: _is_number(text, 0, MAX_SERVERS),
     "ALPHA,BETA": _is_delay,
+    "NAME=NUMBER": lambda text: all(math.isfinite(float(part.partition("=")[2])) for part in text.split(",")),
 }
 
 
@@ -199,10 +232,7 @@ TRANSPORTS = {
 }
 
 
-def _carries(transport: str) -> str:
-    return ", ".join(codec for codec, carried in TRANSPORTS.items() if transport in carried)
-
-
+PLAIN = {axis: value for axis, value in Method().axes().items() if axis not in ("engine", "options", "delay")}
 RULES = (
     Rule(
         lambda m: m.engine in NATIVE,
@@ -212,6 +242,16 @@ RULES = (
         {"plan": "threshold:25MiB", "transport": "allreduce", "order": "fifo", "partition": "none", "sync": "every",
          "barrier": "step", "delay": "none", "codec": "none", "feedback": "none", "momentum": "none",
          "selection": "exact", "staleness": "sync", "servers": "0"},
+    ),
+    Rule(
+        lambda m: m.engine == "registered",
+        lambda m: all(getattr(m, axis) == value for axis, value in PLAIN.items()),
+        "a registered method has its options only, and the axis delay",
+        PLAIN,
+    ),
+    Rule(
+        lambda m: m.options != "none", lambda m: m.engine == "registered", "only registered methods have options",
+        {"options": "none"},
     ),
     Rule(
         lambda m: m.engine in NATIVE,
@@ -268,8 +308,29 @@ RULES = (
         "votes are counted by shards without scales only", {"feedback": "none"},
     ),
     Rule(
-        lambda m: m.transport == "gossip", lambda m: m.plan == "all" and m.order == "deferred" and m.barrier == "step",
-        "neighbours exchange whole models after the step", {"plan": "all", "order": "deferred", "barrier": "step"},
+        lambda m: m.momentum != "none", lambda m: m.order == "deferred",
+        "momentum correction clips each rank's own gradients, so messages wait for all of them", {"order": "deferred"},
+    ),
+    Rule(
+        lambda m: m.transport == "gtopk", lambda m: m.scope == "message",
+        "gtopk merges whole messages: what it keeps of a tensor depends on the others", {"scope": "message"},
+    ),
+    Rule(
+        lambda m: m.warmup != "none", lambda m: m.codec_name in ("topk", "powersgd") and m.transport != "gossip",
+        "only topk and powersgd have a warm-up", {"warmup": "none"},
+    ),
+    Rule(
+        lambda m: m.transport == "gossip",
+        lambda m: m.plan == "all" and m.barrier == "step" and m.partition == "none"
+        and (m.order == "deferred" or (m.order == "fifo" and m.codec == "none")),
+        "neighbours exchange whole models: after the step (order deferred), or, uncompressed, beside the gradients "
+        "(order fifo)", {"plan": "all", "order": "deferred", "barrier": "step", "partition": "none"},
+    ),
+    Rule(
+        lambda m: m.transport == "gossip" and m.codec_name == "topk",
+        lambda m: float(m.codec.partition(":")[2]) >= GOSSIP_DENSITY,
+        f"replicas that exchange less than {100 * GOSSIP_DENSITY:g} % of their entries hardly come together",
+        {"codec": "topk:0.1"},
     ),
     Rule(
         lambda m: m.sync != "every", lambda m: m.transport == "allreduce" and m.codec == "none" and m.barrier == "step",
@@ -331,22 +392,32 @@ def count_topk(size: int, density: float) -> int:
     return max(1, int(density * size))
 
 
-def payload_bytes(method: Method, size: int) -> int:
-    """Bytes of one rank's message with `size` numbers of 4 bytes, for codecs whose messages depend on it alone.
+def find_density(density: float, warmup: int, update: int) -> float:
+    """The density of update `update`, from 1: in a warm-up it falls from a quarter by 4 in each fifth of it (Lin et al.
+    2018, section 3.3: 25, 6.25, 1.5625, 0.4, 0.1 %)."""
+    if update > warmup:
+        return density
+    return max(density, 0.25 ** (1 + 5 * (update - 1) // warmup))
+
+
+def payload_bytes(method: Method, sizes: Sequence[int]) -> int:
+    """Bytes of one rank's message with tensors of `sizes` numbers of 4 bytes each, after the warm-up.
 
     Raises ValueError for powersgd, which depends on the shapes.
     """
     word, _, argument = method.codec.partition(":")
+    size = sum(sizes)
+    parts = [size] if method.scope == "message" else sizes
     if word == "none":
         return 4 * size
     if word in ("fp16", "bf16"):
         return 2 * size
     if word == "sign":
-        return -(-size // 8) + (4 if method.feedback == "ef" else 0)
+        return -(-size // 8) + (4 * len(parts) if method.feedback == "ef" else 0)
     if word == "topk":
-        return 8 * count_topk(size, float(argument))
+        return 8 * sum(count_topk(part, float(argument)) for part in parts)
     if word == "randomk":
-        return 4 * count_topk(size, float(argument))
+        return 4 * sum(count_topk(part, float(argument)) for part in parts)
     if word == "qsgd":
         return size + 4 * -(-size // 512)
     raise ValueError(f"the messages of {word} depend on shapes")

@@ -22,6 +22,7 @@ from task_images.comm.base import MakeOptimizer, MethodState, Placement, Profile
 from task_images.comm.ddp import DdpAllReduce
 from task_images.comm.methods import Method, parse_size
 from task_images.harness.distributed import require_sharding
+from task_images.harness.precision import LossScale
 from task_images.harness.tracker import Tracker
 
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -134,9 +135,9 @@ class ShardedModel(Strategy):
         factor = self.place.size * self._weight / self._total
         return gradient if factor == 1 else gradient * factor
 
-    def begin(self, weight: float, total: float, passes: int = 1) -> None:
+    def begin(self, weight: float, total: float, passes: int = 1, scale: LossScale | None = None) -> None:
         """Begin an update of `passes` passes; only the last one reduces gradients."""
-        super().begin(weight, total, passes)
+        super().begin(weight, total, passes, scale)
         if self.place.size > 1:
             self.model.set_requires_gradient_sync(passes == 1)  # type: ignore[operator]
 

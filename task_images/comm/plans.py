@@ -1,6 +1,7 @@
 """Plans: which tensors share a message. Pure functions, no torch. Tensors are numbered in the order in which their
 gradients become ready; a plan is a list of groups of consecutive numbers, in the order in which they are ready."""
 
+import heapq
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -82,14 +83,6 @@ def find_optimum(sizes: Sequence[int], ready: Sequence[float], cost: Cost) -> Gr
     return groups
 
 
-def predict_end(groups: Groups, sizes: Sequence[int], ready: Sequence[float], cost: Cost) -> float:
-    """When the last message is over, in seconds from the same moment as `ready`."""
-    end = 0.0
-    for group in groups:
-        end = max(end, ready[group[-1]]) + cost.time(sum(sizes[number] for number in group))
-    return end
-
-
 def fit(samples: Sequence[tuple[float, float]]) -> Cost:
     """alpha and beta by least squares from (bytes, seconds), neither of them negative."""
     count = len(samples)
@@ -106,15 +99,16 @@ def simulate_order(sizes: Sequence[int], ready: Sequence[float], priorities: Seq
 
     Made from rank 0's measurements, it is the same on all ranks without a word between them.
     """
-    waiting = set(range(len(sizes)))
+    arriving = sorted(range(len(sizes)), key=ready.__getitem__, reverse=True)
+    able: list[tuple[int, int]] = []
     now, order = 0.0, []
-    while waiting:
-        able = [number for number in waiting if ready[number] <= now]
+    while arriving or able:
         if not able:
-            now = min(ready[number] for number in waiting)
-            continue
-        chosen = min(able, key=lambda number: (priorities[number], number))
-        waiting.remove(chosen)
+            now = max(now, ready[arriving[-1]])
+        while arriving and ready[arriving[-1]] <= now:
+            number = arriving.pop()
+            heapq.heappush(able, (priorities[number], number))
+        chosen = heapq.heappop(able)[1]
         order.append(chosen)
         now += cost.time(sizes[chosen])
     return order

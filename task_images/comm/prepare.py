@@ -12,9 +12,9 @@ from task_images.harness.distributed import World
 def prepare_strategy(world: World, own: Callable[[], Strategy]) -> Strategy:
     """The strategy of the run's method after its self-check, or the task's `own`. Collective.
 
-    Rank 0's log has a line with the method. The check begins when all ranks have loaded their data, for its collectives
-    do not wait that long. Raises TaskUsageError for a method that cannot be, and MethodWrongError for one that computes
-    something else.
+    Rank 0's log has a line with the method and what was compared, which the result says, too. The check begins when all
+    ranks have loaded their data, for its collectives do not wait that long. Raises TaskUsageError for a method that
+    cannot be, and MethodWrongError for one that computes something else.
     """
     contract = world.contract
     if not contract.method:
@@ -29,7 +29,8 @@ def prepare_strategy(world: World, own: Callable[[], Strategy]) -> Strategy:
     if world.is_first:
         print(
             f"method: {method.name}; its self-check passed in {time.perf_counter() - begin:.2f} s"
-            f" ({found['steps']:.0f} updates, largest error {found['error']:g})",
+            f" ({found.updates} updates, largest error of sums {found.error:g}); {found}",
             flush=True,
         )
+    strategy.checked = found.to_dict()
     return strategy

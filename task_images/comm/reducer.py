@@ -6,6 +6,8 @@ runs all rounds of its transport; nothing ever waits inside a callback. Forward 
 the method has none: a layer's forward pass waits for the layer's own messages, and updates its parameters then.
 """
 
+import math
+import statistics
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -21,14 +23,18 @@ from task_images.comm import plans
 from task_images.comm.base import MethodState, Strategy, Traits, set_rate
 from task_images.comm.client import ServerSum, make_server_transport
 from task_images.comm.exchange import Matrix, Transport, make_message, make_transport
-from task_images.comm.link import Leader, Link, measure_cost
+from task_images.comm.link import Leader, measure_cost, open_link
 from task_images.comm.methods import Method, parse_size
 from task_images.comm.plans import Cost
 from task_images.comm.sender import Group, Sender, Slot
+from task_images.harness.errors import TaskUsageError
 from task_images.harness.precision import LossScale
 from task_images.harness.replicas import measure_distance
 
-MEASURED_UPDATES = 3  # whose backward passes the plans mgwfbp and optimal and the order priority are made from
+# Backward passes that the plans mgwfbp and optimal and the order priority are made from. The first updates compile and
+# choose kernels, and are left out; of the others medians count.
+SKIPPED_UPDATES, MEASURED_UPDATES = 3, 5
+Moment = float | torch.cuda.Event
 COST_SIZES = (1024, 16384, 65536, 262144)  # numbers of 4 bytes
 
 
@@ -47,7 +53,10 @@ class Reducer(Strategy):
 
     def _connect(self) -> None:
         self._update = 0
-        self._armed = False
+        self._armed = self._is_guarded = False
+        self._clip: float | None = None
+        self._finite: Tensor | None = None  # whether this rank's gradients of an update are
+        self._started: Moment = 0.0
         self._open = False  # messages of an update are under way
         self._due: float | None = None  # the rate of an update that the forward gates still have to make
         self._groups: list[Group] = []
@@ -57,14 +66,17 @@ class Reducer(Strategy):
             return
         named = [(name, parameter) for name, parameter in self.model.named_parameters() if parameter.requires_grad]
         self._named = list(reversed(named))  # gradients become ready about in this order
-        self._times: dict[str, float] = {}
+        self._times: list[dict[str, Moment]] = []  # of the update that goes on, by parameter
+        self._seconds: list[dict[str, float]] = []  # of those before, from the first gradient on
         self._cost = Cost(self.profile.alpha, self.profile.beta) if self.profile else Cost(0.0, 0.0)
-        self._link = self._make_link()
+        if self.method.momentum != "none":
+            self._take_over_momentum()
+        self._link = open_link(self.place.world, self.method.delay)
         self._transport = self._make_transport()
         timeline = self._tracker.timeline if self._tracker else None
         leader = Leader(self.place.world) if self.method.agreement == "leader" else None
         self._sender = Sender(self._transport, parse_size(self.method.credit), timeline, leader)
-        self._measuring = self._needs_profile and self.profile is None
+        self._measuring = needs_profile(self.method) and self.profile is None
         if self._measuring:
             self._cost = self._measure_cost()
         ready = self.profile.backward_seconds if self.profile else {}
@@ -76,14 +88,16 @@ class Reducer(Strategy):
         if self.method.barrier == "none":
             self._gate_modules()
 
-    @property
-    def _needs_profile(self) -> bool:
-        by_profile = self.method.order == "priority" and self.method.agreement == "static"
-        return self.method.plan in ("mgwfbp", "optimal") or by_profile
-
-    def _make_link(self) -> Link:
-        delay = self.method.delay.split(",")
-        return Link(self.place.world, None if delay == ["none"] else (float(delay[0]), float(delay[1])))
+    def _take_over_momentum(self) -> None:
+        """Momentum is the codec's; on top of it the optimizer's own would count twice."""
+        if not isinstance(self.optimizer, torch.optim.SGD):
+            raise TaskUsageError(
+                f"{self.method.name} has its own momentum in place of SGD's, and cannot have "
+                f"{type(self.optimizer).__name__} instead",
+                "--method eftopk, or an optimizer of the task that is SGD.",
+            )
+        for group in self.optimizer.param_groups:
+            group["momentum"], group["nesterov"] = 0.0, False
 
     def _make_transport(self) -> Transport:
         if self.method.transport == "ps":
@@ -126,6 +140,25 @@ class Reducer(Strategy):
         self._cut()
         self._arrange([ready[group[-1]] for group in sorted(numbered, key=lambda group: group[-1])], measured)
 
+    def _now(self) -> Moment:
+        """This moment in the device's own time: on a GPU a hook runs when work is handed over, not when it is done."""
+        if self.place.world.device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self.place.world.device))
+        return event
+
+    def _read_times(self, moments: Mapping[str, Moment]) -> dict[str, float]:
+        """Seconds from the first gradient of an update to each."""
+        self.place.world.synchronize()
+        found, started = {}, self._started
+        for name, moment in moments.items():
+            if isinstance(moment, float) and isinstance(started, float):
+                found[name] = moment - started
+            elif isinstance(moment, torch.cuda.Event) and isinstance(started, torch.cuda.Event):
+                found[name] = float(started.elapsed_time(moment)) / 1e3
+        return found
+
     def _cut(self) -> None:
         """Cut each group's buffer into messages."""
         number = 0
@@ -133,10 +166,16 @@ class Reducer(Strategy):
             limit = group.flat.numel()
             if self.method.partition != "none":
                 limit = max(1, parse_size(self.method.partition) // group.flat.element_size())
+            start = 0
             for part in torch.split(group.flat, limit):
                 matrices = [_matrix(slot) for slot in group.slots] if self.method.codec_name == "powersgd" else []
-                group.messages.append(make_message(self.method, number, part, self.place.rank, matrices))
-                number += 1
+                end = start + part.numel()
+                spans = [
+                    (max(start, slot.start), min(end, slot.start + slot.parameter.numel())) for slot in group.slots
+                ]
+                sizes = [last - first for first, last in spans if first < last]
+                group.messages.append(make_message(self.method, number, part, self.place.rank, sizes, matrices))
+                number, start = number + 1, end
 
     def _arrange(self, ready: list[float], measured: bool) -> None:
         """The order in which the thread takes messages, the same on all ranks."""
@@ -167,12 +206,23 @@ class Reducer(Strategy):
 
     # --- an update, on the training thread -------------------------------------------------------------------------
 
-    def begin(self, weight: float, total: float, passes: int = 1) -> None:
+    def begin(self, weight: float, total: float, passes: int = 1, scale: LossScale | None = None) -> None:
         """Begin an update in which this rank has `weight` of `total`; `passes` backward passes make it up."""
-        super().begin(weight, total, passes)
+        if scale is not None and self.method.barrier == "none" and self.place.size > 1:
+            raise ValueError("without a barrier an overflow cannot be found before the update")
+        super().begin(weight, total, passes, scale)
+        if self.place.size == 1:
+            return
         self._share = weight / total
-        if self.method.transport == "noop" and self.place.size > 1:
+        if self.method.transport == "noop":
             self._share *= self.place.size
+        is_lossy = self.method.codec not in ("none", "fp16", "bf16")
+        if is_lossy:
+            # A residual must not be in units of a scale that changes, and signs have no scale to divide by.
+            self._share, self._divisor = self._share / self._divisor, 1.0
+        # A codec may turn an overflow into a number, and a residual would keep it.
+        self._is_guarded = scale is not None and is_lossy
+        self._finite = None
 
     def last_pass(self) -> AbstractContextManager[object]:
         """The block of the last backward pass, in which messages leave as soon as they are full."""
@@ -194,7 +244,7 @@ class Reducer(Strategy):
             self._start()
         slot = self._slots[index]
         if self._measuring:
-            self._times[slot.name] = self._times.get(slot.name, 0.0) + time.perf_counter() - self._started
+            self._times[-1][slot.name] = self._now()
         self._take(slot)
         if slot.group.missing == 0 and self.method.order != "deferred":
             self._sender.release([slot.group])
@@ -206,6 +256,10 @@ class Reducer(Strategy):
             slot.view.zero_()
         else:
             torch.mul(gradient, self._share, out=slot.view)
+            if self._is_guarded:
+                finite = slot.view.isfinite().all()
+                slot.view.copy_(torch.where(finite, slot.view, 0.0))
+                self._finite = finite if self._finite is None else self._finite & finite
         slot.parameter.grad = slot.view
         slot.arrived = True
         slot.group.missing -= 1
@@ -217,9 +271,17 @@ class Reducer(Strategy):
             group.missing, group.ready, group.pending = len(group.slots), False, len(group.messages)
             for slot in group.slots:
                 slot.arrived = False
-        self._started = time.perf_counter()
+            if self._is_guarded:
+                for message in group.messages:
+                    message.keep()
+        if self._measuring:
+            self._started = self._now()
+            self._times.append({})
         self._open = True
         self._update += 1
+        for group in self._groups:
+            for message in group.messages:
+                message.codec.update = self._update
         self._sender.begin(self._seed * 1_000_003 + self._update)
 
     def _reduce(self) -> None:
@@ -229,6 +291,18 @@ class Reducer(Strategy):
         self._finish_backward()
         self._sender.wait(self._groups)
 
+    def _apply(self, rate: float, clip: float | None) -> bool:
+        is_clipped = self.method.momentum != "none" and clip is not None and self.place.size > 1
+        return super()._apply(rate, math.inf if is_clipped else clip)
+
+    def _clip_own(self, clip: float) -> None:
+        """Clip this rank's own gradients, before they are accumulated, to 1/sqrt(P) of the limit (Lin et al. 2018,
+        section 3.2)."""
+        views = [slot.view for slot in self._slots]
+        # The views have this rank's share of the mean, without the loss scale.
+        limit = clip * self._weight / self._total / self.place.size**0.5
+        torch._foreach_mul_(views, torch.clamp(limit / (nn.utils.get_total_norm(views) + 1e-6), max=1.0))
+
     def _finish_backward(self) -> None:
         """What got no gradient counts as zeros."""
         if not self._open:
@@ -236,20 +310,34 @@ class Reducer(Strategy):
         for slot in self._slots:
             if not slot.arrived:
                 self._take(slot)
+        if self.method.momentum != "none" and self._clip is not None:
+            self._clip_own(self._clip)
         self._sender.release([group for group in self._groups if not group.ready])
 
-    def step(self, rate: float, clip: float | None = None, scale: LossScale | None = None) -> bool:
+    def _agree(self, finite: bool) -> bool:
+        """Codecs hide an overflow on one rank from the others, which have to be asked."""
+        if not self._is_guarded:
+            return finite
+        own = finite and (self._finite is None or bool(self._finite))
+        return self.place.world.max([0.0 if own else 1.0])[0] == 0
+
+    def step(self, rate: float, clip: float | None = None) -> bool:
         """Update the model at learning rate `rate`; without a barrier, when each tensor is used next.
 
-        Raises ValueError if clipping or a loss scale is asked for without a barrier.
+        Raises ValueError if clipping is asked for without a barrier.
         """
+        self._clip = clip
         if self.method.barrier == "step" or self.place.size == 1:
-            applied = super().step(rate, clip, scale)
+            applied = super().step(rate, clip)
+            if self.place.size > 1 and self._is_guarded and not applied:
+                for group in self._groups:
+                    for message in group.messages:
+                        message.restore()
             self._open = False
             self._plan_again()
             return applied
-        if clip is not None or scale is not None:
-            raise ValueError("without a barrier gradients cannot be clipped by their norm, nor their overflow found")
+        if clip is not None:
+            raise ValueError("without a barrier gradients cannot be clipped by their norm")
         with self._section("communication"):
             self._finish_backward()
         self._due, self._open = rate, False
@@ -261,17 +349,22 @@ class Reducer(Strategy):
 
     def _plan_again(self) -> None:
         """With enough backward passes measured: the final plan, by rank 0's times."""
-        if not self._measuring or self._update < MEASURED_UPDATES:
+        if not self._measuring:
+            return
+        self._seconds.append(self._read_times(self._times.pop()))
+        if len(self._seconds) < SKIPPED_UPDATES + MEASURED_UPDATES:
             return
         self._measuring = False
         names = [name for name, _ in self._named]
-        late = max(self._times.values(), default=0.0)
-        own = torch.tensor([self._times.get(name, late) for name in names], dtype=torch.float64)
-        means = self.place.world.broadcast(own / MEASURED_UPDATES).tolist()
-        order = sorted(range(len(names)), key=lambda number: (means[number], number))
+        counted = self._seconds[SKIPPED_UPDATES:]
+        medians = {name: statistics.median(row[name] for row in counted if name in row) for name in counted[-1]}
+        late = max(medians.values(), default=0.0)  # for what got no gradient
+        own = torch.tensor([medians.get(name, late) for name in names], dtype=torch.float64)
+        ready = self.place.world.broadcast(own).tolist()
+        order = sorted(range(len(names)), key=lambda number: (ready[number], number))
         self._named = [self._named[number] for number in order]
         state = self._own_state()
-        self._build([means[number] for number in order], measured=True)
+        self._build([ready[number] for number in order], measured=True)
         self._load_own_state(state)
         for slot in self._slots:
             slot.parameter.grad = None
@@ -426,6 +519,13 @@ class Reducer(Strategy):
         if self.place.size > 1:
             self._drain()
             self._sender.close()
+            self._link.close()
+
+
+def needs_profile(method: Method) -> bool:
+    """Whether plan or order are made from measured backward passes."""
+    by_profile = method.order == "priority" and method.agreement == "static"
+    return method.plan in ("mgwfbp", "optimal") or by_profile
 
 
 def pick_state(ranks: list[Any], rank: int, size: int) -> dict[str, dict[str, Tensor]]:

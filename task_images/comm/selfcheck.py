@@ -1,10 +1,15 @@
 """The self-check of a method before the clock starts, on a model of its own: nccl-tests' "#wrong" for training.
 
-Dense methods are held to the exact sum of integer gradients, bit by bit. Lossy ones are held to conservation: what the
-model got plus what the residuals keep is what all ranks put in. All of them to agreement of the ranks.
+Two trainings. The first adds up integer gradients by plain SGD: dense methods are held to the exact sum, bit by bit,
+lossy ones to conservation, tensor by tensor: what the model got plus what the residuals keep is what all ranks put in.
+The second trains as tasks do, by SGD with momentum and by AdamW, with weight decay, clipping and a loss scale that
+grows and overflows: see `Training`. Methods that change after some updates do so early enough for both.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,13 +17,29 @@ from torch.distributed.tensor import DTensor
 
 from task_images.comm.base import Placement, Strategy
 from task_images.comm.choose import make_strategy
+from task_images.comm.door import Invariant, read_options
 from task_images.comm.methods import Method
-from task_images.comm.reducer import Reducer
+from task_images.comm.presets import find_registered
+from task_images.comm.reducer import MEASURED_UPDATES, SKIPPED_UPDATES, Reducer, needs_profile
 from task_images.harness.errors import DivergedError, WrongResultError
+from task_images.harness.precision import LossScale
 
 STEPS = 4
-SHAPES = {"first": (48, 32), "second": (48,), "third": (7, 5, 3), "fourth": (1,), "last": (96, 40)}
+LATE = 2  # updates after which phases begin that begin later in a training, and updates between two averages
+# Shape of each layer and the magnitude of its gradients: a power of 2, so that sums stay exact.
+LAYERS = {
+    "first": ((48, 32), 1.0),
+    "second": ((48,), 2.0**-10),
+    "third": ((7, 5, 3), 2.0**-5),
+    "fourth": ((1,), 1.0),
+    "last": ((96, 40), 0.25),
+}
 TOLERANCE = 1e-4
+# Half precision rounds, and asynchronous workers see each other's weight decay.
+TRAINING_TOLERANCES = {"fp16": 1e-2, "bf16": 5e-2, "asynchronous": 0.1}
+RATES = (0.02, 0.02, 0.02, 0.01, 0.01, 0.01)
+OVERFLOW = 3  # the update of the second training in which one entry of the last rank's is infinite
+MOMENTUM, DECAY, CLIP = 0.9, 0.1, 8.0
 HINT = "Do not trust results of this method here. Choose another one with --method, or report this."
 LOSSY = ("sign", "topk", "randomk", "qsgd")
 
@@ -27,105 +48,381 @@ class MethodWrongError(WrongResultError):
     """The method does not compute what it should."""
 
 
+@dataclass(frozen=True)
+class Checked:
+    """What a self-check has compared, in words, and how.
+
+    sums        what the sum of integers was held to
+    training    what a training with momentum, AdamW, decay, clipping and a loss scale was held to
+    settings    with which of these
+    error       largest error of the sums: absolute for methods that are exact, relative for others
+    shortened   the axes that had other values than in the training, so that late phases were met
+    """
+
+    sums: str
+    training: str = "not compared"
+    settings: tuple[str, ...] = ()
+    updates: int = 0
+    error: float = 0.0
+    shortened: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """For the result's details."""
+        return {**asdict(self), "settings": list(self.settings)}
+
+    def __str__(self) -> str:
+        with_settings = f" ({', '.join(self.settings)})" if self.settings else ""
+        shortened = f"; checked with {self.shortened}" if self.shortened else ""
+        return f"sums: {self.sums}; training: {self.training}{with_settings}{shortened}"
+
+
 class Probe(nn.Module):
     """A model whose gradients can be chosen: the loss is the sum of parameters times given numbers."""
 
-    def __init__(self) -> None:
+    def __init__(self, seed: int | None = None) -> None:
+        """Weights are zeros, or drawn."""
         super().__init__()
-        self.layers = nn.ModuleDict({name: Layer(shape) for name, shape in SHAPES.items()})
+        drawn = _draw(seed) if seed is not None else {name: torch.zeros(shape) for name, (shape, _) in LAYERS.items()}
+        self.layers = nn.ModuleDict({name: Layer(weight) for name, weight in drawn.items()})
 
-    def forward(self, gradients: dict[str, Tensor]) -> Tensor:
+    def forward(self, gradients: Mapping[str, Tensor]) -> Tensor:
         """The loss (a scalar) whose gradients are `gradients`, by the layers' names."""
         return torch.stack([layer(gradients[name]) for name, layer in self.layers.items()]).sum()
 
+    def read(self) -> dict[str, Tensor]:
+        """All weights, whole, by layer."""
+        found = {}
+        for name, layer in self.layers.items():
+            weight = layer.get_parameter("weight").detach()
+            found[name] = (weight.full_tensor() if isinstance(weight, DTensor) else weight).clone()
+        return found
+
 
 class Layer(nn.Module):
-    """One parameter of a given shape."""
+    """One parameter."""
 
-    def __init__(self, shape: tuple[int, ...]) -> None:
+    def __init__(self, weight: Tensor) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.zeros(shape))
+        self.weight = nn.Parameter(weight)
 
     def forward(self, gradient: Tensor) -> Tensor:
         """The sum of the parameter times `gradient`, of the same shape."""
         return (self.weight * gradient).sum()
 
 
-def check_method(
-    place: Placement, method: Method, prepare: Callable[[Strategy], None] | None = None
-) -> dict[str, float]:
-    """Run `STEPS` updates of `method` on `Probe`. Returns what was found: largest error, and steps.
+def check_method(place: Placement, method: Method, prepare: Callable[[Strategy], None] | None = None) -> Checked:
+    """Train `Probe` by `method`, and compare. Returns what was compared.
 
-    Collective. Raises MethodWrongError, on every rank, saying what is wrong. `prepare` gets the attached strategy
+    Collective. Raises MethodWrongError, on every rank, saying what is wrong. `prepare` gets each attached strategy
     before its first update, for tests that break it.
     """
     if place.size == 1 or method.transport == "noop":
-        return {"steps": 0.0, "error": 0.0}
-    world, device = place.world, place.world.device
-    strategy = make_strategy(method)
-    model = Probe().to(device)
-    module = strategy.attach(place, model, lambda probe: torch.optim.SGD(probe.parameters(), 1.0))
+        return Checked("nothing is exchanged")
+    short = shorten(method)
+    steps = STEPS + (SKIPPED_UPDATES + MEASURED_UPDATES if needs_profile(method) else 0)
+    error = _check_sums(place, short, steps, prepare)
+    training = Training(place, short, prepare)
+    training.check()
+    different = {axis: value for axis, value in short.axes().items() if value != getattr(method, axis)}
+    return Checked(
+        _name_sums(short),
+        training.goal,
+        tuple(training.settings),
+        steps + training.updates,
+        error,
+        ", ".join(f"{axis}={value}" for axis, value in different.items()),
+    )
+
+
+def shorten(method: Method) -> Method:
+    """The method with all of its phases within a few updates."""
+    if method.sync.startswith("postlocal:"):
+        return replace(method, sync=f"postlocal:{LATE},{LATE}")
+    if method.sync.startswith("local:"):
+        return replace(method, sync=f"local:{min(LATE, int(method.sync.partition(':')[2]))}")
+    if method.warmup_updates:
+        return replace(method, warmup=str(LATE))
+    if method.engine == "registered":
+        late = find_registered(method).late_options
+        options = {
+            name: min(value, LATE) if name in late else value for name, value in read_options(method.options).items()
+        }
+        return replace(method, options=",".join(f"{name}={value:g}" for name, value in options.items()) or "none")
+    return method
+
+
+def _check_sums(place: Placement, method: Method, steps: int, prepare: Callable[[Strategy], None] | None) -> float:
+    """The largest error after `steps` updates with integers."""
+    device = place.world.device
+    strategy, model = make_strategy(method), Probe().to(device)
+    module = strategy.attach(place, model, lambda probe: _optimizer_class(method)(probe.parameters(), 1.0))
     if prepare is not None:
         prepare(strategy)
     # Ranks count alike, and their sum is what arrives: of integers, so that every order of summing is exact.
     share = 1.0 if strategy.traits.gradients_agree else float(place.size)
-    sums = {name: torch.zeros(shape, device=device) for name, shape in SHAPES.items()}
-    for step in range(STEPS):
+    sums = {name: torch.zeros(shape, device=device) for name, (shape, _) in LAYERS.items()}
+    for step in range(steps):
         strategy.begin(1.0, share)
         with strategy.last_pass():
-            module(_gradients(place.rank, step, device)).backward()
+            module(_integers(place.rank, step, device)).backward()
         strategy.step(1.0)
         for rank in range(place.size):
-            for name, gradient in _gradients(rank, step, device).items():
+            for name, gradient in _integers(rank, step, device).items():
                 sums[name] += gradient
     with strategy.consensus():
-        try:
-            strategy.check_replicas()
-        except DivergedError as found:
-            raise MethodWrongError(f"the self-check of the method {method.name} failed: {found}", HINT) from None
+        _check_agreement(strategy, method)
         error = _measure_error(place, strategy, method, model, sums)
     strategy.close()
-    worst = world.max([error])[0]
-    if not worst <= _tolerance(method):
+    worst = place.world.max([error])[0]
+    if not worst <= (0.0 if is_exact(method) else TOLERANCE):
         raise MethodWrongError(
-            f"the self-check of the method {method.name} failed: after {STEPS} updates parameters differ by {worst:g} "
+            f"the self-check of the method {method.name} failed: after {steps} updates parameters differ by {worst:g} "
             f"from the sum of what {place.size} ranks put in",
             HINT,
         )
-    return {"steps": float(STEPS), "error": worst}
+    return worst
 
 
-def _tolerance(method: Method) -> float:
-    return 0.0 if is_exact(method) else TOLERANCE
+def _check_agreement(strategy: Strategy, method: Method) -> None:
+    try:
+        strategy.check_replicas()
+    except DivergedError as found:
+        raise MethodWrongError(f"the self-check of the method {method.name} failed: {found}", HINT) from None
+
+
+def _optimizer_class(method: Method) -> Callable[..., torch.optim.Optimizer]:
+    """SGD, whose steps are sums that can be checked, unless the method needs another optimizer."""
+    names = find_registered(method).optimizers if method.engine == "registered" else ()
+    found: Callable[..., torch.optim.Optimizer] = getattr(torch.optim, names[0] if names else "SGD")
+    return found
 
 
 def is_exact(method: Method) -> bool:
     """Whether integers arrive as their exact sum, whatever the order of summing."""
+    if method.engine == "registered":
+        return find_registered(method).invariant is Invariant.exact_sum
+    if method.staleness != "sync":  # each worker's share is rounded
+        return False
     return method.codec in ("none", "fp16", "bf16") and method.transport != "gossip" and method.sync == "every"
+
+
+def _is_free(method: Method) -> bool:
+    """Whether nothing says what becomes of a sum: momentum correction, signs without feedback, random rounding."""
+    if method.engine == "registered":
+        return find_registered(method).invariant is Invariant.none
+    return method.momentum != "none" or (method.codec_name in LOSSY and method.feedback == "none")
+
+
+def _name_sums(method: Method) -> str:
+    """What `_check_sums` has compared."""
+    if _is_free(method):
+        return "not compared, only that ranks agree" if _is_identical(method) else "not compared"
+    if is_exact(method):
+        return "exact"
+    if method.codec == "none":
+        return "all that ranks put in arrives in their mean"
+    return "what arrived and what is kept for later are all that ranks put in"
+
+
+def _is_identical(method: Method) -> bool:
+    if method.engine == "registered":
+        return find_registered(method).identical
+    return method.transport != "gossip" and method.sync == "every" and method.staleness == "sync"
 
 
 def _measure_error(
     place: Placement, strategy: Strategy, method: Method, model: Probe, sums: dict[str, Tensor]
 ) -> float:
-    """Greatest difference between what should have arrived and what did, relative to the greatest number for lossy
-    methods; 0 for those that give no sum back (momentum correction, signs without feedback, random rounding)."""
-    if method.momentum != "none" or (method.codec_name in LOSSY and method.feedback == "none"):
+    """Greatest difference between what should have arrived and what did; for lossy methods relative to the greatest
+    number of the same tensor. 0 for methods of which nothing is known."""
+    if _is_free(method):
         return 0.0
     residuals = strategy._own_state()["residual"] if isinstance(strategy, Reducer) else {}
-    greatest, error = 1.0, 0.0
-    for name, layer in model.layers.items():
-        weight = layer.get_parameter("weight").detach()
-        arrived = -(weight.full_tensor() if isinstance(weight, DTensor) else weight)
+    error = 0.0
+    for name, weight in model.read().items():
+        arrived = -weight
         kept = residuals.get(f"layers.{name}.weight")
         if kept is not None:
             arrived = arrived + place.world.all_reduce(kept.to(arrived).clone()).view_as(arrived)
         expected = sums[name] / (1 if strategy.traits.gradients_agree else place.size)
-        error = max(error, float((arrived - expected).abs().max()))
-        greatest = max(greatest, float(expected.abs().max()))
-    return error if is_exact(method) else error / greatest
+        greatest = 1.0 if is_exact(method) else max(LAYERS[name][1], float(expected.abs().max()))
+        error = max(error, float((arrived - expected).abs().max()) / greatest)
+    return error
 
 
-def _gradients(rank: int, step: int, device: torch.device) -> dict[str, Tensor]:
-    """Small integers, different for every rank and step."""
+class Training:
+    """Trains the probe as tasks do, and compares with torch's optimizers alone, as far as a method allows.
+
+    Where every rank has the mean gradient, with the mean of gradients that differ. Where ranks train on their own, with
+    gradients that are the same on all: then averages change nothing. Of lossy methods and those that came through the
+    door: a training with a growing loss scale, and an overflow at its end, must give the weights and the state of one
+    without any.
+    """
+
+    def __init__(self, place: Placement, method: Method, prepare: Callable[[Strategy], None] | None = None) -> None:
+        self._place, self._method, self._prepare = place, method, prepare
+        self._has_barrier = method.barrier == "step"
+        self._is_sum = is_exact(method)
+        self._is_alone = method.engine != "registered" and not _is_identical(method)
+        self.updates = 0
+        self.settings = self._list_settings()
+        self.goal = self._name_goal()
+
+    def _list_settings(self) -> dict[str, Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]]:
+        """Optimizers by what is said of them."""
+        more = ", clip, loss scale" if self._has_barrier else ""
+        # Momentum that a method has itself is taken from the optimizer.
+        factor = 0.0 if self._method.momentum != "none" else MOMENTUM
+        own = {
+            f"SGD with momentum, decay{more}": lambda items: torch.optim.SGD(items, 1.0, factor, weight_decay=DECAY),
+            f"AdamW with decay{more}": lambda items: torch.optim.AdamW(items, weight_decay=DECAY),
+        }
+        names = find_registered(self._method).optimizers if self._method.engine == "registered" else ()
+        if self._method.momentum != "none":
+            names = ("SGD",)
+        return {text: make for text, make in own.items() if not names or text.split()[0] in names}
+
+    def _name_goal(self) -> str:
+        if not self.settings:
+            return "not compared"
+        if self._is_sum:
+            return "as torch's optimizer with the mean gradient"
+        if self._method.staleness != "sync":
+            return "about as torch's optimizer alone, with the same gradients on all ranks"
+        if self._is_alone:
+            return "as torch's optimizer alone, with the same gradients on all ranks"
+        return "the same weights and state with and without a growing loss scale, and after an overflow"
+
+    def check(self) -> None:
+        """Raise MethodWrongError, on every rank, if a training is not what it should be."""
+        for text, make in self.settings.items():
+            error = self._compare_with_torch(make) if self._is_sum or self._is_alone else self._compare_scales(make)
+            worst = self._place.world.max([error])[0]
+            kind = "asynchronous" if self._method.staleness != "sync" else self._method.codec
+            if not worst <= TRAINING_TOLERANCES.get(kind, TOLERANCE):
+                raise MethodWrongError(
+                    f"the self-check of the method {self._method.name} failed: training by {text} must be "
+                    f"{self.goal}, and differs by {100 * worst:.3g} % of what it has changed",
+                    HINT,
+                )
+
+    def _compare_with_torch(self, make: Callable[..., torch.optim.Optimizer]) -> float:
+        scale = LossScale(2.0**6, window=2) if self._has_barrier else None
+        overflow = OVERFLOW if scale else 0
+        found, _ = self._train(make, scale, overflow)
+        expected = self._train_alone(make, overflow)
+        return _compare(found, expected, {name: weight.to(expected[name]) for name, weight in _draw(0).items()})
+
+    def _compare_scales(self, make: Callable[..., torch.optim.Optimizer]) -> float:
+        found, state = self._train(make, LossScale(2.0**6, window=2), len(RATES) + 1)
+        expected, wanted = self._train(make, None, 0)
+        start = {name: weight.to(expected[name]) for name, weight in _draw(0).items()}
+        return max(_compare(found, expected, start), _compare_states(state, wanted))
+
+    def _train(
+        self, make: Callable[..., torch.optim.Optimizer], scale: LossScale | None, overflow: int
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Weights and the method's state after the updates. An overflow behind the last one is an update more."""
+        place, device = self._place, self._place.world.device
+        strategy, model = make_strategy(self._method), Probe(seed=0).to(device)
+        module = strategy.attach(place, model, lambda probe: make(list(probe.parameters())))
+        if self._prepare is not None:
+            self._prepare(strategy)
+        wrong = 0.0
+        for update in range(1, max(len(RATES), overflow) + 1):
+            self.updates += 1
+            gradients = self._gradients(place.rank, update)
+            # Ranks that train on their own skip on their own.
+            if update == overflow and (place.rank == place.size - 1 or not _is_identical(self._method)):
+                gradients["first"].view(-1)[5] = math.inf
+            strategy.begin(1.0, float(place.size), scale=scale)
+            with strategy.last_pass():
+                (module(gradients) * (scale.value if scale else 1.0)).backward()
+            made = strategy.step(_rate(update), CLIP if self._has_barrier else None)
+            if made is (update == overflow):
+                wrong = float(update)
+        if found := place.world.max([wrong])[0]:
+            problem = "overflow, and the update was made" if found == overflow else "are finite, and it was skipped"
+            raise MethodWrongError(
+                f"the self-check of the method {self._method.name} failed: gradients of update {found:.0f} {problem}",
+                HINT,
+            )
+        state = _flatten(getattr(strategy, "_own_state", dict)()) if not (self._is_sum or self._is_alone) else {}
+        with strategy.consensus():
+            _check_agreement(strategy, self._method)
+            weights = model.read()
+        strategy.close()
+        return weights, state
+
+    def _train_alone(self, make: Callable[..., torch.optim.Optimizer], overflow: int) -> dict[str, Tensor]:
+        """By torch's optimizer, with the mean of what the ranks have."""
+        model = Probe(seed=0).to(self._place.world.device)
+        items = list(model.parameters())
+        optimizer = make(items)
+        for update in range(1, len(RATES) + 1):
+            if update == overflow:
+                continue
+            ranks = [self._gradients(rank, update) for rank in range(self._place.size)]
+            for name, layer in model.layers.items():
+                layer.get_parameter("weight").grad = torch.stack([own[name] for own in ranks]).mean(0)
+            if self._has_barrier:
+                nn.utils.clip_grad_norm_(items, CLIP)
+            for group in optimizer.param_groups:
+                group["lr"] = _rate(update)
+            optimizer.step()
+        return model.read()
+
+    def _gradients(self, rank: int, update: int) -> dict[str, Tensor]:
+        """One part that ranks share, and one that they do not, unless all have to be the same."""
+        device = self._place.world.device
+        common, own = _draw(1000 + update), _draw(100_000 * (rank + 1) + update)
+        factor = 0.0 if self._is_alone else 1.0
+        return {name: (LAYERS[name][1] * (common[name] + factor * own[name])).to(device) for name in LAYERS}
+
+
+def _rate(update: int) -> float:
+    return RATES[min(update, len(RATES)) - 1]
+
+
+def _compare(found: dict[str, Tensor], expected: dict[str, Tensor], start: dict[str, Tensor]) -> float:
+    """The norm of a tensor's difference, relative to that of what the training has changed of it."""
+    return max(
+        _norm(found[name] - expected[name]) / max(_norm(expected[name] - start[name]), 1e-12) for name in expected
+    )
+
+
+def _compare_states(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
+    """The norm of a tensor's difference, relative to its own."""
+    if found.keys() != expected.keys():
+        return math.inf
+    return max((_norm(found[name] - expected[name]) / max(_norm(expected[name]), 1e-6) for name in expected), default=0)
+
+
+def _flatten(state: Any, name: str = "") -> dict[str, Tensor]:
+    """Copies of the numbers of a state, by where they are. Counts of steps are none of them."""
+    if isinstance(state, Tensor):
+        return {name: state.detach().float().clone()} if state.is_floating_point() and state.numel() > 1 else {}
+    if not isinstance(state, Mapping):
+        return {}
+    return {key: part for word, inner in state.items() for key, part in _flatten(inner, f"{name}.{word}").items()}
+
+
+def _norm(tensor: Tensor) -> float:
+    """Infinite if a number of it is none."""
+    found = float(tensor.norm())
+    return found if math.isfinite(found) else math.inf
+
+
+def _draw(seed: int) -> dict[str, Tensor]:
+    """Normal numbers in the layers' shapes."""
+    generator = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(shape, generator=generator) for name, (shape, _) in LAYERS.items()}
+
+
+def _integers(rank: int, step: int, device: torch.device) -> dict[str, Tensor]:
+    """Small integers times the layers' magnitudes, different for every rank and step."""
     generator = torch.Generator().manual_seed(1000 * step + rank)
-    return {name: torch.randint(-4, 5, shape, generator=generator).float().to(device) for name, shape in SHAPES.items()}
+    return {
+        name: (magnitude * torch.randint(-4, 5, shape, generator=generator).float()).to(device)
+        for name, (shape, magnitude) in LAYERS.items()
+    }

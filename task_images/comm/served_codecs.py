@@ -1,8 +1,9 @@
 """Codecs whose payloads cannot be added up (sign, topk, qsgd) at parameter servers.
 
-A trainer sends its payload behind two integers: how many numbers it stands for, and their type. The server decodes all
-payloads, adds them up in the order of ranks, as `Codec.aggregate` does on every rank of an all-gather, and answers with
-the sum in its shortest exact form: bits of the majority, entries that are not zero, or all numbers.
+A trainer sends its payload behind a header of integers: the type of the numbers, the message's seed, the update, and
+how many numbers each part of it stands for, behind the number of parts. The server decodes all payloads, adds them up
+in the order of ranks, as `Codec.aggregate` does on every rank of an all-gather, and answers with the sum in its
+shortest exact form: bits of the majority, entries that are not zero, or all numbers.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,27 +25,32 @@ from task_images.comm.codecs import (
 from task_images.comm.methods import Method
 from task_images.comm.wire import DTYPES
 
-_HEADER_BYTES = 16
+_FIXED = 4  # integers of 8 bytes before the sizes
 
 
-def make_request(payload: Payload, flat: Tensor) -> Tensor:
-    """The bytes that a trainer sends for a payload of the gradient `flat`: (16 + payload), uint8."""
-    header = torch.tensor([flat.numel(), DTYPES.index(flat.dtype)]).view(torch.uint8)
+def make_request(payload: Payload, flat: Tensor, codec: Codec, seed: int) -> Tensor:
+    """The bytes that a trainer sends for a payload of the gradient `flat`: (header + payload), uint8."""
+    sizes = [part.numel() for part in codec.split(flat)]
+    header = torch.tensor([DTYPES.index(flat.dtype), seed, codec.update, len(sizes), *sizes]).view(torch.uint8)
     return torch.cat([header, join_payload(payload).cpu()])
 
 
 def make_adder(method: Method) -> Callable[[Mapping[int, Tensor]], Tensor] | None:
     """The server's function from requests by rank to the answer; None if payloads are added as they are."""
-    codec = make_codec(method, 0)
-    if codec.additive:
+    if make_codec(method, 0).additive:
         return None
 
     def add(requests: Mapping[int, Tensor]) -> Tensor:
-        count, kind = requests[min(requests)][:_HEADER_BYTES].view(torch.int64).tolist()
-        like = torch.zeros(count, dtype=DTYPES[kind])
-        shapes = codec.encode(like, 0)
-        payloads = [split_payload(requests[rank][_HEADER_BYTES:], shapes) for rank in sorted(requests)]
-        return _shorten(codec, codec.aggregate(payloads, like, 0))
+        first = requests[min(requests)]
+        kind, seed, update, parts = first[: 8 * _FIXED].view(torch.int64).tolist()
+        size = 8 * (_FIXED + parts)
+        sizes = first[8 * _FIXED : size].view(torch.int64).tolist()
+        codec = make_codec(method, 0, sizes)
+        like = torch.zeros(sum(sizes), dtype=DTYPES[kind])
+        codec.update = update
+        shapes = codec.encode(like, seed)
+        payloads = [split_payload(requests[rank][size:], shapes) for rank in sorted(requests)]
+        return _shorten(codec, codec.aggregate(payloads, like, seed))
 
     return add
 

@@ -19,7 +19,7 @@ class Settings(ClassifierSettings):
 
     depth: int = 20
     batch_size: int = 32
-    rate: float = 0.0025
+    learning_rate: float = 0.0025
     plateau_factor: float = 0.5
     plateau_patience: int = 4
     plateau_threshold: float = 0.001
@@ -52,12 +52,12 @@ def main(contract: Contract) -> None:
                 prepare_validation=as_channels,
             ),
             schedule=Plateau(
-                start=settings.rate,
-                target=settings.rate * world.size,
+                start=settings.learning_rate,
+                target=settings.learning_rate * world.size,
                 warmup=log2_warmup(world.size),
                 factor=settings.plateau_factor,
                 patience=settings.plateau_patience,
                 threshold=settings.plateau_threshold,
-                floor=settings.rate,
+                floor=settings.learning_rate,
             ),
         )

@@ -43,7 +43,7 @@ class Settings(TrainingSettings, CudaSettings):
     batch_size: int = 128
     epochs: int = 164
     schedule: str = "plateau"
-    rate: float = 4.0
+    learning_rate: float = 4.0
     scale_limit: int = 0
     plateau_factor: float = 0.75
     plateau_patience: int = 1
@@ -83,7 +83,7 @@ def main(contract: Contract) -> None:
             rows,
             model,
             loss,
-            lambda model: PlainSgd(model.parameters(), lr=settings.rate),
+            lambda model: PlainSgd(model.parameters(), lr=settings.learning_rate),
             make_schedule(settings, world.size),
             Plan(settings.epochs, settings.budget_seconds, protocol=settings.protocol),
             strategy=prepare_strategy(world, lambda: _strategy(settings)),
@@ -102,12 +102,12 @@ def main(contract: Contract) -> None:
 
 
 def make_schedule(settings: Settings, workers: int) -> Schedule:
-    """Plateau from rate x workers (at most scale_limit of them), or alpha / sqrt(t) with t from 1."""
+    """Plateau from learning_rate x workers (at most scale_limit of them), or alpha / sqrt(t) with t from 1."""
     if settings.schedule == "sqrt":
         alpha = settings.alpha or ALPHA_2018[max(tuned for tuned in ALPHA_2018 if tuned <= workers)]
         decay = InverseSqrt(alpha)
         return PerUpdate(lambda update: decay(update + 1))
-    scaled = settings.rate * min(workers, settings.scale_limit or workers)
+    scaled = settings.learning_rate * min(workers, settings.scale_limit or workers)
     return Plateau(
         start=scaled,
         target=scaled,
@@ -115,7 +115,7 @@ def make_schedule(settings: Settings, workers: int) -> Schedule:
         factor=settings.plateau_factor,
         patience=settings.plateau_patience,
         threshold=settings.plateau_threshold,
-        floor=settings.rate,
+        floor=settings.learning_rate,
     )
 
 

@@ -1,5 +1,6 @@
-"""`mlbench data prepare gpt_pretraining`: texts into token files, once.
+"""`mlbench data prepare gpt_pretraining`: digests of shards, or texts into token files, once.
 
+A folder with shards (harness.language.shards) gets their digests. Otherwise:
 The folder holds train.txt and perhaps valid.txt (else one document in a hundred becomes validation). A line
 `<|endoftext|>` ends a document. With GPT-2's vocab.json and merges.txt beside them the tokens are its byte pairs, and
 bytes otherwise. Token files that exist are only checked.
@@ -13,6 +14,7 @@ from pathlib import Path
 from task_images.gpt_pretraining.bpe import END, BytePairs, read_byte_pairs
 from task_images.harness.errors import EnvironmentUnfitError
 from task_images.harness.identity import DataIdentity
+from task_images.harness.language.shards import has_shards, prepare_shards
 from task_images.harness.language.tokens import BYTES, read_tokens, write_tokens
 from task_images.harness.progress import ProgressLines
 
@@ -23,7 +25,12 @@ Encode = Callable[[str], Sequence[int]]
 
 
 def prepare_data(folder: Path, parameters: Mapping[str, object]) -> DataIdentity:
-    """Write train.bin, val.bin and tokens.json unless they are there. Raises EnvironmentUnfitError without texts."""
+    """Digest shards, or write train.bin, val.bin and tokens.json unless they are there.
+
+    Raises EnvironmentUnfitError without texts.
+    """
+    if has_shards(folder):
+        return prepare_shards(folder)
     if not (folder / "tokens.json").exists():
         write_token_files(folder)
     return read_tokens(folder, sys.maxsize).identify()

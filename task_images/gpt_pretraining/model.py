@@ -1,4 +1,4 @@
-"""A decoder of language: blocks of causal attention and feed-forward layers, as Llama 3 or as GPT-2 has them.
+"""A decoder of language: blocks of causal attention and feed-forward layers, as `Shape` describes them.
 
 Read `Decoder.forward` first. Rotary positions turn *halves* of a head, as in `transformers`; the original Llama code
 turns pairs, and the same weights give other results there without any error.
@@ -8,31 +8,33 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import gelu, scaled_dot_product_attention, silu
+from torch.nn.functional import gelu, relu, rms_norm, scaled_dot_product_attention, silu
 
 from task_images.gpt_pretraining.shapes import Shape
-from task_images.harness.language.chunked_loss import sum_in_chunks
+from task_images.harness.language.chunked_loss import sum_cross_entropy, sum_in_chunks
 
 Rotation = tuple[Tensor, Tensor]  # cosines and sines, [T, head size], or [B, 1, T, head size] with own positions
 Run = Callable[..., Tensor]
 
 
 class Decoder(nn.Module):
-    """tokens [B, T] -> logits [B, T, padded vocabulary], or the sum of losses.
+    """tokens [B, T] -> logits [B, T, vocabulary], or the sum of losses.
 
     Initial values: see `harness.language.parallel.fill_parameters`.
+
+    stream   number format of what the blocks add to; None: that of the embedding (fp32)
     """
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: Shape, stream: torch.dtype | None = None) -> None:
         super().__init__()
-        self.shape = shape
+        self.shape, self._stream = shape, stream
         self.embedding = nn.Embedding(shape.padded_vocabulary, shape.width)
-        self.positions = nn.Embedding(shape.context, shape.width) if shape.form == "gpt2" else None
+        self.positions = nn.Embedding(shape.context, shape.width) if shape.positions == "learned" else None
+        self.embedding_norm = make_norm(shape) if shape.embedding_norm else None
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
-        self.norm = make_norm(shape)
-        self.head = nn.Linear(shape.width, shape.padded_vocabulary, bias=False)
+        self.output = Output(shape)
         if shape.tied:
-            self.head.weight = self.embedding.weight
+            self.output.head.weight = self.embedding.weight
         self.run_block: Run = run_directly
         self._rotation: Rotation | None = None
 
@@ -45,42 +47,63 @@ class Decoder(nn.Module):
         loss_chunk: int = 0,
     ) -> Tensor:
         """`places` [B, T]: position of each token in its document; `mask` [B, 1, T, T]: True = attend. Without them a
-        sequence is one document. With `targets` [B, T] the result is the sum of cross-entropies in nats, for which
-        there are logits of `loss_chunk` tokens at a time."""
+        sequence is one document. With `targets` [B, T] the result is the sum of cross-entropies in nats; with
+        `loss_chunk` there are logits of so many tokens at a time."""
         x = self.embedding(tokens)
         rotation = None
         if self.positions is not None:
             x = x + self.positions(torch.arange(tokens.shape[1], device=tokens.device) if places is None else places)
         else:
             rotation = self._rotate_by(tokens, places)
+        if self.embedding_norm is not None:
+            x = self.embedding_norm(x)
+        if self._stream is not None:
+            x = x.to(self._stream)
         for block in self.blocks:
             x = self.run_block(block, x, rotation, mask)
-        features = self.norm(x)
-        if targets is not None:
-            return sum_in_chunks(self.compute_logits, features, targets, loss_chunk)
-        return self.compute_logits(features)
-
-    def compute_logits(self, features: Tensor) -> Tensor:
-        """[..., D] to [..., padded vocabulary]; -inf for words that only pad it, so that losses and gradients are those
-        without them."""
-        logits: Tensor = self.head(features)
-        if self.shape.padded_vocabulary > self.shape.vocabulary:
-            # Exact without autograd's knowledge: the softmax has no gradient there, and a product does not need its
-            # own result.
-            logits.data[..., self.shape.vocabulary :] = -torch.inf
-        return logits
+        return self.output(x, targets, loss_chunk)  # type: ignore[no-any-return]
 
     def _rotate_by(self, tokens: Tensor, places: Tensor | None) -> Rotation:
         length = tokens.shape[1]
-        known = self._rotation
+        known = None if torch.compiler.is_compiling() else self._rotation
         if known is None or len(known[0]) < length or known[0].device != tokens.device:
             # Not buffers: they would have to be restored whenever parameters are made on the meta device first.
-            known = self._rotation = make_rotation(
-                max(length, self.shape.context), self.shape.head_size, self.shape.theta, tokens.device
-            )
+            # Compiled code makes them in every pass, which costs less than a guard on a changing attribute.
+            reach = length if places is None else max(length, self.shape.context)
+            known = make_rotation(self.shape, reach, tokens.device)
+            if not torch.compiler.is_compiling():
+                self._rotation = known
         if places is None:
             return known[0][:length], known[1][:length]
         return known[0][places].unsqueeze(1), known[1][places].unsqueeze(1)
+
+
+class Output(nn.Module):
+    """The last norm, the output layer and the loss. One module, so that torch.compile can join them: otherwise fp32
+    logits (12 GB for 64 x 1 024 tokens and 50 304 words) are written and read several times."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.vocabulary, self.softcap = shape.vocabulary, shape.softcap
+        self.norm = make_norm(shape)
+        self.head = nn.Linear(shape.width, shape.padded_vocabulary, bias=shape.bias and not shape.tied)
+
+    def forward(self, x: Tensor, targets: Tensor | None = None, loss_chunk: int = 0) -> Tensor:
+        """[B, T, D] to logits [B, T, vocabulary]; with `targets` [B, T] to the sum of cross-entropies."""
+        features = self.norm(x)
+        if targets is None:
+            return self.compute_logits(features)
+        if loss_chunk:
+            return sum_in_chunks(self.compute_logits, features, targets, loss_chunk)
+        return sum_cross_entropy(self.compute_logits(features).flatten(0, 1), targets.flatten())
+
+    def compute_logits(self, features: Tensor) -> Tensor:
+        """[..., D] to [..., vocabulary], in fp32. Words that only pad the output layer are left out here, so losses and
+        gradients are those without them."""
+        logits: Tensor = self.head(features)[..., : self.vocabulary].float()
+        if self.softcap:
+            logits = self.softcap * logits * (logits.square() + self.softcap**2).rsqrt()
+        return logits
 
 
 class Block(nn.Module):
@@ -91,7 +114,7 @@ class Block(nn.Module):
         self.attention_norm = make_norm(shape)
         self.attention = Attention(shape)
         self.feed_forward_norm = make_norm(shape)
-        self.feed_forward = GatedFeedForward(shape) if shape.form == "llama" else FeedForward(shape)
+        self.feed_forward = GatedFeedForward(shape) if shape.activation == "swiglu" else FeedForward(shape)
 
     def forward(self, x: Tensor, rotation: Rotation | None, mask: Tensor | None) -> Tensor:
         """[B, T, D] to [B, T, D]; `mask` None is causal."""
@@ -100,32 +123,40 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal attention; several query heads share one head of keys and values. The number of heads here follows from
-    the tensors, since tensor-parallel ranks have a part of them each."""
+    """Causal attention; several query heads share one head of keys and values.
+
+    One matrix makes queries, keys and values. Its rows are in groups, one for each head of keys: the query heads that
+    share it, the key, the value. So tensor-parallel ranks, which have some of the rows each, have whole groups; how
+    many follows from the tensors.
+    """
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        biased, inner = shape.form == "gpt2", shape.kv_heads * shape.head_size
-        self.head_size = shape.head_size
-        self.is_grouped = shape.kv_heads != shape.heads
-        self.query = nn.Linear(shape.width, shape.width, bias=biased)
-        self.key = nn.Linear(shape.width, inner, bias=biased)
-        self.value = nn.Linear(shape.width, inner, bias=biased)
-        self.output = nn.Linear(shape.width, shape.width, bias=biased)
+        self.head_size, self.shared = shape.head_size, shape.heads // shape.kv_heads
+        self.qk_norm, self.eps, self.scale = shape.qk_norm, shape.eps, shape.scale or None
+        rows = (shape.heads + 2 * shape.kv_heads) * shape.head_size
+        self.qkv = nn.Linear(shape.width, rows, bias=shape.bias)
+        self.output = nn.Linear(shape.width, shape.width, bias=shape.bias)
 
     def forward(self, x: Tensor, rotation: Rotation | None, mask: Tensor | None) -> Tensor:
         """[B, T, D] to [B, T, D]; `rotation` turns queries and keys, `mask` None is causal."""
-        query, key, value = (self._split(part(x)) for part in (self.query, self.key, self.value))
+        groups = self.qkv(x).view(*x.shape[:-1], -1, self.shared + 2, self.head_size)
+        query, key, value = groups.split((self.shared, 1, 1), dim=3)
+        query, key, value = (part.flatten(2, 3).transpose(1, 2) for part in (query, key, value))
+        if self.qk_norm:
+            query, key = (rms_norm(part, (self.head_size,), eps=self.eps) for part in (query, key))
         if rotation is not None:
             query, key = rotate(query, *rotation), rotate(key, *rotation)
         mixed = scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, is_causal=mask is None, enable_gqa=self.is_grouped
+            query,
+            key.to(query.dtype),
+            value.to(query.dtype),
+            attn_mask=mask,
+            is_causal=mask is None,
+            scale=self.scale,
+            enable_gqa=self.shared > 1,
         )
         return self.output(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
-
-    def _split(self, x: Tensor) -> Tensor:
-        """[B, T, heads x size] -> [B, heads, T, size]"""
-        return x.view(*x.shape[:-1], -1, self.head_size).transpose(1, 2)
 
 
 class GatedFeedForward(nn.Module):
@@ -133,9 +164,9 @@ class GatedFeedForward(nn.Module):
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.gate = nn.Linear(shape.width, shape.hidden, bias=False)
-        self.up = nn.Linear(shape.width, shape.hidden, bias=False)
-        self.down = nn.Linear(shape.hidden, shape.width, bias=False)
+        self.gate = nn.Linear(shape.width, shape.hidden, bias=shape.bias)
+        self.up = nn.Linear(shape.width, shape.hidden, bias=shape.bias)
+        self.down = nn.Linear(shape.hidden, shape.width, bias=shape.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., D] to [..., D]."""
@@ -143,27 +174,38 @@ class GatedFeedForward(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """GPT-2's: down(gelu(up(x))), with biases."""
+    """down(gelu(up(x))), as GPT-2 has it, or down(relu(up(x))^2)."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.up = nn.Linear(shape.width, shape.hidden)
-        self.down = nn.Linear(shape.hidden, shape.width)
+        self.squares = shape.activation == "relu2"
+        self.up = nn.Linear(shape.width, shape.hidden, bias=shape.bias)
+        self.down = nn.Linear(shape.hidden, shape.width, bias=shape.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., D] to [..., D]."""
-        return self.down(gelu(self.up(x), approximate="tanh"))  # type: ignore[no-any-return]
+        inner = self.up(x)
+        return self.down(relu(inner).square() if self.squares else gelu(inner, approximate="tanh"))  # type: ignore[no-any-return]
 
 
 def make_norm(shape: Shape) -> nn.Module:
-    """LayerNorm for the form gpt2, RMSNorm for llama."""
-    kind = nn.LayerNorm if shape.form == "gpt2" else nn.RMSNorm
+    """The norm of all channels that the shape names."""
+    kind = nn.LayerNorm if shape.norm == "layer" else nn.RMSNorm
     return kind(shape.width, eps=shape.eps)
 
 
-def make_rotation(length: int, size: int, theta: float, device: torch.device) -> Rotation:
-    """Cosines and sines of position x frequency, [length, size]; the two halves of a head share their frequencies."""
-    frequencies = 1.0 / theta ** (torch.arange(0, size, 2, dtype=torch.float32, device=device) / size)
+def make_rotation(shape: Shape, length: int, device: torch.device) -> Rotation:
+    """Cosines and sines of position x frequency, [length, head size]; both halves of a head have the same frequencies.
+
+    rotary: theta^(-2i / size). half-rotary: from 1 to 1/theta in equal ratios over a quarter of the channels, and 0 for
+    another quarter (modded-nanogpt), so that half of each head says nothing of positions.
+    """
+    size, theta = shape.head_size, shape.theta
+    if shape.positions == "half-rotary":
+        turning = theta ** -torch.linspace(0, 1, size // 4, dtype=torch.float32, device=device)
+        frequencies = torch.cat((turning, torch.zeros(size // 2 - size // 4, device=device)))
+    else:
+        frequencies = 1.0 / theta ** (torch.arange(0, size, 2, dtype=torch.float32, device=device) / size)
     angles = torch.outer(torch.arange(length, dtype=torch.float32, device=device), frequencies).repeat(1, 2)
     return angles.cos(), angles.sin()
 
@@ -179,13 +221,37 @@ def run_directly(block: nn.Module, *inputs: object) -> Tensor:
     return block(*inputs)  # type: ignore[no-any-return]
 
 
+def split_qkv(matrix: Tensor, shape: Shape) -> list[Tensor]:
+    """The rows of `Attention.qkv` that make queries, keys and values, each a matrix (or a bias)."""
+    rest = matrix.shape[1:]
+    groups = matrix.view(shape.kv_heads, shape.heads // shape.kv_heads + 2, shape.head_size, *rest)
+    parts = torch.split(groups, [shape.heads // shape.kv_heads, 1, 1], dim=1)
+    return [part.reshape(-1, *rest) for part in parts]
+
+
+def join_qkv(query: Tensor, key: Tensor, value: Tensor, shape: Shape) -> Tensor:
+    """The inverse of `split_qkv`."""
+    rest = query.shape[1:]
+    parts = (part.reshape(shape.kv_heads, -1, shape.head_size, *rest) for part in (query, key, value))
+    return torch.cat(tuple(parts), dim=1).reshape(-1, *rest)
+
+
 def count_unused_rows(shape: Shape) -> dict[str, int]:
     """Rows at the end of a tensor, by its name, that only pad the vocabulary."""
     unused = shape.padded_vocabulary - shape.vocabulary
-    return {"embedding.weight": unused, "head.weight": unused} if unused else {}
+    names = ("embedding.weight", "output.head.weight", "output.head.bias")
+    return dict.fromkeys(names, unused) if unused else {}
 
 
 def initial_deviation(name: str, shape: Shape) -> float:
-    """Standard deviation of a matrix's initial values: 0.02; 0.02 / sqrt(2 layers) for what is added to the stream."""
+    """Standard deviation of a matrix's initial values.
+
+    gpt2: 0.02; 0.02 / sqrt(2 layers) for what is added to the stream. zero: 0 for what is added to the stream and for
+    the output layer, 1 for the embedding, sqrt(1/3) / sqrt(inputs) for the rest: torch's own deviation.
+    """
     adds = name.endswith(("attention.output.weight", "feed_forward.down.weight"))
-    return 0.02 / (2 * shape.layers) ** 0.5 if adds else 0.02
+    if shape.initial == "gpt2":
+        return 0.02 / (2 * shape.layers) ** 0.5 if adds else 0.02
+    if name.startswith("embedding."):
+        return 1.0
+    return 0.0 if adds or name.startswith("output.head.") else (0.33 / shape.width) ** 0.5

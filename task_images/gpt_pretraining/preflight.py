@@ -11,6 +11,7 @@ from task_images.harness.language.layout import (
     Memory,
     check_memory,
     check_tensor_parallel,
+    count_logit_bytes,
     estimate_memory,
     plan_batch,
     plan_layout,
@@ -34,10 +35,10 @@ def choose_shape(parameters: Mapping[str, Any]) -> Shape:
     shape = SHAPES[parameters["model"]]
     if parameters["vocabulary"]:
         shape = replace(shape, vocabulary=parameters["vocabulary"])
-    shape = replace(shape, multiple=parameters["vocabulary_multiple"])
+    shape = replace(shape, multiple=parameters["vocabulary_multiple"], **choose_parts(parameters))
     length = parameters["sequence_length"]
     if length > shape.context:
-        if shape.form == "gpt2":
+        if shape.positions == "learned":
             raise LayoutError(
                 f"sequence_length is {length}, but the model {parameters['model']} has {shape.context} positions",
                 f"--set sequence_length={shape.context}, or a model with rotary positions",
@@ -48,14 +49,24 @@ def choose_shape(parameters: Mapping[str, Any]) -> Shape:
     return shape
 
 
+def choose_parts(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """The parts of the shape that the parameters name instead of the model's own."""
+    found = {name: parameters[name] for name in ("norm", "positions", "activation") if parameters[name] != "model"}
+    found |= {name: parameters[name] == "yes" for name in ("qk_norm", "tied") if parameters[name] != "model"}
+    if parameters["softcap"] >= 0:
+        found["softcap"] = parameters["softcap"]
+    return found
+
+
 def make_plan(parameters: Mapping[str, Any], ranks: int) -> Plan:
     """Raises LayoutError, with what to change, if the mesh or the batch does not fit."""
     shape = choose_shape(parameters)
     layout = plan_layout(parameters["parallel"], ranks, parameters["tensor_parallel"], parameters["replicas"])
     if layout.tensor > 1:
-        if shape.form == "gpt2":
+        if shape.positions == "learned" or shape.bias or shape.embedding_norm:
             raise LayoutError(
-                f"the model {parameters['model']} has learned positions, which have no plan for tensor-parallel ranks",
+                f"the model {parameters['model']} has parts that have no plan for tensor-parallel ranks: learned"
+                " positions, biases, or a norm of the embedding",
                 "--set parallel=fsdp2, or a Llama model (1B, 8B)",
             )
         length = parameters["sequence_length"]
@@ -78,6 +89,7 @@ def make_plan(parameters: Mapping[str, Any], ranks: int) -> Plan:
         head_tokens=min(tokens, parameters["loss_chunk"] or tokens),
         vocabulary=shape.padded_vocabulary,
         activation_bytes=2 if parameters["precision"] == "bf16" else 4,
+        logit_bytes=count_logit_bytes(parameters),
         checkpointing=parameters["activation_checkpointing"],
     )
     return Plan(shape, layout, global_batch, passes, micro_batch, memory)

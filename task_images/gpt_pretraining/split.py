@@ -20,8 +20,8 @@ def split_decoder(model: Decoder, mesh: DeviceMesh) -> None:
     whole, by_position = Replicate(), Shard(1)
     plan: dict[str, ParallelStyle] = {
         "embedding": RowwiseParallel(input_layouts=whole, output_layouts=by_position),
-        "norm": SequenceParallel(),
-        "head": ColwiseParallel(input_layouts=by_position, output_layouts=whole),
+        "output.norm": SequenceParallel(),
+        "output.head": ColwiseParallel(input_layouts=by_position, output_layouts=whole),
     }
     for number in range(len(model.blocks)):
         block = f"blocks.{number}"
@@ -30,7 +30,7 @@ def split_decoder(model: Decoder, mesh: DeviceMesh) -> None:
             f"{block}.attention": PrepareModuleInput(
                 input_layouts=(by_position, None, None), desired_input_layouts=(whole, None, None)
             ),
-            **{f"{block}.attention.{name}": ColwiseParallel() for name in ("query", "key", "value")},
+            f"{block}.attention.qkv": ColwiseParallel(),  # whole groups of heads, see Attention
             f"{block}.attention.output": RowwiseParallel(output_layouts=by_position),
             f"{block}.feed_forward_norm": SequenceParallel(),
             f"{block}.feed_forward": PrepareModuleInput(input_layouts=by_position, desired_input_layouts=whole),
@@ -39,4 +39,4 @@ def split_decoder(model: Decoder, mesh: DeviceMesh) -> None:
         }
     split_layers(model, mesh, plan)
     if model.shape.tied:
-        model.head.weight = model.embedding.weight
+        model.output.head.weight = model.embedding.weight

@@ -4,18 +4,22 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
+import torch
 from torch import Tensor, nn
 
+from task_images.comm.base import MakeOptimizer
 from task_images.contract import Contract
-from task_images.gpt_pretraining.model import Decoder, count_unused_rows, initial_deviation
+from task_images.gpt_pretraining.model import Decoder, count_unused_rows, initial_deviation, join_qkv, split_qkv
 from task_images.gpt_pretraining.preflight import Plan, make_plan
-from task_images.gpt_pretraining.shapes import FLOPS_FORMULA, SHAPES
+from task_images.gpt_pretraining.shapes import ACTIVATIONS, FLOPS_FORMULA, NORMS, POSITIONS, SHAPES
 from task_images.gpt_pretraining.split import split_decoder
 from task_images.harness.distributed import World
 from task_images.harness.errors import TaskUsageError
-from task_images.harness.language.chunked_loss import sum_cross_entropy
+from task_images.harness.language.float8 import FLOAT8, require_float8, use_float8
+from task_images.harness.language.muon import ITERATIONS, Muon
 from task_images.harness.language.pretraining import PretrainingSettings, Workload
 from task_images.harness.language.program import MakeWorkload, Program, require_data_dir
+from task_images.harness.language.shards import read_shards
 from task_images.harness.language.tokens import (
     Batch,
     Corpus,
@@ -35,14 +39,34 @@ class Settings(PretrainingSettings):
     """The parameters of task.yaml; the defaults are the preset `spec`."""
 
     model: str = "124M"
+    norm: str = "model"
+    positions: str = "model"
+    activation: str = "model"
+    qk_norm: str = "model"
+    tied: str = "model"
+    softcap: float = -1.0
     vocabulary_multiple: int = 64
-    data: str = "tokens"
+    data: str = "shards"
+    order: str = "files"
     documents: str = "joined"
     loss_chunk: int = 0
-    steps: int = 10_000
+    stream: str = "fp32"
+    float8: str = "none"
+    optimizer: str = "adamw"
+    matrix_rate: float = 0.0
+    matrix_decay: float = 0.1
+    orthogonalization: str = "fast"
+    embedding_rate: float = 0.0
+    head_rate: float = 0.0
+    global_batch: int = 512
+    micro_batch: int = 64
+    steps: int = 18_865
     warmup_steps: int = 700
+    final_rate: float = 0.0
     evaluate_every: int = 250
+    validation_sequences: int = 10_240
     precision: str = "bf16"
+    compile: str = "whole"
     goal_full: float = 3.28
     goal_light: float = 3.6
 
@@ -54,14 +78,25 @@ def main(contract: Contract) -> None:
         "a decoder",
         Settings,
         {
-            "data": ("tokens", "python-text", "synthetic"),
+            "data": ("shards", "tokens", "python-text", "synthetic"),
             "model": tuple(SHAPES),
             "documents": ("joined", "separate"),
+            "order": ("files", "shuffled"),
+            "norm": ("model", *NORMS),
+            "positions": ("model", *POSITIONS),
+            "activation": ("model", *ACTIVATIONS),
+            "qk_norm": ("model", "yes", "no"),
+            "tied": ("model", "yes", "no"),
+            "stream": ("fp32", "bf16"),
+            "float8": FLOAT8,
+            "optimizer": ("adamw", "muon"),
+            "orthogonalization": tuple(ITERATIONS),
         },
         make_plan,
         load,
-        make_model=lambda plan, settings: Decoder(plan.shape),
+        make_model=make_model,
         blocks=lambda model: model.blocks,
+        compiled=lambda model: (model.output,),
         deviation=lambda plan: partial(initial_deviation, shape=plan.shape),
         split_tensor=split_decoder,
         unused_rows=lambda plan: count_unused_rows(plan.shape),
@@ -69,14 +104,86 @@ def main(contract: Contract) -> None:
         flops=lambda plan, settings: plan.shape.flops_per_token(settings.sequence_length) * count_tokens(settings),
         formula=FLOPS_FORMULA,
         unit=lambda settings: Unit("tokens", settings.sequence_length),
-        same=("documents",),
+        make_optimizer=make_optimizer,
+        check=check_options,
         details=lambda plan, settings: {
             "documents": settings.documents,
             "loss_chunk": settings.loss_chunk,
+            "stream": settings.stream,
+            "float8": settings.float8,
+            "optimizer": settings.optimizer,
             "vocabulary": plan.shape.vocabulary,
             "padded_vocabulary": plan.shape.padded_vocabulary,
         },
     ).run(contract)
+
+
+def make_model(plan: Plan, settings: Settings) -> Decoder:
+    """The decoder, with 8-bit products where they are asked for."""
+    model = Decoder(plan.shape, torch.bfloat16 if settings.stream == "bf16" else None)
+    if settings.float8 != "none":
+        use_float8([model.output.head, *(model.blocks.modules() if settings.float8 == "all" else ())])
+    return model
+
+
+def check_options(settings: Settings, plan: Plan, world: World) -> None:
+    """Raise TaskUsageError for options that do not go together, or that the device does not have."""
+    if settings.stream == "bf16" and settings.precision != "bf16":
+        raise TaskUsageError("stream=bf16 rounds what an fp32 model adds up", "--set precision=bf16")
+    if settings.float8 != "none":
+        if settings.parallel != "ddp":
+            raise TaskUsageError("8-bit products have no plan for models in parts", "--set parallel=ddp")
+        require_float8(world.device)
+    if settings.optimizer == "muon":
+        method = world.contract.method
+        if settings.parallel != "ddp" or (method and method.get("engine") == "zero1"):
+            raise TaskUsageError(
+                "Muon needs every rank's whole gradients, and this layout or method gives each rank a part",
+                "--set parallel=ddp without --method, or --method bsp",
+            )
+    elif settings.matrix_rate:
+        raise TaskUsageError("matrix_rate is the rate of Muon", "--set optimizer=muon, or --set matrix_rate=0")
+
+
+def make_optimizer(settings: Settings, world: World) -> MakeOptimizer | None:
+    """What makes the optimizer; None: AdamW with one rate for all."""
+    p = settings
+    if p.optimizer == "adamw" and not (p.embedding_rate or p.head_rate):
+        return None
+
+    def make(model: nn.Module) -> torch.optim.Optimizer:
+        assert isinstance(model, Decoder)
+        kinds: dict[str, list[nn.Parameter]] = {name: [] for name in ("embedding", "head", "matrix", "vector")}
+        for name, parameter in model.named_parameters():
+            places = {"embedding.weight": "embedding", "positions.weight": "embedding", "output.head.weight": "head"}
+            kinds["vector" if parameter.dim() < 2 else places.get(name, "matrix")].append(parameter)
+        rates = {"embedding": p.embedding_rate, "head": p.head_rate, "matrix": p.matrix_rate, "vector": 0.0}
+        decays = {"vector": 0.0, "matrix": p.matrix_decay if p.optimizer == "muon" else p.weight_decay}
+        groups = [
+            {
+                "params": members,
+                "muon": kind == "matrix" and p.optimizer == "muon",
+                "rate_factor": (rates[kind] or p.learning_rate) / p.learning_rate,
+                "weight_decay": decays.get(kind, p.weight_decay),
+            }
+            for kind, members in kinds.items()
+            if members
+        ]
+        shape = model.shape
+        cut, join = partial(split_qkv, shape=shape), partial(join_qkv, shape=shape)
+        return Muon(
+            groups,
+            iterations=p.orthogonalization,
+            rank=world.rank,
+            ranks=world.size,
+            splits={value: (cut, join) for name, value in model.named_parameters() if name.endswith("qkv.weight")},
+            lr=p.learning_rate,
+            betas=(p.beta1, p.beta2),
+            eps=p.epsilon,
+            fused=True,
+        )
+
+    return make
 
 
 def load(settings: Settings, contract: Contract, plan: Plan) -> tuple[Corpus, MakeWorkload[Batch]]:
@@ -93,6 +200,8 @@ def load_corpus(settings: Settings, contract: Contract, vocabulary: int) -> Corp
         return python_text()
     if settings.data == "synthetic":
         return synthetic_tokens(vocabulary, settings.synthetic_tokens, contract.seed)
+    if settings.data == "shards":
+        return read_shards(require_data_dir(contract, "shards"), vocabulary)
     corpus = read_tokens(require_data_dir(contract, "token files"), vocabulary)
     if settings.documents == "separate" and corpus.end is None:
         raise TaskUsageError('tokens.json names no token that ends a document ("end")', "--set documents=joined")
@@ -117,7 +226,10 @@ class NextToken(Workload[Batch]):
         make = partial(
             Windows, length=settings.sequence_length, seed=world.contract.seed, end=corpus.end, separate=separate
         )
-        self._train, self._valid = make(corpus.train), make(corpus.valid)
+        # In the order of the files, windows follow each other; synthetic tokens and bytes are one row of them.
+        in_files = settings.order == "files"
+        self._train = make(corpus.rows, block=settings.global_batch if in_files else 0)
+        self._valid = make(corpus.valid)
         self.updates_per_epoch = self._train.count / settings.global_batch
         self._most = settings.validation_sequences
         self._part = Part(plan.micro_batch, layout.data_rank(world.rank), layout.data)
@@ -134,15 +246,14 @@ class NextToken(Workload[Batch]):
         return part.to(self._device)
 
     def forward(self, model: nn.Module, data: Batch) -> Tensor:
-        """Logits [B, T, padded vocabulary]; the sum of losses if these are wanted in chunks."""
-        chunks = (data.targets, self._loss_chunk) if self._loss_chunk else ()
-        outputs: Tensor = model(data.inputs, data.places, data.mask, *chunks)
-        return outputs
+        """The sum of losses: the model computes it, so that it can be compiled together with the output layer."""
+        loss: Tensor = model(data.inputs, data.places, data.mask, data.targets, self._loss_chunk)
+        return loss
 
     def sum_loss(self, outputs: Tensor, data: Batch) -> Tensor:
         """Sum of cross-entropies, in nats."""
-        return outputs if self._loss_chunk else sum_cross_entropy(outputs.flatten(0, 1), data.targets.flatten())
+        return outputs
 
     def score(self, outputs: Tensor, data: Batch) -> Mapping[str, tuple[Tensor | float, float]]:
         """The mean loss of a pass, with the number of tokens as its weight."""
-        return {"loss": (self.sum_loss(outputs, data) / max(1.0, data.terms), data.terms)}
+        return {"loss": (outputs / max(1.0, data.terms), data.terms)}

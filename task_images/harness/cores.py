@@ -2,7 +2,7 @@
 
 A container with `--cpus 2`, or a pod with a CPU limit, on a machine of 64 cores sees 64 of them; threads beyond the
 quota only make the kernel pause all of them. A quota is "so many microseconds of CPU time in each period". Groups are
-nested, and the smallest quota counts. Standard library only: ranks, tool and supervisor count alike.
+nested, and the smallest quota counts. Standard library only: ranks, tool and agent count alike.
 Sources: Documentation/admin-guide/cgroup-v2.rst (cpu.max, cpu.stat), Documentation/scheduler/sched-bwc.rst (v1).
 """
 

@@ -347,6 +347,7 @@ def await_everyone(store: Any, event: str, rank: int, size: int, seconds: float)
     store.set(f"{event}/{rank}", b"1")
     if store.add(f"{event}/count", 1) == size:
         store.set(f"{event}/all", b"1")
+        return
     try:
         store.wait([f"{event}/all"], timedelta(seconds=seconds))
     except RuntimeError:

@@ -14,6 +14,7 @@ from task_images.harness.cores import count_usable, cpu_quota, pinned_cpus
 
 ROOT = Path(__file__).parents[2]  # the folder that holds task_images
 NVIDIA = Path("/proc/driver/nvidia")
+CAP_IPC_LOCK = 14  # linux/capability.h
 
 _REFERENCE = re.compile(rb"\btask_images\.([A-Za-z_][A-Za-z0-9_]*)")
 _NOT_CODE = ("Dockerfile", "__pycache__")
@@ -92,6 +93,23 @@ def gpu_driver(driver: Path = NVIDIA) -> str | None:
     return None
 
 
+def lockable_bytes(status: Path = Path("/proc/self/status")) -> int | str | None:
+    """How much memory this process may lock (ulimit -l), or "unlimited"; None if the system does not tell.
+
+    The capability IPC_LOCK lifts the limit, if it is effective: for users other than root a pod's capabilities are not.
+    """
+    with suppress(OSError, ValueError):
+        effective = re.search(r"^CapEff:\s*([0-9a-f]+)$", status.read_text("utf-8", "replace"), re.MULTILINE)
+        if effective and int(effective[1], 16) >> CAP_IPC_LOCK & 1:
+            return "unlimited"
+    with suppress(ImportError, AttributeError, OSError):
+        import resource  # not on Windows
+
+        limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+        return "unlimited" if limit == resource.RLIM_INFINITY else limit
+    return None
+
+
 def machine_facts() -> dict[str, Any]:
     """What every rank reports of its machine. `cores`: those that the ranks may use; `cpu_quota`: see there;
     `pinned_cpus`: those that this rank is bound to, if it is."""
@@ -102,6 +120,7 @@ def machine_facts() -> dict[str, Any]:
         "pinned_cpus": pinned_cpus(),
         "gpus": gpu_models(),
         "gpu_driver": gpu_driver(),
+        "memlock_bytes": lockable_bytes(),
     }
     return {name: value for name, value in facts.items() if value not in (None, [])}
 

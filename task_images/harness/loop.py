@@ -210,6 +210,7 @@ class Loop(Generic[P]):
                 with tracker.section("metrics"):
                     loss = self.losses.collect_recent(self.world, tracker.epoch, step)
                 self.report.metric("train_loss", loss, epoch=tracker.epoch, step=position.total)
+                self.report.metric("learning_rate", rate, epoch=tracker.epoch, step=position.total)
         return step
 
     def _measure(self) -> Measurement:

@@ -99,6 +99,13 @@ class Store(Protocol):
     def set(self, key: str, value: str) -> Any:
         """Leave a text under a key, for all ranks."""
 
+    def append(self, key: str, value: str) -> None:
+        """Add a text to what is under a key."""
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to the number under a key, from 0; the sum."""
+        ...
+
     def get(self, key: str) -> bytes:
         """The value, when there is one."""
         ...
@@ -122,8 +129,7 @@ def measure_network(
         with listener:
             token = _exchange_token(store, rank, stage)
             own = f"{address} {listener.getsockname()[1]} {_network_identity()}"
-            store.set(f"network/{stage}/{rank}", own)
-            everyone = [store.get(f"network/{stage}/{other}").decode().split(" ", 2) for other in range(size)]
+            everyone = exchange_addresses(store, rank, size, stage, own)
             places = [(host, int(port)) for host, port, _ in everyone]
             networks = len({identity for _, _, identity in everyone})
             form = SHORT if networks == 1 else FULL if stage == "before" else AFTER
@@ -135,6 +141,25 @@ def measure_network(
     if links is None:
         return None
     return {"stage": stage, "form": form, "networks": networks, **links, "seconds": time.monotonic() - begun}
+
+
+def exchange_addresses(store: Store, rank: int, size: int, stage: str, own: str) -> list[list[str]]:
+    """The three words that each rank leaves about itself, by rank.
+
+    At most four requests of a rank whatever the size; asking for all other keys would be a million of 1 024 ranks.
+    """
+    store.append(f"network/{stage}/each", f"{rank} {own}\n")
+    try:
+        if store.add(f"network/{stage}/count", 1) == size:
+            each = store.get(f"network/{stage}/each").decode()
+            store.set(f"network/{stage}/all", each)
+        else:
+            each = store.get(f"network/{stage}/all").decode()
+    except (OSError, RuntimeError) as error:
+        here = {int(line.partition(" ")[0]) for line in store.get(f"network/{stage}/each").decode().splitlines()}
+        missing = ", ".join(str(other) for other in range(size) if other not in here)
+        raise TimeoutError(f"no address came from rank {missing}: {error}") from None
+    return [line.split(" ", 3)[1:] for line in sorted(each.splitlines(), key=lambda line: int(line.partition(" ")[0]))]
 
 
 def wait_for_neighbours(seconds: float) -> None:

@@ -36,22 +36,36 @@ class SocketStore:
 
     def set(self, key: str, value: str) -> None:
         """Leave a text under a key, for all ranks."""
-        if self._line is not None:
-            self._line.write(json.dumps([key, value]))
-            return
-        with self._changed:
-            self._values[key] = value
-            self._changed.notify_all()
+        self._do("set", key, value)
+
+    def append(self, key: str, value: str) -> None:
+        """Add a text to what is under a key."""
+        self._do("append", key, value)
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to the number under a key, from 0; the sum."""
+        return int(self._do("add", key, str(amount)))
 
     def get(self, key: str) -> bytes:
         """Wait for the text under a key. Raises TimeoutError after CONNECT_SECONDS."""
+        return self._do("get", key, "").encode()
+
+    def _do(self, operation: str, key: str, value: str) -> str:
         if self._line is not None:
-            self._line.write(json.dumps([key, None]))
-            return str(json.loads(self._line.read())).encode()
+            self._line.write(json.dumps([operation, key, value]))
+            return str(json.loads(self._line.read()))
         with self._changed:
-            if not self._changed.wait_for(lambda: key in self._values, network.CONNECT_SECONDS):
-                raise TimeoutError(f"no rank said {key} within {network.CONNECT_SECONDS:g} s")
-            return self._values[key].encode()
+            if operation == "get":
+                if not self._changed.wait_for(lambda: key in self._values, network.CONNECT_SECONDS):
+                    raise TimeoutError(f"no rank said {key} within {network.CONNECT_SECONDS:g} s")
+                return self._values[key]
+            if operation == "append":
+                value = self._values.get(key, "") + value
+            elif operation == "add":
+                value = str(int(self._values.get(key, "0")) + int(value))
+            self._values[key] = value
+            self._changed.notify_all()
+            return value if operation == "add" else ""
 
     def _serve(self, server: socket.socket) -> None:
         while True:
@@ -62,11 +76,7 @@ class SocketStore:
         with suppress(OSError, ValueError):
             line.read()
             while True:
-                key, value = json.loads(line.read())
-                if value is None:
-                    line.write(json.dumps(self.get(key).decode()))
-                else:
-                    self.set(key, value)
+                line.write(json.dumps(self._do(*json.loads(line.read()))))
 
 
 def main(arguments: Sequence[str]) -> int:

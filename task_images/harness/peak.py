@@ -8,22 +8,25 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-# Dense bf16 and fp16 TFLOP/s by the datasheets, for words in torch's name of the device; the first that fits counts.
+# Dense bf16 and fp16 TFLOP/s with their sources, for words in torch's name of the device; the first that fits counts.
+# Where a datasheet prints the rate with 2:4 sparsity, the dense rate is half of that. The L40S's datasheet prints both.
 DATASHEET = (
-    ("GB300", 2500.0),
-    ("GB200", 2500.0),
-    ("B300", 2250.0),
-    ("B200", 2250.0),
-    ("H200", 989.0),
-    ("H100 NVL", 835.0),
-    ("H100 PCIe", 756.0),
-    ("H100", 989.0),
-    ("H20", 148.0),
-    ("A100", 312.0),
-    ("L40S", 181.0),
-    ("MI355X", 2500.0),
-    ("MI325X", 1300.0),
-    ("MI300X", 1300.0),
+    ("GB300", 2500.0, "NVIDIA GB300 NVL72 datasheet, 5 PFLOP/s sparse"),
+    ("GB200", 2500.0, "NVIDIA GB200 NVL72 datasheet, 5 PFLOP/s sparse"),
+    ("B300", 2250.0, "NVIDIA HGX B300 datasheet, 4.5 PFLOP/s sparse"),
+    ("B200", 2250.0, "NVIDIA HGX B200 datasheet, 4.5 PFLOP/s sparse"),
+    ("GH200", 989.0, "NVIDIA GH200 datasheet, 1 979 TFLOP/s sparse"),
+    ("H200", 989.0, "NVIDIA H200 datasheet, 1 979 TFLOP/s sparse"),
+    ("H100 NVL", 835.0, "NVIDIA H100 datasheet, 1 671 TFLOP/s sparse"),
+    ("H100 PCIe", 756.0, "NVIDIA H100 datasheet, 1 513 TFLOP/s sparse"),
+    ("H100", 989.0, "NVIDIA H100 datasheet, SXM, 1 979 TFLOP/s sparse"),
+    ("H20", 148.0, "NVIDIA H20, 148 TFLOP/s dense"),
+    ("A100", 312.0, "NVIDIA A100 datasheet, 312 TFLOP/s dense, 624 sparse"),
+    ("L40S", 362.05, "NVIDIA L40S datasheet, 362.05 TFLOP/s dense, 733 sparse"),
+    ("L40", 181.05, "NVIDIA L40 datasheet, 181.05 TFLOP/s dense, 362.1 sparse"),
+    ("MI355X", 2500.0, "AMD Instinct MI355X datasheet, 2.5 PFLOP/s dense"),
+    ("MI325X", 1307.4, "AMD Instinct MI325X datasheet, 1 307.4 TFLOP/s dense"),
+    ("MI300X", 1307.4, "AMD Instinct MI300X datasheet, 1 307.4 TFLOP/s dense"),
 )
 _FORMATS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 SECONDS = 0.3
@@ -108,7 +111,12 @@ def datasheet_peak(device: torch.device, precision: str) -> float | None:
     if device.type != "cuda" or precision not in _FORMATS:
         return None
     name = torch.cuda.get_device_name(device)
-    return next((1e12 * value for word, value in DATASHEET if word.lower() in name.lower()), None)
+    return find_datasheet(name)
+
+
+def find_datasheet(name: str) -> float | None:
+    """Dense FLOPs per second of the device that torch calls `name`; None if the table does not have it."""
+    return next((1e12 * rate for word, rate, _source in DATASHEET if word.lower() in name.lower()), None)
 
 
 def _now(device: torch.device) -> float:

@@ -1,11 +1,14 @@
 """Faster ways to compute the same: options of a task, all listed in its result."""
 
+import os
+import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from task_images.harness.errors import EnvironmentUnfitError
 from task_images.harness.precision import LossScale, Precision
 
 # What overflows is noticed and left out; so begin high, where small gradients survive.
@@ -40,6 +43,7 @@ class SpeedOptions:
             model.to(memory_format=torch.channels_last)
         if self.compile == "no":
             return
+        require_compiler(self.compile)
         modules = (blocks_of(model) if self.compile == "blocks" else []) or [model]
         _allow_compilations(COMPILATIONS * len(modules))
         for module in modules:
@@ -97,3 +101,16 @@ def _allow_compilations(number: int) -> None:
 
     dynamo.recompile_limit = max(dynamo.recompile_limit, number)
     dynamo.accumulated_recompile_limit = max(dynamo.accumulated_recompile_limit, number)
+
+
+def require_compiler(compile: str) -> None:
+    """Check that torch.compile finds a compiler: Inductor builds C++ for CPUs, and Triton a C launcher for GPUs.
+
+    Raises EnvironmentUnfitError (exit 78) with what to install.
+    """
+    wanted = (os.environ.get("CXX"), os.environ.get("CC"), "g++", "clang++", "gcc", "clang", "cc")
+    if not any(name and shutil.which(name) for name in wanted):
+        raise EnvironmentUnfitError(
+            f"compile={compile} needs a C++ compiler, and there is none on PATH: install g++ (Debian: apt-get install "
+            "g++), or run with --set compile=no"
+        )

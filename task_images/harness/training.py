@@ -117,12 +117,13 @@ class Trainer(Loop[P], Generic[P]):
             Placement(self.world), self.model, self.make_optimizer, tracker=self.tracker
         )
         if self.graphs is not None:
+            self.strategy.keeps_gradients = True
             self.graphs.prepare(self.model.parameters())
 
     def _update(self, update: Update[P], rate: float) -> bool:
         section = self.tracker.section
         losses: list[PassLoss] = []
-        self.strategy.begin(update.weight, update.total, update.count)
+        self.strategy.begin(update.weight, update.total, update.count, self._precision.scale)
         # A pass that is there is not waited for.
         passes = update.passes if isinstance(update.passes, list) else self.tracker.waiting(update.passes)
         for number, part in enumerate(passes):
@@ -141,7 +142,7 @@ class Trainer(Loop[P], Generic[P]):
                 with section("backward"):
                     loss.backward(self._precision.factor)
             losses.append(loss)
-        updated = self.strategy.step(rate, self.clip, self._precision.scale)
+        updated = self.strategy.step(rate, self.clip)
         if not updated and self._precision.scale is None:
             raise make_divergence_error(NOT_FINITE)
         if updated:
@@ -241,6 +242,8 @@ class Trainer(Loop[P], Generic[P]):
             "loss_scale": self._precision.factor,
             "communication": self.strategy.stats(),
         }
+        if self.strategy.checked:
+            facts["self_check"] = dict(self.strategy.checked)
         if self._gpu is not None and (sampled := self._gpu.facts()):
             facts["gpu"] = sampled
         if self._flops is not None:

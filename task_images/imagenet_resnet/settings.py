@@ -52,7 +52,7 @@ class Settings(CheckpointedSettings):
     batch_size: int = 64
     epochs: int = 90
     schedule: str = "cosine"
-    rate: float = 0.1
+    learning_rate: float = 0.1
     warmup_epochs: float = 5.0
     milestones: list[int] = field(default_factory=lambda: [30, 60, 80])
     step_factor: float = 0.1
@@ -67,10 +67,10 @@ class Settings(CheckpointedSettings):
 
 
 def make_schedule(settings: Settings, workers: int, steps: int) -> Schedule:
-    """rate x global batch / 256, reached linearly from `rate` (if that is less) in the warm-up; then down along half a
-    cosine, or in steps. Update by update, `steps` of them an epoch. Raises TaskUsageError."""
-    target = settings.rate * settings.batch_size * workers / REFERENCE_BATCH
-    start = min(settings.rate, target)
+    """learning_rate x global batch / 256, reached linearly from `learning_rate` (if that is less) in the warm-up; then
+    down along half a cosine, or in steps. Update by update, `steps` of them an epoch. Raises TaskUsageError."""
+    target = settings.learning_rate * settings.batch_size * workers / REFERENCE_BATCH
+    start = min(settings.learning_rate, target)
     try:
         formula: Formula = (
             Cosine(target, settings.epochs, settings.warmup_epochs, start)

@@ -28,7 +28,7 @@ class Settings(ClassifierSettings):
     validation_images: int = 10_000
     batch_size: int = 128
     epochs: int = 10
-    rate: float = 0.01
+    learning_rate: float = 0.01
     momentum: float = 0.5
     nesterov: bool = False
     weight_decay: float = 0.0
@@ -71,7 +71,7 @@ def main(contract: Contract) -> None:
                 deviation=[DEVIATION],
                 loaders=settings.loaders,
             ),
-            schedule=PerEpoch(Constant(settings.rate)),
+            schedule=PerEpoch(Constant(settings.learning_rate)),
             loss=nll_loss,
             details={"images": [len(images.training[1]), len(images.validation[1])]},
         )

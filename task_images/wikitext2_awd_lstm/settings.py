@@ -6,7 +6,7 @@ from task_images.harness.settings import CudaSettings, TrainingSettings, UpdateS
 
 
 @dataclass(frozen=True)
-class Parameters(TrainingSettings, UpdateSettings, CudaSettings):
+class Settings(TrainingSettings, UpdateSettings, CudaSettings):
     """As in task.yaml, with the preset `spec` as defaults."""
 
     data: str = "wikitext-2"

@@ -19,7 +19,7 @@ from task_images.harness.updates import Update
 from task_images.wikitext2_awd_lstm.averaging import Average
 from task_images.wikitext2_awd_lstm.data import sequence_lengths, streams
 from task_images.wikitext2_awd_lstm.model import AwdLstm, State, regularization
-from task_images.wikitext2_awd_lstm.settings import Parameters
+from task_images.wikitext2_awd_lstm.settings import Settings
 
 
 class Part(NamedTuple):
@@ -35,7 +35,7 @@ class Streams:
     ranks streams side by side; this rank's `accumulation` groups of batch_size streams follow each other as passes,
     each with a hidden state of its own, which a checkpoint holds for all streams."""
 
-    def __init__(self, world: World, p: Parameters, model: AwdLstm, text: Tensor, average: Average) -> None:
+    def __init__(self, world: World, p: Settings, model: AwdLstm, text: Tensor, average: Average) -> None:
         self._world, self._p, self._model, self._average = world, p, model, average
         self._shares = world.size * p.accumulation
         self.number = p.batch_size * self._shares
@@ -134,7 +134,7 @@ class Evaluation:
     which every rank takes its share."""
 
     world: World
-    p: Parameters
+    p: Settings
     model: AwdLstm
     precision: Precision
     average: Average

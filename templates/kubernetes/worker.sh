@@ -93,6 +93,13 @@ if [ "$index" -ge "${MLBENCH_WORKERS:-1}" ]; then
 fi
 mkdir -p "$MLBENCH_OUTPUT_DIR"
 
+# The names of all workers' pods, by the run's headless service. In the pod template each pod would carry all of them.
+MLBENCH_HOSTS=$MLBENCH_RUN_ID-0.$MLBENCH_RUN_ID count=1
+while [ "$count" -lt "$MLBENCH_WORKERS" ]; do
+  MLBENCH_HOSTS=$MLBENCH_HOSTS,$MLBENCH_RUN_ID-$count.$MLBENCH_RUN_ID count=$((count + 1))
+done
+export MLBENCH_HOSTS
+
 signal_command() { # NAME; to the whole group if there is one
   kill -s "$1" -- "-$command" 2>/dev/null || kill -s "$1" "$command" 2>/dev/null
 }
@@ -213,7 +220,7 @@ seconds() { # COUNT UNIT -> $value: COUNT divided by UNIT (a power of ten), at l
   [ "$1" -ge 0 ] && value=$(printf "%d.%0$((${#2} - 1))d" $(($1 / $2)) $(($1 % $2))) || value=0.0
 }
 
-sample_machine() { # load of the node since begin_machine; what the fields are is said in engines/local/load.py
+sample_machine() { # load of the node since begin_machine; what the fields are is said in agent/load.py
   machine_counters
   throttling
   cpu_time

@@ -8,11 +8,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from mlbench_cli.engines.base import Engine
 from mlbench_cli.engines.local.engine import LocalEngine
-from mlbench_cli.model import Observation, Run
+from mlbench_cli.model.run import Observation, Run
+from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.results.archive.documents import write_run_document
-from mlbench_cli.spec import RunSpec
-from mlbench_cli.store import Store
+from mlbench_cli.storage.store import Store
 
 PATIENCE = 30.0  # seconds; only a broken program needs them
 SLEEP = ("sleep", "600")
@@ -21,15 +22,17 @@ SLEEP = ("sleep", "600")
 class Lab:
     """One client: its store in `home`, its engine. Ends what it started when it is closed."""
 
-    def __init__(self, home: Path) -> None:
+    kind = "local"
+
+    def __init__(self, home: Path, engine: Engine | None = None) -> None:
         self.store = Store(home)
-        self.engine = LocalEngine()
+        self.engine: Engine = engine or LocalEngine()
         self.runs: list[Run] = []
 
     def record(self, argv: Sequence[str], name: str | None = None, **options: Any) -> Run:
         name = name or f"run-{len(self.runs)}"
         fields: dict[str, Any] = {"workers": 1, "backend": "gloo", "task": "custom", "preset": "custom", **options}
-        spec = RunSpec(name=name, cluster="local", engine="local", argv=tuple(argv), **fields)
+        spec = RunSpec(name=name, cluster=self.kind, engine=self.kind, argv=tuple(argv), **fields)
         run = self.store.record_run(spec)
         write_run_document(run)
         self.runs.append(run)
@@ -74,6 +77,11 @@ def until(condition: Callable[[], Any]) -> Any:
 
 def processes_of(run: Run) -> list[int]:
     """Live processes that were given an output folder of this run, however deep or orphaned."""
+    return processes_below(f"{run.folder}/output")
+
+
+def processes_below(folder: str) -> list[int]:
+    """Live processes that were given an output folder below `folder`."""
     found = []
     for name in os.listdir("/proc"):
         if not name.isdigit():
@@ -83,7 +91,7 @@ def processes_of(run: Run) -> list[int]:
             state = Path(f"/proc/{name}/stat").read_bytes().rpartition(b")")[2].split()[0]
         except OSError:
             continue
-        if f"MLBENCH_OUTPUT_DIR={run.folder}/output/".encode() in environment and state not in b"ZX":
+        if f"MLBENCH_OUTPUT_DIR={folder}/".encode() in environment and state not in b"ZX":
             found.append(int(name))
     return found
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-LIMIT = 30.0  # seconds until a text that does not come is given up
+LIMIT = 180.0  # seconds until a text that does not come is given up
 MLBENCH = [sys.executable, "-m", "mlbench_cli"]
 
 

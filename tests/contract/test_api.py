@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import pytest
 from mlbench_cli import api
 from mlbench_cli.api import Client
 from mlbench_cli.errors import NotFoundError, UsageError
-from mlbench_cli.model import ExperimentState, Outcome
+from mlbench_cli.model.run import ExperimentState, Outcome
+from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.runs.request import Request
 
 PROGRAM = r"""
@@ -168,6 +170,29 @@ def test_a_campaign_is_planned_run_and_tabulated(client: Client, tmp_path: Path)
     assert campaign.estimate(campaign.steps[0]).seconds is not None
     stopped = client.prepare_campaign(str(file), retry_failed=True, max_hours=1e-9).run_all()
     assert "hours are spent" in str(stopped)
+
+
+def test_the_effort_of_planning_a_campaign_is_linear_in_its_runs(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each run's spec is hashed once, and no two are compared field by field."""
+    calls = Counter[str]()
+    content, equal = RunSpec.content, RunSpec.__eq__
+
+    def count_content(spec: RunSpec) -> dict[str, object]:
+        calls["hashed"] += 1
+        return content(spec)
+
+    def count_equal(spec: RunSpec, other: object) -> bool:
+        calls["compared"] += 1
+        return equal(spec, other)
+
+    monkeypatch.setattr(RunSpec, "content", count_content)
+    monkeypatch.setattr(RunSpec, "__eq__", count_equal)
+    file = tmp_path / "many.yaml"
+    file.write_text('workers: [1]\nrepeat: 4\nruns: [{name: a, command: "true", matrix: {seed: [10, 20, 30, 40, 50]}}]')
+    assert len(client.prepare_campaign(str(file)).steps) == 20
+    assert calls == {"hashed": 20}
 
 
 def test_what_does_not_exist_is_named(client: Client) -> None:

@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 
-from mlbench_cli.model import JsonObject
+from mlbench_cli.model.run import JsonObject
 
 ROOT = Path(__file__).parents[2]
 ACTION: JsonObject = yaml.safe_load((ROOT / "action.yml").read_text("utf-8"))
@@ -104,6 +104,20 @@ def test_inputs_and_outputs_are_described_and_used() -> None:
         match = re.fullmatch(r"\$\{\{ steps\.(\w+)\.outputs\.(\w+) \}\}", item["value"])
         assert match
         assert f"{match[2]}=" in steps[match[1]]
+
+
+def test_every_action_of_a_workflow_is_pinned_by_its_hash() -> None:
+    """A tag can be moved: whoever does that would run in a job that may publish packages."""
+    workflows = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+    steps = [
+        (path.name, step["uses"])
+        for path in workflows
+        for job in yaml.safe_load(path.read_text("utf-8"))["jobs"].values()
+        for step in job["steps"]
+        if "uses" in step
+    ]
+    assert len(steps) > 10
+    assert [(name, action) for name, action in steps if action != "./" and not PINNED.fullmatch(action)] == []
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / ".github" / "workflows").glob("*.yml")), ids=lambda path: path.name)

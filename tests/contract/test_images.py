@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 
 import task_images
-from mlbench_cli import __version__, image_builds
+from mlbench_cli import __version__
 from mlbench_cli.app import run
-from mlbench_cli.catalog import load_catalog
-from mlbench_cli.images import name_image, parse_image
-from mlbench_cli.model import Cluster
-from mlbench_cli.registries import FoundImage, Login, Presence, find_docker_login, find_image
-from mlbench_cli.store import Store
+from mlbench_cli.model.run import Cluster
+from mlbench_cli.storage.store import Store
+from mlbench_cli.tasks import image_builds
+from mlbench_cli.tasks.catalog import load_catalog
+from mlbench_cli.tasks.images import name_image, parse_image
+from mlbench_cli.tasks.registries import FoundImage, Login, Presence, find_docker_login, find_image
 from tests.fakes.registry import FakeDocker, FakeRegistry
 
 TASK = f"me/allreduce:{__version__}"

@@ -14,7 +14,7 @@ import pytest
 from mlbench_cli import isolation
 from mlbench_cli.engines.kubernetes.manifests import manifests
 from mlbench_cli.errors import UsageError
-from mlbench_cli.spec import KubernetesOptions, RunSpec
+from mlbench_cli.model.spec import KubernetesOptions, RunSpec
 from task_images.contract import parse_event
 from task_images.harness.environment import digest_task_code
 
@@ -75,6 +75,28 @@ def test_every_command_is_the_tools_own(project: Path, path: str, module: bool) 
         assert (done.returncode, "user" in done.stdout + done.stderr) == (0, False), done.stderr
     rendered = mlbench("run", "x", "1", "--task", TASK, "--dry-run", "--yes", module=module, **environment)
     assert rendered.returncode == 0, rendered.stderr
+
+
+def test_doctor_imports_nothing_from_the_current_folder(project: Path) -> None:
+    (project / "torch.py").write_text("open('pwned', 'w').close()\nraise ImportError('user module torch')\n")
+    done = mlbench("doctor")
+    assert "user module" not in done.stdout + done.stderr
+    assert not (project / "pwned").exists()
+
+
+def test_a_probe_on_a_host_imports_nothing_from_its_folder(project: Path) -> None:
+    from mlbench_cli.agent.serve import PROBE, probe
+    from mlbench_cli.engines.slurm.discovery import _VERSIONS
+
+    (project / "json.py").write_text("open('pwned', 'w').close()\n")
+    (project / "torch.py").write_text("open('pwned', 'w').close()\n")
+    (project / "importlib").mkdir()
+    (project / "importlib" / "metadata.py").write_text("open('pwned', 'w').close()\n")
+    answered, _ = probe(sys.executable)
+    assert answered["python"] == sys.version.split()[0]
+    for code in (PROBE, _VERSIONS):
+        assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout
+    assert not (project / "pwned").exists()
 
 
 def test_a_task_of_the_catalogue_runs_the_installed_code(project: Path) -> None:

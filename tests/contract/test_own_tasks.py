@@ -39,7 +39,8 @@ if contract.rank == 0:
     goal = {"metric": "score", "comparison": ">=", "threshold": 2.0, "kind": "full", "value": 3.0, "last": 3.0}
     emit("metric", name="val_global_score", value=3.0, epoch=1)
     emit(
-        "result", 0, outcome="goal_reached", goal=goal, wall_seconds=1.0, training_seconds=1.0, updates=1, samples=1,
+        "result", 0, outcome="goal_reached", goal=goal, wall_seconds=0.002, training_seconds=0.001, updates=1,
+        samples=1,
         epochs=1, synthetic=False, data="words", details={},
         data_identity={"counts": {}, "digest": None, "official": True, "reason": None},
     )

@@ -11,8 +11,8 @@ from mlbench_cli.engines.base import FoundRun
 from mlbench_cli.engines.kubernetes.engine import discover_runs
 from mlbench_cli.engines.kubernetes.manifests import FETCHED_ANNOTATION
 from mlbench_cli.kube.objects import object_path
-from mlbench_cli.model import Run
-from mlbench_cli.times import now
+from mlbench_cli.model.run import Run
+from mlbench_cli.util.times import now
 from tests.e2e.runs import Runs, has_ended, log, until
 
 CLIENT = """
@@ -20,8 +20,8 @@ import os, signal, sys
 from pathlib import Path
 from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
 from mlbench_cli.kube.access import Access
-from mlbench_cli.model import Run
-from mlbench_cli.spec import RunSpec
+from mlbench_cli.model.run import Run
+from mlbench_cli.model.spec import RunSpec
 import json
 kubeconfig, namespace, folder, event, last, spec = sys.argv[1:]
 seen = 0

@@ -10,9 +10,9 @@ from typing import Any
 from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
 from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.objects import collection_path
-from mlbench_cli.model import Observation, Run
-from mlbench_cli.spec import KubernetesOptions, RunSpec
-from mlbench_cli.times import now
+from mlbench_cli.model.run import Observation, Run
+from mlbench_cli.model.spec import KubernetesOptions, RunSpec
+from mlbench_cli.util.times import now
 
 
 @dataclass(frozen=True)

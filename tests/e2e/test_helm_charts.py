@@ -22,8 +22,8 @@ import mlbench_cli
 from mlbench_cli.errors import DeadlineError
 from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.api import ObjectNotFound
-from mlbench_cli.model import Cluster
-from mlbench_cli.store import Store
+from mlbench_cli.model.run import Cluster
+from mlbench_cli.storage.store import Store
 from providers.eks.devices import PATH, DevicePlugin, gpu_device
 from providers.eks.nodes import ROLE_LABEL, WORKER
 from providers.lifecycle import up

@@ -12,7 +12,7 @@ from mlbench_cli.engines.kubernetes.ending import is_over
 from mlbench_cli.engines.kubernetes.engine import KubernetesEngine, discover_runs
 from mlbench_cli.kube.api import ObjectNotFound
 from mlbench_cli.kube.objects import collection_path, object_path
-from mlbench_cli.model import Run
+from mlbench_cli.model.run import Run
 from tests.e2e.runs import Runs, all_run, has_ended, log, until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]

@@ -22,7 +22,7 @@ from mlbench_cli.kube.credentials import Token
 from mlbench_cli.kube.objects import object_path
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.runs import supervise
-from mlbench_cli.store import Store
+from mlbench_cli.storage.store import Store
 from tests.e2e.kills import KILLS, survive
 from tests.e2e.runs import Runs, all_run, has_ended, log, until
 from tests.fakes.cutting_proxy import CuttingProxy

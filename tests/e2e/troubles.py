@@ -15,7 +15,7 @@ from mlbench_cli.engines.kubernetes.pods import RUN_LABEL
 from mlbench_cli.engines.kubernetes.workers import INDEX_LABEL, has_ended, main_status, terminated_state
 from mlbench_cli.kube.api import Api, ApiError
 from mlbench_cli.kube.objects import collection_path, condition, is_true, object_path
-from mlbench_cli.model import Observation, Run
+from mlbench_cli.model.run import Observation, Run
 from tests.e2e.runs import Runs, all_run
 
 LOOK_SECONDS = 0.2

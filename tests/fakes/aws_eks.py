@@ -1,6 +1,7 @@
 """What EKS does in the AWS double: control planes, node groups, add-ons, access entries, and what they leave behind."""
 
 import base64
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,12 +10,9 @@ from moto.backends import get_backend
 from tests.fakes.aws_answers import Answer, ApiError, json_answer
 from tests.fakes.aws_base import ACCOUNT, Base, Request
 
-VERSIONS = {
-    "1.33": "STANDARD_SUPPORT",
-    "1.34": "STANDARD_SUPPORT",
-    "1.35": "STANDARD_SUPPORT",
-    "1.30": "EXTENDED_SUPPORT",
-}
+# Days that are left of standard support; below 0 it is over. `rules["support_days"]` changes them.
+SUPPORT_DAYS = {"1.33": 100, "1.34": 200, "1.35": 320, "1.30": -100}
+DEFAULT_VERSION = "1.34"
 # Newest first, and whether it is EKS' default. The numbers of the first three: eksctl and a report of 2026-03.
 ADDON_VERSIONS = {
     "vpc-cni": (("v1.23.0-eksbuild.1", True), ("v1.21.1-eksbuild.3", False)),
@@ -33,7 +31,7 @@ class EksRules(Base):
     def _eks_CreateCluster(self, request: Request) -> Answer:
         given = request.parameters
         # ASSUMED wording of both.
-        if given.get("version") and given["version"] not in VERSIONS:
+        if given.get("version") and given["version"] not in SUPPORT_DAYS:
             raise ApiError("InvalidParameterException", f"unsupported Kubernetes version {given['version']}")
         self._check_role(given["roleArn"])
         subnets = [self._subnet(request.region, name) for name in given["resourcesVpcConfig"]["subnetIds"]]
@@ -102,11 +100,18 @@ class EksRules(Base):
         self.forget_kube(cluster.name)
 
     def _eks_DescribeClusterVersions(self, request: Request) -> Answer:
+        """With the end of each version's standard support. Source: the API's model in botocore."""
+        left = {**SUPPORT_DAYS, **self.rules.get("support_days", {})}
         return json_answer(
             {
                 "clusterVersions": [
-                    {"clusterVersion": key, "versionStatus": value, "defaultVersion": key == "1.34"}
-                    for key, value in VERSIONS.items()
+                    {
+                        "clusterVersion": version,
+                        "versionStatus": "STANDARD_SUPPORT" if days > 0 else "EXTENDED_SUPPORT",
+                        "defaultVersion": version == DEFAULT_VERSION,
+                        "endOfStandardSupportDate": time.time() + days * 86400,
+                    }
+                    for version, days in left.items()
                 ]
             }
         )
@@ -118,11 +123,13 @@ class EksRules(Base):
         self._check_role(request.parameters["nodeRole"])
         given = request.parameters
         kind = self._check_template(request.region, given)
+        misplaced = self._is_misplaced(request.region, given)
         answer = self._pass(request)
         if answer.status < 300:
             group = cluster.nodegroups[request.parameters["nodegroupName"]]
             group.status = "CREATING"
             group.health = {"issues": []}
+            group.misplaced = misplaced
             if kind:
                 group.instance_types, group.template_type = [], kind  # EKS does not show what the template has
             self._begin(request.region, "group", cluster.name, group.nodegroup_name)
@@ -134,10 +141,7 @@ class EksRules(Base):
 
         Source: EKS' user guide on launch templates and on capacity blocks; the words are ASSUMED.
         """
-        name = (given.get("launchTemplate") or {}).get("name")
-        data: Mapping[str, Any] = {}
-        if name:
-            data = get_backend("ec2")[ACCOUNT][region].get_launch_template_by_name(name).default_version().data
+        data = self._template(region, given)
         kind: str | None = data.get("InstanceType")
         market = (data.get("InstanceMarketOptions") or {}).get("MarketType")
         if kind and given.get("instanceTypes"):
@@ -150,6 +154,27 @@ class EksRules(Base):
                 "InvalidParameterException", "CAPACITY_BLOCK and the market type of the launch template do not match"
             )
         return kind
+
+    def _is_misplaced(self, region: str, given: Mapping[str, Any]) -> bool:
+        """Whether machines of a reservation are asked for in a placement group that the reservation is not in.
+
+        EC2 then has no capacity for them, whatever the reservation has left. Sources: EC2's user guide on capacity
+        blocks ("no need to use a cluster placement group"), aws-parallelcluster `ec2_validators.py`, eksctl 7949.
+        """
+        data = self._template(region, given)
+        group = (data.get("Placement") or {}).get("GroupName")
+        target = (data.get("CapacityReservationSpecification") or {}).get("CapacityReservationTarget") or {}
+        fields = self.rules.get("reservations", {}).get(target.get("CapacityReservationId"))
+        own = (fields or {}).get("placementGroupArn", "").partition("placement-group/")[2]
+        return fields is not None and (group or "") != own
+
+    def _template(self, region: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The data of the launch template that a node group names; empty without one."""
+        name = (given.get("launchTemplate") or {}).get("name")
+        if not name:
+            return {}
+        found = get_backend("ec2")[ACCOUNT][region].get_launch_template_by_name(name).default_version().data
+        return found if isinstance(found, Mapping) else {}
 
     def _eks_DescribeNodegroup(self, request: Request) -> Answer:
         name, group_name = request.parts
@@ -187,6 +212,8 @@ class EksRules(Base):
     def _make_group(self, group: Any) -> None:
         zone = self._subnet(group.region, group.subnets[0]).availability_zone
         gone = self.rules["no_capacity"]  # TYPE, or TYPE@ZONE
+        if getattr(group, "misplaced", False):
+            gone = group.instance_types = [getattr(group, "template_type", "")]
         lacking = [kind for kind in group.instance_types if kind in gone or f"{kind}@{zone}" in gone]
         if lacking and len(lacking) == len(group.instance_types) and group.scaling_config["desiredSize"]:
             group.status = "CREATE_FAILED"
@@ -195,6 +222,11 @@ class EksRules(Base):
                 f"sufficient {lacking[0]} capacity in the Availability Zone you requested."
             )
             group.health = {"issues": [{"code": "AsgInstanceLaunchFailures", "message": said, "resourceIds": ["asg"]}]}
+            return
+        if self.rules.get("unjoined"):
+            group.status = "CREATE_FAILED"
+            said = "Instances failed to join the kubernetes cluster"
+            group.health = {"issues": [{"code": "NodeCreationFailure", "message": said, "resourceIds": ["i-1"]}]}
             return
         group.status = "ACTIVE"
 

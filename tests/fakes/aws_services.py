@@ -1,9 +1,12 @@
 """What CloudFormation, EC2, auto scaling and quotas do in the AWS double beyond what moto does."""
 
+import base64
 import json
 import re
 import time
 from datetime import UTC, datetime
+from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 from moto.backends import get_backend
@@ -26,6 +29,15 @@ ON_DEMAND_PRICES = {
     ("us-east-1", "p5e.48xlarge"): ("0.0000000000",),  # sold as a capacity block or spot only
 }
 PRICE_FILTERS = {"operatingSystem": "Linux", "tenancy": "Shared", "preInstalledSw": "NA", "capacitystatus": "Used"}
+HANDLERS = json.loads(Path(__file__).with_name("cloudformation_handlers.json").read_text("utf-8"))
+# Newer than moto's data: vCPUs, GPU, number, EFA interfaces, Gbit/s. Source: AWS' pages on instance types, recalled.
+NEWER = {
+    "g7e.2xlarge": (8, "RTX PRO Server 6000", 1, 0, 50),
+    "g7e.24xlarge": (96, "RTX PRO Server 6000", 4, 2, 800),
+    "g7e.48xlarge": (192, "RTX PRO Server 6000", 8, 4, 1600),
+    "p6-b200.48xlarge": (192, "B200", 8, 8, 3200),
+    "p6-b300.48xlarge": (192, "B300", 8, 16, 6400),
+}
 REGIONS = ("eu-west-1", "eu-central-1", "eu-north-1", "us-west-2")
 ASG_SPACE = "http://autoscaling.amazonaws.com/doc/2011-01-01/"
 EC2_SPACE = "http://ec2.amazonaws.com/doc/2016-11-15/"
@@ -76,14 +88,18 @@ class ServiceRules(Base):
         return xml_answer("DescribeStackEventsResponse", space, f"<StackEvents><member>{text}</member></StackEvents>")
 
     def _make_stack(self, stack: Any, region: str) -> None:
-        if not self.rules.get("stack_fails"):
+        failure = self.rules.get("stack_fails") or self._denied_by_handlers(stack, "create", "read")
+        if not failure:
             stack.status = "CREATE_COMPLETE"
             return
-        stack.failure = self.rules["stack_fails"]
+        stack.failure = failure
         stack.status, stack.status_reason = "ROLLBACK_IN_PROGRESS", "The following resource(s) failed to create: [Vpc]."
         self._begin(region, "stack", stack.name)
 
     def _delete_stack(self, stack: Any, region: str) -> None:
+        if denied := self._denied_by_handlers(stack, "delete"):
+            stack.status, stack.status_reason = "DELETE_FAILED", denied
+            return
         # moto removes a network with interfaces or clusters in it; AWS does not.
         ec2 = get_backend("ec2")[ACCOUNT][region]
         vpcs = self._vpcs_of(stack.name.removeprefix("mlbench-"), region)
@@ -191,6 +207,29 @@ class ServiceRules(Base):
         answer = f"<instanceTypeOfferingSet>{items}</instanceTypeOfferingSet>"
         return xml_answer("DescribeInstanceTypeOfferingsResponse", EC2_SPACE, answer)
 
+    def _ec2_GetConsoleOutput(self, request: Request) -> Answer:
+        """What the rule `console` says, in base64."""
+        text = base64.b64encode(str(self.rules.get("console", "")).encode()).decode()
+        body = f"<instanceId>{request.parameters['InstanceId']}</instanceId><output>{text}</output>"
+        return xml_answer("GetConsoleOutputResponse", EC2_SPACE, body)
+
+    def _ec2_DescribeInstanceTypes(self, request: Request) -> Answer:
+        """moto's own, or one of the newer types, in the form of EC2's answer."""
+        wanted = request.parameters.get("InstanceType.1", "")
+        if wanted not in NEWER:
+            return self._pass(request)
+        vcpus, gpu, count, efa, speed = NEWER[wanted]
+        gpus = f"<gpus><item><name>{gpu}</name><manufacturer>NVIDIA</manufacturer><count>{count}</count></item></gpus>"
+        cards = f"<efaSupported>{'true' if efa else 'false'}</efaSupported>"
+        cards += f"<efaInfo><maximumEfaInterfaces>{efa}</maximumEfaInterfaces></efaInfo>" if efa else ""
+        network = f"<networkPerformance>{speed} Gigabit</networkPerformance>{cards}"
+        item = (
+            f"<instanceType>{wanted}</instanceType><vCpuInfo><defaultVCpus>{vcpus}</defaultVCpus></vCpuInfo>"
+            f"<gpuInfo>{gpus}</gpuInfo><networkInfo>{network}</networkInfo>"
+        )
+        answer = f"<instanceTypeSet><item>{item}</item></instanceTypeSet>"
+        return xml_answer("DescribeInstanceTypesResponse", EC2_SPACE, answer)
+
     def _ec2_DescribeRegions(self, request: Request) -> Answer:
         """A few of them: moto takes its time with each that is asked for the first time."""
         items = "".join(f"<item><regionName>{name}</regionName></item>" for name in REGIONS)
@@ -241,19 +280,62 @@ class ServiceRules(Base):
         return json_answer({"FormatVersion": "aws_v1", "PriceList": listed})
 
     def _iam_SimulatePrincipalPolicy(self, request: Request) -> Answer:
-        """Allows all but the actions of the rule `denied_actions`, to users and roles; sessions have no policies."""
+        """Allows all but the actions of the rule `denied_actions`, to users and roles; sessions have no policies.
+
+        With the rule `policy`, what that policy allows on the resources and in the context of the request. Without
+        ResourceArns the resource is "*". Source: botocore's documentation of SimulatePrincipalPolicy.
+        """
         given = request.parameters
-        if ":assumed-role/" in given["PolicySourceArn"]:
+        source = given["PolicySourceArn"]
+        if ":assumed-role/" in source:
             raise ApiError("InvalidInput", "Invalid Entity Arn: sessions cannot be simulated")
+        known = {role.arn for role in get_backend("iam")[ACCOUNT]["aws"].roles.values()}
+        if any(arn.endswith(f"/{source.rpartition('/')[2]}") for arn in known) and source not in known:
+            raise ApiError("NoSuchEntity", f"The role {source} cannot be found.", 404)
         names = [value for key, value in given.items() if key.startswith("ActionNames.member.")]
+        resources = [value for key, value in given.items() if key.startswith("ResourceArns.member.")] or ["*"]
+        context = given.get("ContextEntries.member.1.ContextKeyValues.member.1")
         denied = self.rules.get("denied_actions", [])
         members = "".join(
             f"<member><EvalActionName>{name}</EvalActionName>"
-            f"<EvalDecision>{'implicitDeny' if name in denied else 'allowed'}</EvalDecision></member>"
+            f"<EvalDecision>{'allowed' if decision else 'implicitDeny'}</EvalDecision></member>"
             for name in names
+            for decision in [name not in denied and all(self._allows(name, item, context) for item in resources)]
         )
         body = f"<EvaluationResults>{members}</EvaluationResults><IsTruncated>false</IsTruncated>"
         return xml_answer("SimulatePrincipalPolicyResponse", "https://iam.amazonaws.com/doc/2010-05-08/", body)
+
+    def _allows(self, action: str, resource: str, context: str | None = None) -> bool:
+        """Whether the rule `policy`, if there is one, allows an action on a resource."""
+        policy = self.rules.get("policy")
+        if policy is None:
+            return True
+        for statement in policy["Statement"]:
+            listed = statement["Action"]
+            values = next(iter(statement.get("Condition", {}).get("StringEquals", {}).values()), None)
+            if (
+                any(fnmatchcase(action, item) for item in ([listed] if isinstance(listed, str) else listed))
+                and (statement["Resource"] == "*" or fnmatchcase(resource, statement["Resource"]))
+                and (values is None or context in values)
+            ):
+                return True
+        return False
+
+    def _denied_by_handlers(self, stack: Any, *steps: str) -> str | None:
+        """The first action of a resource of the stack that the caller has no right to: CloudFormation acts by them.
+
+        Source: the handlers of CloudFormation's registry schemas; those of EIP, NatGateway, Route, Subnet and
+        VPCGatewayAttachment are recalled.
+        """
+        kinds = {item.type for item in stack.resource_map.values() if getattr(item, "type", None)}
+        for kind, handlers in HANDLERS.items():
+            if kinds and kind not in kinds:
+                continue
+            resource = f"arn:aws:iam::{ACCOUNT}:role/{stack.name}-Role" if kind == "AWS::IAM::Role" else "*"
+            for action in (name for step in steps for name in handlers[step]):
+                if not self._allows(action, resource):
+                    return f"User is not authorized to perform: {action} on resource: {resource} ({kind})"
+        return None
 
     def _servicequotas_GetServiceQuota(self, request: Request) -> Answer:
         code = request.parameters["QuotaCode"]

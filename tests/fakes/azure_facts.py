@@ -33,7 +33,12 @@ SIZES: dict[str, tuple[str, int, int, bool]] = {
     "Standard_NC80adis_H100_v5": ("StandardNCadsH100v5Family", 80, 2, True),
     "Standard_ND96isr_H100_v5": ("standardNDSH100v5Family", 96, 8, True),
     "Standard_ND96isr_H200_v5": ("standardNDISRH200V5Family", 96, 8, True),
+    "Standard_NC144lds_xl_RTXPRO6000BSE_v6": ("StandardNCRTXPRO6000BSEv6Family", 144, 1, True),
+    "Standard_NC288ds_xl_RTXPRO6000BSE_v6": ("StandardNCRTXPRO6000BSEv6Family", 288, 2, True),
+    "Standard_ND128isr_NDR_GB200_v6": ("StandardNDGB200v6Family", 128, 4, False),
+    "Standard_ND128isr_GB300_v6": ("StandardNDGB300v6Family", 128, 4, False),
 }
+ARM = ("GB200", "GB300")
 FAMILIES = tuple(dict.fromkeys(family for family, *_ in SIZES.values()))
 # Accepted versions of each service's API; another is refused.
 API_VERSIONS = {
@@ -83,7 +88,13 @@ def sku(name: str, refused: bool, refused_zones: list[str], region: str) -> Mess
     if refused_zones:
         values = {"type": "Zone", "values": [region], "restrictionInfo": {**info, "zones": refused_zones}}
         restrictions.append({**values, "reasonCode": "NotAvailableForSubscription"})
-    capabilities = {"vCPUs": vcpus, "LowPriorityCapable": spot, **({"GPUs": gpus} if gpus else {})}
+    architecture = "Arm64" if any(word in name for word in ARM) else "x64"
+    capabilities = {
+        "CpuArchitectureType": architecture,
+        "vCPUs": vcpus,
+        "LowPriorityCapable": spot,
+        **({"GPUs": gpus} if gpus else {}),
+    }
     return {
         "resourceType": "virtualMachines",
         "name": name,

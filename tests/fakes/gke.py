@@ -58,10 +58,12 @@ class World(CloudDouble, PoolRules):
     failing: dict[str, str] = field(default_factory=dict)  # method of an operation: key of OPERATION_ERRORS
     empty_zones: set[str] = field(default_factory=set)  # that have no machine left for a new pool
     missing_zones: list[str] = field(default_factory=list)
-    quotas: dict[str, float] = field(default_factory=lambda: {"NVIDIA_L4_GPUS": 8, "NVIDIA_T4_GPUS": 8})
-    used: dict[str, float] = field(default_factory=dict)  # of the quotas
     # Looks that an upgrade takes which GKE starts by itself, just before the next change that is asked for.
     own_upgrade: int = 0
+    hides_accelerators: bool = False  # Compute Engine does not tell the GPUs of its machine types
+    repository_policies: dict[str, Object] = field(default_factory=dict)  # by the repository's path
+    repository_policy_denied: bool = False
+    max_clusters: int | None = None  # a limit of the project, which no quota shows
     lacking: int = 0  # machines of a new pool that are not there until its operation ends
     pidfile: Path | None = None
     tokens: int = 0
@@ -151,8 +153,16 @@ class World(CloudDouble, PoolRules):
         path = f"{request.parent}/clusters/{asked.name}"
         if path in self.clusters:
             raise ApiError(Code.ALREADY_EXISTS, f"Already exists: {path}.")
+        self.check_exclusions(asked)
+        self.check_policy("CreateCluster")
+        if self.max_clusters is not None and len(self.clusters) >= self.max_clusters:
+            zone = request.parent.split("/")[3]
+            raise ApiError(
+                Code.PERMISSION_DENIED, f"You cannot create more than {self.max_clusters} clusters in {zone}."
+            )
         for pool in asked.node_pools:
             self.check_machine(pool)
+            self.check_quota(pool, asked.locations, asked)
         self.check_zones(asked.locations, request.parent.split("/")[3])
         made = g.Cluster(asked)
         made.status, made.location = Status.PROVISIONING, request.parent.split("/")[3]
@@ -194,6 +204,8 @@ class World(CloudDouble, PoolRules):
             raise ApiError(Code.ALREADY_EXISTS, f"Already exists: {request.parent}/nodePools/{asked.name}.")
         self.check_machine(asked)
         self.check_zones(asked.locations, cluster.location)
+        self.check_policy("CreateNodePool")
+        self.check_quota(asked, asked.locations, cluster)
         self.check_networks(asked, cluster)
         self.networks.attach(_cluster_path(request.parent), asked.network_config.additional_node_network_configs)
         if asked.network_config.accelerator_network_profile:
@@ -329,7 +341,25 @@ class World(CloudDouble, PoolRules):
         return found
 
     def pods_of(self, cluster: str) -> Pods:
-        return self.pods.setdefault(cluster, Pods(torch=self.torch_in_images, images=self.unpullable))
+        found = self.pods.setdefault(cluster, Pods(torch=self.torch_in_images, images=self.unpullable))
+        found.refuse_pull = self.refuse_pull
+        return found
+
+    def refuse_pull(self, image: str) -> str | None:
+        """Why the machines may not pull an image: the repository does not let their account read.
+
+        Source: Google's page on the organization policy iam.automaticIamGrantsForDefaultServiceAccounts, on by default
+        in organizations since 2024-05-03: the default account has no role. The words are those of reports.
+        """
+        for path in self.repositories:
+            _, project, _, region, _, name = path.split("/")
+            if not image.startswith(f"{region}-docker.pkg.dev/{project}/{name}/"):
+                continue
+            bindings = self.repository_policies.get(path, {}).get("bindings", [])
+            member = "serviceAccount:123456789-compute@developer.gserviceaccount.com"
+            if not any(member in item["members"] for item in bindings):
+                return f'failed to pull and unpack image "{image}": unexpected status: 403 Forbidden'
+        return None
 
 
 def _cluster_path(path: str) -> str:

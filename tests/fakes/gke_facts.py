@@ -16,6 +16,10 @@ SHAPES = {
     "a3-ultragpu-8g": ("nvidia-h200-141gb", 8, 224),
     "a4-highgpu-8g": ("nvidia-b200", 8, 224),
 }
+# Shapes that GKE takes without accelerators, too: the nodes then show no GPUs (cluster-toolkit, pull request 1285).
+# Sources: cluster-toolkit, Google's pages on machine types.
+NEWER = {"a4x-highgpu-4g": ("nvidia-gb200", 4, 140), "a4x-maxgpu-4g-metal": ("nvidia-gb300", 4, 144)}
+SHAPES |= NEWER
 PLAIN = {
     **{
         f"{family}-standard-{size}": size
@@ -27,7 +31,7 @@ PLAIN = {
 ONLY_HYPERDISK = ("n4-", "c4-", "g4-", "a3-ultragpu-", "a4-")
 NO_HYPERDISK = ("e2-", "n1-", "n2-", "c2-", "g2-", "a2-")
 # Source: Google's table of consumption options, as gpuhunt quotes it.
-NEVER_ON_DEMAND = ("a3-highgpu-1g", "a3-highgpu-2g", "a3-highgpu-4g", "a3-ultragpu-8g", "a4-highgpu-8g")
+NEVER_ON_DEMAND = ("a3-highgpu-1g", "a3-highgpu-2g", "a3-highgpu-4g", "a3-ultragpu-8g", "a4-highgpu-8g", *NEWER)
 VERSIONS = ("1.34.4-gke.100", "1.33.6-gke.200")
 PROJECT, ZONE, REGION = "demo-project", "europe-west1-b", "europe-west1"
 PODS = "/api/v1/namespaces/default/pods"
@@ -50,6 +54,23 @@ OPERATION_ERRORS = {
         "GCE_STOCKOUT",
         "Instance 'gke-1' creation failed: The zone 'projects/P/zones/Z' does not have enough resources available to "
         "fulfill the request. '(resource type:compute)'.",
+    ),
+    "addresses": (
+        9,
+        "UNKNOWN",
+        "IP_SPACE_EXHAUSTED: Instance 'gke-1' creation failed: IP space of 'projects/P/regions/R/subnetworks/default' "
+        "is exhausted.",
+    ),
+    "external": (
+        9,
+        "UNKNOWN",
+        "Instance 'gke-1' creation failed: Constraint constraints/compute.vmExternalIpAccess violated for project 1. "
+        "Add instance projects/P/zones/Z/instances/gke-1 to the constraint to use external IP with it.",
+    ),
+    "account": (
+        3,
+        "UNKNOWN",
+        "The service account '1-compute@developer.gserviceaccount.com' does not exist or is disabled.",
     ),
     "quota": (8, "GCE_QUOTA_EXCEEDED", "Quota 'NVIDIA_L4_GPUS' exceeded. Limit: 0.0 in region europe-west1."),
 }

@@ -37,6 +37,12 @@ def permission_of_web(method: str, url: str) -> str | None:
     path = urlsplit(url).path
     if path.startswith("/compute/v1/projects/"):
         return _of_compute(method, path.split("/")[5:])
+    if re.fullmatch(r"/v1/projects/[a-z0-9-]+/locations", path):
+        return "artifactregistry.locations.list"
+    if path.endswith("/repositories") and method == "GET":
+        return "artifactregistry.repositories.list"
+    if "/repositories" in path and ":" in path:
+        return f"artifactregistry.repositories.{path.rpartition(':')[2]}"
     if "/repositories" in path:
         return f"artifactregistry.repositories.{VERBS[method]}"
     if match := re.fullmatch(r"/v1/projects/[^/:]+(?::(\w+))?", path):

@@ -2,12 +2,14 @@
 
 import re
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from google.cloud import container_v1 as g
 
 from tests.fakes.gke_facts import (
     NEVER_ON_DEMAND,
+    NEWER,
     NO_HYPERDISK,
     ONLY_HYPERDISK,
     PLAIN,
@@ -27,6 +29,8 @@ from tests.fakes.kube_pods import Object
 CARDS = {"a3-highgpu-8g": 4, "a3-megagpu-8g": 8}
 RDMA, RDMA_SINCE = ("a3-ultragpu-8g", "a4-highgpu-8g"), (1, 34, 1, 1829001)
 
+SUPPORT_DAYS = 60  # left of the version that clusters get
+
 
 @dataclass
 class PoolRules:
@@ -35,10 +39,56 @@ class PoolRules:
     # What Compute Engine tells of reservations and their blocks, by ZONE/reservations/NAME[/reservationBlocks/BLOCK].
     reservations: dict[str, Object] = field(default_factory=dict)
     networks: Networks = field(default_factory=Networks)
+    quotas: dict[str, float] = field(default_factory=lambda: {"NVIDIA_L4_GPUS": 8, "NVIDIA_T4_GPUS": 8})
+    used: dict[str, float] = field(default_factory=dict)  # of the quotas
+    taken_later: dict[str, float] = field(default_factory=dict)  # of the quotas, by others, after the plan was made
+    policies: dict[str, str] = field(default_factory=dict)  # request -> words of an organization's refusal
 
     def check_zones(self, zones: Any, place: str) -> None:
         if not zones or not all(zone in ZONES and place in (ZONE, REGION) for zone in zones):
             raise ApiError(Code.INVALID_ARGUMENT, f"Invalid locations {list(zones)} of a cluster in {place}.")
+
+    def check_quota(self, pool: g.NodePool, zones: Any, cluster: g.Cluster) -> None:
+        """GKE itself refuses a lack of regional quota, as PERMISSION_DENIED.
+
+        Sources: kubeflow/kubeflow 842, kubeflow/examples 597, GoogleCloudPlatform/cloud-ops-sandbox 44.
+        """
+        count = pool.initial_node_count * len(zones)
+        private = cluster.network_config.default_enable_private_nodes
+        needs = {} if private else {"IN_USE_ADDRESSES": float(count)}
+        if pool.config.disk_type.startswith("pd-"):
+            needs["SSD_TOTAL_GB"] = float(pool.config.disk_size_gb * count)
+        for name, needed in needs.items():
+            limit = self.quotas.get(name)
+            left = (limit or 0.0) - self.used.get(name, 0.0) - self.taken_later.get(name, 0.0)
+            if limit is not None and left < needed:
+                raise ApiError(
+                    Code.PERMISSION_DENIED,
+                    f'Insufficient regional quota to satisfy request: resource "{name}": request requires '
+                    f"'{needed}' and is short '{needed - left}'. project has a quota of '{limit}' with '{left}' "
+                    "available. View and manage quotas at "
+                    f"https://console.cloud.google.com/iam-admin/quotas?usage=USED&project={PROJECT}.",
+                )
+
+    def check_exclusions(self, cluster: g.Cluster) -> None:
+        """An exclusion may not outlive the support of the cluster's version, and has one kind of end.
+
+        Source: Google's page on maintenance exclusions, the comments of MaintenanceExclusionOptions.EndTimeBehavior.
+        """
+        latest = datetime.now(UTC) + timedelta(days=SUPPORT_DAYS)
+        for exclusion in cluster.maintenance_policy.window.maintenance_exclusions.values():
+            end = exclusion.end_time
+            until_end = exclusion.maintenance_exclusion_options.end_time_behavior.name == "UNTIL_END_OF_SUPPORT"
+            if until_end == bool(end):
+                raise ApiError(Code.INVALID_ARGUMENT, "Set either end_time or UNTIL_END_OF_SUPPORT.")  # ASSUMED
+            if end and end > latest:
+                words = f"Maintenance exclusion cannot end after the end of support of the version, {latest:%Y-%m-%d}."
+                raise ApiError(Code.INVALID_ARGUMENT, words)  # ASSUMED: the words
+
+    def check_policy(self, method: str) -> None:
+        """What an organization refuses: its words are in the rule `policies`."""
+        if words := self.policies.get(method):
+            raise ApiError(Code.INVALID_ARGUMENT, words)
 
     def check_machine(self, pool: g.NodePool) -> None:
         machine = pool.config.machine_type
@@ -67,7 +117,7 @@ class PoolRules:
         if pool.config.flex_start and reserved:
             raise ApiError(Code.INVALID_ARGUMENT, "flex start node pools don't support reservations")
         if machine in SHAPES:
-            fits = found == [SHAPES[machine][:2]]
+            fits = found == [SHAPES[machine][:2]] or (machine in NEWER and not found)
         elif machine.startswith("n1-"):
             fits = all(kind == "nvidia-tesla-t4" and count in (1, 2, 4) for kind, count in found)
         else:

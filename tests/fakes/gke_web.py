@@ -80,6 +80,10 @@ class Web(Handler):
         self.world.tokens += 1
         self.answer({"access_token": f"token-{self.world.tokens}", "expires_in": 3600, "token_type": "Bearer"})
 
+    def do_PATCH(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self._serve("Repository", lambda: self._do_repository(json.loads(body)))
+
     def do_DELETE(self) -> None:
         if self.world.networks.serves(self.path):
             self._serve_network({})
@@ -130,9 +134,36 @@ class Web(Handler):
         self.world.do_DeleteCluster(container_v1.DeleteClusterRequest(name=path))
         return 200, {"name": "operation"}
 
+    def _list_repositories(self, parent: str, below: str | None) -> tuple[int, Object]:
+        """The regions that have repositories of Artifact Registry, or the repositories of one."""
+        if below is None:
+            places = ("europe-west1", "us-central1")
+            return 200, {"locations": [{"name": f"{parent}/{place}", "locationId": place} for place in places]}
+        found = [item for path, item in self.world.repositories.items() if path.startswith(f"{parent}{below}/")]
+        return 200, {"repositories": found}
+
+    def _do_repository_policy(self, path: str, question: str, body: Object) -> tuple[int, Object]:
+        """Who may use a repository; machines read it only if their account is bound, or has a role in the project."""
+        if path not in self.world.repositories:
+            return refuse(404, "Requested entity was not found.", "NOT_FOUND")
+        if self.world.repository_policy_denied:
+            return refuse(403, f"Permission 'artifactregistry.repositories.{question}' denied.", "PERMISSION_DENIED")
+        policies = self.world.repository_policies
+        if question == "setIamPolicy":
+            if body["policy"].get("etag", "0") != policies.get(path, {}).get("etag", "0"):
+                return refuse(409, "There were concurrent policy changes.", "ABORTED")
+            policies[path] = {**body["policy"], "etag": str(int(body["policy"].get("etag", "0")) + 1)}
+        return 200, policies.get(path, {"etag": "0"})
+
     def _do_repository(self, body: Object) -> tuple[int, Object]:
         url = urlsplit(self.path)
         path, repositories = url.path.removeprefix("/v1/"), self.world.repositories
+        if self.command == "PATCH":
+            repositories[path].update(body)
+            return 200, repositories[path]
+        path, _, question = path.partition(":")
+        if question:
+            return self._do_repository_policy(path, question, body)
         if self.command == "POST":
             name = parse_qs(url.query)["repositoryId"][0]
             if not REPOSITORY.fullmatch(name) or body.get("format") != "DOCKER":
@@ -154,6 +185,10 @@ class Web(Handler):
             return
         if "/repositories/" in self.path:
             self._serve("Repository", lambda: self._do_repository({}))
+            return
+        if match := re.fullmatch(r"/v1/(projects/[a-z0-9-]+/locations)(/[a-z0-9-]+/repositories)?\?.*", self.path):
+            parent, below = match.groups()
+            self._serve("ListRepositories", lambda: self._list_repositories(parent, below))
             return
         if match := re.fullmatch(r"/v1/projects/([a-z0-9-]+)", self.path):
             self.answer({"projectId": match[1], "projectNumber": "123456789"})
@@ -181,7 +216,11 @@ class Web(Handler):
             and (len(parts) == 2 or parts[3] in (*SHAPES, *PLAIN, "nvidia-tesla-t4"))
         ):
             cpus = PLAIN.get(parts[-1]) or (SHAPES[parts[-1]][2] if parts[-1] in SHAPES else None)
-            self.answer({"name": parts[-1], **({"guestCpus": cpus} if cpus else {})})
+            found: Object = {"name": parts[-1], **({"guestCpus": cpus} if cpus else {})}
+            if parts[-1] in SHAPES and not self.world.hides_accelerators:
+                kind, count, _ = SHAPES[parts[-1]]
+                found["accelerators"] = [{"guestAcceleratorType": kind, "guestAcceleratorCount": count}]
+            self.answer(found)
         else:
             self.answer({"error": {"code": 404, "message": f"The resource '{self.path}' was not found"}}, 404)
 

@@ -84,6 +84,8 @@ class KubeApi:
         self.compacted = 0  # watches from an older resource version get 410
         self.changed = threading.Condition()
         self.stopped = False
+        self._is_down = False
+        self.dead_nodes: set[str] = set()  # their kubelets answer nobody, and the server says so
         self.tokens = tokens
         self._version = 100
         self._events: list[tuple[int, str, str, dict[str, Any]]] = []
@@ -166,6 +168,17 @@ class KubeApi:
             self.logs.setdefault(pod, Log()).ended = True
             self.changed.notify_all()
 
+    @property
+    def is_down(self) -> bool:
+        """Whether the server is away: each connection breaks, and those that are open have broken."""
+        return self._is_down
+
+    @is_down.setter
+    def is_down(self, value: bool) -> None:
+        with self.changed:
+            self._is_down = value
+            self.changed.notify_all()
+
     def compact(self) -> None:
         """Forget all changes so far, as etcd does after a while."""
         with self.changed:
@@ -193,6 +206,8 @@ class KubeApi:
                 version = number
                 if known == kind and matches(item, selector):
                     yield {"type": change, "object": item}
+            if self.is_down:
+                raise Broken
             if self.stopped or time.monotonic() >= until:
                 return
 
@@ -244,6 +259,8 @@ class _Handler(BaseHTTPRequestHandler):
         with self.api.changed:
             self.api.requests[f"{self.command} {parts.path}{' watch' if 'watch' in self.query else ''}"] += 1
         try:
+            if self.api.is_down:
+                raise Broken
             self._dispatch(parts.path)
         except Broken:
             self.close_connection = True
@@ -266,6 +283,10 @@ class _Handler(BaseHTTPRequestHandler):
         if match := COLLECTION.fullmatch(path):
             return self._collection(match["kind"])
         if match := ITEM.fullmatch(path):
+            pod = self.api.objects.get(("pods", match["name"]), {})
+            if match["part"] and pod.get("spec", {}).get("nodeName") in self.api.dead_nodes:
+                message = "error dialing backend: dial tcp 10.0.0.7:10250: i/o timeout"
+                return self._status(500, "InternalError", message)
             if match["part"] == "log":
                 return self._log(match["name"])
             if match["part"] == "exec":
@@ -327,6 +348,8 @@ class _Handler(BaseHTTPRequestHandler):
         place = max(0, len(log.lines) - int(tail)) if tail else 0
         lines = log.lines
         while True:
+            if self.api.is_down:
+                raise Broken
             with self.api.changed:
                 if lines is not log.lines:  # rotated: whoever follows goes on with the new file
                     lines, place = log.lines, 0
@@ -345,7 +368,8 @@ class _Handler(BaseHTTPRequestHandler):
             if over:
                 return self._end()
             with self.api.changed:
-                if len(log.lines) == place and lines is log.lines and not (log.ended or self.api.stopped):
+                is_over = log.ended or self.api.stopped or self.api.is_down
+                if len(log.lines) == place and lines is log.lines and not is_over:
                     self.api.changed.wait(1.0)
 
     # --- exec -----------------------------------------------------------------------------------------------------

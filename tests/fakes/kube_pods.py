@@ -8,7 +8,7 @@ enough. Sources: docs/clouds-assumptions.md.
 
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,7 @@ class Pods:
 
     torch: bool = False  # whether images hold it
     images: dict[str, str] = field(default_factory=dict)
+    refuse_pull: Callable[[str], str | None] = lambda image: None  # a registry's rule
     found: dict[str, Object] = field(default_factory=dict)
 
     def answer(self, method: str, name: str, body: Object | None, nodes: Sequence[Node]) -> tuple[int, Any]:
@@ -97,7 +98,7 @@ class Pods:
             condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
             pod["status"]["conditions"] = [condition]
             return
-        if said := self.images.get(container["image"]):
+        if said := self.images.get(container["image"]) or self.refuse_pull(container["image"]):
             waiting = {"waiting": {"reason": "ErrImagePull", "message": said}}
             pod["status"]["containerStatuses"] = [{"name": container["name"], "state": waiting}]
             return

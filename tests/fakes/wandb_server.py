@@ -12,7 +12,7 @@ import threading
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from mlbench_cli.model import JsonObject
+from mlbench_cli.model.run import JsonObject
 
 ENTITY = "me"
 HISTORY = "wandb-history.jsonl"

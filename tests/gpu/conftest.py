@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from mlbench_cli.catalog import load_task
+from mlbench_cli.tasks.catalog import load_task
 from task_images.comm.presets import resolve
 from tests.contract.task_images.ranks import Ended, launch
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mlbench_cli.catalog import load_task
+from mlbench_cli.tasks.catalog import load_task
 from tests.contract.task_images.ranks import launch
 
 WAITED = re.compile(r"called a synchronizing CUDA operation")
@@ -28,9 +28,10 @@ class Lengths:
 
 
 # At this learning rate no goal is reached.
-EPOCHS = Lengths("epochs", 1, 3, {"training_images": 12_800, "goal_full": 100.0, "goal_light": 100.0, "rate": 1e-6})
+NEVER = {"goal_full": 100.0, "goal_light": 100.0, "learning_rate": 1e-6}
+EPOCHS = Lengths("epochs", 1, 3, {"training_images": 12_800, **NEVER})
 RESIDENT = Lengths("epochs", 1, 3, {**EPOCHS.changes, "resident": True})
-DIGITS = Lengths("epochs", 1, 9, {"goal_full": 100.0, "goal_light": 100.0, "rate": 1e-6})
+DIGITS = Lengths("epochs", 1, 9, NEVER)
 ROWS = Lengths("epochs", 1, 3, {"training_rows": 12_800, "goal_full": 100.0, "goal_light": 100.0})
 STEPS = Lengths("steps", 200, 600, {"evaluate_every": 200, "goal_full": 0.0, "goal_light": 0.0})
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mlbench_cli.catalog import load_catalog
+from mlbench_cli.tasks.catalog import load_catalog
 from tests.contract.task_images.ranks import Parameters, Record
 from tests.gpu.conftest import Train
 
@@ -55,7 +55,11 @@ def check_facts(result: Record, output: Path) -> None:
         ("cifar10_resnet20_ddp", {"compile": "graphs"}),
         ("imagenet_resnet", {"precision": "bf16", "compile": "graphs"}),
         ("imagenet_resnet", {"precision": "bf16"}),
-        ("gpt_pretraining", {"precision": "bf16", "compile": True}),
+        ("gpt_pretraining", {"precision": "bf16", "compile": "blocks"}),
+        ("gpt_pretraining", {"precision": "bf16", "compile": "whole"}),
+        ("gpt_pretraining", {"precision": "bf16", "compile": "graphs"}),
+        ("gpt_pretraining", {"precision": "bf16", "stream": "bf16", "attention": "cudnn"}),
+        ("gpt_pretraining", {"precision": "bf16", "float8": "all"}),
         ("gpt_pretraining", {"precision": "bf16", "loss_chunk": 256}),
         ("bert_pretraining", {"precision": "bf16"}),
         ("wikitext2_awd_lstm", {"tf32": True}),

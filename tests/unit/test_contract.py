@@ -2,6 +2,7 @@
 
 import io
 import json
+from pathlib import Path
 
 import pytest
 
@@ -64,6 +65,18 @@ def test_emit_writes_once_and_flushes(monkeypatch: pytest.MonkeyPatch) -> None:
     event = parse_event(stream.getvalue())
     assert event is not None
     assert (event["rank"], event["phase"], event["epoch"]) == (2, "training", 1)
+
+
+def test_an_event_begins_a_line_of_its_file(tmp_path: Path) -> None:
+    with open(tmp_path / "log", "a") as log, open(tmp_path / "log", "a") as bar:
+        emit("phase", 0, stream=log, phase="loading")
+        for _ in range(2):
+            bar.write("\r50 %")
+            bar.flush()
+            emit("phase", 0, stream=log, phase="training")
+            emit("phase", 0, stream=log, phase="validation")
+    lines = (tmp_path / "log").read_bytes().split(b"\n")
+    assert [bool(parse_event(line)) for line in lines] == [True, False, True, True, False, True, True, False]
 
 
 def test_variables() -> None:

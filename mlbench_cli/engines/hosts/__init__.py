@@ -1,1 +1,1 @@
-"""The engine of plain hosts: one supervisor on each, started through ssh."""
+"""The engine of plain hosts: one agent on each, started through ssh."""

@@ -4,8 +4,8 @@ import ipaddress
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from mlbench_cli.agent.channel import Channel, Document
 from mlbench_cli.engines.hosts.hostfile import HostEntry
-from mlbench_cli.engines.machines.channel import Channel, Document
 from mlbench_cli.engines.machines.details import HostRecord
 from mlbench_cli.engines.machines.engine import run_in_parallel
 from mlbench_cli.errors import CapacityError, MlbenchError, NotFoundError, UnreachableError, UsageError

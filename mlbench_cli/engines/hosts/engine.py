@@ -1,27 +1,30 @@
-"""The engine of plain hosts: each run has its own folder on each of its hosts, and one supervisor there.
+"""The engine of plain hosts: each run has its own folder on each of its hosts, and one agent there.
 
-No program stays behind: supervisors end with their run. An attached run has a lease that its client renews.
+No program stays behind: agents end with their run. An attached run has a lease that its client renews.
 """
 
 import json
+import resource
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
+from mlbench_cli.agent.channel import Channel, ChannelRequest, Document
+from mlbench_cli.agent.lock import SHARE, TAKE
+from mlbench_cli.agent.rendezvous import RENDEZVOUS
 from mlbench_cli.engines.base import Submission
-from mlbench_cli.engines.machines import host_lock
-from mlbench_cli.engines.machines.channel import Channel, ChannelRequest, Document
 from mlbench_cli.engines.machines.details import HostsDetails
 from mlbench_cli.engines.machines.engine import MachinesEngine, Place, run_in_parallel
-from mlbench_cli.engines.machines.meeting import RENDEZVOUS
 from mlbench_cli.engines.machines.observe import Snapshot
 from mlbench_cli.engines.machines.placement import NodeShare, share_hosts
 from mlbench_cli.engines.machines.plan import make_plan, start_command
 from mlbench_cli.errors import MlbenchError, NeverStartedError, UnreachableError
-from mlbench_cli.model import Ending, Finding, Observation, Run
-from mlbench_cli.spec import RunSpec
+from mlbench_cli.model.run import Ending, Finding, Observation, Run
+from mlbench_cli.model.spec import RunSpec
 
 START_SECONDS = 60.0
+FILES_PER_CHANNEL = 3  # standard input, output and errors of ssh
+SPARE_FILES = 256
 
 
 class HostsEngine(MachinesEngine):
@@ -33,17 +36,18 @@ class HostsEngine(MachinesEngine):
         super().__init__(details)
         self._details = details
         self._by_host = {host["name"]: Channel(details.target(host)) for host in details.hosts}
+        _allow_open_files(FILES_PER_CHANNEL * len(self._by_host))
 
     def render(self, spec: RunSpec) -> Submission:
-        """The plan of the run's supervisors. Raises CapacityError for more workers than slots, UsageError."""
+        """The plan of the run's agents. Raises CapacityError for more workers than slots, UsageError."""
         shares = share_hosts(self._details.hosts, spec)
-        lock = host_lock.SHARE if spec.share_machine else host_lock.TAKE
+        lock = SHARE if spec.share_machine else TAKE
         return Submission(spec, ({**make_plan(spec, self._details, shares, lock=lock)},))
 
     # --- submit -----------------------------------------------------------------------------------------------------
 
     def submit(self, run: Run, submission: Submission, *, detach: bool = False) -> None:
-        """Prepare all hosts, then start a supervisor on each. Called again it does what is left to do."""
+        """Prepare all hosts, then start an agent on each. Called again it does what is left to do."""
         places = self._places(run)
         (plan,) = submission.documents
         if not detach:
@@ -91,7 +95,7 @@ class HostsEngine(MachinesEngine):
         return claim
 
     def _start(self, place: Place) -> Document:
-        """Start the host's supervisor unless it was started before: its folder is made by one process only."""
+        """Start the host's agent unless it was started before: its folder is made by one process only."""
         own = f"{place.folder}/nodes/{place.nodes[0]}"
         command = [*start_command(self._details.python, self._code_folder), own]
         if place.channel.call("get", path=f"{own}/.state/supervisor.lock")["size"] is not None:
@@ -110,7 +114,7 @@ class HostsEngine(MachinesEngine):
             _, data = first.channel.exchange("get", path=f"{first.folder}/supervisor.log")
             lines = data.decode("utf-8", "replace").strip().splitlines()
             raise NeverStartedError(
-                f"The supervisor on {first.channel.target.name} does not start: {lines[-1] if lines else 'no reason'}",
+                f"The agent on {first.channel.target.name} does not start: {lines[-1] if lines else 'no reason'}",
                 hint=f"mlbench cancel {run.name}",
             )
         text = str(note["text"]).encode()
@@ -152,7 +156,7 @@ class HostsEngine(MachinesEngine):
     # --- end --------------------------------------------------------------------------------------------------------
 
     def _stop(self, run: Run, places: Sequence[Place]) -> None:
-        """Kill what has not ended by itself: a supervisor that was stopped, or ranks without one."""
+        """Kill what has not ended by itself: an agent that was stopped, or ranks without one."""
         snapshot = self._await_end(run)
         if snapshot.is_over:
             return
@@ -163,6 +167,15 @@ class HostsEngine(MachinesEngine):
                     place.channel.call("end_processes", folder=place.folder)
                 except UnreachableError:
                     continue
+
+
+def _allow_open_files(count: int) -> None:
+    """Raise this process's limit of open files as far as it may: the usual 1 024 are enough for 250 hosts only."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count + SPARE_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
 
 
 def _remove_claims(places: Sequence[Place], answers: Sequence[Document | MlbenchError]) -> None:

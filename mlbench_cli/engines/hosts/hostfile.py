@@ -1,12 +1,13 @@
 """Lists of hosts: names with commas, host files as mpirun reads them, and the environment files of older set-ups."""
 
 import re
+from collections import Counter
 from dataclasses import dataclass
 
 from mlbench_cli.errors import UsageError
-from mlbench_cli.masking import is_secret_variable
+from mlbench_cli.util.masking import is_secret_variable
 
-MAX_HOSTS = 1024
+MAX_HOSTS = 2048
 MAX_SLOTS = 64
 _NAME = re.compile(r"(?:[A-Za-z0-9._-]+@)?[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -98,11 +99,10 @@ def _check_unique(entries: list[HostEntry]) -> list[HostEntry]:
     """The entries; a host that is listed twice is refused, since its ranks would share what they should not."""
     if len(entries) > MAX_HOSTS:
         raise UsageError(f"{len(entries)} hosts: at most {MAX_HOSTS} are taken.")
-    names = [entry.login.rpartition("@")[2] for entry in entries]
-    for name in names:
-        if names.count(name) > 1:
+    for name, count in Counter(entry.login.rpartition("@")[2] for entry in entries).items():
+        if count > 1:
             raise UsageError(
-                f"The host {name} is listed {names.count(name)} times.",
-                hint=f"List it once, with the number of its workers: {name} slots={names.count(name)}",
+                f"The host {name} is listed {count} times.",
+                hint=f"List it once, with the number of its workers: {name} slots={count}",
             )
     return entries

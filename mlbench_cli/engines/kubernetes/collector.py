@@ -13,7 +13,8 @@ from typing import IO, Any
 from mlbench_cli.engines.kubernetes.logs import Copying, LogFile, Position, position_file, read_position
 from mlbench_cli.engines.kubernetes.workers import Pod, Summary, has_ended, has_started, is_cut_off
 from mlbench_cli.kube.access import Access
-from mlbench_cli.kube.api import ApiError
+from mlbench_cli.kube.api import ApiError, ServerUnreachable
+from mlbench_cli.kube.watch import STARTING_SECONDS
 
 FOLLOWED = 48  # logs that are followed as they are written, if there are more than THREADS
 THREADS = 64
@@ -57,6 +58,7 @@ class LogCollector:
         self._files = [threading.Lock() for _ in ranks]  # held while a worker's log is open
         self._due: list[tuple[float, int]] = []  # a heap: when to attend to which worker
         self._threads: list[threading.Thread] = []
+        self._troubled = float("-inf")  # when the cluster did not answer last, on the monotonic clock
         self.failure: ApiError | OSError | None = None
 
     # --- ask ------------------------------------------------------------------------------------------------------
@@ -191,9 +193,11 @@ class LogCollector:
                 self._fail(error)
                 return
             except ApiError as error:
-                if error.status in (401, 403):
+                if error.status in (401, 403) and time.monotonic() > self._troubled + STARTING_SECONDS:
                     self._fail(error)
                     return
+                if isinstance(error, ServerUnreachable):
+                    self._troubled = time.monotonic()
                 failures += 1
                 pause = error.details.get("retry_after") or min(AGAIN_SECONDS * 2**failures, MOST_SECONDS)
             with self._changed:
@@ -259,6 +263,7 @@ class LogCollector:
         except (urllib3.exceptions.HTTPError, OSError) as error:
             if isinstance(error, OSError) and error.errno in DISK:
                 raise
+            self._troubled = time.monotonic()
             if is_cut_off(pod):
                 log.note_gap()
             return is_cut_off(pod)

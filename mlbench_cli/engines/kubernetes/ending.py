@@ -6,8 +6,8 @@ from typing import Any
 from mlbench_cli.engines.kubernetes.manifests import GRACE_SECONDS, STOPPED_ANNOTATION
 from mlbench_cli.engines.kubernetes.workers import Pod, Summary, failure_of, has_ended, seconds
 from mlbench_cli.kube.objects import condition, is_true
-from mlbench_cli.model import WorkerState
-from mlbench_cli.spec import RunSpec
+from mlbench_cli.model.run import WorkerState
+from mlbench_cli.model.spec import RunSpec
 
 SETTLE_SECONDS = 5.0  # in which the others, too, may end on their own, so that the first to fail is known
 STOP_SECONDS = GRACE_SECONDS + 15.0  # in which the Job controller has stopped the others

@@ -6,19 +6,20 @@ Everything is in the cluster or in the run's folder, nothing in this process: an
 import hashlib
 import threading
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from mlbench_cli.engines.base import Cursor, Fetched, FoundRun, LogLine, Submission, UnreadableRun
+from mlbench_cli.engines.follow import check_rank, follow_log
 from mlbench_cli.engines.kubernetes.collector import LogCollector
 from mlbench_cli.engines.kubernetes.ending import is_over, is_stopped, is_unreleased
 from mlbench_cli.engines.kubernetes.fetch import FetchError, acknowledge
 from mlbench_cli.engines.kubernetes.follower import RunFollower
 from mlbench_cli.engines.kubernetes.keeper import Keeper
-from mlbench_cli.engines.kubernetes.logs import log_gap, position_file, read_position, tail
+from mlbench_cli.engines.kubernetes.logs import log_gap, position_file, read_position
 from mlbench_cli.engines.kubernetes.manifests import (
     CREATED_ANNOTATION,
     FETCHED_ANNOTATION,
@@ -37,24 +38,26 @@ from mlbench_cli.engines.kubernetes.network.gate import OPEN, NetworkGate, read_
 from mlbench_cli.engines.kubernetes.network.nodes import RunOnNode
 from mlbench_cli.engines.kubernetes.observe import RunObserver, known_gaps, known_summaries
 from mlbench_cli.engines.kubernetes.pods import MANAGED_LABEL, RUN_LABEL
-from mlbench_cli.engines.kubernetes.results import Results, is_fetched, remove_folder
+from mlbench_cli.engines.kubernetes.results import Results, is_fetched
 from mlbench_cli.engines.kubernetes.submit import check_version, complete, submit
 from mlbench_cli.engines.kubernetes.workers import Pod, Summary, by_worker, has_ended, has_started, is_cut_off
-from mlbench_cli.errors import CleanupError, NotFoundError, UsageError
-from mlbench_cli.files import write_atomically
+from mlbench_cli.errors import CleanupError, UsageError
 from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.api import Api, ApiError, ObjectNotFound
 from mlbench_cli.kube.objects import collection_path, object_path
 from mlbench_cli.kube.watch import list_pods
-from mlbench_cli.model import Ending, Finding, Observation, Run
-from mlbench_cli.run_folder import RunFolder
-from mlbench_cli.spec import RunSpec
-from mlbench_cli.times import now
+from mlbench_cli.model.run import Ending, Finding, Observation, Phase, Run, WorkerState
+from mlbench_cli.model.silence import Silence
+from mlbench_cli.model.spec import RunSpec
+from mlbench_cli.storage.run_folder import RunFolder
+from mlbench_cli.util.files import remove_folder, write_atomically
+from mlbench_cli.util.times import now
 
 HEARTBEAT = 1.0  # seconds between two observations while nothing changes
 TICK = 0.25
 REST = 15  # so many times as long as a look has taken, nothing is done: of a thousand pods there is always news
 FIRST_LIST_SECONDS = 30.0
+WATCH_RETRY_SECONDS = 2.0  # for which a request of a watch is repeated before observations say so
 QUICK_POLL = 2.0  # seconds between two looks at Job and events while workers are not yet running
 SLOW_POLL = 10.0
 GONE_SECONDS = 120.0  # in which deleted objects have gone
@@ -64,13 +67,20 @@ OWNED = ("ConfigMap", "Service", "NetworkPolicy")
 class KubernetesEngine:
     """Executes runs on the cluster that `access` reaches.
 
-    `run_on_node` runs scripts on its nodes, if they are containers of this machine.
+    `run_on_node` runs scripts on its nodes, if they are containers of this machine. `report` gets the sentences for a
+    person who follows a log while the cluster is silent.
     """
 
     dies_with_client = False
 
-    def __init__(self, access: Access, run_on_node: RunOnNode | None = None) -> None:
+    def __init__(
+        self,
+        access: Access,
+        run_on_node: RunOnNode | None = None,
+        report: Callable[[str], None] | None = None,
+    ) -> None:
         self._access = access
+        self._report = report
         self._run_on_node = run_on_node
         self._lock = threading.Lock()
         self._followings: dict[str, RunFollower] = {}
@@ -118,17 +128,24 @@ class KubernetesEngine:
             return self._look(run, self._observer(api, run))
 
     def watch(self, run: Run) -> Generator[Observation, None, None]:
-        """The first observation is one look; whoever goes on follows the run, and copies its logs."""
-        with self._access.client() as api:
+        """The first observation is one look; whoever goes on follows the run, and copies its logs.
+
+        A cluster that does not answer is waited for; observations say so. Raises what it answered last if it stays
+        silent for longer than the user's limit.
+        """
+        silence = Silence()
+        with self._access.client(retry_seconds=WATCH_RETRY_SECONDS) as api:
             observer = self._observer(api, run)
-            observation = RunFolder(run.folder).read_observation() or self._look(run, observer)
+            while (observation := self._first_look(run, observer, silence)) is None:
+                yield _unknown(run, silence)
+                time.sleep(silence.pause())
             yield observation
             if observation.ended:
                 return
             gate = self._gate(run)
             try:
                 with self._following(run) as following:
-                    yield from self._yield_observations(run, api, observer, following, gate)
+                    yield from self._yield_observations(run, api, observer, following, gate, silence, observation)
             finally:
                 if gate is not None:
                     gate.close()
@@ -139,6 +156,19 @@ class KubernetesEngine:
         summaries = known_summaries(run, _ranks(run))
         gaps = known_gaps(run, _ranks(run))
         return self._observe(run, observer, pods, summaries | observer.probe(pods, summaries), gaps)
+
+    def _first_look(self, run: Run, observer: RunObserver, silence: Silence) -> Observation | None:
+        """As `look`; None if the cluster does not answer now."""
+        if (observation := RunFolder(run.folder).read_observation()) is not None:
+            return observation
+        begun = time.monotonic()
+        try:
+            observation = self._look(run, observer)
+        except ApiError as error:
+            silence.bear(error, begun)
+            return None
+        silence.end()
+        return observation
 
     def _gate(self, run: Run) -> NetworkGate | None:
         if not run.spec.has_shaped_network:
@@ -156,7 +186,14 @@ class KubernetesEngine:
             observer.refresh(pods)
 
     def _yield_observations(
-        self, run: Run, api: Api, observer: RunObserver, following: RunFollower, gate: NetworkGate | None
+        self,
+        run: Run,
+        api: Api,
+        observer: RunObserver,
+        following: RunFollower,
+        gate: NetworkGate | None,
+        silence: Silence,
+        seen: Observation,
     ) -> Iterator[Observation]:
         """Observations as something changes. The number of requests does not depend on that of the pods."""
         probed: dict[int, Summary] = {}
@@ -164,27 +201,36 @@ class KubernetesEngine:
         following.watch.wait(0, FIRST_LIST_SECONDS)
         while True:
             version, pods = following.watch.version, following.pods()
-            if time.monotonic() >= next_poll:
-                observer.refresh(pods)
-                probed |= observer.probe(pods, following.summaries() | probed)
-                next_poll = time.monotonic() + (SLOW_POLL if _all_run(run, pods) else QUICK_POLL)
-            if gate is not None:
-                self._pass_gate(run, api, observer, gate, pods)
-            summaries = probed | following.summaries()
-            if last != (version, len(summaries)) or time.monotonic() >= spoken + HEARTBEAT:
-                last, spoken, used = (version, len(summaries)), time.monotonic(), time.thread_time()
-                gaps = log_gap(following.collector.gaps, _ranks(run))
-                seen = self._observe(run, observer, pods, summaries, gaps)
-                if seen.ended:
-                    observer.refresh(pods)  # the Job may know better by now
+            begun = time.monotonic()
+            try:
+                if begun >= next_poll:
+                    observer.refresh(pods)
+                    probed |= observer.probe(pods, following.summaries() | probed)
+                    next_poll = time.monotonic() + (SLOW_POLL if _all_run(run, pods) else QUICK_POLL)
+                    silence.end()
+                if gate is not None:
+                    self._pass_gate(run, api, observer, gate, pods)
+                summaries = probed | following.summaries()
+                if silence.is_broken and (last != (version, len(summaries)) or time.monotonic() >= spoken + HEARTBEAT):
+                    last, spoken, used = (version, len(summaries)), time.monotonic(), time.thread_time()
+                    gaps = log_gap(following.collector.gaps, _ranks(run))
                     seen = self._observe(run, observer, pods, summaries, gaps)
-                if seen.ended:
-                    self._drop_chaos(api, run)
+                    if seen.ended:
+                        observer.refresh(pods)  # the Job may know better by now
+                        seen = self._observe(run, observer, pods, summaries, gaps)
+                    if seen.ended:
+                        self._drop_chaos(api, run)
+                        yield seen
+                        return
+                    used = time.thread_time() - used
                     yield seen
-                    return
-                used = time.thread_time() - used
-                yield seen
-                time.sleep(REST * used)
+                    time.sleep(REST * used)
+            except ApiError as error:
+                silence.bear(error, begun)
+                next_poll = time.monotonic() + silence.pause()
+            if not silence.is_broken and time.monotonic() >= spoken + HEARTBEAT:
+                spoken = time.monotonic()
+                yield silence.observe(seen)
             following.watch.wait(version, TICK)
 
     def _observe(
@@ -201,25 +247,17 @@ class KubernetesEngine:
 
     def logs(self, run: Run, rank: int, since: Cursor | None = None, follow: bool = False) -> Iterator[LogLine]:
         """As the protocol says. The processes of one worker share a log, which is that of the first of them."""
-        if not 0 <= rank < run.spec.process_count:
-            raise NotFoundError(
-                f'The run "{run.name}" has no rank {rank}, only 0 to {run.spec.process_count - 1}.',
-                hint=f"mlbench logs {run.name} --rank 0",
-            )
+        check_rank(run, rank)
         worker = run.spec.unit_of(rank)
         if rank != run.spec.ranks_of(worker)[0]:
             return
-        path = run.folder / "logs" / f"rank-{rank}.log"
-        begin = since.offset if since else 0
         if not follow:
             whole = self._catch_up(run, worker)
-            for text, offset in tail(path, begin, lambda: whole):
-                yield LogLine(rank, text, Cursor(offset))
+            yield from follow_log(run, rank, since, lambda: whole)
             return
         with self._following(run) as following:
             copied = partial(following.collector.complete, worker)
-            for text, offset in tail(path, begin, copied, lambda: following.wait(TICK)):
-                yield LogLine(rank, text, Cursor(offset))
+            yield from follow_log(run, rank, since, copied, lambda: following.wait(TICK, self._report))
 
     def _catch_up(self, run: Run, worker: int) -> bool:
         """Bring a log's copy up to now, unless somebody follows it already. True if nothing more will come."""
@@ -341,7 +379,11 @@ class KubernetesEngine:
             remove_chaos(api, self._namespace(run), run.name)
 
     def _keeper(self, api: Api, run: Run) -> Keeper | None:
-        return Keeper(self._access, api, self._namespace(run), run.name) if has_keeper(run.spec) else None
+        if not has_keeper(run.spec):
+            return None
+        seen = RunFolder(run.folder).read_observation()
+        is_lost = seen is not None and any(worker.phase == Phase.LOST for worker in seen.workers)
+        return Keeper(self._access, api, self._namespace(run), run.name, is_lost=is_lost)
 
     def _namespace(self, run: Run) -> str:
         return run.spec.kubernetes.namespace or self._access.namespace
@@ -409,6 +451,11 @@ def _ranks(run: Run) -> list[int]:
 
 def _all_run(run: Run, pods: Mapping[int, Pod]) -> bool:
     return len(pods) == run.spec.unit_count and all(pod["status"].get("phase") == "Running" for pod in pods.values())
+
+
+def _unknown(run: Run, silence: Silence) -> Observation:
+    """What there is to say of a run on a cluster that has not answered yet."""
+    return silence.observe(Observation(time.time(), tuple(WorkerState(rank) for rank in _ranks(run))))
 
 
 def _without_job(run: Run, seen: Observation) -> Observation:

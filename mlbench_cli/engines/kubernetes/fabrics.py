@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mlbench_cli.gpudirect import choose_release
-from mlbench_cli.spec import RunSpec
+from mlbench_cli.kube.gpudirect import choose_release
+from mlbench_cli.model.spec import RunSpec
 
 Object = Mapping[str, Any]  # of Kubernetes
 
@@ -71,6 +71,8 @@ def choose_fabric(spec: RunSpec) -> PodFabric:
     """
     if EFA in spec.kubernetes.devices:
         return PodFabric(EFA_ENVIRONMENT, pins_memory=True)
+    if spec.kubernetes.has_rdma_devices:
+        return PodFabric(pins_memory=True)
     if spec.gpus_per_worker < GPUS or spec.workers < 2:
         return PodFabric()
     fabric = spec.kubernetes.fabric

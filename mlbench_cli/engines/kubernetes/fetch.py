@@ -18,7 +18,7 @@ from typing import Any
 from mlbench_cli.engines.members import unpack_members
 from mlbench_cli.errors import MlbenchError
 from mlbench_cli.kube.access import Access
-from mlbench_cli.kube.api import ApiError
+from mlbench_cli.kube.api import ApiError, NodeUnreachable
 from mlbench_cli.kube.execute import ExecBroken, execute
 
 WORK_DIR = "/results"
@@ -67,7 +67,7 @@ def read_summary(access: Access, namespace: str, pod: str) -> dict[str, object] 
 def download(access: Access, namespace: str, pod: str, what: HeldArchive, part: Path, path: str = ARCHIVE) -> None:
     """Bring the pod's file `path` into `part`, which may hold a beginning of it; on disk and verified at the return.
 
-    Raises FetchError, or ApiError if the container has ended.
+    Raises FetchError, NodeUnreachable if its node stays silent, or ApiError if the container has ended.
     """
     part.parent.mkdir(parents=True, exist_ok=True)
     _check_room(part, what.size)
@@ -90,7 +90,9 @@ def download(access: Access, namespace: str, pod: str, what: HeldArchive, part: 
 
 
 def acknowledge(access: Access, namespace: str, pod: str) -> None:
-    """Let the worker go. A worker that is gone already is fine. Raises FetchError if it cannot be reached."""
+    """Let the worker go. A worker that is gone already is fine, and one whose node does not answer.
+
+    Raises FetchError if it cannot be reached."""
     for attempt in range(1, ACK_TRIES + 1):
         try:
             done = execute(access, namespace, pod, ["touch", f"{WORK_DIR}/ack"])
@@ -101,6 +103,8 @@ def acknowledge(access: Access, namespace: str, pod: str) -> None:
             if error.status in (400, 404) or "not running" in error.message or "not found" in error.message:
                 return
             trouble = error.message
+            if isinstance(error, NodeUnreachable):
+                return  # it goes with its node
         time.sleep(PAUSE_SECONDS * attempt)
     raise FetchError(f"The worker in the pod {pod} could not be told that its results are fetched: {trouble}")
 
@@ -213,6 +217,8 @@ def _receive(access: Access, namespace: str, pod: str, path: str, size: int, par
                 if error.status in (400, 401, 403, 404):
                     raise
                 trouble = error.message
+                if isinstance(error, NodeUnreachable) and time.monotonic() - last_progress > PATIENCE_SECONDS:
+                    raise
             if time.monotonic() - last_progress > PATIENCE_SECONDS:
                 raise FetchError(
                     f"The results of the pod {pod} do not come: {trouble}", hint="Fetch again; it goes on where it was."

@@ -2,17 +2,18 @@
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from mlbench_cli.engines.kubernetes.collector import LogCollector
 from mlbench_cli.engines.kubernetes.ending import is_over, is_stopped
 from mlbench_cli.engines.kubernetes.pods import RUN_LABEL
 from mlbench_cli.engines.kubernetes.workers import Pod, Summary, by_worker
 from mlbench_cli.kube.access import Access
-from mlbench_cli.kube.api import Api, ObjectNotFound
+from mlbench_cli.kube.api import AccessDenied, Api, ObjectNotFound, ServerUnreachable
 from mlbench_cli.kube.objects import object_path
 from mlbench_cli.kube.watch import PodWatch
-from mlbench_cli.model import Run
+from mlbench_cli.model.run import Run
+from mlbench_cli.model.silence import Silence
 
 JOB_SECONDS = 5.0  # from look to look at the Job, while a pod is missing
 
@@ -27,6 +28,7 @@ class RunFollower:
         self._by_worker: tuple[int, dict[int, Pod]] = (-1, {})
         self._over_since: float | None = None
         self._looked = float("-inf")
+        self._silence = Silence()
         self.users = 0
         self.workers = len(ranks)
         self.watch = PodWatch(access, namespace, f"{RUN_LABEL}={run.name}")
@@ -54,6 +56,8 @@ class RunFollower:
             over = is_over(job) or is_stopped(job)
         except ObjectNotFound:
             over = True
+        except (ServerUnreachable, AccessDenied):
+            return False  # the watch knows of it
         if over:
             self._over_since = asked
             self.watch.relist()
@@ -64,12 +68,24 @@ class RunFollower:
         found = ((worker, self.collector.summary(worker)) for worker in range(self.workers))
         return {worker: summary for worker, summary in found if summary is not None}
 
-    def wait(self, seconds: float) -> None:
-        """Until something may have changed. Raises what has ended the watch or the copying."""
+    def wait(self, seconds: float, report: Callable[[str], None] | None = None) -> None:
+        """Until something may have changed. `report` is told once of a cluster that is silent.
+
+        Raises what has ended the watch or the copying, and the cluster's last trouble if it is silent for too long.
+        """
         self.watch.wait(-1, 0)
         if self.collector.failure:
             raise self.collector.failure
+        self._bear_silence(report)
         self.collector.wait(seconds)
+
+    def _bear_silence(self, report: Callable[[str], None] | None) -> None:
+        since, trouble = self.watch.silent_since, self.watch.trouble
+        if since is None or trouble is None:
+            self._silence.end()
+            return
+        self._silence.bear(trouble, since)
+        self._silence.tell(report)
 
     def close(self) -> None:
         """Stop the copying and the watch, and drop the connections."""

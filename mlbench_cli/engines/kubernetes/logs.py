@@ -9,17 +9,17 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlbench_cli.engines.base import LOG_GAP
-from mlbench_cli.files import read_end
 from mlbench_cli.kube.api import Api
-from mlbench_cli.model import Finding
-from mlbench_cli.run_folder import LOG_TIMES, STATE_FOLDER
+from mlbench_cli.model.run import Finding
+from mlbench_cli.storage.run_folder import LOG_TIMES, STATE_FOLDER
+from mlbench_cli.util.files import read_end
 
 if TYPE_CHECKING:
     import urllib3
@@ -332,47 +332,9 @@ class Copying:
             log.save()
 
 
-def tail(
-    path: Path, offset: int, ended: Callable[[], bool], wait: Callable[[], object] | None = None
-) -> Iterator[tuple[bytes, int]]:
-    """The lines of a growing file from `offset`, each with the offset behind it, until `ended` and all is read.
-
-    `wait` is called when there is nothing new; without it, that is the end. A line without its end is given only if
-    it is the last for good.
-    """
-    rest = b""
-    while True:
-        over = ended()
-        found = False
-        for chunk in _chunks(path, offset + len(rest)):
-            found = True
-            lines = (rest + chunk).split(b"\n")
-            rest = lines.pop()
-            for line in lines:
-                offset += len(line) + 1
-                yield line + b"\n", offset
-        if found:
-            continue
-        if over or wait is None:
-            break
-        wait()
-    if rest and over:
-        yield rest, offset + len(rest)
-
-
 def last_lines(path: Path, count: int = 40) -> str:
     """The end of a log, as text."""
     return "\n".join(read_end(path).decode("utf-8", "replace").splitlines()[-count:])
-
-
-def _chunks(path: Path, offset: int) -> Iterator[bytes]:
-    try:
-        with open(path, "rb") as file:
-            file.seek(offset)
-            while chunk := file.read(CHUNK):
-                yield chunk
-    except FileNotFoundError:
-        return
 
 
 def _split(line: bytes) -> tuple[str, bytes]:

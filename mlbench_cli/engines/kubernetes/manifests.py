@@ -8,29 +8,30 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mlbench_cli.engines.environment import contract_environment
+from mlbench_cli.engines.environment import contract_environment, thread_variables
 from mlbench_cli.engines.kubernetes.diagnosis.scheduling import quantity
 from mlbench_cli.engines.kubernetes.fabrics import CLAIM, PodFabric, choose_fabric
 from mlbench_cli.engines.kubernetes.pods import (
     KEEPER,
     MANAGED_LABEL,
+    NO_MESH,
     ROLE_LABEL,
     RUN_LABEL,
     SERVER,
     WORKER,
     anti_affinity,
+    cpu_limit,
     list_tolerations,
     pod_security,
     resource_limits,
     resource_requests,
     serves_beside,
-    thread_variables,
     toleration,
 )
 from mlbench_cli.engines.kubernetes.workers import FIRST_UNIT_LABEL
 from mlbench_cli.errors import UsageError
 from mlbench_cli.isolation import CODE_VARIABLES
-from mlbench_cli.network import (
+from mlbench_cli.model.network import (
     HEADER_FACTOR,
     MIN_BUCKET_BYTES,
     QUEUE_SECONDS,
@@ -38,9 +39,10 @@ from mlbench_cli.network import (
     NetworkShape,
     parse_network,
 )
-from mlbench_cli.spec import MAX_TIMEOUT, RunSpec, canonical_json
+from mlbench_cli.model.spec import MAX_TIMEOUT, RunSpec, canonical_json
 from task_images import contract
 
+VOLCANO = "volcano"  # name of its scheduler
 HASH_LABEL = "mlbench/spec-hash"
 SPEC_ANNOTATION = "mlbench/spec"
 STOPPED_ANNOTATION = "mlbench/stopped"  # "WORD TIME": how the run ended, a word of Observation.ended
@@ -199,7 +201,7 @@ def _values(spec: RunSpec, namespace: str) -> dict[str, object]:
         "labels": labels,
         "job_labels": {**labels, HASH_LABEL: spec.hash, **_queue_labels(spec)},
         "selector": selector,
-        "worker_labels": {**options.pod_labels, **labels, ROLE_LABEL: WORKER},
+        "worker_labels": {**NO_MESH, **options.pod_labels, **labels, ROLE_LABEL: WORKER},
         "worker_annotations": {
             **SAFE_TO_EVICT,
             **_booking(spec),
@@ -210,7 +212,11 @@ def _values(spec: RunSpec, namespace: str) -> dict[str, object]:
         "priority_class": options.priority_class,
         "scheduler": options.scheduler,
         "worker_selector": {**selector, ROLE_LABEL: WORKER},
-        "annotations": {SPEC_ANNOTATION: canonical_json(spec.to_dict()).decode(), **_booking_of_queue(spec, deadline)},
+        "annotations": {
+            SPEC_ANNOTATION: canonical_json(spec.to_dict()).decode(),
+            **_booking_of_queue(spec, deadline),
+            **_gang(spec, spec.workers),
+        },
         "provisioning_class": options.provisioning_class,
         "pods": spec.workers,
         "units": spec.unit_count,
@@ -247,6 +253,8 @@ def _values(spec: RunSpec, namespace: str) -> dict[str, object]:
         "keeper_script": (templates.FOLDER / "kubernetes" / "keeper.py").read_text("utf-8"),
         "keeper_name": keeper_name(spec.name),
         "keeper_labels": {**labels, ROLE_LABEL: KEEPER},
+        "keeper_pod_labels": {**NO_MESH, **options.pod_labels, **labels, ROLE_LABEL: KEEPER},
+        "keeper_limits": {**cpu_limit(spec), "memory": "512Mi", "ephemeral-storage": options.keep_storage},
         "keeper_port": KEEPER_PORT,
         "keeper_deadline_seconds": deadline + keep + (KEEPER_QUEUE_SECONDS if options.queue else 0),
         "keeper_tolerations": [toleration(text) for text in options.tolerations],
@@ -315,8 +323,8 @@ def _server_values(spec: RunSpec, values: Mapping[str, Any]) -> dict[str, object
         "job_name": servers_name(spec.name),
         "role": SERVER,
         "job_labels": {**labels, **_queue_labels(spec)},
-        "annotations": {},
-        "worker_labels": {**options.pod_labels, **labels, FIRST_UNIT_LABEL: str(spec.workers)},
+        "annotations": _gang(spec, spec.servers),
+        "worker_labels": {**NO_MESH, **options.pod_labels, **labels, FIRST_UNIT_LABEL: str(spec.workers)},
         "worker_annotations": {**SAFE_TO_EVICT, **options.pod_annotations, **_bandwidth_annotations(spec)},
         "pods": spec.servers,
         "data_claim": None,
@@ -338,6 +346,14 @@ def _server_values(spec: RunSpec, values: Mapping[str, Any]) -> dict[str, object
 def _queue_labels(spec: RunSpec) -> dict[str, str]:
     """By which Kueue knows the Jobs that it releases."""
     return {"kueue.x-k8s.io/queue-name": spec.kubernetes.queue} if spec.kubernetes.queue else {}
+
+
+def _gang(spec: RunSpec, pods: int) -> dict[str, str]:
+    """By which Volcano starts all pods of a Job or none; it reads the Job's annotation, else its gang is of one pod.
+
+    Source: volcano `pkg/controllers/podgroup/pg_controller_handler.go` of 2026-08.
+    """
+    return {"scheduling.volcano.sh/group-min-member": str(pods)} if spec.kubernetes.scheduler == VOLCANO else {}
 
 
 def _booking(spec: RunSpec) -> dict[str, str]:
@@ -390,14 +406,17 @@ def _check(spec: RunSpec) -> None:
         raise UsageError(f"--run-as-user {options.run_as_user}: the number must be from 0 to {2**31 - 1}.")
     if len(canonical_json(spec.to_dict())) > ANNOTATION_BYTES:
         raise UsageError("The run's command, parameters and environment are too long to be kept in the cluster.")
-    if len(_hosts(spec)) > HOSTS_BYTES:
+    if len(f"{spec.name}-{spec.workers}.{spec.name},") * spec.workers > HOSTS_BYTES:
         raise UsageError(
             f"The host names of {spec.workers} workers do not fit into one variable.", hint="Choose a shorter run name."
         )
 
 
 def _environment(spec: RunSpec, fabric: PodFabric, threads: Mapping[str, str]) -> dict[str, str]:
-    """Defaults, then what the user gave, then the contract, which nothing overrides. Ranks are added by worker.sh."""
+    """Defaults, then what the user gave, then the contract, which nothing overrides.
+
+    worker.sh adds what is each rank's own, and MLBENCH_HOSTS: here it would be in each pod of the run.
+    """
     options = spec.kubernetes
     return {
         "HOME": "/tmp",
@@ -411,7 +430,7 @@ def _environment(spec: RunSpec, fabric: PodFabric, threads: Mapping[str, str]) -
         **_nominal_fabric(spec),
         **options.env,
         **(INSTALLED_CODE_ONLY if spec.runs_task_program else {}),
-        **contract_environment(spec, _hosts(spec), f"{spec.name}-0.{spec.name}", str(_port(spec))),
+        **contract_environment(spec, None, f"{spec.name}-0.{spec.name}", str(_port(spec))),
         # Read by worker.sh only.
         "MLBENCH_WORK_DIR": WORK_DIR,
         "MLBENCH_WORKERS": str(spec.workers),
@@ -442,10 +461,6 @@ def _nominal_fabric(spec: RunSpec) -> dict[str, str]:
     """The fast network that each machine has, for the ranks' own report beside the one that NCCL chose."""
     name, gbits = spec.kubernetes.fabric.get("name"), spec.kubernetes.fabric.get("gbits")
     return {"MLBENCH_FABRIC": f"{gbits} {name}"} if name and gbits else {}
-
-
-def _hosts(spec: RunSpec) -> str:
-    return ",".join(f"{spec.name}-{index}.{spec.name}" for index in range(spec.workers))
 
 
 def _port(spec: RunSpec) -> int:

@@ -26,6 +26,7 @@ from mlbench_cli.engines.kubernetes.workers import (
     first_failed,
     has_started,
     is_cut_off,
+    is_on_silent_node,
     last_words,
     worker_state,
     worker_states,
@@ -34,7 +35,7 @@ from mlbench_cli.errors import MlbenchError
 from mlbench_cli.kube.api import AccessDenied, Api, ApiError, ObjectNotFound
 from mlbench_cli.kube.objects import collection_path, condition, object_path
 from mlbench_cli.kube.watch import GONE, list_pods
-from mlbench_cli.model import Ending, Finding, Observation, Run, WorkerState
+from mlbench_cli.model.run import Ending, Finding, Observation, Run, WorkerState
 
 CONFIRM_SECONDS = 15.0  # that a trouble must last before it is called permanent
 # An autoscaler, or the pods of another run, may need so long to make room.
@@ -181,7 +182,7 @@ class RunObserver:
         return self._tails
 
     def _tail(self, pod: Pod | None, lines: int) -> str:
-        if pod is None or is_cut_off(pod):  # a lost node would only be waited for
+        if pod is None or is_cut_off(pod) or is_on_silent_node(pod):  # it would only be waited for
             return ""
         path = f"{object_path('Pod', self._namespace, pod['metadata']['name'])}/log"
         try:

@@ -4,13 +4,15 @@ import re
 from typing import Any
 
 from mlbench_cli.errors import UsageError
-from mlbench_cli.spec import RunSpec
+from mlbench_cli.model.spec import RunSpec
 
 RUN_LABEL = "mlbench/run"
 MANAGED_LABEL = "app.kubernetes.io/managed-by"
 ROLE_LABEL = "mlbench/role"
 WORKER, SERVER, KEEPER = "worker", "server", "keeper"
 
+# A service mesh would take gloo's and NCCL's connections through its proxy, or refuse them. Harmless elsewhere.
+NO_MESH = {"sidecar.istio.io/inject": "false"}
 HOST = "kubernetes.io/hostname"
 NODE_LOSS_SECONDS = 30
 # Only so that a worker is not the first to be evicted: it has its node for itself by anti-affinity.
@@ -29,16 +31,15 @@ def resource_requests(spec: RunSpec) -> dict[str, str]:
 
 
 def resource_limits(spec: RunSpec) -> dict[str, str]:
-    """Memory, GPUs and other devices of each worker; no limit of CPUs, which would slow it down now and then."""
+    """Memory, GPUs and other devices of each worker; CPUs only if asked for: limits slow ranks down now and then."""
     gpus = {"nvidia.com/gpu": str(spec.gpus_per_worker)} if spec.gpus_per_worker else {}
-    return {**({"memory": spec.kubernetes.memory} if spec.kubernetes.memory else {}), **gpus, **spec.kubernetes.devices}
+    memory = {"memory": spec.kubernetes.memory} if spec.kubernetes.memory else {}
+    return {**cpu_limit(spec), **memory, **gpus, **spec.kubernetes.devices}
 
 
-def thread_variables(spec: RunSpec) -> dict[str, str]:
-    """CPU limits are left off because they throttle; so each process is told how many threads its share allows."""
-    if spec.cpus is None:
-        return {}
-    return {"OMP_NUM_THREADS": str(max(1, int(spec.cpus / spec.processes_per_worker)))}
+def cpu_limit(spec: RunSpec) -> dict[str, str]:
+    """The CPU limit of each pod, for namespaces that demand one; empty without."""
+    return {"cpu": str(spec.kubernetes.cpu_limit)} if spec.kubernetes.cpu_limit else {}
 
 
 def serves_beside(spec: RunSpec) -> bool:
@@ -74,6 +75,8 @@ def anti_affinity(spec: RunSpec, of_server: bool = False) -> list[dict[str, obje
 def pod_security(spec: RunSpec) -> dict[str, object]:
     """The security context of all pods of a run, as the standard "restricted" wants it."""
     user = spec.kubernetes.run_as_user
+    if spec.kubernetes.assigned_user:  # OpenShift rejects pods that name one outside of the namespace's range
+        return {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
     return {
         "runAsNonRoot": user != 0,
         "runAsUser": user,

@@ -1,7 +1,6 @@
 """Brings a run's results from its pods into its folder, and only then lets go of the pods."""
 
 import json
-import shutil
 import time
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -26,12 +25,12 @@ from mlbench_cli.engines.kubernetes.keeper import Keeper, KeptWorker, kept_file,
 from mlbench_cli.engines.kubernetes.logs import log_gap, position_file, read_position, samples_file, times_file
 from mlbench_cli.engines.kubernetes.manifests import FETCHED_ANNOTATION, GRACE_SECONDS, holders
 from mlbench_cli.engines.kubernetes.workers import Pod, Summary, has_ended, has_started, last_words
-from mlbench_cli.files import write_atomically
 from mlbench_cli.kube.access import Access
-from mlbench_cli.kube.api import Api, ApiError, ObjectNotFound
+from mlbench_cli.kube.api import Api, ApiError, NodeUnreachable, ObjectNotFound
 from mlbench_cli.kube.objects import object_path
-from mlbench_cli.model import Finding, Run
-from mlbench_cli.times import now
+from mlbench_cli.model.run import Finding, Run
+from mlbench_cli.util.files import write_atomically
+from mlbench_cli.util.times import now
 
 MAX_PARALLEL_FETCHES = 4  # files fetched at the same time
 LOG_SECONDS = GRACE_SECONDS + 30.0  # in which stopped workers have ended, and their logs are here
@@ -117,9 +116,9 @@ class Results:
             try:
                 download(self._access, self._namespace, source.pod, source.what, part, source.path)
             except ApiError as error:
-                if error.status not in (400, 404):
+                if error.status not in (400, 404) and not isinstance(error, NodeUnreachable):
                     raise
-                continue  # the container has ended
+                continue  # the container has ended, or its pod is being given up with its node
             return self._unpack(worker, part)
         return self._missing(worker)
 
@@ -195,6 +194,8 @@ class Results:
         pods = self._keeper.pods() if self._keeper else []
         if handover == "kept":
             text = f"The keeper has lost what worker {worker} handed over: {why_gone(pods)}."
+        elif self._keeper and self._keeper.is_given_up:
+            text = f"What worker {worker} may have handed over is out of reach: {why_gone(pods)}."
         elif last:
             text = f"Worker {worker} could not hand its output over ({handover or 'it was stopped'}), and has ended."
         else:
@@ -262,7 +263,7 @@ class Results:
                 download(self._access, self._namespace, pod, kept.samples, part, kept_file(worker, "resources.jsonl"))
                 part.replace(self._resources_file(worker))
         except ApiError as error:
-            if error.status not in (400, 404):
+            if error.status not in (400, 404) and not isinstance(error, NodeUnreachable):
                 raise
 
     def _wait_for_logs(self, seconds: float, workers: Collection[int] | None = None) -> list[int]:
@@ -309,15 +310,6 @@ def _hands_over(summary: Summary, end: float) -> bool:
 def is_fetched(run: Run) -> bool:
     """Whether this folder has the results of every worker that held some."""
     return all((run.folder / ".state" / f"fetched-{worker}.json").exists() for worker in holders(run.spec))
-
-
-def remove_folder(folder: Path) -> None:
-    """The run's folder, in one step out of sight."""
-    if folder.is_dir() and not folder.is_symlink():
-        hidden = folder.with_name(f".{folder.name}.deleted")
-        shutil.rmtree(hidden, ignore_errors=True)
-        folder.rename(hidden)
-        shutil.rmtree(hidden)
 
 
 def _read(path: Path) -> Mapping[str, Any] | None:

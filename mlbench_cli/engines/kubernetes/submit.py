@@ -10,7 +10,7 @@ from typing import Any
 
 from mlbench_cli.engines.kubernetes.ending import is_unreleased
 from mlbench_cli.engines.kubernetes.manifests import CHAOS, HASH_LABEL, TOKEN_ANNOTATION, role_of
-from mlbench_cli.engines.kubernetes.pods import RUN_LABEL, SERVER
+from mlbench_cli.engines.kubernetes.pods import KEEPER, RUN_LABEL, SERVER
 from mlbench_cli.errors import UsageError
 from mlbench_cli.kube.api import Api, ApiError, ObjectNotFound, RequestRejected
 from mlbench_cli.kube.objects import collection_path, object_path
@@ -123,7 +123,9 @@ def create_owned(api: Api, document: Object, job: Object) -> None:
         "kind": "Job",
         "name": job["metadata"]["name"],
         "uid": job["metadata"]["uid"],
-        "controller": False,
+        # Kueue leaves a Job alone whose controller is a Job of a queue; a keeper that it queued might never start. The
+        # servers' Job is released by the queue, as the run's own.
+        "controller": role_of(document) == KEEPER,
         "blockOwnerDeletion": False,
     }
     metadata = {**document["metadata"], "ownerReferences": [owner]}

@@ -7,7 +7,7 @@ from typing import Any
 
 from mlbench_cli.kube.objects import condition, is_true
 from mlbench_cli.kube.watch import GONE
-from mlbench_cli.model import WorkerState
+from mlbench_cli.model.run import WorkerState
 
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 FIRST_UNIT_LABEL = "mlbench/first-unit"  # of parameter servers' pods: the unit that is index 0 of their Job
@@ -117,6 +117,13 @@ def is_cut_off(pod: Pod) -> bool:
     """Whether the pod is given up with its node, which no longer says what became of it."""
     target = condition(pod, "DisruptionTarget")
     return is_true(target) and target.get("reason") in ("DeletionByTaintManager", "DeletionByPodGC")
+
+
+def is_on_silent_node(pod: Pod) -> bool:
+    """Whether the pod's node has stopped answering: the cluster calls the pod unready, and has not given it up yet."""
+    runs = pod.get("status", {}).get("phase") == "Running" and bool(main_status(pod).get("state", {}).get("running"))
+    # A container without a probe is ready as long as it runs.
+    return runs and condition(pod, "Ready").get("status") == "False" and not has_ended(pod)
 
 
 def has_started(pod: Pod) -> bool:

@@ -1,4 +1,4 @@
-"""From what a supervisor wrote down to findings: pure, so every ending can be tested from its facts alone."""
+"""From what an agent wrote down to findings: pure, so every ending can be tested from its facts alone."""
 
 import signal
 from collections.abc import Callable, Mapping
@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from mlbench_cli.engines.memory import GPU_MEMORY, describe_gpu_peak, describe_peak
-from mlbench_cli.files import read_end
-from mlbench_cli.model import Finding
-from mlbench_cli.network import NOT_AS_ASKED, NOT_AS_ASKED_HINT
+from mlbench_cli.model.network import NOT_AS_ASKED, NOT_AS_ASKED_HINT
+from mlbench_cli.model.run import Finding
+from mlbench_cli.util.files import read_end
 from task_images import contract
 
 EVIDENCE_LINES = 10

@@ -1,7 +1,7 @@
-"""The local engine: a run is a group of processes on this machine, under a supervisor that owns the run's folder.
+"""The local engine: a run is a group of processes on this machine, under an agent that owns the run's folder.
 
     FOLDER/run.json  logs/rank-N.log  output/rank-N/  resources.jsonl     what the archive is made of
-    FOLDER/.state/request.json  state.json  supervisor.log                between engine and supervisor
+    FOLDER/.state/request.json  state.json  supervisor.log                between engine and agent
 
 Ranks get the same command line and the same variables as on a cluster. Any process that can read the folder can
 observe, follow, cancel or delete the run. Attached runs die with their client, whatever kills it.
@@ -11,41 +11,44 @@ import contextlib
 import fcntl
 import json
 import os
-import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import mlbench_cli
+from mlbench_cli.agent.agent import AT_START, main
+from mlbench_cli.agent.lock import MachineLock
+from mlbench_cli.agent.messages import fill_in
+from mlbench_cli.agent.processes import kill_processes, signal_process
 from mlbench_cli.engines.base import Cursor, Fetched, LogLine, Submission
-from mlbench_cli.engines.environment import contract_environment
-from mlbench_cli.engines.local import machine
+from mlbench_cli.engines.environment import contract_environment, plan_rank, plan_ranks
+from mlbench_cli.engines.follow import follow_log
 from mlbench_cli.engines.local.diagnosis import read_last_lines
-from mlbench_cli.engines.local.machine_lock import MachineLease, acquire_machine
+from mlbench_cli.engines.local.machine_lock import acquire_machine
 from mlbench_cli.engines.local.state import (
     Watch,
     abandon,
     is_abandoned,
-    is_alive,
     is_queued,
     observation,
     read_state,
 )
-from mlbench_cli.engines.local.supervisor import AT_START, main
-from mlbench_cli.errors import CapacityError, NotFoundError, UsageError
-from mlbench_cli.model import Finding, Observation, Run
-from mlbench_cli.network import NOT_AS_ASKED_HINT, worker_address
-from mlbench_cli.spec import RunSpec
+from mlbench_cli.errors import CapacityError, UsageError
+from mlbench_cli.model.network import NOT_AS_ASKED_HINT, worker_address
+from mlbench_cli.model.run import Finding, Observation, Run
+from mlbench_cli.model.spec import RunSpec
+from mlbench_cli.util.files import remove_folder
 
-POLL = 0.02  # seconds between two looks at the supervisor's state
+if TYPE_CHECKING:
+    from mlbench_cli.agent.messages import LocalPlan, LocalShape, RankPlan
+
+POLL = 0.02  # seconds between two looks at the agent's state
 HEARTBEAT = 1.0  # seconds between two observations while nothing changes
 ENDING = 10.0  # seconds that a forced delete waits for a run to end well
-BLOCK = 1 << 20
-_PLACEHOLDER = re.compile(r"\{(hosts|rank|run_id|backend)\}")
-_NETWORK = "network: "  # before the reason why a supervisor cannot shape it
+_NETWORK = "network: "  # before the reason why an agent cannot shape it
 _INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
 _INTERFACE_VARIABLES = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME"}
 
@@ -59,7 +62,7 @@ class LocalEngine:
     dies_with_client = True
 
     def __init__(self, finalizer: str | None = None, report: Callable[[str], None] | None = None) -> None:
-        """`finalizer` names the module whose `main(FOLDER)` the supervisor calls when the run is over."""
+        """`finalizer` names the module whose `main(FOLDER)` the agent calls when the run is over."""
         self._finalizer = finalizer
         self._report = report or (lambda sentence: None)
         self._leashes: dict[str, int] = {}  # run id -> descriptor whose closing ends an attached run
@@ -68,39 +71,17 @@ class LocalEngine:
     # --- plan ---------------------------------------------------------------------------------------------------
 
     def render(self, spec: RunSpec) -> Submission:
-        """One document: `environment` for all ranks, `defaults` if the user's environment has no such variable,
-        `ranks` with each one's argv (None: it runs nothing) and further variables. Folders are relative to the run's.
-        """
-        defaults = {}
-        if spec.cpus is None:
-            defaults["OMP_NUM_THREADS"] = AT_START
-        if spec.backend in _INTERFACE_VARIABLES:
-            defaults[_INTERFACE_VARIABLES[spec.backend]] = _INTERFACE
+        """One document, a LocalPlan. Folders are relative to the run's."""
+        defaults = {_INTERFACE_VARIABLES[spec.backend]: _INTERFACE} if spec.backend in _INTERFACE_VARIABLES else {}
         is_shaped = spec.has_shaped_network
         master = worker_address(0) if is_shaped else "127.0.0.1"
-        environment = {
-            **contract_environment(spec, _hosts(spec), master, AT_START),
-            "PYTHONUNBUFFERED": "1",
-        }
+        environment = contract_environment(spec, _hosts(spec), master, AT_START)
+        shape: LocalShape = {}
         if is_shaped:  # in the environment, not the defaults: no other interface leads to the other workers
             environment |= {"MLBENCH_NETWORK": str(spec.network), "GLOO_SOCKET_IFNAME": "eth0"}
-        if spec.cpus is not None:  # what the run's record says must be true, whatever the user's environment has
-            environment["OMP_NUM_THREADS"] = str(max(1, int(spec.cpus) // spec.processes_per_worker))
-        plan = {
-            "kind": "LocalRun",
-            "schema_version": 1,
-            "name": spec.name,
-            "spec_hash": spec.hash,
-            "timeout": spec.timeout,
-            "gpus_per_worker": spec.gpus_per_worker if spec.device == "gpu" else 0,
-            "environment": environment,
-            "defaults": defaults,
-            "ranks": [_rank_plan(spec, rank) for rank in range(spec.process_count)],
-        }
-        if spec.pin:
-            plan.update(pin=True)
-        if is_shaped:
-            plan.update(network=spec.network, workers=spec.unit_count)
+            shape = {"network": str(spec.network), "workers": spec.unit_count}
+        ranks = [_plan_rank(spec, rank) for rank in range(spec.process_count)]
+        plan: LocalPlan = {**plan_ranks(spec, "LocalRun", environment, defaults), "ranks": ranks, **shape}
         return Submission(spec, (plan,))
 
     # --- start --------------------------------------------------------------------------------------------------
@@ -121,7 +102,7 @@ class LocalEngine:
             finally:
                 lease.close()
 
-    def _start(self, run: Run, submission: Submission, lease: MachineLease, detach: bool) -> None:
+    def _start(self, run: Run, submission: Submission, lease: MachineLock, detach: bool) -> None:
         lock = os.open(run.folder / ".state" / "submit.lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -133,8 +114,8 @@ class LocalEngine:
         finally:
             os.close(lock)
 
-    def _launch(self, run: Run, lock: int, lease: MachineLease, detach: bool) -> None:
-        """Start the supervisor. It inherits both locks: the folder's, which it drops once its state is on disk, so that
+    def _launch(self, run: Run, lock: int, lease: MachineLock, detach: bool) -> None:
+        """Start the agent. It inherits both locks: the folder's, which it drops once its state is on disk, so that
         a client killed here cannot make room for a second one, and the machine's, which it keeps until it ends.
         """
         leash, hold = (-1, -1) if detach else os.pipe()
@@ -174,7 +155,7 @@ class LocalEngine:
         if answer != "ok":
             self._release(run)
             last = read_last_lines(run.folder / ".state" / "supervisor.log")[-1:]
-            problem = answer or "its supervisor died; " + " ".join(last)
+            problem = answer or "its agent died; " + " ".join(last)
             raise UsageError(
                 f'The run "{run.name}" could not be started: {problem}.',
                 hint="Make room for it (disk, number of processes), then run it again.",
@@ -183,10 +164,10 @@ class LocalEngine:
     # --- look ---------------------------------------------------------------------------------------------------
 
     def resume(self, run: Run) -> None:
-        """Nothing: a supervisor is started or it is not."""
+        """Nothing: an agent is started or it is not."""
 
     def look(self, run: Run) -> Observation:
-        """Read the supervisor's state once."""
+        """Read the agent's state once."""
         watch = Watch(run)
         watch.look()
         return observation(run, watch)
@@ -207,43 +188,14 @@ class LocalEngine:
             time.sleep(POLL)
 
     def logs(self, run: Run, rank: int, since: Cursor | None = None, follow: bool = False) -> Iterator[LogLine]:
-        """As the protocol says. A line without its end is given once the rank has ended: until then it may go on."""
-        if not 0 <= rank < run.spec.process_count:
-            raise NotFoundError(
-                f'The run "{run.name}" has no rank {rank}, only 0 to {run.spec.process_count - 1}.',
-                hint=f"mlbench logs {run.name} --rank 0",
-            )
-        path = run.folder / "logs" / f"rank-{rank}.log"
-        offset = since.offset if since else 0
+        """As the protocol says."""
         watch = Watch(run)
-        while True:
-            # Looked at before reading: nothing comes after the end, so nothing can be missed.
+
+        def has_ended() -> bool:
             watch.look()
-            ended = watch.rank_ended(rank)
-            if path.exists() or ended or not follow:
-                break
-            time.sleep(POLL)
-        with contextlib.suppress(FileNotFoundError), open(path, "rb", buffering=BLOCK) as file:
-            file.seek(offset)
-            pieces: list[bytes] = []
-            while True:
-                for line in file:
-                    if line[-1:] != b"\n":
-                        pieces.append(line)
-                        continue
-                    if pieces:
-                        line = b"".join((*pieces, line))
-                        pieces = []
-                    offset += len(line)
-                    yield LogLine(rank, line, Cursor(offset))
-                if ended or not follow:
-                    break
-                time.sleep(POLL)
-                watch.look()
-                ended = watch.rank_ended(rank)
-            if pieces and ended:
-                line = b"".join(pieces)
-                yield LogLine(rank, line, Cursor(offset + len(line)))
+            return watch.rank_ended(rank)
+
+        return follow_log(run, rank, since, has_ended, (lambda: time.sleep(POLL)) if follow else None)
 
     def log_gaps(self, run: Run) -> tuple[Finding, ...]:
         """None: the ranks write their logs themselves."""
@@ -252,11 +204,11 @@ class LocalEngine:
     # --- end ----------------------------------------------------------------------------------------------------
 
     def fetch(self, run: Run) -> Fetched:
-        """Nothing to bring. Where the supervisor was killed, end what may still write into the folder."""
+        """Nothing to bring. Where the agent was killed, end what may still write into the folder."""
         watch = Watch(run)
         watch.look()
         if watch.lost:
-            _sweep(run.folder)
+            kill_processes(f"{run.folder}/output")
         return Fetched(files=0, bytes=0)
 
     def kept_until(self, run: Run) -> float | None:
@@ -264,9 +216,9 @@ class LocalEngine:
         return None
 
     def cancel(self, run: Run) -> None:
-        """Ask the supervisor to end the ranks; for a run that waits in a queue, take it out.
+        """Ask the agent to end the ranks; for a run that waits in a queue, take it out.
 
-        Processes of a lost supervisor are killed. Raises UsageError if the run is on another machine.
+        Processes of a lost agent are killed. Raises UsageError if the run is on another machine.
         """
         watch = Watch(run)
         watch.look()
@@ -275,10 +227,10 @@ class LocalEngine:
                 f'The run "{run.name}" is on {watch.host}, out of reach from here.',
                 hint=f"Run on {watch.host}: mlbench cancel {run.name}",
             )
-        if watch.running:
-            _signal(watch.state, signal.SIGTERM)
+        if watch.running and watch.state is not None:
+            signal_process(watch.state, signal.SIGTERM)
         elif watch.lost:
-            _sweep(run.folder)
+            kill_processes(f"{run.folder}/output")
         elif watch.state is None and is_queued(run) and not self._abandon(run):
             self.cancel(run)  # it has been started meanwhile
 
@@ -309,13 +261,13 @@ class LocalEngine:
         while watch.running and time.monotonic() < end:
             time.sleep(POLL)
             watch.look()
-        if watch.running:
-            _signal(watch.state, signal.SIGKILL)
+        if watch.running and watch.state is not None:
+            signal_process(watch.state, signal.SIGKILL)
         if watch.state and not watch.state["ended"]:
-            _sweep(run.folder)
+            kill_processes(f"{run.folder}/output")
         self._release(run)
         with _explain_os_errors(run, "removed"):
-            _remove(run.folder)
+            remove_folder(run.folder)
 
     def _release(self, run: Run) -> None:
         """Let go of what this process holds for a run that has ended."""
@@ -334,18 +286,10 @@ def _hosts(spec: RunSpec) -> str:
     return ",".join(hosts)
 
 
-def _rank_plan(spec: RunSpec, rank: int) -> dict[str, object]:
+def _plan_rank(spec: RunSpec, rank: int) -> "RankPlan":
+    plan = plan_rank(spec, rank)
     words = {"hosts": _hosts(spec), "rank": str(rank), "run_id": spec.name, "backend": spec.backend}
-    argv = [_PLACEHOLDER.sub(lambda match: words[match[1]], element) for element in spec.argv]
-    environment = {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank - spec.ranks_of(spec.unit_of(rank))[0]),
-        "NODE_RANK": str(spec.unit_of(rank)),
-        "MLBENCH_OUTPUT_DIR": f"output/rank-{rank}",
-    }
-    if rank >= spec.world_size:
-        environment["MLBENCH_ROLE"] = "server"
-    return {"rank": rank, "argv": argv if spec.run_on_all or rank == 0 else None, "environment": environment}
+    return {**plan, "argv": None if plan["argv"] is None else fill_in(plan["argv"], words)}
 
 
 # --- start ------------------------------------------------------------------------------------------------------
@@ -363,7 +307,7 @@ def _adopt(run: Run) -> bool:
     return True
 
 
-def _prepare(run: Run, submission: Submission, finalizer: str | None, lease: MachineLease) -> None:
+def _prepare(run: Run, submission: Submission, finalizer: str | None, lease: MachineLock) -> None:
     (plan,) = submission.documents
     (run.folder / "logs").mkdir(exist_ok=True)
     for entry in plan["ranks"]:
@@ -374,7 +318,7 @@ def _prepare(run: Run, submission: Submission, finalizer: str | None, lease: Mac
         "installed_code_only": run.spec.runs_task_program,
         "plan": plan,
         "finalizer": finalizer,
-        "machine_lock": {"lock": lease.lock, "lock_reason": lease.reason},
+        "machine_lock": {"lock": lease.state, "lock_reason": lease.reason},
     }
     path = run.folder / ".state" / "request.json"
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
@@ -406,47 +350,3 @@ def _explain_os_errors(run: Run, action: str = "made") -> Iterator[None]:
             f"The folder {run.folder} of the run cannot be {action}: {error.strerror or error}.",
             hint="Make room or fix its permissions, or set MLBENCH_HOME to another folder.",
         ) from None
-
-
-# --- end --------------------------------------------------------------------------------------------------------
-
-
-def _signal(state: Mapping[str, Any] | None, number: int) -> None:
-    """Signal the supervisor that wrote the state, and never a process that has got its number since."""
-    if state is None:
-        return
-    with contextlib.suppress(ProcessLookupError):
-        handle = machine.process_handle(state["pid"])
-        try:
-            if not is_alive(state):
-                return
-            if handle >= 0:
-                signal.pidfd_send_signal(handle, number)
-            else:
-                os.kill(state["pid"], number)
-        finally:
-            if handle >= 0:
-                os.close(handle)
-
-
-def _sweep(folder: Path) -> None:
-    """Kill every process that was given an output folder of this run: what a killed supervisor may have left."""
-    mark = os.fsencode(f"MLBENCH_OUTPUT_DIR={folder}/output/rank-")
-    with contextlib.suppress(FileNotFoundError):
-        for name in os.listdir("/proc"):
-            if not name.isdigit() or int(name) == os.getpid():
-                continue
-            with contextlib.suppress(OSError), open(f"/proc/{name}/environ", "rb") as file:
-                if any(variable.startswith(mark) for variable in file.read().split(b"\0")):
-                    os.kill(int(name), signal.SIGKILL)
-
-
-def _remove(folder: Path) -> None:
-    import shutil
-
-    if folder.is_symlink() or not folder.is_dir():
-        return
-    # Out of sight first, in one step: a run is there or it is not.
-    hidden = folder.with_name(f".{folder.name}.{os.getpid()}.deleted")
-    os.replace(folder, hidden)
-    shutil.rmtree(hidden)

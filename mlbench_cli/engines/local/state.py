@@ -1,26 +1,27 @@
-"""What the supervisor of a local run wrote down, as any process may read it, and whether it still lives."""
+"""What the agent of a local run wrote down, as any process may read it, and whether it still lives."""
 
 import fcntl
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from mlbench_cli.engines.local import diagnosis, machine
-from mlbench_cli.files import is_lock_held, write_atomically
-from mlbench_cli.model import Ending, Finding, Observation, Run, WorkerState
-from mlbench_cli.queue_folder import QueueState, queued_observation, read_queued
+from mlbench_cli.agent.processes import boot_id, is_alive, process_note
+from mlbench_cli.engines.local import diagnosis
+from mlbench_cli.model.run import Ending, Finding, NodeClock, Observation, Run, WorkerState
+from mlbench_cli.storage.queue_folder import QueueState, queued_observation, read_queued
+from mlbench_cli.util.files import is_lock_held, write_atomically
 
-STARTING = 60.0  # seconds in which a recorded run may still be on its way to its supervisor
+STARTING = 60.0  # seconds in which a recorded run may still be on its way to its agent
 ENDED = ("succeeded", "failed", "lost")
 
 
 class Watch:
-    """The supervisor's state, read again when its file has changed, and whether it is still there to change it."""
+    """The agent's state, read again when its file has changed, and whether it is still there to change it."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -48,12 +49,12 @@ class Watch:
 
     @property
     def host(self) -> str:
-        """The name of the machine that the run is on, as its supervisor wrote it."""
+        """The name of the machine that the run is on, as its agent wrote it."""
         return str((self.state or {}).get("host") or "another machine")
 
     @property
     def running(self) -> bool:
-        """Whether the supervisor lives and has not ended the run."""
+        """Whether the agent lives and has not ended the run."""
         return self.state is not None and not self.state["ended"] and not self.lost
 
     def rank_ended(self, rank: int) -> bool:
@@ -78,7 +79,7 @@ class Watch:
 
 
 def read_state(folder: Path) -> dict[str, Any] | None:
-    """What the supervisor wrote last; None if it has written nothing yet."""
+    """What the agent wrote last; None if it has written nothing yet."""
     try:
         state: dict[str, Any] = json.loads((folder / ".state" / "state.json").read_bytes())
     except (OSError, ValueError):
@@ -87,7 +88,7 @@ def read_state(folder: Path) -> dict[str, Any] | None:
 
 
 class Liveness(Enum):
-    """Whether a supervisor still runs, as far as this process can tell."""
+    """Whether an agent still runs, as far as this process can tell."""
 
     ALIVE = "alive"
     DEAD = "dead"
@@ -95,40 +96,18 @@ class Liveness(Enum):
 
 
 def find_liveness(folder: Path, state: Mapping[str, Any]) -> Liveness:
-    """Whether the supervisor that wrote the state still runs: it holds a lock in the folder until it ends.
+    """Whether the agent that wrote the state still runs: it holds a lock in the folder until it ends.
 
     On the same kernel the lock is proof, also for a process in another PID namespace. From another machine that sees
     the same folder nothing can be told; the same machine after a restart knows that all its processes have ended.
     """
-    if state["boot_id"] != machine.boot_id():
+    if state["boot_id"] != boot_id():
         return Liveness.DEAD if state.get("host") == os.uname().nodename else Liveness.UNKNOWN
     try:
         is_held = is_lock_held(folder / ".state" / "supervisor.lock")
     except OSError:
-        is_held = is_alive(state)
+        is_held = is_alive(state) is not False
     return Liveness.ALIVE if is_held else Liveness.DEAD
-
-
-def is_alive(note: Mapping[str, Any]) -> bool:
-    """Whether the process that wrote the note still runs: one of that number which began at that time.
-
-    A process in another PID namespace or on another machine is taken to run, for nothing tells otherwise.
-    """
-    origin = machine.process_origin()
-    if note["boot_id"] != origin["boot_id"]:
-        return bool(note.get("host") != origin["host"])
-    if note.get("pid_namespace") != origin["pid_namespace"]:
-        return True
-    if note["start_time"] is None:  # a system without /proc
-        try:
-            os.kill(note["pid"], 0)
-        except ProcessLookupError:
-            return False
-        except PermissionError:
-            return True
-        return True
-    fields = machine.stat_fields(note["pid"])
-    return fields is not None and fields[0] not in "ZX" and bool(int(fields[19]) == note["start_time"])
 
 
 def starting(run: Run) -> bool:
@@ -142,14 +121,8 @@ def starting(run: Run) -> bool:
 
 def enqueue(run: Run, pid: int) -> None:
     """Note that process `pid` will start the run when the machine is free."""
-    fields = machine.stat_fields(pid)
-    note = {
-        "pid": pid,
-        "start_time": None if fields is None else int(fields[19]),
-        **machine.process_origin(),
-    }
     (run.folder / ".state").mkdir(parents=True, exist_ok=True)
-    write_atomically(run.folder / ".state" / "in_line.json", json.dumps(note).encode())
+    write_atomically(run.folder / ".state" / "in_line.json", json.dumps(process_note(pid)).encode())
 
 
 def _waits_for_machine(run: Run) -> bool:
@@ -158,11 +131,11 @@ def _waits_for_machine(run: Run) -> bool:
         note = json.loads((run.folder / ".state" / "in_line.json").read_bytes())
     except (OSError, ValueError):
         return False
-    return is_alive(note)
+    return is_alive(note) is not False
 
 
 def _is_submitting(run: Run) -> bool:
-    """Whether a client, or the supervisor that it has started, is about to write the run's first state."""
+    """Whether a client, or the agent that it has started, is about to write the run's first state."""
     try:
         lock = os.open(run.folder / ".state" / "submit.lock", os.O_RDONLY)
     except OSError:
@@ -192,9 +165,9 @@ def is_abandoned(run: Run) -> bool:
 
 
 def observation(run: Run, watch: Watch) -> Observation:
-    """Translate the supervisor's state, or the place in a queue before there is one, into an observation."""
+    """Translate the agent's state, or the place in a queue before there is one, into an observation."""
     if watch.state is None and read_queued(run.folder) is not None and not _is_submitting(run):
-        watch.look()  # the supervisor may have written it just before it let go of the lock
+        watch.look()  # the agent may have written it just before it let go of the lock
     if watch.state is None:
         reason = "waits for the runs before it" if not is_abandoned(run) and _waits_for_machine(run) else None
         workers = tuple(WorkerState(rank, reason=reason) for rank in range(run.spec.process_count))
@@ -221,7 +194,33 @@ def observation(run: Run, watch: Watch) -> Observation:
     if watch.unknown:
         findings = (_unknown_from_here(run, watch.host),)
     workers = tuple(_worker(state, facts, watch.lost) for facts in state["ranks"])
-    return Observation(time.time(), workers, findings, _ending(watch), state["first_failed"])
+    return Observation(
+        time=time.time(),
+        workers=workers,
+        findings=findings,
+        ended=_ending(watch),
+        first_failed=state["first_failed"],
+        seconds=state.get("seconds"),
+        clocks=find_clocks([state]),
+    )
+
+
+def find_clocks(states: Iterable[Mapping[str, Any]]) -> tuple[NodeClock, ...]:
+    """What agents noted of the clocks of their machines, once the run has ended there."""
+    return tuple(
+        NodeClock(
+            node=state.get("node_name") or state.get("host"),
+            stepped_seconds=state["stepped_seconds"],
+            start_ahead=(state.get("clock_start") or {}).get("ahead_seconds"),
+            end_ahead=(state.get("clock_end") or {}).get("ahead_seconds"),
+            error=max(
+                (note["error_seconds"] for key in ("clock_start", "clock_end") if (note := state.get(key))),
+                default=None,
+            ),
+        )
+        for state in states
+        if state.get("seconds") is not None
+    )
 
 
 def _unknown_from_here(run: Run, host: str) -> Finding:
@@ -242,7 +241,7 @@ def _ending(watch: Watch) -> Ending | None:
 def _worker(state: Mapping[str, Any], facts: Mapping[str, Any], lost: bool) -> WorkerState:
     phase, reason = facts["phase"], None
     if lost and phase not in ENDED:
-        phase, reason = "lost", "the supervisor is gone"
+        phase, reason = "lost", "the agent is gone"
     elif facts["stopped"]:
         first, ending = state["first_failed"], state["ended"] or state["stopping"]
         reason = f"stopped: rank {first} failed" if first is not None else f"stopped: {ending.replace('_', ' ')}"
@@ -258,6 +257,7 @@ def _worker(state: Mapping[str, Any], facts: Mapping[str, Any], lost: bool) -> W
         exit_code=facts["exit_code"],
         started=facts["started"],
         finished=facts["finished"],
+        seconds=facts.get("seconds"),
     )
 
 

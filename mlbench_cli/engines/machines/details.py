@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypedDict
 
-from mlbench_cli.cluster_details import ClusterDetails, fact
-from mlbench_cli.engines.machines.channel import Target
+from mlbench_cli.agent.channel import Target
+from mlbench_cli.model.cluster_details import ClusterDetails, fact
 
 SLURM, HOSTS = "slurm", "hosts"
 PROVIDERS = (SLURM, HOSTS)

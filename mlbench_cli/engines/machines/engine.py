@@ -10,31 +10,35 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TypeVar
 
+from mlbench_cli.agent.channel import Channel, ChannelRequest, Document, RemoteError
+from mlbench_cli.config.settings import unreachable_timeout
 from mlbench_cli.engines.base import Cursor, Fetched, FoundRun, LogLine, Submission, UnreadableRun
+from mlbench_cli.engines.follow import follow_log
 from mlbench_cli.engines.local.diagnosis import read_last_lines
 from mlbench_cli.engines.machines import results
-from mlbench_cli.engines.machines.channel import Channel, ChannelRequest, Document, RemoteError
 from mlbench_cli.engines.machines.details import MachineDetails
-from mlbench_cli.engines.machines.log_files import read_at, remove_folder, size_of, write_at
+from mlbench_cli.engines.machines.log_files import size_of, write_at
 from mlbench_cli.engines.machines.observe import NodeReport, Snapshot, observe
 from mlbench_cli.engines.machines.placement import NodeShare
 from mlbench_cli.engines.machines.plan import pack_code
-from mlbench_cli.errors import MlbenchError, NotFoundError, UnreachableError, UsageError
-from mlbench_cli.files import write_atomically
-from mlbench_cli.model import Ending, Finding, Observation, Run
-from mlbench_cli.run_folder import RunFolder
-from mlbench_cli.spec import RunSpec
+from mlbench_cli.errors import MlbenchError, UnreachableError, UsageError
+from mlbench_cli.model.run import Ending, Finding, Observation, Run
+from mlbench_cli.model.silence import Silence
+from mlbench_cli.model.spec import RunSpec
+from mlbench_cli.storage.run_folder import RunFolder
+from mlbench_cli.util.files import remove_folder, write_atomically
+from mlbench_cli.util.text import rough_duration
 
 POLL_SECONDS = 0.5
 HEARTBEAT_SECONDS = 1.0
-PATIENCE_SECONDS = 600.0  # in which machines that do not answer may come back
-CANCEL_SECONDS = 8.0  # in which supervisors have seen a cancellation and stopped their ranks
+CANCEL_SECONDS = 8.0  # in which agents have seen a cancellation and stopped their ranks
 BLOCK = 1 << 20
 MAX_PARALLEL = 32
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -109,7 +113,7 @@ class MachinesEngine(ABC):
 
     def watch(self, run: Run) -> Generator[Observation, None, None]:
         """Yield an observation after each poll to the end. Raises UnreachableError after the limit of silence."""
-        silent_since: float | None = None
+        silence = Silence(RemoteError)
         last = None
         while True:
             if (kept := RunFolder(run.folder).read_observation()) is not None:
@@ -118,28 +122,15 @@ class MachinesEngine(ABC):
             begun = time.monotonic()
             try:
                 observation = self._observe(run, self._sync(run))
-                silent_since = None
+                silence.end()
             except (UnreachableError, RemoteError) as error:
-                silent_since = begun if silent_since is None else silent_since
-                if begun - silent_since > PATIENCE_SECONDS:
-                    raise
-                observation = self._silent(run, last, error)
+                silence.bear(error, begun)
+                observation = silence.observe(last or observe(run.spec, (), Snapshot(time.time(), {}), _no_lines))
             last = observation
             yield observation
             if observation.ended:
                 return
             time.sleep(max(0.05, POLL_SECONDS - (time.monotonic() - begun)))
-
-    def _silent(self, run: Run, last: Observation | None, error: MlbenchError) -> Observation:
-        finding = Finding(
-            "unreachable",
-            f"{error.message} What becomes of the run is unknown until then; it is tried for "
-            f"{PATIENCE_SECONDS / 60:g} minutes.",
-            hint=error.hint,
-            retryable=True,
-        )
-        known = last or observe(run.spec, (), Snapshot(time.time(), {}), _no_lines)
-        return replace(known, time=time.time(), findings=(finding,), ended=None)
 
     def _observe(self, run: Run, snapshot: Snapshot) -> Observation:
         names = _process_names(run.spec, self._shares(run.spec))
@@ -152,8 +143,9 @@ class MachinesEngine(ABC):
             known = self._synced.get(run.id)
             if known is not None and time.monotonic() - known[0] < max_age:
                 return known[1]
-            places = self._places(run)
-            answers = run_in_parallel(lambda place: self._sync_place(run, place), places)
+            places, shares = self._places(run), self._shares(run.spec)
+            RunFolder(run.folder).log(0).parent.mkdir(parents=True, exist_ok=True)
+            answers = run_in_parallel(lambda place: self._sync_place(run, place, shares), places)
             errors = [answer for answer in answers if isinstance(answer, MlbenchError)]
             if errors and len(errors) == len(places):
                 raise errors[0]
@@ -162,11 +154,9 @@ class MachinesEngine(ABC):
             self._synced[run.id] = time.monotonic(), snapshot
             return snapshot
 
-    def _sync_place(self, run: Run, place: Place) -> Document:
+    def _sync_place(self, run: Run, place: Place, shares: Sequence[NodeShare]) -> Document:
         """One machine's answer, after all that it had of the logs has been copied."""
         folder = RunFolder(run.folder)
-        shares = self._shares(run.spec)
-        (run.folder / "logs").mkdir(parents=True, exist_ok=True)
         while True:
             offsets = {
                 str(node): {str(rank): size_of(folder.log(rank)) for rank in shares[node].ranks(run.spec)}
@@ -185,25 +175,9 @@ class MachinesEngine(ABC):
     # --- logs -----------------------------------------------------------------------------------------------------
 
     def logs(self, run: Run, rank: int, since: Cursor | None = None, follow: bool = False) -> Iterator[LogLine]:
-        """As the protocol says. A line without its end is given once the rank has ended."""
-        if not 0 <= rank < run.spec.process_count:
-            raise NotFoundError(
-                f'The run "{run.name}" has no rank {rank}, only 0 to {run.spec.process_count - 1}.',
-                hint=f"mlbench logs {run.name} --rank 0",
-            )
-        path, offset, rest = RunFolder(run.folder).log(rank), since.offset if since else 0, b""
-        while True:
-            ended = self._rank_ended(run, rank)  # before reading: nothing comes after the end
-            while piece := read_at(path, offset + len(rest), BLOCK):
-                *lines, rest = (rest + piece).split(b"\n")
-                for line in lines:
-                    offset += len(line) + 1
-                    yield LogLine(rank, line + b"\n", Cursor(offset))
-            if ended or not follow:
-                break
-            time.sleep(POLL_SECONDS)
-        if rest and ended:
-            yield LogLine(rank, rest, Cursor(offset + len(rest)))
+        """As the protocol says."""
+        wait = (lambda: time.sleep(POLL_SECONDS)) if follow else None
+        return follow_log(run, rank, since, lambda: self._rank_ended(run, rank), wait)
 
     def _rank_ended(self, run: Run, rank: int) -> bool:
         if RunFolder(run.folder).read_observation() is not None:
@@ -234,23 +208,26 @@ class MachinesEngine(ABC):
                 f"Results of {run.name} are on {host}, which does not answer: {why}",
                 hint=f"mlbench wait {run.name}   tries again",
             )
-        files = size = 0
-        complete = True
-        for place in self._places(run):
-            for node in place.nodes:
-                report = snapshot.nodes.get(node, NodeReport())
-                found = results.fetch_archive(place.channel, f"{place.folder}/nodes/{node}", report, node, run)
-                if found is None:
-                    complete = complete and report.state is None and not report.is_given_up
-                else:
-                    files, size = files + found[0], size + found[1]
+        places = self._places(run)
+        wanted = [(place, node) for place in places for node in place.nodes]
+        fetched = run_in_parallel(lambda item: self._fetch_node(run, *item, snapshot), wanted)
+        if errors := [answer for answer in fetched if isinstance(answer, MlbenchError)]:
+            raise errors[0]
+        found = [answer for answer in fetched if not isinstance(answer, MlbenchError)]
         results.merge_resources(run, len(snapshot.nodes))
         findings = [*self._check_logs(run, snapshot), *_explain_silence(snapshot)]
         self._save_placement(run, snapshot)
-        for place in self._places(run):
-            with suppress(MlbenchError):
-                place.channel.call("put", path=f"{place.folder}/fetched")
-        return Fetched(files, size, complete, tuple(findings))
+        run_in_parallel(lambda place: place.channel.call("put", path=f"{place.folder}/fetched"), places)
+        complete = all(part.complete for part in found)
+        return Fetched(sum(part.files for part in found), sum(part.bytes for part in found), complete, tuple(findings))
+
+    def _fetch_node(self, run: Run, place: Place, node: int, snapshot: Snapshot) -> Fetched:
+        """The output of one machine, unpacked into the run's folder."""
+        report = snapshot.nodes.get(node, NodeReport())
+        found = results.fetch_archive(place.channel, f"{place.folder}/nodes/{node}", report, node, run)
+        if found is None:
+            return Fetched(0, 0, complete=report.state is None and not report.is_given_up)
+        return Fetched(*found)
 
     def _check_logs(self, run: Run, snapshot: Snapshot) -> list[Finding]:
         wrong, findings = results.check_logs(run, snapshot.nodes.values())
@@ -292,7 +269,7 @@ class MachinesEngine(ABC):
         return None
 
     def cancel(self, run: Run) -> None:
-        """Let the supervisors stop their ranks and pack what is there; then end what is left."""
+        """Let the agents stop their ranks and pack what is there; then end what is left."""
         if RunFolder(run.folder).read_observation() is not None:
             return
         places = self._places(run)
@@ -324,8 +301,8 @@ class MachinesEngine(ABC):
         remove_folder(run.folder)
 
     def _refuse_loss(self, run: Run) -> None:
-        if (run.folder / "SHA256SUMS").exists():
-            return
+        if (run.folder / "SHA256SUMS").exists() or not self._sync(run).exists:
+            return  # also what a client that was killed while it deleted has left
         observation = self.look(run)
         if observation.ended is None:
             raise UsageError(
@@ -355,7 +332,7 @@ class MachinesEngine(ABC):
         return sorted(found.values(), key=lambda item: item.created if isinstance(item, FoundRun) else "")
 
     def list_orphans(self) -> list[Orphan]:
-        """Processes of runs that no supervisor looks after."""
+        """Processes of runs that no agent looks after."""
         return [
             Orphan(document["host"], entry["name"], tuple(entry["processes"]))
             for document in self._list_runs()
@@ -364,7 +341,7 @@ class MachinesEngine(ABC):
         ]
 
     def end_orphans(self) -> None:
-        """End processes of runs whose supervisors have gone, on all machines of the cluster."""
+        """End processes of runs whose agents have gone, on all machines of the cluster."""
         for channel in self._channels():
             for entry in channel.call("list_runs", base=self._runs_folder)["runs"]:
                 if entry["processes"] and not entry["supervised"]:
@@ -445,7 +422,7 @@ def _merge(
         if isinstance(answer, MlbenchError):
             host, now = place.channel.target.name, time.monotonic()
             unreachable[host] = answer.message
-            is_given_up = now - silent_since.setdefault(host, now) > PATIENCE_SECONDS
+            is_given_up = now - silent_since.setdefault(host, now) > unreachable_timeout()
             for node in place.nodes:
                 known = before.get(node, NodeReport())
                 silent = replace(known, results=None, alive=None, beat_age=0.0, is_silent=True)
@@ -459,10 +436,10 @@ def _merge(
     return Snapshot(time.time(), dict(sorted(nodes.items())), unreachable, exists, cancelled)
 
 
-def run_in_parallel(work: Callable[[Any], Document], items: Sequence[Any]) -> list[Document | MlbenchError]:
+def run_in_parallel(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result | MlbenchError]:
     """The result of each, or its error, in the order of items."""
 
-    def attempt(item: Any) -> Document | MlbenchError:
+    def attempt(item: Item) -> Result | MlbenchError:
         try:
             return work(item)
         except MlbenchError as error:
@@ -480,7 +457,8 @@ def _explain_silence(snapshot: Snapshot) -> list[Finding]:
     if not lost:
         return []
     hosts = ", ".join(snapshot.unreachable)
-    summary = f"{hosts} has not answered for {PATIENCE_SECONDS / 60:g} minutes: output and ends of logs are missing."
+    silent = rough_duration(unreachable_timeout())
+    summary = f"{hosts} has not answered for {silent}: output and ends of logs are missing."
     return [Finding("results_lost", summary, hint="mlbench gc hosts   ends what may still run there, when it answers.")]
 
 

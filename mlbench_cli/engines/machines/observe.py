@@ -4,19 +4,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from mlbench_cli.agent.messages import pending_facts
 from mlbench_cli.engines.local import diagnosis
-from mlbench_cli.engines.local.rank_facts import pending_facts
-from mlbench_cli.model import Ending, Finding, Observation, Phase, WorkerState
-from mlbench_cli.spec import RunSpec
+from mlbench_cli.engines.local.state import find_clocks
+from mlbench_cli.model.run import Ending, Finding, Observation, Phase, WorkerState
+from mlbench_cli.model.spec import RunSpec
 
-STALE_SECONDS = 60.0  # without a sign of life of a supervisor that cannot be seen as a process
+STALE_SECONDS = 60.0  # without a sign of life of an agent that cannot be seen as a process
 Facts = Mapping[str, Any]
 Tail = Callable[[int], list[str]]
 
 
 @dataclass(frozen=True)
 class NodeReport:
-    """What is known of one machine: its supervisor's state (None: nothing yet) and results (None: not packed).
+    """What is known of one machine: its agent's state (None: nothing yet) and results (None: not packed).
 
     `alive` is None if its process cannot be seen from here; `beat_age` is in seconds. `is_silent`: its host
     does not answer now; `is_given_up`: for so long that nothing waits for it any more.
@@ -38,7 +39,7 @@ class NodeReport:
 
     @property
     def may_live(self) -> bool:
-        """Whether the node's supervisor may still work: its process is seen, or its last sign of life is recent."""
+        """Whether the node's agent may still work: its process is seen, or its last sign of life is recent."""
         if self.alive is not None:
             return self.alive
         return self.beat_age is not None and self.beat_age < STALE_SECONDS
@@ -71,12 +72,12 @@ class Snapshot:
 
     @property
     def is_begun(self) -> bool:
-        """Whether any supervisor has written its state."""
+        """Whether any agent has written its state."""
         return any(report.state is not None for report in self.nodes.values())
 
     @property
     def shows_life(self) -> bool:
-        """Whether any supervisor may still work."""
+        """Whether any agent may still work."""
         return any(report.state is not None and report.may_live for report in self.nodes.values())
 
 
@@ -91,8 +92,24 @@ def observe(
     ended = find_ending(snapshot, first) if snapshot.is_over else None
     facts = merge_states(spec, snapshot, ended, first)
     findings = [*diagnosis.diagnose(facts, tail, timeout=spec.timeout), *_node_findings(snapshot, first, ended), *more]
-    workers = tuple(_worker(spec, rank, names, snapshot, facts) for rank in range(spec.process_count))
-    return Observation(snapshot.time, workers, tuple(findings), ended, facts["first_failed"])
+    reports, without_state = _reports_by_rank(snapshot), _report_without_state(snapshot)
+    workers = tuple(
+        _worker(own, reports.get(rank, without_state), names[rank] if rank < len(names) else None, snapshot, facts)
+        for rank, own in enumerate(facts["ranks"])
+    )
+    states = [report.state for _, report in sorted(snapshot.nodes.items()) if report.state is not None]
+    seconds = [state.get("seconds") for state in states]
+    known = ended is not None and len(seconds) == len(snapshot.nodes) and None not in seconds
+    return Observation(
+        time=snapshot.time,
+        workers=workers,
+        findings=tuple(findings),
+        ended=ended,
+        first_failed=facts["first_failed"],
+        # All machines start their ranks at the word of node 0.
+        seconds=max((value for value in seconds if value is not None), default=None) if known else None,
+        clocks=find_clocks(states),
+    )
 
 
 def find_first(snapshot: Snapshot) -> Facts | None:
@@ -121,8 +138,8 @@ def find_ending(snapshot: Snapshot, first: Facts | None) -> Ending:
 
 
 def merge_states(spec: RunSpec, snapshot: Snapshot, ended: Ending | None, first: Facts | None) -> Facts:
-    """One state as the supervisor of a local run writes it, from those of all machines."""
-    ranks: dict[int, Facts] = {rank: pending_facts(rank) for rank in range(spec.process_count)}
+    """One state as the agent of a local run writes it, from those of all machines."""
+    ranks: dict[int, Facts] = {}
     problems = []
     for report in snapshot.nodes.values():
         if report.state is not None:
@@ -131,7 +148,7 @@ def merge_states(spec: RunSpec, snapshot: Snapshot, ended: Ending | None, first:
     failed = first["rank"] if first is not None and first["why"] == "failed" else None
     return {
         "name": spec.name,
-        "ranks": [ranks[rank] for rank in range(spec.process_count)],
+        "ranks": [ranks.get(rank) or pending_facts(rank) for rank in range(spec.process_count)],
         "first_failed": failed,
         "disk_full": any(report.state["disk_full"] for report in snapshot.nodes.values() if report.state is not None),
         "start_problem": problems[0] if problems else None,
@@ -160,7 +177,7 @@ def _node_findings(snapshot: Snapshot, first: Facts | None, ended: Ending | None
         found.append(
             Finding(
                 "node_lost",
-                f"The supervisor on {name} is gone (it was killed, or the machine went down); its ranks ended with it.",
+                f"The agent on {name} is gone (it was killed, or the machine went down); its ranks ended with it.",
                 hint="Start the run again.",
                 retryable=True,
                 evidence={"node": number, "beat_age": report.beat_age},
@@ -170,7 +187,7 @@ def _node_findings(snapshot: Snapshot, first: Facts | None, ended: Ending | None
         found.append(
             Finding(
                 "cancelled_by_other",
-                "The run was stopped from outside of mlbench: its supervisors were sent SIGTERM.",
+                "The run was stopped from outside of mlbench: its agents were sent SIGTERM.",
                 hint="Start the run again.",
                 retryable=True,
             )
@@ -188,20 +205,20 @@ def _report_without_state(snapshot: Snapshot) -> NodeReport:
     return NodeReport(is_given_up=bool(unknown) and all(report.is_given_up for report in unknown))
 
 
-def _worker(spec: RunSpec, rank: int, names: Sequence[str | None], snapshot: Snapshot, facts: Facts) -> WorkerState:
-    own = facts["ranks"][rank]
-    node = next(
-        (
-            number
-            for number, report in snapshot.nodes.items()
-            if report.state is not None and any(entry["rank"] == rank for entry in report.state["ranks"])
-        ),
-        None,
-    )
-    report = snapshot.nodes[node] if node is not None else _report_without_state(snapshot)
+def _reports_by_rank(snapshot: Snapshot) -> dict[int, NodeReport]:
+    """The report of the node of each rank whose node has written its state."""
+    reports: dict[int, NodeReport] = {}
+    for report in snapshot.nodes.values():
+        for entry in report.state["ranks"] if report.state is not None else ():
+            reports.setdefault(entry["rank"], report)
+    return reports
+
+
+def _worker(own: Facts, report: NodeReport, name: str | None, snapshot: Snapshot, facts: Facts) -> WorkerState:
+    """One rank, from its `own` facts and the `report` of its node; `name` is that of its node if known before."""
     phase, reason = Phase(own["phase"]), None
     if report.is_lost and not phase.is_final:
-        phase, reason = Phase.LOST, "its machine does not answer" if report.is_given_up else "the supervisor is gone"
+        phase, reason = Phase.LOST, "its machine does not answer" if report.is_given_up else "the agent is gone"
     elif own["stopped"]:
         failed = facts["first_failed"]
         reason = f"stopped: rank {failed} failed" if failed is not None else f"stopped: {facts['stopping'] or 'ended'}"
@@ -210,11 +227,12 @@ def _worker(spec: RunSpec, rank: int, names: Sequence[str | None], snapshot: Sna
     elif phase is Phase.PENDING and report.state is not None and not report.state["ended"]:
         phase, reason = Phase.STARTING, find_wait(snapshot) or "waits for the other machines"
     return WorkerState(
-        rank=rank,
+        rank=own["rank"],
         phase=phase,
         reason=reason,
-        node=report.state["node_name"] if report.state is not None else names[rank] if rank < len(names) else None,
+        node=report.state["node_name"] if report.state is not None else name,
         exit_code=own["exit_code"],
         started=own["started"],
         finished=own["finished"],
+        seconds=own.get("seconds"),
     )

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from mlbench_cli.engines.machines.details import HostRecord
 from mlbench_cli.errors import CapacityError, UsageError, did_you_mean
-from mlbench_cli.spec import RunSpec
+from mlbench_cli.model.spec import RunSpec
 
 
 @dataclass(frozen=True)

@@ -1,73 +1,33 @@
-"""From a spec to what the supervisors of its machines do: pure, the same spec gives the same plan."""
+"""From a spec to what the agents of its machines do: pure, the same spec gives the same plan."""
 
 import io
 import tarfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import NotRequired, TypedDict
+from typing import TYPE_CHECKING
 
 import mlbench_cli
-from mlbench_cli.engines.environment import contract_environment
-from mlbench_cli.engines.local.supervisor import AT_START
+from mlbench_cli.agent.agent import AT_START
+from mlbench_cli.engines.environment import contract_environment, plan_rank, plan_ranks
 from mlbench_cli.engines.machines.details import MachineDetails
 from mlbench_cli.engines.machines.placement import NodeShare
-from mlbench_cli.spec import RunSpec
+from mlbench_cli.model.spec import RunSpec
+
+if TYPE_CHECKING:
+    from mlbench_cli.agent.messages import MachinesPlan
 
 MEETING_SECONDS = 300.0
 LEASE_SECONDS = 60.0
 GRACE_SECONDS = 5.0
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 # What the machines need of the tool itself, besides the tasks.
-_MODULES = (
-    *("mlbench_cli/__init__.py", "mlbench_cli/isolation.py", "mlbench_cli/engines/__init__.py"),
-    *("mlbench_cli/engines/machines/__init__.py", "mlbench_cli/engines/machines/meeting.py"),
-    *("mlbench_cli/engines/machines/node.py", "mlbench_cli/engines/machines/host_lock.py"),
-    *("mlbench_cli/engines/machines/interfaces.py", "mlbench_cli/engines/machines/rank_processes.py"),
+_MODULES = ("mlbench_cli/__init__.py", "mlbench_cli/isolation.py")
+_FOLDERS = ("task_images", "mlbench_cli/agent")
+_START = (
+    "import sys; sys.path.insert(0, sys.argv.pop(1)); "
+    "from mlbench_cli.agent.node import main; sys.exit(main(sys.argv[1:]))"
 )
-_FOLDERS = ("task_images", "mlbench_cli/engines/local")
-_START = "import sys; sys.path.insert(0, sys.argv.pop(1)); from mlbench_cli.engines.machines.node import main; sys.exit(main(sys.argv[1:]))"  # noqa: E501
-
-
-class RankPlan(TypedDict):
-    """One rank: `argv` None if it runs nothing; `environment` is its own part of the contract."""
-
-    rank: int
-    argv: list[str] | None
-    environment: Mapping[str, str]
-
-
-class NodePlan(TypedDict):
-    """One machine. `name` and `address` are None if only the machine itself knows them."""
-
-    name: str | None
-    address: str | None
-    workers: list[int]
-    ranks: list[RankPlan]
-
-
-class MachinesPlan(TypedDict):
-    """RUN/plan.json. Times are in seconds."""
-
-    kind: str
-    schema_version: int
-    name: str
-    spec_hash: str
-    timeout: float
-    gpus_per_worker: int
-    environment: Mapping[str, str]
-    defaults: Mapping[str, str]
-    nodes: list[NodePlan]
-    python: str
-    installed_code_only: bool
-    launcher: list[str]
-    interface: str | None
-    interface_variables: list[str]
-    meeting_seconds: float
-    lease_seconds: float | None
-    grace: float
-    lock: str
-    pin: NotRequired[bool]
 
 
 def make_plan(
@@ -78,67 +38,37 @@ def make_plan(
     lock: str,
     launcher: Sequence[str] = (),
     grace: float = GRACE_SECONDS,
-) -> MachinesPlan:
-    """The plan of a run on these nodes. `lock` says how its machines are kept from other runs (see `host_lock`).
+) -> "MachinesPlan":
+    """The plan of a run on these nodes. `lock` says how its machines are kept from other runs (see agent/lock.py).
 
-    The supervisors complete MASTER_ADDR, MASTER_PORT and MLBENCH_HOSTS when all are there.
+    The agents complete MASTER_ADDR, MASTER_PORT and MLBENCH_HOSTS when all are there.
     """
-    environment = {
-        **details.env,
-        **spec.kubernetes.env,
-        **contract_environment(spec, AT_START, AT_START, AT_START),
-        "PYTHONUNBUFFERED": "1",
-    }
-    if spec.cpus is not None:
-        environment["OMP_NUM_THREADS"] = str(max(1, int(spec.cpus) // spec.processes_per_worker))
-    plan = MachinesPlan(
-        kind="MachinesRun",
-        schema_version=1,
-        name=spec.name,
-        spec_hash=spec.hash,
-        timeout=spec.timeout,
-        gpus_per_worker=spec.gpus_per_worker if spec.device == "gpu" else 0,
-        environment=environment,
-        defaults={} if spec.cpus is not None else {"OMP_NUM_THREADS": AT_START},
-        nodes=[
-            NodePlan(
-                name=node.name,
-                address=node.address,
-                workers=list(node.workers),
-                ranks=[_plan_rank(spec, rank) for rank in node.ranks(spec)],
-            )
+    contract = contract_environment(spec, AT_START, AT_START, AT_START)
+    return {
+        **plan_ranks(spec, "MachinesRun", {**details.env, **spec.kubernetes.env, **contract}, {}),
+        "nodes": [
+            {
+                "name": node.name,
+                "address": node.address,
+                "workers": list(node.workers),
+                "ranks": [plan_rank(spec, rank) for rank in node.ranks(spec)],
+            }
             for node in nodes
         ],
-        python=details.python,
-        installed_code_only=spec.runs_task_program and not launcher,
-        launcher=list(launcher),
-        interface=details.interface,
-        interface_variables=list(INTERFACE_VARIABLES),
-        meeting_seconds=MEETING_SECONDS,
-        lease_seconds=LEASE_SECONDS,
-        grace=grace,
-        lock=lock,
-    )
-    if spec.pin:
-        plan["pin"] = True
-    return plan
-
-
-def _plan_rank(spec: RunSpec, rank: int) -> RankPlan:
-    environment = {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank % spec.processes_per_worker),
-        "NODE_RANK": str(rank // spec.processes_per_worker),
-        "MLBENCH_OUTPUT_DIR": f"output/rank-{rank}",
+        "python": details.python,
+        "installed_code_only": spec.runs_task_program and not launcher,
+        "launcher": list(launcher),
+        "interface": details.interface,
+        "interface_variables": list(INTERFACE_VARIABLES),
+        "meeting_seconds": MEETING_SECONDS,
+        "lease_seconds": LEASE_SECONDS,
+        "grace": grace,
+        "lock": lock,
     }
-    if rank >= spec.world_size:  # parameter servers are workers of one process each, after the others
-        node = spec.workers + rank - spec.world_size
-        environment |= {"LOCAL_RANK": "0", "NODE_RANK": str(node), "MLBENCH_ROLE": "server"}
-    return RankPlan(rank=rank, argv=list(spec.argv) if spec.run_on_all or rank == 0 else None, environment=environment)
 
 
 def start_command(python: str, code_folder: str) -> list[str]:
-    """How a supervisor is started on its machine; its folder RUN/nodes/K is the last word, which the caller adds."""
+    """How an agent is started on its machine; its folder RUN/nodes/K is the last word, which the caller adds."""
     return [python, "-I", "-S", "-c", _START, code_folder]
 
 

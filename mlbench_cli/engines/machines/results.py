@@ -9,14 +9,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from mlbench_cli.agent.channel import Channel
 from mlbench_cli.engines.base import LOG_GAP
-from mlbench_cli.engines.machines.channel import Channel
 from mlbench_cli.engines.machines.observe import NodeReport
 from mlbench_cli.engines.members import unpack_members
 from mlbench_cli.errors import MlbenchError
-from mlbench_cli.files import write_atomically
-from mlbench_cli.model import Finding, Run
-from mlbench_cli.run_folder import RunFolder
+from mlbench_cli.model.run import Finding, Run
+from mlbench_cli.storage.run_folder import RunFolder
+from mlbench_cli.util.files import write_atomically
 
 PIECE = 4 << 20
 ATTEMPTS = 3
@@ -129,7 +129,7 @@ def check_logs(run: Run, reports: Iterable[NodeReport]) -> tuple[list[int], list
         findings.append(
             Finding(
                 LOG_GAP,
-                f"The ends of the logs of ranks {', '.join(map(str, unknown[:20]))} are not proven: their supervisor "
+                f"The ends of the logs of ranks {', '.join(map(str, unknown[:20]))} are not proven: their agent "
                 "was killed before it could write digests.",
                 evidence={"ranks": unknown},
             )

@@ -1,1 +1,1 @@
-"""The engine of Slurm clusters: one batch job for each run, with one supervisor on each of its nodes."""
+"""The engine of Slurm clusters: one batch job for each run, with one agent on each of its nodes."""

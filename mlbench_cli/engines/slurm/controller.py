@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mlbench_cli.engines.machines.channel import Channel
+from mlbench_cli.agent.channel import Channel
 from mlbench_cli.engines.machines.details import PartitionRecord
 from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, UnreachableError, UsageError
 

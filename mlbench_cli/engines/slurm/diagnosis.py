@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 
 from mlbench_cli.engines.slurm.controller import JobReport
-from mlbench_cli.model import Ending, Finding
+from mlbench_cli.model.run import Ending, Finding
 
 # First word of a pending job's reason -> (hint, whether waiting longer cannot help).
 _REASONS: Mapping[str, tuple[str, bool]] = {
@@ -68,9 +68,9 @@ def is_worth_telling(job: JobReport) -> bool:
 
 
 def explain_end(job: JobReport, *, is_begun: bool, is_cancelled: bool) -> tuple[Ending, Finding | None]:
-    """How a run ended whose supervisors have not written so, from Slurm's state of its job.
+    """How a run ended whose agents have not written so, from Slurm's state of its job.
 
-    `is_begun` says whether a supervisor has written anything, `is_cancelled` whether mlbench was asked to cancel.
+    `is_begun` says whether an agent has written anything, `is_cancelled` whether mlbench was asked to cancel.
     COMPLETED is never a success here: evidence of the ranks is missing.
     """
     state, facts = job.state, {"job": job.id, "state": job.state, "reason": job.reason, "nodes": job.nodes}
@@ -112,7 +112,7 @@ def _decide(job: JobReport, is_begun: bool) -> tuple[Ending, str, str, str]:
         if job.reason == "BadConstraints":
             summary = f"Slurm refused the job {number}: no node has what it asks for."
             return Ending.NEVER_STARTED, "impossible_request", summary, "sinfo -N -l"
-        summary = f"The job {number} failed before a supervisor could start ({job.reason})."
+        summary = f"The job {number} failed before an agent could start ({job.reason})."
         return Ending.NEVER_STARTED, "not_started", summary, "Its batch.log and step.log say why."
     if not is_begun:
         summary = f"The job {number} ended ({job.state}), and nothing of the run was started."
@@ -137,7 +137,7 @@ def find_memory_kill(log: str, number: str) -> Finding | None:
     )
 
 
-def forgotten(number: str, *, is_begun: bool, shows_life: bool) -> tuple[Ending | None, Finding]:  # words: ok
+def forgotten(number: str, *, is_begun: bool, shows_life: bool) -> tuple[Ending | None, Finding]:
     """What follows for a job that the controller does not know (any more)."""
     if shows_life:
         summary = f"Slurm does not know the job {number} any more, but its ranks run on."

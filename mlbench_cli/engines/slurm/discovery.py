@@ -5,14 +5,15 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from mlbench_cli.engines.machines.channel import Channel, Document
+from mlbench_cli.agent.channel import Channel, Document
 from mlbench_cli.engines.machines.details import PartitionRecord, SlurmDetails
 from mlbench_cli.engines.slurm import controller
 from mlbench_cli.errors import CapacityError, NotFoundError, UnreachableError, UsageError, did_you_mean
 
 PROBE_SECONDS = 60.0
 _VERSIONS = (
-    "import sys, importlib.metadata as m\n"
+    "import sys; sys.path[:] = [path for path in sys.path if path]\n"  # -P, which Python 3.10 lacks: not from here
+    "import importlib.metadata as m\n"
     "try: v = m.version('torch')\n"
     "except Exception: v = ''\n"
     "print(sys.version.split()[0] + '|' + v)"
@@ -115,7 +116,7 @@ def _check_association(channel: Channel, details: SlurmDetails) -> None:
         "where",
         "user=" + _user(channel),
         "format=Account,QOS",
-    ]  # words: ok
+    ]
     answer = controller.ask(channel, argv)
     known = parse_associations(answer.out)
     if answer.code != 0 or not known:

@@ -5,8 +5,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+from mlbench_cli.agent.channel import Channel, ChannelRequest, Document, RemoteError
 from mlbench_cli.engines.base import Submission
-from mlbench_cli.engines.machines.channel import Channel, ChannelRequest, Document, RemoteError
 from mlbench_cli.engines.machines.details import SlurmDetails
 from mlbench_cli.engines.machines.engine import MachinesEngine, Place
 from mlbench_cli.engines.machines.observe import Snapshot
@@ -15,8 +15,8 @@ from mlbench_cli.engines.slurm import controller, diagnosis
 from mlbench_cli.engines.slurm.controller import JobReport
 from mlbench_cli.engines.slurm.script import job_comment, job_name, make_slurm_plan, render_script
 from mlbench_cli.errors import UnreachableError, UsageError
-from mlbench_cli.model import Ending, Finding, Observation, Run
-from mlbench_cli.spec import RunSpec
+from mlbench_cli.model.run import Ending, Finding, Observation, Run
+from mlbench_cli.model.spec import RunSpec
 
 PENDING_POLL = 5.0  # seconds between two squeues while the run's job waits
 RUNNING_POLL = 30.0
@@ -49,7 +49,7 @@ class SlurmEngine(MachinesEngine):
         self._unexplained: dict[str, float] = {}
 
     def render(self, spec: RunSpec) -> Submission:
-        """The batch script, and the plan of its supervisors."""
+        """The batch script, and the plan of its agents."""
         script = render_script(spec, self._details, self._code_folder)
         return Submission(spec, ({"kind": "SlurmJob", "name": spec.name, "script": script}, _plan(spec, self._details)))
 
@@ -247,7 +247,7 @@ class SlurmEngine(MachinesEngine):
     # --- end --------------------------------------------------------------------------------------------------------
 
     def _stop(self, run: Run, places: Sequence[Place]) -> None:
-        """Let the supervisors end by themselves if there are any; then scancel, which ends what is left."""
+        """Let the agents end by themselves if there are any; then scancel, which ends what is left."""
         number = self._job_id(run) or self._find_job(run)
         if number is None:
             return
@@ -279,7 +279,7 @@ def _as_failure(observation: Observation, found: Finding) -> Observation:
 
 
 def _needs_explanation(observation: Observation, snapshot: Snapshot) -> bool:
-    """Whether Slurm may know better why the run ended: its supervisors or ranks were stopped from outside."""
+    """Whether Slurm may know better why the run ended: its agents or ranks were stopped from outside."""
     if observation.ended is Ending.CANCELLED:
         return not snapshot.is_cancelled
     if observation.ended is Ending.FAILED and observation.first_failed is not None:
@@ -288,7 +288,7 @@ def _needs_explanation(observation: Observation, snapshot: Snapshot) -> bool:
 
 
 def _explain_loss(observation: Observation, job: JobReport | None, snapshot: Snapshot) -> Observation:
-    """A run whose supervisors were stopped or lost, with Slurm's reason for it."""
+    """A run whose agents were stopped or lost, with Slurm's reason for it."""
     if job is None or not job.has_ended or job.state in ("COMPLETED", "FAILED"):
         return observation
     if job.state == "CANCELLED" and observation.ended is not Ending.CANCELLED:

@@ -1,16 +1,19 @@
 """A run as a batch script: pure, and accepted by `sbatch --test-only`."""
 
-import hashlib
 import shlex
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import templates
-from mlbench_cli.engines.machines import host_lock
+from mlbench_cli.agent.lock import NO_PROMISE, WHOLE_NODES
 from mlbench_cli.engines.machines.details import SlurmDetails
 from mlbench_cli.engines.machines.placement import share_nodes
-from mlbench_cli.engines.machines.plan import GRACE_SECONDS, MEETING_SECONDS, MachinesPlan, make_plan, start_command
+from mlbench_cli.engines.machines.plan import GRACE_SECONDS, MEETING_SECONDS, make_plan, start_command
 from mlbench_cli.errors import CapacityError, UsageError
-from mlbench_cli.spec import RunSpec
+from mlbench_cli.model.spec import RunSpec
+
+if TYPE_CHECKING:
+    from mlbench_cli.agent.messages import MachinesPlan
 
 MARGIN_SECONDS = 60.0  # in which ranks are stopped and output is packed
 TEMPLATE = "slurm/job.sh.j2"
@@ -41,9 +44,9 @@ def check_request(spec: RunSpec, details: SlurmDetails) -> None:
         )
 
 
-def make_slurm_plan(spec: RunSpec, details: SlurmDetails) -> MachinesPlan:
-    """What the supervisors do. Their patience after TERM is below Slurm's own, so that evidence is written in time."""
-    lock = host_lock.WHOLE_NODES if details.exclusive else host_lock.NO_PROMISE
+def make_slurm_plan(spec: RunSpec, details: SlurmDetails) -> "MachinesPlan":
+    """What the agents do. Their patience after TERM is below Slurm's own, so that evidence is written in time."""
+    lock = WHOLE_NODES if details.exclusive else NO_PROMISE
     grace = min(GRACE_SECONDS, max(1.0, details.kill_wait / 2))
     return make_plan(spec, details, share_nodes(spec), lock=lock, launcher=_launcher(spec, details), grace=grace)
 
@@ -88,11 +91,6 @@ def format_time(seconds: int) -> str:
     return f"{minutes // 1440}-{minutes // 60 % 24:02d}:{minutes % 60:02d}:00"
 
 
-def script_digest(script: str) -> str:
-    """SHA-256 of a batch script, as hexadecimal digits."""
-    return hashlib.sha256(script.encode()).hexdigest()
-
-
 def _options(spec: RunSpec, details: SlurmDetails, run: str) -> list[str]:
     chosen = {
         "partition": details.partition,
@@ -119,7 +117,7 @@ def _options(spec: RunSpec, details: SlurmDetails, run: str) -> list[str]:
 
 
 def _step(spec: RunSpec, details: SlurmDetails) -> list[str]:
-    """srun's options: every rank's end is our supervisors' business, and no CPU of a node is taken from its ranks."""
+    """srun's options: every rank's end is our agents' business, and no CPU of a node is taken from its ranks."""
     words = [f"--nodes={spec.workers}", f"--ntasks={spec.workers}", "--ntasks-per-node=1", "--kill-on-bad-exit=0"]
     words += ["--cpu-bind=none", "--export=ALL", f"--output={details.folder}/runs/{spec.name}/step.log"]
     words += [] if spec.cpus is None else [f"--cpus-per-task={int(spec.cpus)}"]

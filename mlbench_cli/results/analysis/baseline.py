@@ -2,17 +2,19 @@
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from xml.etree import ElementTree
 
 from mlbench_cli.errors import UsageError
-from mlbench_cli.model import JsonObject
+from mlbench_cli.model.run import JsonObject
 from mlbench_cli.results.analysis import collectives, convergence
 from mlbench_cli.results.analysis.comparability import conditions_of, key_of
 from mlbench_cli.results.analysis.compare import THROUGHPUT
+from mlbench_cli.results.analysis.gate import parse_limit
 from mlbench_cli.results.analysis.history import Judged, decide
 from mlbench_cli.results.analysis.series import drop_duplicates, measure
+from mlbench_cli.results.analysis.sessions import find_sessions
 from mlbench_cli.results.analysis.verdict import Verdict, find_worst
 from mlbench_cli.results.archive.reader import Archive
 
@@ -31,15 +33,16 @@ class Wanted:
 
     @classmethod
     def parse(cls, text: str) -> "Wanted":
-        """ "seconds=1.1", "throughput". Raises UsageError."""
+        """ "seconds=1.1", "seconds=+10%", "throughput". Raises UsageError."""
         name, given, limit = text.rpartition("=") if "=" in text else (text, "", "")
         try:
-            factor = float(limit) if given else DEFAULT_LIMIT
-        except ValueError:
+            factor = parse_limit(limit, "--check") if given else DEFAULT_LIMIT
+        except UsageError:
             factor = 0.0
-        if not name or not 1 <= factor < 1e6:
+        if not name or factor < 1:
             raise UsageError(
-                f'--check "{text[:60]}": write METRIC=FACTOR, with a factor from 1 on.', hint="seconds=1.1"
+                f'--check "{text[:60]}": write METRIC=FACTOR with a factor from 1 on, or METRIC=+SHARE%.',
+                hint="seconds=1.1, or seconds=+10%",
             )
         return cls(name, factor)
 
@@ -139,11 +142,14 @@ def _check(name: str, results: Sequence[Archive], earlier: Sequence[Archive], wa
     workers = int(results[0].result["workers"])
     alike = [each for each in earlier if each.result["workers"] == workers and key_of(each) == key_of(results[0])]
     alike = [each for each in alike if measure(each).good]
-    values = _values(results, wanted.metric)
-    before = _values(alike, wanted.metric)
-    higher = next((figures_of(each)[wanted.metric][1] for each in results if wanted.metric in figures_of(each)), False)
+    measured, known = ([each for each in side if wanted.metric in figures_of(each)] for side in (results, alike))
+    values, before = ([figures_of(each)[wanted.metric][0] for each in side] for side in (measured, known))
+    higher = bool(measured) and figures_of(measured[0])[wanted.metric][1]
     judged = _find_obstacle(results, earlier, alike) or decide(
-        before, values, wanted.limit, higher_is_better=higher, checks=count
+        *(before, values, wanted.limit),
+        higher_is_better=higher,
+        checks=count,
+        sessions=find_sessions(known, measured),
     )
     if labels := sorted({label for each in results for label in conditions_of(each).labels}):
         judged = replace(judged, reason=f"{judged.reason}; not measured alone or in full: {', '.join(labels)}")
@@ -170,11 +176,6 @@ def _find_obstacle(results: Sequence[Archive], earlier: Sequence[Archive], alike
     first = min(differences, key=len)
     reason = first[0].phrase if first else "They did not succeed."
     return Judged(Verdict.CANNOT_TELL, f"no run of the baseline has equal conditions. {reason}")
-
-
-def _values(archives: Iterable[Archive], metric: str) -> list[float]:
-    figures = (figures_of(archive) for archive in archives)
-    return [found[metric][0] for found in figures if metric in found]
 
 
 def overall(checks: Sequence[Check]) -> Verdict:

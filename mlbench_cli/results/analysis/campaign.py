@@ -11,8 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mlbench_cli.goals import is_finite_number
-from mlbench_cli.model import JsonObject
+from mlbench_cli.model.goals import is_finite_number
+from mlbench_cli.model.run import JsonObject
+from mlbench_cli.results.analysis.numbers import format_factor, value_range
 from mlbench_cli.results.analysis.rates import PublishedSeries
 from mlbench_cli.results.analysis.statistics import Estimate, estimate, ratio
 
@@ -26,7 +27,6 @@ class Sample:
     """One run that ended. `value` is None if it failed; then `problem` says why.
 
     settings   what sets the run's row apart, by name
-    values     one per block of the throughput protocol; for another run its one value
     price      of the run; None if it is not known
     """
 
@@ -35,7 +35,6 @@ class Sample:
     workers: int
     value: float | None
     unit: str
-    values: tuple[float, ...] = ()
     seconds: float | None = None
     price: float | None = None
     currency: str | None = None
@@ -92,7 +91,7 @@ class Row:
 def read_sample(run: str, settings: Mapping[str, str], workers: int, result: JsonObject, metric: str | None) -> Sample:
     """A run's value: the metric that was asked for, else the rate of its throughput protocol, else samples per second,
     else its seconds. `result` is a result.json."""
-    facts: dict[str, Any] = {"seconds": result.get("wall_seconds"), "problem": None}  # words: ok
+    facts: dict[str, Any] = {"seconds": result.get("wall_seconds"), "problem": None}
     price = result.get("price") or {}
     facts |= {"price": price.get("amount"), "currency": price.get("currency")}
     if result["outcome"] not in ("goal_reached", "goal_missed", "completed", "budget_spent"):
@@ -101,20 +100,20 @@ def read_sample(run: str, settings: Mapping[str, str], workers: int, result: Jso
         found = result.get("metrics", {}).get(metric)
         if not is_finite_number(found):
             return Sample(run, settings, workers, None, metric, **{**facts, "problem": f"it reported no {metric}"})
-        return Sample(run, settings, workers, float(found), metric, (float(found),), **facts)
+        return Sample(run, settings, workers, float(found), metric, **facts)
     details = result.get("details") or {}
     rates = _rates_of(details.get("throughput_protocol"))
     if rates:
         unit = f"{details['throughput_protocol'].get('unit', 'samples')}/s"
-        return Sample(run, settings, workers, math.fsum(rates) / len(rates), unit, rates, **facts)
+        return Sample(run, settings, workers, math.fsum(rates) / len(rates), unit, **facts)
     throughput = details.get("throughput")
     rate = throughput.get("samples_per_second") if isinstance(throughput, dict) else None
     if is_finite_number(rate):
-        return Sample(run, settings, workers, float(rate), "samples/s", (float(rate),), **facts)
+        return Sample(run, settings, workers, float(rate), "samples/s", **facts)
     seconds = (result.get("task_seconds") or {}).get("wall") or result.get("wall_seconds")
     if not is_finite_number(seconds):
         return Sample(run, settings, workers, None, SECONDS, **{**facts, "problem": "it reported no time"})
-    return Sample(run, settings, workers, float(seconds), SECONDS, (float(seconds),), **facts)
+    return Sample(run, settings, workers, float(seconds), SECONDS, **facts)
 
 
 def _rates_of(protocol: object) -> tuple[float, ...]:
@@ -127,7 +126,8 @@ def _rates_of(protocol: object) -> tuple[float, ...]:
 def make_rows(samples: Iterable[Sample], published: Sequence[PublishedSeries] = ()) -> list[Row]:
     """The campaign's rows in order of appearance, then those that others published.
 
-    With repeats the runs are the unit of the interval; with one run, the blocks of its protocol.
+    The runs are the unit of the interval. The blocks of one run share its process and machine state, so they are no
+    repeats: one run has no interval.
     """
     grouped: dict[tuple[tuple[str, str], ...], dict[int, list[Sample]]] = {}
     for sample in samples:
@@ -146,12 +146,11 @@ def make_rows(samples: Iterable[Sample], published: Sequence[PublishedSeries] = 
 def _cell(workers: int, samples: Sequence[Sample]) -> Cell:
     good = [sample for sample in samples if sample.value is not None]
     values = [sample.value for sample in good if sample.value is not None]
-    unit = values if len(values) > 1 else list(good[0].values) if good else []
     prices = [sample.price for sample in samples if sample.price is not None]
     seconds = [sample.seconds for sample in samples if sample.seconds is not None]
     return Cell(
         workers,
-        estimate(unit) if unit else None,
+        estimate(values) if values else None,
         tuple(sample.run for sample in samples),
         tuple(f"{sample.run}: {sample.problem}" for sample in samples if sample.problem),
         math.fsum(seconds) / len(seconds) if seconds else None,
@@ -216,7 +215,7 @@ def to_markdown(title: str, rows: Sequence[Row]) -> str:
         for count in counts:
             if count > 1:
                 speedup, efficiency = row.speedup(count), row.efficiency(count)
-                cells += ["" if speedup is None else _with_margin(speedup)]
+                cells += ["" if speedup is None else format_factor(speedup)]
                 cells += ["" if efficiency is None else f"{100 * efficiency:.0f} %"]
         if has_exposed:
             shares = (row.exposed.get(count) for count in counts if count > 1)
@@ -227,7 +226,10 @@ def to_markdown(title: str, rows: Sequence[Row]) -> str:
 
 
 def _notes(rows: Sequence[Row]) -> list[str]:
-    notes = ["Mean ± half of the 95 % interval: over repeats, or over the blocks of a single run."]
+    notes = [
+        "Means of runs; in parentheses the 95 % interval of the mean (Student's t), for two runs their range. One run "
+        "has neither: its timed blocks are not repeats."
+    ]
     if any(cell.deviation is not None for row in rows for cell in row.cells.values()):
         notes.append("Published rates: mean ± standard deviation of the source; other machines, other software.")
     if any(row.exposed for row in rows):
@@ -243,11 +245,12 @@ def _value_text(cell: Cell | None) -> str:
         return "failed"
     if cell.deviation is not None:
         return f"{_number(cell.value.mean)} ± {_number(cell.deviation)}"
-    return _with_margin(cell.value)
+    return _with_interval(cell.value)
 
 
-def _with_margin(value: Estimate) -> str:
-    return _number(value.mean) + (f" ± {_number(value.margin)}" if value.margin is not None else "")
+def _with_interval(value: Estimate) -> str:
+    ends = value_range(value)
+    return _number(value.mean) + (f" ({_number(ends[0])} to {_number(ends[1])})" if ends else "")
 
 
 def _number(value: float) -> str:

@@ -4,17 +4,24 @@ The runs of a side that differ in nothing that an experiment varies on purpose a
 of both sides with the same values are compared; those that only one side has are left out, by name.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mlbench_cli.errors import UsageError
+from mlbench_cli.model.run import JsonObject
 from mlbench_cli.results.analysis.comparability import WORKERS, key_of
+from mlbench_cli.results.analysis.compare import Comparison, compare
+from mlbench_cli.results.analysis.gate import GateResult
 from mlbench_cli.results.analysis.series import describe
+from mlbench_cli.results.analysis.verdict import find_worst
 from mlbench_cli.results.archive.reader import Archive
 
 # What sizes and the matrix of an experiment vary, besides parameters.
-_AXES = ("task", "preset", "backend", "device", "processes_per_worker", "gpus_per_worker", "cpus")
-_PARAMETER = "parameter "
+_AXES = (
+    *("task", "preset", "backend", "device", "processes_per_worker", "gpus_per_worker", "cpus"),
+    *("method", "network"),
+)
+_ENTRIES = ("parameter ", "setting ")
 
 Values = tuple[tuple[str, str], ...]  # name and value of each axis that varies
 
@@ -51,6 +58,32 @@ def pair_cells(a: Sequence[Archive], b: Sequence[Archive]) -> tuple[list[Pair], 
     return pairs, alone
 
 
+def compare_cells(
+    a: Sequence[Archive], b: Sequence[Archive], names: tuple[str, str] | None = None, across: Collection[str] = ()
+) -> tuple[dict[Values, Comparison], list[str]]:
+    """The comparison of each cell that both sides have, and the labels of cells that one side lacks.
+
+    What `mlbench compare`, the API and the dashboard show. Raises UsageError if the sides have no cell in common.
+    """
+    pairs, alone = pair_cells(a, b)
+    return {pair.values: compare(pair.a, pair.b, names, across) for pair in pairs}, alone
+
+
+def make_document(
+    found: Mapping[Values, Comparison], gates: Mapping[Values, GateResult], alone: Sequence[str]
+) -> JsonObject:
+    """One comparison as it is; of several a list, each with the values of its cell."""
+    each = {
+        values: {**comparison.to_dict(), "gate": gates[values].to_dict() if values in gates else None}
+        for values, comparison in found.items()
+    }
+    if list(each) == [()]:
+        return each[()]
+    comparisons = [{"cell": dict(values), **document} for values, document in each.items()]
+    verdict = str(find_worst(gate.verdict for gate in gates.values())) if gates else None
+    return {"schema_version": 1, "comparisons": comparisons, "left_out": list(alone), "verdict": verdict}
+
+
 def describe_cell(values: Values) -> str:
     """The settings of a cell in a few words, for tables and messages."""
     return ", ".join(_describe(name, value) for name, value in values)
@@ -64,7 +97,7 @@ def _describe(name: str, value: str) -> str:
 
 def _axes_of(archive: Archive) -> dict[str, str]:
     facts = key_of(archive).facts()
-    axes = {name: value for name, value in facts.items() if name in _AXES or name.startswith(_PARAMETER)}
+    axes = {name: value for name, value in facts.items() if name in _AXES or name.startswith(_ENTRIES)}
     return {WORKERS: str(archive.result["workers"]), **axes}
 
 

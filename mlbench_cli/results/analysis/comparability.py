@@ -3,6 +3,9 @@
 Two runs belong to one series only if their keys are equal. A fact that an archive does not have (old ones lack
 provenance) is None, "unknown", which is never equal to a known value. Facts come from run.json (spec, provenance), from
 what the ranks reported (environment.json), and from result.json; `_Evidence` is the one place that knows where.
+
+Every field of a spec is in the key unless NEUTRAL lists it with the reason: fields that have no fact of their own are
+in `settings`, so that an option added later keeps runs apart without a change here.
 """
 
 import json
@@ -11,10 +14,13 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from mlbench_cli.errors import UsageError, did_you_mean
-from mlbench_cli.network import network_phrase
+from mlbench_cli.model.methods import method_phrase
+from mlbench_cli.model.network import network_phrase
+from mlbench_cli.model.spec import KubernetesOptions, RunSpec
 from mlbench_cli.results.archive.conditions import Conditions, assess_conditions
 from mlbench_cli.results.archive.reader import Archive
-from mlbench_cli.text import shorten
+from mlbench_cli.tasks.catalog import rename_parameters
+from mlbench_cli.util.text import shorten
 
 UNKNOWN = "unknown"
 WORKERS = "workers"
@@ -22,6 +28,44 @@ CONDITIONS = "conditions"
 _MAX_TEXT = 150
 _MAX_RATE_RATIO = 1.5
 _MIN_TRIP_SECONDS = 2e-4
+_OPTIONS = "kubernetes."
+# Fields of a spec that do not change what is measured, and why.
+NEUTRAL = {
+    "name": "a label",
+    "cluster": "its kind is a fact; the name stands for it where the kind is unknown",
+    "share_machine": "a condition, shown beside the figures",
+    "workers": "the axis of a chart; every presenter compares it by itself",
+    "seed": "repeats have different seeds",
+    "timeout": "a deadline",
+    "price": "known about the cluster, not used by the run",
+    "data_dir": "where the data are; which data they are is the fact `data`",
+    "task_path": "where the code is; which code it is is the fact `code`",
+    "kubernetes.namespace": "where objects are kept",
+    "kubernetes.tolerations": "which nodes may be used; the machine is a fact",
+    "kubernetes.pull_secret": "a credential",
+    "kubernetes.queue": "who decides when the run starts",
+    "kubernetes.hold_seconds": "after the run",
+    "kubernetes.keep_seconds": "after the run",
+    "kubernetes.keep_storage": "after the run",
+    "kubernetes.collect": "after the run",
+    "kubernetes.registry": "where the image comes from; its digest is a fact",
+    "kubernetes.pod_labels": "names for other programs",
+    "kubernetes.priority_class": "who decides when the run starts",
+    "kubernetes.provisioning_class": "how machines are booked",
+}
+# Fields of a spec that have facts of their own in the key.
+_OWN_FACTS = frozenset(
+    (
+        *("task", "backend", "device", "preset", "cluster_kind", "processes_per_worker", "gpus_per_worker"),
+        *("cpus", "image", "argv", "functional_only", "parameters", "network", "method"),
+        *("kubernetes", "kubernetes.network_method"),
+    )
+)
+# The text of a setting is left out where the spec has its default; a list and a tuple are the same.
+_DEFAULTS = {
+    **{item.name: getattr(item, "default", None) for item in fields(RunSpec)},
+    **{f"{_OPTIONS}{item.name}": getattr(item, "default", None) for item in fields(KubernetesOptions)},
+}
 
 
 def _fact(word: str, name: str, *, reported: bool = False) -> Any:
@@ -70,6 +114,8 @@ class ComparisonKey:
     metric: str | None = _fact("goal", "metrics of the goal", reported=True)
     budget: str | None = _fact("budget", "times to spend", reported=True)
     network: str = _fact("network", "networks")
+    method: str = _fact("method", "methods")
+    settings: tuple[tuple[str, str], ...] = _fact("settings", "settings")
     data: str | None = _fact("data", "data", reported=True)
     synthetic: str | None = _fact("data", "kinds of data", reported=True)
     division: str | None = _fact("division", "divisions", reported=True)
@@ -81,8 +127,8 @@ class ComparisonKey:
         found: list[Difference] = []
         for item in fields(self):
             a, b = getattr(self, item.name), getattr(other, item.name)
-            if item.name == "parameters":
-                found += _parameter_differences(dict(a), dict(b))
+            if item.name in _MAPPINGS:
+                found += _entry_differences(item.metadata["word"], dict(a), dict(b))
             elif a != b:
                 found.append(
                     Difference(item.metadata["word"], item.metadata["name"], _text(a) or "none", _text(b) or "none")
@@ -103,8 +149,8 @@ class ComparisonKey:
         found: dict[str, str] = {}
         for item in fields(self):
             value = getattr(self, item.name)
-            if item.name == "parameters":
-                found |= {f"parameter {name}": text for name, text in value}
+            if item.name in _MAPPINGS:
+                found |= {f"{_MAPPINGS[item.name]} {name}": text for name, text in value}
             elif value is None and item.metadata["reported"]:
                 found[item.name] = ""
             else:
@@ -112,6 +158,8 @@ class ComparisonKey:
         return found
 
 
+# Facts that have several entries, and the word before the name of each.
+_MAPPINGS = {"parameters": "parameter", "settings": "setting"}
 # Every word of `--across`, besides those that are not part of the key.
 WORDS = (WORKERS, CONDITIONS, *dict.fromkeys(item.metadata["word"] for item in fields(ComparisonKey)))
 
@@ -123,6 +171,11 @@ def check_words(words: Collection[str]) -> frozenset[str]:
             near = did_you_mean(word, WORDS)
             raise UsageError(f'--across "{word[:60]}" is none of {", ".join(WORDS)}.{near}')
     return frozenset(words)
+
+
+def _parameters(spec: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    values = rename_parameters(str(spec["task"]), spec.get("parameters") or {})
+    return tuple((name, _parameter(value)) for name, value in sorted(values.items()))
 
 
 def key_of(archive: Archive) -> ComparisonKey:
@@ -145,19 +198,37 @@ def key_of(archive: Archive) -> ComparisonKey:
         image=found.image(),
         code=found.code(),
         framework=found.framework(),
-        command=shorten(command, 80) if spec["task"] == "custom" or spec["preset"] == "open" else "",
+        command=_shorten(command) if spec["task"] == "custom" or spec["preset"] == "open" else "",
         label="functional only" if spec.get("functional_only") else "",
-        parameters=tuple((name, _parameter(value)) for name, value in sorted((spec.get("parameters") or {}).items())),
+        parameters=_parameters(spec),
         goal=goal["wording"] if goal else nothing,
         metric=goal["metric"] if goal else nothing,
         budget=nothing if result["budget_seconds"] is None else f"{result['budget_seconds']:g}",
         data=_data_text(result) or nothing,
         network=_network(spec),
+        method=method_phrase(_mapping(spec.get("method"))),
+        settings=tuple(_settings(spec)),
         synthetic="synthetic data" if result["synthetic"] else nothing,
         division=None if whole_run else (result.get("division") or {}).get("word") or "none",
         measure="whole run" if whole_run else "",
         judge=int(result.get("judge", 1)),
     )
+
+
+def _settings(spec: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What the spec says beyond the other facts, without defaults: also fields that this version does not know."""
+    options = _mapping(spec.get("kubernetes"))
+    given = {**spec, **{f"{_OPTIONS}{name}": value for name, value in options.items()}}
+    for name, value in sorted(given.items()):
+        is_said = name in NEUTRAL or name in _OWN_FACTS or name == "spec_version"
+        # An empty list or mapping is the same as none: the spec's defaults are made by factories.
+        if not is_said and value not in (None, _DEFAULTS.get(name)) and value != [] and value != {}:
+            yield name, _shorten(_parameter(value))
+
+
+def _shorten(text: str) -> str:
+    """A text of at most 80 characters; texts that differ stay different."""
+    return text if len(text) <= 80 else f"{shorten(text, 70)} ({_digest(text)})"
 
 
 def _network(spec: Mapping[str, Any]) -> str:
@@ -241,7 +312,10 @@ class _Evidence:
             return ""
         states = [_mapping(state) for state in self._result.get("worker_states") or ()]
         digests = sorted({str(state["image_digest"]) for state in states if state.get("image_digest")})
-        return shorten(" + ".join(digests), _MAX_TEXT) if digests else None
+        if digests:
+            return shorten(" + ".join(digests), _MAX_TEXT)
+        asked = self._spec.get("image")
+        return f"{shorten(asked, _MAX_TEXT)} of unknown digest" if asked else None
 
     def code(self) -> str | None:
         """The digest of the task's code, or the commit of the folder that a command of the user ran in."""
@@ -276,10 +350,10 @@ def _machine_text(facts: Mapping[str, Any]) -> str | None:
     return shorten(", ".join(words), _MAX_TEXT)
 
 
-def _parameter_differences(a: Mapping[str, str], b: Mapping[str, str]) -> Iterator[Difference]:
+def _entry_differences(word: str, a: Mapping[str, str], b: Mapping[str, str]) -> Iterator[Difference]:
     for name in sorted({*a, *b}):
         if a.get(name) != b.get(name):
-            yield Difference("parameters", f"values of {name}", a.get(name, "none"), b.get(name, "none"))
+            yield Difference(word, f"values of {name}", a.get(name, "none"), b.get(name, "none"))
 
 
 def _data_text(result: Mapping[str, Any]) -> str:

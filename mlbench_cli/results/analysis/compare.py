@@ -3,10 +3,12 @@
 Either side is one archive or several, repeats of one another; then its figures are means with their intervals.
 """
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from mlbench_cli.model.methods import method_phrase
 from mlbench_cli.results.analysis import collectives
 from mlbench_cli.results.analysis.comparability import (
     CONDITIONS,
@@ -15,15 +17,17 @@ from mlbench_cli.results.analysis.comparability import (
     find_network_difference,
     key_of,
 )
+from mlbench_cli.results.analysis.notebook import display_table
+from mlbench_cli.results.analysis.numbers import verdict_sentence
 from mlbench_cli.results.analysis.series import SUCCESSFUL, drop_duplicates, measure
+from mlbench_cli.results.analysis.sessions import Basis, Sessions, find_sessions, mean_by_session
 from mlbench_cli.results.analysis.statistics import Estimate, estimate, ratio
 from mlbench_cli.results.archive.reader import Archive
 
-_SPEC_FIELDS = (
-    *("task", "preset", "backend", "device", "workers", "processes_per_worker", "gpus_per_worker", "cpus", "goal"),
-    *("seed", "engine", "cluster", "image", "network", "pin"),
-)
+_UNINTERESTING = ("name", "price", "spec_version")  # fields of a spec that every two runs may have differently
+_NESTED = ("parameters", "kubernetes")
 THROUGHPUT = "samples per second"
+TIMES = ("task", "run")  # what a comparison is about: the first that both sides have
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,19 @@ class Comparison:
     failed: tuple[str, ...] = ()
     across: tuple[str, ...] = ()
     conditions: Mapping[str, str] = field(default_factory=dict)
+    sessions: Sessions = field(default_factory=lambda: Sessions((), ()))
+
+    @property
+    def verdict(self) -> str | None:
+        """The answer in a sentence: which side takes longer, and whether that is more than chance."""
+        rows = (self.seconds[name] for name in TIMES if name in self.seconds)
+        row = next((row for row in rows if row.ratio is not None), None)
+        if row is None or row.a is None or row.b is None or row.ratio is None:
+            return None
+        counts = f"{len(self.sessions.a) or row.a.count} and {len(self.sessions.b) or row.b.count} runs"
+        if self.sessions.a and self.sessions.basis is Basis.UNKNOWN:
+            return f"No verdict on {self.a} and {self.b} ({counts}): {self.sessions.note}."
+        return verdict_sentence(self.a, self.b, row.ratio, counts)
 
     @property
     def rows(self) -> dict[str, ComparisonRow]:
@@ -80,8 +97,6 @@ class Comparison:
     def _repr_html_(self) -> str:
         """Figures of both sides and what stands against comparing them, for notebooks."""
         from html import escape
-
-        from mlbench_cli.results.report.display import display_table
 
         rows = [
             [name, *(each.mean if each else None for each in (row.a, row.b, row.ratio))]
@@ -100,6 +115,15 @@ class Comparison:
             "obstacles": [obstacle.text for obstacle in self.obstacles],
             "obstacle_words": sorted({obstacle.word for obstacle in self.obstacles if obstacle.word}),
             "across": list(self.across),
+            "verdict": self.verdict,
+            "runs": [len(self.sessions.a), len(self.sessions.b)],
+            "sessions": {
+                "a": len(set(self.sessions.a)),
+                "b": len(set(self.sessions.b)),
+                "shared": len(self.sessions.shared),
+                "basis": str(self.sessions.basis),
+                "note": self.sessions.note,
+            },
             "conditions": dict(self.conditions),
             "seconds": {
                 name: [side.mean if side else None for side in (row.a, row.b)] for name, row in self.seconds.items()
@@ -124,8 +148,9 @@ def compare(
     """
     drop_duplicates([*a, *b])  # refuses two versions of one run, also one on each side
     a, b = drop_duplicates(a), drop_duplicates(b)
-    seconds = [_columns([_seconds(archive.result) for archive in side]) for side in (a, b)]
-    others = [_columns([_others(archive) for archive in side]) for side in (a, b)]
+    sessions = find_sessions(a, b)
+    seconds = [[_seconds(archive.result) for archive in side] for side in (a, b)]
+    others = [[_others(archive) for archive in side] for side in (a, b)]
     first, second = names or (", ".join(archive.run["name"] for archive in a), ", ".join(x.run["name"] for x in b))
     obstacles = [found for found in dict.fromkeys(_obstacles(a, b)) if found.word not in across]
     labelled = {str(archive.run["name"]): conditions_of(archive).phrase for archive in (*a, *b)}
@@ -134,11 +159,12 @@ def compare(
         second,
         _differences(_settings(a), _settings(b)),
         tuple(obstacles),
-        _rows(seconds[0], seconds[1]),
-        _rows(others[0], others[1], _directions(b[0])),
+        _rows(seconds[0], seconds[1], sessions),
+        _rows(others[0], others[1], sessions, _directions(b[0])),
         tuple(str(archive.run["name"]) for archive in b if archive.result["outcome"] not in SUCCESSFUL),
         tuple(sorted(across)),
         {name: phrase for name, phrase in labelled.items() if phrase},
+        sessions,
     )
 
 
@@ -155,10 +181,11 @@ def _settings(side: Sequence[Archive]) -> dict[str, object]:
 
 def _settings_of(archive: Archive) -> dict[str, Any]:
     spec = archive.run["spec"]
-    parameters = spec.get("parameters") or {}
+    plain = {name: value for name, value in spec.items() if name not in (*_UNINTERESTING, *_NESTED)}
     return {
-        **{name: spec.get(name) for name in _SPEC_FIELDS},
-        **{f"parameters.{name}": value for name, value in parameters.items()},
+        **plain,
+        "method": method_phrase(spec.get("method") or {}),
+        **{f"{group}.{name}": value for group in _NESTED for name, value in (spec.get(group) or {}).items()},
         "data": archive.result["data"],
         "synthetic": archive.result["synthetic"],
         "division": archive.result["division"]["word"],
@@ -213,28 +240,55 @@ def _others(archive: Archive) -> dict[str, float | None]:
     return {**figures, **collectives.figures_of(archive)}
 
 
-def _columns(every: Sequence[Mapping[str, float | None]]) -> dict[str, Estimate | None]:
-    """Name to estimate; None if not every archive has that figure."""
-    found: dict[str, Estimate | None] = {}
-    for name in dict.fromkeys(name for figures in every for name in figures):
-        values = [value for figures in every if (value := figures.get(name)) is not None]
-        found[name] = estimate(values) if len(values) == len(every) else None
-    return found
-
-
 def _rows(
-    a: Mapping[str, Estimate | None],
-    b: Mapping[str, Estimate | None],
+    a: Sequence[Mapping[str, float | None]],
+    b: Sequence[Mapping[str, float | None]],
+    sessions: Sessions,
     directions: Mapping[str, bool] | None = None,
 ) -> dict[str, ComparisonRow]:
-    """`directions`: whether higher is better; None: lower is better, for all of them."""
-    better = {name: False if directions is None else directions.get(name) for name in {**a, **b}}
-    names = {**dict.fromkeys(a), **dict.fromkeys(b)}
-    return {name: _row(a.get(name), b.get(name), better[name]) for name in names}
+    """The figures of both sides by name; None for a side of which not every run has the figure.
+
+    `directions`: whether higher is better; None: lower is better, for all of them.
+    """
+    names = dict.fromkeys(name for figures in (*a, *b) for name in figures)
+    rows = {}
+    for name in names:
+        better = False if directions is None else directions.get(name)
+        one, other = (_values(name, side) for side in (a, b))
+        rows[name] = _row(one, other, sessions, better)
+    return rows
 
 
-def _row(a: Estimate | None, b: Estimate | None, higher_is_better: bool | None) -> ComparisonRow:
-    return ComparisonRow(a, b, ratio(b, a) if a and b else None, higher_is_better)
+def _values(name: str, side: Sequence[Mapping[str, float | None]]) -> list[float]:
+    """One value for each run; none at all if a run lacks the figure."""
+    found = [value for figures in side if (value := figures.get(name)) is not None]
+    return found if len(found) == len(side) else []
+
+
+def _row(a: Sequence[float], b: Sequence[float], sessions: Sessions, higher_is_better: bool | None) -> ComparisonRow:
+    """With several sessions on a side, its estimate is over one mean for each of them."""
+    if not a or not b:
+        return ComparisonRow(estimate(a) if a else None, estimate(b) if b else None, None, higher_is_better)
+    means = mean_by_session(a, sessions.a), mean_by_session(b, sessions.b)
+    if sessions.basis is Basis.PAIRED:
+        return ComparisonRow(estimate(a), estimate(b), _paired_ratio(*means, sessions.shared), higher_is_better)
+    one, other = (
+        estimate(list(each.values()) if sessions.basis is Basis.BETWEEN else values)
+        for values, each in zip((a, b), means, strict=True)
+    )
+    found = ratio(other, one)
+    if found is not None and sessions.basis is Basis.UNKNOWN:
+        found = Estimate(found.count, found.mean)
+    return ComparisonRow(one, other, found, higher_is_better)
+
+
+def _paired_ratio(a: Mapping[int, float], b: Mapping[int, float], shared: Sequence[int]) -> Estimate | None:
+    """B / A from the logarithms of one ratio for each session."""
+    if min(*(a[session] for session in shared), *(b[session] for session in shared)) <= 0:
+        return None
+    found = estimate([math.log(b[session] / a[session]) for session in shared])
+    low, high = (None if end is None else math.exp(end) for end in (found.low, found.high))
+    return Estimate(found.count, math.exp(found.mean), low, high)
 
 
 def _directions(archive: Archive) -> dict[str, bool]:

@@ -3,7 +3,8 @@
 The rule is that of MLPerf's reference convergence points (rcp_checker of mlperf-logging 4.1.68): means without the
 least and the greatest value, the deviation of all, and a one-sided t-test with pooled degrees of freedom at 5 %. So the
 least acceptable mean is m - t(0.95, n + k - 2) s sqrt(1/n + 1/k), with n and k values that the two means are over. What
-a batch is, counts over all ranks; machine and backend may differ. It needs at least 5 reference runs.
+a batch is, counts over all ranks; machine and backend may differ, the method may not. It needs at least 5 reference
+runs.
 """
 
 import math
@@ -11,7 +12,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mlbench_cli.goals import is_finite_number
+from mlbench_cli.model.goals import is_finite_number
+from mlbench_cli.model.methods import method_phrase
 from mlbench_cli.results.analysis.history import Judged
 from mlbench_cli.results.analysis.statistics import student_quantile
 from mlbench_cli.results.analysis.verdict import Verdict
@@ -30,6 +32,7 @@ class TrainingKey:
     task: str
     preset: str
     goal: str
+    method: str
     data: str
     batch: float  # samples of a step, all ranks together
     parameters: str  # those that are not the batch of a rank
@@ -47,6 +50,7 @@ def training_key(archive: Archive) -> TrainingKey | None:
         str(result["task"]),
         str(result["preset"]),
         f"{goal['metric']} {goal['comparison']} {goal['threshold']}",
+        method_phrase(archive.run["spec"].get("method") or {}),
         str(identity["digest"] if identity and identity["digest"] else result["data"]),
         float(batch) * int(result["world_size"]),
         repr(others),

@@ -13,17 +13,17 @@ from functools import cache
 from pathlib import Path
 
 from mlbench_cli.errors import UsageError
-from mlbench_cli.files import write_atomically
-from mlbench_cli.goals import is_finite_number
-from mlbench_cli.model import JsonObject
+from mlbench_cli.model.goals import is_finite_number
+from mlbench_cli.model.run import JsonObject
 from mlbench_cli.results.analysis import collectives
 from mlbench_cli.results.analysis.baseline import figures_of
 from mlbench_cli.results.analysis.comparability import key_of
 from mlbench_cli.results.analysis.series import drop_duplicates, measure
 from mlbench_cli.results.analysis.verdict import Verdict
 from mlbench_cli.results.archive.reader import Archive
-from mlbench_cli.run_folder import NETWORK
-from mlbench_cli.times import now
+from mlbench_cli.storage.run_folder import NETWORK
+from mlbench_cli.util.files import write_atomically
+from mlbench_cli.util.times import now
 
 SHARE = 0.95
 FILE = "baselines.json"

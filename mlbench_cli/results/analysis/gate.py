@@ -11,11 +11,11 @@ from enum import StrEnum
 from typing import Any
 
 from mlbench_cli.errors import UsageError, did_you_mean
-from mlbench_cli.results.analysis.compare import THROUGHPUT, Comparison, ComparisonRow
-from mlbench_cli.results.analysis.statistics import CONFIDENCE, Estimate
+from mlbench_cli.results.analysis.compare import THROUGHPUT, TIMES, Comparison, ComparisonRow
+from mlbench_cli.results.analysis.numbers import format_ratio
+from mlbench_cli.results.analysis.sessions import Basis
+from mlbench_cli.results.analysis.statistics import Estimate
 from mlbench_cli.results.analysis.verdict import Verdict
-
-TIMES = ("task", "run")  # the seconds of a comparison without --metric: the first that both sides have
 
 
 class Direction(StrEnum):
@@ -44,6 +44,23 @@ class GateResult:
         return {**names, "direction": direction, "limit": self.limit, "worse": worse}
 
 
+def parse_limit(text: str, what: str) -> float:
+    """The factor in "1.2" or "+20%". Raises UsageError that names `what`."""
+    share = text.removeprefix("+").removesuffix("%")
+    try:
+        factor = 1 + float(share) / 100 if text.endswith("%") else float(text)
+    except ValueError:
+        factor = 0.0
+    if not 0 < factor < 1e6:
+        raise UsageError(f'{what} "{text[:60]}" is neither a factor nor a share.', hint="For example 1.2 or +20%.")
+    return factor
+
+
+def describe_limit(limit: float) -> str:
+    """ "limit 1.2× worse (+20 %)"."""
+    return f"limit {limit:.4g}× ({100 * (limit - 1):+.3g} %)"
+
+
 def check_gate(
     found: Comparison, limit: float, metric: str | None = None, direction: Direction | None = None
 ) -> GateResult:
@@ -55,6 +72,10 @@ def check_gate(
         return GateResult(Verdict.FAILED, f"{', '.join(found.failed)} did not succeed.", name, direction, limit)
     if found.obstacles:
         reason = f"{found.b} cannot be compared with {found.a}. {found.obstacles[0].text}"
+        return GateResult(Verdict.CANNOT_TELL, reason, name, direction, limit)
+    if found.sessions.a and found.sessions.basis is Basis.UNKNOWN:
+        hint = "Measure both sides in one session, for example as a matrix, which runs them alternately."
+        reason = f"{found.sessions.note[0].upper()}{found.sessions.note[1:]}. {hint}"
         return GateResult(Verdict.CANNOT_TELL, reason, name, direction, limit)
     if row is None or row.ratio is None:
         missing = f"{name or 'a time'} above 0"
@@ -91,13 +112,15 @@ def _default_direction(row: ComparisonRow | None) -> Direction | None:
 
 
 def _decide(found: Comparison, name: str, worse: Estimate, limit: float) -> tuple[Verdict, str]:
-    begin = f"{name}: {found.b} is {worse.mean:.4g} times as bad as {found.a}"
+    row = found.rows[name]
+    is_time = name in found.seconds
+    begin = f"{name}: {found.b} against {found.a}: {format_ratio(row.ratio, row.higher_is_better, is_time=is_time)}"
+    shown = describe_limit(limit) + (f"; {found.sessions.note}" if found.sessions.a else "")
     if worse.low is None or worse.high is None:
-        reason = f"{begin}; without repeats on both sides there is no interval, so {limit:g} cannot be decided."
+        reason = f"{begin}; without repeats on both sides there is no interval to decide by; {shown}."
         return Verdict.CANNOT_TELL, reason
-    interval = f"{begin} ({CONFIDENCE * 100:.0f} % interval {worse.low:.4g} to {worse.high:.4g})"
     if worse.low > limit:
-        return Verdict.FAILED, f"{interval}; {limit:g} is allowed."
+        return Verdict.FAILED, f"{begin}; {shown}."
     if worse.high <= limit:
-        return Verdict.PASSED, f"{interval}; {limit:g} is allowed."
-    return Verdict.CANNOT_TELL, f"{interval}; {limit:g} lies within the interval. More repeats make it narrower."
+        return Verdict.PASSED, f"{begin}; {shown}."
+    return Verdict.CANNOT_TELL, f"{begin}; {shown}, which lies within the interval. More repeats make it narrower."

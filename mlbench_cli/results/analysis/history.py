@@ -1,17 +1,24 @@
 """A gate against a baseline: is a figure worse than it was by more than is allowed, or can nobody tell?
 
-Two rules, both on logarithms, so that A / B and B / A are judged alike; d is ln(new) - ln(old), turned so that more is
-worse, and R the factor that is allowed.
+All rules are on logarithms, so that A / B and B / A are judged alike; d is ln(new) - ln(old), turned so that more is
+worse, and R the factor that is allowed. Which rule decides follows from the sessions that the runs were measured in
+(sessions.py), because runs of one session are not independent of each other:
 
-Repeats on both sides (at least 2 + 2): Welch's interval of d, one-sided 95 % at each end. It fails if the lower end is
-above ln R, passes if the upper end is below it, and else cannot tell.
+Both sides in one session, at least 2 + 2 runs: Welch's interval of d, one-sided 95 % at each end. It fails if the lower
+end is above ln R, passes if the upper end is below it, and else cannot tell. Several sessions on each side, none of
+them common: the same with one mean for each session. Several common sessions: Student's interval of one difference for
+each session.
 
-One new value against at least 5 earlier runs: T = d / (s sqrt(1/m + 1/n)) with their deviation s. It fails if d > ln R
-and T > t(0.99, n - 1), passes if d <= ln R, and else cannot tell. s is at least 1.4826 times the median absolute
-deviation and at least 0.005, since equal values would divide by 0.
+One new value (or session) against at least 5 earlier ones: T = d / (s sqrt(1/m + 1/n)) with their deviation s. It fails
+if d > ln R and T > t(0.99, n - 1), passes if the upper end d + t(0.95, n - 1) s sqrt(1/m + 1/n) is below ln R, and is
+else not shown. s is at least 1.4826 times the median absolute deviation and at least 0.005, since equal values would
+divide by 0.
+
+A side of a single session that the other side is not in decides nothing: a change cannot be told from a session.
 
 With k checks at once a failure needs the level 5 % / k (Bonferroni), so that many figures do not fail by chance.
-Sources: Welch, Biometrika 34 (1947) 28-35; Lehmann and Romano, Testing Statistical Hypotheses (2005), 9.1.
+benchmarks/gate_errors.py simulates all rules. Sources: Welch, Biometrika 34 (1947) 28-35; Lehmann and Romano, Testing
+Statistical Hypotheses (2005), 9.1; Kalibera and Jones, ISMM 2013, for means of sessions.
 """
 
 import math
@@ -19,6 +26,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mlbench_cli.results.analysis.gate import describe_limit
+from mlbench_cli.results.analysis.sessions import Basis, Sessions, mean_by_session
 from mlbench_cli.results.analysis.statistics import student_quantile, welch_freedom
 from mlbench_cli.results.analysis.verdict import Verdict
 
@@ -40,34 +49,80 @@ class Judged:
 
 
 def decide(
-    old: Sequence[float], new: Sequence[float], limit: float, *, higher_is_better: bool, checks: int = 1
+    old: Sequence[float],
+    new: Sequence[float],
+    limit: float,
+    *,
+    higher_is_better: bool,
+    checks: int = 1,
+    sessions: Sessions | None = None,
 ) -> Judged:
-    """Hold new values against old ones. All values must be above 0; `checks` are made at once."""
+    """Hold new values against old ones. All values must be above 0; `checks` are made at once.
+
+    `sessions` are those of the old and the new values; without them every value is independent of the others.
+    """
     if not old or not new:
         return Judged(Verdict.CANNOT_TELL, "one side has no values")
     if min(*old, *new, math.inf) <= 0:
         return Judged(Verdict.CANNOT_TELL, "a value is not above 0")
     sign = -1.0 if higher_is_better else 1.0
     before, after = ([sign * math.log(value) for value in values] for values in (old, new))
+    allowed = math.log(limit)
+    if sessions is None:
+        return _decide_independent(before, after, allowed, checks, "")
+    means = [mean_by_session(values, each) for values, each in ((before, sessions.a), (after, sessions.b))]
+    if sessions.basis is Basis.PAIRED:
+        differences = [means[1][session] - means[0][session] for session in sessions.shared]
+        return _decide_by_interval(differences, allowed, checks, sessions.note)
+    if sessions.basis is Basis.WITHIN:
+        (session,) = sessions.shared
+        inside = [
+            [value for value, each in zip(values, side, strict=True) if each == session]
+            for values, side in ((before, sessions.a), (after, sessions.b))
+        ]
+        if min(map(len, inside)) >= MIN_REPEATS:
+            return _decide_by_welch(inside[0], inside[1], allowed, checks, sessions.note)
+        means[0] = {number: mean for number, mean in means[0].items() if number != session} or means[0]
+    before, after = list(means[0].values()), list(means[1].values())
+    if sessions.basis is not Basis.BETWEEN and len(before) < MIN_HISTORY:
+        difference = statistics.fmean(after) - statistics.fmean(before)
+        few = f"{MIN_REPEATS} runs of each side in one session, or {MIN_HISTORY} earlier sessions, are needed"
+        why = few if sessions.basis is Basis.WITHIN else f"{sessions.note}; {few}"
+        return Judged(Verdict.CANNOT_TELL, f"{_words(difference)}; {why}", math.exp(difference))
+    note = sessions.note if sessions.basis is Basis.BETWEEN else f"{len(before)} earlier sessions: one mean for each"
+    return _decide_independent(before, after, allowed, checks, note)
+
+
+def _decide_independent(
+    before: Sequence[float], after: Sequence[float], allowed: float, checks: int, note: str
+) -> Judged:
     if len(before) >= MIN_REPEATS and len(after) >= MIN_REPEATS:
-        return _decide_by_welch(before, after, math.log(limit), checks)
+        return _decide_by_welch(before, after, allowed, checks, note)
     if len(before) >= MIN_HISTORY:
-        return _decide_by_history(before, after, math.log(limit), checks)
+        return _decide_by_history(before, after, allowed, checks, note)
     difference = statistics.fmean(after) - statistics.fmean(before)
     need = f"{MIN_REPEATS} repeats on both sides, or {MIN_HISTORY} earlier runs, are needed"
-    return Judged(Verdict.CANNOT_TELL, f"{math.exp(difference):.4g} times as bad; {need}", math.exp(difference))
+    return Judged(Verdict.CANNOT_TELL, f"{_words(difference)}; {need}", math.exp(difference))
 
 
-def _decide_by_welch(before: Sequence[float], after: Sequence[float], allowed: float, checks: int) -> Judged:
+def _decide_by_welch(before: Sequence[float], after: Sequence[float], allowed: float, checks: int, note: str) -> Judged:
     difference = statistics.fmean(after) - statistics.fmean(before)
     parts = [statistics.variance(values) / len(values) for values in (before, after)]
     error = math.sqrt(sum(parts))
     freedom = welch_freedom(parts, (len(before), len(after))) if error > 0 else 1.0
+    return _decide_by_error(difference, error, freedom, allowed, checks, note)
+
+
+def _decide_by_interval(differences: Sequence[float], allowed: float, checks: int, note: str) -> Judged:
+    error = statistics.stdev(differences) / math.sqrt(len(differences))
+    return _decide_by_error(statistics.fmean(differences), error, len(differences) - 1, allowed, checks, note)
+
+
+def _decide_by_error(difference: float, error: float, freedom: float, allowed: float, checks: int, note: str) -> Judged:
     reach = student_quantile(freedom, 1 - 2 * _LEVEL) * error
     strict = student_quantile(freedom, 1 - 2 * _LEVEL / checks) * error
     low, high = difference - reach, difference + reach
-    interval = f"{math.exp(low):.4g} to {math.exp(high):.4g}"
-    text = f"{math.exp(difference):.4g} times as bad ({interval}), {_limit_text(allowed)}"
+    text = f"{_words(difference, (low, high))}; {describe_limit(math.exp(allowed))}{f'; {note}' if note else ''}"
     figures = (math.exp(difference), math.exp(low), math.exp(high))
     if difference - strict > allowed:
         return Judged(Verdict.FAILED, text, *figures)
@@ -76,22 +131,37 @@ def _decide_by_welch(before: Sequence[float], after: Sequence[float], allowed: f
     return Judged(Verdict.CANNOT_TELL, f"{text}; more repeats make the interval narrower", *figures)
 
 
-def _decide_by_history(before: Sequence[float], after: Sequence[float], allowed: float, checks: int) -> Judged:
+def _decide_by_history(
+    before: Sequence[float], after: Sequence[float], allowed: float, checks: int, note: str
+) -> Judged:
     difference = statistics.fmean(after) - statistics.fmean(before)
     middle = statistics.median(before)
     spread = 1.4826 * statistics.median(abs(value - middle) for value in before)
     deviation = max(statistics.stdev(before), spread, _MIN_DEVIATION)
-    score = difference / (deviation * math.sqrt(1 / len(after) + 1 / len(before)))
-    least = student_quantile(len(before) - 1, 1 - 2 * _HISTORY_LEVEL / checks)
-    worse = math.exp(difference)
-    score_text = f"T {score:.2f} of {least:.2f}"
-    text = f"{worse:.4g} times as bad as {len(before)} earlier runs ({score_text}), {_limit_text(allowed)}"
-    if difference <= allowed:
-        return Judged(Verdict.PASSED, text, worse)
-    if score > least:
-        return Judged(Verdict.FAILED, text, worse)
-    return Judged(Verdict.CANNOT_TELL, f"{text}; as much as the earlier runs differ among themselves", worse)
+    error = deviation * math.sqrt(1 / len(after) + 1 / len(before))
+    score, least = difference / error, student_quantile(len(before) - 1, 1 - 2 * _HISTORY_LEVEL / checks)
+    high = difference + student_quantile(len(before) - 1, 1 - 2 * _LEVEL) * error
+    worse, most = math.exp(difference), math.exp(high)
+    text = f"{_words(difference)} than {len(before)} earlier {'sessions' if note else 'runs'}"
+    text += f" (T {score:.2f} of {least:.2f}; at most {most:.3g}×), {describe_limit(math.exp(allowed))}"
+    if high < allowed:
+        return Judged(Verdict.PASSED, text, worse, None, most)
+    if difference > allowed and score > least:
+        return Judged(Verdict.FAILED, text, worse, None, most)
+    return Judged(
+        Verdict.CANNOT_TELL,
+        f"{text}; not shown: the earlier ones differ by as much among themselves",
+        worse,
+        None,
+        most,
+    )
 
 
-def _limit_text(allowed: float) -> str:
-    return f"{math.exp(allowed):.4g} is allowed"
+def _words(difference: float, ends: tuple[float, float] | None = None) -> str:
+    """ "1.15× worse (1.12 to 1.18)" of a difference of logarithms."""
+    is_worse = difference >= 0
+    text = f"{math.exp(abs(difference)):.3g}× {'worse' if is_worse else 'better'}"
+    if ends is None:
+        return text
+    low, high = sorted(math.exp(end if is_worse else -end) for end in ends)
+    return f"{text} ({low:.3g} to {high:.3g})"

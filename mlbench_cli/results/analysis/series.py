@@ -7,20 +7,23 @@ came. Intervals are those of results/statistics.py.
 """
 
 import csv
-import io
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from mlbench_cli.errors import UsageError
+from mlbench_cli.model.methods import OWN
 from mlbench_cli.results.analysis.comparability import UNKNOWN, ComparisonKey, conditions_of, key_of
+from mlbench_cli.results.analysis.notebook import display_table
 from mlbench_cli.results.analysis.statistics import Estimate, estimate, ratio
 from mlbench_cli.results.archive.conditions import LABELS, Conditions
 from mlbench_cli.results.archive.reader import Archive
-from mlbench_cli.text import shorten
+from mlbench_cli.util.csv_text import format_csv
+from mlbench_cli.util.text import shorten
 from task_images.contract import CATEGORIES
 
+MAX_FIGURE = 1e100
 SUCCESSFUL = ("goal_reached", "budget_spent", "completed")
 
 
@@ -193,18 +196,12 @@ class Series:
 
     def _repr_html_(self) -> str:
         """The table of `to_csv`, for notebooks."""
-        from mlbench_cli.results.report.display import display_table
-
         head, *rows = csv.reader(self.to_csv().splitlines())
         return display_table(head, rows)
 
     def to_csv(self) -> str:
         """One line per group and number of workers; seconds are means over the runs that count."""
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(_HEADER)
-        writer.writerows(_row(group, point) for group in self.groups for point in group.points)
-        return text.getvalue()
+        return format_csv([_HEADER, *(_row(group, point) for group in self.groups for point in group.points)])
 
 
 def collect(archives: Iterable[Archive], min_runs: int = 1) -> Series:
@@ -243,12 +240,13 @@ def measure(archive: Archive) -> Measurement:
     """The numbers of one archive."""
     result, key = archive.result, key_of(archive)
     reported = result["task_seconds"]["wall"]
-    parts = {name: spread["rank0"] for name, spread in result["timings"].items() if name in CATEGORIES}
-    seconds = max(reported or 0.0, sum(parts.values())) or result["wall_seconds"] or 0.0
+    parts = {name: _bound(spread["rank0"]) for name, spread in result["timings"].items() if name in CATEGORIES}
+    seconds = _bound(max(reported or 0.0, sum(parts.values())) or result["wall_seconds"] or 0.0)
     parts["other"] = parts.get("other", 0.0) + seconds - sum(parts.values())
     whole_run = bool(key.measure)
     training = seconds - parts.get("validation", 0.0)
     goal, samples = result["goal"], result["samples"]
+    value = None if not goal else goal["value"] if goal["last"] is None else goal["last"]
     network: Mapping[str, Any] = result.get("network") or {}
     apart = network.get("networks") not in (None, 1)
     return Measurement(
@@ -260,12 +258,17 @@ def measure(archive: Archive) -> Measurement:
         parts,
         key,
         conditions_of(archive),
-        value=None if not goal else goal["value"] if goal["last"] is None else goal["last"],
-        throughput=samples / training if samples and not whole_run and training > 0 else None,
+        value=None if value is None else _bound(value),
+        throughput=_bound(samples / training) if samples and not whole_run and training > 0 else None,
         hides=_sends_messages(result) and not parts.get("communication"),
         goodput=network["together_bits_per_second"] or network["alone_bits_per_second"] if apart else None,
         round_trip=network["rtt_seconds"] if apart else None,
     )
+
+
+def _bound(value: float) -> float:
+    """A figure whose square and sums are still floats: a task may report any."""
+    return max(-MAX_FIGURE, min(MAX_FIGURE, value))
 
 
 def _sends_messages(result: Mapping[str, Any]) -> bool:
@@ -308,7 +311,10 @@ def describe(name: str, value: str) -> str:
         return f"{name} unknown"
     if name.startswith("parameter "):
         return f"{name.removeprefix('parameter ')}={shorten(value, 40)}"
+    if name.startswith("setting "):
+        return "" if name == "setting goal" else f"{name.removeprefix('setting ')}={shorten(value, 40)}"
     words = {
+        "method": f"{value} method" if value == OWN else value,
         "preset": f"preset {value}" if value != "custom" else "",
         "cluster": "on this machine" if value == "local" else value,
         "code": f"code {value}",

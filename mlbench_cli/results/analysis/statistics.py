@@ -44,6 +44,11 @@ class Estimate:
         low, high = (None if end is None else 1 / end for end in (self.high, self.low))
         return Estimate(self.count, 1 / self.mean, low, high)
 
+    @classmethod
+    def from_dict(cls, document: EstimateDocument) -> "Estimate":
+        """The inverse of `to_dict`."""
+        return cls(document["count"], document["mean"], document["low"], document["high"])
+
     def to_dict(self) -> EstimateDocument:
         """Count, mean, and both ends of the interval with its confidence."""
         return {"count": self.count, "mean": self.mean, "low": self.low, "high": self.high, "confidence": CONFIDENCE}

@@ -5,10 +5,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
+from mlbench_cli.config.extras import install_hint
 from mlbench_cli.errors import UsageError
-from mlbench_cli.extras import install_hint
-from mlbench_cli.goals import is_finite_number
-from mlbench_cli.times import parse_timestamp, timestamp
+from mlbench_cli.model.goals import is_finite_number
+from mlbench_cli.results.analysis.notebook import MAX_ROWS, display_table
+from mlbench_cli.util.times import parse_timestamp, timestamp
 
 if TYPE_CHECKING:
     import pandas
@@ -114,8 +115,6 @@ class Table(Sequence[Row], Generic[Row]):
 
     def _repr_html_(self) -> str:
         """The first rows, for notebooks."""
-        from mlbench_cli.results.report.display import MAX_ROWS, display_table
-
         names = [item.name for item in fields(self.row_type)]
         rows = [
             [timestamp(row.time) if name == "time" else getattr(row, name) for name in names]
@@ -265,8 +264,3 @@ def load_library(name: str) -> Any:
         raise UsageError(
             f"This table needs the package {name}, which is not installed.", hint=install_hint("tables")
         ) from None
-
-
-def point_time(point: MetricPoint) -> str:
-    """The point's time as RFC 3339."""
-    return timestamp(point.time)

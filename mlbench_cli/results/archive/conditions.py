@@ -1,7 +1,7 @@
 """Under which conditions a run's times were taken: whether it had its CPUs to itself, as far as that was measured.
 
 Pure: from the spec, the provenance and the samples in resources.jsonl. The rows of kind "machine" are described in
-engines/local/load.py; on Kubernetes templates/kubernetes/worker.sh writes them, one meter for each worker. Labels:
+agent/load.py; on Kubernetes templates/kubernetes/worker.sh writes them, one meter for each worker. Labels:
 
     crowded        more ranks, or more CPUs for them, than the machine has usable cores; or more ranks than GPUs
     contended      other processes (or other virtual machines) used more than MAX_OTHER_SHARE of the usable CPUs
@@ -18,9 +18,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mlbench_cli.goals import is_finite_number
-from mlbench_cli.spec import RunSpec
-from mlbench_cli.text import one_line
+from mlbench_cli.model.goals import is_finite_number
+from mlbench_cli.model.spec import RunSpec
+from mlbench_cli.util.text import one_line
 
 LABELS = ("crowded", "contended", "quota_limited", "shared", "slow_network")
 # Documents of older versions lack these; they are left out unless they apply.

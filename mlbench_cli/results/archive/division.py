@@ -15,12 +15,21 @@ the official data, or other data. The closed division needs official data: data 
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import Enum
 
-from mlbench_cli.catalog import BUDGET, TaskRules
+from mlbench_cli.model.spec import CUSTOM, OPEN, RunSpec
 from mlbench_cli.results.archive.events import DataIdentityDocument
-from mlbench_cli.spec import CUSTOM, OPEN, RunSpec
+from mlbench_cli.tasks.catalog import BUDGET, TaskRules
 
 _THRESHOLDS = ("goal_full", "goal_light")
+
+
+class Code(Enum):
+    """Whether the ranks ran the code of the mlbench that recorded the run, as far as both told a digest of it."""
+
+    SAME = "the task's code"
+    OTHER = "another version of the task's code"
+    UNKNOWN = "code not known to be the task's"
 
 
 @dataclass(frozen=True)
@@ -40,13 +49,12 @@ def find_division(
     rules: TaskRules | None,
     synthetic: bool,
     data: DataIdentityDocument | None,
-    *,
-    has_other_code: bool = False,
+    code: Code = Code.SAME,
 ) -> Division:
     """The division of a run under `spec` of a task with `rules`.
 
     `synthetic` says that its data were generated, `data` which data they were (None: the task did not report it), and
-    `has_other_code` that its ranks ran another version of the task.
+    `code` whether its ranks ran this version of the task.
     """
     if spec.task == CUSTOM:
         return Division(None, "a command without a task's goal")
@@ -64,7 +72,7 @@ def find_division(
         return Division("open", "a command of one's own")
     if rules.origin is not None:
         return Division("open", f"the task is not mlbench's own but of {rules.origin}")
-    changes = list(_changes(spec, rules)) + (["another version of the task's code"] if has_other_code else [])
+    changes = [*_changes(spec, rules), *([code.value] if code is not Code.SAME else [])]
     if data is None or data["official"] is None:
         reason = data["reason"] if data else None
         changes.append(f"data not known to be official{f' ({reason})' if reason else ''}")

@@ -8,18 +8,18 @@ from collections.abc import Mapping
 from typing import Any, NotRequired, TypedDict
 
 from mlbench_cli import __version__
-from mlbench_cli.catalog import find_rules
 from mlbench_cli.errors import UsageError
-from mlbench_cli.json_text import SCHEMA_VERSION, format_document, make_strict
-from mlbench_cli.model import Observation, Run, WorkerState
+from mlbench_cli.model.run import Observation, Run, WorkerState
+from mlbench_cli.model.spec import canonical_json
 from mlbench_cli.results.archive.events import DataIdentityDocument
 from mlbench_cli.results.archive.network import SummaryDocument
-from mlbench_cli.run_folder import RUN, RunFolder
-from mlbench_cli.spec import canonical_json
-from mlbench_cli.times import timestamp
+from mlbench_cli.storage.run_folder import RUN, RunFolder
+from mlbench_cli.tasks.catalog import find_rules
+from mlbench_cli.util.json_text import SCHEMA_VERSION, format_document, make_strict
+from mlbench_cli.util.times import timestamp
 
 # The version of the rules in `judge`. A change that gives another result for the same evidence is a new version.
-JUDGE_VERSION = 2
+JUDGE_VERSION = 3
 
 # A task may report its environment variables; only these are kept, since the others may hold secrets.
 KEPT_VARIABLES = {
@@ -82,6 +82,7 @@ class WorkerDocument(TypedDict):
     finished: str | None
     restarts: int
     image_digest: str | None
+    seconds: NotRequired[float]
 
 
 class ResultDocument(TypedDict):
@@ -126,6 +127,7 @@ class ResultDocument(TypedDict):
     progress: dict[str, Any]  # rank 0's last phase: phase, epoch, epochs, step, steps
     details: dict[str, Any]
     price: dict[str, Any] | None
+    doubts: NotRequired[list[str]]  # codes of the findings that take away the official line
     official_line: str | None
 
 

@@ -1,26 +1,34 @@
 """From the logs of ranks to events, metrics and the task's own result. Foreign text: malformed events are ignored."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, BinaryIO, TypedDict
 
-from mlbench_cli.goals import KINDS, Goal, is_finite_number
-from mlbench_cli.json_text import format_row, make_strict
-from mlbench_cli.model import JsonObject
-from mlbench_cli.text import one_line
-from mlbench_cli.times import MAX_SECONDS, parse_timestamp, timestamp
+from mlbench_cli.model.goals import KINDS, Goal, is_finite_number
+from mlbench_cli.model.run import JsonObject
+from mlbench_cli.util.json_text import format_row, make_strict
+from mlbench_cli.util.text import one_line
+from mlbench_cli.util.times import MAX_SECONDS, parse_timestamp, timestamp
 from task_images import contract
 
-# An event in a longer line is ignored, so that a log without line ends needs no memory.
+# A longer event is ignored, and counted, so that a log without line ends needs no memory.
 MAX_LINE_BYTES = 1 << 20
 SPREAD = ("min", "mean", "max", "rank0")
 _MARK = contract.PREFIX.encode() + b"{"
 _SPECIAL = ("nan", "inf", "-inf")
 
 
-def read_events(log: BinaryIO) -> Iterator[JsonObject]:
+@dataclass
+class LogCounts:
+    """What one pass over a log has counted."""
+
+    bytes: int = 0
+    too_long: int = 0  # events of more than MAX_LINE_BYTES, which are ignored
+
+
+def read_events(log: BinaryIO, counts: LogCounts | None = None) -> Iterator[JsonObject]:
     """Every event in a log, in its order. Lines without one cost a search of bytes and nothing more."""
-    for block in _read_whole_lines(log):
+    for block in _read_whole_lines(log, counts or LogCounts()):
         position = 0
         while (found := block.find(_MARK, position)) >= 0:
             position = block.find(b"\n", found) + 1 or len(block)
@@ -28,15 +36,29 @@ def read_events(log: BinaryIO) -> Iterator[JsonObject]:
                 yield event
 
 
-def _read_whole_lines(log: BinaryIO) -> Iterator[bytes]:
-    """Blocks that end at a line's end, or at the end of the log."""
-    rest = b""
+def _read_whole_lines(log: BinaryIO, counts: LogCounts) -> Iterator[bytes]:
+    """Blocks that end at a line's end, or at the end of the log.
+
+    Of an unfinished line that is longer than a block, all before the first mark of an event is left out, since a
+    progress bar may be there.
+    """
+    rest, skips = b"", False
     while block := log.read(MAX_LINE_BYTES):
+        counts.bytes += len(block)
+        if skips:  # to the end of an event that is too long
+            _, found, block = block.partition(b"\n")
+            skips = not found
         data = rest + block
         end = data.rfind(b"\n") + 1
         if end:
             yield data[:end]
-        rest = data[end:] if len(data) - end <= MAX_LINE_BYTES else b""
+        rest = data[end:]
+        if len(rest) > MAX_LINE_BYTES:
+            mark = rest.find(_MARK)
+            rest = rest[mark:] if mark >= 0 else rest[1 - len(_MARK) :]
+            if len(rest) > MAX_LINE_BYTES:
+                counts.too_long += 1
+                rest, skips = b"", True
     if rest:
         yield rest
 
@@ -59,7 +81,8 @@ class ReportedFacts:
 
     `result` is the last one that rank 0 reported in its own log, as `parse_result` gives it; if it reported none and
     was watched, the result that follows from its metrics. `environments` are facts by rank, `metrics` the last finite
-    values of rank 0 by name, `phase` its last phase event, `probes` its events of the network.
+    values of rank 0 by name, `phase` its last phase event, `probes` its events of the network. `is_watched`: the result
+    is that of its metrics.
     """
 
     result: JsonObject | None
@@ -67,6 +90,40 @@ class ReportedFacts:
     metrics: dict[str, float]
     phase: JsonObject
     probes: Sequence[Mapping[str, Any]]
+    is_watched: bool
+    logs: Mapping[int, "LogFacts"]
+
+
+@dataclass
+class LogFacts:
+    """What one rank's log says of itself. Times of events are seconds since 1970; `backward` is the largest step back
+    from one event of a rank to its next; `last_seconds` is that of the last metric, on the clock of the result;
+    `foreign` counts events of ranks that do not write into this log; `is_measured_late`: a metric is after the result.
+    """
+
+    counts: LogCounts
+    first: float | None = None
+    last: float | None = None
+    backward: float = 0.0
+    last_seconds: float | None = None
+    foreign: int = 0
+    is_measured_late: bool = False
+    _has_result: bool = False
+    _moments: dict[int, float] = field(default_factory=dict)
+
+    def take(self, event: Mapping[str, Any]) -> None:
+        """Take the next event that counts."""
+        moment, rank = float(event["time"]), event["rank"]
+        self.backward = max(self.backward, self._moments.get(rank, moment) - moment)
+        self._moments[rank] = moment
+        self.first = moment if self.first is None else min(self.first, moment)
+        self.last = moment if self.last is None else max(self.last, moment)
+        if event["event"] == "result":
+            self._has_result, self.is_measured_late = True, False
+        if event["event"] == "metric" and rank == 0:
+            self.is_measured_late = self._has_result
+        if event["event"] == "metric" and rank == 0 and is_finite_number(event.get("seconds")):
+            self.last_seconds = event["seconds"]
 
 
 def collect_events(
@@ -74,19 +131,23 @@ def collect_events(
     world_size: int,
     write_metric: Callable[[bytes], object],
     watcher: "GoalWatcher | None" = None,
+    writers: Callable[[int], Collection[int]] | None = None,
 ) -> ReportedFacts:
     """Read the logs of all ranks once, in bounded memory. Events of ranks outside the run are ignored.
 
     `write_metric` gets the lines of metrics.jsonl one by one, in the order of logs and of lines in them. `watcher`
-    finds the result of a program that reports none.
+    finds the result of a program that reports none. `writers` are the ranks that write into the log of a number: events
+    of others in it are ignored (None: any rank may write into any log).
     """
-    collector = _EventCollector(world_size, watcher)
+    collector = _EventCollector(world_size, watcher, writers)
     for rank, open_log in logs.items():
         with open_log() as log:
             for line in collector.read(rank, log):
                 write_metric(line)
-    result = collector.reported or (watcher.result() if watcher else None)
-    return ReportedFacts(result, collector.environments, collector.metrics, collector.phase, collector.probes)
+    reported = collector.reported
+    result = reported or (watcher.result() if watcher else None)
+    facts = (collector.environments, collector.metrics, collector.phase, collector.probes)
+    return ReportedFacts(result, *facts, is_watched=reported is None, logs=collector.logs)
 
 
 class _EventCollector:
@@ -95,8 +156,15 @@ class _EventCollector:
     MAX_NAMES = 1000
     MAX_PROBES = 8
 
-    def __init__(self, world_size: int, watcher: "GoalWatcher | None" = None) -> None:
+    def __init__(
+        self,
+        world_size: int,
+        watcher: "GoalWatcher | None" = None,
+        writers: Callable[[int], Collection[int]] | None = None,
+    ) -> None:
         self._world_size = world_size
+        self._writers = writers
+        self.logs: dict[int, LogFacts] = {}
         self.reported: JsonObject | None = None
         self._watcher = watcher
         self.environments: dict[int, JsonObject] = {}
@@ -106,10 +174,14 @@ class _EventCollector:
 
     def read(self, number: int, log: BinaryIO) -> Iterator[bytes]:
         """Read rank `number`'s log to its end; yields the lines of metrics.jsonl that follow from it."""
-        for event in read_events(log):
+        facts = self.logs[number] = LogFacts(LogCounts())
+        own = None if self._writers is None else self._writers(number)
+        for event in read_events(log, facts.counts):
             rank, kind = event["rank"], event["event"]
-            if rank >= self._world_size:
+            if rank >= self._world_size or (own is not None and rank not in own):
+                facts.foreign += 1
                 continue
+            facts.take(event)
             if kind == "metric" and (metric := parse_metric(event)):
                 if rank == number == 0:
                     self._take_metric(metric)

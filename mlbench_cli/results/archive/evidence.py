@@ -1,27 +1,62 @@
 """The evidence of a run: completed in its folder, and read from there or from its archive."""
 
 import io
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from mlbench_cli import run_folder
-from mlbench_cli.catalog import TaskRules, find_rules
 from mlbench_cli.errors import UsageError
-from mlbench_cli.files import read_end, replace_file
-from mlbench_cli.goals import is_finite_number
-from mlbench_cli.json_text import format_row, make_strict, parse_document
-from mlbench_cli.model import Ending, Finding, Observation, Run, WorkerState
-from mlbench_cli.results.archive.judge import Evidence
+from mlbench_cli.model.goals import Goal, is_finite_number
+from mlbench_cli.model.run import Ending, Finding, Observation, Run, WorkerState
+from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.results.archive.layout import DamagedArchive
 from mlbench_cli.results.archive.reader import Archive
-from mlbench_cli.run_folder import RunFolder
-from mlbench_cli.spec import RunSpec
-from mlbench_cli.times import MAX_SECONDS, parse_timestamp, timestamp
+from mlbench_cli.storage import run_folder
+from mlbench_cli.storage.run_folder import RunFolder
+from mlbench_cli.tasks.catalog import TaskRules, find_rules
+from mlbench_cli.util.files import read_end, replace_file
+from mlbench_cli.util.json_text import format_row, make_strict, parse_document
+from mlbench_cli.util.times import MAX_SECONDS, parse_timestamp, timestamp
 
 MAX_ROW_BYTES = 1 << 20  # of resources.jsonl; what is longer is no row
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a run left behind as it happened. `logs` opens each rank's log for reading, as often as asked."""
+
+    id: str
+    name: str
+    created: str  # RFC 3339
+    spec: RunSpec
+    rules: TaskRules | None
+    observation: Observation
+    provenance: Mapping[str, Any]  # Provenance.to_dict; empty for a run of the first edition
+    samples: Callable[[], Iterable[Mapping[str, Any]]]  # the rows of resources.jsonl
+    logs: Mapping[int, Callable[[], BinaryIO]]
+    shaping: Mapping[str, Any] | None = None  # shaping.json, if the engine made the network
+
+    @property
+    def goal(self) -> Goal | None:
+        """The goal that the run was asked to reach; None for a task without one."""
+        return None if self.rules is None else self.rules.find_goal(self.spec.parameters, self.spec.goal)
+
+    @property
+    def span(self) -> tuple[float | None, float]:
+        """Start of the first worker and end of the last, in seconds since 1970; the start is None if none began."""
+        workers = self.observation.workers
+        started = min((worker.started for worker in workers if worker.started is not None), default=None)
+        ends = [worker.finished for worker in workers if worker.finished is not None]
+        finished = max(ends, default=self.observation.time)
+        return started, max(finished, parse_timestamp(self.created) if started is None else started)
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether each worker has a node of its own, so that what others use there is not the run's."""
+        nodes = [worker.node for worker in self.observation.workers]
+        return not self.spec.functional_only and len(set(nodes)) == len(nodes)
 
 
 def collect_evidence(run: Run, document: Mapping[str, Any], observation: Observation) -> Evidence:

@@ -7,17 +7,15 @@ Success is exit code 0 of every rank; nothing that a log says replaces one. What
 then, only for the goal that was asked for, and only if a metric event has the value that the result claims.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, BinaryIO, cast
 
-from mlbench_cli import run_folder
-from mlbench_cli.catalog import TaskRules
-from mlbench_cli.goals import Goal, goal_wording, is_finite_number
-from mlbench_cli.json_text import make_strict
-from mlbench_cli.model import Ending, Finding, JsonObject, Observation, Outcome
+from mlbench_cli.model.goals import Goal, goal_wording, is_finite_number
+from mlbench_cli.model.run import Ending, Finding, JsonObject, Observation, Outcome
+from mlbench_cli.model.spec import OPEN, RunSpec
 from mlbench_cli.results.archive.conditions import assess_conditions
-from mlbench_cli.results.archive.division import find_division
+from mlbench_cli.results.archive.division import Code, Division, find_division
 from mlbench_cli.results.archive.documents import (
     JUDGE_VERSION,
     EnvironmentDocument,
@@ -31,49 +29,27 @@ from mlbench_cli.results.archive.documents import (
     worker_document,
 )
 from mlbench_cli.results.archive.events import GoalWatcher, ReportedFacts, collect_events, read_events
+from mlbench_cli.results.archive.evidence import Evidence
 from mlbench_cli.results.archive.network import NetworkDocument, find_least_sent, network_document
 from mlbench_cli.results.archive.official import official_line, official_text
-from mlbench_cli.spec import OPEN, RunSpec
-from mlbench_cli.text import one_line
-from mlbench_cli.times import parse_timestamp, timestamp
+from mlbench_cli.results.archive.plausibility import (
+    CLOCK_STEPPED,
+    NO_RESULT,
+    PREFIX,
+    SampleWatch,
+    find_clock_step,
+    find_contradictions,
+    find_too_long,
+)
+from mlbench_cli.storage import run_folder
+from mlbench_cli.util.json_text import make_strict
+from mlbench_cli.util.text import one_line
+from mlbench_cli.util.times import timestamp
+
+# libfabric's EFA provider dies of "Cannot allocate memory" at 8 MiB (awslabs/awsome-distributed-ai#647).
+MIN_MEMLOCK = 1 << 30
 
 _NO_RESULT: Mapping[str, Any] = {"timings": {}, "details": {}, "synthetic": False}
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """What a run left behind as it happened. `logs` opens each rank's log for reading, as often as asked."""
-
-    id: str
-    name: str
-    created: str  # RFC 3339
-    spec: RunSpec
-    rules: TaskRules | None
-    observation: Observation
-    provenance: Mapping[str, Any]  # Provenance.to_dict; empty for a run of the first edition
-    samples: Callable[[], Iterable[Mapping[str, Any]]]  # the rows of resources.jsonl
-    logs: Mapping[int, Callable[[], BinaryIO]]
-    shaping: Mapping[str, Any] | None = None  # shaping.json, if the engine made the network
-
-    @property
-    def goal(self) -> Goal | None:
-        """The goal that the run was asked to reach; None for a task without one."""
-        return None if self.rules is None else self.rules.find_goal(self.spec.parameters, self.spec.goal)
-
-    @property
-    def span(self) -> tuple[float | None, float]:
-        """Start of the first worker and end of the last, in seconds since 1970; the start is None if none began."""
-        workers = self.observation.workers
-        started = min((worker.started for worker in workers if worker.started is not None), default=None)
-        ends = [worker.finished for worker in workers if worker.finished is not None]
-        finished = max(ends, default=self.observation.time)
-        return started, max(finished, parse_timestamp(self.created) if started is None else started)
-
-    @property
-    def is_alone(self) -> bool:
-        """Whether each worker has a node of its own, so that what others use there is not the run's."""
-        nodes = [worker.node for worker in self.observation.workers]
-        return not self.spec.functional_only and len(set(nodes)) == len(nodes)
 
 
 @dataclass(frozen=True)
@@ -106,8 +82,10 @@ class Judgement:
         return goal is not None and goal["reached"]
 
 
-def judge(evidence: Evidence, write_metric: Callable[[bytes], object] = lambda line: None) -> Judgement:
-    """The documents that follow from the evidence of a run that has ended.
+def judge(
+    evidence: Evidence, write_metric: Callable[[bytes], object] = lambda line: None, version: int = JUDGE_VERSION
+) -> Judgement:
+    """The documents that follow from the evidence of a run that has ended, by the rules of `version`, 2 or later.
 
     `write_metric` gets the lines of metrics.jsonl one by one, in the order of logs and of lines in them. Logs are read
     in bounded memory; each a second time only to prove a claimed goal. Raises ValueError if the run has not ended.
@@ -115,18 +93,33 @@ def judge(evidence: Evidence, write_metric: Callable[[bytes], object] = lambda l
     spec = evidence.spec
     if evidence.observation.ended is None:
         raise ValueError("the run has not ended")
-    reported = collect_events(evidence.logs, spec.world_size, write_metric, _watcher(evidence))
-    facts = reported.result or _NO_RESULT
-    decision = _decide(evidence, reported)
+    writers = _writers(evidence) if version >= 3 else None
+    reported = collect_events(evidence.logs, spec.world_size, write_metric, _watcher(evidence, version), writers)
+    samples = SampleWatch()
     conditions = assess_conditions(
-        spec, evidence.provenance, evidence.samples(), evidence.is_alone, reported.environments
+        spec, evidence.provenance, samples.watch(evidence.samples()), evidence.is_alone, reported.environments
     ).to_dict()
+    step = find_clock_step(evidence.observation, samples) if version >= 3 else None
+    if step is not None and reported.is_watched and reported.result is not None:
+        reported = replace(reported, result={**reported.result, "wall_seconds": None})
+    facts = reported.result or _NO_RESULT
+    decision = _decide(evidence, reported, samples, step, version)
     division = find_division(
-        spec, evidence.rules, facts["synthetic"], facts.get("data_identity"), has_other_code=decision.has_other_code
-    ).to_dict()
+        spec,
+        evidence.rules,
+        facts["synthetic"],
+        facts.get("data_identity"),
+        code=_compare_code(evidence, reported) if version >= 3 or decision.has_other_code else Code.SAME,
+    )
+    doubts = _find_doubts(evidence, decision)
+    if contradictions := [code for code in doubts if code.startswith(PREFIX)]:
+        division = Division(None, f"the evidence contradicts itself ({', '.join(contradictions)})")
     asked = spec.network if spec.workers > 1 else None
     network = network_document(asked, reported.probes, evidence.shaping, find_least_sent(spec, facts["details"]))
-    result = _result(evidence, reported, decision, division, conditions)
+    result = _result(evidence, reported, decision, division.to_dict(), conditions)
+    result["judge"] = version
+    if doubts:
+        result["doubts"] = doubts
     if spec.method:
         result["method"] = str(spec.method.get("name"))
     if network is not None:
@@ -150,16 +143,55 @@ class _Decision:
     findings: tuple[Finding, ...]
 
 
-def _decide(evidence: Evidence, reported: ReportedFacts) -> _Decision:
+def _decide(
+    evidence: Evidence, reported: ReportedFacts, samples: SampleWatch, step: Finding | None, version: int
+) -> _Decision:
     result = reported.result
     goal, differing = _find_goal(evidence, result["goal"] if result else None)
     claimed = _claimed_outcome(evidence.spec, evidence.observation, result)
-    is_proven = _is_reached(goal) and _is_reported(evidence, goal, "value")
-    is_shown = _is_reported(evidence, goal, "last") if claimed is Outcome.BUDGET_SPENT else is_proven
+    silent: list[Finding] = []
+    if version >= 3 and claimed is Outcome.COMPLETED and result is None and _must_report(evidence):
+        claimed = Outcome.FAILED
+        silent = [
+            Finding(
+                NO_RESULT,
+                f"The program of {evidence.spec.task} ended with exit code 0 and reported no result.",
+                hint=f"mlbench logs {evidence.name}",
+            )
+        ]
+    own = _writers(evidence) if version >= 3 else None
+    is_proven = _is_reached(goal) and _is_reported(evidence, goal, "value", own)
+    is_shown = _is_reported(evidence, goal, "last", own) if claimed is Outcome.BUDGET_SPENT else is_proven
     outcome, unproven = _confirm(claimed, result, goal, is_shown)
     other_code = _find_other_code(evidence, reported)
-    findings = (*evidence.observation.findings, *differing, *unproven, *other_code)
+    locked = _find_low_memlock(evidence.spec, reported)
+    doubts: list[Finding] = []
+    if version >= 3:
+        doubts = [finding for finding in (step, find_too_long(reported)) if finding is not None]
+        doubts += find_contradictions(evidence, reported, samples, outcome.is_success, step is not None)
+    findings = (*evidence.observation.findings, *silent, *differing, *unproven, *other_code, *locked, *doubts)
     return _Decision(outcome, goal, is_proven, bool(other_code), findings)
+
+
+def _must_report(evidence: Evidence) -> bool:
+    """Whether the run is of a task's own program that has a result to report."""
+    rules = evidence.rules
+    return evidence.spec.runs_task_program and rules is not None and (rules.origin is None or rules.goal is not None)
+
+
+def _writers(evidence: Evidence) -> Callable[[int], Collection[int]]:
+    """The ranks that write into the log of a number: its own, or those of a worker whose ranks share one log."""
+    spec, numbers = evidence.spec, {*evidence.logs}
+
+    def find(number: int) -> Collection[int]:
+        if number >= spec.process_count:
+            return ()
+        if not spec.run_on_all:  # a launcher on rank 0 prints what all ranks write
+            return range(spec.world_size) if number == 0 else ()
+        ranks = spec.ranks_of(spec.unit_of(number))
+        return {number, *(rank for rank in ranks if number == ranks[0] and rank not in numbers)}
+
+    return find
 
 
 def _find_goal(evidence: Evidence, reported: Mapping[str, Any] | None) -> tuple[JsonObject | None, list[Finding]]:
@@ -186,16 +218,43 @@ def _find_goal(evidence: Evidence, reported: Mapping[str, Any] | None) -> tuple[
     return {**document, "value": None, "last": None}, [finding]
 
 
+def _find_doubts(evidence: Evidence, decision: _Decision) -> list[str]:
+    """The codes of those findings that take away the official line.
+
+    A step of the clock does so only if the seconds of the line may be differences of wall times. The catalogue's own
+    programs measure with the monotonic clock.
+    """
+    spec, rules = evidence.spec, evidence.rules
+    is_own = rules is not None and rules.origin is None and spec.argv == rules.command and not decision.has_other_code
+    return [
+        finding.code
+        for finding in decision.findings
+        if finding.code.startswith(PREFIX) or (finding.code == CLOCK_STEPPED and not (is_own and spec.preset != OPEN))
+    ]
+
+
 def _is_same_goal(asked: Mapping[str, Any], reported: Mapping[str, Any]) -> bool:
     same = all(reported[key] == asked[key] for key in ("metric", "comparison", "threshold"))
     return same and reported["kind"] in (None, asked["kind"])
 
 
+def _find_digests(evidence: Evidence, reported: ReportedFacts) -> tuple[Any, Any]:
+    """The digests of the task's code: that of the mlbench that recorded the run, and that which rank 0 ran."""
+    code = evidence.provenance.get("code") or {}
+    return code.get("digest"), reported.environments.get(0, {}).get("code_digest")
+
+
+def _compare_code(evidence: Evidence, reported: ReportedFacts) -> Code:
+    recorded, executed = _find_digests(evidence, reported)
+    if recorded is None or executed is None:
+        return Code.UNKNOWN
+    return Code.SAME if recorded == executed else Code.OTHER
+
+
 def _find_other_code(evidence: Evidence, reported: ReportedFacts) -> list[Finding]:
     """A finding if rank 0 ran other code of the task than the mlbench that recorded the run has."""
-    code = evidence.provenance.get("code") or {}
-    recorded, executed = code.get("digest"), reported.environments.get(0, {}).get("code_digest")
-    if recorded is None or executed is None or recorded == executed:
+    recorded, executed = _find_digests(evidence, reported)
+    if _compare_code(evidence, reported) is not Code.OTHER:
         return []
     return [
         Finding(
@@ -203,6 +262,25 @@ def _find_other_code(evidence: Evidence, reported: ReportedFacts) -> list[Findin
             f"Rank 0 ran other code of {evidence.spec.task} than the mlbench that started it has.",
             hint="Build the images from the version in use: make images.",
             evidence={"recorded": recorded, "reported": one_line(str(executed))},
+        )
+    ]
+
+
+def _find_low_memlock(spec: RunSpec, reported: ReportedFacts) -> list[Finding]:
+    """A finding if ranks with RDMA network cards may lock too little memory: NCCL then fails or falls back to TCP."""
+    if not spec.kubernetes.has_rdma_devices:
+        return []
+    limits = {rank: facts.get("memlock_bytes") for rank, facts in reported.environments.items()}
+    low = {rank: limit for rank, limit in limits.items() if type(limit) is int and 0 <= limit < MIN_MEMLOCK}
+    if not low:
+        return []
+    return [
+        Finding(
+            "memlock_low",
+            f"{len(low)} of {len(limits)} ranks may lock {min(low.values()) / 2**20:.4g} MiB of memory; network cards "
+            "with RDMA need at least 1 GiB, else NCCL fails to register memory or falls back to TCP.",
+            hint="Run with --run-as-user 0, or raise LimitMEMLOCK of containerd on the nodes.",
+            evidence={"memlock_bytes": {str(rank): limit for rank, limit in sorted(low.items())[:16]}},
         )
     ]
 
@@ -257,12 +335,14 @@ def _confirm(
     ]
 
 
-def _watcher(evidence: Evidence) -> GoalWatcher | None:
+def _watcher(evidence: Evidence, version: int) -> GoalWatcher | None:
     """For a command of the user's own that is held to a task's goal; None for any other run."""
     spec, goal = evidence.spec, evidence.goal
     if spec.preset != OPEN or goal is None:
         return None
     started, _ = evidence.span
+    if version >= 3:  # by the clock of the machine that times rank 0's metrics
+        started = next((worker.started for worker in evidence.observation.workers if worker.rank == 0), None)
     return GoalWatcher(goal, spec.goal, None if started is None else timestamp(started))
 
 
@@ -270,15 +350,24 @@ def _is_reached(goal: Mapping[str, Any] | None) -> bool:
     return goal is not None and Goal(goal["metric"], goal["comparison"], goal["threshold"]).meets(goal["value"])
 
 
-def _is_reported(evidence: Evidence, goal: Mapping[str, Any] | None, key: str) -> bool:
-    """Whether a metric event of any rank has the goal's `value` or `last`."""
+def _is_reported(
+    evidence: Evidence,
+    goal: Mapping[str, Any] | None,
+    key: str,
+    writers: Callable[[int], Collection[int]] | None,
+) -> bool:
+    """Whether a metric event of rank 0 in its own log has the goal's `value` or `last`; of any rank without `writers`,
+    as before the third version of the rules.
+    """
     if goal is None or goal[key] is None:
         return False
     names = Goal(goal["metric"], goal["comparison"], goal["threshold"]).metric_names
     return any(
         event["event"] == "metric" and event.get("name") in names and _is_close(event.get("value"), goal[key])
-        for open_log in evidence.logs.values()
+        for number, open_log in evidence.logs.items()
+        if writers is None or 0 in writers(number)
         for event in _closing(open_log)
+        if writers is None or event["rank"] == 0
     )
 
 
@@ -310,6 +399,10 @@ def _result(
     summary = _summarize(evidence, decision, reported.result)
     started, finished = evidence.span
     wall_seconds = None if started is None else round(finished - started, 3)
+    if observation.seconds is not None:
+        wall_seconds = round(observation.seconds, 3)
+    elif any(finding.code == CLOCK_STEPPED for finding in decision.findings):
+        wall_seconds = None  # a difference of wall times is no duration now, and so is no price
     return {
         "judge": JUDGE_VERSION,
         "run": evidence.name,
@@ -391,8 +484,9 @@ def _summarize(evidence: Evidence, decision: _Decision, reported: Mapping[str, A
     begin = f"{evidence.name} {outcome.phrase}"
     if outcome.is_success:
         begin += _figures(outcome, reported or {})
-        reason = next((found.summary for found in findings if found.code == "goal_not_proved"), "")
-    elif outcome is Outcome.FAILED and not findings:
+        doubts = (found for found in findings if found.code == "goal_not_proved" or found.code.startswith(PREFIX))
+        reason = next((found.summary for found in doubts), "")
+    elif outcome is Outcome.FAILED and all(found.code.startswith(PREFIX) for found in findings):
         workers = evidence.observation.workers
         reason = f"{sum(1 for worker in workers if worker.exit_code)} of {len(workers)} ranks failed."
     else:

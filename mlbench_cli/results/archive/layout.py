@@ -8,29 +8,32 @@ import hashlib
 import os
 import re
 import stat
+import unicodedata
 import urllib.parse
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from mlbench_cli.errors import MlbenchError, UsageError
-from mlbench_cli.files import replace_file, sync_folder
-from mlbench_cli.model import Finding
-from mlbench_cli.run_folder import (
+from mlbench_cli.errors import CannotTellError, MlbenchError, UsageError
+from mlbench_cli.model.run import Finding
+from mlbench_cli.storage.run_folder import (
     ENVIRONMENT,
     FINDINGS,
     LOG_PATTERN,
     METRICS,
+    NETWORK,
     OBSERVATION,
     OFFICIAL,
     RESOURCES,
     RESULT,
     RUN,
+    SHAPING,
     SIGNATURE,
     STATE_FOLDER,
     SUMS,
 )
+from mlbench_cli.util.files import replace_file, sync_folder
 
 REQUIRED = (RUN, RESULT, OFFICIAL, METRICS, ENVIRONMENT, RESOURCES, FINDINGS)
 DOCUMENTS = (RESULT, OFFICIAL, METRICS, ENVIRONMENT, FINDINGS)  # what the judge makes of the rest
@@ -45,6 +48,11 @@ CHUNK = 1 << 20
 
 _SUMS_LINE = re.compile(r"([0-9a-f]{64})  ([^\n]+)\n")
 _UNPORTABLE = re.compile(r"[\x00-\x1f\x7f\\]|[\ud800-\udfff]")
+# Controls of ISO 6429, marks and overrides of the direction of writing (UAX #9), separators of lines, byte order marks.
+_MISREAD = re.compile("[\x80-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
+# "Naming Files, Paths, and Namespaces" of the Windows API.
+_RESERVED = re.compile(r'[<>:"|?*]')
+_DEVICE = re.compile(r"(CON|PRN|AUX|NUL|CONIN\$|CONOUT\$|(COM|LPT)[0-9\u00b9\u00b2\u00b3])(\..*)?", re.IGNORECASE)
 
 
 class DamagedArchive(UsageError):
@@ -60,6 +68,19 @@ class DamagedArchive(UsageError):
         self.file = file
         self.problem = problem
         self.plain = message
+
+
+class UnprovenArchive(CannotTellError):
+    """An archive is intact, but its results do not all follow from its evidence, as far as this mlbench can tell."""
+
+    code = "unproven_archive"
+
+    def __init__(self, path: Path | str, reasons: Sequence[str]) -> None:
+        super().__init__(
+            f"{path}: not everything follows from the evidence. {reasons[0]}",
+            hint=f"mlbench verify {path}; reading commands show it marked as unproven with --unproven",
+            details={"not_derived": list(reasons)},
+        )
 
 
 def find_name_problem(name: str) -> str | None:
@@ -80,11 +101,58 @@ def find_name_problem(name: str) -> str | None:
     return None
 
 
+def find_portability_problem(name: str) -> str | None:
+    """Why a file of that name is another one on some system, or none, or reads as something else; None if it is not so.
+
+    Archives of judges before the third may have such names.
+    """
+    if _MISREAD.search(name):
+        return "the name holds a control character, or one that changes the direction of writing"
+    for part in name.split("/"):
+        if _DEVICE.fullmatch(part) or part.endswith((".", " ")) or _RESERVED.search(part):
+            return "Windows cannot have a file of that name"
+    return None
+
+
+def is_in_layout(name: str) -> bool:
+    """Whether an archive has a file of that name."""
+    known = {*REQUIRED, OBSERVATION, NETWORK, SHAPING, SUMS, SIGNATURE}
+    return name in known or name.startswith(("output/", "manifests/")) or LOG_PATTERN.fullmatch(name) is not None
+
+
+def find_collisions(names: Iterable[str]) -> dict[str, str]:
+    """The names that are also another one's, or that of a folder in another one, where case or the normal form of
+    Unicode do not count; each with that other one. Of several the first in order keeps its name.
+    """
+    found: dict[str, str] = {}
+    files: dict[str, str] = {}
+    folders: dict[str, str] = {}
+    for name in sorted(names):
+        folded = unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
+        parts = folded.split("/")
+        parents = ["/".join(parts[:count]) for count in range(1, len(parts))]
+        other = files.get(folded) or folders.get(folded) or next((files[at] for at in parents if at in files), None)
+        if other is not None:
+            found[name] = other
+            continue
+        files[folded] = name
+        for parent in parents:
+            folders.setdefault(parent, name)
+    return found
+
+
 def portable_part(part: str) -> str:
     """A file name with every character that an archive cannot hold written as %XX, and cut to its greatest length."""
+    last = len(part) - 1
     text = "".join(
-        "".join(f"%{byte:02X}" for byte in char.encode("utf-8", "surrogateescape")) if _UNPORTABLE.match(char) else char
-        for char in part
+        "".join(f"%{byte:02X}" for byte in char.encode("utf-8", "surrogateescape"))
+        if _UNPORTABLE.match(char)
+        or _MISREAD.match(char)
+        or _RESERVED.match(char)
+        or (index == last and char in ". ")
+        or (index == 0 and _DEVICE.fullmatch(part))
+        else char
+        for index, char in enumerate(part)
     )
     if len(text.encode()) <= MAX_PART_BYTES:
         return text
@@ -119,18 +187,22 @@ def make_portable(folder: Path) -> list[Finding]:
     for parent, folders, _ in os.walk(folder):
         for name in folders:
             _let_read(Path(parent, name), stat.S_IRWXU)
-    for name, mode in sorted(walk(folder)):
+    found = sorted(walk(folder))
+    colliding = find_collisions(os.fsencode(name).decode("utf-8", "replace") for name, _ in found)
+    for name, mode in found:
         if not stat.S_ISREG(mode):
-            aside = folder / STATE_FOLDER / "left_out" / urllib.parse.quote(os.fsencode(name), safe="")[-200:]
-            aside.parent.mkdir(parents=True, exist_ok=True)
-            os.replace(folder / name, aside)
+            _put_aside(folder, name)
             shown = ascii(name)[1:-1]
             findings.append(
                 Finding("file_left_out", f"{shown} is a link or no regular file; an archive holds only files.")
             )
-        elif trouble := find_name_problem(name):
+        elif not name.startswith(".") and not is_in_layout(name):
+            _put_aside(folder, name)
+            findings.append(Finding("file_left_out", f"{ascii(name)[1:-1]} is no file of an archive."))
+            continue
+        elif trouble := find_name_problem(name) or find_portability_problem(name) or _name_collision(colliding, name):
             portable = "/".join(map(portable_part, name.split("/")))
-            if find_name_problem(portable) or (folder / portable).exists():
+            if portable == name or find_name_problem(portable) or (folder / portable).exists():
                 portable = f"output/renamed-{hashlib.sha256(os.fsencode(name)).hexdigest()[:32]}"
             (folder / portable).parent.mkdir(parents=True, exist_ok=True)
             os.replace(folder / name, folder / portable)
@@ -139,6 +211,17 @@ def make_portable(folder: Path) -> list[Finding]:
         if stat.S_ISREG(mode):
             _let_read(folder / name, stat.S_IRUSR)
     return findings
+
+
+def _put_aside(folder: Path, name: str) -> None:
+    aside = folder / STATE_FOLDER / "left_out" / urllib.parse.quote(os.fsencode(name), safe="")[-200:]
+    aside.parent.mkdir(parents=True, exist_ok=True)
+    os.replace(folder / name, aside)
+
+
+def _name_collision(colliding: Mapping[str, str], name: str) -> str | None:
+    other = colliding.get(name)
+    return None if other is None else f"on some systems it is the same as {ascii(other)[1:-1]}"
 
 
 def _let_read(path: Path, needed: int) -> None:

@@ -15,9 +15,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from mlbench_cli.json_text import parse_document
-from mlbench_cli.run_folder import LOG_TIMES, RESOURCES, STATE_FOLDER
-from mlbench_cli.times import MAX_SECONDS
+from mlbench_cli.storage.run_folder import LOG_TIMES, RESOURCES, STATE_FOLDER
+from mlbench_cli.util.json_text import parse_document
+from mlbench_cli.util.times import MAX_SECONDS
 from task_images import contract
 
 SLACK_SECONDS = 2.0  # by which an event may claim to be later than the sample that has found its line

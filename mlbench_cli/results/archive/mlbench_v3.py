@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from mlbench_cli import files
 from mlbench_cli.errors import UsageError
-from mlbench_cli.goals import is_finite_number
+from mlbench_cli.model.goals import is_finite_number
 from mlbench_cli.results.archive import layout
 from mlbench_cli.results.archive.official import legacy_official_text
 from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.util import files
 
 # Category of the tracker -> the original's name of that step of a batch.
 STEPS = {

@@ -9,11 +9,11 @@ Foreign values: whatever is malformed is left out.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NotRequired, TypedDict, cast
 
-from mlbench_cli.goals import is_finite_number
-from mlbench_cli.json_text import make_strict
-from mlbench_cli.network import MODELLED, NOT_SHAPED, find_deviations, is_modelled, parse_network
-from mlbench_cli.spec import RunSpec
-from mlbench_cli.text import one_line
+from mlbench_cli.model.goals import is_finite_number
+from mlbench_cli.model.network import MODELLED, NOT_SHAPED, find_deviations, is_modelled, parse_network
+from mlbench_cli.model.spec import RunSpec
+from mlbench_cli.util.json_text import make_strict
+from mlbench_cli.util.text import one_line
 
 MAX_LINKS = 64
 SETUP = "setup"

@@ -1,42 +1,49 @@
 """official_result.txt: the one line that the original benchmark gave, or why there is none."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from mlbench_cli.goals import goal_wording
-from mlbench_cli.model import Outcome
-from mlbench_cli.network import network_phrase
+from mlbench_cli.model.goals import goal_wording
+from mlbench_cli.model.network import network_phrase
+from mlbench_cli.model.run import Outcome
+from mlbench_cli.model.spec import CUSTOM
 from mlbench_cli.results.archive.conditions import Conditions
-from mlbench_cli.spec import CUSTOM
 from task_images.contract import COMPUTE_CATEGORIES
 
 # What a division means is in results/division.py.
 _OPEN = "comparable with results of the open division only"
 
+Sum = Callable[[Iterable[float]], float]
 
-def official_line(result: Mapping[str, Any]) -> str | None:
+
+def official_line(result: Mapping[str, Any], add: Sum = math.fsum) -> str | None:
     """The line of a result.json, without newline; None without goal.
 
     "80% Top 1 Validation Accuracy reached in 150.2 seconds (training steps: 106.912), Compute: 52.97 seconds, ...".
     Seconds are rank 0's wall clock from the first training step to the goal, waiting for data and validation included;
     in brackets the sum over its training steps alone, which MLBench 3 reported. Parts that are 0 are left out.
     Of a run that spent its time budget: "81.25% Top 1 Validation Accuracy after 7200.125 seconds (budget 7200), ...".
+    None also if something takes the line away (`doubts`). Lines of judges before the third hold sums to their last
+    digit, which depends on how Python adds (`add`).
     """
-    return _line(result, "wall")
+    return _line(result, "wall", add)
 
 
 def legacy_official_line(result: Mapping[str, Any]) -> str | None:
     """The same line as MLBench 3 had it: seconds are the sum over training steps, without data wait and validation."""
-    return _line(result, "training")
+    return _line(result, "training", math.fsum)
 
 
-def _line(result: Mapping[str, Any], clock: str) -> str | None:
-    goal = result["goal"]
+def _line(result: Mapping[str, Any], clock: str, add: Sum) -> str | None:
+    goal, parts = result["goal"], _parts(result, add)
+    if result.get("doubts"):
+        return None
     if result["outcome"] == "budget_spent" and goal and goal["last"] is not None:
         value = result_wording(goal, goal["last"])
         seconds = result["task_seconds"]["wall"] or 0.0
         budget = result["budget_seconds"]  # None if a command of one's own did not report it
-        return f"{value} after {seconds:.3f} seconds" + (f" (budget {budget:g})" if budget else "") + _parts(result)
+        return f"{value} after {seconds:.3f} seconds" + (f" (budget {budget:g})" if budget else "") + parts
     if result["outcome"] != "goal_reached" or not goal or not goal["reached"]:
         return None
     wall, training = goal["seconds"]["wall"], goal["seconds"]["training"]
@@ -44,22 +51,25 @@ def _line(result: Mapping[str, Any], clock: str) -> str | None:
     if seconds is None:
         return f"{goal['wording']} reached"
     steps = f" (training steps: {training:.3f})" if clock == "wall" and training is not None else ""
-    return f"{goal['wording']} reached in {seconds:.3f} seconds{steps}" + _parts(result)
+    return f"{goal['wording']} reached in {seconds:.3f} seconds{steps}" + parts
 
 
-def _parts(result: Mapping[str, Any]) -> str:
+def _parts(result: Mapping[str, Any], add: Sum) -> str:
     parts = {
-        "Compute": sum(_rank0(result, category) for category in COMPUTE_CATEGORIES),
+        "Compute": add(_rank0(result, category) for category in COMPUTE_CATEGORIES),
         "Communication": _rank0(result, "communication"),
         "Metrics Computation": _rank0(result, "metrics"),
         "Pre-processing": _rank0(result, "preprocessing"),
     }
-    return "".join(f", {name}: {value} seconds" for name, value in parts.items() if value)
+    if result.get("judge", 1) < 3:
+        return "".join(f", {name}: {value} seconds" for name, value in parts.items() if value)
+    texts = {name: f"{value:.3f}" for name, value in parts.items()}
+    return "".join(f", {name}: {text} seconds" for name, text in texts.items() if float(text))
 
 
-def official_text(result: Mapping[str, Any]) -> str:
-    """The content of official_result.txt, which follows from result.json alone."""
-    return _with_notes(official_line(result), result)
+def official_text(result: Mapping[str, Any], add: Sum = math.fsum) -> str:
+    """The content of official_result.txt, which follows from result.json alone. `add`: see `official_line`."""
+    return _with_notes(official_line(result, add), result)
 
 
 def legacy_official_text(result: Mapping[str, Any]) -> str:
@@ -112,6 +122,8 @@ def _reason(result: Mapping[str, Any]) -> str:
             reason += f" with exit code {result['exit_code']}" if result["exit_code"] is not None else ""
             reason += f", rank {result['first_failed']} first" if result["first_failed"] is not None else ""
         return reason
+    if result.get("doubts"):
+        return f"its evidence is in doubt ({', '.join(result['doubts'])}; findings.json says why)"
     if goal is None:
         return "the run completed, and it has no goal"
     if goal["value"] is None:

@@ -2,22 +2,26 @@
 
 import io
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, cast
 
-from mlbench_cli import run_folder
 from mlbench_cli.errors import NotFoundError
-from mlbench_cli.json_text import SCHEMA_VERSION, parse_document
-from mlbench_cli.model import FindingDocument, JsonObject
+from mlbench_cli.model.run import FindingDocument, JsonObject
 from mlbench_cli.results.archive import canonical_zip, layout
 from mlbench_cli.results.archive.canonical_zip import Entry, ZipDamage
 from mlbench_cli.results.archive.events import read_events
 from mlbench_cli.results.archive.layout import DamagedArchive
+from mlbench_cli.storage import run_folder
+from mlbench_cli.util.json_text import SCHEMA_VERSION, parse_document
+from mlbench_cli.util.text import clean_values
 
 if TYPE_CHECKING:
     from mlbench_cli.results.archive.documents import EnvironmentDocument, ResultDocument, RunDocument
+
+
+UNPROVEN = "(unproven)"
 
 
 class Container(Protocol):
@@ -76,26 +80,36 @@ class Zip:
 
 
 class Archive:
-    """Read-only view of an archive in a folder or a zip. Every trouble is a DamagedArchive that names the file."""
+    """Read-only view of an archive in a folder or a zip. Every trouble is a DamagedArchive that names the file.
 
-    def __init__(self, path: Path | str, container: Container) -> None:
+    `not_derived` says what could not be derived from the evidence. If it says anything, the names of run and task, the
+    summary and the official line are marked as UNPROVEN, so that whatever shows the archive shows that, too. With
+    `is_shown` every text in documents, metrics, samples and events is cleaned for the same reason: no presenter can
+    forget to. `document`, `rows` and `read` give what the file holds.
+    """
+
+    def __init__(
+        self, path: Path | str, container: Container, not_derived: Sequence[str] = (), *, is_shown: bool = False
+    ) -> None:
         self.path = path
+        self.not_derived = tuple(not_derived)
+        self._is_shown = is_shown
         self._container = container
         self._names = frozenset(container.names)
 
     @classmethod
-    def open(cls, path: Path) -> "Archive":
-        """The archive at `path`, not yet verified. Raises NotFoundError, or DamagedArchive for what is no archive."""
+    def open(cls, path: Path, *, not_derived: Sequence[str] = (), is_shown: bool = False) -> "Archive":
+        """The archive at `path`, not verified here. Raises NotFoundError, or DamagedArchive for what is no archive."""
         with layout.naming_file_on_os_error(path, "read"):
             if path.is_dir():
-                return cls(path, Folder(path))
+                return cls(path, Folder(path), not_derived, is_shown=is_shown)
             if not path.exists():
                 raise NotFoundError(f"There is no archive {path}.", hint="mlbench status, then: mlbench download NAME")
             if not path.is_file():
                 raise DamagedArchive(path, "", "it is neither a folder nor a file", problem="not_an_archive")
             file = open(path, "rb")  # noqa: SIM115 - closed with the archive
             try:
-                return cls(path, Zip(file))
+                return cls(path, Zip(file), not_derived, is_shown=is_shown)
             except ZipDamage as damage:
                 file.close()
                 raise DamagedArchive(path, damage.name, str(damage), problem=damage.code) from None
@@ -123,38 +137,51 @@ class Archive:
     @cached_property
     def run(self) -> "RunDocument":
         """run.json: the spec, the rules of the task and the provenance."""
-        return cast("RunDocument", self.document(run_folder.RUN))
+        document = cast("RunDocument", self._show(self.document(run_folder.RUN)))
+        if self.not_derived:
+            spec = {**document["spec"], "task": f"{document['spec']['task']} {UNPROVEN}"}
+            document = {**document, "name": f"{document['name']} {UNPROVEN}", "spec": spec}
+        return document
 
     @cached_property
     def result(self) -> "ResultDocument":
         """result.json: what the judge derived."""
-        return cast("ResultDocument", self.document(run_folder.RESULT))
+        document = cast("ResultDocument", self._show(self.document(run_folder.RESULT)))
+        if self.not_derived:
+            run, task = (f"{document[key]} {UNPROVEN}" for key in ("run", "task"))
+            summary, line = f"{UNPROVEN} {document['summary']}", document.get("official_line")
+            official = None if line is None else f"{UNPROVEN} {line}"
+            document = {**document, "run": run, "task": task, "summary": summary, "official_line": official}
+        return document
 
     @cached_property
     def environment(self) -> "EnvironmentDocument":
         """environment.json: code, packages and machines."""
-        return cast("EnvironmentDocument", self.document(run_folder.ENVIRONMENT))
+        return cast("EnvironmentDocument", self._show(self.document(run_folder.ENVIRONMENT)))
 
     @cached_property
     def findings(self) -> list[FindingDocument]:
         """The findings of findings.json."""
-        found = self.document(run_folder.FINDINGS).get("findings")
+        found = self._show(self.document(run_folder.FINDINGS)).get("findings")
         return found if isinstance(found, list) else []
 
     def metrics(self) -> Iterator[JsonObject]:
         """The lines of metrics.jsonl, as `events.metric_of` makes them."""
-        return self.rows(run_folder.METRICS)
+        return map(self._show, self.rows(run_folder.METRICS))
 
     def resources(self) -> Iterator[JsonObject]:
         """The lines of resources.jsonl."""
-        return self.rows(run_folder.RESOURCES)
+        return map(self._show, self.rows(run_folder.RESOURCES))
 
     def events(self, rank: int | None = None) -> Iterator[JsonObject]:
         """The events in one rank's log, or in all logs one after the other."""
         for number, name in self.logs.items():
             if rank in (None, number):
                 with self.open_file(name) as log:
-                    yield from read_events(log)
+                    yield from map(self._show, read_events(log))
+
+    def _show(self, document: JsonObject) -> JsonObject:
+        return cast(JsonObject, clean_values(document)) if self._is_shown else document
 
     def open_file(self, name: str) -> BinaryIO:
         """One file for reading, bytes."""

@@ -7,12 +7,12 @@ properties, additionalProperties and items.
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from mlbench_cli import run_folder
-from mlbench_cli.goals import COMPARISONS, KINDS, is_finite_number
-from mlbench_cli.model import Ending, Outcome, Phase
+from mlbench_cli.model.goals import COMPARISONS, KINDS, is_finite_number
+from mlbench_cli.model.run import Ending, Outcome, Phase
 from mlbench_cli.results.archive.conditions import LABELS, LATER_LABELS
 from mlbench_cli.results.archive.events import SPREAD
-from mlbench_cli.times import parse_timestamp
+from mlbench_cli.storage import run_folder
+from mlbench_cli.util.times import parse_timestamp
 
 Schema = Mapping[str, Any]
 
@@ -103,9 +103,18 @@ _PROBE = _object(
 )
 
 
+_CLOCK = _object(
+    node=_optional(_TEXT),
+    stepped_seconds=_AMOUNT,
+    start_ahead=_optional(_NUMBER),
+    end_ahead=_optional(_NUMBER),
+    error=_optional(_AMOUNT),
+)
+
+
 def _worker(moment: Schema) -> Schema:
     return _object(
-        {"restarts": _COUNT, "image_digest": _optional(_TEXT)},
+        {"restarts": _COUNT, "image_digest": _optional(_TEXT), "seconds": _AMOUNT},
         rank=_COUNT,
         phase=_one_of(*Phase),
         reason=_optional(_TEXT),
@@ -126,7 +135,7 @@ SCHEMAS: Mapping[str, Schema] = {
         spec=_object(task=_TEXT, workers=_COUNT),
     ),
     run_folder.OBSERVATION: _object(
-        {"topology": _map(_map(_TEXT))},
+        {"topology": _map(_map(_TEXT)), "seconds": _AMOUNT, "clocks": _list(_CLOCK)},
         time=_NUMBER,
         workers=_list(_worker(_NUMBER)),
         findings=_list(_FINDING),
@@ -145,6 +154,8 @@ SCHEMAS: Mapping[str, Schema] = {
             "data_identity": _optional(_DATA_IDENTITY),
             "method": _TEXT,
             "network": _NETWORK,
+            # Since the judge of version 3.
+            "doubts": _list(_TEXT),
         },
         **dict.fromkeys(("run", "id", "task", "preset", "engine", "cluster", "backend", "device"), _TEXT),
         **dict.fromkeys(("workers", "world_size"), _COUNT),
@@ -187,9 +198,38 @@ SCHEMAS: Mapping[str, Schema] = {
 }
 
 
+_RUN_OF_RECEIPT = _object(digest=_TEXT, name=_TEXT, id=_TEXT, created=_MOMENT)
+_VERDICT = _one_of("reproduced", "different", "cannot_tell")
+RECEIPT = _object(
+    kind=_one_of("receipt"),
+    mlbench=_TEXT,
+    created=_MOMENT,
+    verdict=_VERDICT,
+    reason=_TEXT,
+    margin=_AMOUNT,
+    level=_AMOUNT,
+    figures=_list(
+        _object(
+            name=_TEXT,
+            verdict=_VERDICT,
+            reason=_TEXT,
+            original=_list(_NUMBER),
+            reproduction=_list(_NUMBER),
+            **dict.fromkeys(("ratio", "low", "high", "p"), _optional(_AMOUNT)),
+        )
+    ),
+    not_the_same=_list(_object(name=_TEXT, original=_TEXT, reproduction=_TEXT, matters=_FLAG)),
+    sessions=_TEXT,
+    original=_list(_RUN_OF_RECEIPT),
+    reproduction=_list(_RUN_OF_RECEIPT),
+)
+# Every schema that is published: those of an archive's documents, and that of a receipt, which is none of them.
+PUBLISHED: Mapping[str, Schema] = {**SCHEMAS, "receipt.json": RECEIPT}
+
+
 def publish(name: str) -> dict[str, Any]:
     """The JSON Schema of the document `name`, as docs/schemas has it."""
-    schema = SCHEMAS[name]
+    schema = PUBLISHED[name]
     version = {"schema_version": {"type": "integer", "enum": [1]}}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

@@ -8,16 +8,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mlbench_cli import run_folder
 from mlbench_cli.errors import UsageError
-from mlbench_cli.files import replace_file
-from mlbench_cli.json_text import format_document
-from mlbench_cli.model import Observation, Run
+from mlbench_cli.model.run import Observation, Run
 from mlbench_cli.results.archive import layout
 from mlbench_cli.results.archive.documents import complete_run_document
 from mlbench_cli.results.archive.evidence import collect_evidence, keep_observation, normalize_samples
 from mlbench_cli.results.archive.judge import Judgement, judge
-from mlbench_cli.run_folder import RunFolder
+from mlbench_cli.storage import run_folder
+from mlbench_cli.storage.run_folder import RunFolder
+from mlbench_cli.util.files import replace_file
+from mlbench_cli.util.json_text import format_document
 
 
 def seal(run: Run, observation: Observation) -> Judgement:

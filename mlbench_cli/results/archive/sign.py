@@ -17,13 +17,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
 
-from mlbench_cli import files, run_folder
 from mlbench_cli.errors import CredentialError, DeadlineError, MlbenchError, NotFoundError, UsageError
 from mlbench_cli.results.archive import layout
 from mlbench_cli.results.archive.pack import write_zip
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.signature import MAX_SIGNATURE_BYTES, NAMESPACE, find_signature_problem
 from mlbench_cli.results.archive.verify import open_verified
+from mlbench_cli.storage import run_folder
+from mlbench_cli.util import files
 
 SIGN_SECONDS = 120.0  # in which a person can type a passphrase, or touch a hardware key
 CHECK_SECONDS = 30.0
@@ -63,12 +64,11 @@ def sign(path: Path, key: Path, *, force: bool = False) -> None:
     Raises DamagedArchive for an archive that does not verify, UsageError if it is signed already (unless `force`) or
     the key cannot sign, CredentialError for a wrong passphrase, DeadlineError after SIGN_SECONDS.
     """
-    if not key.is_file():
-        raise NotFoundError(f"There is no key {key}.", hint=f"ssh-keygen -t ed25519 -f {key}")
+    require_key(key)
     with open_verified(path) as archive:
         if run_folder.SIGNATURE in archive.names and not force:
             raise UsageError(f"{path} is signed already.", hint="Add --force to replace the signature.")
-        signature = _make_signature(archive.read(run_folder.SUMS, layout.MAX_SUMS_BYTES), key)
+        signature = make_signature(archive.read(run_folder.SUMS, layout.MAX_SUMS_BYTES), key)
         if not path.is_dir():
             write_zip(archive, path, {run_folder.SIGNATURE: signature})
             return
@@ -83,14 +83,32 @@ def check_origin(archive: Archive, signers: Path) -> Signer:
     """
     require_signers(signers)
     if run_folder.SIGNATURE not in archive.names:
-        raise _not_proven("unsigned", "it has no signature", f"mlbench sign {archive.path} --key FILE")
+        raise refuse_unsigned(Path(archive.path))
     signature = archive.read(run_folder.SIGNATURE, MAX_SIGNATURE_BYTES)
-    if problem := find_signature_problem(signature):
-        raise _not_proven("malformed", f"{run_folder.SIGNATURE}: {problem}")
+    return find_signer(archive.read(run_folder.SUMS, layout.MAX_SUMS_BYTES), signature, signers)
+
+
+def find_signer(
+    data: bytes, signature: bytes, signers: Path, *, name: str = run_folder.SUMS, namespace: str = NAMESPACE
+) -> Signer:
+    """Who of `signers` made `signature` of `data`, which is called `name`. Raises as `check_origin`."""
+    if problem := find_signature_problem(signature, namespace):
+        raise _not_proven("malformed", f"{name}.sig: {problem}")
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / run_folder.SIGNATURE).write_bytes(signature)
-        (Path(folder) / run_folder.SUMS).write_bytes(archive.read(run_folder.SUMS, layout.MAX_SUMS_BYTES))
-        return _find_signer(Path(folder), signers)
+        (Path(folder) / "data.sig").write_bytes(signature)
+        (Path(folder) / "data").write_bytes(data)
+        return _find_signer(Path(folder) / "data", signers, name, namespace)
+
+
+def refuse_unsigned(path: Path) -> OriginError:
+    """The error for an archive or receipt that has no signature."""
+    return _not_proven("unsigned", "it has no signature", f"mlbench sign {path} --key FILE")
+
+
+def require_key(key: Path) -> None:
+    """Raise NotFoundError if there is no key to sign with."""
+    if not key.is_file():
+        raise NotFoundError(f"There is no key {key}.", hint=f"ssh-keygen -t ed25519 -f {key}")
 
 
 def require_signers(signers: Path) -> None:
@@ -103,11 +121,12 @@ def require_signers(signers: Path) -> None:
 # --- sign -------------------------------------------------------------------------------------------------------------
 
 
-def _make_signature(sums: bytes, key: Path) -> bytes:
+def make_signature(data: bytes, key: Path, namespace: str = NAMESPACE) -> bytes:
+    """The signature of `data`. Raises as `sign`."""
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / run_folder.SUMS
-        file.write_bytes(sums)
-        words = ["sign", "-f", str(key), "-n", NAMESPACE, str(file)]
+        file = Path(folder) / "data"
+        file.write_bytes(data)
+        words = ["sign", "-f", str(key), "-n", namespace, str(file)]
         done = _ssh_keygen(words, SIGN_SECONDS, asks=True)
         signature = Path(f"{file}.sig")
         if done.returncode or not signature.is_file():
@@ -139,33 +158,33 @@ def _sign_error(key: Path, stderr: str) -> MlbenchError:
 # --- check ------------------------------------------------------------------------------------------------------------
 
 
-def _find_signer(folder: Path, signers: Path) -> Signer:
-    """`folder` holds SHA256SUMS and its signature."""
-    signature = str(folder / run_folder.SIGNATURE)
+def _find_signer(file: Path, signers: Path, name: str, namespace: str) -> Signer:
+    """The signature of `file` is beside it, in a file whose name ends with .sig."""
+    signature = f"{file}.sig"
     found = _ssh_keygen(["find-principals", "-f", str(signers), "-s", signature], CHECK_SECONDS)
     answer = found.stderr
     for principal in filter(None, map(str.strip, found.stdout.splitlines())):
-        words = ["verify", "-f", str(signers), "-I", principal, "-n", NAMESPACE, "-s", signature]
-        with open(folder / run_folder.SUMS, "rb") as sums:
-            done = _ssh_keygen(words, CHECK_SECONDS, sums)
+        words = ["verify", "-f", str(signers), "-I", principal, "-n", namespace, "-s", signature]
+        with open(file, "rb") as data:
+            done = _ssh_keygen(words, CHECK_SECONDS, data)
         if done.returncode == 0 and (good := _GOOD.search(done.stdout)):
             return Signer(principal, good[2], good[3])
         answer = done.stderr + done.stdout
-    raise _origin_error(signers, answer)
+    raise _origin_error(signers, answer, name, namespace)
 
 
-def _origin_error(signers: Path, answer: str) -> MlbenchError:
+def _origin_error(signers: Path, answer: str, name: str, namespace: str) -> MlbenchError:
     if "not permitted for use in signature namespace" in answer:
         return _not_proven(
             "namespace",
             f"{signers} allows the signer other namespaces only",
-            f'If the signer may vouch for archives, its line must say: namespaces="git,{NAMESPACE}"',
+            f'If the signer may vouch for this, its line must say: namespaces="git,{namespace}"',
         )
     invalid = next((line for line in answer.splitlines() if "has expired" in line or "not yet valid" in line), None)
     if invalid is not None:
         return _not_proven("expired", f"{signers} does not allow the signer's key now: {invalid.rpartition(': ')[2]}")
     if "incorrect signature" in answer:
-        return _not_proven("tampered", f"{run_folder.SUMS} is not what was signed")
+        return _not_proven("tampered", f"{name} is not what was signed")
     if malformed := _MALFORMED_LINE.search(answer):
         return UsageError(f'{signers} is no file of signers. ssh-keygen says: "{malformed[1]}".', hint=_SIGNERS_HINT)
     return _not_proven(

@@ -2,27 +2,31 @@
 
 import hashlib
 import stat
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
-from mlbench_cli import __version__, run_folder
-from mlbench_cli.catalog import find_rules
+from mlbench_cli import __version__
 from mlbench_cli.errors import NotFoundError
-from mlbench_cli.provenance import parse_provenance
+from mlbench_cli.model.spec import canonical_json
 from mlbench_cli.results.archive import canonical_zip, layout
 from mlbench_cli.results.archive.canonical_zip import ZipDamage
-from mlbench_cli.results.archive.documents import JUDGE_VERSION
-from mlbench_cli.results.archive.evidence import load_evidence
-from mlbench_cli.results.archive.judge import Evidence, Judgement, judge
-from mlbench_cli.results.archive.layout import DamagedArchive
+from mlbench_cli.results.archive.documents import JUDGE_VERSION, ResultDocument
+from mlbench_cli.results.archive.evidence import Evidence, load_evidence
+from mlbench_cli.results.archive.judge import Judgement, judge
+from mlbench_cli.results.archive.layout import DamagedArchive, UnprovenArchive
+from mlbench_cli.results.archive.official import official_line, official_text
 from mlbench_cli.results.archive.reader import Archive, Zip
 from mlbench_cli.results.archive.schema import SCHEMAS, validate
 from mlbench_cli.results.archive.signature import MAX_SIGNATURE_BYTES, find_signature_problem
-from mlbench_cli.spec import canonical_json
+from mlbench_cli.storage import run_folder
+from mlbench_cli.tasks.catalog import find_rules
+from mlbench_cli.tasks.provenance import parse_provenance
+from mlbench_cli.util.json_text import format_parsed, format_row, parse_document
 
 MAX_PROBLEMS = 1000
+_SECOND_EDITION = 2
 # What the first edition's archives give no evidence for: they keep no observation.
 _FIRST_EDITION_TAKES = (
     "started",
@@ -58,10 +62,14 @@ class Problem:
 
 @dataclass(frozen=True)
 class Verification:
-    """What `verify` has found. `not_derived` says, one sentence each, what the evidence could not confirm."""
+    """What `verify` has found. `not_derived` says, one sentence each, what the evidence could not confirm.
+
+    `notes` are sentences that take nothing away.
+    """
 
     problems: tuple[Problem, ...]
     not_derived: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -103,24 +111,40 @@ def find_problems(path: Path) -> list[Problem]:
     return list(verify(path).problems)
 
 
-def open_verified(path: Path) -> Archive:
-    """The archive at `path`. Raises DamagedArchive with the first problem if there is one."""
-    problems = verify(path).problems
-    if problems:
-        raise DamagedArchive(path, problems[0].file, problems[0].message, problem=problems[0].code)
-    return Archive.open(path)
+def open_verified(path: Path, *, unproven: bool = False) -> Archive:
+    """The archive at `path`; every command that presents an archive opens it here.
+
+    Raises DamagedArchive with the first problem if there is one, UnprovenArchive if something could not be derived from
+    the evidence. With `unproven` that archive is opened, and the names of its run and task say so. Texts of the archive
+    are cleaned for display.
+    """
+    found = verify(path)
+    if found.problems:
+        first = found.problems[0]
+        raise DamagedArchive(path, first.file, first.message, problem=first.code)
+    if found.not_derived and not unproven:
+        raise UnprovenArchive(path, found.not_derived)
+    return Archive.open(path, not_derived=found.not_derived, is_shown=True)
 
 
 def _refuse(code: str, message: str) -> Verification:
     return Verification((Problem(code, "", message),))
 
 
+class _Note(str):
+    """A sentence on an archive that takes nothing away from it."""
+
+
 def _collect(problems: "Iterator[Problem | str]") -> Verification:
     """Collect problems and, as texts, what could not be derived; unreadable damage ends the search and comes last."""
     found: list[Problem] = []
     not_derived: list[str] = []
+    notes: list[str] = []
     try:
         for problem in problems:
+            if isinstance(problem, _Note):
+                notes.append(problem)
+                continue
             if isinstance(problem, str):
                 not_derived.append(problem)
                 continue
@@ -132,7 +156,7 @@ def _collect(problems: "Iterator[Problem | str]") -> Verification:
         found.append(Problem(damage.problem, _printable_name(damage.file), damage.plain))
     except ZipDamage as damage:
         found.append(Problem(damage.code, _printable_name(damage.name), str(damage)))
-    return Verification(tuple(found), tuple(not_derived))
+    return Verification(tuple(found), tuple(not_derived), tuple(notes))
 
 
 # --- bytes --------------------------------------------------------------------------------------------------------
@@ -262,14 +286,24 @@ def _derivation_problems(archive: Archive) -> Iterator[Problem | str]:
         except ValueError as error:
             yield Problem("schema", run_folder.RUN, f"provenance: {error}")
     evidence = load_evidence(archive)
+    if judged_by > _SECOND_EDITION:
+        yield from _form_problems(archive, evidence)
+    elif evidence.observation.seconds is not None or evidence.observation.clocks:
+        yield Problem("inconsistent", run_folder.RESULT, f"judge is {judged_by}, and the evidence is of a later one")
     yield from _rules_problems(run, evidence)
     if evidence.observation.ended is None:
         yield Problem("inconsistent", run_folder.OBSERVATION, "the run has not ended")
         return
-    judgement = _judge_again(archive, evidence)
-    if judged_by < JUDGE_VERSION:
+    judgement = _judge_again(archive, evidence, max(judged_by, _SECOND_EDITION))
+    if judged_by < _SECOND_EDITION:
         yield from _first_edition_problems(archive, judgement)
         return
+    if judged_by == _SECOND_EDITION:
+        judgement = _with_sums_of(archive, judgement)
+        yield _Note(
+            "It was judged by version 2 of the rules, which did not ask whether evidence contradicts itself: "
+            "impossible times, a clock that was set, missing ranks."
+        )
     if judgement.network is None and run_folder.NETWORK in archive.names:
         yield Problem("inconsistent", run_folder.NETWORK, "it does not follow from the evidence")
     for name, expected in judgement.documents.items():
@@ -279,6 +313,32 @@ def _derivation_problems(archive: Archive) -> Iterator[Problem | str]:
             yield Problem("missing", name, "it follows from the evidence")
     if archive.read(run_folder.OFFICIAL) != judgement.official_text.encode():
         yield Problem("inconsistent", run_folder.OFFICIAL, "it does not follow from the evidence")
+
+
+def _form_problems(archive: Archive, evidence: Evidence) -> Iterator[Problem]:
+    """Names that are not those of an archive, and documents that are not in the one form in which they are written, so
+    that two readers could read two things in them."""
+    for name, other in layout.find_collisions(archive.names).items():
+        shown = f"on some systems it is the same as {_printable_name(other)}"
+        yield Problem("unsafe_name", _printable_name(name), shown)
+    for name in archive.names:
+        if not layout.is_in_layout(name):
+            yield Problem("extra", _printable_name(name), "an archive has no such file")
+        elif problem := layout.find_portability_problem(name):
+            yield Problem("unsafe_name", _printable_name(name), problem)
+    for rank, name in archive.logs.items():
+        if rank >= evidence.spec.process_count:
+            yield Problem("extra", name, f"the run has no rank {rank}")
+    recorded_by = evidence.provenance.get("mlbench")
+    if recorded_by is not None and recorded_by != archive.run.get("mlbench"):
+        yield Problem("inconsistent", run_folder.RUN, f"mlbench is not {_brief(recorded_by)}, as its provenance says")
+    for name in SCHEMAS:
+        if name in archive.names and archive.read(name) != format_parsed(archive.document(name)):
+            yield Problem("inconsistent", name, "it is not in the form in which documents are written")
+    for number, line in enumerate(archive.lines(run_folder.RESOURCES), 1):
+        if format_row(parse_document(line)) != line:
+            yield Problem("inconsistent", run_folder.RESOURCES, f"line {number} is not in the form of a row")
+            break
 
 
 def _rules_problems(run: Mapping[str, Any], evidence: Evidence) -> Iterator[Problem | str]:
@@ -299,7 +359,7 @@ def _rules_problems(run: Mapping[str, Any], evidence: Evidence) -> Iterator[Prob
         yield f"run.json gives the rules of {spec.task} in mlbench {version}; those of this mlbench are different."
 
 
-def _judge_again(archive: Archive, evidence: Evidence) -> Judgement:
+def _judge_again(archive: Archive, evidence: Evidence, version: int) -> Judgement:
     """Raises DamagedArchive at the first line of metrics.jsonl that does not follow from the logs."""
     lines, index = archive.lines(run_folder.METRICS), 0
 
@@ -314,9 +374,40 @@ def _judge_again(archive: Archive, evidence: Evidence) -> Judgement:
                 problem="inconsistent",
             )
 
-    judgement = judge(evidence, compare)
+    judgement = judge(evidence, compare, version)
     compare(None)
     return judgement
+
+
+def _with_sums_of(archive: Archive, judgement: Judgement) -> Judgement:
+    """The judgement with the sums in its official line as the Python that sealed the archive made them.
+
+    The second version of the rules gave sums to their last digit. Since 3.12 `sum` compensates for rounding.
+    """
+    for add in (_add_plainly, _add_compensated):
+        line = official_line(judgement.result, add)
+        if line == archive.result["official_line"]:
+            result = cast(ResultDocument, {**judgement.result, "official_line": line})
+            return replace(judgement, result=result, official_text=official_text(result, add))
+    return judgement
+
+
+def _add_plainly(values: Iterable[float]) -> float:
+    """As `sum` of Python 3.11."""
+    total = 0.0
+    for value in values:
+        total += value
+    return total
+
+
+def _add_compensated(values: Iterable[float]) -> float:
+    """As `sum` of Python 3.12 and later: Neumaier's algorithm."""
+    total = lost = 0.0
+    for value in values:
+        higher = total + value
+        lost += (total - higher) + value if abs(total) >= abs(value) else (value - higher) + total
+        total = higher
+    return total + lost
 
 
 def _differences(file: str, found: Any, expected: Any, path: str = "") -> Iterator[Problem]:

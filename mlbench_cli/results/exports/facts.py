@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from mlbench_cli.goals import is_finite_number
+from mlbench_cli.model.goals import is_finite_number
 from mlbench_cli.results.analysis.tables import MetricPoint, ResourceSample
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def describe_settings(spec: Mapping[str, object]) -> dict[str, Plain]:
 
 def read_facts(archive: "Archive") -> RunFacts:
     """The facts of a verified archive."""
-    from mlbench_cli.times import parse_timestamp
+    from mlbench_cli.util.times import parse_timestamp
 
     run, result = archive.run, archive.result
     return RunFacts(

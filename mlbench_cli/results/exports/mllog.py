@@ -5,13 +5,15 @@ claims what the archive does not show. `list_missing` names what a checker will 
 """
 
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mlbench_cli import __version__
-from mlbench_cli.goals import is_finite_number
-from mlbench_cli.times import parse_timestamp
+from mlbench_cli.model.goals import is_finite_number
+from mlbench_cli.tasks.catalog import rename_parameters
+from mlbench_cli.util.times import parse_timestamp
 
 if TYPE_CHECKING:
     from mlbench_cli.results.archive.reader import Archive
@@ -61,7 +63,7 @@ def make_lines(archive: "Archive", submitter: Submitter) -> list[MlLogLine]:
     """The lines of a verified archive, in the order of time."""
     result, spec = archive.result, archive.run["spec"]
     begin = _milliseconds(parse_timestamp(result["started"] or archive.run["created"]))
-    parameters: Mapping[str, Any] = spec["parameters"]
+    parameters = rename_parameters(spec["task"], spec["parameters"])
     facts = {
         "submission_benchmark": BENCHMARKS.get(result["task"], result["task"]),
         "submission_org": submitter.organisation,
@@ -76,9 +78,10 @@ def make_lines(archive: "Archive", submitter: Submitter) -> list[MlLogLine]:
     if is_finite_number(parameters.get("batch_size")):
         lines.append(MlLogLine(begin, "global_batch_size", int(parameters["batch_size"]) * int(result["world_size"])))
     lines += [MlLogLine(begin, key, value) for key, value in counts.items()]
+    options = (("learning_rate", "base_learning_rate"), ("momentum", "momentum"), ("weight_decay", "weight_decay"))
     lines += [
         MlLogLine(begin, f"opt_{name}", parameters[key])
-        for key, name in (("rate", "base_learning_rate"), ("momentum", "momentum"), ("weight_decay", "weight_decay"))
+        for key, name in options
         if is_finite_number(parameters.get(key))
     ]
     lines.append(MlLogLine(begin, "cache_clear", False))  # caches of the system are not cleared before a run
@@ -147,7 +150,7 @@ def _accuracy_lines(archive: "Archive", end: int) -> Iterator[MlLogLine]:
 
 
 def _goal_rows(archive: "Archive") -> list[Mapping[str, Any]]:
-    from mlbench_cli.goals import metric_names
+    from mlbench_cli.model.goals import metric_names
 
     goal = archive.result["goal"]
     names = metric_names(goal["metric"]) if goal else ()
@@ -170,4 +173,4 @@ def _time(event: Mapping[str, Any]) -> int:
 
 
 def _milliseconds(seconds: float) -> int:
-    return round(seconds * 1e3)
+    return round(min(seconds * 1e3, sys.float_info.max))

@@ -4,7 +4,7 @@ import json
 from typing import TYPE_CHECKING
 
 from mlbench_cli.errors import UsageError
-from mlbench_cli.model import JsonObject
+from mlbench_cli.model.run import JsonObject
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

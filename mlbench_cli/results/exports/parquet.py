@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlbench_cli import files
 from mlbench_cli.results.analysis.tables import MetricTable, ResourceTable, load_library
+from mlbench_cli.util import files
 
 if TYPE_CHECKING:
     import pyarrow

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mlbench_cli.config.extras import install_hint
 from mlbench_cli.errors import UnreachableError, UsageError
-from mlbench_cli.extras import install_hint
 from mlbench_cli.results.analysis.tables import MetricPoint, ResourceSample
 from mlbench_cli.results.exports.facts import RunFacts, count_steps
 

@@ -1,36 +1,26 @@
-"""The figures of a campaign: grouped bars of throughput with error bars, and time against price."""
+"""The figures of a campaign: throughput over the number of workers, and time against price."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from mlbench_cli.results.analysis.campaign import Row, list_offers, worker_counts
-from mlbench_cli.results.figures.style import COLORS, MARKERS, style, write
+from mlbench_cli.results.analysis.campaign import Cell, Row, list_offers, worker_counts
+from mlbench_cli.results.analysis.numbers import MIN_RUNS, format_factor, value_range
+from mlbench_cli.results.figures.look import Look, choose_looks, look_of
+from mlbench_cli.results.figures.model import Axis, Figure, Line, Scale, Sheet
+from mlbench_cli.results.figures.png import write_sheets
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-MAX_BARS = 12  # rows in one panel; nobody can distinguish more
+MAX_LINES = 12  # rows in one panel; nobody can distinguish more
 PANEL = "task"
 
 
 def draw_campaign(title: str, rows: Sequence[Row], folder: Path) -> list[Path]:
     """Write throughput.png/svg and pareto.png/svg into `folder`; the paths. Nothing for rows without a value."""
-    written = []
-    with style():
-        panels = split_panels(rows)
-        if panels:
-            written += _write(_bars(title, panels), folder / "throughput")
-        if any(row.source is None and row.is_rate and _has_value(row) for row in rows):
-            written += _write(_pareto(title, rows), folder / "pareto")
-    return written
-
-
-def _write(figure: "Figure", stem: Path) -> list[Path]:
-    figure.draw_without_rendering()
-    figure.set_layout_engine("none")
-    return write(figure, stem)
+    panels = split_panels(rows)
+    sheets = [Sheet("throughput", title, tuple(_figure(name, members) for name, members in panels))] if panels else []
+    if any(row.source is None and row.is_rate and _has_value(row) for row in rows):
+        sheets.append(Sheet("pareto", f"{title}: time against cost", (_pareto(rows),), "The numbers are workers."))
+    return write_sheets(sheets, folder)
 
 
 def _has_value(row: Row) -> bool:
@@ -38,66 +28,52 @@ def _has_value(row: Row) -> bool:
 
 
 def split_panels(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
-    """Rows that may stand side by side: one panel for each task and unit, of at most MAX_BARS rows."""
+    """Rows that may stand side by side: one panel for each task and unit, of at most MAX_LINES rows."""
     panels: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         if _has_value(row):
             panels.setdefault((row.settings.get(PANEL, ""), row.unit), []).append(row)
     return [
-        (f"{task}, {unit}" if task else unit, members[start : start + MAX_BARS])
+        (f"{task}, {unit}" if task else unit, members[start : start + MAX_LINES])
         for (task, unit), members in panels.items()
-        for start in range(0, len(members), MAX_BARS)
+        for start in range(0, len(members), MAX_LINES)
     ]
 
 
-def _bars(title: str, panels: Sequence[tuple[str, list[Row]]]) -> "Figure":
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8.0, 3.4 * len(panels) + 0.4), layout="constrained")
-    figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
-    axes = figure.subplots(len(panels), 1, squeeze=False)
-    for (name, rows), row_of_axes in zip(panels, axes, strict=True):
-        _panel(row_of_axes[0], name, rows)
-    return figure
+def _figure(name: str, rows: Sequence[Row]) -> Figure:
+    looks = choose_looks([row.settings.get("method", "") for row in rows if not row.source])
+    looks += [look_of(index) for index in range(len(looks), len(rows))]
+    ordered = sorted(rows, key=lambda row: row.source is not None)
+    lines = tuple(_line(row, look) for row, look in zip(ordered, looks, strict=True))
+    x = Axis("workers", Scale.LOG2, ticks=tuple(map(float, worker_counts(rows))))
+    return Figure(name, name, x, Axis(rows[0].unit, from_zero=True), lines)
 
 
-def _panel(axes: "Axes", name: str, rows: Sequence[Row]) -> None:
-    counts = worker_counts(rows)
-    width = 0.8 / len(rows)
-    best: tuple[float, float, float] | None = None  # speed-up, x, height
-    for number, row in enumerate(rows):
-        for at, count in enumerate(counts):
-            cell = row.cells.get(count)
-            if cell is None or cell.value is None:
-                continue
-            x = at - 0.4 + width * (number + 0.5)
-            margin = cell.deviation if cell.deviation is not None else cell.value.margin
-            axes.bar(
-                x,
-                cell.value.mean,
-                width * 0.92,
-                color=COLORS[number % len(COLORS)],
-                hatch="//" if row.source or number >= len(COLORS) else None,
-                yerr=margin,
-                error_kw={"elinewidth": 1.0, "capsize": 2.0},
-                label=_short_label(row) if at == _first_column(row, counts) else None,
-            )
-            speedup = row.speedup(count)
-            top = cell.value.mean + (margin or 0.0)
-            if speedup is not None and row.source is None and (best is None or speedup.mean > best[0]):
-                best = (speedup.mean, x, top)
-    if best is not None:
-        axes.annotate(
-            f"{best[0]:.2f}×", (best[1], best[2]), xytext=(0, 3), textcoords="offset points", ha="center", fontsize=9
-        )
-    axes.set_title(name)
-    axes.set_xticks(range(len(counts)), [f"{count} worker{'s' if count > 1 else ''}" for count in counts])
-    axes.margins(y=0.12)
-    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=8)
+def _line(row: Row, look: Look) -> Line:
+    cells = [cell for _, cell in sorted(row.cells.items()) if cell.value is not None]
+    ends = [_range(cell) for cell in cells]
+    speedups = [None if row.source else row.speedup(cell.workers) for cell in cells]
+    best = max((found.mean for found in speedups if found is not None), default=None)
+    return Line(
+        _short_label(row),
+        tuple(float(cell.workers) for cell in cells),
+        tuple(cell.value.mean if cell.value else None for cell in cells),
+        tuple(end and end[0] for end in ends) if any(ends) else (),
+        tuple(end and end[1] for end in ends) if any(ends) else (),
+        reference=row.source is not None,
+        few=tuple(cell.deviation is None and 1 < len(cell.runs) < MIN_RUNS for cell in cells),
+        notes=tuple(format_factor(found) if found and found.mean == best and best > 1 else "" for found in speedups),
+        color=look[0],
+        shape=look[1],
+    )
 
 
-def _first_column(row: Row, counts: Sequence[int]) -> int:
-    return next(at for at, count in enumerate(counts) if count in row.cells and row.cells[count].value is not None)
+def _range(cell: Cell) -> tuple[float, float] | None:
+    """The published deviation around the mean, else what is known of the spread of own runs."""
+    assert cell.value is not None
+    if cell.deviation is not None:
+        return cell.value.mean - cell.deviation, cell.value.mean + cell.deviation
+    return value_range(cell.value)
 
 
 def _short_label(row: Row) -> str:
@@ -106,37 +82,33 @@ def _short_label(row: Row) -> str:
     return ", ".join([*words, *([row.source] if row.source else [])]) or row.label
 
 
-def _pareto(title: str, rows: Sequence[Row]) -> "Figure":
-    from matplotlib.figure import Figure
-
-    offers, unit = list_offers(rows)
-    figure = Figure(figsize=(7.0, 4.4), layout="constrained")
-    axes = figure.subplots()
-    labels = list(dict.fromkeys(offer.label for offer in offers))
-    for number, label in enumerate(labels):
-        own = [offer for offer in offers if offer.label == label]
-        color = COLORS[number % len(COLORS)]
-        marker = MARKERS[number % len(MARKERS)]
-        costs, seconds = [offer.cost for offer in own], [offer.seconds for offer in own]
-        axes.plot(costs, seconds, marker=marker, linestyle=":", color=color, label=label, markersize=6)
-        for offer in own:
-            axes.annotate(
-                str(offer.workers), (offer.cost, offer.seconds), xytext=(5, 4), textcoords="offset points", fontsize=8
-            )
-    front = sorted((offer.cost, offer.seconds) for offer in offers if offer.is_on_front)
-    axes.plot(
-        [cost for cost, _ in front],
-        [seconds for _, seconds in front],
-        drawstyle="steps-post",
-        color="#444444",
-        linewidth=1.2,
-        label="nothing is faster and cheaper",
-        zorder=0,
+def _pareto(rows: Sequence[Row]) -> Figure:
+    _, unit = list_offers(rows)
+    return Figure(
+        "pareto",
+        "Time against cost",
+        Axis(f"{unit} for 1,000 units", from_zero=True),
+        Axis("seconds for 1,000 units", from_zero=True),
+        (*_offer_lines(rows), _front(rows)),
     )
-    axes.set_title(f"{title}: time against cost; numbers are workers")
-    axes.set_xlabel(f"{unit} for 1 000 units")
-    axes.set_ylabel("seconds for 1 000 units")
-    axes.set_xlim(left=0)
-    axes.set_ylim(bottom=0)
-    axes.legend(fontsize=8)
-    return figure
+
+
+def _offer_lines(rows: Sequence[Row]) -> Iterator[Line]:
+    offers, _ = list_offers(rows)
+    for index, label in enumerate(dict.fromkeys(offer.label for offer in offers)):
+        own = sorted((offer for offer in offers if offer.label == label), key=lambda offer: offer.workers)
+        color, shape = look_of(index)
+        costs, seconds = tuple(offer.cost for offer in own), tuple(offer.seconds for offer in own)
+        notes = tuple(str(offer.workers) for offer in own)
+        yield Line(label, costs, seconds, notes=notes, color=color, shape=shape)
+
+
+def _front(rows: Sequence[Row]) -> Line:
+    """A staircase: cheaper costs time only at the next offer of the front."""
+    offers, _ = list_offers(rows)
+    front = sorted((offer.cost, offer.seconds) for offer in offers if offer.is_on_front)
+    corners = front[:1]
+    for before, after in pairwise(front):
+        corners += [(after[0], before[1]), after]
+    xs, ys = zip(*corners, strict=True)
+    return Line("nothing is faster and cheaper", xs, ys, reference=True)

@@ -4,19 +4,16 @@ of the communication thread, from the timeline in a result's details (task_image
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
+from mlbench_cli.results.analysis.numbers import SECONDS, format_value
 from mlbench_cli.results.archive.reader import Archive
-from mlbench_cli.text import shorten
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from mlbench_cli.results.figures.look import PHASES
+from mlbench_cli.results.figures.model import Axis, Figure, Kind, Line, Scale, Sheet
+from mlbench_cli.util.text import shorten
 
 MAX_PANELS = 6
 MAX_MOMENT = 1e6  # seconds; two updates do not take so long
-QUEUED = "#F0E442"  # ready, but behind others
-TRAINING_LANE, COMMUNICATION_LANE, QUEUE_LANE = 1.0, 0.0, -0.42
+LANES = ("training", "messages", "waiting behind other messages")
 
 Span = tuple[float, float]
 
@@ -90,46 +87,30 @@ def read_overlap(archive: Archive) -> Overlap | None:
     return Overlap(f"{result['run']}: {method}", training, messages)
 
 
-def draw(overlaps: Sequence[Overlap], folder: Path) -> list[Path]:
-    """`folder`/overlap.png and .svg, one panel for each of the first MAX_PANELS; the paths."""
-    from matplotlib.figure import Figure
-    from matplotlib.patches import Patch
-
-    from mlbench_cli.results.figures.style import PHASES, style, write
-
-    shown = overlaps[:MAX_PANELS]
-    with style():
-        figure = Figure(figsize=(9, 1.1 + 1.5 * len(shown)), layout="constrained")
-        figure.suptitle("Communication beside the training, rank 0", x=0.01, ha="left", fontweight="bold")
-        longest = max(max(end for _, _, end in (*overlap.training, *overlap.messages)) for overlap in shown)
-        panels = figure.subplots(len(shown), 1, squeeze=False)[:, 0]
-        for overlap, axes in zip(shown, panels, strict=True):
-            _draw_lanes(axes, overlap, PHASES)
-            axes.set_xlim(0, 1e3 * longest)
-        panels[-1].set_xlabel("milliseconds")
-        used = {category for overlap in shown for category, _, _ in overlap.training}
-        entries = [(name, color) for name, color in PHASES.items() if name in used]
-        handles = [Patch(facecolor=color, label=name.replace("_", " ")) for name, color in entries]
-        handles.append(Patch(facecolor=QUEUED, label="message that waits for others"))
-        figure.legend(handles=handles, loc="outside lower left", ncols=5)
-        return write(figure, folder / "overlap")
+def draw_sheet(overlaps: Sequence[Overlap]) -> Sheet:
+    """A panel for each of the first MAX_PANELS."""
+    figures = tuple(_figure(index, overlap) for index, overlap in enumerate(overlaps[:MAX_PANELS]))
+    return Sheet("overlap", "Communication beside the training, rank 0", figures)
 
 
-def _draw_lanes(axes: "Axes", overlap: Overlap, colors: Mapping[str, Any]) -> None:
-    for category, begin, end in overlap.training:
-        axes.barh(TRAINING_LANE, 1e3 * (end - begin), 0.72, 1e3 * begin, color=colors.get(category, "#bdbdbd"))
-    for begin, end in overlap.queue:
-        axes.barh(QUEUE_LANE, 1e3 * (end - begin), 0.14, 1e3 * begin, color=QUEUED)
-    for _, begin, end in overlap.messages:
-        width = 1e3 * (end - begin)
-        axes.barh(
-            COMMUNICATION_LANE, width, 0.6, 1e3 * begin, color=colors["communication"], edgecolor="white", linewidth=0.5
-        )
-    axes.set_yticks([COMMUNICATION_LANE, TRAINING_LANE], ["messages", "training"])
-    axes.set_ylim(-0.6, 1.5)
-    axes.grid(True, axis="x")
-    axes.grid(False, axis="y")
+def _figure(index: int, overlap: Overlap) -> Figure:
     queued = sum(end - begin for begin, end in overlap.queue)
     found = {"hidden": overlap.hidden, "exposed": overlap.exposed, "queue": queued}
-    figures = ", ".join(f"{name} {1e3 * seconds:.3g} ms" for name, seconds in found.items())
-    axes.set_title(f"{shorten(overlap.title, 80)}  ({figures})")
+    words = ", ".join(f"{name} {format_value(seconds, SECONDS)}" for name, seconds in found.items())
+    lines = []
+    for phase, color, names in PHASES:
+        own = [(begin, end) for name, begin, end in overlap.training if name in names]
+        lines.append(_line(phase, color, [(0, *span) for span in own]))
+    messages = [(1, begin, end) for _, begin, end in overlap.messages]
+    lines.append(_line("message on its way", "step", messages))
+    lines.append(_line("message behind others", "servers", [(2, *span) for span in overlap.queue]))
+    axis = Axis("lane", Scale.CATEGORIES, categories=LANES)
+    title = f"{shorten(overlap.title, 80)}  ({words})"
+    seconds = Axis("seconds", from_zero=True, unit=SECONDS)
+    return Figure(f"overlap{index}", title, axis, seconds, tuple(line for line in lines if line.xs), kind=Kind.SPANS)
+
+
+def _line(label: str, color: str, spans: Sequence[tuple[int, float, float]]) -> Line:
+    lanes, begins, ends = zip(*spans, strict=True) if spans else ((), (), ())
+    lengths = tuple(end - begin for begin, end in zip(begins, ends, strict=True))
+    return Line(label, tuple(map(float, lanes)), lengths, tuple(begins), tuple(ends), color=color)

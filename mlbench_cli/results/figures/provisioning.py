@@ -1,32 +1,22 @@
-"""The figure of provisioning time: what of a cluster was asked for, waited for and ready when, one bar per resource.
+"""How clusters were made and removed: when each resource was asked for, waited for and ready."""
 
-All clusters of a figure share its axis of time, so that providers can be compared. Its numbers are in a CSV beside it.
-"""
-
-import csv
-import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from mlbench_cli import files
-from mlbench_cli.cluster_details import ClusterDetails
 from mlbench_cli.errors import UsageError
-from mlbench_cli.model import Cluster
+from mlbench_cli.model.cluster_details import ClusterDetails
+from mlbench_cli.model.run import Cluster
+from mlbench_cli.results.analysis.numbers import SECONDS, format_value
 from mlbench_cli.results.archive import layout
-from mlbench_cli.results.figures.style import style, write
-from mlbench_cli.text import shorten
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from mlbench_cli.results.figures.model import Axis, Figure, Kind, Line, Scale, Sheet
+from mlbench_cli.results.figures.png import write_sheets
+from mlbench_cli.util import files
+from mlbench_cli.util.csv_text import format_csv
+from mlbench_cli.util.text import shorten
 
 NAME = "provisioning"
-# Of Okabe and Ito's palette: what the cloud takes blue, what is left to mlbench vermilion.
-ASKING, WAITING, WAS_THERE = "#D55E00", "#56B4E9", "#dddddd"
-ROW, HEAD = 0.24, 0.62  # inches: of a resource, and of what is above and below each cluster's
-_WIDTH, _TOP, _FOOT = 11.0, 0.95, 0.45
+PHASES = {"making": "made", "removal": "removed"}
 MAX_LETTERS = 38
 FIELDS = ("cluster", "provider", "phase", "kind", "resource", "adopted", "began", "accepted", "ended", "waited")
 
@@ -42,26 +32,35 @@ def draw(clusters: Sequence[Cluster], folder: Path) -> list[Path]:
                 f'Of the cluster "{cluster.name}" no times are known: it was not made from here.',
                 hint="mlbench list-clusters",
             )
-    with layout.naming_file_on_os_error(folder, "written"), style():
+    sheet = Sheet(NAME, "Provisioning time", tuple(provisioning_figures(clusters)))
+    with layout.naming_file_on_os_error(folder, "written"):
         folder.mkdir(parents=True, exist_ok=True)
-        written = write(_figure(clusters), folder / NAME)
+        written = write_sheets([sheet], folder)
         table = folder / f"{NAME}.csv"
         files.write_atomically(table, to_csv(clusters).encode())
     return [*written, table]
 
 
+def provisioning_figures(clusters: Sequence[Cluster]) -> Iterator[Figure]:
+    """A figure for the making and one for the removal of each cluster, as far as their times are known."""
+    for number, cluster in enumerate(clusters):
+        for phase, word in PHASES.items():
+            rows = list_times(cluster, phase)
+            if rows:
+                title = f"How {cluster.name} was {word}: {_sum_up(cluster, phase, rows)}"
+                yield _figure(f"cluster{number}-{phase}", title, rows)
+
+
 def to_csv(clusters: Sequence[Cluster]) -> str:
     """One row per resource and phase, in seconds since the making, or the removal, began; empty: not come to."""
-    text = io.StringIO()
-    table = csv.DictWriter(text, FIELDS, lineterminator="\n")
-    table.writeheader()
+    rows: list[Sequence[object]] = [FIELDS]
     for cluster in clusters:
-        for phase in ("making", "removal"):
+        for phase in PHASES:
             for line in list_times(cluster, phase):
                 facts = {"cluster": cluster.name, "provider": cluster.provider, "phase": phase}
                 times = asdict(line) | {"adopted": line.is_adopted}
-                table.writerow({**facts, **{key: times[key] for key in FIELDS if key not in facts}})
-    return text.getvalue()
+                rows.append([{**times, **facts}[key] for key in FIELDS])
+    return format_csv(rows)
 
 
 @dataclass(frozen=True)
@@ -104,126 +103,57 @@ def list_times(cluster: Cluster, phase: str) -> list[ResourceTimes]:
     ]
 
 
-# --- the figure -------------------------------------------------------------------------------------------------------
-
-
-def _figure(clusters: Sequence[Cluster]) -> "Figure":
-    """A row of panels for each cluster: its making, and its removal if one of them was removed."""
-    from matplotlib.figure import Figure
-    from matplotlib.gridspec import GridSpec
-
-    phases = [phase for phase in ("making", "removal") if any(list_times(cluster, phase) for cluster in clusters)]
-    spans = {phase: max(line.end for cluster in clusters for line in list_times(cluster, phase)) for phase in phases}
-    rows = [max(len(list_times(cluster, phase)) for phase in phases) for cluster in clusters]
-    height = _TOP + _FOOT + sum(HEAD + ROW * count for count in rows)
-    figure = Figure(figsize=(_WIDTH, height))
-    # The panels' widths follow the times, so that a second is as long in both.
-    shares = [max(spans[phase], 0.35 * max(spans.values())) for phase in phases]
-    grid = GridSpec(
-        *(len(clusters), len(phases), figure),
-        left=0.25,
-        right=0.98,
-        top=1 - (_TOP + 0.25) / height,
-        bottom=_FOOT / height,
-        height_ratios=[ROW * count + 0.06 for count in rows],
-        width_ratios=shares,
-        hspace=HEAD * len(rows) / (sum(rows) * ROW),
-        wspace=0.05,
+def _figure(key: str, title: str, rows: Sequence[ResourceTimes]) -> Figure:
+    parts = (
+        ("asking for it, and looking", "overlap", [(row.began, row.end - _waited(row), row) for row in rows]),
+        ("waiting for the cloud", "local", [(row.end - _waited(row), row.end, row) for row in rows]),
     )
-    for row, cluster in enumerate(clusters):
-        for column, phase in enumerate(phases):
-            axes = figure.add_subplot(grid[row, column])
-            last = row == len(clusters) - 1
-            _panel(axes, cluster, phase, spans[phase], named=column == 0, last=last)
-    figure.text(0.012, 1 - 0.12 / height, "Provisioning time", va="top", fontsize=13, fontweight="bold")
-    _legend(figure, height)
-    return figure
+    lines = [
+        _line(label, color, [(index, *span) for index, span in enumerate(spans) if not span[2].is_adopted])
+        for label, color, spans in parts
+    ]
+    there = [(index, row.began, row.end, row) for index, row in enumerate(rows) if row.is_adopted]
+    lines.append(_line("was there before", "other", there))
+    open_ones = [row.title for row in rows if row.ended is None]
+    notes = (f"Not come to an end: {', '.join(open_ones)}.",) if open_ones else ()
+    axis = Axis("resource", Scale.CATEGORIES, categories=tuple(row.title for row in rows))
+    seconds = Axis("seconds since it began", from_zero=True, unit=SECONDS)
+    caption = "A bar begins when the resource was first asked for, and ends when it was ready, or gone."
+    return Figure(key, title, axis, seconds, tuple(line for line in lines if line.xs), caption, Kind.SPANS, notes)
 
 
-def _panel(axes: "Axes", cluster: Cluster, phase: str, span: float, *, named: bool, last: bool) -> None:
-    lines = list_times(cluster, phase)
-    unit, word = _unit(span)
-    order = list_times(cluster, "making") or lines
-    places = {(line.kind, line.resource): place for place, line in enumerate(order)}
-    titles = {(line.kind, line.resource): line.title for line in (*order, *lines)}
-    for line in lines:
-        place = places.setdefault((line.kind, line.resource), len(places))
-        _bar(axes, place, line, unit, span)
-    axes.set_ylim(max(len(places), 1) - 0.4, -0.6)
-    axes.set_xlim(0, span * 1.16 / unit)
-    names = [titles[key] for key in places]
-    axes.set_yticks(range(len(places)), names if named else [""] * len(places), fontsize=8.5)
-    axes.tick_params(axis="y", length=0)
-    axes.grid(True, axis="x")
-    axes.grid(False, axis="y")
-    axes.spines["left"].set_visible(False)
-    if last:
-        axes.set_xlabel(f"{word} since {'its making' if phase == 'making' else 'its removal'} began")
-    else:
-        axes.tick_params(axis="x", labelbottom=False)
-    axes.set_title(_title(cluster, phase), fontsize=9.5, pad=5)
-    if not lines:
-        axes.text(0.02, 0.5, "not begun", transform=axes.transAxes, va="center", color="#666666", fontsize=8.5)
+def _line(label: str, color: str, spans: Sequence[tuple[int, float, float, ResourceTimes]]) -> Line:
+    return Line(
+        label,
+        tuple(float(index) for index, *_ in spans),
+        tuple(end - begin for _, begin, end, _ in spans),
+        tuple(begin for _, begin, _, _ in spans),
+        tuple(end for _, _, end, _ in spans),
+        notes=tuple("not yet" if row.ended is None else "was there" if row.is_adopted else "" for *_, row in spans),
+        color=color,
+    )
 
 
-def _bar(axes: "Axes", place: int, line: ResourceTimes, unit: float, span: float) -> None:
-    """From the first request over its acceptance to the end; a bar that is open at its end has not come to it."""
-    began, end = line.began / unit, line.end / unit
-    waited = min(line.waited / unit, end - began)
-    if line.is_adopted:
-        axes.barh(place, max(end - began, span / unit / 300), 0.62, began, color=WAS_THERE, hatch="////")
-    else:
-        axes.barh(place, max(end - began, span / unit / 300), 0.62, began, color=ASKING)
-        axes.barh(place, waited, 0.62, end - waited, color=WAITING)
-    if line.ended is None:
-        axes.barh(place, span / unit * 0.05, 0.62, end, color="white", edgecolor=WAITING, hatch="////", linewidth=0)
-        text = "not yet"
-    else:
-        axes.plot([end, end], [place - 0.31, place + 0.31], color="#222222", linewidth=1.4, solid_capstyle="butt")
-        text = "was there" if line.is_adopted else _seconds(line.ended - line.began)
-    axes.annotate(text, (end, place), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8)
+def _waited(row: ResourceTimes) -> float:
+    return min(row.waited, row.end - row.began)
 
 
-def _title(cluster: Cluster, phase: str) -> str:
-    lines = list_times(cluster, phase)
-    moments = [line.ended for line in lines if line.ended is not None]
-    whole = _seconds(max(moments)) if lines and len(moments) == len(lines) else None
+def _sum_up(cluster: Cluster, phase: str, rows: Sequence[ResourceTimes]) -> str:
+    """ "ready after 7 min 02 s, gke, europe-west1-b, 2 × g2-standard-8"."""
+    moments = [row.ended for row in rows if row.ended is not None]
+    is_done = len(moments) == len(rows)
+    whole = format_value(max(moments), SECONDS) if is_done else ""
     if phase == "removal":
-        return f"Removal: {whole}" if whole else "Removal"
+        return f"gone after {whole}" if is_done else "not gone"
     details = ClusterDetails.of(cluster)
     gpus = f" with {details.gpus_per_node} × {details.gpu} each" if details.gpu else ""
     machines = f"{details.nodes} × {details.machine_type}{gpus}" if details.machine_type else ""
-    facts = [cluster.provider, details.location, machines]
-    label = " (functional only)" if details.functional_only else ""
-    ready = f": ready after {whole}" if whole else ": not ready"
-    return f"{cluster.name}{ready}\n{', '.join(str(fact) for fact in facts if fact)}{label}"
+    label = "functional only" if details.functional_only else ""
+    facts = [f"ready after {whole}" if is_done else "not ready", cluster.provider, details.location, machines, label]
+    return ", ".join(str(fact) for fact in facts if fact)
 
 
 def _short(name: str, cluster: Cluster) -> str:
     """A resource's name without the cluster's, which stands above."""
     left = name.replace(cluster.name, "").strip("/-=")
     return "" if left.startswith("mlbench") else left  # as what mlbench makes one of is called
-
-
-def _legend(figure: "Figure", height: float) -> None:
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
-    handles = [
-        Patch(facecolor=ASKING, label="asking for it, and looking"),
-        Patch(facecolor=WAITING, label="waiting for the cloud"),
-        Patch(facecolor=WAS_THERE, hatch="////", label="was there before"),
-        Line2D([], [], color="#222222", linewidth=1.4, label="ready, or gone"),
-    ]
-    figure.legend(handles=handles, loc="upper left", bbox_to_anchor=(0.007, 1 - 0.36 / height), ncols=4, fontsize=8.5)
-
-
-def _unit(span: float) -> tuple[float, str]:
-    return (60.0, "minutes") if span > 180 else (1.0, "seconds")
-
-
-def _seconds(seconds: float) -> str:
-    if seconds >= 100:
-        minutes, rest = divmod(round(seconds), 60)
-        return f"{minutes} min {rest:02} s"
-    return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1000:.0f} ms"

@@ -1,30 +1,50 @@
 """From verified archives to a report."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from mlbench_cli.model.methods import method_phrase
 from mlbench_cli.results.analysis import collectives
 from mlbench_cli.results.analysis.comparability import conditions_of
 from mlbench_cli.results.analysis.foreign_collectives import read_foreign_curves
+from mlbench_cli.results.analysis.numbers import (
+    NO_VALUE,
+    SAMPLES_PER_SECOND,
+    SECONDS,
+    format_estimate,
+    format_factor,
+    format_goal,
+    format_percent,
+    format_value,
+    unit_of,
+)
 from mlbench_cli.results.analysis.series import Group, Point, Series
 from mlbench_cli.results.analysis.series import collect as collect_series
-from mlbench_cli.results.analysis.statistics import Estimate
 from mlbench_cli.results.archive.reader import Archive
-from mlbench_cli.results.report.curves import RunData, metric_figures, resource_figures, step_figures, timeline_figure
-from mlbench_cli.results.report.model import Axis, Figure, Line, Report, ReportTable, Scale, Section
-from mlbench_cli.results.report.published import published_sources
-from mlbench_cli.results.report.scaling import Job, scaling_figures, split_jobs
-from mlbench_cli.text import shorten
+from mlbench_cli.results.figures.collectives import collective_figures
+from mlbench_cli.results.figures.curves import RunData, metric_figures, resource_figures, step_figures, timeline_figure
+from mlbench_cli.results.figures.model import Figure
+from mlbench_cli.results.figures.published import published_sources
+from mlbench_cli.results.figures.scaling import Job, scaling_figures, split_jobs
+from mlbench_cli.results.report.model import Report, ReportTable, Section
+from mlbench_cli.util.text import shorten
 
 MAX_MACHINE_RUNS = 4  # whose samples are drawn: the largest of each group first
 NOT_PUBLISHED = "loss over time and learning rate: the original published no numbers"
 
 
 def collect(
-    archives: Sequence[Archive], *, title: str | None = None, more: Sequence[Figure] = (), foreign: Sequence[Path] = ()
+    archives: Sequence[Archive],
+    *,
+    title: str | None = None,
+    more: Sequence[Figure] = (),
+    foreign: Sequence[Path] = (),
+    left_out: Sequence[str] = (),
 ) -> Report:
-    """The report of verified archives; `more` are figures of their clusters, `foreign` files of nccl-tests or OSU.
+    """The report of verified archives; `more` are figures of their clusters, `foreign` files of nccl-tests or OSU,
+    `left_out` sentences about archives that were refused.
 
     Raises UsageError for two archives of one run that differ.
     """
@@ -34,18 +54,17 @@ def collect(
     names = [run.name for run in runs]
     sections = [
         _result_section(series, jobs),
-        _setting_section(series, jobs, runs),
         *(section for number, job in enumerate(jobs, 1) for section in _job_sections(job, number, runs)),
         *_collective_sections(archives, foreign),
-        *_machine_sections(runs, more),
         _finding_section(runs),
-        _run_section(runs),
-        _method_section(jobs),
+        *_machine_sections(runs, more),
+        *(replace(each, is_folded=True) for each in (_setting_section(series, jobs, runs), _run_section(runs))),
+        replace(_method_section(jobs), is_folded=True),
     ]
     return Report(
         title or _title(series, names),
         tuple(_headline(jobs, runs)),
-        tuple(_warnings(runs)),
+        (*_warnings(runs), *left_out),
         tuple(section for section in sections if section.tables or section.figures or section.paragraphs),
         tuple(names),
     )
@@ -88,13 +107,14 @@ def _headline(jobs: Sequence[Job], runs: Sequence[RunData]) -> Iterator[str]:
             continue
         if job.groups[0].after_time:
             group, point = max(good, key=lambda found: found[1].value.mean if found[1].value else 0.0)
-            yield f"{job.name}: {group.metric} {format_estimate(point.value)} with {_workers(point)}."
+            value = format_estimate(point.value, unit_of(group.metric))
+            yield f"{job.name}: {group.metric} {value} with {_workers(point)}."
             continue
         group, point = min(good, key=lambda found: found[1].seconds.mean)
-        text = f"{job.name}: {format_estimate(point.seconds)} s with {_workers(point)} ({group.label})"
+        text = f"{job.name}: {format_estimate(point.seconds, SECONDS)} with {_workers(point)} ({group.label})"
         speedup = group.speedup(point)
         if group.has_speedup and speedup is not None and group.baseline is not None and point is not group.baseline:
-            text += f", {format_estimate(speedup)} times as fast as with {_workers(group.baseline)}"
+            text += f", {format_factor(speedup)} as fast as with {_workers(group.baseline)}"
         yield f"{text}."
 
 
@@ -112,7 +132,7 @@ def _warnings(runs: Sequence[RunData]) -> Iterator[str]:
         if phrase := conditions_of(run.archive).phrase:
             found.setdefault(f"not measured alone or in full: {phrase}", []).append(run.name)
         if result["outcome"] not in ("goal_reached", "budget_spent", "completed"):
-            found.setdefault(f"ended as {result['outcome']}: no time of it counts", []).append(run.name)
+            found.setdefault(f"ended as {result['outcome']}: its times are left out", []).append(run.name)
     for text, names in found.items():
         shown = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
         yield f"{shown}: {text}."
@@ -124,16 +144,27 @@ def _result_section(series: Series, jobs: Sequence[Job]) -> Section:
         "series",
         "workers",
         "runs",
-        "seconds",
+        "time",
         "speed-up",
         "efficiency",
-        "samples/s",
+        "throughput",
         "metric",
         "conditions",
     )
     rows = [_result_row(job, group, point) for job in jobs for group in job.groups for point in group.points]
-    table = ReportTable("Results by number of workers", head, tuple(rows), (2, 3, 4, 5, 6, 7, 8))
-    note = "± is half the 95 % interval of the mean (Student's t); intervals of ratios are Welch's, on logarithms."
+    # A column that says the same of every row says nothing.
+    silent = {0: len(jobs) == 1, 9: all(row[9] == NO_VALUE for row in rows)}
+    kept = [index for index in range(len(head)) if not silent.get(index)]
+    table = ReportTable(
+        "Results by number of workers",
+        tuple(head[index] for index in kept),
+        tuple(tuple(row[index] for index in kept) for row in rows),
+        tuple(kept.index(index) for index in range(2, 9)),
+    )
+    note = (
+        "In parentheses: the 95 % interval of the mean (Student's t), for two runs their range; intervals of ratios "
+        "are Welch's, on logarithms."
+    )
     has_interval = any(point.seconds.low is not None for group in series.groups for point in group.points)
     return Section("Result", (note,) if has_interval else (), (table,))
 
@@ -142,7 +173,7 @@ def _result_row(job: Job, group: Group, point: Point) -> tuple[str, ...]:
     speedup = group.speedup(point)
     efficiency = ""
     if speedup is not None and group.baseline is not None:
-        efficiency = f"{speedup.mean * group.baseline.workers / point.workers:.3g}"
+        efficiency = format_percent(speedup.mean * group.baseline.workers / point.workers)
     total = len(point.good) + len(point.bad)
     counted = str(total) if not point.bad else f"{len(point.good)} of {total}"
     return (
@@ -150,24 +181,17 @@ def _result_row(job: Job, group: Group, point: Point) -> tuple[str, ...]:
         group.label,
         str(point.workers),
         counted,
-        format_estimate(point.seconds) if point.good else "–",
-        format_estimate(speedup),
+        format_estimate(point.seconds, SECONDS) if point.good else "–",
+        format_factor(speedup),
         efficiency,
-        format_estimate(point.throughput) if point.good else "–",
-        f"{group.metric} {format_estimate(point.value)}" if point.value else "–",
+        format_estimate(point.throughput, SAMPLES_PER_SECOND) if point.good else "–",
+        f"{group.metric} {format_estimate(point.value, unit_of(group.metric))}" if point.value else "–",
         ", ".join(point.labels) or "–",
     )
 
 
 def _workers(point: Point) -> str:
     return f"{point.workers} worker{'s' if point.workers > 1 else ''}"
-
-
-def format_estimate(found: Estimate | None) -> str:
-    """ "12.3 ± 0.8", "12.3" without repeats, "–" without a value."""
-    if found is None:
-        return "–"
-    return f"{found.mean:.4g}" if found.margin is None else f"{found.mean:.4g} ± {found.margin:.2g}"
 
 
 # --- settings -------------------------------------------------------------------------------------------------------
@@ -239,7 +263,7 @@ def _comparison_note(job: Job) -> tuple[str, ...]:
     if not sources or not job.groups[0].metric:
         return ()
     return (
-        f"Published figures of the original MLBench are dotted ({'; '.join(sources)}), on other machines and with "
+        f"Published figures of the original MLBench are dashed ({'; '.join(sources)}), on other machines and with "
         f"other software; ≈ is read off plots. {NOT_PUBLISHED.capitalize()}.",
     )
 
@@ -255,27 +279,9 @@ def _collective_sections(archives: Sequence[Archive], foreign: Sequence[Path]) -
     if not curves:
         return
     together = collectives.label_curves([*curves, *collectives.find_published(curves)])
-    figures = []
-    for index, (name, dtype) in enumerate(dict.fromkeys((curve.collective, curve.dtype) for curve in together)):
-        own = [curve for curve in together if (curve.collective, curve.dtype) == (name, dtype)]
-        for kind, place, label in (("latency", 1, "microseconds"), ("bandwidth", 2, "bus bandwidth, GB/s")):
-            lines = tuple(
-                Line(
-                    curve.label + ("" if curve.published or curve.place == "in_place" else ", out of place"),
-                    tuple(float(point[0]) for point in curve.points),
-                    tuple(float(point[place]) for point in curve.points),
-                    reference=curve.published,
-                )
-                for curve in own
-                if any(point[place] for point in curve.points)
-            )
-            if lines:
-                axes = Axis("bytes", Scale.LOG10), Axis(label, Scale.LOG10)
-                figures.append(
-                    Figure(f"collective{index}-{kind}", f"{kind.capitalize()} of {name}, {dtype}", *axes, lines)
-                )
+    figures = tuple(collective_figures(together))
     text = (collectives.ABOUT_PUBLISHED,) if any(curve.published for curve in together) else ()
-    yield Section("Collectives over the size of the message", text, (), tuple(figures))
+    yield Section("Collectives over the size of the message", text, (), figures)
 
 
 def _machine_sections(runs: Sequence[RunData], more: Sequence[Figure]) -> Iterator[Section]:
@@ -288,7 +294,7 @@ def _machine_sections(runs: Sequence[RunData], more: Sequence[Figure]) -> Iterat
     if drawn:
         left = len(runs) - len(largest)
         text = (f"The {len(largest)} largest runs are drawn; {left} more are in their archives.",) if left else ()
-        yield Section("Machines over time", text, (), drawn)
+        yield Section("Machines over time", text, (), drawn, is_folded=True)
 
 
 # --- findings, runs, method -----------------------------------------------------------------------------------------
@@ -305,14 +311,17 @@ def _finding_section(runs: Sequence[RunData]) -> Section:
 
 
 def _run_section(runs: Sequence[RunData]) -> Section:
-    head = ("run", "workers", "outcome", "seconds", "goal", "division", "label", "id")
+    head = ("run", "workers", "outcome", "time", "goal", "method", "network", "conditions", "division", "label", "id")
     rows = tuple(
         (
             run.name,
             str(run.workers),
             str(run.archive.result["outcome"]),
-            _seconds(run),
-            _goal(run),
+            format_value(run.archive.result["task_seconds"]["wall"], SECONDS),
+            format_goal(run.archive.result["goal"], run.archive.result["outcome"]) or "–",
+            method_phrase(run.archive.run["spec"].get("method") or {}),
+            run.archive.run["spec"].get("network") or "–",
+            conditions_of(run.archive).phrase or "–",
             str(run.archive.result["division"].get("word") or "none"),
             str(run.archive.result["label"]["word"]),
             str(run.archive.run["id"]),
@@ -325,25 +334,12 @@ def _run_section(runs: Sequence[RunData]) -> Section:
     return Section("Runs", tuple(reasons), (ReportTable("All runs", head, rows, (1, 3)),))
 
 
-def _seconds(run: RunData) -> str:
-    wall = run.archive.result["task_seconds"]["wall"]
-    return f"{wall:.4g}" if wall is not None else "–"
-
-
-def _goal(run: RunData) -> str:
-    goal = run.archive.result["goal"]
-    if goal is None:
-        return "–"
-    value = "–" if goal["value"] is None else f"{goal['value']:.4g}"
-    return f"{goal['metric']} {value} ({goal['comparison']} {goal['threshold']:g})"
-
-
 def _method_section(jobs: Sequence[Job]) -> Section:
     apart = f"{len(jobs)} jobs differ in what they did and are not drawn together. " if len(jobs) > 1 else ""
     text = (
         f"{apart}Runs share a figure only if task, goal, data and time to spend are equal; what else differs is named "
         "by the label of the line. Every archive was verified: its documents follow from its evidence. The data "
-        "of each figure is in a CSV file beside this page. Lines can be switched off and on by their names, a dragged "
-        "range is enlarged, and a double click shows all again."
+        "of each figure is in a CSV file beside this page, and in the table below it; a mark shows its value under the "
+        "pointer."
     )
     return Section("How to read this page", (text,))

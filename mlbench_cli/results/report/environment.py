@@ -1,19 +1,20 @@
 """What templates of pages are rendered with: Jinja, and texts of this package. Loads no figures."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mlbench_cli.results.analysis.numbers import format_estimate, format_goal, format_ratio, format_value, unit_of
+from mlbench_cli.results.analysis.statistics import Estimate, EstimateDocument
+
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-    from mlbench_cli.results.report.model import Figure
+    from mlbench_cli.results.figures.model import Figure
 
 FOLDER = Path(__file__).parent
-VENDORED = FOLDER / "vendored"
 MAX_ROWS = 400  # of a figure's table; all are in the CSV
 
 _Row = tuple[str, str, float | None, float | None, float | None]
@@ -46,26 +47,24 @@ def make_environment(*folders: Path) -> "Environment":
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["figure_json"] = format_json
     environment.filters["rows_of"] = rows_of
-    environment.filters["number"] = format_number
+    environment.filters["measured"] = format_value
+    environment.filters["unit_of"] = unit_of
+    environment.filters["goal"] = format_goal
+    environment.filters["estimate"] = _show_estimate
+    environment.filters["ratio"] = _show_ratio
     return environment
 
 
-def format_json(figure: "Figure") -> str:
-    """The figure's JSON for a script element: no "<", so that nothing in it can end the element."""
-    from markupsafe import Markup
+def _show_estimate(document: EstimateDocument | None, unit: str = "") -> str:
+    return format_estimate(None if document is None else Estimate.from_dict(document), unit)
 
-    text = json.dumps(figure.to_dict(), allow_nan=False, separators=(",", ":"))
-    return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
+
+def _show_ratio(document: EstimateDocument | None, higher_is_better: bool | None, is_time: bool) -> str:
+    return format_ratio(None if document is None else Estimate.from_dict(document), higher_is_better, is_time=is_time)
 
 
 def rows_of(figure: "Figure") -> FigureRows:
     """The data of a figure as a table: at most MAX_ROWS rows, and how many more exist."""
     rows = list(figure.rows())
     return FigureRows(rows[:MAX_ROWS], max(0, len(rows) - MAX_ROWS), any(row[3] is not None for row in rows))
-
-
-def format_number(value: float | None) -> str:
-    """Five significant digits; a dash for None."""
-    return "–" if value is None else f"{value:.5g}"

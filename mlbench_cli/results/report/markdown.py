@@ -6,8 +6,9 @@ Foreign text cannot become markup: what has a meaning in Markdown or HTML is esc
 import re
 from collections.abc import Iterator, Sequence
 
-from mlbench_cli.results.report.environment import format_number
-from mlbench_cli.results.report.model import Figure, Report, ReportTable, Scale, Section
+from mlbench_cli.results.analysis.numbers import format_value
+from mlbench_cli.results.figures.model import Figure, Scale
+from mlbench_cli.results.report.model import Report, ReportTable, Section
 
 MAX_BYTES = 60_000  # a comment holds 65 536
 MAX_FIGURE_ROWS = 24
@@ -54,7 +55,10 @@ def _figure(figure: Figure) -> Iterator[str]:
     xs = _xs(figure)
     head = (figure.x.label, *(line.label for line in figure.lines))
     columns = [dict(zip(line.xs, line.ys, strict=True)) for line in figure.lines]
-    rows = [(_name(figure, x), *(format_number(column.get(x)) for column in columns)) for x in xs[:MAX_FIGURE_ROWS]]
+    rows = [
+        (figure.name_x(x), *(format_value(column.get(x), figure.y.unit) for column in columns))
+        for x in xs[:MAX_FIGURE_ROWS]
+    ]
     table = ReportTable(figure.title, head, tuple(rows), tuple(range(len(head))))
     yield f"<details><summary>{escape(figure.title)} ({escape(figure.y.label)})</summary>"
     yield _table(table.head, table.rows, table.numeric)
@@ -63,10 +67,6 @@ def _figure(figure: Figure) -> Iterator[str]:
 
 def _xs(figure: Figure) -> list[float]:
     return sorted({x for line in figure.lines for x in line.xs})
-
-
-def _name(figure: Figure, x: float) -> str:
-    return figure.x.categories[int(x)] if figure.x.scale is Scale.CATEGORIES else f"{x:g}"
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[int]) -> str:

@@ -1,15 +1,15 @@
 """Writing a report: the page, and the data of its figures beside it."""
 
-import csv
-import io
 from pathlib import Path
 
-from mlbench_cli import files
 from mlbench_cli.errors import UsageError
 from mlbench_cli.results.archive import layout
+from mlbench_cli.results.figures.model import Figure
 from mlbench_cli.results.report.html import render_html
 from mlbench_cli.results.report.markdown import render_markdown
-from mlbench_cli.results.report.model import Figure, Report
+from mlbench_cli.results.report.model import Report
+from mlbench_cli.util import files
+from mlbench_cli.util.csv_text import format_csv
 
 SUFFIXES = (".html", ".htm", ".md", ".markdown")
 
@@ -47,16 +47,5 @@ def write_report(report: Report, path: Path) -> list[Path]:
 
 def figure_csv(figure: Figure) -> str:
     """One line per point: line, x, y and the ends of its interval, empty if unknown."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["line", _plain_cell(figure.x.label), _plain_cell(figure.y.label), "low", "high"])
-    for line, x, *values in figure.rows():
-        writer.writerow(
-            [_plain_cell(line), _plain_cell(x), *("" if value is None else repr(value) for value in values)]
-        )
-    return text.getvalue()
-
-
-def _plain_cell(text: str) -> str:
-    """A cell that no spreadsheet takes for a formula."""
-    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
+    head = ["line", figure.x.label, figure.y.label, "low", "high"]
+    return format_csv([head, *figure.rows()])

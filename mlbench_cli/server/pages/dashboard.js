@@ -169,58 +169,10 @@
 
   // --- a run that is under way ------------------------------------------------------------------------------------------
 
-  function Curves(root) {
-    var target = byId("curves"), known = new Map(), start = null, waiting = false;
-    function figure(name) {
-      return {
-        key: name, kind: "lines", title: name,
-        x: { label: "seconds since the first value", scale: "linear", ticks: [], categories: [], fromZero: true },
-        y: { label: name, scale: "linear", ticks: [], categories: [], fromZero: false }, lines: []
-      };
-    }
-    function redraw() {
-      waiting = false;
-      known.forEach(function (curve) {
-        if (!curve.changed) return;
-        curve.changed = false;
-        var data = figure(curve.name);
-        curve.ranks.forEach(function (points, rank) {
-          data.lines.push({ label: "rank " + rank, xs: points.xs.slice(), ys: points.ys.slice(), low: [], high: [], reference: false });
-        });
-        if (curve.goal !== null && data.lines.length) {
-          var end = Math.max.apply(null, data.lines[0].xs);
-          data.lines.push({ label: "goal", xs: [0, Math.max(end, 1)], ys: [curve.goal, curve.goal], low: [], high: [], reference: true });
-        }
-        curve.live.replaceChildren();
-        mlbenchFigures.draw(data, curve.live);
-        curve.box.dataset.points = String(data.lines.reduce(function (sum, line) { return sum + (line.reference ? 0 : line.xs.length); }, 0));
-      });
-    }
-    this.add = function (points) {
-      points.forEach(function (point) {
-        if (typeof point.value !== "number") return;
-        if (start === null) start = point.time;
-        var curve = known.get(point.name);
-        if (!curve) {
-          var none = byId("no-curves");
-          if (none) none.remove();
-          var box = element("figure", null, { "data-curve": point.name });
-          box.appendChild(element("figcaption", point.name));
-          var live = box.appendChild(element("div", null, { "class": "live" }));
-          target.appendChild(box);
-          var metric = root.dataset.metric, names = [metric, "val_" + metric, "val_global_" + metric];
-          curve = { name: point.name, box: box, live: live, ranks: new Map(), changed: false,
-            goal: metric && names.indexOf(point.name) >= 0 ? Number(root.dataset.goal) : null };
-          known.set(point.name, curve);
-        }
-        if (!curve.ranks.has(point.rank)) curve.ranks.set(point.rank, { xs: [], ys: [] });
-        var own = curve.ranks.get(point.rank);
-        own.xs.push(point.time - start);
-        own.ys.push(point.value);
-        curve.changed = true;
-      });
-      if (!waiting) { waiting = true; setTimeout(redraw, 150); }
-    };
+  // Figures as the server draws them; rendered and escaped there.
+  function showCurves(html) {
+    var made = new DOMParser().parseFromString(html, "text/html").body;
+    byId("curves").replaceChildren.apply(byId("curves"), Array.from(made.childNodes));
   }
 
   function showStatus(status) {
@@ -275,13 +227,13 @@
   }
 
   function follow(root) {
-    var curves = new Curves(root), addLines = log(root.dataset.name);
+    var addLines = log(root.dataset.name);
     if (root.dataset.live !== "yes") return;
     var first = true;
     var source = new EventSource("/api/v1/runs/" + encodeURIComponent(root.dataset.name) + "/events");
     source.addEventListener("status", function (event) { showStatus(JSON.parse(event.data)); });
     source.addEventListener("resources", function (event) { showResources(JSON.parse(event.data)); });
-    source.addEventListener("metrics", function (event) { curves.add(JSON.parse(event.data).points); });
+    source.addEventListener("curves", function (event) { showCurves(JSON.parse(event.data).html); });
     source.addEventListener("log", function (event) {
       var news = JSON.parse(event.data);
       if (first) { first = false; byId("log-last").click(); return; } // what was there before is a page of its own
@@ -295,7 +247,7 @@
     source.onerror = function () {
       if (source.readyState === EventSource.CLOSED) byId("progress").textContent = "The dashboard does not answer. Load the page again.";
     };
-    source.onopen = function () { curves = new Curves(root); byId("curves").replaceChildren(); first = true; };
+    source.onopen = function () { first = true; };
   }
 
   // --- the overview -----------------------------------------------------------------------------------------------

@@ -79,7 +79,7 @@ def load_step(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer | N
     set_state_dict(model, optimizers, model_state_dict=state["model"], optim_state_dict=state.get("optimizer") or {})
 
 
-def _collect(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:  # words: ok
+def _collect(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
     """What a checkpoint has of this rank: the model, and the optimizer's state unless the method has it."""
     if optimizer is None:
         return {"model": get_model_state_dict(model)}
@@ -101,7 +101,7 @@ def load_method_state(path: Path) -> MethodState:
 
 def read_facts(path: Path, expected: Mapping[str, Any]) -> Mapping[str, Any]:
     """What `mlbench.json` says. Raises EnvironmentUnfitError if `path` is no checkpoint, TaskUsageError if it belongs
-    to another task, model, batch or seed than `expected`."""
+    to another task, model or seed than `expected`, or was made with other `parameters`."""
     try:
         found = json.loads((path / FACTS).read_text("utf-8"))
     except (OSError, ValueError) as error:
@@ -110,10 +110,11 @@ def read_facts(path: Path, expected: Mapping[str, Any]) -> Mapping[str, Any]:
         ) from None
     if not isinstance(found, dict) or found.get("form") != FORM:
         raise EnvironmentUnfitError(f"{path / FACTS} is not of the form {FORM}", "Take another checkpoint.")
-    for name, value in expected.items():
-        if found.get(name) != value:
+    made, own = ({**facts, **facts.get("parameters", {})} for facts in (found, expected))
+    for name, value in own.items():
+        if name != "parameters" and made.get(name) != value:
             raise TaskUsageError(
-                f"{path} was made with {name} = {found.get(name)!r}, this run has {value!r}",
+                f"{path} was made with {name} = {made.get(name)!r}, this run has {value!r}",
                 "Resume with the parameters of the run that made it; number of workers and parallelism may differ.",
             )
     return found

@@ -172,11 +172,12 @@ def estimate_memory(
     head_tokens: int,
     vocabulary: int,
     activation_bytes: int,
+    logit_bytes: int,
     checkpointing: str,
 ) -> Memory:
     """Memory of one rank in training with AdamW, parameters and moments in fp32.
 
-    tokens        of one micro batch; head_tokens: those of them that get logits
+    tokens        of one micro batch; head_tokens: those of them that get logits, of `logit_bytes` each
     largest_group parameters of the largest block, or of embedding and head
     A block without checkpointing keeps about 10 tensors of `width` and 4 of `hidden` channels per token; with
     checkpointing `full` its input alone, and one block at a time as before; `selective` keeps results of matrix
@@ -192,7 +193,14 @@ def estimate_memory(
     if layout.name == "ddp" and layout.data > 1:
         gathered = parameters * 4  # gradients live in buckets beside the parameters' own
     state = parameters * 16 // layout.state_shares
-    return Memory(state, gathered, kept, head_tokens * vocabulary * (activation_bytes + 8) // layout.tensor)
+    return Memory(state, gathered, kept, head_tokens * vocabulary * logit_bytes // layout.tensor)
+
+
+def count_logit_bytes(parameters: Mapping[str, Any]) -> int:
+    """Bytes of one word's logit at the peak: itself, its fp32 copy and gradient; compiled with the loss, itself and its
+    gradient in its own format."""
+    own = 2 if parameters["precision"] == "bf16" else 4
+    return own + 8 if parameters["compile"] == "no" else 2 * own
 
 
 def check_memory(memory: Memory, limit: float | None, ranks_on_machine: int = 1) -> None:

@@ -24,6 +24,7 @@ from task_images.harness.distributed import World, require_sharding
 from task_images.harness.errors import EnvironmentUnfitError
 from task_images.harness.language.layout import Layout
 from task_images.harness.seeds import generator
+from task_images.harness.speed import require_compiler
 
 # name of a parameter -> standard deviation of its initial values; None: 1 for scales, 0 for the rest
 Deviation = Callable[[str], float | None]
@@ -36,12 +37,13 @@ class SpreadOptions:
 
     precision      fp32 or bf16, in which FSDP gathers and computes; gradients are summed in fp32
     reshard        whether FSDP frees gathered parameters after the forward pass (ZeRO-3) or keeps them (ZeRO-2)
-    compile        whether torch.compile translates each block
+    compile        what torch.compile translates: "no", "blocks" (each of the modules given as `compiled`), "whole" or
+                   "graphs" (the model, and on a GPU its kernels are replayed as CUDA graphs)
     """
 
     precision: str = "fp32"
     reshard: bool = True
-    compile: bool = False
+    compile: str = "no"
 
 
 def make_mesh(world: World, layout: Layout) -> DeviceMesh | None:
@@ -73,12 +75,14 @@ def spread(
     *,
     deviation: Deviation,
     seed: int,
+    compiled: Iterable[nn.Module] = (),
     plan_tensor: Callable[[DeviceMesh], None] | None = None,
     unused_rows: Mapping[str, int] = MappingProxyType({}),
 ) -> nn.Module:
     """`model`, made on the meta device, over all ranks, with initial values that depend on `seed` alone.
 
     blocks        the modules that FSDP gathers one at a time and that are compiled
+    compiled      further modules that are compiled with the blocks
     unused_rows   rows at the end of a parameter, by its name, that stay 0
     plan_tensor   (tensor mesh -> nothing) splits the layers; required if the layout has tensor-parallel ranks
     """
@@ -88,9 +92,13 @@ def spread(
         if plan_tensor is None:
             raise ValueError("this model has no plan for tensor-parallel ranks")
         plan_tensor(mesh["tensor"])
-    if options.compile:
-        for block in blocks:
+    if options.compile != "no":
+        require_compiler(options.compile)
+    if options.compile == "blocks":
+        for block in (*blocks, *compiled):
             block.compile(fullgraph=True)
+    elif options.compile != "no":
+        model.compile(fullgraph=True, mode="reduce-overhead" if options.compile == "graphs" else None)
     if mesh is not None and layout.is_sharded:
         _shard(mesh, layout, options, model, blocks)
     allocate(model, world.device)
@@ -172,13 +180,14 @@ def fill_parameters(
             unused = unused_rows.get(name, 0)
             size = torch.Size((parameter.shape[0] - unused, *parameter.shape[1:]))
             whole = _initial(name, size, deviation, seed)
-            _assign(parameter, nn.functional.pad(whole, (0, 0, 0, unused)) if unused else whole)
+            _assign(parameter, nn.functional.pad(whole, (*(0, 0) * (whole.dim() - 1), 0, unused)) if unused else whole)
 
 
 def _initial(name: str, shape: torch.Size, deviation: Deviation, seed: int) -> Tensor:
     spread = deviation(name)
     if len(shape) >= 2:
-        return torch.empty(shape).normal_(0.0, spread or 0.02, generator=generator(seed, "initial", name))
+        spread = 0.02 if spread is None else spread
+        return torch.empty(shape).normal_(0.0, spread, generator=generator(seed, "initial", name))
     return torch.ones(shape) if "norm" in name and name.endswith("weight") else torch.zeros(shape)
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
-from task_images.comm.base import Strategy
+from task_images.comm.base import MakeOptimizer, Strategy
 from task_images.comm.ddp import DdpAllReduce
 from task_images.comm.prepare import prepare_strategy
 from task_images.harness.arrays import stream_ahead
@@ -38,6 +38,7 @@ from task_images.harness.precision import Precision
 from task_images.harness.report import Reporter
 from task_images.harness.schedules import PerUpdate
 from task_images.harness.settings import CudaSettings, TrainingSettings
+from task_images.harness.speed import Graphs
 from task_images.harness.training import PassLoss, Trainer
 from task_images.harness.updates import Update
 
@@ -57,9 +58,12 @@ class PretrainingSettings(TrainingSettings, CudaSettings):
     steps: int = 1000
     learning_rate: float = 6e-4
     warmup_steps: int = 100
+    schedule: str = "cosine"
+    decay_share: float = 0.7
     final_rate: float = 0.1
     beta1: float = 0.9
     beta2: float = 0.95
+    epsilon: float = 1e-8
     weight_decay: float = 0.1
     clip: float = 1.0
     evaluate_every: int = 50
@@ -70,7 +74,8 @@ class PretrainingSettings(TrainingSettings, CudaSettings):
     reshard: bool = True
     activation_checkpointing: str = "none"
     precision: str = "fp32"
-    compile: bool = False
+    compile: str = "no"
+    attention: str = "auto"
     checkpoint_every: int = 0
     checkpoint_dir: str = ""
     resume: str = ""
@@ -92,6 +97,31 @@ class WarmupCosine:
             return self.target * (update + 1) / self.warmup
         share = min(1.0, (update - self.warmup) / max(1, self.end - self.warmup))
         return self.target * (self.floor + (1 - self.floor) * (1 + math.cos(math.pi * share)) / 2)
+
+
+@dataclass(frozen=True)
+class WarmupStableLinear:
+    """Linear from target / warmup to `target` in `warmup` updates, then `target`; over the last `share` of the updates
+    a line down to `floor` x target at `end`."""
+
+    target: float
+    warmup: int
+    end: int
+    floor: float
+    share: float
+
+    def __call__(self, update: float) -> float:
+        if update < self.warmup:
+            return self.target * (update + 1) / self.warmup
+        left = min(1.0, max(0.0, 1 - update / self.end) / self.share)
+        return self.target * (self.floor + (1 - self.floor) * left)
+
+
+def make_schedule(p: PretrainingSettings) -> PerUpdate:
+    """The learning rate that the parameters ask for."""
+    if p.schedule == "linear":
+        return PerUpdate(WarmupStableLinear(p.learning_rate, p.warmup_steps, p.steps, p.final_rate, p.decay_share))
+    return PerUpdate(WarmupCosine(p.learning_rate, p.warmup_steps, p.steps, p.final_rate))
 
 
 class Batch(Protocol):
@@ -162,6 +192,7 @@ class Pretraining(Generic[B]):
     identity: Mapping[str, Any]
     unit: Unit
     details: Mapping[str, object] = field(default_factory=dict)
+    make_optimizer: MakeOptimizer | None = None
 
     def run(self) -> None:
         """Train to the goal, the last step or the last block, and report. Raises DivergedError on NaN."""
@@ -176,7 +207,7 @@ class Pretraining(Generic[B]):
             world,
             self.report,
             PretrainingBatches(self.workload, p.steps, self.passes, self.layout.data_rank(world.rank), world.device),
-            PerUpdate(WarmupCosine(p.learning_rate, p.warmup_steps, p.steps, p.final_rate)),
+            make_schedule(p),
             Plan(
                 1,
                 p.budget_seconds,
@@ -193,12 +224,13 @@ class Pretraining(Generic[B]):
             unit=self.unit,
             work=PretrainingWork(self.workload, self.layout.data * self.passes),
             model=self.model,
-            make_optimizer=self._make_optimizer,
+            make_optimizer=self.make_optimizer or self._make_optimizer,
             strategy=strategy,
             precision=precision,
             # Methods without a barrier know no norm; for others an infinite limit measures it, as a guard against NaN.
             clip=p.clip or (math.inf if strategy.traits.barrier else None),
             arithmetic=p,
+            graphs=Graphs() if p.compile == "graphs" else None,
             pretraining=self,
         )
 
@@ -225,7 +257,7 @@ class Pretraining(Generic[B]):
     def _make_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         p = self.settings
         groups = split_decay(model, p.weight_decay)
-        return torch.optim.AdamW(groups, lr=p.learning_rate, betas=(p.beta1, p.beta2), fused=True)
+        return torch.optim.AdamW(groups, lr=p.learning_rate, betas=(p.beta1, p.beta2), eps=p.epsilon, fused=True)
 
     def _describe(self) -> dict[str, object]:
         return {

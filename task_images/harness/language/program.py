@@ -14,9 +14,11 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from task_images.comm.base import MakeOptimizer
 from task_images.contract import Contract
 from task_images.harness.distributed import World
 from task_images.harness.errors import EnvironmentUnfitError, TaskUsageError
+from task_images.harness.language.attention import ATTENTION, choose_attention
 from task_images.harness.language.layout import CHECKPOINTING, PARALLEL, Layout, LayoutError, Memory, check_memory
 from task_images.harness.language.parallel import Deviation, SpreadOptions, choose_runner, spread
 from task_images.harness.language.pretraining import Batch, Pretraining, PretrainingSettings, Workload
@@ -25,11 +27,27 @@ from task_images.harness.loop import Unit
 from task_images.harness.parameters import check_choices, read_parameters
 from task_images.harness.seeds import seed_all
 from task_images.harness.session import training_session
+from task_images.harness.speed import COMPILE
 
 MADE_UP = ("synthetic", "legacy")  # values of the parameter `data`
-CHOICES = {"parallel": PARALLEL, "activation_checkpointing": CHECKPOINTING, "precision": ("fp32", "bf16")}
-# What a run that goes on from a checkpoint must have in common with the one that made it.
-IDENTITY = ("sequence_length", "global_batch", "data", "steps", "learning_rate")
+CHOICES = {
+    "parallel": PARALLEL,
+    "activation_checkpointing": CHECKPOINTING,
+    "precision": ("fp32", "bf16"),
+    "compile": COMPILE,
+    "attention": tuple(ATTENTION),
+    "schedule": ("cosine", "linear"),
+}
+# What a resumed run may change: how it is spread, computed, validated and stored, and when it ends. Everything else,
+# every hyperparameter among it, must be as in the run that made the checkpoint.
+RESUMABLE = frozenset(
+    (
+        *("batch_per_rank", "micro_batch", "parallel", "tensor_parallel", "replicas", "reshard"),
+        *("activation_checkpointing", "compile", "attention", "loss_chunk", "vocabulary", "tf32", "cudnn"),
+        *("checkpoint_every", "checkpoint_dir", "resume", "evaluate_every", "validation_sequences"),
+        *("goal_full", "goal_light", "budget_seconds", "blocks_after", "blocks", "block_updates"),
+    )
+)
 
 S = TypeVar("S", bound=PretrainingSettings)
 M = TypeVar("M", bound=nn.Module)
@@ -84,7 +102,10 @@ class Program(Generic[S, P, M, B]):
     goal_metric    of the validation
     flops          of one update of all ranks; formula: its source
     unit           what throughput is counted in
-    same, details  further settings that a checkpoint's identity has, and that the result has
+    details        further facts for the result
+    compiled       modules that are compiled besides the blocks
+    make_optimizer from settings and world, what makes the optimizer; None: AdamW
+    check          raises TaskUsageError for settings that the device or the plan cannot have
     """
 
     name: str
@@ -102,7 +123,9 @@ class Program(Generic[S, P, M, B]):
     unit: Callable[[S], Unit]
     split_tensor: Callable[[M, DeviceMesh], None] | None = None
     unused_rows: Callable[[P], Mapping[str, int]] = lambda plan: {}
-    same: tuple[str, ...] = ()
+    compiled: Callable[[M], Iterable[nn.Module]] = lambda model: ()
+    make_optimizer: Callable[[S, World], MakeOptimizer | None] = lambda settings, world: None
+    check: Callable[[S, P, World], None] = lambda settings, plan, world: None
     details: Callable[[P, S], Mapping[str, object]] = lambda plan, settings: {}
 
     def run(self, contract: Contract) -> None:
@@ -120,6 +143,12 @@ class Program(Generic[S, P, M, B]):
             corpus, make_workload = self.load(settings, contract, plan)
             report.data_identity(corpus.identify())
             refuse_on_device(plan.memory, world.device)
+            report.say(f"memory: about {plan.memory}, estimated")
+            self.check(settings, plan, world)
+            dtype = torch.bfloat16 if settings.precision == "bf16" else torch.float32
+            size = plan.shape.width // plan.shape.heads
+            sizes = (1, plan.shape.heads, settings.sequence_length, size)
+            attention = choose_attention(settings.attention, sizes, world.device, dtype)
             world.await_loading()  # models in shards are made by all ranks together
             Pretraining(
                 world,
@@ -138,22 +167,35 @@ class Program(Generic[S, P, M, B]):
                 identity={
                     "shape": asdict(plan.shape),
                     "seed": contract.seed,
-                    **{name: getattr(settings, name) for name in (*IDENTITY, *self.same)},
+                    # In an object of their own: a checkpoint has a schedule and an optimizer, too.
+                    "parameters": {name: one for name, one in asdict(settings).items() if name not in RESUMABLE},
                 },
                 unit=self.unit(settings),
                 details={
                     "bytes_per_token": corpus.bytes_per_token,
                     "model": settings.model,
-                    "tokens": len(corpus.train),
+                    "tokens": sum(len(row) for row in corpus.rows),
                     "micro_batch": plan.micro_batch,
                     "data": corpus.name,
+                    "options": {"compile": settings.compile, **attention},
                     **self.details(plan, settings),
                 },
+                make_optimizer=self.make_optimizer(settings, world),
             ).run()
 
     def _read_settings(self, contract: Contract) -> S:
         settings = read_parameters(self.settings, contract.parameters)
         check_choices(settings, {**CHOICES, **self.choices})
+        if settings.compile in ("whole", "graphs") and settings.parallel != "ddp":
+            raise TaskUsageError(
+                f"compile={settings.compile} needs the whole model, and parallel={settings.parallel} has it in parts",
+                "--set compile=blocks, or --set parallel=ddp",
+            )
+        if settings.compile in ("whole", "graphs") and settings.activation_checkpointing != "none":
+            raise TaskUsageError(
+                "activation_checkpointing calls blocks one at a time, so the model cannot be compiled as a whole",
+                "--set compile=blocks",
+            )
         if settings.checkpoint_every and not settings.checkpoint_dir:
             raise TaskUsageError(
                 "checkpoint_every needs a folder that all ranks share", "--set checkpoint_dir=/shared/checkpoints"
@@ -175,6 +217,7 @@ class Program(Generic[S, P, M, B]):
             self.blocks(model),
             deviation=self.deviation(plan),
             seed=world.contract.seed,
+            compiled=() if plan.layout.tensor > 1 else self.compiled(model),
             plan_tensor=partial(self.split_tensor, model) if self.split_tensor else None,
             unused_rows=self.unused_rows(plan),
         )

@@ -47,9 +47,9 @@ class ShardedUpdate(Strategy):
     def check_replicas(self) -> None:
         """Shards have no replicas to compare them with."""
 
-    def begin(self, weight: float, total: float, passes: int = 1) -> None:
+    def begin(self, weight: float, total: float, passes: int = 1, scale: LossScale | None = None) -> None:
         """Begin an update of `passes` passes; only the last one exchanges gradients."""
-        super().begin(weight, total, passes)
+        super().begin(weight, total, passes, scale)
         set_last_pass(self.model, passes == 1)
 
     def last_pass(self) -> AbstractContextManager[object]:
@@ -61,7 +61,7 @@ class ShardedUpdate(Strategy):
         set_last_pass(self.model, True)
         yield
 
-    def step(self, rate: float, clip: float | None = None, scale: LossScale | None = None) -> bool:
+    def step(self, rate: float, clip: float | None = None) -> bool:
         """Clip by the norm over all shards of all ranks, and update. There is no loss scale: fp16 is not offered."""
         with self._section("optimizer"):
             parameters = [parameter for parameter in self.model.parameters() if parameter.grad is not None]

@@ -39,6 +39,8 @@ class Corpus:
     """Tokens of both splits. `end`: the token that ends a document, None if documents are not marked.
 
     bytes_per_token   of the text behind the tokens; None if it is not known
+    identity          what is known of the data; None: found out from the tokens
+    more              further rows of training tokens: no window reaches across their borders
     """
 
     train: Tokens
@@ -48,15 +50,24 @@ class Corpus:
     name: str
     synthetic: bool = False
     bytes_per_token: float | None = None
+    identity: DataIdentity | None = None
+    more: tuple[Tokens, ...] = ()
+
+    @property
+    def rows(self) -> tuple[Tokens, ...]:
+        """All rows of training tokens."""
+        return (self.train, *self.more)
 
     def identify(self) -> DataIdentity:
-        """No data set is prescribed for these tasks, so none is official. Large files are not digested: too slow."""
+        """Token files and texts of one's own are not official. Large files are not digested here: too slow."""
+        if self.identity is not None:
+            return self.identity
         counts = {"training tokens": len(self.train), "validation tokens": len(self.valid)}
         if self.synthetic:
             return made_up(counts)
         is_small = len(self.train) <= MAX_DIGESTED
         digest = digest_arrays(self.train, self.valid) if is_small else None
-        return DataIdentity(counts, digest, None, "the task prescribes no data set")
+        return DataIdentity(counts, digest, None, "the data are not those that the task prescribes")
 
 
 def python_text() -> Corpus:
@@ -213,20 +224,36 @@ def map_tensors(item: Item, change: Callable[[Tensor], Tensor]) -> Item:
 
 
 class Windows:
-    """Fixed windows of one split, shuffled once more for every epoch.
+    """Fixed windows of one split: of one row of tokens, or of several, across whose borders none reaches.
 
+    block      0: shuffled once more for every epoch. Else in the order of the tokens, in blocks of so many windows:
+               what does not fill a block at the end of a row is left out, as llm.c's and modded-nanogpt's loaders do
     separate   documents are kept apart: no attention across their borders, positions begin again, and the token that
                begins a document is nobody's target
     """
 
-    def __init__(self, tokens: Tokens, length: int, seed: int, *, end: int | None = None, separate: bool = False):
-        self.count = (len(tokens) - 1) // length
+    def __init__(
+        self,
+        tokens: Tokens | Sequence[Tokens],
+        length: int,
+        seed: int,
+        *,
+        end: int | None = None,
+        separate: bool = False,
+        block: int = 0,
+    ):
+        self._rows = (tokens,) if isinstance(tokens, np.ndarray) else tokens
+        counts = [max(0, len(row) - 1) // length for row in self._rows]
+        self._last = np.cumsum([count // block * block if block else count for count in counts])
+        self.count = int(self._last[-1])
         if self.count < 1:
             raise EnvironmentUnfitError(
-                f"{len(tokens)} tokens are too few for a sequence of {length} and its last target",
-                "Take a smaller sequence_length, or more data.",
+                f"{sum(len(row) for row in self._rows)} tokens are too few for "
+                + (f"an update of {block} sequences of {length}" if block else f"a sequence of {length}")
+                + " and their last target",
+                "Take a smaller sequence_length" + (" or global_batch" if block else "") + ", or more data.",
             )
-        self._tokens, self.length, self._seed = tokens, length, seed
+        self.length, self._seed, self._block = length, seed, block
         self._end = end if separate else None
         self.separates = self._end is not None
         self._order = lru_cache(2)(self._permute)
@@ -235,20 +262,38 @@ class Windows:
         return numpy_generator(self._seed, "windows", epoch).permutation(self.count)
 
     def numbers(self, first: int, count: int) -> npt.NDArray[np.int64]:
-        """The windows `first` ... `first` + `count` of the endless stream of shuffled epochs."""
+        """The windows `first` ... `first` + `count` of the endless stream of epochs."""
         places = np.arange(first, first + count)
         epochs, inside = np.divmod(places, self.count)
+        if self._block:
+            return inside
         return np.array([self._order(int(epoch))[at] for epoch, at in zip(epochs, inside, strict=True)], np.int64)
 
     def take(self, numbers: Iterable[int]) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
         """Inputs, targets, places and mask of these windows, on the CPU."""
-        starts = np.fromiter(numbers, np.int64)[:, None] * self.length
-        rows = self._tokens[starts + np.arange(self.length + 1)].astype(np.int64)
-        whole = torch.from_numpy(rows)
+        whole = torch.from_numpy(self._read(np.fromiter(numbers, np.int64), self.length + 1).astype(np.int64))
         inputs, targets = whole[:, :-1].clone(), whole[:, 1:].clone()  # never the same memory
         if self._end is None:
             return inputs, targets, None, None
         return separate_documents(inputs, targets, self._end)
+
+    def count_targets(self, numbers: npt.NDArray[np.int64]) -> float:
+        """Targets of these windows that count: one fewer for each token that ends a document."""
+        ends = np.count_nonzero(self._read(numbers, self.length) == self._end) if self.separates else 0
+        return float(len(numbers) * self.length - ends)
+
+    def _read(self, numbers: npt.NDArray[np.int64], length: int) -> Tokens:
+        """The tokens of the windows, [windows, length], in their files' own format."""
+        of_row = np.searchsorted(self._last, numbers, side="right")
+        first = np.concatenate(([0], self._last))[of_row]
+        starts = ((numbers - first) * self.length)[:, None] + np.arange(length)
+        if len(self._rows) == 1:
+            taken: Tokens = self._rows[0][starts]
+            return taken
+        found = np.empty(starts.shape, self._rows[0].dtype)
+        for row in np.unique(of_row):
+            found[of_row == row] = self._rows[row][starts[of_row == row]]
+        return found
 
 
 def separate_documents(inputs: Tensor, targets: Tensor, end: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -281,10 +326,7 @@ def batches_of_update(windows: Windows, step: int, global_batch: int, part: Part
     numbers = windows.numbers(step * global_batch, global_batch)
     share = global_batch // part.ranks
     own = numbers[part.rank * share : (part.rank + 1) * share]
-    terms = float(global_batch * windows.length)
-    if windows.separates:
-        targets = windows.take(numbers)[1]
-        terms = float((targets != IGNORED).sum())
+    terms = windows.count_targets(numbers)
     for first in range(0, len(own), part.micro_batch):
         inputs, targets, places, mask = windows.take(own[first : first + part.micro_batch])
         yield Batch(inputs, targets, places, mask, terms)

@@ -1,4 +1,4 @@
-"""`mlbench campaign` through the command line and real processes: resuming, failures, budgets, tables."""
+"""`mlbench run -f` of a file with runs, through real processes: resuming, failures, budgets, tables."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ import pytest
 from mlbench_cli.app import run
 from mlbench_cli.runs.matrix import MAX_CONFIRMED
 from mlbench_cli.runs.request import matrix_of, parse_mapping
-from mlbench_cli.store import Store
+from mlbench_cli.storage.store import Store
 
 Captured = pytest.CaptureFixture[str]
 
@@ -40,15 +40,32 @@ def answer(capsys: Captured, *argv: str, code: int = 0) -> Any:
 
 
 def test_a_dry_run_lists_the_runs_in_their_order_and_starts_none(capsys: Captured) -> None:
-    document = answer(capsys, "campaign", "demo.yaml", "--dry-run")
+    document = answer(capsys, "run", "-f", "demo.yaml", "--dry-run")
     assert [entry["run"] for entry in document["list"]] == ["demo-good-1", "demo-bad-1", "demo-good-2"]
     assert (document["runs"], document["left"], document["unknown"]) == (3, 3, 3)
     assert not Store().runs()
     assert not Path("demo").exists()
 
 
+def test_the_earlier_command_does_the_same(capsys: Captured) -> None:
+    assert answer(capsys, "campaign", "demo.yaml", "--dry-run") == answer(capsys, "run", "-f", "demo.yaml", "--dry-run")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["-f", "demo.yaml", "mine", "2", "--task", "mnist"], "describes several runs, so --task, NAME, N cannot"),
+        (["mine", "1", "--command", "true", "--max-hours", "3"], "--max-hours: only for a file with runs."),
+    ],
+)
+def test_options_that_do_not_belong_to_the_file_are_named(capsys: Captured, words: list[str], message: str) -> None:
+    assert run(["run", *words]) == 2
+    assert message in capsys.readouterr().err
+    assert not Store().runs()
+
+
 def test_a_campaign_goes_on_keeps_failures_and_writes_its_table(capsys: Captured, home: Path) -> None:
-    document = answer(capsys, "campaign", "demo.yaml", code=7)
+    document = answer(capsys, "run", "-f", "demo.yaml", code=7)
     rows = {row["settings"]["series"]: row for row in document["rows"]}
     assert [cell["workers"] for cell in rows["good"]["cells"]] == [1, 2]
     assert rows["bad"]["cells"][0]["value"] is None
@@ -60,19 +77,19 @@ def test_a_campaign_goes_on_keeps_failures_and_writes_its_table(capsys: Captured
     assert "- demo-bad-1:" in Path("demo/campaign.md").read_text()
     started = (home / "started").read_text().split()
     assert sorted(set(started)) == ["demo-good-1", "demo-good-2"]
-    again = answer(capsys, "campaign", "demo.yaml")
+    again = answer(capsys, "run", "-f", "demo.yaml")
     assert again["rows"] == document["rows"]
     assert (home / "started").read_text().split() == started
     assert len(Store().runs()) == 3
-    retried = answer(capsys, "campaign", "demo.yaml", "--retry-failed", code=7)
+    retried = answer(capsys, "run", "-f", "demo.yaml", "--retry-failed", code=7)
     assert "demo-bad-1-try2" in json.dumps(retried["rows"])
 
 
 def test_a_budget_stops_before_the_next_run_and_the_rest_goes_on_later(capsys: Captured) -> None:
-    document = answer(capsys, "campaign", "demo.yaml", "--max-hours", "0.0000001", code=124)
+    document = answer(capsys, "run", "-f", "demo.yaml", "--max-hours", "0.0000001", code=124)
     ended = [run for row in document["rows"] for cell in row["cells"] for run in cell["runs"]]
     assert ended == ["demo-good-1"]
-    answer(capsys, "campaign", "demo.yaml", code=7)
+    answer(capsys, "run", "-f", "demo.yaml", code=7)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +103,7 @@ def test_a_budget_stops_before_the_next_run_and_the_rest_goes_on_later(capsys: C
 def test_bad_input_starts_nothing_and_says_the_way_out(capsys: Captured, more: str, words: str) -> None:
     path = Path("demo.yaml")
     path.write_text(path.read_text() + more)
-    assert run(["campaign", "demo.yaml"]) in (2, 4)
+    assert run(["run", "-f", "demo.yaml"]) in (2, 4)
     message = capsys.readouterr().err
     assert words in message
     assert "Traceback" not in message

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from mlbench_cli.model import Cluster
-from mlbench_cli.spec import RunSpec
-from mlbench_cli.store import Store
+from mlbench_cli.model.run import Cluster
+from mlbench_cli.model.spec import RunSpec
+from mlbench_cli.storage.store import Store
 from tests.contract.terminal import MLBENCH
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from mlbench_cli.app import run
-from mlbench_cli.catalog import load_task
 from mlbench_cli.commands.data import request_filling
-from mlbench_cli.model import Cluster
+from mlbench_cli.model.run import Cluster
 from mlbench_cli.runs.launch import resolve
+from mlbench_cli.tasks.catalog import load_task
 from tests.unit.task_images.cifar10_resnet20.cifar_files import binary_files, unpack
 
 Captured = pytest.CaptureFixture[str]

@@ -10,9 +10,10 @@ import pytest
 
 from mlbench_cli import commands
 from mlbench_cli.app import run
-from mlbench_cli.model import Outcome, RunState
-from mlbench_cli.spec import RunSpec
-from mlbench_cli.store import Store
+from mlbench_cli.model.run import Outcome, RunState
+from mlbench_cli.model.spec import RunSpec
+from mlbench_cli.runs.request import OPTIONS, flag
+from mlbench_cli.storage.store import Store
 
 Captured = pytest.CaptureFixture[str]
 
@@ -245,6 +246,23 @@ def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
         assert process.wait() == 141
 
 
+def test_a_run_is_not_cancelled_because_nobody_reads_about_it(tmp_path: Path) -> None:
+    """mlbench run ... 2>&1 | head -1"""
+    environment = {**os.environ, "MLBENCH_HOME": str(tmp_path), "MLBENCH_MACHINE_LOCK": "none"}
+    words = ["run", "x", "1", "--command", "sh -c 'until test -e go; do sleep 0.02; done'"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "mlbench_cli", *words], cwd=tmp_path, env=environment,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        assert process.stdout.readline()
+        process.stdout.close()
+        (tmp_path / "go").touch()
+        assert process.wait() == 141
+    (run,) = Store(tmp_path).runs()
+    assert run.outcome == "completed"
+
+
 def test_another_broken_pipe_is_one(tmp_path: Path) -> None:
     done = broken(tmp_path, "raise BrokenPipeError(32, 'Broken pipe')")
     assert (done.returncode, done.stderr) == (1, "Error: Operating system error: [Errno 32] Broken pipe.\n")
@@ -270,14 +288,50 @@ def test_closed_streams(closed: str) -> None:
 # --- help ------------------------------------------------------------------------------------------------------------
 
 
-def test_help_names_every_command_and_exit_code(capsys: Captured) -> None:
+def test_help_lists_everyday_commands_and_topics(capsys: Captured) -> None:
     assert run(["--help"]) == 0
     text = capsys.readouterr().out
-    assert all(f"  {name} " in text for name in commands.names())
-    assert all(f"{code}  {meaning}" in text for code, meaning in commands.EXIT_CODES.items())
-    assert max(map(len, text.splitlines())) <= 80
-    assert run([]) == 0
-    assert capsys.readouterr().out == text
+    assert all(f"  {name} " in text for name in commands.EVERYDAY)
+    assert all(f"mlbench help {topic} " in text for topic in commands.TOPICS)
+    for same in ([], ["help"]):
+        assert run(same) == 0
+        assert capsys.readouterr().out == text
+
+
+def test_topics_list_every_command_and_exit_code(capsys: Captured) -> None:
+    shown = ""
+    for topic in commands.TOPICS:
+        assert run(["help", topic]) == 0
+        shown += capsys.readouterr().out
+    assert all(f"  {name} " in shown for name in commands.names())
+    assert all(f"{code}  {meaning}" in shown for code, meaning in commands.EXIT_CODES.items())
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("name", ["logs", "images"])
+def test_help_of_a_command_is_its_own(name: str, capsys: Captured) -> None:
+    assert run(["help", name]) == 0
+    shown = capsys.readouterr().out
+    assert run([name, "--help"]) == 0
+    assert capsys.readouterr().out == shown
+
+
+def test_help_suggests_the_nearest_topic_or_command(capsys: Captured) -> None:
+    assert run(["help", "clusers"]) == 2
+    assert 'Did you mean "clusters"?' in capsys.readouterr().err
+    assert run(["help", "lgs"]) == 2
+    assert 'Did you mean "logs"?' in capsys.readouterr().err
+
+
+def test_run_help_shows_common_options_and_help_all_every_option(capsys: Captured) -> None:
+    assert run(["run", "--help"]) == 0
+    short = capsys.readouterr().out
+    assert "--method" in short
+    assert "mlbench run --help-all" in short
+    assert "--toleration" not in short
+    assert run(["run", "--help-all"]) == 0
+    full = capsys.readouterr().out
+    assert all(flag(item.name) in full for item in OPTIONS)
 
 
 @pytest.mark.parametrize("name", commands.names())

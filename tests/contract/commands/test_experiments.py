@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mlbench_cli.app import run
-from mlbench_cli.store import Store
+from mlbench_cli.storage.store import Store
 from tests.contract.local_runs import until
 
 Captured = pytest.CaptureFixture[str]

@@ -8,11 +8,14 @@ import pytest
 
 from mlbench_cli import commands
 from mlbench_cli.app import run
-from mlbench_cli.model import Cluster
-from mlbench_cli.store import Store
+from mlbench_cli.model.run import Cluster
+from mlbench_cli.storage.store import Store
 
 Captured = pytest.CaptureFixture[str]
-WITHOUT = dict.fromkeys(("kubeconfig", "create-cluster", "data"), "its sub-commands take it")
+WITHOUT = {
+    **dict.fromkeys(("kubeconfig", "create-cluster", "data"), "its sub-commands take it"),
+    "help": "it prints help",
+}
 
 
 @pytest.fixture(autouse=True)

@@ -11,8 +11,8 @@ import pytest
 
 from mlbench_cli.app import run
 from mlbench_cli.engines.local.engine import LocalEngine
-from mlbench_cli.store import Store
-from mlbench_cli.times import parse_timestamp
+from mlbench_cli.storage.store import Store
+from mlbench_cli.util.times import parse_timestamp
 from tests.contract.terminal import LIMIT, MLBENCH
 
 Captured = pytest.CaptureFixture[str]

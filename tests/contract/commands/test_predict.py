@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from mlbench_cli.app import run
+from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.results.archive.documents import write_run_document
 from mlbench_cli.results.archive.seal import seal
-from mlbench_cli.spec import RunSpec
 from task_images.comm.presets import resolve
 from tests.unit.results.runs import event, new_run, observation_of, spec, training_log
 
 Captured = pytest.CaptureFixture[str]
-CALIBRATION: dict[str, Any] = {  # words: ok
+CALIBRATION: dict[str, Any] = {
     "schema_version": 1,
     "ranks": 2,
     "backend": "gloo",

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mlbench_cli.app import run
-from mlbench_cli.store import Store
+from mlbench_cli.storage.store import Store
 
 Captured = pytest.CaptureFixture[str]
 
@@ -60,9 +60,27 @@ def test_repeats_from_run_to_charts(capsys: Captured) -> None:
     assert run(["status", "x-1"]) == 0
     out, err = capsys.readouterr()
     assert "x-2" not in out
-    assert ["x-1", "1", "3", "40.0", "±", "2.5", "Prec@1", "40.0", "±", "2.5", "4000", "±", "248"] in [
-        line.split() for line in out.splitlines()
-    ]
+    assert [
+        "x-1",
+        "1",
+        "3",
+        "40.0",
+        "s",
+        "(37.5",
+        "to",
+        "42.5)",
+        "Prec@1",
+        "40.0",
+        "%",
+        "(37.5",
+        "to",
+        "42.5)",
+        "4.00k",
+        "samples/s",
+        "(3.75k",
+        "to",
+        "4.25k)",
+    ] in [line.split() for line in out.splitlines()]
     assert "95 % interval" in err
     assert run(["status", "x-1", "--watch"]) == 2
     assert "mlbench status x-1-r1 --watch" in capsys.readouterr().err
@@ -74,7 +92,9 @@ def test_repeats_from_run_to_charts(capsys: Captured) -> None:
     ratio = answer(capsys, "compare", "x-1", "x-2")["estimates"]["task"]["ratio"]
     assert ratio["low"] < ratio["mean"] < ratio["high"]
     assert run(["compare", "x-1", "x-2"]) == 0
-    assert "40.0 ± 2.5" in capsys.readouterr().out
+    out = capsys.readouterr().out.replace("\u00a0", " ")
+    assert out.startswith("No difference seen: x-2 takes 0.945 to 1.06 times as long as x-1 (95 %; 3 and 3 runs).")
+    assert "40.0 s (37.5 to 42.5)" in out
 
     both = answer(capsys, "compare", "x", "x", "--across", "conditions")  # the experiment, with both of its sizes
     assert [found["cell"] for found in both["comparisons"]] == [{"workers": "1"}, {"workers": "2"}]
@@ -96,7 +116,7 @@ def test_repeats_that_failed_do_not_count_and_one_alone_has_no_interval(capsys: 
     assert (repeats["counted"], repeats["left_out"]) == (["x-1-r2"], ["x-1-r1", "x-1-r3"])
     assert repeats["seconds"] == {"count": 1, "mean": 41, "low": None, "high": None, "confidence": 0.95}
     assert run(["status"]) == 0
-    assert ["x-1", "1", "1", "of", "3", "41", "Prec@1", "41", "4100"] in [
+    assert ["x-1", "1", "1", "of", "3", "41.0", "s", "Prec@1", "41.0", "%", "4.10k", "samples/s"] in [
         line.split() for line in capsys.readouterr().out.splitlines()
     ]
 
@@ -112,17 +132,24 @@ def test_a_run_without_repeats_has_no_table_of_them(capsys: Captured) -> None:
     assert "REPEATS" not in capsys.readouterr().out
 
 
+def write_log(*events: dict[str, Any]) -> None:
+    """Write log.sh, which reports the events with the time at which it runs."""
+    lines = [f"@mlbench {json.dumps({'v': 1, 'rank': 0, 'time': 'NOW', **event})}\n" for event in events]
+    Path("log").write_text("".join(lines))
+    Path("log.sh").write_text('sed "s/\\"NOW\\"/$(date +%s)/" log\n')
+
+
 @pytest.mark.parametrize(("value", "code"), [(85, 0), (75, 7)])
 def test_a_spent_budget_meets_a_required_goal_only_where_it_was_reached_on_the_way(
     capsys: Captured, value: int, code: int
 ) -> None:
     goal = {"metric": "Prec@1", "comparison": ">=", "threshold": 80, "kind": "full", "value": value, "last": value}
-    goals = {"full": {"wall_seconds": 1.5, "training_seconds": 1.25}} if value > 80 else {}
-    metric = {"v": 1, "event": "metric", "rank": 0, "time": 1.0, "name": "Prec@1", "value": value}
-    result = {"v": 1, "event": "result", "rank": 0, "time": 2.0, "outcome": "budget_spent", "goal": goal}
-    result |= {"budget_seconds": 2, "wall_seconds": 2.5, "details": {"goals": goals}}
-    Path("log").write_text("".join(f"@mlbench {json.dumps(event)}\n" for event in (metric, result)))
-    [entry] = answer(capsys, "run", "x", "1", "--command", "cat log", "--require-goal", code=code)["runs"]
+    goals = {"full": {"wall_seconds": 0.003, "training_seconds": 0.002}} if value > 80 else {}
+    metric = {"event": "metric", "name": "Prec@1", "value": value}
+    result: dict[str, Any] = {"event": "result", "outcome": "budget_spent", "goal": goal}
+    result |= {"budget_seconds": 2, "wall_seconds": 0.004, "details": {"goals": goals}}
+    write_log(metric, result)
+    [entry] = answer(capsys, "run", "x", "1", "--command", "sh log.sh", "--require-goal", code=code)["runs"]
     assert entry["outcome"] == "budget_spent"
     assert entry["result"]["goal"]["reached"] == (value > 80)
     assert run(["wait", "x-1"]) == code  # what was required at the start is required of whoever waits
@@ -130,15 +157,14 @@ def test_a_spent_budget_meets_a_required_goal_only_where_it_was_reached_on_the_w
     assert "budget_spent" in capsys.readouterr().out
     folder = Store().run("x-1").run.folder
     official = (folder / "official_result.txt").read_text().splitlines()
-    assert official[0] == f"Prec@1 of {value} after 2.500 seconds (budget 2)"
+    assert official[0] == f"Prec@1 of {value} after 0.004 seconds (budget 2)"
     assert run(["charts", "figures", "--run", "x-1"]) == 0
     assert Path("figures/accuracy_after_time.png").stat().st_size > 0
 
 
 def test_a_command_held_to_a_tasks_goal(capsys: Captured) -> None:
-    line = '@mlbench {"v":1,"event":"metric","rank":0,"time":%d,"name":"val_global_Prec@1","value":%s}\n'
-    Path("log").write_text(line % (4_000_000_000, 91.5) + line % (4_000_000_010, 99.5))
-    argv = ["run", "own", "1", "--task", "digits_resnet", "--command", "cat log"]
+    write_log(*({"event": "metric", "name": "val_global_Prec@1", "value": value} for value in (91.5, 99.5)))
+    argv = ["run", "own", "1", "--task", "digits_resnet", "--command", "sh log.sh"]
     [entry] = answer(capsys, *argv)["runs"]
     assert entry["outcome"] == "goal_reached"
     assert entry["result"]["division"]["word"] == "open"
@@ -152,5 +178,5 @@ def test_a_command_held_to_a_tasks_goal(capsys: Captured) -> None:
     assert "own-1 is in the open division: a command of one's own." in capsys.readouterr().err
     [entry] = answer(capsys, "run", "light", *argv[2:], "--light")["runs"]
     assert entry["result"]["goal"]["value"] == 91.5
-    Path("log").write_text("hello\n")
+    Path("log.sh").write_text("echo hello\n")
     assert run(["run", "none", *argv[2:], "--require-goal"]) == 7

@@ -13,9 +13,9 @@ import yaml
 from mlbench_cli import __version__
 from mlbench_cli.app import run
 from mlbench_cli.engines.local.engine import LocalEngine
-from mlbench_cli.model import Cluster
-from mlbench_cli.spec import canonical_json
-from mlbench_cli.store import Store
+from mlbench_cli.model.run import Cluster
+from mlbench_cli.model.spec import canonical_json
+from mlbench_cli.storage.store import Store
 from task_images.contract import PREFIX
 from tests.contract.local_runs import until
 
@@ -165,7 +165,7 @@ def test_a_detached_run(capsys: Captured) -> None:
     assert run(["run", "far", "2", "--detach", *shell("echo begun; until test -e go; do sleep 0.05; done")]) == 0
     out, err = capsys.readouterr()
     assert out == "far-2\n"
-    assert "Run started with name far-2" in err
+    assert "Started far-2" in err
     assert answer(capsys, "status")["runs"][0]["state"] == "running"
     assert run(["download", "far-2"]) == 2
     assert "has not ended yet" in capsys.readouterr().err

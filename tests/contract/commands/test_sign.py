@@ -14,7 +14,7 @@ import pytest
 from mlbench_cli.app import run
 from mlbench_cli.results.archive import layout
 from mlbench_cli.results.archive.pack import pack, unpack
-from mlbench_cli.run_folder import SIGNATURE, SUMS
+from mlbench_cli.storage.run_folder import SIGNATURE, SUMS
 
 Captured = pytest.CaptureFixture[str]
 SIGNER = "me@example.org"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mlbench_cli.store import Store
+from mlbench_cli.storage.store import Store
 from tests.contract.local_runs import until
 
 # The command's own limit is 1.8 s after the signal; a machine that is five times slower passes, a hang does not.
@@ -71,14 +71,14 @@ def end(process: "subprocess.Popen[str]") -> tuple[int, str]:
 @pytest.mark.parametrize(
     "place",
     [
-        "mlbench_cli.store:Store.record_experiment",
+        "mlbench_cli.storage.store:Store.record_experiment",
         "mlbench_cli.engines.local.engine:LocalEngine.submit",
         "mlbench_cli.runs.progress:EventReader.poll",  # inside of a log's poll, where errors are passed over
         "mlbench_cli.engines.local.engine:LocalEngine.logs",
         "mlbench_cli.runs.supervise:finalize",
         "mlbench_cli.results.archive.seal:seal",
         "mlbench_cli.results.archive.layout:write_sums",
-        "mlbench_cli.run_folder:_wait_for_lock",
+        "mlbench_cli.storage.run_folder:_wait_for_lock",
     ],
 )
 def test_a_signal_at_any_moment_of_a_run_ends_it(home: Path, place: str, number: int) -> None:
@@ -101,12 +101,19 @@ def _is_running(home: Path, name: str) -> bool:
     return '"phase": "running"' in done.stdout
 
 
+def _handles_sigterm(pid: int) -> bool:
+    """Whether a process has got as far as its handler: before, a signal ends Python itself."""
+    [caught] = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigCgt")]
+    return bool(int(caught.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
+
+
 @pytest.mark.parametrize("number", SIGNALS)
 @pytest.mark.parametrize("command", [["wait", "a-1"], ["status", "a-1", "--watch"], ["logs", "a-1", "--follow"]])
 def test_who_only_looks_can_be_stopped_and_the_run_goes_on(home: Path, command: list[str], number: int) -> None:
     assert end(start(home, ["-m", "mlbench_cli", "run", "a", "1", "--command", "sleep 600", "--detach"]))[0] == 0
     process = start(home, ["-m", "mlbench_cli", *command])
-    time.sleep(1.5)
+    until(lambda: _handles_sigterm(process.pid))
+    time.sleep(1)  # in which most have begun to wait; any moment will do
     process.send_signal(number)
     code, errors = end(process)
     assert code == 128 + number
@@ -118,16 +125,17 @@ def test_a_thread_that_nobody_can_stop_does_not_hold_up_the_end(home: Path) -> N
     program = PROGRAM.replace(
         "sys.argv = [", "import threading; threading.Thread(target=time.sleep, args=(600,)).start()\nsys.argv = ["
     )
-    argv = ["-c", program, "mlbench_cli.store:Store.iterate_runs", str(int(signal.SIGTERM)), "status"]
+    argv = ["-c", program, "mlbench_cli.storage.store:Store.iterate_runs", str(int(signal.SIGTERM)), "status"]
     assert end(start(home, argv))[0] == 143
 
 
 def test_a_call_that_blocks_on_with_the_signal_swallowed_is_cut_off(home: Path) -> None:
     stuck = (
-        "def stuck(*a, **o):\n    try:\n        time.sleep(600)\n    except BaseException:\n        time.sleep(600)\n"
+        f"def stuck(*a, **o):\n    open({str(home / 'stuck')!r}, 'w').close()\n"
+        "    try:\n        time.sleep(600)\n    except BaseException:\n        time.sleep(600)\n"
     )
     program = PROGRAM.replace("setattr(owner, name, intercept)", f"{stuck}setattr(owner, name, stuck)")
-    process = start(home, ["-c", program, "mlbench_cli.store:Store.iterate_runs", "15", "status"])
-    time.sleep(2)
+    process = start(home, ["-c", program, "mlbench_cli.storage.store:Store.iterate_runs", "15", "status"])
+    until((home / "stuck").exists)
     process.send_signal(signal.SIGTERM)
     assert end(process)[0] == 143

@@ -2,16 +2,18 @@
 
 import json
 import os
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from mlbench_cli.app import run
-from mlbench_cli.model import Outcome, RunState
-from mlbench_cli.spec import RunSpec
-from mlbench_cli.store import Store
-from mlbench_cli.times import timestamp
+from mlbench_cli.model.run import Outcome, RunState
+from mlbench_cli.model.spec import RunSpec
+from mlbench_cli.storage.store import Store
+from mlbench_cli.util.times import timestamp
 from tests.contract.terminal import Terminal
 
 Captured = pytest.CaptureFixture[str]
@@ -87,8 +89,8 @@ def test_goal_and_seconds_of_finished_runs(capsys: Captured) -> None:
     assert row["seconds"] >= 0
     assert run(["status", "--limit", "2"]) == 0
     header, failed, shown = capsys.readouterr().out.splitlines()
-    assert header.split()[:6] == ["RUN", "WORKERS", "STATE", "OUTCOME", "GOAL", "SECONDS"]
-    assert "Prec@1 99.25 (>= 98)" in shown
+    assert header.split()[:6] == ["RUN", "WORKERS", "STATE", "OUTCOME", "GOAL", "TIME"]
+    assert "Prec@1 99.2 % (>= 98)" in shown
     assert failed.split()[4:6] == ["-", "-"]
     assert run(["status", "open-1", "-o", "json"]) == 0
     (rank,) = json.loads(capsys.readouterr().out)["ranks"]
@@ -105,3 +107,50 @@ def test_columns_give_way_on_a_narrow_terminal(store: Store, columns: int, kept:
     assert header[:4] == ["RUN", "WORKERS", "STATE", "OUTCOME"]
     assert len(header) - 4 == kept
     assert max(map(len, printed.splitlines())) <= columns
+
+
+def test_a_filter_decodes_only_the_runs_that_it_may_show(
+    store: Store, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All rows of a large store would take seconds."""
+    decoded: list[str] = []
+    from_dict = RunSpec.from_dict
+
+    def count(document: dict[str, object]) -> RunSpec:
+        decoded.append(str(document["name"]))
+        return from_dict(document)
+
+    monkeypatch.setattr(RunSpec, "from_dict", count)
+    assert names(capsys, "--task", "nothing") == []
+    assert names(capsys, "--state", "deadline") == []
+    assert decoded == []
+    assert names(capsys, "--state", "failed", "--task", "digits_resnet") == ["run-0", "run-30"]
+    assert sorted(set(decoded)) == ["run-0", "run-30"]
+    decoded.clear()
+    assert run(["status", "run-6x"]) == 4
+    assert 'Did you mean "run-' in capsys.readouterr().err
+    assert decoded == []
+
+
+def test_runs_that_go_on_are_looked_at_whatever_state_is_recorded(store: Store, capsys: Captured) -> None:
+    """Recorded as created, and now at an end without an archive: the store alone does not know it."""
+    spec = RunSpec("live-1", "local", "local", "custom", "spec", ("true",), "gloo", 1)
+    recorded = store.record_run(spec)
+    store.update_run(recorded, RunState.RUNNING)
+    (shown,) = [row for row in _rows(capsys) if row["name"] == "live-1"]
+    assert shown["state"] != "finished"
+    assert names(capsys, "--state", str(shown["state"])) == ["live-1"]
+
+
+def test_a_run_that_cannot_be_read_is_found_as_unknown(store: Store, capsys: Captured) -> None:
+    with closing(sqlite3.connect(store.folder / "mlbench.sqlite")) as db, db:
+        db.execute("UPDATE runs SET spec = 'no JSON' WHERE name = 'run-3'")
+    assert names(capsys, "--state", "unknown") == ["run-3"]
+    assert names(capsys, "--task", "digits_resnet") == ["run-0", "run-15", "run-30", "run-45"]
+
+
+def _rows(capsys: Captured) -> list[dict[str, object]]:
+    capsys.readouterr()
+    assert run(["status", "-o", "json"]) == 0
+    rows: list[dict[str, object]] = json.loads(capsys.readouterr().out)["runs"]
+    return rows

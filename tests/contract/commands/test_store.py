@@ -11,8 +11,8 @@ import pytest
 from mlbench_cli.api import Client
 from mlbench_cli.app import run
 from mlbench_cli.errors import StoreError, StoreLockedError
-from mlbench_cli.spec import RunSpec
-from mlbench_cli.store import Store
+from mlbench_cli.model.spec import RunSpec
+from mlbench_cli.storage.store import Store
 from tests.contract.commands.store_locks import lock_out
 from tests.contract.terminal import MLBENCH
 

@@ -1,20 +1,24 @@
-"""The engine of hosts against supervisors' files here, and a host that does not answer."""
+"""The engine of hosts against agents' files here, and a host that does not answer."""
 
 import hashlib
 import json
+import resource
 import sys
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 
+from mlbench_cli.agent.channel import Channel, Target
+from mlbench_cli.agent.messages import pending_facts
 from mlbench_cli.engines.hosts.engine import HostsEngine
-from mlbench_cli.engines.local.rank_facts import pending_facts
-from mlbench_cli.engines.machines import engine as machines_engine
-from mlbench_cli.engines.machines.channel import Channel, Target
+from mlbench_cli.engines.hosts.hostfile import MAX_HOSTS
+from mlbench_cli.engines.machines import results
 from mlbench_cli.engines.machines.details import HostRecord, HostsDetails
+from mlbench_cli.engines.machines.observe import NodeReport
 from mlbench_cli.errors import UnreachableError
-from mlbench_cli.model import Ending, Phase, Run
-from mlbench_cli.spec import RunSpec
+from mlbench_cli.model.run import Ending, Phase, Run
+from mlbench_cli.model.spec import RunSpec
 
 SPEC = RunSpec(
     name="away-2",
@@ -72,7 +76,7 @@ def test_a_host_that_never_answers_again_ends_the_run_as_lost_and_the_rest_is_ke
     assert "host_unreachable" in [finding.code for finding in observation.findings]
     with pytest.raises(UnreachableError, match="away"):
         engine.fetch(run)
-    monkeypatch.setattr(machines_engine, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setenv("MLBENCH_UNREACHABLE_TIMEOUT", "0")
     last = list(engine.watch(run))[-1]
     assert last.ended is Ending.LOST
     assert [worker.phase for worker in last.workers] == [Phase.FAILED, Phase.LOST]
@@ -81,3 +85,49 @@ def test_a_host_that_never_answers_again_ends_the_run_as_lost_and_the_rest_is_ke
     assert not fetched.complete
     assert "results_lost" in [finding.code for finding in fetched.findings]
     assert (run.folder / "logs" / "rank-0.log").read_text() == "a line\n"
+
+
+def test_results_of_several_hosts_are_fetched_at_the_same_time(
+    engine: HostsEngine, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each host's fetch waits for that of the other."""
+    engine._by_host["away"] = Channel(Target(None, sys.executable))
+    both = Barrier(2)
+
+    def fetch(channel: Channel, place: str, report: NodeReport, node: int, run: Run) -> tuple[int, int]:
+        both.wait(60)
+        return node + 1, 10
+
+    monkeypatch.setattr(results, "fetch_archive", fetch)
+    fetched = engine.fetch(run)
+    assert (fetched.files, fetched.bytes, fetched.complete) == (3, 20, True)
+
+
+def test_a_host_whose_results_cannot_be_brought_fails_the_fetch(
+    engine: HostsEngine, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine._by_host["away"] = Channel(Target(None, sys.executable))
+
+    def fetch(channel: Channel, place: str, report: NodeReport, node: int, run: Run) -> tuple[int, int]:
+        if node == 1:
+            raise results.FetchError("not what was packed")
+        return 1, 10
+
+    monkeypatch.setattr(results, "fetch_archive", fetch)
+    with pytest.raises(results.FetchError, match="not what was packed"):
+        engine.fetch(run)
+
+
+def test_many_hosts_raise_this_processs_limit_of_open_files() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    hosts = [
+        HostRecord(name=f"m{n}", login=f"m{n}", slots=1, address="192.0.2.1", interface=None) for n in range(MAX_HOSTS)
+    ]
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1024, before[1]))
+        HostsEngine(HostsDetails(folder="/f", hosts=hosts[:2]))
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (1024, before[1])
+        HostsEngine(HostsDetails(folder="/f", hosts=hosts))
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= min(before[1], 3 * MAX_HOSTS)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)

@@ -1,4 +1,4 @@
-"""Supervisors of a run's machines, as real processes here, each with a folder of its own."""
+"""Agents of a run's machines, as real processes here, each with a folder of its own."""
 
 import fcntl
 import json
@@ -8,24 +8,25 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mlbench_cli.engines.local.lock_file import open_lock, write_holder
-from mlbench_cli.engines.machines.channel import Channel, ChannelRequest, RemoteError, Target
+from mlbench_cli.agent.channel import Channel, ChannelRequest, RemoteError, Target
+from mlbench_cli.agent.lock import TAKE, open_lock, write_holder
+from mlbench_cli.agent.node import NodeAgent
+from mlbench_cli.agent.rendezvous import RankLink
 from mlbench_cli.engines.machines.details import MachineDetails
-from mlbench_cli.engines.machines.host_lock import TAKE
-from mlbench_cli.engines.machines.meeting import RankLink
-from mlbench_cli.engines.machines.node import NodeSupervisor
 from mlbench_cli.engines.machines.observe import NodeReport, Snapshot, observe
 from mlbench_cli.engines.machines.placement import NodeShare
 from mlbench_cli.engines.machines.plan import make_plan, pack_code, start_command
-from mlbench_cli.model import Ending, Observation
-from mlbench_cli.spec import RunSpec
+from mlbench_cli.model.run import Ending, Observation
+from mlbench_cli.model.spec import RunSpec
+from tests.fakes.clock_shift import ClockShift
 
 SPEC = RunSpec(
     name="demo-3", cluster="c", engine="hosts", task="custom", preset="custom", argv=("true",), backend="gloo",
@@ -53,7 +54,14 @@ class Machines:
         """The file that runs on this machine lock."""
         return self.folder.parent / f"lock-{self.order[node]}"
 
-    def start(self, script: str, nodes: tuple[int, ...] = (0, 1, 2), **changes: Any) -> None:
+    def start(
+        self,
+        script: str,
+        nodes: tuple[int, ...] = (0, 1, 2),
+        variables: Mapping[int, Mapping[str, str]] | None = None,
+        **changes: Any,
+    ) -> None:
+        """Start the agents of `nodes`; `variables` are more of them for a node's environment."""
         spec = replace(SPEC, argv=("sh", "-c", script))
         details = MachineDetails(folder=str(self.folder), python=sys.executable)
         plan = {
@@ -65,9 +73,9 @@ class Machines:
             (self.run_folder(node) / "plan.json").write_text(json.dumps(plan))
         for node in nodes:
             words = [*self.command, str(self.run_folder(node) / "nodes" / str(node))]
-            variables = {**os.environ, "MLBENCH_MACHINE_LOCK": str(self.lock(node))}
+            own = {"MLBENCH_MACHINE_LOCK": str(self.lock(node)), **(variables or {}).get(node, {})}
             self.processes[node] = subprocess.Popen(
-                words, start_new_session=True, stdin=subprocess.DEVNULL, env=variables
+                words, start_new_session=True, stdin=subprocess.DEVNULL, env={**os.environ, **own}
             )
             if node == 0:
                 text = self.wait(lambda: (self.run_folder(0) / "rendezvous.json").exists())
@@ -129,6 +137,33 @@ def test_all_start_together_and_know_each_other(machines: Machines) -> None:
     assert port.endswith(" with m0,m1,m2\n")
     assert machines.state(1)["interface"]
     assert machines.state(1)["bound"] == [{"rank": 1, "cpus": sorted(os.sched_getaffinity(0)), "gpus": []}]
+
+
+def test_clocks_that_differ_or_are_set_are_measured_and_change_no_duration(machines: Machines, tmp_path: Path) -> None:
+    shifts = []
+    for node in (1, 2):
+        (tmp_path / str(node)).mkdir()
+        shifts.append(ClockShift(tmp_path / str(node)))
+    shifts[0].step(-7200)
+    machines.start(
+        '[ $RANK = 2 ] && sleep 0.3 && ln -s 3600 "$CLOCK_SHIFT"; sleep 0.5',
+        variables={node: shift.variables for node, shift in zip((1, 2), shifts, strict=True)},
+    )
+    found = machines.end()
+    assert found.ended is Ending.EXITED
+    first, behind, stepped = found.clocks
+    assert (first.node, first.stepped_seconds, first.start_ahead, first.end_ahead) == ("m0", 0.0, None, None)
+    assert behind.stepped_seconds == 0.0
+    assert behind.error is not None
+    assert stepped.error is not None
+    assert behind.start_ahead == pytest.approx(-7200, abs=behind.error)
+    assert behind.end_ahead == pytest.approx(-7200, abs=behind.error)
+    assert stepped.stepped_seconds == pytest.approx(3600, abs=0.05)
+    assert stepped.start_ahead == pytest.approx(0, abs=stepped.error)
+    assert stepped.end_ahead == pytest.approx(3600, abs=stepped.error)
+    seconds = [worker.seconds for worker in found.workers]
+    assert all(value is not None and 0.5 <= value < 60 for value in seconds)
+    assert found.seconds == max(value for value in seconds if value is not None)
 
 
 def test_bound_ranks_know_all_cpus_of_their_machine(machines: Machines) -> None:
@@ -222,11 +257,25 @@ def test_a_run_waits_for_a_machine_that_has_another_run_and_then_has_all(machine
     assert [json.loads(row)["lock"] for row in rows if '"lock"' in row] == ["held"]
 
 
+def _waits(run: Machines) -> object:
+    return (run.state(0) or {}).get("waits")
+
+
 def test_runs_that_want_the_same_machines_in_another_order_do_not_block_each_other(tmp_path: Path) -> None:
+    """Each has what it can have before the machine in the middle, which a third run has, is free for one of them.
+
+    If each took the locks in the order of its own nodes, each would then have the last one that the other needs.
+    """
     runs = [Machines(tmp_path / "first", "first-3"), Machines(tmp_path / "second", "second-3", (2, 1, 0))]
+    third = open_lock(str(runs[0].lock(1)))
+    fcntl.flock(third, fcntl.LOCK_EX)
+    write_holder(third, "third-1", 600.0)
     try:
         for run in runs:
             run.start("echo $(date +%s.%N); sleep 0.5; date +%s.%N")
+        for run in runs:
+            run.wait(partial(_waits, run))
+        os.close(third)
         ends = [run.end() for run in runs]
         assert [end.ended for end in ends] == [Ending.EXITED, Ending.EXITED]
         moments = [[[float(word) for word in run.log(rank).split()] for rank in range(3)] for run in runs]
@@ -253,22 +302,20 @@ def test_a_machine_that_is_lost_before_its_turn_ends_the_run(tmp_path: Path, mon
     (place / ".state").mkdir(parents=True)
     shares = [NodeShare((node,), name=f"m{node}") for node in range(3)]
     plan = make_plan(SPEC, MachineDetails(folder=str(tmp_path), python=sys.executable), shares, lock=TAKE)
-    supervisor = NodeSupervisor(str(place), str(tmp_path / "run"), 0, plan)
+    agent = NodeAgent(str(place), str(tmp_path / "run"), 0, plan)
     with socket.create_server(("127.0.0.1", 0)) as server:
         others = [socket.create_connection(server.getsockname()) for _ in range(2)]
         own = [server.accept()[0] for _ in others]
     for node, connection in enumerate(own, 1):
-        supervisor.links.append(
-            RankLink(connection, supervisor.selector, supervisor._on_message, supervisor._on_link_end)
-        )
-        supervisor.links[-1].node = node
-    supervisor.is_gathered, supervisor.turns = True, [1, 2]
-    supervisor.links[1].close()
-    supervisor._on_message(supervisor.links[0], {"locked": True})
-    assert (supervisor.state["ended"], supervisor.gone) == ("failed", [2])
+        agent.links.append(RankLink(connection, agent.selector, agent._on_message, agent._on_link_end))
+        agent.links[-1].node = node
+    agent.is_gathered, agent.turns = True, [1, 2]
+    agent.links[1].close()
+    agent._on_message(agent.links[0], {"locked": True})
+    assert (agent.state["ended"], agent.gone) == ("failed", [2])
     for connection in (*own, *others):
         connection.close()
-    supervisor.selector.close()
+    agent.selector.close()
 
 
 def is_free(path: Path) -> bool:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mlbench_cli.engines.machines.channel import Channel, Target
+from mlbench_cli.agent.channel import Channel, Target
 from mlbench_cli.engines.machines.details import SlurmDetails
 from mlbench_cli.engines.slurm.discovery import check_probes, discover_cluster, parse_associations, parse_probes
 from mlbench_cli.errors import UsageError

@@ -23,7 +23,7 @@ from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.api import ApiError
 from mlbench_cli.kube.execute import execute
 from mlbench_cli.kube.watch import PodWatch
-from mlbench_cli.store import Store
+from mlbench_cli.storage.store import Store
 from providers.attached import new_attached_cluster
 from tests.fakes.certificates import server_context, write_certificate
 from tests.fakes.kube_api import KubeApi

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from mlbench_cli.errors import MlbenchError
-from mlbench_cli.model import Cluster
-from mlbench_cli.store import Store
+from mlbench_cli.model.run import Cluster
+from mlbench_cli.storage.store import Store
 from providers.eks import EksOptions, EksProvider
 from providers.eks.aws import aws_in, session
 from providers.lifecycle import down, up

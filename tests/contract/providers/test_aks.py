@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from mlbench_cli.errors import CleanupError, MlbenchError, UsageError
-from mlbench_cli.model import Cluster
-from mlbench_cli.store import Store
+from mlbench_cli.model.run import Cluster
+from mlbench_cli.storage.store import Store
 from providers.aks import AksProvider
 from providers.aks.options import AksOptions
 from providers.base import CLUSTER_TAG

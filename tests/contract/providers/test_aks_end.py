@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from mlbench_cli import __version__
-from mlbench_cli.cluster_details import ClusterDetails
-from mlbench_cli.store import Store
+from mlbench_cli.model.cluster_details import ClusterDetails
+from mlbench_cli.storage.store import Store
 from providers.aks import AksProvider
 from providers.aks.options import AksOptions
 from providers.aks.rights import list_denied, role_of
@@ -248,6 +248,21 @@ def test_a_registry_is_kept_on_request_with_what_deletes_it(mlbench: Any, world:
     assert AksProvider().discover({}) == []
 
 
+def test_any_machine_finds_the_registry_that_an_ended_cluster_has_left(
+    mlbench: Any, world: World, registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert mlbench(*CREATE, "--registry", "auto", "--ttl", "1h").code == 0
+    left = world.groups[f"{GROUP}-images"]
+    world.groups.clear()  # the clock in the cluster has deleted its group
+    world.groups[f"{GROUP}-images"] = left
+    left["tags"]["mlbench-expires"] = "1"
+    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "elsewhere"))  # CI's next runner
+    assert [cluster.name for cluster in AksProvider().discover({})] == ["rel-2"]
+    result = mlbench("gc", "aks", "--expired", "--everybody", "--yes")
+    assert result.code == 0, result.err
+    assert world.groups == {}
+
+
 def test_who_may_not_assign_roles_is_told_that_machines_could_not_pull(mlbench: Any, world: World) -> None:
     world.denied = {"Microsoft.Authorization/roleAssignments/write"}
     done = mlbench(*CREATE, "--registry", "auto", "--ttl", "none")
@@ -274,7 +289,7 @@ def test_prices_are_those_of_linux_machines_by_the_hour_on_demand_and_spot(mlben
 
 
 def test_what_has_no_price_is_named(mlbench: Any) -> None:
-    done = mlbench(*CREATE, "--gpu-type", "h200", "--dry-run", "-o", "json")
+    done = mlbench(*CREATE, "--gpu-type", "h200", "--slow-network-ok", "--dry-run", "-o", "json")
     assert done.code == 0, done.err
     assert done.json["plan"]["price_per_hour"] is None
     unknown = [line["what"] for line in done.json["plan"]["lines"] if line["price_per_hour"] is None]
@@ -288,7 +303,7 @@ def test_what_has_no_price_is_named(mlbench: Any) -> None:
     "options",
     [
         AksOptions(kubernetes_version="1.34", allow_from=("203.0.113.0/24",), tier="standard"),
-        AksOptions(gpu_type="h100", spot=True, compact_placement=True, zones="2"),
+        AksOptions(gpu_type="h100", spot=True, compact_placement=True, zones="2", slow_network_ok=True),
         AksOptions(subnet="/subscriptions/s/resourceGroups/g/providers/Microsoft.Network/virtualNetworks/n/subnets/x"),
     ],
 )

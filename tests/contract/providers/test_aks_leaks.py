@@ -12,6 +12,7 @@ from tests.contract.providers.test_aks import create, error_of, make_cluster, re
 from tests.fakes.azure_arm import World
 from tests.fakes.azure_web import AzureDouble
 from tests.fakes.zygote import Zygote
+from tests.sampling import STRIDES
 
 CREATE = [
     "create-cluster",
@@ -37,7 +38,7 @@ def zygote() -> Iterator[Zygote]:
         *("mlbench_cli.app", "mlbench_cli.commands.create_cluster", "mlbench_cli.commands.delete_cluster"),
         *("mlbench_cli.commands.gc", "providers.lifecycle", "providers.aks.plan", "providers.aks.discovery"),
         *("azure.core", "azure.identity", "azure.core.pipeline.policies", "msal", "requests", "urllib3", "yaml"),
-        *("kubernetes.client", "jinja2", "providers.workload_cleanup", "mlbench_cli.zone_failover"),
+        *("kubernetes.client", "jinja2", "providers.workload_cleanup", "mlbench_cli.clusters.zone_failover"),
     )
     yield started
     started.close()
@@ -66,13 +67,14 @@ def _changes(log: list[str]) -> list[int]:
     return sorted({0, len(log) - 1, *found, *(number + 1 for number in found if number + 1 < len(log))})
 
 
+@STRIDES
 def test_killed_at_every_boundary_of_creation_nothing_leaks(
-    azure_world: World, azure_double: AzureDouble, client: Callable[..., tuple[int, str]]
+    azure_world: World, azure_double: AzureDouble, client: Callable[..., tuple[int, str]], stride: int
 ) -> None:
     assert client(CREATE, "calm")[0] == 0
     log = list(azure_world.log)
     left = {}
-    for number, when in [(0, "kill-before"), *((number, "kill-after") for number in _changes(log))]:
+    for number, when in [(0, "kill-before"), *((number, "kill-after") for number in _changes(log))][::stride]:
         world = azure_double.reset(trouble={number: when})
         code, printed = client(CREATE, f"home-{number}-{when}")
         assert code == -9, printed
@@ -103,15 +105,16 @@ def test_killed_after_a_change_of_creation_it_goes_on(
         assert sorted(asked) == sorted(once), log[number]  # nothing is asked for twice
 
 
+@STRIDES
 def test_killed_at_every_request_of_deletion_it_goes_on(
-    azure_world: World, azure_double: AzureDouble, client: Callable[..., tuple[int, str]], tmp_path: Path
+    azure_world: World, azure_double: AzureDouble, client: Callable[..., tuple[int, str]], tmp_path: Path, stride: int
 ) -> None:
     cluster = make_cluster(options=AksOptions())
     create(cluster, tmp_path / "calm")
     before = len(azure_world.log)
     assert client(DELETE, "calm")[0] == 0
     removing = azure_world.log[before:]
-    for number, when in _kills(removing):
+    for number, when in _kills(removing)[::stride]:
         world = azure_double.reset()
         create(cluster, tmp_path / f"made-{number}-{when}")
         before = len(world.log)
@@ -124,15 +127,16 @@ def test_killed_at_every_request_of_deletion_it_goes_on(
         assert (world.groups, world.clusters, world.others) == ({}, {}, {}), f"{when} {removing[number]}"
 
 
+@STRIDES
 @pytest.mark.parametrize("trouble", [*PASSING, "403-before"])
 def test_an_error_at_any_request_leaks_nothing(
-    azure_world: World, azure_double: AzureDouble, tmp_path: Path, trouble: str
+    azure_world: World, azure_double: AzureDouble, tmp_path: Path, trouble: str, stride: int
 ) -> None:
     cluster = make_cluster(options=AksOptions())
     world = azure_double.reset()
     create(cluster, tmp_path / "calm")
     log = list(world.log)
-    for number in _changes(log):
+    for number in _changes(log)[::stride]:
         world = azure_double.reset(trouble={number: trouble})
         error = error_of(functools.partial(create, cluster, tmp_path / f"home-{number}"))
         # Who may not assign roles gets a cluster all the same.

@@ -17,7 +17,7 @@ from mlbench_cli.errors import (
     MlbenchError,
     UsageError,
 )
-from mlbench_cli.store import Store
+from mlbench_cli.storage.store import Store
 from providers.eks import EksOptions, EksProvider
 from providers.eks.aws import Aws
 from providers.eks.network import Stack
@@ -92,7 +92,7 @@ GKE = {
         "gcloud services enable container.googleapis.com",
         spoil=_trouble(GetServerConfig="DISABLED-before"),
     ),
-    "wrong zone": Case(UsageError, 'Location "us-mars1-a" does not exist', "zones list", ("--zone", "us-mars1-a")),
+    "wrong zone": Case(UsageError, 'There is no zone "us-mars1-a"', "zones list", ("--zone", "us-mars1-a")),
     "not a zone": Case(UsageError, '--zone "mars" is not a zone', "gcloud compute zones list", ("--zone", "mars")),
     "machine type not offered": Case(
         UsageError, "has no n9-standard-4", "gcloud compute machine-types list", ("-t", "n9-standard-4")
@@ -203,7 +203,7 @@ EKS = {
     "GPU count that does not fit": Case(
         UsageError, "g4dn.xlarge has 1 GPUs, not 4", "g4dn.12xlarge", ("-t", "g4dn.xlarge", "-g", "4")
     ),
-    "version not offered": Case(UsageError, "does not offer Kubernetes 1.30", "It has: 1.33", ("-k", "1.30")),
+    "version not offered": Case(UsageError, "does not offer Kubernetes 1.30", "It has: 1.35", ("-k", "1.30")),
     "no quota": Case(
         CapacityError, "allows 0 vCPUs; 2 × p4d.24xlarge need 192", "aws service-quotas request", ("-t", "p4d.24xlarge")
     ),

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from mlbench_cli.spec import RunSpec
-from mlbench_cli.store import Store
+from mlbench_cli.model.spec import RunSpec
+from mlbench_cli.storage.store import Store
 from tests.fakes.kind_tools import World
 
 

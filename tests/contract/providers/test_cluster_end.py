@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from mlbench_cli.cluster_details import ClusterDetails
-from mlbench_cli.store import Store
+from mlbench_cli.model.cluster_details import ClusterDetails
+from mlbench_cli.storage.store import Store
 from providers.eks import EksProvider
 from providers.gke import GkeProvider, api
 from tests.contract.providers.eks_world import REGION

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from mlbench_cli import cluster_changes
+from mlbench_cli.clusters import changes as cluster_changes
 from mlbench_cli.errors import CredentialError
-from mlbench_cli.model import Cluster
-from mlbench_cli.store import Store
+from mlbench_cli.model.run import Cluster
+from mlbench_cli.storage.store import Store
 from providers.eks import EksOptions, EksProvider
 from tests.contract.providers.eks_world import REGION, make
 from tests.fakes.aws_server import AwsServer

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from mlbench_cli.model import Cluster
-from mlbench_cli.store import Store
+from mlbench_cli.model.run import Cluster
+from mlbench_cli.storage.store import Store
 from tests.fakes.kind_tools import World
 
 ROOT = Path(__file__).parents[3]

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from mlbench_cli import console, image_builds
-from mlbench_cli.cluster_details import ClusterDetails
-from mlbench_cli.spec import RunSpec
-from mlbench_cli.store import Store
+from mlbench_cli import console
+from mlbench_cli.model.cluster_details import ClusterDetails
+from mlbench_cli.model.spec import RunSpec
+from mlbench_cli.storage.store import Store
+from mlbench_cli.tasks import image_builds
 from providers.operation_lock import hold_operation_lock
 from tests.fakes.gke import World
 
@@ -70,7 +71,7 @@ def test_two_extensions_add_up(command: Command, gke_world: World, monkeypatch: 
             assert command("extend", "rel-1", "1h").code == 0
         return hold_operation_lock(store, name)
 
-    monkeypatch.setattr("mlbench_cli.cluster_changes.hold_operation_lock", let_another_go_first)
+    monkeypatch.setattr("mlbench_cli.clusters.changes.hold_operation_lock", let_another_go_first)
     assert command("extend", "rel-1", "2h").code == 0
     assert end_of_record() == end_of_label(gke_world) == before + 3 * HOUR
 

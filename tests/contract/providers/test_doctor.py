@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from mlbench_cli.errors import CapacityError, CredentialError, DeadlineError, UsageError
-from mlbench_cli.model import Cluster
-from mlbench_cli.store import Store
+from mlbench_cli.model.run import Cluster
+from mlbench_cli.storage.store import Store
 from providers.base import TransientError
 from providers.doctor import Checklist, check_clock, check_library
 from providers.eks import EksProvider
@@ -46,7 +46,7 @@ def test_all_that_a_google_project_has(command: Command, gke_world: World) -> No
     assert checks["gke GPUs"]["found"] == f"in {ZONE}: nvidia-tesla-t4, nvidia-l4"
     assert checks["gke quota NVIDIA_L4_GPUS"]["found"] == "8 of 8 left"
     assert checks["gke clock"]["state"] == "ok"
-    assert all(line.startswith(("Get", "List")) for line in gke_world.log)
+    assert all(line.startswith(("Get", "List", "PolicyPOST")) for line in gke_world.log)
     assert "mlbench doctor gke" not in command("doctor", "gke").err
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from mlbench_cli.store import Store
+from mlbench_cli.storage.store import Store
 from tests.contract.providers.eks_world import forget
 from tests.fakes.aws_server import AwsServer
 from tests.fakes.gke import World

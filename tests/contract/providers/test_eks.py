@@ -11,8 +11,8 @@ import pytest
 
 from mlbench_cli.app import run
 from mlbench_cli.errors import CapacityError, CredentialError, DeadlineError, MlbenchError, NotFoundError, UsageError
-from mlbench_cli.model import Cluster
-from mlbench_cli.store import Store
+from mlbench_cli.model.run import Cluster
+from mlbench_cli.storage.store import Store
 from providers.base import CLUSTER_TAG, TransientError
 from providers.eks import EksOptions, EksProvider
 from providers.eks.aws import Aws
@@ -29,6 +29,7 @@ CALM: dict[str, object] = {
     "stack_fails": None,
     "delete_while_creating": True,
     "looks": 1,
+    "support_days": {},
 }
 
 
@@ -150,7 +151,7 @@ def test_again_changes_nothing(aws: AwsServer, home: Path, tmp_path: Path) -> No
     assert second.details["provisioning"] == first.details["provisioning"]
     for options, words in (
         (EksOptions(machine_type="g5.xlarge"), "its machines are g4dn.xlarge, not g5.xlarge"),
-        (EksOptions(machine_type="g4dn.xlarge", kubernetes_version="1.33"), "Kubernetes 1.19, not 1.33"),
+        (EksOptions(machine_type="g4dn.xlarge", kubernetes_version="1.33"), "Kubernetes 1.34, not 1.33"),
         (EksOptions(machine_type="g4dn.xlarge", zone="eu-west-1c"), "zones eu-west-1a and eu-west-1b"),
     ):
         with pytest.raises(UsageError, match=words):
@@ -206,6 +207,51 @@ def test_what_the_auto_scaling_group_says_comes_first(aws: AwsServer, home: Path
     assert hint in (caught.value.hint or "")
     remove(name, home / "empty")
     assert aws.list_left(name) == []
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "hint"),
+    [
+        (
+            "AuthFailure.ServiceLinkedRoleCreationNotPermitted - The provided credentials do not have permission to "
+            "create the service-linked role for EC2 Spot Instances. Launching EC2 instance failed.",
+            3,
+            "create-service-linked-role --aws-service-name spot.amazonaws.com",
+        ),
+        ("Client.InternalError: Client error on launch", 3, "get-ebs-default-kms-key-id --region eu-west-1"),
+        ("InvalidKMSKey.InvalidState - The KMS key provided is in an incorrect state.", 3, "key's policy"),
+        ("InsufficientFreeAddressesInSubnet - The specified subnet does not have enough free addresses.", 5, "--zone"),
+        ("PendingVerification - Your request for accessing resources in this region is being validated.", 3, "later"),
+        ("OptInRequired - You are not subscribed to this service.", 3, "aws account enable-region"),
+        ("Unsupported - The requested configuration is currently not supported.", 2, "--machine-type"),
+        ("VcpuLimitExceeded - You have requested more vCPU capacity than your limit.", 5, "servicequotas"),
+    ],
+)
+def test_launches_that_fail_for_another_reason_than_capacity_are_named_at_once(
+    aws: AwsServer, home: Path, said: str, code: int, hint: str
+) -> None:
+    aws.rules(launch_fails=said)
+    name = f"cause{len(said)}-2"
+    with pytest.raises(MlbenchError) as caught:
+        make(name, home, GPU)
+    assert (caught.value.exit_code, said in caught.value.message) == (code, True)
+    assert hint in (caught.value.hint or "")
+    remove(name, home / "empty")
+    assert aws.list_left(name) == []
+
+
+def test_machines_that_do_not_join_are_named_with_what_they_printed(aws: AwsServer, home: Path, tmp_path: Path) -> None:
+    aws.rules(unjoined=True, started=1, console="cloud-init ok\nnodeadm: error: dial tcp 10.0.0.1:443: i/o timeout\n")
+    try:
+        with pytest.raises(MlbenchError) as caught:
+            make("apart-2", home, GPU)
+    finally:
+        aws.rules(unjoined=False, started=0, console="")
+    assert "i/o timeout" in caught.value.message
+    assert "get-console-output --region eu-west-1 --instance-id i-00000000" in (caught.value.hint or "")
+    assert "describe-vpc-block-public-access-options" in (caught.value.hint or "")
+    remove("apart-2", tmp_path / "empty")
+    assert aws.list_left("apart-2") == []
 
 
 def test_a_stack_that_is_rolled_back_is_made_anew(aws: AwsServer, home: Path, tmp_path: Path) -> None:
@@ -293,6 +339,23 @@ def test_the_plan_writes_nothing_and_sums_what_is_known(aws: AwsServer) -> None:
     assert {line.as_of for line in plan.lines} == {"2026-07-20"}
 
 
+def test_a_default_that_leaves_support_soon_is_passed_over(aws: AwsServer, tmp_path: Path) -> None:
+    aws.rules(support_days={"1.34": 9})
+    warnings = " ".join(make_plan("plan-2", EksOptions(machine_type="g4dn.xlarge")).warnings)
+    assert "The cluster gets Kubernetes 1.35 (until 20" in warnings
+    assert "since standard support of EKS' default 1.34 ends on 20" in warnings
+    asked = make_plan("plan-2", EksOptions(machine_type="g4dn.xlarge", kubernetes_version="1.34")).warnings
+    assert "EKS then upgrades the cluster by itself. It has: 1.35 (until 20" in " ".join(asked)
+    make("soon-2", tmp_path / "home", EksOptions(machine_type="g4dn.xlarge"))
+    assert requests(aws, "CreateCluster")[-1]["version"] == "1.35"
+
+
+def test_the_default_is_taken_while_it_lasts(aws: AwsServer, tmp_path: Path) -> None:
+    assert "The cluster gets" not in " ".join(make_plan("plan-2", EksOptions(machine_type="g4dn.xlarge")).warnings)
+    make("lasts-2", tmp_path / "home", EksOptions(machine_type="g4dn.xlarge"))
+    assert requests(aws, "CreateCluster")[-1]["version"] == "1.34"
+
+
 def test_spot_machines_are_planned_at_todays_price(aws: AwsServer) -> None:
     zone = "us-east-1b"
     plan = make_plan("plan-2", EksOptions(machine_type="g4dn.xlarge", spot=True, zone=zone))
@@ -334,7 +397,7 @@ def test_a_quota_that_may_not_be_read_is_a_finding(aws: AwsServer) -> None:
     assert "cannot be read" in warning
     aws.rules(quotas={"L-DB2E81BA": 10.0})
     (warning,) = make_plan("plan-2", GPU).warnings
-    assert "allows 10 vCPUs, of which these workers take 8" in warning
+    assert "allows 10 vCPUs, of which these machines take 8" in warning
 
 
 @pytest.mark.parametrize(

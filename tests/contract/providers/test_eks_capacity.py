@@ -11,7 +11,7 @@ from tests.contract.providers.eks_world import make, remove
 from tests.fakes.aws_server import AwsServer
 
 ZONE = "eu-west-1b"
-BLOCK, PLAIN, LATER, FAST, ABSENT = (f"cr-0000000000000000{number}" for number in range(1, 6))
+BLOCK, PLAIN, LATER, FAST, ABSENT, PLACED = (f"cr-0000000000000000{number}" for number in range(1, 7))
 FIELDS = {"instanceType": "m5.large", "availabilityZone": ZONE, "availableInstanceCount": "2", "state": "active"}
 SMALL = ("-t", "m5.large", "--zone", ZONE)
 
@@ -21,7 +21,17 @@ def reservations(aws: AwsServer) -> Iterator[AwsServer]:
     block = {**FIELDS, "reservationType": "capacity-block", "endDate": "2099-01-01T00:00:00Z"}
     later = {**block, "state": "scheduled", "startDate": "2099-01-01T00:00:00Z"}
     fast = {**block, "instanceType": "p4d.24xlarge", "availabilityZone": "eu-west-1c"}
-    aws.rules(reservations={FAST: fast, BLOCK: block, PLAIN: {**FIELDS, "reservationType": "default"}, LATER: later})
+    group = "arn:aws:ec2:eu-west-1:123456789012:placement-group/training"
+    placed = {**fast, "reservationType": "default", "placementGroupArn": group}
+    aws.rules(
+        reservations={
+            PLACED: placed,
+            FAST: fast,
+            BLOCK: block,
+            PLAIN: {**FIELDS, "reservationType": "default"},
+            LATER: later,
+        }
+    )
     yield aws
     aws.rules(reservations={})
 
@@ -56,8 +66,20 @@ def test_machines_of_a_block_get_their_fast_network_cards(reservations: AwsServe
     ]
     assert template["LaunchTemplateData.NetworkInterface.4.InterfaceType"] == "efa"
     assert template["LaunchTemplateData.InstanceMarketOptions.MarketType"] == "capacity-block"
+    assert "LaunchTemplateData.Placement.GroupName" not in template
+    assert "ec2:CreatePlacementGroup" not in {entry["action"] for entry in reservations.log("me")}
     remove("quick-2", tmp_path / "empty")
     assert reservations.list_left("quick-2") == []
+
+
+def test_machines_of_a_reservation_start_in_its_own_placement_group(reservations: AwsServer, tmp_path: Path) -> None:
+    options = EksOptions(machine_type="p4d.24xlarge", zone="eu-west-1c", efa=True, capacity_reservation=PLACED)
+    assert make("placed-2", tmp_path / "home", options).state == "ready"
+    actions = {entry["action"]: entry["parameters"] for entry in reservations.log("me")}
+    assert actions["ec2:CreateLaunchTemplate"]["LaunchTemplateData.Placement.GroupName"] == "training"
+    assert "ec2:CreatePlacementGroup" not in actions
+    remove("placed-2", tmp_path / "empty")
+    assert reservations.list_left("placed-2") == []
 
 
 @pytest.mark.parametrize(
@@ -66,6 +88,7 @@ def test_machines_of_a_block_get_their_fast_network_cards(reservations: AwsServe
         ((*SMALL, "--capacity-reservation", "mine"), 2, "is not the ID of one"),
         (("-t", "m5.large", "--capacity-reservation", PLAIN), 2, "needs the --zone"),
         ((*SMALL, "--capacity-reservation", PLAIN, "--spot"), 2, "exclude each other"),
+        ((*SMALL, "--capacity-reservation", PLAIN, "--placement-group"), 2, "exclude each other"),
         (("-t", "m5.xlarge", "--zone", ZONE, "--capacity-reservation", PLAIN), 2, "is of m5.large, not m5.xlarge"),
         (("-t", "m5.large", "--zone", "eu-west-1a", "--capacity-reservation", PLAIN), 2, "is in eu-west-1b"),
         ((*SMALL, "--capacity-reservation", LATER), 5, "no machine starts before"),

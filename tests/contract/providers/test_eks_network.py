@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from mlbench_cli.errors import CapacityError
-from mlbench_cli.model import Cluster
-from mlbench_cli.store import Store
+from mlbench_cli.model.run import Cluster
+from mlbench_cli.storage.store import Store
 from providers.eks import EksOptions, EksProvider, network
 from providers.lifecycle import Step, down
 from tests.contract.providers.eks_world import make

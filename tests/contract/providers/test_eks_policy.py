@@ -1,5 +1,7 @@
 """The IAM policy that mlbench prints is enough: every call that the commands make is one that it allows."""
 
+import json
+import re
 from collections.abc import Callable
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -7,11 +9,16 @@ from typing import Any
 
 import pytest
 
+import templates
+from mlbench_cli.errors import MlbenchError
+from providers import eks
 from providers.eks import EksOptions
-from providers.eks.doctor import list_actions, load_policy, policy_of, principal_of
+from providers.eks.aws import aws_in
+from providers.eks.doctor import find_principal, list_actions, load_policy, policy_of
 from providers.rights import load_rights
 from tests.contract.providers.eks_world import make, remove
 from tests.fakes.aws_server import AwsServer
+from tests.fakes.aws_services import HANDLERS
 from tests.fakes.registry import FakeDocker, FakeRegistry
 
 COMMANDS = (
@@ -134,10 +141,70 @@ def test_doctor_asks_iam_for_every_right(command: Callable[..., Any], aws: AwsSe
     assert "IAM allows all" in command("doctor", "eks").out
 
 
-def test_a_session_is_simulated_as_its_role() -> None:
+def test_doctor_finds_exactly_the_printed_policy_enough(command: Callable[..., Any], aws: AwsServer) -> None:
+    aws.rules(policy=load_policy())
+    try:
+        assert "IAM allows all" in command("doctor", "eks").out
+        smaller = load_policy()
+        smaller["Statement"] = [item for item in smaller["Statement"] if item["Sid"] != "RolesOfItsStacks"]
+        aws.rules(policy=smaller)
+        assert "IAM would deny iam:AttachRolePolicy, iam:CreateRole" in command("doctor", "eks").out
+    finally:
+        aws.rules(policy=None)
+
+
+def test_a_session_is_simulated_as_its_role_with_its_path(aws: AwsServer) -> None:
+    name, path = "AWSReservedSSO_Admin_1", "/aws-reserved/sso.amazonaws.com/eu-west-1/"
+    client = aws_in("eu-west-1")
+    client.call("iam", "create_role", RoleName=name, Path=path, AssumeRolePolicyDocument="{}")
+    try:
+        session = f"arn:aws:sts::123456789012:assumed-role/{name}/ada"
+        assert find_principal(client, session) == f"arn:aws:iam::123456789012:role{path}{name}"
+    finally:
+        client.call("iam", "delete_role", RoleName=name)
     session = "arn:aws:sts::123456789012:assumed-role/ci/build-7"
-    assert principal_of(session) == "arn:aws:iam::123456789012:role/ci"
-    assert principal_of("arn:aws:iam::123456789012:user/ada") == "arn:aws:iam::123456789012:user/ada"
+    assert find_principal(client, session) == "arn:aws:iam::123456789012:role/ci"
+    assert find_principal(client, "arn:aws:iam::123456789012:user/ada") == "arn:aws:iam::123456789012:user/ada"
+
+
+def test_the_policy_has_what_cloudformation_does_with_the_parts_of_the_stack() -> None:
+    template = (Path(templates.__file__).parent / "cloudformation" / "network.yaml").read_text("utf-8")
+    kinds = set(re.findall(r"Type: (AWS::(?:EC2|IAM)::\w+)\n", template))
+    assert kinds == set(HANDLERS)
+    rights = load_rights("eks")
+    for handlers in HANDLERS.values():
+        assert {*handlers["create"], *handlers["read"], *handlers["delete"]} <= set(rights["create-cluster"])
+        for name in ("delete-cluster", "gc"):
+            assert {*handlers["read"], *handlers["delete"]} <= set(rights[name])
+
+
+def test_the_printed_policy_makes_and_removes_the_stack(aws: AwsServer, tmp_path: Path) -> None:
+    aws.rules(policy=load_policy())
+    try:
+        make("least-1", tmp_path / "home", EksOptions(machine_type="m5.large"), nodes=1)
+        smaller = json.loads(json.dumps(load_policy()).replace("iam:ListRolePolicies", "iam:Nothing"))
+        aws.rules(policy=smaller)
+        with pytest.raises(MlbenchError, match="iam:ListRolePolicies"):
+            remove("least-1", tmp_path / "empty")
+        aws.rules(policy=load_policy())
+        remove("least-1", tmp_path / "empty")
+    finally:
+        aws.rules(policy=None)
+    assert aws.list_left("least-1") == []
+
+
+def test_every_call_in_the_code_is_in_some_command_s_rights() -> None:
+    """Also those that no double answers, such as the tags of load balancers."""
+    services = {"elb": "elasticloadbalancing", "elbv2": "elasticloadbalancing", "service-quotas": "servicequotas"}
+    rights = {action for actions in load_rights("eks").values() for action in actions}
+    called = set()
+    for path in Path(eks.__file__).parent.glob("*.py"):
+        for service, operation in re.findall(r'"([a-z0-9-]+)",\s*"([a-z]+(?:_[a-z]+)+)"', path.read_text("utf-8")):
+            called.add(f"{services.get(service, service)}:{''.join(map(str.capitalize, operation.split('_')))}")
+    known = {name.partition(":")[0] for name in rights}
+    assert 'aws.call(service, "describe_tags"' in (Path(eks.__file__).parent / "orphans.py").read_text("utf-8")
+    called.add("elasticloadbalancing:DescribeTags")
+    assert {item for item in called if item.partition(":")[0] in known} - rights == set()
 
 
 def test_the_policy_is_printed(command: Callable[..., Any]) -> None:

@@ -8,10 +8,10 @@ import boto3
 import pytest
 from botocore.exceptions import ClientError
 
-from mlbench_cli.cluster_details import ClusterDetails
 from mlbench_cli.engines.kubernetes.topology import find_topology
-from mlbench_cli.model import Cluster
-from mlbench_cli.store import Store
+from mlbench_cli.model.cluster_details import ClusterDetails
+from mlbench_cli.model.run import Cluster
+from mlbench_cli.storage.store import Store
 from providers.eks import EksOptions, EksProvider
 from providers.lifecycle import up
 from tests.contract.providers.eks_world import REGION, make, remove

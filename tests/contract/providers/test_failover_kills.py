@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from mlbench_cli.cluster_details import ClusterDetails
-from mlbench_cli.model import Cluster
-from mlbench_cli.store import Store
-from mlbench_cli.zone_failover import create_in_first_zone
+from mlbench_cli.clusters.zone_failover import create_in_first_zone
+from mlbench_cli.model.cluster_details import ClusterDetails
+from mlbench_cli.model.run import Cluster
+from mlbench_cli.storage.store import Store
 from providers.eks import EksOptions, EksProvider
 from providers.lifecycle import up
 from tests.contract.providers.eks_world import PATIENCE, Case, forget, together, warm
@@ -42,7 +42,7 @@ def list_boundaries(log: Sequence[str], create: str, delete: str) -> list[int]:
 def zygote() -> Iterator[Zygote]:
     started = Zygote(
         *("mlbench_cli.app", "mlbench_cli.commands.create_cluster", "mlbench_cli.commands.delete_cluster"),
-        *("providers.lifecycle", "providers.gke.plan", "providers.gke.discovery", "mlbench_cli.zone_failover"),
+        *("providers.lifecycle", "providers.gke.plan", "providers.gke.discovery", "mlbench_cli.clusters.zone_failover"),
         *("google.cloud.container_v1", "google.auth", "google.auth.transport.requests", "urllib3", "yaml"),
     )
     yield started

@@ -8,7 +8,7 @@ import pytest
 from mlbench_cli.engines.kubernetes.manifests import manifests
 from mlbench_cli.runs.launch import resolve
 from mlbench_cli.runs.request import Request
-from mlbench_cli.store import Store
+from mlbench_cli.storage.store import Store
 from tests.fakes.gke import World
 
 Command = Callable[..., Any]

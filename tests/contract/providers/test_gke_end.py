@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from mlbench_cli.cluster_details import ClusterDetails
-from mlbench_cli.store import Store
+from mlbench_cli.model.cluster_details import ClusterDetails
+from mlbench_cli.storage.store import Store
+from providers.gke import GkeProvider
 from tests.fakes.gke import Google, World
 
 CREATE = ["create-cluster", "gke", "2", "rel", "-t", "n1-standard-4", "--yes"]
@@ -96,13 +97,42 @@ def test_gc_deletes_what_the_clock_has_left(command: Any, google: Google, gke_wo
     assert command(*CREATE, "--ttl", "1h", "--registry", "auto").code == 0
     fire(gke_world, google, metadata, expires=0)
     gke_world.clusters.clear()
-    assert len(gke_world.repositories) == 1
+    (repository,) = gke_world.repositories.values()
+    repository["labels"]["mlbench-expires"] = str(int(time.time()) - 60)
     cluster = Store().cluster("rel-2")
     Store().record_cluster(replace(cluster, details={**cluster.details, "expires": time.time() - 60}))
     result = command("gc", "gke", "--expired", "--yes")
     assert result.code == 0, result.err
     assert gke_world.repositories == {}
     assert gke_world.policy["bindings"] == []
+
+
+def test_any_machine_finds_the_images_that_an_ended_cluster_has_left(
+    command: Any, google: Google, gke_world: World, metadata: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert command(*CREATE, "--ttl", "1h", "--registry", "auto").code == 0
+    fire(gke_world, google, metadata, expires=0)
+    gke_world.clusters.clear()
+    (repository,) = gke_world.repositories.values()
+    repository["labels"]["mlbench-expires"] = str(int(time.time()) - 60)
+    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "elsewhere"))  # CI's next runner
+    assert [cluster.name for cluster in GkeProvider().discover({})] == ["rel-2"]
+    result = command("gc", "gke", "--expired", "--yes")
+    assert result.code == 0, result.err
+    assert gke_world.repositories == {}
+    assert gke_world.policy["bindings"] == []
+
+
+def test_gc_leaves_images_that_were_kept_on_request(
+    command: Any, gke_world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert command(*CREATE, "--ttl", "1h", "--registry", "auto").code == 0
+    assert command("delete-cluster", "gke", "rel-2", "--yes", "--keep-images").code == 0
+    (repository,) = gke_world.repositories.values()
+    repository["labels"]["mlbench-expires"] = "1"
+    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "elsewhere"))
+    assert command("gc", "gke", "--all", "--everybody", "--yes").out == "There is nothing to delete.\n"
+    assert len(gke_world.repositories) == 1
 
 
 def test_another_account_cannot_delete_the_cluster(

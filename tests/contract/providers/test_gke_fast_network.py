@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import requests
 
-from mlbench_cli.cluster_details import ClusterDetails
 from mlbench_cli.engines.kubernetes.manifests import manifests
+from mlbench_cli.model.cluster_details import ClusterDetails
+from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.results.archive.conditions import check_fabric
 from mlbench_cli.runs.launch import resolve
 from mlbench_cli.runs.request import Request
-from mlbench_cli.spec import RunSpec
-from mlbench_cli.store import Store
+from mlbench_cli.storage.store import Store
 from providers.gke import GkeProvider
 from providers.gke.compute import read_error
 from tests.fakes.gke import Google, World
@@ -99,7 +99,7 @@ def test_only_runs_of_several_whole_machines_get_it(command: Command, world: Wor
         pod = manifests(spec, "default")[0]["spec"]["template"]
         assert "initContainers" not in pod["spec"], more
         assert not any(key.startswith("networking.gke.io") for key in pod["metadata"]["annotations"])
-    asked = resolve_run(run_as_user=1234)
+    asked = resolve_run(run_as_user="1234")
     pod = manifests(asked, "default")[0]["spec"]["template"]["spec"]
     assert pod["securityContext"]["runAsUser"] == 1234
     assert pod["initContainers"][0]["securityContext"]["runAsUser"] == 0  # Google's program is root's

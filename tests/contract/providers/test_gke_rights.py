@@ -9,10 +9,10 @@ import pytest
 from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
 from mlbench_cli.engines.kubernetes.manifests import manifests
 from mlbench_cli.kube.objects import PREFIXES
-from mlbench_cli.model import Run
+from mlbench_cli.model.run import Run
 from mlbench_cli.runs.launch import resolve
 from mlbench_cli.runs.request import Request
-from mlbench_cli.store import Store
+from mlbench_cli.storage.store import Store
 from providers.gke.rights import role_of
 from providers.rights import load_rights
 from tests.fakes.gke import World

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from mlbench_cli.cluster_details import ClusterDetails
-from mlbench_cli.store import Store
+from mlbench_cli.model.cluster_details import ClusterDetails
+from mlbench_cli.storage.store import Store
 from providers.eks import EksOptions
 from providers.gpu_probe import NAME, find_driver_problem, parse_report
 from templates import FOLDER

@@ -21,7 +21,7 @@ import pytest
 
 from mlbench_cli.app import run
 from mlbench_cli.errors import CleanupError
-from mlbench_cli.store import Store
+from mlbench_cli.storage.store import Store
 from providers import file_locks
 from providers.base import CLUSTER_TAG
 from providers.gke import GkeProvider, api

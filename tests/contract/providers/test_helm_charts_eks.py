@@ -6,7 +6,7 @@ import pytest
 
 from mlbench_cli.app import run
 from mlbench_cli.errors import CredentialError
-from mlbench_cli.model import Cluster
+from mlbench_cli.model.run import Cluster
 from providers.eks import orphans
 from providers.eks.aws import aws_in
 from providers.workloads import WorkloadObject

@@ -16,8 +16,8 @@ import pytest
 import yaml
 
 from mlbench_cli.errors import CapacityError, NotFoundError, UsageError
-from mlbench_cli.model import Cluster
-from mlbench_cli.store import Store
+from mlbench_cli.model.run import Cluster
+from mlbench_cli.storage.store import Store
 from providers.kind import KindOptions, KindProvider, image_of, kubeconfig_of, tools
 from providers.kind.resources import list_owned_clusters, nodes_of
 from providers.lifecycle import down, up

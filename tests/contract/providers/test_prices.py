@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mlbench_cli import settings
+from mlbench_cli.config import settings
 from providers.pricing import fetched_price_file, load_prices
 from tests.fakes.aws_server import AwsServer
 from tests.fakes.gke import World

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from mlbench_cli import __version__
-from mlbench_cli.cluster_details import ClusterDetails
 from mlbench_cli.errors import UsageError
-from mlbench_cli.model import Cluster
-from mlbench_cli.store import Store
+from mlbench_cli.model.cluster_details import ClusterDetails
+from mlbench_cli.model.run import Cluster
+from mlbench_cli.storage.store import Store
 from providers.eks import EksOptions, EksProvider
 from tests.contract.providers.eks_world import make, remove
 from tests.fakes.aws_server import AwsServer
@@ -45,6 +45,40 @@ def test_a_repository_of_artifact_registry_comes_and_goes_with_its_cluster(
     deleted = command("delete-cluster", "gke", "rel-2", "--yes")
     assert deleted.code == 0, deleted.err
     assert (gke_world.clusters, gke_world.repositories) == ({}, {})
+
+
+def test_the_machines_may_pull_from_the_cluster_s_repository(command: Any, gke_world: World) -> None:
+    image = f"{PREFIX}/allreduce:1"
+    gke_world.repositories[REPOSITORY] = {"labels": {"mlbench-cluster": "rel-2"}}
+    assert "403 Forbidden" in str(gke_world.refuse_pull(image))  # as in organizations since May 2024
+    gke_world.repositories.clear()
+    assert command(*CREATE, "--registry", "auto").code == 0
+    assert gke_world.refuse_pull(image) is None
+    (binding,) = gke_world.repository_policies[REPOSITORY]["bindings"]
+    assert binding["role"] == "roles/artifactregistry.reader"
+    assert all("artifactregistry" not in item["role"] for item in gke_world.policy["bindings"])
+    again = command(*CREATE, "--registry", "auto")
+    assert again.code == 0, again.err
+    assert len(gke_world.repository_policies[REPOSITORY]["bindings"]) == 1
+    assert command("delete-cluster", "gke", "rel-2", "--yes").code == 0
+
+
+def test_who_may_not_let_the_machines_pull_is_warned(command: Any, gke_world: World) -> None:
+    gke_world.repository_policy_denied = True
+    made = command(*CREATE, "--registry", "auto")
+    assert made.code == 0, made.err
+    assert "add-iam-policy-binding mlbench-rel-2" in made.err
+    assert command("delete-cluster", "gke", "rel-2", "--yes").code == 0
+
+
+def test_doctor_names_a_default_account_without_a_role(command: Any, gke_world: World) -> None:
+    line = {item["what"]: item for item in command("doctor", "gke", "-o", "json").json["checks"]}
+    assert line["gke default node account"]["state"] == "missing"
+    assert "container.defaultNodeServiceAccount" in line["gke default node account"]["hint"]
+    member = "serviceAccount:123456789-compute@developer.gserviceaccount.com"
+    gke_world.policy["bindings"] = [{"role": "roles/editor", "members": [member]}]
+    line = {item["what"]: item for item in command("doctor", "gke", "-o", "json").json["checks"]}
+    assert line["gke default node account"]["state"] == "ok"
 
 
 def test_a_repository_is_kept_on_request_with_what_deletes_it(

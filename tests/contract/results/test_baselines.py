@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mlbench_cli.app import run
-from mlbench_cli.model import Observation, WorkerState
+from mlbench_cli.model.run import Observation, WorkerState
 from mlbench_cli.results.analysis.expected import find_slow_links
 from mlbench_cli.results.archive.documents import write_run_document
 from mlbench_cli.results.archive.reader import Archive

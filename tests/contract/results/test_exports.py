@@ -121,7 +121,7 @@ def sealed_training(folder: Path, task: str, accuracy: float) -> Path:
     identity = {"counts": {"train": 1281167, "validation": 50000}, "digest": None, "official": None, "reason": None}
     outcome = "goal_reached" if reached else "goal_missed"
     lines.append(result_event(19.0, outcome, goal=goal, data_identity=identity))
-    parameters = {"batch_size": 64, "rate": 0.1, "momentum": 0.9, "weight_decay": 5e-5, "goal_full": 75.9}
+    parameters = {"batch_size": 64, "learning_rate": 0.1, "momentum": 0.9, "weight_decay": 5e-5, "goal_full": 75.9}
     made = new_run(folder, spec("train-1", 1, task=task, parameters=parameters), {0: lines})
     write_run_document(made)
     seal(made, observation_of(1, 22.0))

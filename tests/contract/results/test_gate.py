@@ -35,7 +35,17 @@ def test_what_cannot_be_decided_can_be_allowed(tmp_path: Path) -> None:
     assert run(["gate", *new, "--baseline", str(tmp_path / "old"), "--allow-undecided"]) == 0
 
 
-@pytest.mark.parametrize("change", [{"backend": "mpi"}, {"data": "other"}, {"functional_only": "one machine"}])
+def test_functional_results_never_pass_against_their_like(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    change = {"functional_only": "one machine"}
+    write_archives(tmp_path / "old", GOOD, **change)
+    new = write_archives(tmp_path / "new", GOOD, **change)
+    assert run(["gate", *new, "--baseline", str(tmp_path / "old"), "-o", "json"]) == 9
+    (check,) = json.loads(capsys.readouterr().out)["checks"]
+    assert check["verdict"] == "cannot_tell"
+    assert "functional, not a performance measurement" in check["reason"]
+
+
+@pytest.mark.parametrize("change", [{"backend": "mpi"}, {"data": "other"}])
 def test_other_conditions_never_pass(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], change: dict[str, object]
 ) -> None:

@@ -112,6 +112,7 @@ def mlflow_server(folder: Path) -> Iterator[str]:
         log.close()
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_server_of_mlflow_gets_a_run_while_it_runs(world: dict[str, str], tmp_path: Path) -> None:
     pytest.importorskip("mlflow")

@@ -8,8 +8,10 @@ from mlbench_cli.app import run
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.report.collect import collect
 from mlbench_cli.results.report.write import write_report
-from tests.browser import Browser, open_browser
+from tests.browser import open_browser
 from tests.unit.results.runs import sealed_run
+
+ENTER = "\ue007"
 
 
 @pytest.fixture(scope="module")
@@ -27,63 +29,70 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "report.html"
 
 
-def draw_all(browser: Browser, page: Path) -> None:
-    browser.open(page.as_uri())
-    browser.run("document.querySelectorAll('figure').forEach(f => mlbenchFigures.enliven(f))")
-    browser.wait_for("return document.querySelectorAll('figure.drawn .u-wrap').length > 0")
-
-
 def test_every_figure_is_drawn_without_network_and_without_complaint(page: Path) -> None:
     with open_browser() as browser:
-        draw_all(browser, page)
+        browser.open(page.as_uri())
         count = browser.run("return document.querySelectorAll('figure').length")
-        assert browser.run("return document.querySelectorAll('figure canvas').length") == count > 10
-        painted = (
-            "return Array.from(document.querySelectorAll('figure canvas')).filter(c => c.getContext('2d')"
-            ".getImageData(0, 0, c.width, c.height).data.some(v => v)).length"
+        drawn = (
+            "return Array.from(document.querySelectorAll('figure .plot, figure .bars'))"
+            ".filter(f => f.getBoundingClientRect().width > 200 && f.querySelector('path, rect, circle')).length"
         )
-        assert browser.wait_for(f"{painted} === {count} ? {count} : 0") == count
+        assert browser.run(drawn) == count > 10
+        assert browser.run("return document.scripts.length") == 0
         assert browser.foreign_requests() == []
         assert browser.console() == []
 
 
-def test_a_table_has_the_numbers_of_its_figure(page: Path) -> None:
-    script = """
-        return Array.from(document.querySelectorAll('figure')).every(f => {
-            const data = JSON.parse(f.querySelector('script').textContent);
-            const count = data.lines.reduce((sum, line) => sum + line.xs.length, 0);
-            return f.querySelectorAll('tbody tr').length === Math.min(400, count);
-        })"""
+def test_text_in_charts_has_one_size_at_every_width(page: Path) -> None:
+    sizes = (
+        "return Array.from(new Set(Array.from(document.querySelectorAll('figure text'))"
+        ".filter(t => t.getBoundingClientRect().height > 0).map(t => getComputedStyle(t).fontSize)))"
+    )
+    texts = "Array.from(document.querySelectorAll('.plot text'))"
+    heights = f"return Math.max(...{texts}.map(t => t.getBoundingClientRect().height))"
     with open_browser() as browser:
         browser.open(page.as_uri())
-        assert browser.run(script) is True
+        wide = browser.run(heights)
+        assert browser.run(sizes) == ["12px"]
+        browser.emulate(400)
+        assert browser.run(sizes) == ["12px"]
+        assert browser.run(heights) == pytest.approx(wide, abs=1)
 
 
-def test_a_line_is_switched_off_by_keyboard(page: Path) -> None:
+def test_every_figure_has_a_name_and_a_table_that_opens_by_keyboard(page: Path) -> None:
     with open_browser() as browser:
-        draw_all(browser, page)
-        browser.run("document.querySelector('#figure-job1-speedup .u-series:nth-child(2)').focus()")
-        browser.press("\ue007")
-        assert browser.wait_for(
-            "return document.querySelector('#figure-job1-speedup').plot.series[1].show === false && "
-            "document.activeElement.getAttribute('aria-pressed') === 'false'"
-        )
+        browser.open(page.as_uri())
+        script = """return Array.from(document.querySelectorAll('figure')).filter(f =>
+            !f.querySelector('[role=img][aria-label]') || !f.querySelector('table thead th[scope=col]') ||
+            f.querySelectorAll('tbody tr').length === 0).length"""
+        assert browser.run(script) == 0
+        browser.run("document.querySelector('#figure-job1-time summary').focus()")
+        browser.press(ENTER)
+        assert browser.wait_for("return document.querySelector('#figure-job1-time details').open")
+        cells = "return Array.from(document.querySelectorAll('#figure-job1-time tbody tr')).map(r => r.innerText)"
+        assert [" ".join(row.split()) for row in browser.run(cells)][:3] == [
+            "gloo 1 90.0 s",
+            "gloo 2 45.0 s",
+            "gloo 4 22.5 s",
+        ]
 
 
 def test_a_narrow_screen_needs_no_sideways_scrolling(page: Path) -> None:
-    with open_browser(500, 900) as browser:
-        draw_all(browser, page)
-        assert browser.run("return document.documentElement.scrollWidth <= window.innerWidth") is True
-
-
-def test_print_shows_the_static_pictures(page: Path) -> None:
     with open_browser() as browser:
-        draw_all(browser, page)
+        for width in (400, 800):
+            browser.open(page.as_uri())
+            browser.emulate(width)
+            assert browser.run("return document.documentElement.scrollWidth <= window.innerWidth") is True
+
+
+def test_print_shows_the_pictures(page: Path) -> None:
+    with open_browser() as browser:
+        browser.open(page.as_uri())
         rules = (
             "return Array.from(document.styleSheets[0].cssRules).some(r => r.media && r.media.mediaText === 'print')"
         )
         assert browser.run(rules) is True
-        assert browser.run("return document.querySelectorAll('figure svg.static[role=img][aria-label]').length") == (
+        assert browser.run("return document.querySelectorAll('figure [role=img][aria-label]').length") == (
             browser.run("return document.querySelectorAll('figure').length")
         )
 

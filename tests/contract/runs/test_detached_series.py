@@ -10,8 +10,8 @@ import pytest
 
 from mlbench_cli.app import run
 from mlbench_cli.errors import UsageError
-from mlbench_cli.queue_folder import QueueFolder, write_queued
-from mlbench_cli.store import Store
+from mlbench_cli.storage.queue_folder import QueueFolder, write_queued
+from mlbench_cli.storage.store import Store
 from tests.contract.local_runs import Lab, until
 
 Captured = pytest.CaptureFixture[str]

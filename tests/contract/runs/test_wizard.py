@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from mlbench_cli.catalog import load_catalog
-from mlbench_cli.model import Cluster
-from mlbench_cli.store import Store
+from mlbench_cli.model.run import Cluster
+from mlbench_cli.storage.store import Store
+from mlbench_cli.tasks.catalog import load_catalog
 from tests.contract.terminal import Terminal
 
 TASKS = list(load_catalog())
@@ -103,7 +103,7 @@ def test_an_own_command_and_an_own_backend(home: Path) -> None:
     code, rest = person.finish()
     assert code == 0
     assert "completed" in rest
-    assert rest.count("The same again: mlbench run mine 1 --command ") == 1
+    assert rest.count("Repeat: mlbench run mine 1 --command ") == 1
     spec = Store(home).run("mine-1").run.spec
     assert (spec.backend, spec.run_on_all, spec.argv[2]) == ("ucc", True, "echo $MLBENCH_BACKEND of {rank}")
 

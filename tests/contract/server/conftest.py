@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from mlbench_cli.model import Outcome, RunState
-from mlbench_cli.store import Store
+from mlbench_cli.model.run import Outcome, RunState
+from mlbench_cli.storage.store import Store
 from tests.contract.server.dashboards import Dashboard, serve
 from tests.unit.results.runs import new_run, observation_of, spec, training_log
 

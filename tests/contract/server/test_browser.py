@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mlbench_cli.results.archive.verify import verify
-from mlbench_cli.store_schema import SCHEMA_VERSION
+from mlbench_cli.storage.store_schema import SCHEMA_VERSION
 from tests.browser import Browser, open_browser
 from tests.contract.commands.store_locks import lock_out
 from tests.contract.server.dashboards import CODE, PATIENCE, Dashboard
@@ -92,8 +92,7 @@ def test_a_run_from_the_form_to_its_report(acting: Dashboard, program: str, tmp_
         browser.wait_for("return document.body.innerText.includes('1 of 1 runs finished')")
         shoot(browser, "experiments")
         browser.open(f"http://127.0.0.1:{acting.port}/report?run=form-1")
-        browser.run("document.querySelectorAll('figure').forEach(f => mlbenchFigures.enliven(f))")
-        browser.wait_for("return document.querySelectorAll('figure canvas').length > 2")
+        assert browser.run("return document.querySelectorAll('figure [role=img]').length") > 2
         shoot(browser, "report")
         assert browser.console() == []
 
@@ -317,7 +316,7 @@ def test_a_finished_run_has_figures_and_a_paged_log(dashboard: Dashboard) -> Non
         assert "alpha-2" in browser.text()
         assert "Prec@1 80.5" in browser.text()
         browser.open(f"http://127.0.0.1:{dashboard.port}/runs/alpha-2")
-        browser.wait_for("return document.querySelectorAll('figure canvas').length > 0")
+        assert browser.run("return document.querySelectorAll('figure [role=img]').length") > 2
         browser.wait_for("return document.getElementById('log').textContent.includes('epoch 2 of 3')")
         browser.run("document.getElementById('log-rank').value = '1'; document.getElementById('log-first').click()")
         browser.wait_for("return document.getElementById('log-place').textContent.includes('bytes 0')")

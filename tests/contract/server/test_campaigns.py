@@ -1,6 +1,7 @@
 """Campaigns and large or broken stores in the dashboard."""
 
 import json
+import random
 import sqlite3
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 from mlbench_cli.app import run
 from mlbench_cli.runs.campaign import campaign_of
 from mlbench_cli.server.log_pages import MAX_LINE_BYTES, PAGE_BYTES, read_page
-from mlbench_cli.store_schema import SCHEMA_VERSION
+from mlbench_cli.storage.store_schema import SCHEMA_VERSION
 from tests.contract.commands.store_locks import lock_out
 from tests.contract.server.dashboards import Dashboard, serve
 
@@ -138,6 +139,68 @@ def test_a_log_of_a_million_lines_is_read_page_by_page_without_loss(tmp_path: Pa
     assert (count, page.lines[-1]) == (1_000_000, "line 999999")
     assert pages > 150
     assert peak < 40 * PAGE_BYTES
+
+
+@pytest.mark.parametrize("end", [b"", b"\n", b"\r"], ids=["no line end", "line end", "progress bar"])
+def test_a_page_of_a_line_of_any_length_costs_bounded_memory(tmp_path: Path, end: bytes) -> None:
+    import tracemalloc
+
+    path = tmp_path / "rank-0.log"
+    path.write_bytes(b"x\n" + b"y" * (40 * MAX_LINE_BYTES) + end)
+    size = path.stat().st_size
+    tracemalloc.start()
+    for offset in (0, 1, 2, 3, MAX_LINE_BYTES, size // 2, size - 2, size - 1, size, -1):
+        page = read_page(path, offset)
+        assert page.offset <= page.end <= size
+        assert page.end > min(max(offset, 0), size - 1) or page.offset == size
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 6 * MAX_LINE_BYTES
+    assert read_page(path, -1).lines  # the end of the log is never blank
+
+
+def test_a_progress_bar_is_lines_and_can_be_paged_in_both_directions(tmp_path: Path) -> None:
+    path = tmp_path / "rank-0.log"
+    bars = [f"step {number}" for number in range(200_000)]
+    path.write_bytes(b"begin\n" + "\r".join(bars).encode() + b"\r\nend\n")
+    seen: list[str] = []
+    offset = 0
+    while offset < path.stat().st_size:
+        page = read_page(path, offset)
+        seen += page.lines
+        offset = page.end
+    assert seen == ["begin", *bars, "end"]
+    page = read_page(path, -1)
+    assert page.lines[-1] == "end"
+    offsets = [page.offset]
+    while page.before is not None:
+        page = read_page(path, page.before)
+        offsets.append(page.offset)
+    assert offsets == sorted(set(offsets), reverse=True)
+    assert offsets[-1] == 0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_pages_forward_lose_nothing_and_backward_always_move(tmp_path: Path, seed: int) -> None:
+    chosen = random.Random(seed)
+    path = tmp_path / "rank-0.log"
+    lengths = [chosen.choice((0, 1, 10, 1000, 3000)) for _ in range(300)]
+    data = b"".join(b"z" * length + chosen.choice((b"\n", b"\r", b"\r\n")) for length in lengths)
+    path.write_bytes(data)
+    seen: list[str] = []
+    offset = 0
+    while offset < len(data):
+        page = read_page(path, offset, limit=1024)
+        seen += page.lines
+        offset = page.end
+    assert seen == [line.decode() for line in data.splitlines()]
+    offset = len(data)
+    while offset:
+        before = read_page(path, offset, limit=1024).before
+        assert before is not None
+        found = read_page(path, before, limit=1024).offset
+        assert found < offset
+        offset = found
 
 
 def test_a_log_without_line_ends_is_cut_and_goes_on(tmp_path: Path) -> None:

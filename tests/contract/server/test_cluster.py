@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from mlbench_cli.model import Cluster, Experiment, Member
-from mlbench_cli.store import Store
-from mlbench_cli.times import now
+from mlbench_cli.model.run import Cluster, Experiment, Member
+from mlbench_cli.storage.store import Store
+from mlbench_cli.util.times import now
 from tests.contract.engines.kubernetes.test_engine import a_run, put_pod, submit
 from tests.contract.local_runs import until
 from tests.contract.server.conftest import record_sealed

@@ -12,10 +12,10 @@ from xml.etree import ElementTree
 import pytest
 
 from mlbench_cli.app import run
-from mlbench_cli.model import Outcome, RunState
+from mlbench_cli.model.run import Outcome, RunState
 from mlbench_cli.results.archive.documents import write_run_document
 from mlbench_cli.results.archive.seal import seal
-from mlbench_cli.store import Store
+from mlbench_cli.storage.store import Store
 from tests.browser import open_browser
 from tests.contract.server.dashboards import serve
 from tests.unit.results.runs import event, new_run, observation_of, result_event, spec
@@ -75,7 +75,6 @@ def test_no_page_runs_or_loads_what_strangers_wrote(
         pages = ("/", f"/runs/{RUN}", f"/compare?a={RUN}&b={RUN}", f"/report?run={RUN}", "/runs/%3Cimg src=x%3E")
         for address in [*(base + page for page in pages), (tmp_path / "report.html").as_uri()]:
             browser.open(address)
-            browser.run("document.querySelectorAll('figure').forEach(f => window.mlbenchFigures?.enliven(f))")
             browser.run("document.querySelectorAll('details').forEach(d => d.open = true)")
             if address.endswith(f"/runs/{RUN}"):
                 browser.wait_for("return document.getElementById('log').textContent.includes('onerror')")

@@ -26,7 +26,7 @@ def test_a_follower_gets_status_metrics_resources_and_log_until_the_end(acting: 
         elif line.startswith("data: "):
             found[kind] = json.loads(line[6:])
     connection.close()
-    assert set(found) == {"status", "resources", "metrics", "log", "over"}
+    assert set(found) == {"status", "resources", "metrics", "curves", "log", "over"}
     assert found["resources"]["0"]["memory"] > 0
     assert found["status"]["state"] == "finished"
 

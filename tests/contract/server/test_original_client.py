@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from mlbench_cli.model import JsonObject
+from mlbench_cli.model.run import JsonObject
 from mlbench_cli.server.original import parse_since, select_samples
 from tests.contract.server.dashboards import Dashboard
 
+pytestmark = pytest.mark.nightly  # the packages come from an index
 PACKAGES = ("mlbench-core==3.0.0", "click<9", "tabulate<1")
 RUNNER = r"""
 import importlib.abc, importlib.machinery, json, sys, types

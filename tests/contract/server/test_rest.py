@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mlbench_cli.app import run
-from mlbench_cli.model import JsonObject
+from mlbench_cli.model.run import JsonObject
 from mlbench_cli.results.archive.verify import verify
 from mlbench_cli.server.openapi import OPERATIONS
 from tests.contract.server.dashboards import Dashboard
@@ -165,8 +165,8 @@ def test_the_overview_comes_at_once_and_its_results_after_it(dashboard: Dashboar
     assert rows.count("<tr>") == 3
     assert "60" not in re.sub(r"<time.*?</time>", "", rows)
     part = dashboard.ask("/listing?contains=alpha-2", headers={"Accept": "text/html"}).body.decode()
-    assert "Prec@1 80.5 (&gt;= 80.0)" in part
-    assert '<td class="number">60</td>' in part
+    assert "Prec@1 80.5\u00a0% (&gt;= 80)" in part
+    assert '<td class="number">60.0\u00a0s</td>' in part
     assert 'data-open="no"' in part
     assert "alpha-4" not in part
 

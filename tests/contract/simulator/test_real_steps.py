@@ -19,14 +19,18 @@ ROOT = Path(__file__).parents[3]
 NETWORK = "50mbit,10ms"
 SMALL = ("--scale", "0.25", "--steps", "2")  # 60 ms of computation, 1 MB of gradients
 LINE = re.compile(r"^(\S+) +measured +([\d.]+) ms +predicted +([\d.]+) ms", re.MULTILINE)
-SLOW = (pytest.mark.slow, pytest.mark.timeout(900))
+SLOW = (pytest.mark.nightly, pytest.mark.slow, pytest.mark.timeout(900))
 MAX_ERROR = 0.4  # quiet machines: 15 %, see docs/figures.md
 
 
 def is_lossless(method: Method) -> bool:
     """Whether every update is the exact mean of all gradients; and there is a model of it."""
     exact = (method.codec, method.sync, method.staleness) == ("none", "every", "sync")
-    return exact and method.transport in ("allreduce", "rsag", "ps") and method.engine not in UNKNOWN_ENGINES
+    return (
+        exact
+        and method.transport in ("allreduce", "rsag", "ps")
+        and method.engine not in (*UNKNOWN_ENGINES, "registered")
+    )
 
 
 LOSSLESS = [name for name in PRESETS if is_lossless(resolve(name))]

@@ -19,7 +19,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_loss_that_is_not_finite_is_a_finding_and_never_a_goal(capsys: pytest.CaptureFixture[str]) -> None:
     """Any accuracy at all would do for this goal."""
-    wild = {"rate": 100, "weight_decay": 1, "batch_size": 2, "goal_full": 0, "goal_light": 0, **SMALL}
+    wild = {"learning_rate": 100, "weight_decay": 1, "batch_size": 2, "goal_full": 0, "goal_light": 0, **SMALL}
     changes = [word for name, value in wild.items() for word in ("--set", f"{name}={value}")]
     assert (
         run(["run", "x", "1", "--task", "cifar10_resnet20", "--preset", "tiny", "--yes", "-o", "json", *changes]) == 7

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from mlbench_cli.catalog import BUDGET, load_catalog
 from mlbench_cli.simulator.calibration import parse_calibration
+from mlbench_cli.tasks.catalog import BUDGET, load_catalog
 from tests.contract.task_images.ranks import Parameters, RankServer
 
 # Tasks that have a goal are trained to it. TensorFlow's is tested if TensorFlow is installed.

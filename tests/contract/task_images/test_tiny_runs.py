@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlbench_cli.catalog import load_task
+from mlbench_cli.tasks.catalog import load_task
 from task_images.contract import CATEGORIES
 from tests.contract.task_images.ranks import Ended, RankServer, launch
 
@@ -57,6 +57,8 @@ def check_training(first: Ended, second: Ended, parameters: dict[str, Any], *, s
     assert len(result["details"]["curve"]) == result["epochs"] == full["epoch"]
     assert first.metric("val_global_Prec@1") == [point["Prec@1"] for point in result["details"]["curve"]]
     assert all(math.isfinite(loss) for loss in first.metric("train_loss"))
+    assert len(first.metric("learning_rate")) == len(first.metric("train_loss"))
+    assert all(rate > 0 for rate in first.metric("learning_rate"))
     assert not second.events("result")
     assert not second.events("metric")
     assert [one.events("environment")[0]["threads"] for one in (first, second)] == [1, 1]

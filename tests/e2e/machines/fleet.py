@@ -120,9 +120,9 @@ def find_processes(*words: str) -> list[int]:
     return found
 
 
-def supervisors(name: str) -> list[int]:
-    """The supervisors of a run on all machines, without the children that guard them."""
-    found = [pid for pid in find_processes(f"runs/{name}/nodes/") if b"engines.machines.node" in command_of(pid)]
+def agents(name: str) -> list[int]:
+    """The agents of a run on all machines, without the children that guard them."""
+    found = [pid for pid in find_processes(f"runs/{name}/nodes/") if b"mlbench_cli.agent.node" in command_of(pid)]
     return [pid for pid in found if parent_of(pid) not in found]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.machines.accounted_slurm import accounted_slurm, change_associations
-from tests.e2e.machines.fleet import Client, Fleet, ranks, supervisors, until
+from tests.e2e.machines.fleet import Client, Fleet, agents, ranks, until
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +124,7 @@ def test_a_preempted_run_is_lost_and_says_why(lab: Client, fleet: Fleet) -> None
     assert lab.result("low-2")["outcome"] == "lost"
     assert codes(lab, "low-2")[0] == "preempted"
     assert not ranks("low-2")
-    assert not supervisors("low-2")
+    assert not agents("low-2")
 
 
 def test_ends_of_forgotten_jobs_are_known_from_accounting(lab: Client, fleet: Fleet) -> None:

@@ -1,4 +1,4 @@
-"""The same on Slurm and on hosts: stories from attaching to deleting, with clients and supervisors killed."""
+"""The same on Slurm and on hosts: stories from attaching to deleting, with clients and agents killed."""
 
 import json
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.machines.fleet import Client, command_of, kill, ranks, supervisors, until
+from tests.e2e.machines.fleet import Client, agents, command_of, kill, ranks, until
 
 WAIT = "echo begun $RANK; sleep 6; echo result $RANK > $MLBENCH_OUTPUT_DIR/file; echo done"
 
@@ -21,7 +21,7 @@ def machines(request: pytest.FixtureRequest) -> Client:
 
 def test_a_run_outlives_its_client_and_is_completed_by_another(machines: Client, tmp_path: Path) -> None:
     process = machines.start("run", "story", "3", "--command", f"sh -c '{WAIT}'", "--detach", "--yes")
-    until(lambda: len(supervisors("story-3")) == 3)
+    until(lambda: len(agents("story-3")) == 3)
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
     other = machines.elsewhere()
@@ -33,7 +33,7 @@ def test_a_run_outlives_its_client_and_is_completed_by_another(machines: Client,
         assert (folder / f"output/rank-{rank}/file").read_text() == f"result {rank}\n"
         assert (folder / f"logs/rank-{rank}.log").read_text() == f"begun {rank}\ndone\n"
     other.ok("delete", "story-3", "--yes")
-    assert not supervisors("story-3")
+    assert not agents("story-3")
     assert not ranks("story-3")
 
 
@@ -68,12 +68,12 @@ def test_the_first_rank_that_fails_ends_the_run_and_is_named(machines: Client) -
 def test_a_killed_supervisor_leaves_nothing_and_ends_the_run_as_lost(machines: Client, node: int) -> None:
     machines.ok("run", "lost", "3", "--command", "sh -c 'sleep 600 & exec sleep 601'", "--detach", "--yes")
     until(lambda: len(ranks("lost-3")) >= 6)
-    (victim,) = [pid for pid in supervisors("lost-3") if command_of(pid).rstrip(b"\0").endswith(b"/%d" % node)]
+    (victim,) = [pid for pid in agents("lost-3") if command_of(pid).rstrip(b"\0").endswith(b"/%d" % node)]
     kill([victim])
     done = machines.run("wait", "lost-3")
     assert done.returncode == 7, done.stderr
     assert machines.result("lost-3")["outcome"] == "lost"
-    until(lambda: not ranks("lost-3") and not supervisors("lost-3"))
+    until(lambda: not ranks("lost-3") and not agents("lost-3"))
     assert "nothing" in machines.ok("gc", "slurm", "hosts").lower()
 
 
@@ -130,4 +130,4 @@ def test_a_run_is_deleted_with_force_while_it_runs(machines: Client) -> None:
     until(lambda: len(ranks("gone-2")) >= 2)
     assert machines.run("delete", "gone-2", "--yes").returncode == 2
     machines.ok("delete", "gone-2", "--force", "--yes")
-    until(lambda: not ranks("gone-2") and not supervisors("gone-2"))
+    until(lambda: not ranks("gone-2") and not agents("gone-2"))

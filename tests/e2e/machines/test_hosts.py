@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.machines.fleet import Client, Fleet, find_processes, kill, parent_of, ranks, supervisors, until
+from tests.e2e.machines.fleet import Client, Fleet, agents, find_processes, kill, parent_of, ranks, until
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def test_an_attached_run_ends_with_its_client_and_can_be_taken_over_before(hosts
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     until(lambda: not ranks("lease-2"), seconds=150)
-    until(lambda: not supervisors("lease-2"))
+    until(lambda: not agents("lease-2"))
     done = hosts.run("wait", "lease-2")
     assert done.returncode == 7
     assert "client_lost" in (hosts.folder("lease-2") / "findings.json").read_text()
@@ -177,4 +177,4 @@ def any_exists(*paths: Path) -> bool:
 
 
 def until_gone(name: str) -> bool:
-    return bool(until(lambda: not ranks(name) and not supervisors(name)))
+    return bool(until(lambda: not ranks(name) and not agents(name)))

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.machines.fleet import Client, Fleet, kill, ranks, supervisors, until
+from tests.e2e.machines.fleet import Client, Fleet, agents, kill, ranks, until
 
 
 def slurm_command(*words: str) -> str:
@@ -131,7 +131,7 @@ def test_a_job_that_waits_says_why(slurm: Client, fleet: Fleet) -> None:
     slurm.run("wait", "second-1")
     assert slurm.result("second-1")["outcome"] == "cancelled"
     slurm.ok("cancel", "first-3")
-    until(lambda: not supervisors("first-3"))
+    until(lambda: not agents("first-3"))
 
 
 def test_what_can_never_start_is_refused_before_anything_is_recorded(slurm: Client, fleet: Fleet) -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from mlbench_cli.model import Cluster
-from mlbench_cli.store import Store
+from mlbench_cli.model.run import Cluster
+from mlbench_cli.storage.store import Store
 from tests.e2e.machines.fleet import Client, Fleet
 from tests.fakes.kube_api import KubeApi
 from tests.fakes.kubelet import Kubelet

@@ -3,7 +3,7 @@
 import pytest
 
 from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, NotFoundError, UsageError
-from mlbench_cli.model import Cluster
+from mlbench_cli.model.run import Cluster
 from providers.aks.errors import Message, error_from_answer
 from providers.aks.machines import GPU_MACHINES, choose_machine
 from providers.aks.plan import disk_of

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from mlbench_cli.cluster_details import TimesRecord
 from mlbench_cli.errors import (
     CapacityError,
     CleanupError,
@@ -19,8 +18,9 @@ from mlbench_cli.errors import (
     MlbenchError,
     UsageError,
 )
-from mlbench_cli.model import Cluster
-from mlbench_cli.store import Store
+from mlbench_cli.model.cluster_details import TimesRecord
+from mlbench_cli.model.run import Cluster
+from mlbench_cli.storage.store import Store
 from providers.lifecycle import Step, down, find_deleted_cluster, up
 from providers.operation_lock import is_operation_running
 from providers.timeline import Timeline

@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mlbench_cli.model import Ending, Observation, Run, WorkerState
+from mlbench_cli.model.run import Ending, Observation, Run, WorkerState
+from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.results.archive.documents import write_run_document
 from mlbench_cli.results.archive.seal import seal
-from mlbench_cli.spec import RunSpec
 from task_images.contract import format_event
 
 START = 1_760_000_000.0  # 2025-10-09T08:53:20Z

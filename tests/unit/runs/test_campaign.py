@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mlbench_cli.errors import NotFoundError, UsageError
-from mlbench_cli.model import LOCAL, Cluster
+from mlbench_cli.model.run import LOCAL, Cluster
 from mlbench_cli.runs.campaign import (
     Budget,
     History,
@@ -24,7 +24,7 @@ from mlbench_cli.runs.campaign import (
     settings_of,
 )
 from mlbench_cli.runs.launch import Machine
-from mlbench_cli.store import Store
+from mlbench_cli.storage.store import Store
 
 DOCS = Path(__file__).parents[3] / "docs"
 MACHINE = Machine(cores=8, gpus=0)

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from mlbench_cli.errors import UsageError
-from mlbench_cli.model import LOCAL, Experiment, ExperimentState, Member, Outcome, Run, RunState
+from mlbench_cli.model.run import LOCAL, Experiment, ExperimentState, Member, Outcome, Run, RunState
+from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.runs.experiment import Candidate, MemberRow, Plan, expand, make_plan, next_attempt, request_of
 from mlbench_cli.runs.launch import Machine
 from mlbench_cli.runs.request import Request, request_document
-from mlbench_cli.spec import RunSpec
 
 MACHINE = Machine(cores=4, gpus=0)
 EMPTY = Experiment("e", "demo", "2026-01-01T00:00:00.000Z", {})

@@ -6,11 +6,11 @@ import pytest
 
 from mlbench_cli.engines.base import Fetched
 from mlbench_cli.engines.fake import FakeEngine
-from mlbench_cli.model import Ending, Finding, Observation, Phase, WorkerState
+from mlbench_cli.model.run import Ending, Finding, Observation, Phase, WorkerState
+from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.results.archive.documents import write_run_document
 from mlbench_cli.runs.finalize import finalize
-from mlbench_cli.spec import RunSpec
-from mlbench_cli.store import Store
+from mlbench_cli.storage.store import Store
 
 REASON = Finding("results_lost", "The keeper has lost what worker 0 handed over.", hint="Run it again.")
 

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from mlbench_cli import __version__
-from mlbench_cli.catalog import load_catalog
-from mlbench_cli.cluster_details import PlanRecord
 from mlbench_cli.errors import MlbenchError, NotFoundError, UsageError
-from mlbench_cli.model import LOCAL, Cluster
-from mlbench_cli.runs.launch import Machine, check_names, local_machine, resolve
+from mlbench_cli.model.cluster_details import PlanRecord
+from mlbench_cli.model.run import LOCAL, Cluster
+from mlbench_cli.model.spec import RunSpec
+from mlbench_cli.runs.launch import Machine, check_names, local_machine, move, resolve
 from mlbench_cli.runs.request import Request, apply_point, matrix_of
-from mlbench_cli.spec import RunSpec
+from mlbench_cli.tasks.catalog import load_catalog
 
 MACHINE = Machine(cores=4, gpus=0)
 WITH_GPUS = Machine(cores=4, gpus=2)
@@ -54,7 +54,7 @@ def test_what_is_said_counts() -> None:
     spec = one(
         DIGITS, preset="tiny", set={"rate": "1e-3", "epochs": 3}, light=True, seed=7, timeout="1h30m", num_cpus=4
     )
-    assert spec.parameters["rate"] == 0.001
+    assert spec.parameters["learning_rate"] == 0.001
     assert spec.parameters["epochs"] == 3
     assert spec.parameters["depth"] == 8
     assert (spec.goal, spec.seed, spec.timeout) == ("light", 7, 5400)
@@ -410,3 +410,34 @@ def test_names_of_other_runs_are_taken() -> None:
 def test_what_pods_cannot_have_is_refused(options: dict[str, Any], says: str) -> None:
     with pytest.raises(UsageError, match=says):
         one(COMMAND, REMOTE, image="me/train:1", **options)
+
+
+# --- the same run elsewhere ------------------------------------------------------------------------------------------
+
+
+def test_a_run_moves_to_another_cluster_as_if_it_had_been_asked_for_there() -> None:
+    asked = replace(DIGITS, method="wfbp", light=True, num_cpus=2, seed=7)
+    here, there = one(asked), one(asked, REMOTE)
+    assert move(here, REMOTE, None) == there
+    assert move(there, LOCAL, None) == here
+    assert move(here, REMOTE, "/data").data_dir == "/data"
+
+
+def test_nothing_of_a_runs_own_options_on_kubernetes_moves_with_it() -> None:
+    rights: dict[str, Any] = {"host_network": True, "env": {"A": "b"}, "pull_secret": "pull", "image": None}
+    spec = one(DIGITS, REMOTE, **rights)
+    assert spec.kubernetes.host_network
+    assert move(spec, Cluster("other", "kind"), None) == replace(one(DIGITS, REMOTE), cluster="other")
+
+
+@pytest.mark.parametrize(
+    ("asked", "cluster", "words"),
+    [
+        (replace(DIGITS, network="1gbit"), Cluster("h", "hosts"), "--network"),
+        (replace(DIGITS, network="model:1gbit"), REMOTE, "no formula's network is offered"),
+    ],
+)
+def test_a_run_that_a_cluster_cannot_repeat_does_not_move(asked: Request, cluster: Cluster, words: str) -> None:
+    spec = one(asked, workers=(2,))
+    with pytest.raises(UsageError, match=words):
+        move(spec, cluster, None)

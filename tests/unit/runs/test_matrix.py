@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlbench_cli.catalog import load_catalog
 from mlbench_cli.errors import MlbenchError, UsageError
-from mlbench_cli.model import LOCAL, Cluster
+from mlbench_cli.model.run import LOCAL, Cluster
+from mlbench_cli.model.spec import NAME_LENGTH, NAME_PATTERN
 from mlbench_cli.runs.experiment import expand
 from mlbench_cli.runs.launch import Machine
 from mlbench_cli.runs.matrix import Matrix, format_axis, format_point, parse_axes, parse_point, point_suffix, point_text
@@ -25,7 +25,7 @@ from mlbench_cli.runs.request import (
     merge,
     parse_file,
 )
-from mlbench_cli.spec import NAME_LENGTH, NAME_PATTERN
+from mlbench_cli.tasks.catalog import load_catalog
 
 MACHINE = Machine(cores=4, gpus=0)
 TASKS = load_catalog()

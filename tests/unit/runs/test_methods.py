@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from mlbench_cli.catalog import find_rules, load_catalog, parse_task
 from mlbench_cli.engines.environment import contract_environment
 from mlbench_cli.engines.local.engine import LocalEngine
 from mlbench_cli.errors import UsageError
-from mlbench_cli.model import LOCAL, Cluster
+from mlbench_cli.model.run import LOCAL, Cluster
+from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.results.archive.division import find_division
 from mlbench_cli.runs.launch import Machine, resolve
 from mlbench_cli.runs.request import Request
-from mlbench_cli.spec import RunSpec
+from mlbench_cli.tasks.catalog import find_rules, load_catalog, parse_task
 from task_images.comm.methods import AXES
 from task_images.comm.presets import PRESETS
 
@@ -82,7 +82,7 @@ def test_servers_are_processes_after_the_ranks() -> None:
             "step",
         ),
         ({"task": "wikitext2_awd_lstm", "method": "fsdp2", "set": TEXT}, "comm.engine", "reducer"),
-        ({"task": None, "command": "python x.py", "method": "bsp"}, "not for a command of your own", None),
+        ({"task": None, "command": "python x.py", "method": "bsp"}, "not for your own command", None),
     ],
 )
 def test_what_cannot_be_is_refused_with_what_can(options: Mapping[str, Any], message: str, hint: str | None) -> None:

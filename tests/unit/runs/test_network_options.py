@@ -7,11 +7,11 @@ import pytest
 
 from mlbench_cli.engines.kubernetes.manifests import manifests
 from mlbench_cli.errors import UsageError
-from mlbench_cli.model import LOCAL, Cluster
+from mlbench_cli.model.run import LOCAL, Cluster
+from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.runs.experiment import expand
 from mlbench_cli.runs.launch import Machine, resolve
 from mlbench_cli.runs.request import Request
-from mlbench_cli.spec import RunSpec
 
 KIND = Cluster("demo-2", "kind", details={"functional_only": True})
 ATTACHED = Cluster("team", "attached")

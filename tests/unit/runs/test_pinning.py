@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from mlbench_cli.errors import UsageError
-from mlbench_cli.model import LOCAL, Cluster
+from mlbench_cli.model.run import LOCAL, Cluster
 from mlbench_cli.runs.launch import Machine, resolve
 from mlbench_cli.runs.request import Request
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mlbench_cli.errors import NotFoundError, UsageError
-from mlbench_cli.model import Cluster
+from mlbench_cli.model.run import Cluster
 from mlbench_cli.runs.launch import Machine, resolve
 from mlbench_cli.runs.preflight import find_too_many_workers, local_memory, parse_memory
 from mlbench_cli.runs.request import Request

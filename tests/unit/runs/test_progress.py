@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlbench_cli.commands._report import format_eta
+from mlbench_cli.commands._report import describe, format_eta
 from mlbench_cli.engines.fake import FakeEngine
 from mlbench_cli.errors import NotFoundError
-from mlbench_cli.goals import Goal
-from mlbench_cli.model import Ending, Observation, Run, WorkerState
-from mlbench_cli.runs.progress import EventReader, ProgressTracker, find_goal
-from mlbench_cli.spec import RunSpec
+from mlbench_cli.model.goals import Goal
+from mlbench_cli.model.run import Ending, Observation, Run, WorkerState
+from mlbench_cli.model.spec import RunSpec
+from mlbench_cli.runs.progress import EventReader, Progress, ProgressTracker, find_goal
 from task_images.contract import format_event
 
 SPEC = RunSpec("r-2", "local", "local", "custom", "custom", ("prog",), "gloo", 2)
@@ -106,13 +106,26 @@ def test_under_a_budget_the_budget_is_what_is_left() -> None:
     [
         (None, None, None),
         (40.0, 45.0, "about 40 s left"),
-        (40.0, 180.0, "between 40 s and 3 min left"),
-        (40.0, None, "at least 40 s left"),
+        (40.0, 65.0, "40 s to 1 min 5 s left"),
+        (40.0, 180.0, "estimating time left"),
+        (40.0, None, "estimating time left"),
         (0.0, 0.0, "almost done"),
     ],
 )
 def test_what_is_left_in_words(low: float | None, high: float | None, words: str | None) -> None:
     assert format_eta(low, high) == words
+
+
+def test_a_terminal_shows_a_bar_when_the_time_left_is_known() -> None:
+    known = Progress(RUNNING, 60.0, phase="training", eta=55.0, eta_high=65.0)
+    assert describe(known, "x", 100).endswith("about 55 s left, [==========>          ]")
+    assert "[" not in describe(known, "x")
+    assert "[" not in describe(replace(known, eta_high=200.0), "x", 100)
+
+
+def test_a_run_that_writes_its_results_has_no_time_left() -> None:
+    ended = Progress(RUNNING, 60.0, phase="finished", epoch=6, epochs=164, eta=1.0, eta_high=90.0)
+    assert describe(ended, "x") == "x: finishing, elapsed 1 min"
 
 
 def test_a_goal_may_come_from_the_task_itself() -> None:

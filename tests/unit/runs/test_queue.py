@@ -10,15 +10,15 @@ import pytest
 
 from mlbench_cli.engines.fake import FakeEngine
 from mlbench_cli.errors import NeverStartedError, NotFoundError, UsageError
-from mlbench_cli.model import Cluster, Ending, Experiment, Member, Observation, Run, RunState, WorkerState
-from mlbench_cli.queue_folder import QueueFolder, QueueState, read_queued, write_queued
-from mlbench_cli.run_folder import RunFolder
+from mlbench_cli.model.run import Cluster, Ending, Experiment, Member, Observation, Run, RunState, WorkerState
+from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.runs import connect, queue, supervise
 from mlbench_cli.runs.recording import record
 from mlbench_cli.runs.removal import delete_run
 from mlbench_cli.runs.snapshot import read_states
-from mlbench_cli.spec import RunSpec
-from mlbench_cli.store import Store
+from mlbench_cli.storage.queue_folder import QueueFolder, QueueState, read_queued, write_queued
+from mlbench_cli.storage.run_folder import RunFolder
+from mlbench_cli.storage.store import Store
 
 CREATED = "2026-01-01T00:00:00.000Z"
 
@@ -74,9 +74,9 @@ def test_a_queue_on_another_machine_is_unknown_from_here(store: Store, monkeypat
     folder = QueueFolder.of(store.folder, experiment.id)
     folder.path.mkdir()
     with monkeypatch.context() as elsewhere:
-        elsewhere.setattr("mlbench_cli.queue_folder.boot_id", lambda: "another")
+        elsewhere.setattr("mlbench_cli.storage.queue_folder.boot_id", lambda: "another")
         far = os.uname_result(("Linux", "far", "", "", ""))
-        elsewhere.setattr("mlbench_cli.queue_folder.os.uname", lambda: far)
+        elsewhere.setattr("mlbench_cli.storage.queue_folder.os.uname", lambda: far)
         folder.write_holder(1, is_detached=True)
     assert folder.find_state() is QueueState.UNKNOWN
     with pytest.raises(UsageError, match="under way: queue, process 1 on far"), queue.hold(experiment, store):
@@ -147,7 +147,7 @@ def test_a_lock_in_a_folder_that_was_removed_keeps_nobody_away(store: Store, mon
         shutil.rmtree(folder.path)
         flock(descriptor, operation)
 
-    monkeypatch.setattr("mlbench_cli.queue_folder.fcntl.flock", remove_first)
+    monkeypatch.setattr("mlbench_cli.storage.queue_folder.fcntl.flock", remove_first)
     assert folder.acquire() is None
     monkeypatch.undo()
     descriptor = folder.acquire()

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from mlbench_cli.errors import UsageError
-from mlbench_cli.model import Experiment, Member, Run
-from mlbench_cli.queue_folder import read_queued
+from mlbench_cli.model.run import Experiment, Member, Run
+from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.results.archive.documents import write_run_document
 from mlbench_cli.runs.recording import record
-from mlbench_cli.spec import RunSpec
-from mlbench_cli.store import Store
+from mlbench_cli.storage.queue_folder import read_queued
+from mlbench_cli.storage.store import Store
 
 CREATED = "2026-01-01T00:00:00.000Z"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mlbench_cli.errors import NotFoundError, UsageError
-from mlbench_cli.model import LOCAL
+from mlbench_cli.model.run import LOCAL
 from mlbench_cli.runs.launch import Machine, resolve
 from mlbench_cli.runs.request import Request, equivalent_command, merge, parse_file, read_file
 

@@ -35,7 +35,10 @@ def test_two_cells_a_network_predict_the_others(comparisons: list[PublishedCompa
     assert errors["MG-WFBP"][1] <= 0.15
 
 
-@pytest.mark.parametrize("alpha", [0.0, 1.4e-5], ids=["none", "NCCL's constant of a hop"])
+@pytest.mark.parametrize(
+    "alpha",
+    [pytest.param(0.0, id="none", marks=pytest.mark.nightly), pytest.param(1.4e-5, id="NCCL's constant of a hop")],
+)
 def test_one_cell_a_network_and_published_latencies_do_not_predict_fused_messages(alpha: float) -> None:
     """Its single message starts within 0.1 to 0.3 % of the step, which is less than the spread of the measurement."""
     errors = {method: mean for method, _, mean, _ in summarize(compare_published(alpha))}

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from mlbench_cli.errors import UsageError
 from mlbench_cli.simulator.collectives import GlooCollectives, RingCollectives
 from mlbench_cli.simulator.gloo import Link
-from mlbench_cli.simulator.step import Step, encoded_bytes, group_by_bytes, measure_cost, simulate_step
+from mlbench_cli.simulator.step import Step, encoded_bytes, factor_bytes, group_by_bytes, measure_cost, simulate_step
 from mlbench_cli.simulator.workload import Tensor, Workload
 from task_images.comm.methods import Method
 from task_images.comm.plans import Cost
@@ -126,7 +126,21 @@ def test_local_steps_share_one_average() -> None:
     ],
 )
 def test_codecs_send_fewer_bytes(codec: str, size: float) -> None:
-    assert encoded_bytes(codec, 4096) == size
+    feedback = "ef" if codec.startswith(("sign", "powersgd")) else "none"
+    assert encoded_bytes(replace(resolve("bsp"), codec=codec, feedback=feedback), [4096]) == size
+
+
+def test_codecs_compress_each_tensor_by_itself_or_the_whole_message() -> None:
+    """A tensor of 10 numbers has one entry of its own, and a scale."""
+    assert encoded_bytes(resolve("eftopk"), [4096, 40]) == 80 + 8
+    assert encoded_bytes(resolve("eftopk", {"scope": "message"}), [4096, 40]) == 80
+    assert encoded_bytes(resolve("ef-signsgd"), [4096, 40]) == 130 + 2 * 4
+
+
+def test_powersgd_takes_two_rounds_one_after_the_other() -> None:
+    """What rank 1 does not make smaller by half travels in the first."""
+    method = resolve("powersgd", {"codec": "powersgd:1"})
+    assert factor_bytes(method, [4 * 1024, 40]) == (4 * 32 + 40, 4 * 32)
 
 
 @pytest.mark.parametrize("name", UNKNOWN)

@@ -1,7 +1,6 @@
 """task.yaml and the task's own defaults say the same; data that come with the task; parameters given by hand."""
 
 import importlib
-import importlib.util
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -9,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from mlbench_cli.catalog import load_catalog, load_task
+from mlbench_cli.tasks.catalog import load_catalog, load_task
 from task_images.digits_resnet.data import load_split, make_shift
 from task_images.epsilon_logistic_regression.data import find_files, generate
 from task_images.epsilon_logistic_regression.task import Settings, make_schedule
@@ -19,14 +18,8 @@ from task_images.harness.seeds import generator
 
 
 def settings_of(name: str) -> Any:
-    """The dataclass of a task's parameters. A new task has to have one, under one of these names."""
-    places = [("task", "Settings"), ("train", "Settings"), ("train", "Parameters")]
-    for module, attribute in places:
-        if importlib.util.find_spec(f"task_images.{name}.{module}"):
-            found = getattr(importlib.import_module(f"task_images.{name}.{module}"), attribute, None)
-            if found is not None:
-                return found
-    raise AssertionError(f"the task {name} has no dataclass of its parameters: {places}")
+    """The dataclass of a task's parameters. Every task has one, under this name."""
+    return importlib.import_module(f"task_images.{name}.task").Settings
 
 
 @pytest.mark.parametrize("name", sorted(load_catalog()))

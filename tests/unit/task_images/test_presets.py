@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from mlbench_cli.catalog import load_task
+from mlbench_cli.tasks.catalog import load_task
 from task_images.harness.parameters import read_parameters
-from task_images.wikitext2_awd_lstm.settings import Parameters as AwdLstm
-from task_images.wmt16_gnmt.train import Parameters as Gnmt
-from task_images.wmt17_transformer.train import Parameters as Transformer
+from task_images.wikitext2_awd_lstm.settings import Settings as AwdLstm
+from task_images.wmt16_gnmt.task import Settings as Gnmt
+from task_images.wmt17_transformer.task import Settings as Transformer
 
 KINDS: dict[str, type[Any]] = {"wikitext2_awd_lstm": AwdLstm, "wmt16_gnmt": Gnmt, "wmt17_transformer": Transformer}
 

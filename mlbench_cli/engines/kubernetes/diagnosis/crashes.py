@@ -5,7 +5,7 @@ import signal
 from collections.abc import Callable
 
 from mlbench_cli.engines.memory import GPU_MEMORY, describe_gpu_peak
-from mlbench_cli.model import Finding
+from mlbench_cli.model.run import Finding
 from task_images import contract
 
 EVIDENCE_LINES = 40
@@ -98,7 +98,8 @@ def _architecture(finding: Callable[..., Finding], worker: int) -> Finding:
     return finding(
         "wrong_architecture",
         f"The image of worker {worker} is for another processor than its node has.",
-        "Build the image for the nodes' platform, or choose other nodes with --node-selector.",
+        "mlbench images push --platform linux/amd64   (or linux/arm64, as the nodes are), or other nodes: "
+        "--node-selector kubernetes.io/arch=ARCH",
     )
 
 

@@ -13,7 +13,7 @@ from mlbench_cli.engines.kubernetes.diagnosis.failures import deadline, failures
 from mlbench_cli.engines.kubernetes.diagnosis.pending import held_up, list_unscheduled, not_created, waiting
 from mlbench_cli.engines.kubernetes.diagnosis.scheduling import unschedulable
 from mlbench_cli.engines.kubernetes.workers import Pod, Summary, by_worker, failure_of, last_words
-from mlbench_cli.model import Finding, WorkerState
+from mlbench_cli.model.run import Finding, WorkerState
 
 LISTED = 100  # workers that evidence names at most
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from mlbench_cli.engines.kubernetes.workers import Pod, Summary, seconds, worker_states
 from mlbench_cli.kube.objects import condition
-from mlbench_cli.model import WorkerState
-from mlbench_cli.text import shorten_line
+from mlbench_cli.model.run import WorkerState
+from mlbench_cli.util.text import shorten_line
 
 Object = Mapping[str, Any]
 

@@ -12,8 +12,8 @@ from mlbench_cli.engines.kubernetes.workers import (
     was_stopped,
 )
 from mlbench_cli.kube.objects import condition, is_true
-from mlbench_cli.model import Finding
-from mlbench_cli.text import shorten_line
+from mlbench_cli.model.run import Finding
+from mlbench_cli.util.text import shorten_line
 
 
 def failures(facts: Facts) -> list[tuple[int, Finding]]:

@@ -7,8 +7,8 @@ from typing import Any
 from mlbench_cli.engines.kubernetes.diagnosis.facts import Facts, evidence, when
 from mlbench_cli.engines.kubernetes.workers import Pod, has_ended, main_status
 from mlbench_cli.kube.objects import condition
-from mlbench_cli.model import Finding
-from mlbench_cli.text import shorten_line
+from mlbench_cli.model.run import Finding
+from mlbench_cli.util.text import shorten_line
 
 CREATING_SECONDS = 60.0  # a container that is not there after so long may be stuck
 PULLING_SECONDS = 180.0  # in which a registry that does not answer may come back
@@ -47,7 +47,7 @@ def not_created(facts: Facts) -> list[Finding]:
             Finding(
                 "quota_exceeded",
                 f"The namespace's quota does not allow the pods: {message}",
-                hint="kubectl describe resourcequota",
+                hint="--cpu-limit N" if _lacks_cpu_limit(message) else "kubectl describe resourcequota",
                 retryable=True,
                 permanent="must specify" in message,
                 evidence=proof,
@@ -85,13 +85,28 @@ def _suspended_finding(facts: Facts) -> Finding:
     queue = facts.job.get("metadata", {}).get("labels", {}).get("kueue.x-k8s.io/queue-name")
     if queue:
         return Finding("queued", f'The run waits in the queue "{queue}".', hint="kubectl get workloads")
-    return Finding("suspended", "The run is not released.", hint="Start it again with the same command.")
+    return Finding(
+        "suspended",
+        "The run is not released.",
+        hint="Start it again with the same command; with Kueue in the cluster add --queue: kubectl get localqueues",
+    )
+
+
+def _lacks_cpu_limit(message: str) -> bool:
+    return re.search(r"must specify [^:]*limits\.cpu", message) is not None
 
 
 def _refusal(message: str) -> tuple[str, str | None]:
     """Code and hint for a refused pod; no hint if it is not known whether the trouble passes."""
     if "violates PodSecurity" in message:
         return "pod_security", "The namespace forbids such pods: leave out --host-network, or use another namespace."
+    if "security context constraint" in message:
+        return "security_context", "OpenShift assigns the user of pods: --run-as-user none"
+    if "autogke" in message or "warden" in message:
+        return (
+            "admission_denied",
+            "GKE Autopilot wants requests that it allows: --num-cpus N --memory N, or another class.",
+        )
     if "admission webhook" in message or "denied the request" in message:
         return "admission_denied", "A policy of the cluster forbids such pods: ask its administrator."
     if re.search(r"(minimum|maximum) .* usage per|LimitRange", message):

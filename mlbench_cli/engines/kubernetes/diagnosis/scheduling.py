@@ -7,8 +7,8 @@ from decimal import Decimal, InvalidOperation
 from mlbench_cli.engines.kubernetes.diagnosis.facts import Facts, Object, when
 from mlbench_cli.engines.kubernetes.workers import Pod
 from mlbench_cli.kube.objects import condition
-from mlbench_cli.model import Finding
-from mlbench_cli.text import shorten_line
+from mlbench_cli.model.run import Finding
+from mlbench_cli.util.text import shorten_line
 
 GPU = "nvidia.com/gpu"
 GPU_LABELS = ("cloud.google.com/gke-accelerator", "k8s.amazonaws.com/accelerator", "kubernetes.azure.com/accelerator")

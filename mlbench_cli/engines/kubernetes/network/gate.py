@@ -24,8 +24,8 @@ from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.api import Api, ApiError
 from mlbench_cli.kube.execute import execute
 from mlbench_cli.kube.objects import object_path
-from mlbench_cli.model import Finding, Run
-from mlbench_cli.network import NOT_AS_ASKED, NetworkMethod, find_deviations, parse_network
+from mlbench_cli.model.network import NOT_AS_ASKED, NetworkMethod, find_deviations, parse_network
+from mlbench_cli.model.run import Finding, Run
 from task_images import contract
 
 SHAPING, OPEN, REFUSED = "shaping", "open", "refused"

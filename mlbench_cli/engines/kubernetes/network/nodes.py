@@ -7,7 +7,7 @@ from typing import TypedDict
 
 from mlbench_cli.engines.kubernetes.workers import Pod, main_status
 from mlbench_cli.errors import CapacityError
-from mlbench_cli.network import QUEUE_SECONDS, NetworkShape
+from mlbench_cli.model.network import QUEUE_SECONDS, NetworkShape
 
 # Node, script for its `sh -s`, arguments -> what it prints. Raises MlbenchError with the node's own words.
 RunOnNode = Callable[[str, str, Sequence[str]], str]

@@ -20,9 +20,9 @@ from mlbench_cli.engines.kubernetes.manifests import (
 from mlbench_cli.engines.kubernetes.workers import INDEX_LABEL
 from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.kube.api import ApiError
-from mlbench_cli.model import Run
-from mlbench_cli.run_folder import RunFolder
-from mlbench_cli.spec import KubernetesOptions, RunSpec
+from mlbench_cli.model.run import Run
+from mlbench_cli.model.spec import KubernetesOptions, RunSpec
+from mlbench_cli.storage.run_folder import RunFolder
 from task_images.comm.presets import resolve
 from tests.fakes.kube_api import Fault, KubeApi
 
@@ -84,7 +84,8 @@ def test_what_is_submitted_is_what_was_printed(server: KubeApi, tmp_path: Path) 
             del stored["metadata"][added]
         if document is not documents[0]:
             (owner,) = stored["metadata"].pop("ownerReferences")
-            assert (owner["kind"], owner["uid"]) == ("Job", uid)
+            # Kueue queues a Job by itself unless its controller is a Job of a queue (GetControllerOf).
+            assert (owner["kind"], owner["uid"], owner["controller"]) == ("Job", uid, name == "r-2-keeper")
         else:
             assert stored["spec"].pop("suspend") is False
             assert stored["metadata"]["annotations"].pop(ID_ANNOTATION) == run.id

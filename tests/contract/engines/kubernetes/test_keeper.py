@@ -24,7 +24,7 @@ from mlbench_cli.engines.base import LOG_GAP
 from mlbench_cli.engines.kubernetes import results
 from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
 from mlbench_cli.engines.kubernetes.manifests import FETCHED_ANNOTATION
-from mlbench_cli.model import Run
+from mlbench_cli.model.run import Run
 from tests.contract.engines.kubernetes.test_engine import a_run, job_of, put_pod, submit, terminated_pod
 from tests.contract.engines.kubernetes.test_worker_script import Worker, members
 from tests.fakes.kube_api import Fault, KubeApi

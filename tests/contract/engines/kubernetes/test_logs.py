@@ -3,7 +3,6 @@
 import io
 import json
 import random
-import threading
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
@@ -21,7 +20,6 @@ from mlbench_cli.engines.kubernetes.logs import (
     position_file,
     read_position,
     samples_file,
-    tail,
 )
 from mlbench_cli.engines.kubernetes.workers import INDEX_LABEL
 from mlbench_cli.kube.api import Api, ApiError
@@ -45,6 +43,12 @@ def copy(server: KubeApi, folder: Path, follow: bool = False, uid: str = "u") ->
     with closing(LogFile(folder, 0, 0)) as log:
         log.start(uid)
         Copying(server.access.client(), "default").run(POD, log, follow)
+
+
+def gaps_of(folder: Path) -> list[int]:
+    position = read_position(position_file(folder, 0))
+    assert position is not None
+    return position.gaps
 
 
 def copy_logs(folder: Path) -> bytes:
@@ -136,6 +140,35 @@ def test_a_rotation_is_noticed_by_the_first_line_that_is_too_young(server: KubeA
     server.end_log(POD)
     copy(server, tmp_path, follow=True)
     assert copy_logs(tmp_path) == b"old\n" * 50 + b"young\n"
+
+
+def test_a_rotation_is_noticed_if_the_last_copied_line_is_another_one(server: KubeApi, tmp_path: Path) -> None:
+    """As many lines as were copied, none of them too young, but the last one was not the last."""
+    server.logs[POD] = Log([(stamp(BEGIN), b"one"), (stamp(BEGIN + 0.2), b"two")])
+    copy(server, tmp_path)
+    server.logs[POD] = Log([(stamp(BEGIN), b"one"), (stamp(BEGIN + 0.1), b"late"), (stamp(BEGIN + 0.2), b"two")])
+    copy(server, tmp_path)
+    assert gaps_of(tmp_path) == [len(b"one\ntwo\n")]
+
+
+def test_fewer_lines_than_were_copied_are_a_gap(server: KubeApi, tmp_path: Path) -> None:
+    """All that the server still has was copied before, and lines behind it are gone."""
+    server.logs[POD] = Log([(stamp(BEGIN), b"one"), (stamp(BEGIN), b"two"), (stamp(BEGIN), b"three")])
+    copy(server, tmp_path)
+    server.logs[POD] = Log([(stamp(BEGIN), b"three")])
+    copy(server, tmp_path)
+    assert gaps_of(tmp_path) == [len(b"one\ntwo\nthree\n")]
+    assert copy_logs(tmp_path) == b"one\ntwo\nthree\n"
+
+
+def test_as_many_lines_as_were_copied_are_no_gap(server: KubeApi, tmp_path: Path) -> None:
+    server.logs[POD] = Log([(stamp(BEGIN), b"one"), (stamp(BEGIN), b"two")])
+    for _ in range(2):
+        copy(server, tmp_path)
+    server.logs[POD].lines.append((stamp(BEGIN + 0.1), b"three"))
+    copy(server, tmp_path)
+    assert gaps_of(tmp_path) == []
+    assert copy_logs(tmp_path) == b"one\ntwo\nthree\n"
 
 
 @pytest.mark.parametrize("rotated", [False, True])
@@ -272,28 +305,6 @@ def test_missing_rights_end_the_copying(server: KubeApi, tmp_path: Path) -> None
         collector.wait(0.05)
     collector.close()
     assert isinstance(collector.failure, ApiError)
-
-
-# --- reading the copy -----------------------------------------------------------------------------------------------
-
-
-def test_tail_gives_whole_lines_as_they_come(tmp_path: Path) -> None:
-    path, steps = tmp_path / "log", iter([b"one\ntw", b"o\nthree", b"", b"\nlast"])
-    done = threading.Event()
-
-    def write() -> None:
-        piece = next(steps, None)
-        if piece is None:
-            done.set()
-        else:
-            with open(path, "ab") as file:
-                file.write(piece)
-
-    lines = list(tail(path, 0, done.is_set, write))
-    assert lines == [(b"one\n", 4), (b"two\n", 8), (b"three\n", 14), (b"last", 18)]
-    assert list(tail(path, 8, lambda: True)) == lines[2:]
-    assert list(tail(path, 8, lambda: False)) == lines[2:3]
-    assert list(tail(tmp_path / "none", 0, lambda: True)) == []
 
 
 def test_the_end_of_a_log(tmp_path: Path) -> None:

@@ -10,27 +10,27 @@ from typing import Any
 
 import pytest
 
+from mlbench_cli.agent.network.namespaces import ShapingError
+from mlbench_cli.agent.network.shaped import ShapedNetwork
 from mlbench_cli.engines.kubernetes import submit
 from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
 from mlbench_cli.engines.kubernetes.manifests import NETWORK_ANNOTATION
 from mlbench_cli.engines.kubernetes.network import chaos, gate
 from mlbench_cli.engines.kubernetes.network.nodes import link_arguments
-from mlbench_cli.engines.local.network.namespaces import ShapingError
-from mlbench_cli.engines.local.network.shaped import ShapedNetwork
 from mlbench_cli.errors import CapacityError, UsageError
 from mlbench_cli.kube.api import Api
-from mlbench_cli.model import Ending, Observation, Outcome, Run
-from mlbench_cli.network import parse_network, worker_address
+from mlbench_cli.model.network import parse_network, worker_address
+from mlbench_cli.model.run import Ending, Observation, Outcome, Run
+from mlbench_cli.model.spec import KubernetesOptions, RunSpec
 from mlbench_cli.runs import supervise
 from mlbench_cli.runs.start import document_writer
-from mlbench_cli.spec import KubernetesOptions, RunSpec
-from mlbench_cli.store import Store
+from mlbench_cli.storage.store import Store
 from task_images.comm.presets import resolve
 from tests.fakes.kube_api import KubeApi
 from tests.fakes.kubelet import LOOK_SECONDS, Kubelet
 
 SLOW = "50mbit,20ms"  # slow enough for a machine that is busy with other tests
-Objects = dict[str, Any]  # words: ok
+Objects = dict[str, Any]
 LINK = '{"discipline":"netem","kernel":"6.1","pod":"qdisc netem","node":"qdisc netem"}'
 NODES: list[tuple[str, tuple[str, ...]]] = []
 

@@ -47,7 +47,6 @@ class Worker:
             "MASTER_ADDR": "r-0.r",
             "MASTER_PORT": "29500",
             "MLBENCH_WORKERS": "2",
-            "MLBENCH_HOSTS": "r-0.r,r-1.r",
             "MLBENCH_RUN_ID": "r",
             "MLBENCH_BACKEND": "gloo",
             "MLBENCH_TIMEOUT": "60",
@@ -109,6 +108,15 @@ def test_variables_placeholders_and_output(shell: list[str], tmp_path: Path) -> 
     assert all(abs(sample["time"] - time.time()) < 300 for sample in samples)
     assert {sample.get("rank") for sample in samples if "kind" not in sample} == {0}
     assert abs(summary["ended"] - time.time()) < 300
+
+
+@pytest.mark.parametrize("entry", [{}, {"MLBENCH_HOSTS": "foreign"}, {"MLBENCH_FIRST_UNIT": "3"}])
+def test_each_process_knows_the_names_of_all_workers(shell: list[str], tmp_path: Path, entry: dict[str, str]) -> None:
+    show = 'echo "$MLBENCH_HOSTS"'
+    _, output, _ = run(shell, tmp_path, "sh", "-c", show, MLBENCH_WORKERS="3", MLBENCH_RUN_ON_ALL="1", **entry)
+    assert output == "r-0.r,r-1.r,r-2.r\n"
+    _, output, _ = run(shell, tmp_path, "sh", "-c", show, MLBENCH_WORKERS="1", WORLD_SIZE="1")
+    assert output == "r-0.r\n"
 
 
 @pytest.mark.parametrize("code", [0, 1, 64, 75, 78, 255])

@@ -70,6 +70,6 @@ def test_from_another_host_nothing_is_known_and_nothing_is_decided(lab: Lab) -> 
 
 
 def _origin() -> dict[str, object]:
-    from mlbench_cli.engines.local import machine
+    from mlbench_cli.agent.processes import process_origin
 
-    return machine.process_origin()
+    return {**process_origin()}

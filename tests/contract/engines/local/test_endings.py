@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 
-from mlbench_cli.engines.local.engine import LocalEngine
 from mlbench_cli.errors import UsageError
-from mlbench_cli.model import Finding, Run
+from mlbench_cli.model.run import Finding, Run
 from tests.contract.local_runs import SLEEP, Lab, client, processes_of, python, shell, until
 
 # Ignores TERM, and so do its children: one in its group, one that left it, one that lost its parent.
@@ -47,20 +46,6 @@ def finding(findings: tuple[Finding, ...], code: str) -> Finding:
 
 
 # --- a rank ends --------------------------------------------------------------------------------------------------
-
-
-def test_a_dead_rank_ends_the_run_and_is_named(lab: Lab) -> None:
-    script = "if [ $RANK = 2 ]; then seq 1 30; printf 'no newline'; exit 3; fi; exec sleep 600"
-    run = lab.start(shell(script), workers=4)
-    end = lab.end(run)
-    assert (end.ended, end.first_failed) == ("failed", 2)
-    assert [worker.exit_code for worker in end.workers] == [143, 143, 3, 143]
-    assert end.workers[2].reason == "exited with 3"
-    assert end.workers[0].reason == "stopped: rank 2 failed"
-    found = finding(end.findings, "rank_crashed")
-    assert "Rank 2 exited with 3" in found.summary
-    assert found.evidence["log"] == [*map(str, range(22, 31)), "no newline"]
-    assert processes_of(run) == []
 
 
 def test_the_first_to_fail_is_known_even_to_a_late_supervisor(lab: Lab) -> None:
@@ -106,24 +91,7 @@ def test_a_program_that_cannot_be_started_is_named(lab: Lab, program: str, code:
     assert program in finding(end.findings, "command_not_found").summary
 
 
-def test_what_a_rank_leaves_behind_ends_with_it(lab: Lab) -> None:
-    run = lab.start(shell("sleep 600 & setsid sleep 600 & (setsid setsid sleep 600 &) ; exit 0"))
-    assert lab.end(run).ended == "exited"
-    assert processes_of(run) == []
-
-
 # --- the run is ended ---------------------------------------------------------------------------------------------
-
-
-def test_cancel_is_graceful_and_idempotent(lab: Lab) -> None:
-    run = lab.start(shell("trap 'echo saved; exit 0' TERM; echo ready; while true; do sleep 0.05; done"), workers=2)
-    until(lambda: all((run.folder / f"logs/rank-{rank}.log").read_bytes() == b"ready\n" for rank in (0, 1)))
-    LocalEngine().cancel(run)
-    lab.engine.cancel(run)
-    end = lab.end(run)
-    assert (end.ended, end.first_failed, end.findings) == ("cancelled", None, ())
-    assert [lab.log(run, rank) for rank in (0, 1)] == [b"ready\nsaved\n"] * 2
-    lab.engine.cancel(run)
 
 
 def test_who_ignores_term_is_killed_with_all_descendants(lab: Lab) -> None:
@@ -179,19 +147,6 @@ def test_a_child_of_the_client_does_not_keep_the_run_alive(lab: Lab, tmp_path: P
             os.kill(child, signal.SIGKILL)
 
 
-def test_a_detached_run_outlives_its_client_and_is_found_by_another(lab: Lab, tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
-    script = f"while [ ! -e {gate} ]; do sleep 0.01; done; echo done"
-    with client(tmp_path, f"lab.start({shell(script)!r}, name='theirs', detach=True); os._exit(0)") as other:
-        assert other.wait() == 0
-    run = lab.store.run("theirs").run
-    seen = next(lab.engine.watch(run))
-    assert (seen.ended, seen.workers[0].phase) == (None, "running")
-    gate.touch()
-    assert lab.end(run).ended == "exited"
-    assert lab.log(run) == b"done\n"
-
-
 def test_a_detached_run_holds_no_descriptor_of_its_client(lab: Lab, tmp_path: Path) -> None:
     reader, writer = os.pipe()
     script = f"lab.start({SLEEP!r}, name='theirs', detach=True); os._exit(0)"
@@ -203,7 +158,7 @@ def test_a_detached_run_holds_no_descriptor_of_its_client(lab: Lab, tmp_path: Pa
     lab.engine.delete(lab.store.run("theirs").run, force=True)
 
 
-# --- the supervisor dies ------------------------------------------------------------------------------------------
+# --- the agent dies ------------------------------------------------------------------------------------------
 
 
 def test_a_killed_supervisor_takes_its_ranks_along_and_is_noticed(lab: Lab) -> None:

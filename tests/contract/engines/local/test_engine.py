@@ -11,10 +11,10 @@ import pytest
 
 from mlbench_cli.engines.base import Cursor
 from mlbench_cli.engines.local.engine import LocalEngine
-from mlbench_cli.errors import NotFoundError, UsageError
-from mlbench_cli.model import Run
+from mlbench_cli.errors import UsageError
+from mlbench_cli.model.run import Run
+from mlbench_cli.model.spec import RunSpec, canonical_json
 from mlbench_cli.results.archive.documents import write_run_document
-from mlbench_cli.spec import RunSpec, canonical_json
 from tests.contract.local_runs import SLEEP, Lab, processes_of, python, shell, until
 
 REPORT = python(
@@ -97,14 +97,6 @@ def test_threads_follow_cpus_and_the_user(lab: Lab, monkeypatch: pytest.MonkeyPa
     run = lab.start(REPORT)
     lab.end(run)
     assert seen_by(run, 0)["env"]["GLOO_SOCKET_IFNAME"] == "eth7"
-
-
-def test_only_rank_0_runs_the_command(lab: Lab) -> None:
-    run = lab.start(shell("echo $RANK"), workers=3, run_on_all=False)
-    end = lab.end(run)
-    assert end.ended == "exited"
-    assert [(worker.phase, worker.exit_code) for worker in end.workers] == [("succeeded", 0)] * 3
-    assert [lab.log(run, rank) for rank in range(3)] == [b"0\n", b"", b""]
 
 
 def test_render_is_pure_and_says_what_will_run(tmp_path: Path) -> None:
@@ -198,12 +190,6 @@ def test_resources_are_written_per_rank_with_their_children(lab: Lab) -> None:
     assert mine[-1]["cpu_seconds"] >= 0.3
     assert mine[-1]["peak_rss_bytes"] > 40_000_000
     assert [line["cpu_seconds"] for line in mine] == sorted(line["cpu_seconds"] for line in mine)
-
-
-def test_an_unknown_rank_is_named(lab: Lab) -> None:
-    run = lab.start(("true",), workers=2)
-    with pytest.raises(NotFoundError, match="no rank 2, only 0 to 1"):
-        next(lab.engine.logs(run, 2))
 
 
 def test_a_log_is_resumed_at_its_cursor_and_unfinished_lines_wait(lab: Lab) -> None:

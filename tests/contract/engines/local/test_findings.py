@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from mlbench_cli.agent.machine import free_port, gpus_of_worker, memory_kills, risen, visible_gpus
 from mlbench_cli.engines.local.diagnosis import diagnose, last_lines
-from mlbench_cli.engines.local.machine import free_port, gpus_of_worker, memory_kills, risen, visible_gpus
 from tests.contract.local_runs import Lab, python
 
 

@@ -1,4 +1,4 @@
-"""One run at a time on this machine: real supervisors, real clients, another MLBENCH_HOME, kills at bad moments."""
+"""One run at a time on this machine: real agents, real clients, another MLBENCH_HOME, kills at bad moments."""
 
 import fcntl
 import json
@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
+from mlbench_cli.agent.lock import VARIABLE, find_holder, lock_path
 from mlbench_cli.app import run as mlbench
 from mlbench_cli.engines.local.engine import LocalEngine
-from mlbench_cli.engines.local.machine_lock import VARIABLE, find_holder, lock_path
 from mlbench_cli.engines.local.state import read_state
 from mlbench_cli.errors import DeadlineError
-from mlbench_cli.model import Run
-from mlbench_cli.store import Store
+from mlbench_cli.model.run import Run
+from mlbench_cli.storage.store import Store
 from tests.contract.local_runs import SLEEP, Lab, processes_of, shell, until
 
 Captured = pytest.CaptureFixture[str]
@@ -69,7 +69,8 @@ def is_free(path: Path) -> bool:
 
 def start_in_another_process(run: Run, home: Path, **options: Any) -> "subprocess.Popen[str]":
     script = (
-        "import sys; from mlbench_cli.engines.local.engine import LocalEngine; from mlbench_cli.store import Store\n"
+        "import sys\nfrom mlbench_cli.engines.local.engine import LocalEngine\n"
+        "from mlbench_cli.storage.store import Store\n"
         "run = Store().run(sys.argv[1]).run\n"
         "engine = LocalEngine(report=lambda sentence: print(sentence, flush=True))\n"
         "engine.submit(run, engine.render(run.spec), detach=True)"
@@ -113,7 +114,7 @@ def test_a_run_waits_for_the_run_of_somebody_else(lab: Lab, other: Lab, tmp_path
     assert first_end["finished"] <= second_start["started"]
 
 
-@pytest.mark.parametrize("victim", ["client", "supervisor"])
+@pytest.mark.parametrize("victim", ["client", "agent"])
 def test_whoever_is_killed_the_lock_is_held_as_long_as_ranks_run(lab: Lab, lock: Path, victim: str) -> None:
     run = lab.record(SLEEP)
     client = start_in_another_process(run, lab.store.folder)
@@ -121,7 +122,7 @@ def test_whoever_is_killed_the_lock_is_held_as_long_as_ranks_run(lab: Lab, lock:
     state = read_state(run.folder)
     assert state is not None
     assert not is_free(lock)
-    if victim == "supervisor":
+    if victim == "agent":
         os.kill(state["pid"], signal.SIGKILL)
     else:
         lab.engine.cancel(run)

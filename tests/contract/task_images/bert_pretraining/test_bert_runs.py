@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mlbench_cli.catalog import load_task
+from mlbench_cli.tasks.catalog import load_task
 from tests.contract.task_images.ranks import Ended, RankServer
 
 TASK = "task_images.bert_pretraining"
@@ -55,6 +55,7 @@ def test_throughput_counts_sentences_of_all_ranks(ranks: RankServer, tmp_path: P
     assert not any("epoch" in event for event in training)  # of how many, nobody knows
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_tiny_reaches_its_light_goal(ranks: RankServer, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mlbench_cli.catalog import load_task
+from mlbench_cli.tasks.catalog import load_task
 from tests.contract.task_images.ranks import Ended, Parameters, RankServer
 from tests.contract.task_images.test_tiny_runs import check_times
 from tests.unit.task_images.cifar10_resnet20.cifar_files import binary_files, unpack
@@ -64,7 +64,7 @@ def test_tiny_reaches_its_goal(ranks: RankServer, tmp_path: Path) -> None:
 
 def test_ddp_and_mpi_follow_the_same_curve(ranks: RankServer, tmp_path: Path) -> None:
     """With uneven last batches: the second of two steps has 2 + 1 images."""
-    same = SMALL | {"training_images": 35, "epochs": 4, "rate": 0.02, "nesterov": True, "scale_rate": False}
+    same = SMALL | {"training_images": 35, "epochs": 4, "learning_rate": 0.02, "nesterov": True, "scale_rate": False}
     plain = finished_result(run(ranks, tmp_path / "plain", **same, schedule="multistep", warmup_epochs=0))
     variants: dict[str, Parameters] = {
         "ddp": {"task": DDP, "bucket_mb": 0.05},
@@ -90,7 +90,7 @@ def test_curves_do_not_depend_on_the_number_of_ranks(ranks: RankServer, tmp_path
         "training_images": 69,
         "validation_images": 41,
         "epochs": 3,
-        "rate": 0.01,
+        "learning_rate": 0.01,
         "scale_rate": False,
     }
     same |= {"schedule": "multistep", "milestones": [2], "warmup_epochs": 0, "goal_full": 100.0, "goal_light": 100.0}
@@ -142,7 +142,7 @@ def test_an_empty_share_of_the_validation_set_hangs_nobody(ranks: RankServer, tm
 
 def test_ddp_validates_the_same_model_as_the_flat_reduction(ranks: RankServer, tmp_path: Path) -> None:
     """Running statistics of BatchNorm are averaged over ranks with both, so that validation is equal, too."""
-    same = {"rate": 0.05, "scale_rate": False, "warmup_epochs": 0, "nesterov": False, "schedule": "multistep"}
+    same = {"learning_rate": 0.05, "scale_rate": False, "warmup_epochs": 0, "nesterov": False, "schedule": "multistep"}
     curves = []
     for task in ("cifar10_resnet20", "cifar10_resnet20_ddp"):
         result = finished_result(run(ranks, tmp_path / task, task=task, **SMALL | same | {"epochs": 2}))
@@ -191,7 +191,7 @@ def test_files_in_the_official_format_are_trained_on(ranks: RankServer, tmp_path
 
 
 def test_a_diverging_training_fails(ranks: RankServer, tmp_path: Path) -> None:
-    for one in run(ranks, tmp_path, **SMALL | {"rate": 1e30, "goal_full": 0.0}):
+    for one in run(ranks, tmp_path, **SMALL | {"learning_rate": 1e30, "goal_full": 0.0}):
         assert one.code == 1
         assert "training has diverged" in one.stderr
         assert "Traceback" not in one.stderr
@@ -200,7 +200,7 @@ def test_a_diverging_training_fails(ranks: RankServer, tmp_path: Path) -> None:
 
 def test_a_model_spoilt_by_its_last_update_reaches_no_goal(ranks: RankServer, tmp_path: Path) -> None:
     """The loss of the only step was finite, and any accuracy would do."""
-    for one in run(ranks, tmp_path, **SMALL | {"rate": 1e30, "goal_full": 0.0, "batch_size": 32, "epochs": 1}):
+    for one in run(ranks, tmp_path, **SMALL | {"learning_rate": 1e30, "goal_full": 0.0, "batch_size": 32, "epochs": 1}):
         assert one.code == 1
         assert "the validation loss is nan in epoch 1: the training has diverged" in one.stderr
         assert not one.events("result")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mlbench_cli.catalog import load_task
+from mlbench_cli.tasks.catalog import load_task
 from task_images.contract import CATEGORIES
 from tests.contract.task_images.ranks import ROOT, Ended, environments, launch_within
 
@@ -110,7 +110,7 @@ def test_throughput_is_measured_by_the_protocol(tmp_path: Path) -> None:
 
 
 def test_a_training_that_diverges_is_no_result(tmp_path: Path) -> None:
-    steep = tiny(**SMALL, rate=100.0, weight_decay=1.0, epochs=9)
+    steep = tiny(**SMALL, learning_rate=100.0, weight_decay=1.0, epochs=9)
     (ended,) = launch_within(SECONDS, MODULE, 1, tmp_path, steep, GRPC)
     assert ended.code == 1
     assert "has diverged" in ended.stderr

@@ -22,11 +22,12 @@ from task_images.contract import Contract
 from task_images.harness.distributed import World, open_world
 from task_images.harness.entry import run
 from task_images.harness.errors import TaskUsageError
+from task_images.harness.precision import LossScale
 from task_images.harness.replicas import check_identical
 from tests.contract.task_images.comm.training import MeanByHand, MixedNet, Net, PlainNet, compare, train
 
 DENSE = ("single", "bsp", "wfbp", "fusion", "mgwfbp", "optfusion", "bytescheduler", "dear")
-Begin = Callable[[float, float, int], None]
+Begin = Callable[[float, float, int, LossScale | None], None]
 LOSSY = ("fp16", "bf16", "signsgd-mv", "ef-signsgd", "topk", "eftopk", "dgc", "gtopk", "randomk", "qsgd", "powersgd")
 DRIFTING = ("localsgd", "postlocalsgd", "dpsgd", "choco")
 
@@ -87,9 +88,11 @@ def a_leader_names_an_order_that_all_ranks_follow(world: World) -> None:
         strategy = make_strategy(resolve(name, {"agreement": "leader"}))
         begin = strategy.begin
 
-        def begin_late(weight: float, total: float, passes: int = 1, begin: Begin = begin) -> None:
+        def begin_late(
+            weight: float, total: float, passes: int = 1, scale: LossScale | None = None, begin: Begin = begin
+        ) -> None:
             time.sleep(0.01 if world.rank == 0 else 0)
-            begin(weight, total, passes)
+            begin(weight, total, passes, scale)
 
         strategy.begin = begin_late  # type: ignore[method-assign]
         model, _ = train(world, strategy, 6)
@@ -140,13 +143,13 @@ def full_density_and_full_rank_are_exact(world: World) -> None:
 
 
 def bytes_are_those_of_the_formula(world: World) -> None:
-    size = sum(parameter.numel() for parameter in Net().parameters())
+    sizes = [parameter.numel() for parameter in Net().parameters()]
     ring, everywhere = 2 * (world.size - 1) / world.size, world.size - 1
     for name in ("bsp", "mgwfbp", "fp16", "bf16", "signsgd-mv", "ef-signsgd", "topk", "eftopk", "randomk", "qsgd"):
         method = resolve(name, {} if name == "mgwfbp" else {"plan": "all"})
         _, strategy = train(world, make_strategy(method), 3)
         figures = strategy.stats()
-        assert figures["bytes"] == 3 * payload_bytes(method, size), (name, figures)
+        assert figures["bytes"] == 3 * payload_bytes(method, sizes), (name, figures)
         wire = figures["bytes"] * (ring if method.transport == "allreduce" else everywhere)
         assert abs(figures["wire_bytes"] - wire) < 1e-6 * wire, (name, figures)
         strategy.close()
@@ -154,7 +157,7 @@ def bytes_are_those_of_the_formula(world: World) -> None:
     shapes = [parameter.shape for parameter in Net().parameters() if parameter.dim() == 2]
     # Matrices that rank 1 does not make smaller by half travel as they are.
     thin = [(rows, columns) for rows, columns in shapes if 2 * (rows + columns) < rows * columns]
-    plain = size - sum(rows * columns for rows, columns in thin)
+    plain = sum(sizes) - sum(rows * columns for rows, columns in thin)
     assert strategy.stats()["bytes"] == 3 * 4 * (sum(rows + columns for rows, columns in thin) + plain), shapes
     strategy.close()
 
@@ -345,9 +348,9 @@ def a_slow_rank_is_waited_for(world: World) -> None:
     strategy = make_strategy(resolve("fusion"))
     begin = strategy.begin
 
-    def begin_late(weight: float, total: float, passes: int = 1) -> None:
+    def begin_late(weight: float, total: float, passes: int = 1, scale: LossScale | None = None) -> None:
         time.sleep(0.1 if world.rank == 1 else 0)
-        begin(weight, total, passes)
+        begin(weight, total, passes, scale)
 
     strategy.begin = begin_late  # type: ignore[method-assign]
     model, strategy = train(world, strategy, 3)

@@ -10,6 +10,7 @@ from task_images.comm.selfcheck import check_method
 from task_images.contract import Contract
 from task_images.harness.distributed import World, open_world
 from task_images.harness.entry import run
+from task_images.harness.precision import LossScale
 from tests.contract.task_images.comm.training import MeanByHand, compare, train
 
 
@@ -45,9 +46,9 @@ def keep_the_bound(world: World) -> None:
     if world.rank == 1:
         begin = strategy.begin
 
-        def begin_late(weight: float, total: float, passes: int = 1) -> None:
+        def begin_late(weight: float, total: float, passes: int = 1, scale: LossScale | None = None) -> None:
             time.sleep(0.03)
-            begin(weight, total, passes)
+            begin(weight, total, passes, scale)
 
         strategy.begin = begin_late  # type: ignore[method-assign]
     train(world, strategy, 12)

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from mlbench_cli.catalog import load_task
+from mlbench_cli.tasks.catalog import load_task
 from task_images.comm.presets import PRESETS, resolve
 from tests.contract.task_images.ranks import RankServer
+from tests.sampling import sampled
 
 TASK = "task_images.digits_resnet"
 INEXACT = (
@@ -30,24 +31,21 @@ def train(ranks: RankServer, folder: Path, name: str, axes: dict[str, str] | Non
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_what_is_not_the_exact_mean_reaches_the_goal_all_the_same(ranks: RankServer, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", sampled(INEXACT, keep=("qsgd", "choco", "ssp-ps")))
+def test_what_is_not_the_exact_mean_reaches_the_goal_all_the_same(ranks: RankServer, tmp_path: Path, name: str) -> None:
     """Codecs, drifting replicas and asynchronous servers; the exact mean gives the same training as DDP does, see
     checks.py. `benchmarks/goals.py` trains with every preset."""
-    missed = {}
-    for name in INEXACT:
-        assert PRESETS[name].goal
-        result = train(ranks, tmp_path / name, name)
-        if result["outcome"] != "goal_reached":
-            missed[name] = result["goal"]
-    assert not missed
+    assert PRESETS[name].goal
+    result = train(ranks, tmp_path / name, name)
+    assert result["outcome"] == "goal_reached", result["goal"]
 
 
 def test_presets_that_are_not_meant_to_reach_a_goal_say_why() -> None:
-    assert {name for name, preset in PRESETS.items() if not preset.goal} == {"noop", "signsgd-mv", "topk", "dgc"}
+    assert {name for name, preset in PRESETS.items() if not preset.goal} == {"noop", "signsgd-mv", "topk"}
     assert all(preset.goal or preset.note for preset in PRESETS.values())
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_topk_reaches_the_goal_with_error_feedback_and_not_without(ranks: RankServer, tmp_path: Path) -> None:
     """One number in a thousand: what is left out is needed. Feedback takes 8 epochs; without it 58 % after all 20."""

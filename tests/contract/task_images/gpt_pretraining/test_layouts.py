@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from mlbench_cli.catalog import load_task
+from mlbench_cli.tasks.catalog import load_task
 from task_images.comm.presets import resolve
 from task_images.harness.language.parallel import trains_tensor_parallel_wrongly
 from tests.contract.task_images.ranks import Ended, RankServer
+from tests.sampling import sampled
 
 TASK = "task_images.gpt_pretraining"
 SHORT = {
@@ -84,11 +85,12 @@ LAYOUTS: list[tuple[int, Mapping[str, Any]]] = [
     (4, {"parallel": "tp+fsdp2"}),
     (4, {"parallel": "tp+fsdp2", "micro_batch": 2}),
 ]
+EVERY_TIME = [LAYOUTS[index] for index in (3, 6, 11, 14)]  # ddp, fsdp2, tp and both
 
 
 @pytest.mark.parametrize(
     ("size", "changes"),
-    LAYOUTS,
+    sampled(LAYOUTS, keep=EVERY_TIME),
     ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else str(value),
 )
 def test_every_layout_has_the_curve_of_one_process(
@@ -101,6 +103,7 @@ def test_every_layout_has_the_curve_of_one_process(
     check_equal(train(ranks, size, tmp_path, **changes)[0], alone)
 
 
+@pytest.mark.nightly
 def test_a_padded_vocabulary_has_the_same_curve_on_every_layout(ranks: RankServer, tmp_path: Path) -> None:
     """260 words in tensors of 320 rows."""
     [plain] = train(ranks, 1, tmp_path / "plain", vocabulary=260, vocabulary_multiple=1)
@@ -137,12 +140,15 @@ def test_a_checkpoint_of_two_ranks_goes_on_on_one_and_with_another_layout(
         # The clock goes on from the one of the checkpoint.
         assert rest[0]["seconds"] > curve_of(interrupted)[1]["seconds"]
         assert first.result["updates"] == 8
-    refused = load_task("gpt_pretraining").resolve("tiny", {**SHORT, "resume": resume, "global_batch": 4})
-    [other] = ranks.run(TASK, 1, tmp_path, refused)
-    assert other.code == 64
-    assert "was made with global_batch = 8" in other.stderr
+    others = {"global_batch": (8, 4), "weight_decay": (0.1, 0.2), "beta2": (0.95, 0.9), "warmup_steps": (2, 3)}
+    for name, (before, now) in others.items():
+        refused = load_task("gpt_pretraining").resolve("tiny", {**SHORT, "resume": resume, name: now})
+        [other] = ranks.run(TASK, 1, tmp_path, refused)
+        assert other.code == 64
+        assert f"was made with {name} = {before}, this run has {now}" in other.stderr
 
 
+@pytest.mark.nightly
 def test_documents_that_are_kept_apart_train_the_same_on_every_layout(ranks: RankServer, tmp_path: Path) -> None:
     [one] = train(ranks, 1, tmp_path / "1", documents="separate")
     two = train(ranks, 2, tmp_path / "2", documents="separate", parallel="fsdp2", micro_batch=2)
@@ -166,7 +172,7 @@ def test_the_throughput_protocol_reports_tokens_and_utilisation(ranks: RankServe
     assert details["communication"]["kinds"] == {"all_reduce": 4 * 125_248}
 
 
-@pytest.mark.parametrize("name", ["wfbp", "bsp"])
+@pytest.mark.parametrize("name", sampled(("wfbp", "bsp"), keep=("wfbp",)))
 def test_methods_of_communication_have_the_same_curve(
     ranks: RankServer, tmp_path: Path, alone: list[dict[str, float]], name: str
 ) -> None:
@@ -175,6 +181,65 @@ def test_methods_of_communication_have_the_same_curve(
     ended = ranks.run(TASK, 2, tmp_path, parameters, MLBENCH_METHOD=method)
     assert [one.code for one in ended] == [0, 0], ended[0].stderr[-2000:]
     check_equal(ended[0], alone)
+
+
+MUON: Mapping[str, Any] = {"optimizer": "muon", "matrix_rate": 0.02, "learning_rate": 0.005, "clip": 0.0}
+
+
+def test_muon_shares_its_matrices_over_ranks_and_goes_on_from_a_checkpoint(ranks: RankServer, tmp_path: Path) -> None:
+    """Orthogonalized in bf16, so that the order of sums shows sooner than in fp32."""
+    [one] = train(ranks, 1, tmp_path / "1", **MUON)
+    kept: Mapping[str, Any] = {"checkpoint_every": 4, "checkpoint_dir": str(tmp_path / "checkpoints")}
+    two = train(ranks, 2, tmp_path / "2", **MUON, **kept)[0]
+    check_equal(two, curve_of(one), tolerance=2e-3)
+    assert one.result["details"]["optimizer"] == "muon"
+    resume = str(tmp_path / "checkpoints" / "step-4")
+    three = train(ranks, 2, tmp_path / "3", **MUON, resume=resume)[0]
+    assert [point["loss"] for point in three.result["details"]["curve"]] == [
+        point["loss"] for point in curve_of(two)[2:]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"optimizer": "muon", "parallel": "fsdp2"}, "Muon needs every rank's whole gradients"),
+        ({"matrix_rate": 0.1}, "matrix_rate is the rate of Muon"),
+        ({"stream": "bf16"}, "stream=bf16 rounds what an fp32 model adds up"),
+        ({"float8": "head", "parallel": "fsdp2"}, "8-bit products have no plan for models in parts"),
+        ({"compile": "whole", "parallel": "fsdp2"}, "compile=whole needs the whole model"),
+        ({"compile": "whole", "activation_checkpointing": "full"}, "cannot be compiled as a whole"),
+        ({"attention": "cudnn"}, "no implementation of attention called cudnn"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(
+    ranks: RankServer, tmp_path: Path, changes: Mapping[str, Any], words: str
+) -> None:
+    [ended] = train(ranks, 1, tmp_path, code=64, **changes)
+    assert words in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("changes", "tolerance"),
+    [
+        ({"attention": "math"}, EQUAL),
+        ({"attention": "flash", "loss_chunk": 100}, EQUAL),
+        ({"precision": "bf16", "stream": "bf16"}, 2e-2),
+        # Without AMX a CPU multiplies 8-bit numbers one by one: minutes for eight updates.
+        pytest.param({"float8": "all", "model": "tiny"}, 5e-2, marks=pytest.mark.nightly),
+    ],
+)
+def test_options_that_compute_otherwise_follow_the_curve(
+    ranks: RankServer, tmp_path: Path, alone: list[dict[str, float]], changes: Mapping[str, Any], tolerance: float
+) -> None:
+    [ended] = train(ranks, 1, tmp_path, **changes)
+    check_equal(ended, alone, tolerance)
+    details = ended.result["details"]
+    recorded = {**details, **details["options"]}
+    assert {name: recorded[name] for name in changes if name != "model" and name != "loss_chunk"} == {
+        name: value for name, value in changes.items() if name != "model" and name != "loss_chunk"
+    }
+    assert details["options"]["attention_kernel"] in ("flash", "math")
 
 
 def test_a_method_for_a_model_in_shards_is_refused(ranks: RankServer, tmp_path: Path) -> None:
@@ -194,7 +259,7 @@ def test_one_worker_trains_with_a_method_too(ranks: RankServer, tmp_path: Path, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["eftopk", "localsgd", "zero1"])
+@pytest.mark.parametrize("method", sampled(("eftopk", "localsgd", "zero1"), keep=("eftopk",)))
 def test_a_method_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(
     ranks: RankServer, tmp_path: Path, method: str
 ) -> None:

@@ -81,9 +81,9 @@ def an_overflow_in_fp16_leaves_the_model_alone(world: World) -> None:
     strategy, model, scale = GradientAllReduce(wire=torch.float16), make_model(), LossScale(8.0)
     strategy.attach(Placement(world), model, make_optimizer)
     before = [parameter.detach().clone() for parameter in model.parameters()]
-    strategy.begin(1, 3)
+    strategy.begin(1, 3, scale=scale)
     set_gradients(model, 1e6 if world.rank == 2 else 1.0)
-    assert not strategy.step(1.0, scale=scale)
+    assert not strategy.step(1.0)
     assert scale.value == 4.0
     for parameter, old in zip(model.parameters(), before, strict=True):
         torch.testing.assert_close(parameter.detach(), old)
@@ -118,9 +118,9 @@ def an_overflow_on_one_rank_leaves_all_models_alone(world: World) -> None:
         model, scale = make_model(), LossScale(8.0)
         strategy.attach(Placement(world), model, make_optimizer)
         before = [parameter.detach().clone() for parameter in model.parameters()]
-        strategy.begin(1, 3)
+        strategy.begin(1, 3, scale=scale)
         set_gradients(model, float("inf") if world.rank == 2 else 1.0)
-        assert not strategy.step(1.0, scale=scale)
+        assert not strategy.step(1.0)
         assert scale.value == 4.0
         for parameter, old in zip(model.parameters(), before, strict=True):
             torch.testing.assert_close(parameter.detach(), old)

@@ -24,7 +24,7 @@ def test_three_ranks_agree_in_everything(ranks: RankServer, tmp_path: Path) -> N
 
 def test_a_diverging_training_fails_on_every_rank_with_the_same_words(ranks: RankServer, tmp_path: Path) -> None:
     # Overflow at a rate of 1e38: infinite weights, then NaN. Nothing of it may count as a goal.
-    parameters = {**SMALL, "rate": 1e38, "goal_full": 0.0, "goal_light": 0.0}
+    parameters = {**SMALL, "learning_rate": 1e38, "goal_full": 0.0, "goal_light": 0.0}
     ended = ranks.run(LOGISTIC, 2, tmp_path, parameters)
     assert [one.code for one in ended] == [1, 1]
     for rank, one in enumerate(ended):

@@ -60,7 +60,7 @@ def test_a_rank_that_does_not_come_is_a_report_and_not_a_failure(monkeypatch: py
     store = network_probe.SocketStore(0, 2, "127.0.0.1", free_port())
     report = network.measure_network(store, 0, 2, "before")
     assert report is not None
-    assert report["error"] == "no rank said network/before/1 within 0.2 s"
+    assert report["error"] == "no address came from rank 1: no rank said network/before/all within 0.2 s"
 
 
 def test_a_stranger_is_not_taken_for_a_neighbour() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mlbench_cli.catalog import load_task
+from mlbench_cli.tasks.catalog import load_task
 from tests.contract.task_images.cifar10_resnet20.test_cifar_runs import finished_result, losses
 from tests.contract.task_images.ranks import Ended, Parameters, RankServer
 from tests.unit.task_images.imagenet_resnet.imagenet_files import PER_CLASS, write_folders
@@ -45,7 +45,8 @@ def test_tiny_reaches_its_goal(ranks: RankServer, tmp_path: Path) -> None:
 def test_folders_are_trained_on_however_reduced(ranks: RankServer, tmp_path: Path) -> None:
     """The last of two steps of an epoch has 2 images for one rank and 1 for the other."""
     write_folders(tmp_path / "data")
-    same = SMALL | {"data": "imagenet", "classes": 3, "batch_size": 3, "epochs": 3, "rate": 0.02, "norm": "group"}
+    same = SMALL | {"data": "imagenet", "classes": 3, "batch_size": 3, "epochs": 3, "norm": "group"}
+    same["learning_rate"] = 0.02
     flat = finished_result(run(ranks, tmp_path / "flat", **same))
     assert flat["synthetic"] is False
     assert flat["details"]["images"] == [3 * PER_CLASS, 6]
@@ -107,7 +108,7 @@ def test_fake_data_measure_throughput_and_nothing_else(ranks: RankServer, tmp_pa
         ({"schedule": "multistep", "milestones": ["x"]}, 64, "milestones ['x']"),
         ({"training_images": 18}, 64, "a rank has 1 image in a step"),
         ({"momentum": 0.0}, 64, "nesterov needs a momentum"),
-        ({"rate": 1e30, "goal_full": 0.0}, 1, "training has diverged"),
+        ({"learning_rate": 1e30, "goal_full": 0.0}, 1, "training has diverged"),
     ],
 )
 def test_bad_input_is_told_in_two_lines(

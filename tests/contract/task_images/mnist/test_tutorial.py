@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlbench_cli.catalog import load_task
+from mlbench_cli.tasks.catalog import load_task
 from task_images.harness.arrays import synthetic_images
 from task_images.harness.datasets import Archive
 from task_images.harness.errors import EnvironmentUnfitError

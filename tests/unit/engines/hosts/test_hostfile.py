@@ -2,7 +2,7 @@
 
 import pytest
 
-from mlbench_cli.engines.hosts.hostfile import HostEntry, parse_environment, parse_file, parse_list
+from mlbench_cli.engines.hosts.hostfile import MAX_HOSTS, HostEntry, parse_environment, parse_file, parse_list
 from mlbench_cli.errors import UsageError
 
 
@@ -35,6 +35,16 @@ def test_host_files_of_both_mpi_families_are_read() -> None:
 def test_rubbish_in_a_list_is_refused(text: str) -> None:
     with pytest.raises(UsageError):
         parse_list(text)
+
+
+def test_a_host_may_be_listed_once_and_the_list_has_a_limit() -> None:
+    with pytest.raises(UsageError, match="m1 is listed 3 times") as caught:
+        parse_list("m1,m2,a@m1,m1")
+    assert "m1 slots=3" in (caught.value.hint or "")
+    many = ",".join(f"m{number}" for number in range(MAX_HOSTS))
+    assert len(parse_list(many)) == MAX_HOSTS == 2048
+    with pytest.raises(UsageError, match="2049 hosts"):
+        parse_list(f"{many},more")
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "m1 m2\n", "m1 slots=two\n", "m1 \x00\n", "m1\nm1\n", "{a: 1}\n"])

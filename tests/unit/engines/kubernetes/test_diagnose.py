@@ -9,8 +9,8 @@ import pytest
 from mlbench_cli.engines.kubernetes.diagnosis.diagnose import diagnose
 from mlbench_cli.engines.kubernetes.pods import anti_affinity
 from mlbench_cli.engines.kubernetes.workers import INDEX_LABEL, by_worker, first_failed, last_words, worker_states
-from mlbench_cli.model import Finding
-from mlbench_cli.spec import KubernetesOptions
+from mlbench_cli.model.run import Finding
+from mlbench_cli.model.spec import KubernetesOptions
 from tests.unit.engines.kubernetes.test_manifests import a_spec
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -247,6 +247,20 @@ BUILT = {
         events=[an_event("FailedCreate", 'admission webhook "x" denied the request: no', "job")],
         permanent=True,
     ),
+    "OpenShift": case(
+        "security_context",
+        events=[
+            an_event(
+                "FailedCreate", "unable to validate against any security context constraint: [10001 is not]", "job"
+            )
+        ],
+        permanent=True,
+    ),
+    "Autopilot": case(
+        "admission_denied",
+        events=[an_event("FailedCreate", 'admission webhook "warden-validating" denied the request: [denied]', "job")],
+        permanent=True,
+    ),
     "unknown refusal": case("pods_not_created", events=[an_event("FailedCreate", "etcd: timed out", "job")]),
     "image not found": case("image_not_found", a_pod(state=waiting("ErrImagePull", MANIFEST)), permanent=True),
     "image not found, backing off": case(
@@ -371,3 +385,52 @@ def test_nodes_of_the_runs_own_servers_are_no_nodes_on_which_others_measure(spre
     (finding,) = diagnose(a_job(affinity=terms[False]), pods, [], [a_node("n0"), a_node("n1")], now=NOW)
     assert (finding.code, finding.permanent) == (code, spread)
     assert ("2 workers want a node each, and 1 can take one, as servers of the run have 1" in finding.summary) is spread
+
+
+SPREAD: dict[str, Any] = {
+    "affinity": {
+        "podAntiAffinity": {
+            "requiredDuringSchedulingIgnoredDuringExecution": [
+                {"labelSelector": {"matchExpressions": [{"key": "mlbench/run", "operator": "Exists"}]}}
+            ]
+        }
+    }
+}
+
+
+@pytest.mark.parametrize(
+    ("asked", "has", "permanent"),
+    [
+        ("4", "4", False),  # the whole node: another pod is on it now
+        ("4", "4000m", False),
+        ("4001m", "4", True),
+        ("3999m", "4", False),
+    ],
+)
+def test_a_pod_that_asks_for_all_of_a_node_may_fit_later_and_one_for_more_never(
+    asked: str, has: str, permanent: bool
+) -> None:
+    job = a_job(1, resources={"requests": {"cpu": asked}})
+    (finding,) = diagnose(job, [unscheduled_pod()], [], [a_node("small", cpu="1"), a_node(cpu=has)], now=NOW)
+    assert (finding.code, finding.permanent) == ("unschedulable", permanent)
+    assert ("the largest of 2 nodes has 4" in finding.summary) is permanent
+
+
+@pytest.mark.parametrize(("workers", "permanent"), [(2, False), (3, False), (4, True)])
+def test_as_many_workers_as_nodes_may_fit_later_and_one_more_never(workers: int, permanent: bool) -> None:
+    job = a_job(workers, resources={"requests": {"cpu": "1"}}, **SPREAD)
+    nodes = [a_node(f"n{number}", cpu="2") for number in range(3)]
+    (finding,) = diagnose(job, [unscheduled_pod(index) for index in range(workers)], [], nodes, now=NOW)
+    assert (finding.code, finding.permanent) == ("unschedulable", permanent)
+    assert (f"{workers} workers want a node each, and 3 can take one" in finding.summary) is permanent
+
+
+def test_what_one_node_has_too_little_of_another_one_may_have() -> None:
+    """Each resource alone fits somewhere; together they fit nowhere."""
+    job = a_job(1, resources={"requests": {"cpu": "4", "memory": "4Gi"}})
+    nodes = [a_node("a", cpu="4", memory="2Gi"), a_node("b", cpu="2", memory="4Gi")]
+    (finding,) = diagnose(job, [unscheduled_pod()], [], nodes, now=NOW)
+    assert (finding.permanent, "not one of 2 nodes has all" in finding.summary) == (True, True)
+    nodes.append(a_node("c", cpu="4", memory="4Gi"))
+    (finding,) = diagnose(job, [unscheduled_pod()], [], nodes, now=NOW)
+    assert finding.permanent is False

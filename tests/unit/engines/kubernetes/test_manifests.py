@@ -1,6 +1,7 @@
 """The objects of a run: byte-stable, valid, allowed where Pod Security is restricted, and refused early if wrong."""
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from mlbench_cli.engines.kubernetes.manifests import SPEC_ANNOTATION, file_name,
 from mlbench_cli.engines.kubernetes.workers import INDEX_LABEL, by_worker
 from mlbench_cli.errors import UsageError
 from mlbench_cli.kube.access import Access
-from mlbench_cli.spec import KubernetesOptions, RunSpec
+from mlbench_cli.model.spec import KubernetesOptions, RunSpec
 from task_images.comm.presets import resolve
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -215,10 +216,31 @@ def test_the_contract_is_not_overridden_and_nothing_is_said_twice() -> None:
     environment = {item["name"]: item.get("value") for item in container["env"]}
     assert len(names) == len(set(names))
     assert environment["MLBENCH_RUN_ID"] == "demo-2"
-    assert environment["MLBENCH_HOSTS"] == "demo-2-0.demo-2,demo-2-1.demo-2,demo-2-2.demo-2"
     assert environment["MASTER_ADDR"] == "demo-2-0.demo-2"
     assert environment["WORLD_SIZE"] == "6"
     assert environment["OMP_NUM_THREADS"] == "2"
+
+
+def test_a_pod_does_not_grow_with_the_number_of_workers() -> None:
+    """With the names of all, 4 096 pods took 428 MB of the cluster's own store."""
+    sizes = [
+        len(json.dumps(manifests(a_spec(workers=workers), "default")[0]["spec"]["template"])) for workers in (8, 4096)
+    ]
+    assert sizes[1] - sizes[0] < 100
+
+
+@pytest.mark.parametrize(("length", "fits"), [(8, True), (40, False)])
+def test_the_names_of_all_workers_must_fit_into_one_variable_of_the_command(length: int, fits: bool) -> None:
+    """Linux takes at most 128 KiB for one."""
+    spec = a_spec(name="n" * length, workers=4096)
+    names = ",".join(f"{spec.name}-{index}.{spec.name}" for index in range(spec.workers))
+    assert (len(f"MLBENCH_HOSTS={names}") < 128 << 10) is fits
+    if fits:
+        manifests(spec, "default")
+        return
+    with pytest.raises(UsageError, match="4096 workers do not fit") as caught:
+        manifests(spec, "default")
+    assert "shorter run name" in (caught.value.hint or "")
 
 
 def test_gpus_only_when_asked() -> None:
@@ -344,7 +366,6 @@ def test_parameter_servers_have_a_job_whose_pods_come_after_those_of_the_workers
     assert of_servers == of_workers
     assert of_workers["MLBENCH_WORKERS"] == "2"
     assert (of_workers["WORLD_SIZE"], of_workers["MLBENCH_SERVERS"]) == ("4", "2")
-    assert of_workers["MLBENCH_HOSTS"] == "demo-2-0.demo-2,demo-2-1.demo-2"
     assert holders(dataclasses.replace(spec, kubernetes=KubernetesOptions(collect="all"))) == (0, 1)
     pytest.importorskip("kubernetes.client").V1Job.model_validate(servers)
     (index,) = by_worker([{"metadata": {"labels": {**template["metadata"]["labels"], INDEX_LABEL: "1"}}}])
@@ -418,3 +439,54 @@ def test_a_template_of_ones_own_that_names_both_jobs_alike_is_refused(tmp_path: 
     with pytest.raises(UsageError, match='two objects the name Job "demo-2"') as error:
         manifests(a_served_spec(kubernetes=KubernetesOptions(template_dir=str(tmp_path))), "default")
     assert "{{ job_name }}" in (error.value.hint or "")
+
+
+# --- what real clusters ask for ---------------------------------------------------------------------------------------
+
+
+def jobs_of(spec: RunSpec) -> dict[str, Object]:
+    return {document["metadata"]["name"]: document for document in manifests(spec, "d") if document["kind"] == "Job"}
+
+
+def with_servers(**options: Any) -> RunSpec:
+    return a_spec(method={"name": "ps", "servers": "2"}, kubernetes=KubernetesOptions(**options))
+
+
+def test_every_pod_has_the_labels_of_the_request_and_stays_out_of_a_service_mesh() -> None:
+    for job in jobs_of(with_servers(pod_labels={"team": "a"})).values():
+        labels = job["spec"]["template"]["metadata"]["labels"]
+        assert (labels["team"], labels["sidecar.istio.io/inject"]) == ("a", "false")
+    chosen = {"sidecar.istio.io/inject": "true"}
+    for job in jobs_of(with_servers(pod_labels=chosen)).values():
+        assert job["spec"]["template"]["metadata"]["labels"].items() >= chosen.items()
+
+
+def test_volcano_starts_all_pods_of_a_job_or_none() -> None:
+    gang = {
+        name: job["metadata"].get("annotations", {}).get("scheduling.volcano.sh/group-min-member")
+        for name, job in jobs_of(with_servers(scheduler="volcano")).items()
+    }
+    assert gang == {"demo-2": "2", "demo-2-servers": "2", "demo-2-keeper": None}
+    other = manifests(with_servers(scheduler="mine"), "d")[0]["metadata"]["annotations"]
+    assert not any("volcano" in key for key in other)
+
+
+def test_a_namespace_that_demands_cpu_limits_gets_them_on_every_pod() -> None:
+    for job in jobs_of(with_servers(cpu_limit=3)).values():
+        (container,) = job["spec"]["template"]["spec"]["containers"]
+        assert container["resources"]["limits"]["cpu"] == "3"
+    for job in jobs_of(with_servers()).values():
+        (container,) = job["spec"]["template"]["spec"]["containers"]
+        assert "cpu" not in container["resources"]["limits"]
+
+
+def test_a_cluster_that_assigns_users_gets_pods_that_name_none() -> None:
+    for job in jobs_of(with_servers(assigned_user=True)).values():
+        security = job["spec"]["template"]["spec"]["securityContext"]
+        assert security == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+
+
+def test_specs_with_numbers_of_cpus_are_read_again() -> None:
+    spec = with_servers(cpu_limit=3, server_cpus=2, assigned_user=True)
+    assert RunSpec.from_dict(spec.to_dict()) == spec
+    assert not {"cpu_limit", "assigned_user"} & set(with_servers().to_dict()["kubernetes"])

@@ -7,7 +7,7 @@ import pytest
 from mlbench_cli.engines.kubernetes.ending import SETTLE_SECONDS, STOP_SECONDS, decide_ending
 from mlbench_cli.engines.kubernetes.manifests import STOPPED_ANNOTATION
 from mlbench_cli.engines.kubernetes.workers import worker_states
-from mlbench_cli.spec import RunSpec
+from mlbench_cli.model.spec import RunSpec
 
 NOW = 1_800_000_000.0
 OK = {"worker": 0, "exit_code": 0, "reason": "exited", "held": True}

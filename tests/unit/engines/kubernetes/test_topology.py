@@ -1,7 +1,7 @@
 """Where the workers' nodes are in the cloud's network."""
 
 from mlbench_cli.engines.kubernetes.topology import find_topology
-from mlbench_cli.model import Observation, WorkerState
+from mlbench_cli.model.run import Observation, WorkerState
 
 # Labels as public listings of such nodes show them.
 A3_ULTRA = {

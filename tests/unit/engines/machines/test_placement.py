@@ -8,10 +8,10 @@ from mlbench_cli.engines.hosts.engine import HostsEngine
 from mlbench_cli.engines.machines.details import HostRecord, HostsDetails
 from mlbench_cli.engines.machines.placement import share_hosts, share_nodes
 from mlbench_cli.errors import CapacityError, UsageError
-from mlbench_cli.model import Cluster
+from mlbench_cli.model.run import Cluster
+from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.runs.launch import resolve
 from mlbench_cli.runs.request import Request
-from mlbench_cli.spec import RunSpec
 
 SPEC = RunSpec(
     name="ps-3", cluster="c", engine="hosts", task="custom", preset="custom", argv=("true",), backend="gloo",
@@ -41,6 +41,11 @@ def test_hosts_of_servers_have_no_workers() -> None:
     spec = replace(TWO_SERVERS, servers_on=("m1", "m4"))
     assert shares(spec) == [("m2", [0, 1, 2, 3]), ("m3", [4, 5]), ("m1", [6]), ("m4", [7])]
     assert shares(replace(spec, servers_on=("m4",))) == [("m1", [0, 1, 2, 3]), ("m2", [4, 5]), ("m4", [6, 7])]
+
+
+def test_hosts_beyond_the_number_of_servers_take_workers() -> None:
+    spec = replace(TWO_SERVERS, servers_on=("m4", "m3", "m2"), workers=4)
+    assert shares(spec) == [("m1", [0, 1, 2, 3]), ("m2", [4, 5, 6, 7]), ("m4", [8]), ("m3", [9])]
 
 
 def test_a_server_knows_its_role_and_the_workers_only_each_other() -> None:
@@ -92,7 +97,7 @@ def test_hosts_of_servers_are_part_of_the_spec_and_its_hash() -> None:
         ({}, Cluster("c", "slurm"), "names hosts"),
         ({}, Cluster("local", "local"), "names hosts"),
         ({}, Cluster("k", "kind"), "names hosts"),
-        ({"method": None, "task": None, "command": "true"}, HOSTS_CLUSTER, "task's own program"),
+        ({"method": None, "task": None, "command": "true"}, HOSTS_CLUSTER, "programs of tasks"),
     ],
 )
 def test_hosts_of_servers_that_make_no_sense_are_refused(

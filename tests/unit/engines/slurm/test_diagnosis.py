@@ -4,7 +4,7 @@ import pytest
 
 from mlbench_cli.engines.slurm import diagnosis
 from mlbench_cli.engines.slurm.controller import JobReport
-from mlbench_cli.model import Ending
+from mlbench_cli.model.run import Ending
 
 
 def job(state: str, reason: str = "") -> JobReport:

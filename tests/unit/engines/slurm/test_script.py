@@ -7,7 +7,7 @@ import pytest
 from mlbench_cli.engines.machines.details import PartitionRecord, SlurmDetails
 from mlbench_cli.engines.slurm.script import format_time, job_comment, make_slurm_plan, render_script, wall_seconds
 from mlbench_cli.errors import CapacityError, UsageError
-from mlbench_cli.spec import KubernetesOptions, RunSpec
+from mlbench_cli.model.spec import KubernetesOptions, RunSpec
 
 GPU = PartitionRecord(max_seconds=3600, nodes=4, gpus_per_node=8, default=True)
 DETAILS = SlurmDetails(folder="/shared/it's mine", partitions={"gpu": GPU}, kill_wait=5)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mlbench_cli.errors import NotFoundError, UsageError
-from mlbench_cli.model import JsonObject
+from mlbench_cli.model.run import JsonObject
 from mlbench_cli.results.analysis.campaign import (
     Row,
     Sample,
@@ -26,7 +26,7 @@ from mlbench_cli.results.figures.campaign import draw_campaign, split_panels
 def sample(method: str, workers: int, *values: float, run: str = "", **more: Any) -> Sample:
     mean = sum(values) / len(values) if values else None
     name = run or f"{method}-{workers}"
-    return Sample(name, {"task": "t", "method": method}, workers, mean, "images/s", values, **more)
+    return Sample(name, {"task": "t", "method": method}, workers, mean, "images/s", **more)
 
 
 def rows_of(*samples: Sample) -> dict[str, Row]:
@@ -44,13 +44,17 @@ def test_speed_up_and_efficiency_need_a_baseline_of_the_same_campaign() -> None:
 def test_a_method_without_its_own_baseline_takes_that_of_the_same_settings() -> None:
     rows = rows_of(sample("single", 1, 100.0), sample("ddp", 2, 180.0))
     assert rows["ddp"].efficiency(2) == pytest.approx(0.9)
-    other = Sample("x", {"task": "other", "method": "ddp"}, 2, 180.0, "images/s", (180.0,))
+    other = Sample("x", {"task": "other", "method": "ddp"}, 2, 180.0, "images/s")
     assert make_rows([sample("single", 1, 100.0), other])[1].speedup(2) is None
 
 
-def test_repeats_are_the_unit_of_the_interval_and_else_the_blocks() -> None:
+def test_runs_are_the_unit_of_the_interval_and_blocks_of_one_process_are_not() -> None:
     [row] = make_rows([sample("a", 1, 9.0, 10.0, 11.0)])
     value = row.cells[1].value
+    assert value is not None
+    assert (value.count, value.mean, value.low) == (1, 10.0, None)
+    three = (sample("a", 1, number, run=f"r{number:g}") for number in (9.0, 10.0, 11.0))
+    value = make_rows(three)[0].cells[1].value
     assert value is not None
     assert (value.count, value.mean) == (3, 10.0)
     assert value.margin == pytest.approx(4.303 / 3**0.5, rel=1e-3)
@@ -104,9 +108,7 @@ def test_a_run_is_valued_by_metric_protocol_rate_or_seconds() -> None:
 
 def test_less_is_better_for_seconds() -> None:
     settings = {"task": "t"}
-    rows = make_rows(
-        [Sample("1", settings, 1, 10.0, "seconds", (10.0,)), Sample("2", settings, 2, 5.0, "seconds", (5.0,))]
-    )
+    rows = make_rows([Sample("1", settings, 1, 10.0, "seconds"), Sample("2", settings, 2, 5.0, "seconds")])
     assert rows[0].efficiency(2) == 1.0
 
 
@@ -156,12 +158,14 @@ def test_logs_of_the_seed_are_read_with_mean_and_deviation(tmp_path: Path) -> No
         read_logs(tmp_path)
 
 
-def test_a_markdown_table_of_the_seed_is_read() -> None:
+@pytest.mark.parametrize(("model", "unit"), [("ResNet-50", "images"), ("BERT-Large", "sentences")])
+def test_a_markdown_table_of_the_seed_is_read(model: str, unit: str) -> None:
     text = (
         "|  DNN | BS | CONNECTION | METHOD | 1 GPU | 4 GPUs |\n|---|---|---|---|---|---|\n"
-        "| ResNet-50 | 64 | 10GbE with TCP/IP | WFBP-A2A | 253.1 | 1015.400 +- 1.26 | \n"
+        f"| {model} | 64 | 10GbE with TCP/IP | WFBP-A2A | 253.1 | 1015.400 +- 1.26 | \n"
     )
     [series] = parse_table(text, "mine")
+    assert (series.model, series.unit) == (model, unit)
     assert [(rate.workers, rate.rate, rate.deviation) for rate in series.rates] == [(1, 253.1, None), (4, 1015.4, 1.26)]
 
 

@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 
 from mlbench_cli.errors import UsageError
-from mlbench_cli.results.analysis.collectives import Curve, figures, figures_of, label_curves, read, select_published
+from mlbench_cli.results.analysis.collectives import Curve, figures_of, label_curves, read, select_published
 from mlbench_cli.results.analysis.compare import compare
 from mlbench_cli.results.analysis.series import collect
 from mlbench_cli.results.archive.layout import DamagedArchive
 from mlbench_cli.results.archive.pack import pack
 from mlbench_cli.results.archive.reader import Archive
-from mlbench_cli.results.figures.runs import draw
-from mlbench_cli.results.figures.style import style
+from mlbench_cli.results.figures.charts import draw
+from mlbench_cli.results.figures.collectives import collective_sheets
+from mlbench_cli.results.figures.png import draw_sheets
 from tests.unit.results.figures.test_charts import check_texts, drawn
 from tests.unit.results.runs import sealed_run
 
@@ -155,13 +156,13 @@ def test_charts_draw_them_beside_the_others_with_a_csv(tmp_path: Path) -> None:
 
 def test_what_is_written_in_a_figure(tmp_path: Path) -> None:
     curves = curves_of(measured_run(tmp_path / "a"), measured_run(tmp_path / "b", workers=4, alpha=2500.0))
-    with style():
-        found = {name: [text.get_text() for text in drawn(figure)] for name, figure in figures(label_curves(curves))}
+    sheets = draw_sheets(collective_sheets(label_curves(curves)))
+    found = {sheet.name: [text.get_text() for text in drawn(picture)] for sheet, picture in sheets}
     assert set(found) == {"collectives_latency_fp32", "collectives_bandwidth_fp32"}
     for texts in found.values():
         plain = [text.replace("\N{NO-BREAK SPACE}", " ").replace("\n", " ") for text in texts]
         assert "gloo, 2 ranks: 100 µs + S / 1 GB/s (±7 %)" in plain
-        assert "gloo, 4 ranks: 2.5 ms + S / 1 GB/s (±7 %)" in plain
+        assert "gloo, 4 ranks: 2.50 ms + S / 1 GB/s (±7 %)" in plain
         assert [text for text in plain if text.startswith("Measured on ")]
         assert "1 KiB" in plain
 
@@ -187,10 +188,8 @@ SETS: dict[str, list[dict[str, Any]]] = {
 def test_no_text_overlaps_another_or_leaves_the_figure(tmp_path: Path, name: str) -> None:
     curves = curves_of(*(measured_run(tmp_path / str(index), **changes) for index, changes in enumerate(SETS[name])))
     curves += select_published(curves) if "published" in name else []
-    with style():
-        for figure_name, figure in figures(label_curves(curves)):
-            figure.draw_without_rendering()
-            check_texts(figure_name, figure)
+    for sheet, picture in draw_sheets(collective_sheets(label_curves(curves))):
+        check_texts(sheet.name, picture)
 
 
 def test_two_runs_are_compared_by_latency_and_bandwidth(tmp_path: Path) -> None:
@@ -224,14 +223,11 @@ def test_one_rank_has_a_latency_but_no_bandwidth(tmp_path: Path) -> None:
         for size in SIZES
     ]
     curves = curves_of(measured_run(tmp_path / "a", workers=1, document={"ranks": 1, "rows": rows, "series": []}))
-    with style():
-        assert [name for name, _ in figures(label_curves(curves))] == ["collectives_latency_fp32"]
+    assert [sheet.name for sheet in collective_sheets(label_curves(curves))] == ["collectives_latency_fp32"]
 
 
 def test_figures_of_a_functional_cluster_are_marked(tmp_path: Path) -> None:
     functional = curves_of(measured_run(tmp_path / "a", functional_only="all nodes are on one machine"))
     both = functional + curves_of(measured_run(tmp_path / "b", workers=4))
-    with style():
-        for curves, words in ((functional, "   FUNCTIONAL ONLY"), (both, "   PARTLY FUNCTIONAL ONLY")):
-            for _, figure in figures(label_curves(curves)):
-                assert words in [text.get_text() for text in figure.texts]
+    for curves, words in ((functional, "FUNCTIONAL ONLY"), (both, "PARTLY FUNCTIONAL ONLY")):
+        assert {sheet.marks for sheet in collective_sheets(label_curves(curves))} == {(words,)}

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from mlbench_cli.model.spec import OPEN, RunSpec
 from mlbench_cli.results.archive.documents import GoalDocument, ResultDocument
 from mlbench_cli.results.archive.official import official_text
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.seal import seal
 from mlbench_cli.results.archive.verify import find_problems
-from mlbench_cli.spec import OPEN, RunSpec
 from tests.unit.results.runs import event, new_run, observation_of, result_event, spec, timings
 
 GOAL = {"metric": "Prec@1", "comparison": ">=", "threshold": 80.0, "kind": "full"}

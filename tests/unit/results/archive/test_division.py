@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from mlbench_cli.catalog import find_rules
-from mlbench_cli.model import LOCAL, Cluster
+from mlbench_cli.model.run import LOCAL, Cluster
+from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.results.archive.division import Division, find_division
 from mlbench_cli.results.archive.events import DataIdentityDocument
 from mlbench_cli.runs.launch import resolve
 from mlbench_cli.runs.request import Request
-from mlbench_cli.spec import RunSpec
+from mlbench_cli.tasks.catalog import find_rules
 
 OFFICIAL: DataIdentityDocument = {"counts": {"images": 60000}, "digest": "sha256:0", "official": True, "reason": None}
 
@@ -42,7 +42,7 @@ def test_the_tasks_own_program_as_specified_is_closed(options: dict[str, Any]) -
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"set": {"rate": 0.5}}, "rate 0.5 instead of 0.02"),
+        ({"set": {"rate": 0.5}}, "learning_rate 0.5 instead of 0.02"),
         ({"set": {"depth": 56, "precision": "bf16"}}, "precision bf16 instead of fp32, depth 56 instead of 20"),
         ({"preset": "legacy"}, "preset legacy"),
         ({"preset": "legacy", "set": {"epochs": 9}}, "preset legacy, epochs 9 instead of 164"),

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from mlbench_cli.cluster_details import ClusterDetails
 from mlbench_cli.engines.kubernetes.manifests import manifests
-from mlbench_cli.model import Cluster
+from mlbench_cli.model.cluster_details import ClusterDetails
+from mlbench_cli.model.run import Cluster
+from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.results.archive.conditions import Conditions, check_fabric
 from mlbench_cli.runs.launch import resolve
 from mlbench_cli.runs.request import Request
-from mlbench_cli.spec import RunSpec
 from providers.eks import EksOptions, EksProvider
 from tests.unit.results.archive.test_judge import SPEC, event, judge_run, observe_end
 
@@ -59,6 +59,32 @@ def test_nothing_is_labelled_without_a_fabric_other_machines_or_a_word_of_nccl(
     assert check_fabric(spec_on(fabric, workers), ranks(*networks)) is None
 
 
+@pytest.mark.parametrize(
+    ("devices", "memlock", "found"),
+    [
+        ({"rdma/ib": "1"}, 8 << 20, True),
+        ({"vpc.amazonaws.com/efa": "4"}, 8 << 20, True),
+        ({"rdma/ib": "1"}, 1 << 30, False),
+        ({"rdma/ib": "1"}, "unlimited", False),
+        ({"rdma/ib": "1"}, None, False),
+        ({"rdma/ib": "1"}, True, False),
+        ({}, 8 << 20, False),
+    ],
+)
+def test_too_little_lockable_memory_is_found_where_network_cards_need_it(
+    devices: dict[str, str], memlock: object, found: bool
+) -> None:
+    spec = replace(SPEC, kubernetes=replace(SPEC.kubernetes, devices=devices))
+    facts: dict[str, Any] = {} if memlock is None else {"memlock_bytes": memlock}
+    told = event("environment", **facts)
+    judgement = judge_run(observe_end("exited", 0, 0), {"outcome": "completed"}, spec, before=told)
+    findings = [item for item in judgement.findings if item.code == "memlock_low"]
+    assert bool(findings) is found
+    if findings:
+        assert "8 MiB" in findings[0].summary
+        assert "--run-as-user 0" in (findings[0].hint or "")
+
+
 def test_the_judge_finds_it_in_the_ranks_events() -> None:
     spec = replace(SPEC, kubernetes=replace(SPEC.kubernetes, fabric=EFA))
     fell_back = event("environment", nccl={"network": "Socket", "interfaces": "[0]eth0:10.0.0.1<0>"})
@@ -91,6 +117,7 @@ def test_workers_with_efa_get_cards_huge_pages_and_locked_memory(monkeypatch: py
     assert limits["nvidia.com/gpu"] == "8"
     assert int(limits["hugepages-2Mi"]) == 5120 * 2**20
     assert container["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
+    assert manifests(spec, "default")[0]["spec"]["template"]["spec"]["securityContext"]["runAsUser"] == 0
     assert {"name": "FI_PROVIDER", "value": "efa"} in container["env"]
     assert {"name": "MLBENCH_FABRIC", "value": "3200 EFA"} in container["env"]
     asked = Request(name="r", workers=(2,), task="allreduce", gpu=True, device={"hugepages-2Mi": "0"})

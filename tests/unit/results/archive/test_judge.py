@@ -10,14 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlbench_cli.catalog import find_rules
-from mlbench_cli.model import LOCAL, Ending, Finding, Observation, Outcome, WorkerState
+from mlbench_cli.model.run import LOCAL, Ending, Finding, Observation, Outcome, WorkerState
+from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.results.archive.conditions import Conditions, assess_conditions
 from mlbench_cli.results.archive.documents import JUDGE_VERSION
-from mlbench_cli.results.archive.judge import Evidence, Judgement, judge
+from mlbench_cli.results.archive.evidence import Evidence
+from mlbench_cli.results.archive.judge import Judgement, judge
 from mlbench_cli.runs.launch import resolve
 from mlbench_cli.runs.request import Request
-from mlbench_cli.spec import RunSpec
+from mlbench_cli.tasks.catalog import find_rules
 from task_images.contract import format_event
 
 SPEC = RunSpec("r-2", "local", "local", "custom", "custom", ("prog",), "gloo", 2)
@@ -31,7 +32,10 @@ CREATED = "1970-01-01T00:00:00.000Z"
 def observe_end(
     how: str, *codes: int | None, findings: tuple[Finding, ...] = (), started: float | None = 1.0, time: float = 10.0
 ) -> Observation:
-    workers = tuple(WorkerState(rank, "succeeded", exit_code=code, started=started) for rank, code in enumerate(codes))
+    workers = tuple(
+        WorkerState(rank, "failed" if code else "succeeded", exit_code=code, started=started)
+        for rank, code in enumerate(codes)
+    )
     return Observation(time, workers, findings, Ending(how))
 
 
@@ -54,7 +58,8 @@ def judge_run(
     """What the judge makes of a log with one metric event and the result."""
     log = before + event("metric", name="val_Prec@1", value=value) + (event("result", **result) if result else b"")
     rules = find_rules(spec.task, spec.preset)
-    logs = {0: partial(io.BytesIO, log)}
+    empty = {worker.rank: partial(io.BytesIO, b"") for worker in observation.workers}
+    logs = {**empty, 0: partial(io.BytesIO, log)}
     return judge(Evidence("id", spec.name, CREATED, spec, rules, observation, provenance or {}, list, logs))
 
 

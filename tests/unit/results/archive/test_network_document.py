@@ -15,9 +15,10 @@ from mlbench_cli.results.archive.network import find_least_sent, network_documen
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.seal import seal
 from mlbench_cli.results.archive.verify import find_problems
+from mlbench_cli.util.json_text import format_parsed
 from tests.unit.results.runs import event, new_run, observation_of, sealed_run, spec, training_log
 
-Report = dict[str, Any]  # words: ok
+Report = dict[str, Any]
 
 
 def probe(stage: str = "before", rate: float = 9.4e9, trip: float = 2e-4, **changes: Any) -> Report:
@@ -39,7 +40,7 @@ def sealed_with(folder: Path, *probes: Report, shaping: Any = None, **changes: A
     head = [event("network", **report) for report in probes]
     run = new_run(folder, run_spec, {0: [*head, *training_log(0)], 1: training_log(1)})
     if shaping is not None:
-        (folder / "shaping.json").write_text(json.dumps({"schema_version": 1, **shaping}))
+        (folder / "shaping.json").write_bytes(format_parsed({"schema_version": 1, **shaping}))
     write_run_document(run)
     seal(run, observation_of())
     return folder

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mlbench_cli.goals import goal_wording
+from mlbench_cli.model.goals import goal_wording
 from mlbench_cli.results.archive.official import (
     legacy_official_line,
     legacy_official_text,

@@ -15,13 +15,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mlbench_cli.errors import UsageError
-from mlbench_cli.model import Ending, Finding, Observation, WorkerState
+from mlbench_cli.model.run import Ending, Finding, Observation, WorkerState
 from mlbench_cli.results.archive.layout import DamagedArchive
 from mlbench_cli.results.archive.pack import pack
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.seal import seal
 from mlbench_cli.results.archive.verify import find_problems
-from mlbench_cli.run_folder import RunFolder
+from mlbench_cli.storage.run_folder import RunFolder
 from tests.unit.results.runs import (
     START,
     event,
@@ -32,6 +32,23 @@ from tests.unit.results.runs import (
     spec,
     training_log,
 )
+
+
+def test_names_that_no_system_may_take_for_others_are_sealed(tmp_path: Path) -> None:
+    run = new_run(tmp_path / "run")
+    output = run.folder / "output" / "rank-0"
+    output.mkdir(parents=True)
+    for name in ("log.txt", "Log.txt", "con.txt", "12:30.csv", "end.", "\u202egpj.exe"):
+        (output / name).write_text(name)
+    (run.folder / "README.html").write_text("not the run's")
+    judgement = seal(run, observation_of())
+    assert find_problems(run.folder) == []
+    kept = sorted(path.name for path in output.iterdir())
+    assert kept == ["%63on.txt", "%E2%80%AEgpj.exe", "12%3A30.csv", "Log.txt", "end%2E"]
+    (renamed,) = (run.folder / "output").glob("renamed-*")
+    assert renamed.read_text() == "log.txt"
+    codes = [finding.code for finding in judgement.findings]
+    assert sorted(codes) == ["file_left_out", *["file_renamed"] * 5]
 
 
 def test_archive_holds_what_was_reported(tmp_path: Path) -> None:
@@ -338,7 +355,7 @@ def _seals_after_crash(folder: Path) -> None:
         return
     assert [problem.code for problem in found] == ["unsealed"]
     run_spec = spec()
-    from mlbench_cli.model import Run
+    from mlbench_cli.model.run import Run
 
     run = Run("0123456789ab", run_spec, folder, "2025-10-09T08:53:19.000Z")
     assert seal(run, observation_of()).outcome == "goal_reached"

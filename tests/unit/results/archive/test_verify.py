@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -25,6 +25,7 @@ from mlbench_cli.results.archive.layout import DamagedArchive
 from mlbench_cli.results.archive.pack import pack, unpack
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.verify import find_problems, open_verified, verify_zip
+from mlbench_cli.util.json_text import format_parsed
 from tests.unit.results.archive.test_canonical_zip import write_zip
 from tests.unit.results.archive.test_seal import _within
 from tests.unit.results.runs import new_run, sealed_run
@@ -33,11 +34,12 @@ from tests.unit.results.runs import new_run, sealed_run
 @cache
 def golden() -> bytes:
     """A small archive, as a zip."""
-    folder = Path(mkdtemp())
-    (folder / "run").mkdir()
-    sealed = sealed_run(folder / "run" / "x")
-    pack(sealed, folder / "x.zip")
-    return (folder / "x.zip").read_bytes()
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "run").mkdir()
+        sealed = sealed_run(folder / "run" / "x")
+        pack(sealed, folder / "x.zip")
+        return (folder / "x.zip").read_bytes()
 
 
 @cache
@@ -62,7 +64,7 @@ def edit(name: str, change: Callable[[dict[str, object]], Any]) -> bytes:
     """The golden archive with one JSON document changed, and everything else right."""
     document = json.loads(contents()[name])
     change(document)
-    return reseal(**{name: json.dumps(document).encode()})
+    return reseal(**{name: format_parsed(document)})
 
 
 def test_the_golden_archive_is_right() -> None:
@@ -244,6 +246,18 @@ def test_deep_nesting_and_huge_numbers() -> None:
         assert codes(reseal(**{"resources.jsonl": data})) == ["schema"]
 
 
+def test_many_small_values_cost_no_memory() -> None:
+    import tracemalloc
+
+    data = b'{"x":[' + b",".join([b"{}"] * 5_000_000) + b"]}"  # 15 MB, which took 1.2 GB
+    archive = reseal(**{"result.json": data})
+    tracemalloc.start()
+    assert codes(archive) == ["schema"]
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 100 << 20
+
+
 # --- sums ---------------------------------------------------------------------------------------------------------
 
 
@@ -400,6 +414,59 @@ def test_metrics_must_follow_from_the_logs() -> None:
     assert codes(reseal(**{"metrics.jsonl": metrics.replace(b"60.0", b"81.0")})) == ["inconsistent"]
     assert codes(reseal(**{"metrics.jsonl": metrics + metrics.splitlines(keepends=True)[0]})) == ["inconsistent"]
     assert codes(reseal(**{"logs/rank-0.log": None})) == ["inconsistent"]
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("README.html", "extra"),
+        ("logs/rank-00.log", "extra"),
+        ("logs/rank-2.log", "extra"),
+        ("Run.json", "extra"),
+        ("output/rank-0/CON", "unsafe_name"),
+        ("output/rank-0/lpt1.txt", "unsafe_name"),
+        ("output/rank-0/a:b", "unsafe_name"),
+        ("output/rank-0/a.", "unsafe_name"),
+        ("output/rank-0/\u202egpj.exe", "unsafe_name"),
+        ("output/rank-0/\x9b2J", "unsafe_name"),
+    ],
+)
+def test_a_file_that_an_archive_does_not_have_or_that_is_another_one_elsewhere_is_refused(name: str, code: str) -> None:
+    assert code in codes(reseal(**{name: b"x"}))
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("a", "A"), ("stra\u00dfe", "STRASSE"), ("e\u0301", "\u00e9"), ("a", "A/x"), ("b/A/x", "b/a")],
+)
+def test_names_that_are_one_on_some_systems_are_refused(first: str, second: str) -> None:
+    data = reseal(**{f"output/rank-0/{first}": b"1", f"output/rank-0/{second}": b"2"})
+    assert codes(data) == ["unsafe_name"]
+
+
+@pytest.mark.parametrize(
+    ("file", "change"),
+    [
+        ("result.json", lambda data: data.replace(b'  "wall_seconds"', b'  "wall_seconds": 0.1,\n  "wall_seconds"')),
+        ("run.json", lambda data: data.replace(b"\n", b"\n ")),
+        ("observation.json", lambda data: data.replace(b"103.0", b"103.00")),
+        ("resources.jsonl", lambda data: data + b'{"kind":"machine", "elapsed_seconds":1}\n'),
+    ],
+)
+def test_a_document_has_one_form(file: str, change: Callable[[bytes], bytes]) -> None:
+    assert codes(reseal(**{file: change(contents()[file])}))
+
+
+def test_evidence_of_a_later_judge_is_not_verified_by_the_rules_of_an_earlier_one() -> None:
+    def measure(document: dict[str, Any]) -> None:
+        document["seconds"] = 103.0
+
+    changed = json.loads(contents()["result.json"])
+    changed["judge"] = 2
+    observation = json.loads(contents()["observation.json"])
+    measure(observation)
+    data = reseal(**{"result.json": format_parsed(changed), "observation.json": format_parsed(observation)})
+    assert "inconsistent" in codes(data)
 
 
 def test_every_required_file_is_missed() -> None:

@@ -8,15 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from matplotlib.lines import Line2D
 
 from mlbench_cli.errors import UsageError
-from mlbench_cli.model import Run
+from mlbench_cli.model.run import Run
 from mlbench_cli.results.analysis.series import Series, collect
 from mlbench_cli.results.archive.layout import DamagedArchive
 from mlbench_cli.results.archive.pack import pack
 from mlbench_cli.results.archive.reader import Archive
-from mlbench_cli.results.figures.runs import draw, figures
+from mlbench_cli.results.figures.charts import draw, list_sheets
+from mlbench_cli.results.figures.model import Figure
+from mlbench_cli.results.figures.png import draw_sheets
 from task_images.contract import CATEGORIES
 from tests.unit.results.runs import new_run, sealed_run, spec, timings
 
@@ -117,21 +118,17 @@ def test_the_baseline_is_the_fewest_workers_that_succeeded(tmp_path: Path) -> No
     (group,) = found.groups
     assert group.baseline is group.points[1]
     shown = texts(found)["speedup"]
-    assert "gloo (baseline: 80.0 s with 2 workers)" in shown
-    assert "ideal" in shown
-
-
-def heights(line: Line2D) -> list[float]:
-    """The y values of a drawn line."""
-    return [float(value) for value in np.asarray(line.get_ydata())]
+    assert {"gloo", "ideal", "Speed-up"} <= set(shown)
+    (figure,) = panels(found)["speedup"]
+    assert figure.lines[0].xs == (2.0, 8.0)
 
 
 @pytest.mark.parametrize("counts", [(1, 2), (2, 3, 4), (1, 2, 4, 8, 16)])
 def test_the_ideal_line_is_seen_even_where_runs_get_slower(tmp_path: Path, counts: tuple[int, ...]) -> None:
     found = series(tmp_path, *({"workers": count, "seconds": 10.0 * count} for count in counts))
-    (axes,) = next(figure for name, figure in figures(found) if name == "speedup").axes
+    (axes,) = next(picture for sheet, picture in draw_sheets(list_sheets(found)) if sheet.name == "speedup").axes
     low, high = axes.get_ylim()
-    ideal, measured = (heights(line) for line in axes.lines)
+    measured, ideal = ([float(value) for value in np.asarray(line.get_ydata())] for line in axes.lines)
     assert ideal == [count / counts[0] for count in counts]
     assert measured == pytest.approx([counts[0] / count for count in counts])
     assert low < min(measured)
@@ -155,13 +152,12 @@ def test_intervals_are_drawn_for_repeats_alone_and_written_to_the_table(tmp_path
         {"workers": 2, "seconds": 50.0},
     )
     margin = 4.302653 * 10 / 3**0.5
-    for name, figure in figures(found):
-        (axes,) = figure.axes
+    for sheet, picture in draw_sheets(list_sheets(found)):
+        (axes,) = picture.axes
         bars = [list(map(tuple, bar.get_segments()[0])) for bar in axes.collections]  # type: ignore[attr-defined]
-        if name == "speedup":
-            assert bars == []  # the baseline is 1 by definition, and a single run has no interval
-        else:
-            assert bars == [[pytest.approx((0, 100 - margin)), pytest.approx((0, 100 + margin))]]
+        # The baseline of the speed-up is 1 by definition, a single run has no interval, phases have none.
+        expected = [[pytest.approx((1, 100 - margin)), pytest.approx((1, 100 + margin))]]
+        assert bars == (expected if sheet.name == "total_time" else []), sheet.name
     one, two = csv.DictReader(found.to_csv().splitlines())
     assert (one["runs"], one["seconds_min"], one["seconds_max"]) == ("3", "90", "110")
     assert (float(one["seconds_low"]), float(one["seconds_high"])) == pytest.approx(
@@ -184,11 +180,11 @@ def test_accuracy_after_time_has_a_figure_and_no_speedup(tmp_path: Path) -> None
             for workers, seed, last in ((1, 1, 60.0), (1, 2, 40.0), (2, 1, 80.5))
         ),
     )
-    drawn_figures = dict(figures(found))
-    (axes,) = drawn_figures["accuracy_after_time"].axes
-    assert heights(axes.lines[0]) == [50.0, 80.5]
-    assert len(axes.collections) == 1  # one interval, of the repeats
-    assert axes.get_ylabel() == "Prec@1"
+    (figure,) = panels(found)["accuracy_after_time"]
+    assert figure.lines[0].ys == (50.0, 80.5)
+    assert [end and round(end, 9) for end in figure.lines[0].low] == [40.0, None]
+    assert figure.lines[0].few == (True, False)
+    assert figure.y.label == "Prec@1"
     assert "Accuracy after 60 s" in texts(found)["accuracy_after_time"]
     assert "Total time" in texts(found)["total_time"]
     assert [text for text in texts(found)["speedup"] if "have no speed-up" in text]
@@ -242,7 +238,8 @@ def test_conditions_are_in_every_figure_and_in_the_table(tmp_path: Path) -> None
         "contended",
         "crowded shared",
     ]
-    assert [text for text in texts(found)["total_time"] if text.startswith("crowded/shared")]
+    (figure,) = panels(found)["total_time"]
+    assert figure.lines[0].notes == ("", "contended", "crowded, shared")
 
 
 MACHINE = {"cpu": "Intel Xeon", "cores": 2}
@@ -321,7 +318,7 @@ def test_figures_that_are_functional_only_are_in_title_and_subtitle(tmp_path: Pa
 
 def test_one_archive_is_drawn_and_the_speedup_says_what_it_needs(tmp_path: Path) -> None:
     shown = texts(series(tmp_path, {"workers": 4}))
-    assert "100" in shown["total_time"]
+    assert [text for text in shown["total_time"] if "unknown-task: 100\u00a0s with 4 workers" in text]
     assert [text for text in shown["speedup"] if "mlbench run NAME 1 2 4" in text]
 
 
@@ -339,12 +336,13 @@ def test_tasks_without_result_count_as_whole_runs(tmp_path: Path) -> None:
 
 def test_bars_of_phases_add_up_to_the_total(tmp_path: Path) -> None:
     found = series(tmp_path, {"workers": 1, "seconds": 90.0, "timings": timings(80.0)})
-    for name, figure in figures(found):
-        if name == "time_for_all_phases":
-            bars = [patch for container in figure.axes[0].containers for patch in container]
-            assert sum(bar.get_height() for bar in bars) == pytest.approx(90.0)
-            tops = sorted(bar.get_y() for bar in bars)
-            assert tops == pytest.approx([bar.get_y() for bar in bars])
+    (figure,) = panels(found)["time_for_all_phases"]
+    assert sum(line.ys[0] or 0.0 for line in figure.lines) == pytest.approx(90.0)
+    picture = next(picture for sheet, picture in draw_sheets(list_sheets(found)) if sheet.name == "time_for_all_phases")
+    bars = [bar for container in picture.axes[0].containers for bar in container]
+    assert len(bars) == len(figure.parts) < len(figure.lines)
+    assert sum(bar.get_width() for bar in bars) == pytest.approx(90.0)
+    assert [bar.get_x() for bar in bars] == sorted(bar.get_x() for bar in bars)
 
 
 @pytest.mark.parametrize(("messages", "share", "hides"), [(40, 0.0, True), (40, 0.1, False), (0, 0.0, False)])
@@ -354,10 +352,8 @@ def test_communication_inside_the_backward_pass_is_not_drawn_as_nothing(
     spent = timings(80.0) | timings(80.0, {"communication": share})
     sent = {"communication": {"messages": messages, "bytes": 1e6}}
     found = series(tmp_path, {"workers": 2, "seconds": 90.0, "timings": spent, "details": sent})
-    figure = dict(figures(found))["time_for_all_phases"]
-    words = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
-    words += [text.get_text() for axes in figure.axes if (legend := axes.get_legend()) for text in legend.get_texts()]
-    assert ("backward (hides communication)" in words) == hides, words
+    (figure,) = panels(found)["time_for_all_phases"]
+    assert ("The backward pass hides communication." in figure.caption) == hides
 
 
 SETS: dict[str, list[dict[str, Any]]] = {
@@ -405,8 +401,8 @@ SETS: dict[str, list[dict[str, Any]]] = {
 @pytest.mark.parametrize("name", SETS)
 def test_no_text_overlaps_another_or_leaves_the_figure(tmp_path: Path, name: str) -> None:
     found = series(tmp_path, *SETS[name])
-    for figure_name, figure in figures(found):
-        check_texts(figure_name, figure)
+    for sheet, picture in draw_sheets(list_sheets(found)):
+        check_texts(sheet.name, picture)
 
 
 def check_texts(figure_name: str, figure: Any) -> None:
@@ -436,6 +432,12 @@ def drawn(figure: Any) -> Iterator[Any]:
             yield from (tick.label1 for tick in axis.get_major_ticks() if low <= tick.get_loc() <= high)
 
 
+def panels(found: Series) -> dict[str, tuple[Figure, ...]]:
+    """The figures of each file."""
+    return {sheet.name: sheet.figures for sheet in list_sheets(found)}
+
+
 def texts(found: Series) -> dict[str, list[str]]:
     """Everything that is written in each figure."""
-    return {name: [text.get_text() for text in drawn(figure)] for name, figure in figures(found)}
+    sheets = draw_sheets(list_sheets(found))
+    return {sheet.name: [text.get_text() for text in drawn(picture)] for sheet, picture in sheets}

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from mlbench_cli.results.archive.reader import Archive
-from mlbench_cli.results.figures.overlap import Overlap, measure_common, merge_spans, read_overlap
-from mlbench_cli.results.figures.overlap import draw as draw_overlap
-from mlbench_cli.results.figures.runs import draw
+from mlbench_cli.results.figures.charts import draw
+from mlbench_cli.results.figures.overlap import Overlap, draw_sheet, measure_common, merge_spans, read_overlap
 from tests.unit.results.runs import sealed_run
 
 TIMELINE = {
@@ -29,12 +28,13 @@ def test_hidden_and_exposed_add_up_to_what_was_under_way() -> None:
     assert overlap.queue == [(0.0, 20.0)]
 
 
-def test_a_message_that_waits_is_drawn_beside_those_that_travel(tmp_path: Path) -> None:
+def test_a_message_that_waits_is_drawn_beside_those_that_travel() -> None:
     """Beneath them it was hidden: somebody travels while others wait."""
     overlap = Overlap("a", (("backward", 0.0, 0.010),), ((0.0, 0.0, 0.004), (0.001, 0.004, 0.008)))
-    png, svg = sorted(draw_overlap([overlap], tmp_path))
-    assert png.is_file()
-    assert "queue 3 ms" in svg.read_text("utf-8")
+    (figure,) = draw_sheet([overlap]).figures
+    assert "queue 3.00\u00a0ms" in figure.title
+    lanes = {line.label: line.xs for line in figure.lines}
+    assert (lanes["message on its way"], lanes["message behind others"]) == ((1.0, 1.0), (2.0,))
     assert overlap.queue == [(0.001, 0.004)]
 
 

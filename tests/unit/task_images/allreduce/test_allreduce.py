@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from mlbench_cli.catalog import load_task
+from mlbench_cli.tasks.catalog import load_task
 from task_images.allreduce.fit import fit
 from task_images.allreduce.operations import COLLECTIVES, DTYPES, PLACES
 from task_images.allreduce.pattern import Pattern, summands

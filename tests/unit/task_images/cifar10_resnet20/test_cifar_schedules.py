@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from mlbench_cli.catalog import load_task
+from mlbench_cli.tasks.catalog import load_task
 from task_images.cifar10_resnet20.schedule import make_schedule
 from task_images.cifar10_resnet20.task import Settings
 from task_images.cifar10_resnet20_ddp.task import Settings as DdpSettings

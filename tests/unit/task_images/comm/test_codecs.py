@@ -1,5 +1,7 @@
 """Codecs: what they lose, and what they say they send."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -16,7 +18,7 @@ from task_images.comm.codecs import (
     unpack_bits,
 )
 from task_images.comm.exchange import make_message
-from task_images.comm.methods import Method, payload_bytes
+from task_images.comm.methods import Method, find_density, payload_bytes
 from task_images.comm.presets import resolve
 
 NAMES = ("bsp", "fp16", "bf16", "signsgd-mv", "ef-signsgd", "topk", "randomk", "qsgd")
@@ -32,7 +34,7 @@ def test_a_payload_has_the_bytes_of_the_formula_and_survives_as_one_message(name
     method = resolve(name)
     payload = make_codec(method, 0).encode(numbers(size), 5)
     message = join_payload(payload)
-    assert message.numel() == payload_bytes(method, size)
+    assert message.numel() == payload_bytes(method, [size])
     for one, other in zip(payload, split_payload(message, payload), strict=True):
         assert torch.equal(one, other)
 
@@ -45,10 +47,43 @@ def test_bits_are_the_same_after_packing(size: int) -> None:
     assert torch.equal(unpack_bits(packed, size).bool(), bits)
 
 
-def test_the_majority_decides_and_a_tie_is_positive() -> None:
-    codec, flats = Sign(scaled=False), [torch.tensor([1.0, -1.0, -1.0, 0.0]), torch.tensor([1.0, -2.0, 3.0, -1.0])]
+def test_the_majority_decides_and_a_coin_decides_ties() -> None:
+    codec, count = Sign(scaled=False), 4000
+    flats = [numbers(count, 1), numbers(count, 2)]
     payloads = [codec.encode(flat, 0) for flat in flats]
-    assert codec.aggregate(payloads, flats[0], 0).tolist() == [1.0, -1.0, 1.0, 1.0]
+    ties = flats[0].sign() != flats[1].sign()
+    found = codec.aggregate(payloads, flats[0], 7)
+    assert torch.equal(found[~ties], flats[0].sign()[~ties])
+    assert float(found[ties].mean().abs()) < 4 / int(ties.sum()) ** 0.5
+    assert torch.equal(found, codec.aggregate(payloads, flats[0], 7))
+    assert not torch.equal(found, codec.aggregate(payloads, flats[0], 8))
+
+
+def test_each_tensor_of_a_message_is_compressed_by_itself() -> None:
+    """Its bytes are those of the formula, too."""
+    large, small = numbers(400, 1), 1e-3 * numbers(100, 2)
+    flat = torch.cat([large, small])
+    for name in ("ef-signsgd", "topk", "randomk"):
+        method = resolve(name)
+        codec = make_codec(method, 0, [400, 100])
+        payload = codec.encode(flat, 3)
+        assert join_payload(payload).numel() == payload_bytes(method, [400, 100])
+        found = codec.decode(payload, flat, 3)
+        assert 0 < float(found[400:].abs().max()) <= float(small.abs().max()), name
+        whole = make_codec(replace(method, scope="message"), 0, [400, 100])
+        payload = whole.encode(flat, 3)
+        assert join_payload(payload).numel() == payload_bytes(replace(method, scope="message"), [400, 100])
+    magnitudes = [float(part.abs().mean()) for part in (large, small)]
+    scaled = make_codec(resolve("ef-signsgd"), 0, [400, 100])
+    assert [float(part.abs().max()) for part in scaled.split(scaled.decode(scaled.encode(flat, 3), flat, 3))] == (
+        pytest.approx(magnitudes)
+    )
+
+
+def test_the_density_falls_in_a_warm_up_as_published() -> None:
+    """Lin et al. 2018, section 3.3: 75, 93.75, 98.4375, 99.6, 99.9 % are left out."""
+    found = [100 * find_density(0.001, 50, update) for update in (1, 11, 21, 31, 41, 51)]
+    assert found == pytest.approx([25, 6.25, 1.5625, 0.390625, 0.1, 0.1], rel=0.03)
 
 
 def test_a_minority_of_inverted_workers_changes_nothing_that_all_others_agree_on() -> None:
@@ -104,7 +139,7 @@ def test_workers_round_on_their_own_and_the_same_way_again() -> None:
 
 @pytest.mark.parametrize("method", [resolve("eftopk"), resolve("ef-signsgd"), resolve("randomk")], ids=lambda m: m.name)
 def test_what_is_sent_and_what_is_kept_is_what_came_in(method: Method) -> None:
-    message = make_message(method, 0, torch.zeros(4096), 0, [])
+    message = make_message(method, 0, torch.zeros(4096), 0, [1000, 3096], [])
     received, given = torch.zeros(4096), torch.zeros(4096)
     for step in range(50):
         message.flat.copy_(numbers(4096, step))

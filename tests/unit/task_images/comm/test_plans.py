@@ -2,10 +2,11 @@
 
 import itertools
 import random
+from collections.abc import Sequence
 
 import pytest
 
-from task_images.comm.plans import Cost, Groups, build, find_optimum, fit, merge_greedily, predict_end, simulate_order
+from task_images.comm.plans import Cost, Groups, build, find_optimum, fit, merge_greedily, simulate_order
 
 Case = tuple[list[int], list[float], Cost]
 
@@ -32,6 +33,14 @@ def all_groupings(count: int) -> list[Groups]:
                 groups[-1].append(number)
         found.append(groups)
     return found
+
+
+def predict_end(groups: Groups, sizes: Sequence[int], ready: Sequence[float], cost: Cost) -> float:
+    """When the last message has been sent, in seconds from the same moment as `ready`: the model of the plans."""
+    end = 0.0
+    for group in groups:
+        end = max(end, ready[group[-1]]) + cost.time(sum(sizes[number] for number in group))
+    return end
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -81,3 +90,20 @@ def test_the_simulated_order_takes_the_first_layer_among_what_is_ready() -> None
     order = simulate_order([1, 1, 1, 1], [0.0, 0.1, 0.2, 0.3], [3, 2, 1, 0], Cost(1.0, 0.0))
     assert order == [0, 3, 2, 1]
     assert simulate_order([1, 1], [0.0, 5.0], [1, 0], Cost(1.0, 0.0)) == [0, 1]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_each_message_of_the_simulated_order_is_the_most_urgent_of_its_moment(seed: int) -> None:
+    sizes, ready, cost = make_case(seed)
+    generator = random.Random(seed)
+    generator.shuffle(ready)
+    priorities = [generator.randint(0, 3) for _ in sizes]
+    order = simulate_order(sizes, ready, priorities, cost)
+    assert sorted(order) == list(range(len(sizes)))
+    now = 0.0
+    for position, chosen in enumerate(order):
+        waiting = order[position:]
+        now = max(now, min(ready[number] for number in waiting))
+        able = [number for number in waiting if ready[number] <= now]
+        assert chosen == min(able, key=lambda number: (priorities[number], number))
+        now += cost.time(sizes[chosen])

@@ -12,6 +12,7 @@ from task_images.comm.allreduce import GradientAllReduce
 from task_images.comm.base import Placement
 from task_images.comm.methods import Method
 from task_images.comm.presets import resolve
+from task_images.comm.selfcheck import Checked
 from task_images.contract import Contract
 from task_images.harness.distributed import World
 
@@ -20,16 +21,17 @@ def test_the_self_check_waits_for_ranks_that_still_load_their_data(monkeypatch: 
     """Its collectives give up after minutes, and unpacking a data set may take hours."""
     done: list[str] = []
 
-    def check_method(place: Placement, method: Method) -> dict[str, float]:
+    def check_method(place: Placement, method: Method) -> Checked:
         done.append(f"checked {method.name}")
-        return {"steps": 4.0, "error": 0.0}
+        return Checked("exact")
 
     world = World(
         Contract({"MLBENCH_METHOD": json.dumps(resolve("fusion").to_dict())}), torch.device("cpu"), 1, grouped=False
     )
     monkeypatch.setattr(world, "await_loading", lambda: done.append("loaded"))
     monkeypatch.setattr(prepare, "check_method", check_method)
-    prepare.prepare_strategy(world, GradientAllReduce)
+    strategy = prepare.prepare_strategy(world, GradientAllReduce)
+    assert strategy.checked["sums"] == "exact"
     assert done == ["loaded", "checked fusion"]
 
 

@@ -19,6 +19,8 @@ SAMPLES = {
     "barrier": ("step", "none"),
     "codec": ("none", "fp16", "sign", "topk:0.1", "randomk:0.1", "qsgd:7", "powersgd:2"),
     "feedback": ("none", "ef"),
+    "scope": ("tensor", "message"),
+    "warmup": ("none", "10"),
     "momentum": ("none", "0.9"),
     "selection": ("exact", "sampled"),
     "transport": ("allreduce", "rsag", "allgather", "a2a", "gtopk", "ps", "gossip", "noop"),

@@ -19,16 +19,17 @@ METHODS = {
 
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("size", [1, 7, 1000])
-def test_the_answer_is_the_sum_that_ranks_make_themselves(method: Method, dtype: torch.dtype, size: int) -> None:
+@pytest.mark.parametrize("sizes", [[1], [7], [1000], [400, 1, 99, 500]])
+def test_the_answer_is_the_sum_that_ranks_make_themselves(method: Method, dtype: torch.dtype, sizes: list[int]) -> None:
+    size = sum(sizes)
     torch.manual_seed(size)
     gradients = [torch.randn(size, dtype=torch.float64).to(dtype) for _ in range(RANKS)]
-    codecs = [make_codec(method, rank) for rank in range(RANKS)]
+    codecs = [make_codec(method, rank, sizes) for rank in range(RANKS)]
     payloads = [codec.encode(flat, 5) for codec, flat in zip(codecs, gradients, strict=True)]
     add = make_adder(method)
     assert add is not None
     # Requests come in any order.
-    answer = add({rank: make_request(payloads[rank], gradients[rank]) for rank in (2, 0, 1)})
+    answer = add({rank: make_request(payloads[rank], gradients[rank], codecs[rank], 5) for rank in (2, 0, 1)})
     found = torch.full((size,), 9.0, dtype=dtype)
     read_answer(answer, codecs[0], found)
     assert torch.equal(found, codecs[0].aggregate(payloads, found, 5))
@@ -40,7 +41,9 @@ def test_answers_are_as_short_as_exact_sums_can_be() -> None:
     for name, method in METHODS.items():
         codec, add = make_codec(method, 0), make_adder(method)
         assert add is not None
-        lengths[name] = add({rank: make_request(codec.encode(flat, 5), flat) for rank in range(RANKS)}).numel()
+        lengths[name] = add(
+            {rank: make_request(codec.encode(flat, 5), flat, codec, 5) for rank in range(RANKS)}
+        ).numel()
     assert lengths == {"sign": 125, "scaled sign": 4000, "topk": 800, "qsgd": 4000}
 
 

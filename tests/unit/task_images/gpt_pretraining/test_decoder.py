@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from mlbench_cli.catalog import load_task
+from mlbench_cli.tasks.catalog import load_task
 from task_images.gpt_pretraining.model import Decoder, count_unused_rows
 from task_images.gpt_pretraining.preflight import choose_shape
 from task_images.gpt_pretraining.shapes import SHAPES, Shape
@@ -16,8 +16,11 @@ from task_images.harness.language.parallel import fill_parameters
 from task_images.harness.language.tokens import IGNORED, separate_documents
 from task_images.harness.parameters import read_parameters
 
-PUBLISHED = {"tiny": 125_248, "124M": 124_439_808, "1B": 1_235_814_400, "8B": 8_030_261_248}
+PUBLISHED = {"tiny": 125_248, "124M": 124_439_808, "124M-modern": 162_282_577, "1B": 1_235_814_400, "8B": 8_030_261_248}
 SMALL = Shape(100, 32, 64, 2, 4, 2, 176, theta=500_000.0)
+GPT2_SMALL = Shape(
+    100, 32, 64, 2, 4, 4, 256, tied=True, norm="layer", positions="learned", activation="gelu", bias=True
+)
 
 
 def make_decoder(shape: Shape) -> Decoder:
@@ -45,7 +48,7 @@ def test_the_formula_of_flops_is_what_torch_counts(name: str, billions: float) -
 
 
 LLAMA_NAMES = (
-    *(("embedding.", "model.embed_tokens."), ("head.", "lm_head."), ("blocks.", "model.layers.")),
+    *(("embedding.", "model.embed_tokens."), ("blocks.", "model.layers.")),
     *(("feed_forward_norm", "post_attention_layernorm"), ("attention_norm", "input_layernorm")),
     *((f"attention.{own}", f"self_attn.{own[0]}_proj") for own in ("query", "key", "value", "output")),
     *(("feed_forward.", "mlp."), ("gate.", "gate_proj."), ("up.", "up_proj."), ("down.", "down_proj.")),
@@ -55,7 +58,25 @@ LLAMA_NAMES = (
 def llama_name(name: str) -> str:
     for own, theirs in LLAMA_NAMES:
         name = name.replace(own, theirs)
-    return "model.norm.weight" if name == "norm.weight" else name
+    return {"output.norm.weight": "model.norm.weight", "output.head.weight": "lm_head.weight"}.get(name, name)
+
+
+def split_fused(state: dict[str, torch.Tensor], shape: Shape) -> dict[str, torch.Tensor]:
+    """The same tensors with queries, keys and values apart, by an index of every row."""
+    found, shared = {}, shape.heads // shape.kv_heads
+    rows = {"query": [], "key": [], "value": []}  # type: dict[str, list[int]]
+    for group in range(shape.kv_heads):
+        for place in range(shared + 2):
+            begin = (group * (shared + 2) + place) * shape.head_size
+            kind = "query" if place < shared else "key" if place == shared else "value"
+            rows[kind] += range(begin, begin + shape.head_size)
+    for name, tensor in state.items():
+        if ".qkv." not in name:
+            found[name] = tensor
+            continue
+        for kind, chosen in rows.items():
+            found[name.replace("qkv", kind)] = tensor[chosen]
+    return found
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -77,7 +98,8 @@ def test_logits_equal_those_of_transformers_llama_with_the_same_weights(tied: bo
         )
     ).eval()
     ours = make_decoder(shape)
-    theirs.load_state_dict({llama_name(name): value for name, value in ours.state_dict().items()})
+    own = split_fused(ours.state_dict(), shape)
+    theirs.load_state_dict({llama_name(name): value for name, value in own.items()})
     tokens = torch.randint(shape.vocabulary, (2, shape.context), generator=torch.Generator().manual_seed(3))
     with torch.no_grad():
         torch.testing.assert_close(ours(tokens), theirs(tokens).logits, rtol=0, atol=1e-6)
@@ -85,12 +107,12 @@ def test_logits_equal_those_of_transformers_llama_with_the_same_weights(tied: bo
 
 def test_logits_equal_those_of_transformers_gpt2_with_the_same_weights() -> None:
     transformers = pytest.importorskip("transformers")
-    shape = Shape(100, 32, 64, 2, 4, 4, 256, form="gpt2", tied=True)
+    shape = GPT2_SMALL
     theirs = transformers.GPT2LMHeadModel(
         transformers.GPT2Config(vocab_size=100, n_positions=32, n_embd=64, n_layer=2, n_head=4)
     ).eval()
     ours = make_decoder(shape)
-    own = ours.state_dict()
+    own = split_fused(ours.state_dict(), shape)
     for name, value in theirs.state_dict().items():
         value.copy_(gpt2_tensor(name, own))
     tokens = torch.randint(100, (2, 32), generator=torch.Generator().manual_seed(3))
@@ -100,12 +122,12 @@ def test_logits_equal_those_of_transformers_gpt2_with_the_same_weights() -> None
 
 def gpt2_tensor(name: str, own: dict[str, torch.Tensor]) -> torch.Tensor:
     """Our tensor for one of GPT-2's, whose matrices are (inputs, outputs)."""
-    ends = {"wte.weight": "embedding.weight", "wpe.weight": "positions.weight", "lm_head.weight": "head.weight"}
+    ends = {"wte.weight": "embedding.weight", "wpe.weight": "positions.weight", "lm_head.weight": "output.head.weight"}
     short = name.removeprefix("transformer.")
     if short in ends:
         return own[ends[short]]
     if short.startswith("ln_f"):
-        return own[short.replace("ln_f", "norm")]
+        return own[short.replace("ln_f", "output.norm")]
     _, block, layer, *rest = short.split(".")
     prefix, kind = f"blocks.{block}", rest[-1]
     if layer.startswith("ln_"):
@@ -121,7 +143,7 @@ def gpt2_tensor(name: str, own: dict[str, torch.Tensor]) -> torch.Tensor:
 
 @pytest.mark.parametrize("form", ["llama", "gpt2"])
 def test_packed_documents_that_are_kept_apart_have_the_logits_of_each_alone(form: str) -> None:
-    shape = replace(SMALL, form=form, kv_heads=4 if form == "gpt2" else 2)
+    shape = GPT2_SMALL if form == "gpt2" else SMALL
     model, end = make_decoder(shape), 9
     first, second = [5, 6, 7, end], [8, 3, 4, 2, 1]
     row = torch.tensor([[*first, *second]])
@@ -147,7 +169,8 @@ def test_a_loss_in_chunks_is_that_of_all_logits_and_so_are_its_gradients(tied: b
     wanted = {name: tensor.grad.clone() for name, tensor in model.named_parameters() if tensor.grad is not None}
     model.zero_grad()
     sizes: list[int] = []
-    model.head.register_forward_hook(lambda module, given, logits: sizes.append(logits.shape[0]))
+    output = model.get_submodule("output.head")
+    output.register_forward_hook(lambda module, given, logits: sizes.append(logits.shape[0]))
     chunked = model(tokens, None, None, targets, 5)
     torch.autograd.backward(chunked)
     torch.testing.assert_close(chunked, whole)
@@ -189,7 +212,7 @@ def test_a_padded_vocabulary_trains_as_the_words_alone(tied: bool, loss_chunk: i
     for (name, wanted), tensor in zip(plain.named_parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(tensor[: len(wanted)], wanted, rtol=1e-4, atol=1e-5, msg=name)
         assert not tensor[len(wanted) :].any(), name
-    assert model.head.weight.shape[0] == 128
+    assert model.get_parameter("output.head.weight").shape[0] == 128
 
 
 def test_gpt_2_has_a_head_of_round_size_by_default() -> None:

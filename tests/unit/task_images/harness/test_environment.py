@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mlbench_cli.catalog import load_catalog, load_task
+from mlbench_cli.tasks.catalog import load_catalog, load_task
 from task_images.harness import environment
 from task_images.harness.environment import digest_task_code, gpu_driver, gpu_models, list_packages
 

@@ -19,7 +19,7 @@ from task_images.contract import Contract, parse_event
 from task_images.harness.classification import CheckpointedSettings, train_classifier
 from task_images.harness.data import ArrayData
 from task_images.harness.distributed import open_world
-from task_images.harness.errors import TaskUsageError
+from task_images.harness.errors import EnvironmentUnfitError, TaskUsageError
 from task_images.harness.loop import Plan
 from task_images.harness.metrics import TopK
 from task_images.harness.models.imagenet import imagenet_model
@@ -28,7 +28,7 @@ from task_images.harness.precision import refuse_bf16_lstm, set_arithmetic
 from task_images.harness.report import Reporter
 from task_images.harness.schedules import Constant, PerUpdate
 from task_images.harness.settings import CudaSettings
-from task_images.harness.speed import SpeedOptions, blocks_of
+from task_images.harness.speed import SpeedOptions, blocks_of, require_compiler
 from task_images.harness.training import make_sample_trainer
 
 CPU = torch.device("cpu")
@@ -217,3 +217,11 @@ def test_lstms_in_bf16_are_refused_on_gpus_only() -> None:
     refuse_bf16_lstm("fp16", torch.device("cuda"))
     with pytest.raises(TaskUsageError, match="in fp16 when bf16 is asked for"):
         refuse_bf16_lstm("bf16", torch.device("cuda"))
+
+
+def test_compiling_without_a_compiler_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    for name in ("CC", "CXX"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(EnvironmentUnfitError, match=r"install g\+\+ .* --set compile=no"):
+        require_compiler("whole")

@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 import torch
 
-from mlbench_cli.catalog import load_task
+from mlbench_cli.tasks.catalog import load_task
 from task_images.contract import Contract
 from task_images.harness.decay import split_decay
 from task_images.harness.errors import TaskUsageError

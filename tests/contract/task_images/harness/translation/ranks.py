@@ -22,13 +22,13 @@ from task_images.harness.report import Reporter
 from task_images.harness.seeds import seed_all
 from task_images.harness.translation.sample import write_sample
 from task_images.harness.translation.training import TranslationTask, train_translation
-from task_images.wikitext2_awd_lstm import train as awd_lstm
+from task_images.wikitext2_awd_lstm import task as awd_lstm
 from task_images.wikitext2_awd_lstm.data import Corpus
-from task_images.wikitext2_awd_lstm.settings import Parameters as AwdLstmParameters
-from task_images.wmt16_gnmt import train as gnmt
+from task_images.wikitext2_awd_lstm.settings import Settings as AwdLstmSettings
+from task_images.wmt16_gnmt import task as gnmt
 from task_images.wmt16_gnmt.data import read_corpus as read_wmt16
 from task_images.wmt16_gnmt.prepare import prepare
-from task_images.wmt17_transformer import train as transformer
+from task_images.wmt17_transformer import task as transformer
 from task_images.wmt17_transformer.data import read_corpus as read_wmt17
 from task_images.wmt17_transformer.data import write_dictionary
 from tests.contract.task_images.ranks import Parameters
@@ -82,7 +82,7 @@ def train_awd_lstm(contract: Contract, world: World, texts: Path, resume: str) -
     text = torch.randint(0, 50, (1601,), generator=generator, dtype=torch.int32)
     # Nothing can be learned from this, so the validation loss rises and averaging begins.
     corpus = Corpus([str(number) for number in range(50)], text[:1201], text[1201:1400], text[1400:])
-    parameters = AwdLstmParameters(
+    parameters = AwdLstmSettings(
         **{**COMMON, "epochs": 4, "checkpoint_every": 6, "goal_full": 1.0, "goal_light": 1.0},
         batch_size=2,
         accumulation=STREAMS // 2 // world.size,
@@ -101,7 +101,7 @@ def train_awd_lstm(contract: Contract, world: World, texts: Path, resume: str) -
 
 
 def train_gnmt(contract: Contract, world: World, texts: Path, resume: str) -> nn.Module:
-    parameters = gnmt.Parameters(
+    parameters = gnmt.Settings(
         **COMMON,
         global_batch=32,
         largest_pass=8,
@@ -121,7 +121,7 @@ def train_gnmt(contract: Contract, world: World, texts: Path, resume: str) -> nn
 
 
 def train_transformer(contract: Contract, world: World, texts: Path, resume: str) -> nn.Module:
-    parameters = transformer.Parameters(
+    parameters = transformer.Settings(
         **COMMON,
         vocabulary=208,
         global_batch=1024,

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from mlbench_cli.catalog import load_task
+from mlbench_cli.tasks.catalog import load_task
 from task_images.harness.entry import run
 from task_images.harness.errors import EnvironmentUnfitError
 from task_images.harness.translation.extras import need
 from task_images.harness.translation.sample import write_sample
-from task_images.wikitext2_awd_lstm.train import main as awd_lstm
+from task_images.wikitext2_awd_lstm.task import main as awd_lstm
 from task_images.wmt16_gnmt.prepare import prepare
-from task_images.wmt16_gnmt.train import main as gnmt
+from task_images.wmt16_gnmt.task import main as gnmt
 from task_images.wmt17_transformer.data import write_dictionary
-from task_images.wmt17_transformer.train import main as transformer
+from task_images.wmt17_transformer.task import main as transformer
 
 MAINS = {"wikitext2_awd_lstm": awd_lstm, "wmt16_gnmt": gnmt, "wmt17_transformer": transformer}
 ALL = pytest.mark.parametrize("task", list(MAINS))

@@ -21,7 +21,7 @@ from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.api import Api, RequestRejected
 from mlbench_cli.kube.objects import collection_path, condition, is_true, object_path
 from mlbench_cli.kube.watch import PodWatch
-from mlbench_cli.spec import KubernetesOptions, RunSpec
+from mlbench_cli.model.spec import KubernetesOptions, RunSpec
 
 NAMESPACE = "recording"
 WAIT = ("sh", "-c", "sleep 600")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mlbench_cli.catalog import load_task
+from mlbench_cli.tasks.catalog import load_task
 from task_images.gpt_pretraining.preflight import check, make_plan
 from task_images.harness.language.layout import LayoutError, plan_accumulation, plan_layout
 

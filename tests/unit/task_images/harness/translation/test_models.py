@@ -11,8 +11,8 @@ from task_images.harness.translation.beam import Search, beam_search
 from task_images.harness.translation.training import TranslationModel
 from task_images.wmt16_gnmt.model import Attention, Gnmt
 from task_images.wmt16_gnmt.model import Size as GnmtSize
-from task_images.wmt16_gnmt.train import Parameters as GnmtParameters
-from task_images.wmt16_gnmt.train import make_rate
+from task_images.wmt16_gnmt.task import Settings as GnmtSettings
+from task_images.wmt16_gnmt.task import make_rate
 from task_images.wmt17_transformer.model import Size, Transformer, sinusoids
 
 PADDING, END = 1, 2
@@ -185,10 +185,10 @@ def test_positions_count_from_behind_the_padding_number() -> None:
 
 
 def test_the_rate_of_gnmt() -> None:
-    legacy = make_rate(GnmtParameters(warmup_start=0.01), 10_000)
+    legacy = make_rate(GnmtSettings(warmup_start=0.01), 10_000)
     assert legacy(0) == pytest.approx(2e-5)
     assert legacy(100) == pytest.approx(2e-4)
-    spec = make_rate(GnmtParameters(), 10_000)
+    spec = make_rate(GnmtSettings(), 10_000)
     assert spec(0) == 0.0
     assert 0 < spec(100) < spec(150) < 2e-3
     for rate in (legacy, spec):

@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import pytest
 
-from mlbench_cli.catalog import load_task
+from mlbench_cli.tasks.catalog import load_task
 from task_images.contract import Contract
 from task_images.harness.distributed import open_world
 from task_images.harness.precision import Precision

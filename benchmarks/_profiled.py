@@ -1,0 +1,69 @@
+"""A task under torch's profiler for the updates of its first timed block: `python -m benchmarks._profiled TASK FILE`.
+
+FILE gets the 20 kernels that took most time, how long the device was busy and idle between kernels, and how many
+kernels an update launched. On a CPU operations take the place of kernels.
+"""
+
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.autograd import DeviceType  # type: ignore[attr-defined]
+from torch.autograd.profiler_util import EventList
+from torch.profiler import ProfilerActivity, profile
+
+from task_images.harness.throughput import Throughput
+
+
+def main() -> None:
+    task, target = sys.argv[1], Path(sys.argv[2])
+    has_gpu = torch.cuda.is_available()
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if has_gpu else [])]
+    profiler: Any = profile(activities=activities)
+    start, end = Throughput._start, Throughput._end_block
+    is_done = False
+
+    def begin(self: Throughput) -> None:
+        start(self)
+        profiler.start()
+
+    def finish(self: Throughput) -> None:
+        nonlocal is_done
+        end(self)
+        if not is_done:
+            is_done = True
+            profiler.stop()
+            target.write_text(describe(profiler, self._protocol.updates, self._seconds[0], has_gpu))
+
+    Throughput._start, Throughput._end_block = begin, finish  # type: ignore[method-assign]
+    sys.argv = [task]
+    runpy.run_module(f"task_images.{task}", run_name="__main__", alter_sys=True)
+
+
+def describe(profiler: Any, updates: int, seconds: float, has_gpu: bool) -> str:
+    """The profile as text. `seconds`: of the whole block, on the host's clock."""
+    averages: EventList = profiler.key_averages()
+    order = "self_device_time_total" if has_gpu else "self_cpu_time_total"
+    spans = sorted(
+        (event.time_range.start, event.time_range.end)
+        for event in profiler.events()
+        if event.device_type == DeviceType.CUDA or not has_gpu
+    )
+    busy, reached = 0.0, float("-inf")
+    for first, last in spans:
+        busy += max(0.0, last - max(first, reached))
+        reached = max(reached, last)
+    whole = 1e6 * seconds
+    what = "kernels" if has_gpu else "operations"
+    return (
+        f"{updates} updates in {seconds:.3f} s under the profiler: {1e3 * seconds / updates:.2f} ms each, "
+        f"{len(spans) / updates:.0f} {what} an update; busy {busy / whole:.0%},"
+        f" between {what} {1 - busy / whole:.0%}\n\n"
+        + str(averages.table(sort_by=order, row_limit=20, max_name_column_width=60))  # type: ignore[no-untyped-call]
+    )
+
+
+if __name__ == "__main__":
+    main()

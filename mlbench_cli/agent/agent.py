@@ -1,0 +1,525 @@
+"""The agent of a run on one machine: starts the ranks, watches them, ends them, and writes down what it sees.
+
+It is started by the local engine, in a session of its own, as `main([FOLDER, LEASH, READY, LOCK, MACHINE])`,
+and outlives its client. Only the standard library, `machine`, `load` and `cores` are imported: it starts in 25 ms.
+When the run is over it imports the finalizer that the request names, which completes the archive.
+
+FOLDER  the run's folder. `.state/request.json` holds the request, `.state/state.json` is rewritten on each change
+LEASH   file descriptor whose end of file means that an attached client has died, or -1
+READY   file descriptor that gets the line "ok" once every rank is started, or the reason why not
+LOCK    file descriptor of the folder's lock, held until the state is on disk
+MACHINE file descriptor of the machine's lock, held until this process ends, or -1
+
+It decides nothing about success and writes no sentence for users: facts only, from which the engine makes findings.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import selectors
+import signal
+import time
+from collections.abc import Iterable, Mapping
+
+from mlbench_cli import isolation
+from mlbench_cli.agent import load, machine, processes
+from mlbench_cli.agent.clock import ClockWatch
+from mlbench_cli.agent.messages import pending_facts
+from task_images.harness import cores
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # `typing` would cost a tenth of the start
+    from typing import Any
+
+    from mlbench_cli.agent.messages import NodeState
+    from mlbench_cli.agent.network.shaped import ShapedNetwork
+
+GRACE = 5.0  # seconds between TERM and KILL
+UNKILLABLE = 30.0  # seconds after KILL in which a process in the kernel may still vanish
+SAMPLE = 1.0  # seconds between two lines of resources per rank
+SCARCE = 1 << 20  # bytes of free disk from which on it is watched closely
+RESERVE = 1 << 16  # bytes kept so that the last state can be written on a full disk
+AT_START = "chosen at start"  # what render() says what only the start can know
+
+
+def main(arguments: list[str]) -> int:
+    """Read the request, start the ranks, report "ok" or the problem on the descriptor `ready`, and watch them to their
+    end.
+
+    The arguments are the run's folder and four descriptors: leash, ready, lock of the run, lock of the machine.
+    """
+    folder, leash, ready, lock, machine_lock = arguments[0], *map(int, arguments[1:5])
+    machine.keep_only(leash, ready, lock, machine_lock)
+    with open(f"{folder}/.state/request.json", encoding="utf-8") as file:
+        request = json.load(file)
+    agent = Agent(folder, request, leash)
+    agent.prepare()
+    problem = agent.start()
+    # A client that died in between has closed its end.
+    with contextlib.suppress(OSError):
+        os.write(ready, ((problem or "ok") + "\n").encode())
+    os.close(ready)
+    os.close(lock)
+    agent.watch()
+    agent.finish()
+    _finalize(folder, request["finalizer"])
+    return 0
+
+
+def _finalize(folder: str, module: str | None) -> None:
+    """Complete the archive. A failure is in supervisor.log, and `mlbench wait` tries again."""
+    if module is None or not os.path.isdir(folder):
+        return
+    import importlib
+    import traceback
+
+    signal.set_wakeup_fd(-1)
+    try:
+        importlib.import_module(module).main(folder)
+    except Exception:
+        traceback.print_exc()
+
+
+class Rank:
+    """One process of the run, or a rank that has none because only rank 0 runs the command."""
+
+    def __init__(self, plan: Mapping[str, Any]) -> None:
+        self.number: int = plan["rank"]
+        self.argv: list[str] | None = plan["argv"]
+        self.environment: dict[str, str] = plan["environment"]
+        self.cpus: list[int] = []  # those that it is bound to; empty: not bound
+        self.pid = 0
+        self.pidfd = -1
+        self.begun = self.ended = 0.0  # by the monotonic clock
+        self.facts = pending_facts(self.number)
+
+    @property
+    def running(self) -> bool:
+        """Whether its process has been started and has not ended."""
+        return bool(self.facts["phase"] == "running")
+
+    def begin(self) -> None:
+        """Its process has been started."""
+        self.begun = time.monotonic()
+        self.facts.update({"pid": self.pid, "phase": "running", "started": time.time()})
+
+    def end(self) -> None:
+        """Its process has ended, or was given up."""
+        self.ended = time.monotonic()
+        self.facts.update({"finished": time.time(), "seconds": round(self.ended - self.begun, 3)})
+
+
+class Agent:
+    """Owns the ranks of a run on one machine and their folder, and writes its state whenever it changes."""
+
+    def __init__(self, folder: str, request: dict[str, Any], leash: int) -> None:
+        plan = request["plan"]
+        self.folder = folder
+        self.python: str = request["python"]
+        self.installed_code_only: bool = request["installed_code_only"]
+        self.plan = plan
+        self.ranks = [Rank(entry) for entry in plan["ranks"]]
+        self.deadline = time.monotonic() + plan["timeout"]
+        self.leash = leash
+        self.port = machine.free_port()
+        self.stop_at: float | None = None  # when TERM becomes KILL
+        self.give_up_at: float | None = None
+        self.next_sample = 0.0
+        self.sampler = machine.Sampler()
+        self.load = load.LoadMeter(**request["machine_lock"])
+        self.clock = ClockWatch()
+        self.out_of_memory_before = machine.memory_kills()
+        self.cancelled = False
+        self.network: ShapedNetwork | None = None
+        note = processes.process_note(os.getpid())
+        self.state: NodeState = {
+            "schema_version": 1,
+            "run_id": request["run_id"],
+            "name": plan["name"],
+            "spec_hash": plan["spec_hash"],
+            "attached": leash >= 0,
+            "pid": note["pid"],
+            "start_time": note["start_time"],
+            "host": note["host"],
+            "boot_id": note["boot_id"],
+            "pid_namespace": note["pid_namespace"],
+            "master_port": self.port,
+            "started": time.time(),
+            "finished": None,
+            "seconds": None,
+            "stepped_seconds": 0.0,
+            "ended": None,
+            "first_failed": None,
+            "disk_full": False,
+            "start_problem": None,
+            "network_problem": None,
+            "ranks": [rank.facts for rank in self.ranks],
+        }
+        self.selector = selectors.DefaultSelector()
+
+    # --- start --------------------------------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Adopt orphans, hold the folder's lock, and handle signals."""
+        machine.prctl(machine.PR_SET_CHILD_SUBREAPER, 1)
+        self._hold_lock()
+        self._listen()
+
+    def start(self) -> str | None:
+        """Start every rank. Returns why it cannot be done, or None; a command that does not exist is a rank's end."""
+        try:
+            self._reserve()
+            self._share_cpus()
+            if not self._shape_network():
+                return f"network: {self.state['network_problem']}"
+            for rank in self.ranks:
+                self._start(rank)
+        except OSError as error:
+            self.state["disk_full"] = machine.is_full(error)
+            self.state["start_problem"] = error.strerror or str(error)
+            self._stop("never_started", grace=0)
+            return str(self.state["start_problem"])
+        self._sample()
+        self._write_state()
+        return None
+
+    def _share_cpus(self) -> None:
+        """Give every process CPUs of its own if the plan asks for it. Raises OSError if there are too few."""
+        ranks = [rank for rank in self.ranks if rank.argv is not None]
+        if not self.plan.get("pin") or not ranks:
+            return
+        try:
+            shares = cores.share_cpus(sorted(os.sched_getaffinity(0)), len(ranks))
+        except (ValueError, AttributeError) as error:
+            raise OSError(errno.EINVAL, f"--pin: {error}") from None
+        for rank, share in zip(ranks, shares, strict=True):
+            rank.cpus = share
+
+    def _shape_network(self) -> bool:
+        """Make the network that the plan asks for, and prove it; False if that cannot be done."""
+        asked = self.plan.get("network")
+        if asked is None:
+            return True
+        from mlbench_cli.agent.network.namespaces import ShapingError
+        from mlbench_cli.agent.network.shaped import ShapedNetwork
+        from mlbench_cli.model.network import parse_network
+
+        try:
+            self.network = ShapedNetwork(parse_network(asked), self.plan["workers"])
+            self.network.verify()
+        except ShapingError as error:
+            self.state["network_problem"] = str(error)
+            self._stop("never_started", grace=0)
+            return False
+        self.selector.register(self.network.channel, selectors.EVENT_READ, self._on_network_lost)
+        return True
+
+    def _on_network_lost(self) -> None:
+        """The hub says nothing unasked: it has ended, and with it the network."""
+        assert self.network is not None
+        self.selector.unregister(self.network.channel)
+        self.state["network_problem"] = "the process that made it has ended"
+        self._stop("failed", GRACE)
+
+    def _finish_network(self) -> None:
+        if self.network is None:
+            return
+        try:
+            self.network.finish(f"{self.folder}/shaping.json")
+        except OSError as error:
+            self._on_write_error(error)
+
+    def _hold_lock(self) -> None:
+        """Held to the end of this process, whatever ends it: readers take a free lock for proof of its death."""
+        lock = os.open(f"{self.folder}/.state/supervisor.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+
+    def _listen(self) -> None:
+        """Make signals, and the death of an attached client, wake the selector."""
+        reader, writer = os.pipe()
+        os.set_blocking(reader, False)
+        os.set_blocking(writer, False)
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        self.selector.register(reader, selectors.EVENT_READ, lambda: machine.drain(reader))
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_cancel)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        if self.leash >= 0:
+            self.selector.register(self.leash, selectors.EVENT_READ, self._on_client_lost)
+
+    def _reserve(self) -> None:
+        with open(f"{self.folder}/.state/reserve", "wb") as file:
+            file.write(b"\0" * RESERVE)
+
+    def _start(self, rank: Rank) -> None:
+        log = os.open(f"{self.folder}/logs/rank-{rank.number}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            if rank.argv is None:
+                return
+            reader, writer = os.pipe()
+            parent = os.getpid()
+            rank.pid = os.fork()
+            if rank.pid == 0:
+                self._exec_command(rank, log, writer, parent)
+            os.close(writer)
+        finally:
+            os.close(log)
+        with contextlib.suppress(OSError):
+            os.setpgid(rank.pid, rank.pid)
+        rank.begin()
+        with os.fdopen(reader, "rb") as file:
+            rank.facts["start_error"] = file.read().decode("utf-8", "replace") or None
+        rank.pidfd = processes.process_handle(rank.pid)
+        if rank.pidfd >= 0:
+            self.selector.register(rank.pidfd, selectors.EVENT_READ, lambda: self._on_exit(rank))
+
+    def _exec_command(self, rank: Rank, log: int, report: int, parent: int) -> None:
+        """In the forked child: turn into the rank's command. Never returns."""
+        code, argv = 126, list(rank.argv or ())
+        try:
+            os.setpgid(0, 0)
+            if self.network is not None:  # first, since a new user namespace clears what is set for a parent's death
+                self.network.enter_worker(int(rank.environment["NODE_RANK"]))
+            machine.prctl(machine.PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != parent:
+                os._exit(code)
+            # What is ignored stays ignored across exec, and Python ignores some.
+            for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGHUP):
+                signal.signal(number, signal.SIG_DFL)
+            environment = self._environment(rank)
+            if rank.cpus:  # here, since what it starts and its threads inherit it
+                os.sched_setaffinity(0, rank.cpus)
+            null = os.open(os.devnull, os.O_RDONLY)
+            for source, target in ((null, 0), (log, 1), (log, 2)):
+                os.dup2(source, target)
+            if self.installed_code_only:
+                argv = isolation.rank_command(argv, os.environ, self.plan["environment"].get("MLBENCH_TASK_PATH"))
+            os.execvpe(self.python if argv[0] == "python" else argv[0], argv, environment)
+        except BaseException as error:
+            code = 127 if isinstance(error, FileNotFoundError) else code
+            os.write(report, f"{argv[0]}: {getattr(error, 'strerror', None) or error}".encode("utf-8", "replace"))
+        finally:
+            os._exit(code)
+
+    def _environment(self, rank: Rank) -> dict[str, str]:
+        """The user's environment, what it lacks of the plan's defaults, and the contract's variables on top."""
+        own = {**self.plan["environment"], **rank.environment}
+        own["MASTER_PORT"] = str(self.port)
+        own["MLBENCH_OUTPUT_DIR"] = os.path.join(self.folder, own["MLBENCH_OUTPUT_DIR"])
+        threads = max(1, cores.effective_cores() // len(self.ranks))
+        defaults = {key: str(threads) if value == AT_START else value for key, value in self.plan["defaults"].items()}
+        users = isolation.rank_environment(os.environ) if self.installed_code_only else os.environ
+        environment = {**defaults, **users, **own}
+        if rank.cpus:
+            environment[cores.PINNED_FROM] = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+        environment["PATH"] = os.path.dirname(self.python) + os.pathsep + environment.get("PATH", os.defpath)
+        count, devices = self.plan["gpus_per_worker"], machine.visible_gpus(os.environ)
+        if count and devices:
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(
+                machine.gpus_of_worker(int(own["NODE_RANK"]), count, devices)
+            )
+        return environment
+
+    # --- watch --------------------------------------------------------------------------------------------------
+
+    def watch(self) -> None:
+        """Until no rank runs any more."""
+        while any(rank.running for rank in self.ranks):
+            moments = [self.next_sample, self.stop_at or self.deadline]
+            if self.give_up_at is not None:
+                moments.append(self.give_up_at)
+            # With pidfds, epoll hands the ranks over in the order in which they ended, however late this process
+            # gets its turn: whoever failed first is known on a crowded machine, too.
+            for key, _ in self.selector.select(max(0.0, min(moments) - time.monotonic())):
+                key.data()
+            for rank in self.ranks:
+                if rank.running and rank.pidfd < 0:
+                    self._on_exit(rank)
+            self._reap_orphans()
+            self._on_time(time.monotonic())
+
+    def _on_time(self, now: float) -> None:
+        if self.cancelled:
+            self._stop("cancelled", GRACE)
+        if now >= self.deadline:
+            self._stop("deadline", GRACE)
+        if self.stop_at is not None and now >= self.stop_at:
+            self._signal(signal.SIGKILL)
+            self.stop_at = now + GRACE
+            self.give_up_at = self.give_up_at or now + UNKILLABLE
+        if self.give_up_at is not None and now >= self.give_up_at:
+            for rank in self.ranks:
+                if rank.running:
+                    rank.end()
+                    rank.facts.update({"phase": "lost", "stopped": True})
+        if now >= self.next_sample:
+            self._sample()
+
+    def _on_cancel(self, *_: object) -> None:
+        self.cancelled = True
+
+    def _on_client_lost(self) -> None:
+        self.selector.unregister(self.leash)
+        self._stop("client_lost", grace=0)
+
+    def _on_exit(self, rank: Rank) -> None:
+        pid, status, usage = os.wait4(rank.pid, os.WNOHANG)
+        if pid == 0:
+            return
+        if rank.pidfd >= 0:
+            self.selector.unregister(rank.pidfd)
+            os.close(rank.pidfd)
+        # As in a container: when the rank's own process ends, what it left behind ends, too.
+        processes.signal_group(rank.pid, signal.SIGKILL)
+        number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
+        code = os.WEXITSTATUS(status) if number is None else 128 + number
+        rank.end()
+        rank.facts.update(
+            {
+                "phase": "failed" if code else "succeeded",
+                "exit_code": code,
+                "signal": number,
+                "stopped": self.state["ended"] is not None,
+            }
+        )
+        last = self.sampler.last(rank.number, usage)
+        rank.facts["peak_rss_bytes"] = last["peak_rss_bytes"]
+        self._write_resources(self._with_log_sizes([last]))
+        if code and self.state["ended"] is None:
+            self.state["first_failed"] = rank.number
+            if number == signal.SIGKILL:
+                rank.facts["out_of_memory"] = machine.risen(self.out_of_memory_before, machine.memory_kills())
+                rank.facts["memory_limit_bytes"] = machine.memory_limit() if rank.facts["out_of_memory"] else None
+            self._stop("failed", GRACE)
+        self._write_state()
+
+    def _stop(self, why: str, grace: float) -> None:
+        """End the run: TERM now, KILL after `grace` seconds. The first reason stays; a later one may only hasten it."""
+        first = self.state["ended"] is None
+        if not first and grace:
+            return
+        self.state["ended"] = self.state["ended"] or why
+        self.stop_at = time.monotonic() + grace
+        self._signal(signal.SIGTERM if grace else signal.SIGKILL)
+        if first:
+            self._write_state()
+
+    def _signal(self, number: int) -> None:
+        """KILL goes to all that a rank has started, TERM as in a container to its own process, which ends the rest."""
+        for rank in self.ranks:
+            if rank.running and number == signal.SIGKILL:
+                processes.signal_group(rank.pid, number)
+            elif rank.running:
+                with contextlib.suppress(OSError):  # it may have taken on another user's rights
+                    os.kill(rank.pid, number)  # not yet waited for, so the number is its own
+
+    def _reap_orphans(self) -> None:
+        """Take up the ends of processes that lost their parent, but leave the ranks to their own turn."""
+        ranks = {rank.pid for rank in self.ranks if rank.running}
+        with contextlib.suppress(ChildProcessError, AttributeError):
+            while True:
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                if ended is None or ended.si_pid in ranks:
+                    return
+                os.waitpid(ended.si_pid, 0)
+
+    # --- write --------------------------------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """Nothing of the run is left when this returns, and the last state is on disk."""
+        self._finish_network()
+        processes.kill_descendants()
+        self._write_resources([self.load.row(0.0)])
+        self._check_space()
+        if self.state["ended"] is None:
+            self.state["ended"] = "exited"
+        for rank in self.ranks:
+            if rank.argv is None:  # as on a cluster, where the workers that only wait end well when worker 0 does
+                fine = self.state["ended"] == "exited"
+                rank.facts.update(
+                    {"phase": "succeeded" if fine else "failed", "exit_code": 0 if fine else None, "stopped": not fine}
+                )
+        run = [rank for rank in self.ranks if rank.ended]
+        if run:
+            first, last = min(rank.begun for rank in run), max(rank.ended for rank in run)
+            self.state["seconds"] = round(last - first, 3)
+        self.state["stepped_seconds"] = self.clock.check()
+        self.state["finished"] = time.time()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(f"{self.folder}/.state/reserve")
+        self._write_state(last=True)
+
+    def _write_state(self, last: bool = False) -> None:
+        if self.state["ended"] and not last:
+            # `ended` is for readers the promise that everything is over.
+            document: NodeState = {**self.state, "ended": None, "stopping": self.state["ended"]}
+        else:
+            document = self.state
+        data = json.dumps(document).encode()
+        path = f"{self.folder}/.state/state.json"
+        try:
+            with open(f"{path}.tmp", "wb") as file:
+                file.write(data)
+                if last:
+                    file.flush()
+                    os.fsync(file.fileno())
+            os.replace(f"{path}.tmp", path)
+        except OSError as error:
+            self._on_write_error(error)
+
+    def _sample(self) -> None:
+        self.next_sample = time.monotonic() + SAMPLE
+        self.state["stepped_seconds"] = self.clock.check()
+        with contextlib.suppress(OSError):
+            found = os.statvfs(self.folder)
+            if found.f_bavail * found.f_frsize < SCARCE:
+                self._check_space()
+        samples = self.sampler.lines({rank.number: rank.pid for rank in self.ranks if rank.running})
+        self._write_resources([*self._with_log_sizes(samples), self.load.row(self.sampler.running_seconds)])
+
+    def _with_log_sizes(self, samples: list[dict[str, object]]) -> list[dict[str, object]]:
+        """The samples with the size of each rank's log, by which its lines get a time."""
+        for sample in samples:
+            with contextlib.suppress(OSError):
+                sample["log_bytes"] = os.stat(f"{self.folder}/logs/rank-{sample['rank']}.log").st_size
+        return samples
+
+    def _write_resources(self, lines: Iterable[dict[str, object]]) -> None:
+        data = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines).encode()
+        try:
+            log = os.open(f"{self.folder}/resources.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        except OSError as error:
+            return self._on_write_error(error)
+        try:
+            size = os.fstat(log).st_size
+            if os.write(log, data) < len(data):
+                os.ftruncate(log, size)  # half a line is no line
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            self._on_write_error(error)
+        finally:
+            os.close(log)
+
+    def _check_space(self) -> None:
+        """Find a full disk before it is taken for success: a task may ignore that its last lines were not written."""
+        path = f"{self.folder}/.state/probe"
+        try:
+            with open(path, "wb") as file:
+                file.write(b"\0" * machine.PAGE)
+        except OSError as error:
+            self._on_write_error(error)
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+
+    def _on_write_error(self, error: OSError) -> None:
+        if machine.is_full(error):
+            self.state["disk_full"] = True
+        elif not os.path.isdir(self.folder):
+            self._stop("cancelled", grace=0)  # somebody removed the run's folder
+            return
+        self._stop("failed", GRACE)

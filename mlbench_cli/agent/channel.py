@@ -1,0 +1,283 @@
+"""A channel to one machine: a child process here or behind ssh that answers the requests of `serve`.
+
+OpenSSH itself makes the connection, with the user's own configuration. Host keys are always checked, nothing is ever
+asked, and no argument of a request appears on a command line.
+"""
+
+import contextlib
+import json
+import os
+import selectors
+import shlex
+import shutil
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import IO, Any
+
+import mlbench_cli
+from mlbench_cli.agent.serve import MARKER
+from mlbench_cli.errors import CredentialError, MlbenchError, UnreachableError, UsageError
+
+CONNECT_SECONDS = 10
+CALL_SECONDS = 40.0
+BLOCK = 1 << 20
+SSH_OPTIONS = (
+    *("-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=yes", "-o", f"ConnectTimeout={CONNECT_SECONDS}"),
+    *("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3", "-o", "LogLevel=ERROR"),
+    *("-o", "ForwardAgent=no", "-o", "ForwardX11=no", "-o", "RequestTTY=no"),
+)
+BOOT = (
+    "import sys; b = sys.stdin.buffer; "
+    "exec(compile(b.read(int(b.readline())), 'mlbench-serve', 'exec'), {'__name__': '__main__'})"
+)
+SERVER_PACKAGES = ("mlbench_cli", "mlbench_cli.util", "mlbench_cli.agent")
+SERVER_MODULES = (  # each after those that it imports
+    *(
+        "mlbench_cli.util.files",
+        "mlbench_cli.agent.processes",
+        "mlbench_cli.agent.interfaces",
+        "mlbench_cli.agent.serve",
+    ),
+)
+LOADER = """import sys, types
+def load(name, text):
+    global module
+    module = sys.modules[name] = types.ModuleType(name)
+    module.__path__ = []
+    exec(compile(text, name, "exec"), vars(module))
+"""
+Document = Mapping[str, Any]
+
+
+class RemoteError(MlbenchError):
+    """A machine has understood a request and could not do it. `kind` is refused, timeout or system."""
+
+    def __init__(self, host: str, text: str, kind: str) -> None:
+        super().__init__(f"{host}: {text}.")
+        self.text = text
+        self.kind = kind
+
+
+@dataclass(frozen=True)
+class Target:
+    """A machine as ssh knows it; `login` None is this machine. `python` runs there."""
+
+    login: str | None
+    python: str = "python3"
+    ssh_config: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The login, or "this machine"."""
+        return self.login or "this machine"
+
+    def command(self) -> list[str]:
+        """The words that start the other end of a channel, through ssh unless it is this machine."""
+        words = [self.python, "-I", "-S", "-u", "-c", BOOT]
+        if self.login is None:
+            return words
+        config = ["-F", self.ssh_config] if self.ssh_config else []
+        return ["ssh", *config, *SSH_OPTIONS, "-T", "--", self.login, "exec " + shlex.join(words)]
+
+
+@cache
+def pack_server() -> bytes:
+    """One program of `serve` and the modules that it imports, which the other end need not have."""
+    root = Path(mlbench_cli.__file__).parents[1]
+    texts = {name: (root / f"{name.replace('.', '/')}.py").read_text("utf-8") for name in SERVER_MODULES}
+    lines = [f"load({name!r}, {text!r})" for name, text in {**dict.fromkeys(SERVER_PACKAGES, ""), **texts}.items()]
+    return "\n".join([LOADER, *lines, "module.serve(sys.stdin.buffer, sys.stdout.buffer)"]).encode()
+
+
+def check_login(login: str) -> str:
+    """`login` as [USER@]HOST. Raises UsageError for what ssh could take for an option, or a shell for a command."""
+    if not login or login.startswith("-") or not all(letter.isalnum() or letter in "@._-:[]%" for letter in login):
+        raise UsageError(f'"{login[:80]}" is not a host: write HOST or USER@HOST.')
+    return login
+
+
+@dataclass(frozen=True)
+class ChannelRequest:
+    """One request of `serve`: its name, arguments and data."""
+
+    do: str
+    arguments: Mapping[str, object]
+    data: bytes = b""
+
+
+class Channel:
+    """Requests to one machine, one at a time. It connects when it is first used, and again after a lost connection."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self._process: subprocess.Popen[bytes] | None = None
+        self._errors: IO[bytes] | None = None
+        self._lock = threading.RLock()
+        self._buffer = bytearray()
+
+    def call(self, do: str, data: bytes = b"", *, seconds: float = CALL_SECONDS, **arguments: Any) -> Document:
+        """The answer's document. Raises UnreachableError or CredentialError without a connection, RemoteError."""
+        return self.exchange(do, data, seconds=seconds, **arguments)[0]
+
+    def call_in_sequence(self, requests: Sequence[ChannelRequest], *, seconds: float = CALL_SECONDS) -> list[Document]:
+        """The answers of requests that are done one after the other in one exchange; errors as `call`.
+
+        A request that fails keeps those after it from being done.
+        """
+        documents = [{"do": item.do, "size": len(item.data), **item.arguments} for item in requests]
+        data = b"".join(item.data for item in requests)
+        answers: list[Document] = self.call("sequence", data, seconds=seconds, requests=documents)["answers"]
+        self._raise_error(answers[-1])
+        return answers
+
+    def exchange(
+        self, do: str, data: bytes = b"", *, seconds: float = CALL_SECONDS, **arguments: Any
+    ) -> tuple[Document, bytes]:
+        """The answer's document and its data; errors as `call`. A request is not repeated after a lost connection."""
+        text = json.dumps({"do": do, **arguments}).encode()
+        with self._lock:
+            end = time.monotonic() + seconds
+            try:
+                self._connect(end)
+                self._send(b"%d %d\n" % (len(text), len(data)) + text + data, end)
+                sizes = [int(size) for size in self._read_until(b"\n", end).split()]
+                document: Document = json.loads(self._read(sizes[0], end))
+                received = self._read(sizes[1], end)
+            except BaseException:
+                self.close()
+                raise
+        self._raise_error(document)
+        return document, received
+
+    def _raise_error(self, document: Document) -> None:
+        if "error" in document:
+            raise RemoteError(self.target.name, str(document["error"]), str(document.get("kind")))
+
+    def close(self) -> None:
+        """End the process at the other end. A later request connects again."""
+        with self._lock:
+            process, self._process = self._process, None
+            self._buffer.clear()
+            if process is None:
+                return
+            for stream in (process.stdin, process.stdout):
+                if stream is not None:
+                    with contextlib.suppress(OSError):
+                        stream.close()
+            try:
+                process.wait(timeout=0.5)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            if self._errors is not None:
+                self._errors.close()
+
+    def _connect(self, end: float) -> None:
+        if self._process is not None and self._process.poll() is None:
+            return
+        self.close()
+        words = self.target.command()
+        if shutil.which(words[0]) is None:
+            raise UsageError(f"{words[0]} is not on the path of this machine.", hint="Install it, or use --python.")
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (closed with the channel)
+        self._process = subprocess.Popen(
+            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, start_new_session=True
+        )
+        assert self._process.stdin is not None
+        os.set_blocking(self._process.stdin.fileno(), False)
+        source = pack_server()
+        self._send(b"%d\n" % len(source) + source, end)
+        self._read_until(MARKER, end)
+
+    def _send(self, data: bytes, end: float) -> None:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        descriptor, view = self._process.stdin.fileno(), memoryview(data)
+        with selectors.DefaultSelector() as selector:
+            selector.register(descriptor, selectors.EVENT_WRITE)
+            while view:
+                if not selector.select(max(0.0, end - time.monotonic())):
+                    raise self._problem("no answer")
+                try:
+                    view = view[os.write(descriptor, view[:BLOCK]) :]
+                except BlockingIOError:
+                    continue
+                except BrokenPipeError:
+                    raise self._problem("the connection was closed") from None
+
+    def _read(self, size: int, end: float) -> bytes:
+        while len(self._buffer) < size:
+            self._receive(end)
+        piece = bytes(self._buffer[:size])
+        del self._buffer[:size]
+        return piece
+
+    def _read_until(self, mark: bytes, end: float) -> bytes:
+        while (place := self._buffer.find(mark)) < 0:
+            self._receive(end)
+        piece = bytes(self._buffer[:place])
+        del self._buffer[: place + len(mark)]
+        return piece
+
+    def _receive(self, end: float) -> None:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        descriptor = self._process.stdout.fileno()
+        with selectors.DefaultSelector() as selector:
+            selector.register(descriptor, selectors.EVENT_READ)
+            if not selector.select(max(0.0, end - time.monotonic())):
+                raise self._problem("no answer in time")
+        piece = os.read(descriptor, BLOCK)
+        if not piece:
+            raise self._problem("the connection was closed")
+        self._buffer += piece
+
+    def _problem(self, what: str) -> MlbenchError:
+        """The error that explains why nothing comes, from what ssh or Python has written."""
+        code, text = None, ""
+        if self._process is not None:
+            try:
+                code = self._process.wait(timeout=0.5)
+            except subprocess.TimeoutExpired:
+                code = None
+        if self._errors is not None and not self._errors.closed:
+            self._errors.seek(0)
+            text = self._errors.read().decode("utf-8", "replace")
+        return explain_failure(self.target, what, code, text)
+
+
+def explain_failure(target: Target, what: str, code: int | None, text: str) -> MlbenchError:
+    """The error for a connection that failed with this exit code and error text. Pure."""
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not set(line.strip()) <= {"@"}]
+    last = lines[-1] if lines else what
+    lowered = text.lower()
+    ssh = f"ssh {target.name} true"
+    if "host key verification failed" in lowered or "identification has changed" in lowered:
+        known = (
+            "is not known" if "no " in lowered and "host key is known" in lowered else "is not the one that is known"
+        )
+        return CredentialError(
+            f"The host key of {target.name} {known}: {last}",
+            hint=f"Compare the key with the machine's owner; then {ssh} asks whether to accept it.",
+        )
+    if "permission denied" in lowered and code == 255:
+        return CredentialError(
+            f"{target.name} refuses the login: {last}", hint=f"mlbench asks no passwords; try: {ssh}"
+        )
+    if code in (126, 127) or "can't open" in lowered:
+        return UsageError(
+            f"On {target.name}, {target.python} cannot be run: {last}", hint="Name its Python 3.10 or later: --python"
+        )
+    return UnreachableError(f"{target.name} does not answer: {last}", hint=f"Try: {ssh}")
+
+
+def close_all(channels: Sequence[Channel]) -> None:
+    """Close each channel."""
+    for channel in channels:
+        channel.close()

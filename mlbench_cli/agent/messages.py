@@ -1,0 +1,172 @@
+"""What clients and agents tell each other: plans, and what an agent knows of its ranks. Standard library only.
+
+Plans and states have a `schema_version`: 1. A field that is added is optional; one that changes its meaning makes a new
+version.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # `typing` would cost the agent a tenth of its start
+    from collections.abc import Iterable, Mapping
+    from typing import NotRequired, TypedDict
+
+    from mlbench_cli.agent.processes import ProcessNote
+
+    class RankPlan(TypedDict):
+        """One rank: `argv` None if it runs nothing; `environment` is its own part of the contract."""
+
+        rank: int
+        argv: list[str] | None
+        environment: Mapping[str, str]
+
+    class NodePlan(TypedDict):
+        """One machine. `name` and `address` are None if only the machine itself knows them."""
+
+        name: str | None
+        address: str | None
+        workers: list[int]
+        ranks: list[RankPlan]
+
+    class RunPlan(TypedDict):
+        """What every plan says. Times are in seconds."""
+
+        kind: str
+        schema_version: int
+        name: str
+        spec_hash: str
+        timeout: float
+        gpus_per_worker: int
+        environment: Mapping[str, str]  # of all ranks
+        defaults: Mapping[str, str]  # where the user's environment has no such variable
+        pin: NotRequired[bool]
+
+    class LocalShape(TypedDict, total=False):
+        """The network between so many workers on one machine, if it is shaped."""
+
+        network: str
+        workers: int
+
+    class LocalPlan(RunPlan, LocalShape):
+        """A run on one machine, within its agent's request."""
+
+        ranks: list[RankPlan]
+
+    class MachinesPlan(RunPlan):
+        """RUN/plan.json."""
+
+        nodes: list[NodePlan]
+        python: str
+        installed_code_only: bool
+        launcher: list[str]
+        interface: str | None
+        interface_variables: list[str]
+        meeting_seconds: float
+        lease_seconds: float | None
+        grace: float
+        lock: str
+
+    class RankFacts(TypedDict):
+        """One rank. Times are seconds since 1970; `exit_code` and `signal` are None until its process has ended."""
+
+        rank: int
+        pid: int | None
+        phase: str  # model.Phase
+        exit_code: int | None
+        signal: int | None
+        started: float | None
+        finished: float | None
+        seconds: float | None  # from start to end, by the monotonic clock
+        stopped: bool  # ended because the agent was ending the run
+        out_of_memory: str | None  # "cgroup" or "machine": whose count of memory kills rose
+        start_error: str | None
+        peak_rss_bytes: int | None  # of its largest process
+        memory_limit_bytes: int | None  # of this control group or machine, if memory ran out
+
+    class BoundRank(TypedDict):
+        """CPUs and GPUs that a rank may use; `cpus` None where the system cannot tell."""
+
+        rank: int
+        cpus: list[int] | None
+        gpus: list[str]
+
+    class Cause(TypedDict):
+        """What ended a run everywhere. `time` is seconds since 1970 by the clock of node 0."""
+
+        why: str
+        node: int
+        rank: int | None
+        time: float
+
+    class ClockOffset(TypedDict):
+        """How far a machine's clock is ahead of node 0's."""
+
+        ahead_seconds: float
+        error_seconds: float
+
+    class AgentState(ProcessNote):
+        """state.json: what an agent knows of its ranks. Times are seconds since 1970."""
+
+        schema_version: int
+        run_id: str
+        name: str
+        spec_hash: str
+        attached: bool  # ends with its client
+        master_port: int
+        started: float | None
+        finished: float | None
+        seconds: float | None  # from the start of the first rank to the end of the last, by the monotonic clock
+        stepped_seconds: float  # by which the wall clock was set in that time
+        ended: str | None  # model.Ending; the promise that everything is over
+        stopping: NotRequired[str]  # model.Ending, as long as it is not
+        first_failed: int | None
+        disk_full: bool
+        start_problem: str | None
+        network_problem: str | None
+        ranks: list[RankFacts]
+
+    class NodeState(AgentState, total=False):
+        """The state of one machine of several."""
+
+        node: int
+        node_name: str
+        address: str | None
+        interface: str | None
+        master_address: str
+        began: float
+        waits: str | None  # node 0: which machine has another run
+        cpus: list[int] | None
+        gpus: list[str]
+        bound: list[BoundRank]
+        first: Cause | None  # only node 0 knows the order
+        signalled: bool
+        clock_start: ClockOffset | None  # None of node 0
+        clock_end: ClockOffset | None
+        slurm: dict[str, str]
+
+
+def pending_facts(rank: int) -> RankFacts:
+    """Of a rank that has not been started."""
+    return {
+        "rank": rank,
+        "pid": None,
+        "phase": "pending",
+        "exit_code": None,
+        "signal": None,
+        "started": None,
+        "finished": None,
+        "seconds": None,
+        "stopped": False,
+        "out_of_memory": None,
+        "start_error": None,
+        "peak_rss_bytes": None,
+        "memory_limit_bytes": None,
+    }
+
+
+def fill_in(argv: Iterable[str], known: Mapping[str, str]) -> list[str]:
+    """A command with {hosts}, {rank}, {run_id} and {backend} replaced, as far as they are known."""
+    words = list(argv)
+    for name, value in known.items():
+        words = [word.replace(f"{{{name}}}", value) for word in words]
+    return words

@@ -1,0 +1,531 @@
+"""The agent of one machine of several: that of local runs, which also talks to those on the other machines.
+
+It is started on each machine of a run as `main([RUN/nodes/K])`: by srun, or through ssh in a session of its own.
+RUN/plan.json says what to do. Node 0 writes RUN/rendezvous.json; the others connect to it, and when all are there, all
+start their ranks. From then on the end of any of them ends the run everywhere. Standard library only.
+
+    RUN/plan.json  cancel  lease  rendezvous.json  nodes/K/      what the run's client and node 0 write
+    RUN/nodes/K/logs/  output/  resources.jsonl                  as in the folder of a local run
+    RUN/nodes/K/.state/state.json  beat  archive.tar  results.json
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+
+from mlbench_cli.agent import load, machine, rendezvous
+from mlbench_cli.agent.agent import GRACE, Agent, Rank
+from mlbench_cli.agent.clock import ClockWatch, read_clocks
+from mlbench_cli.agent.interfaces import find_interface, list_addresses
+from mlbench_cli.agent.lock import MachineLock, describe_holder, order_nodes
+from mlbench_cli.agent.messages import fill_in
+from mlbench_cli.agent.processes import is_signalled, kill_processes
+from mlbench_cli.agent.rendezvous import RankLink
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from typing import Any
+
+    from mlbench_cli.agent.messages import Cause
+
+BEAT_SECONDS = 5.0
+WAIT_NOTE_SECONDS = 1.0  # between two notes of which machine is busy
+CLOCK_SECONDS = 10.0  # between two questions for node 0's time
+CLOCK_PATIENCE = 2.0  # seconds that the last answer may take
+CONNECT_SECONDS = 0.02  # between two looks for node 0
+LOOK_SECONDS = 0.5  # between two looks for RUN/cancel
+LINGER_SECONDS = 120.0  # in which the others end after node 0 has
+SIGNAL_SECONDS = 0.3
+EXIT_REFUSED = 75
+BLOCK = 1 << 20
+SLURM_FACTS = (
+    *("SLURM_JOB_ID", "SLURM_NODEID", "SLURMD_NODENAME", "SLURM_JOB_NODELIST", "SLURM_TOPOLOGY_ADDR"),
+    *("SLURM_TOPOLOGY_ADDR_PATTERN", "SLURM_CPUS_ON_NODE", "SLURM_JOB_PARTITION", "SLURM_RESTART_COUNT"),
+)
+
+
+def main(arguments: list[str]) -> int:
+    """Supervise the ranks of one node to their end; the argument is the node's folder, RUN/nodes/K.
+
+    Exit code EXIT_REFUSED if this node of the run has been started before.
+    """
+    place = os.path.abspath(arguments[0])
+    folder, node = os.path.dirname(os.path.dirname(place)), int(os.path.basename(place))
+    machine.keep_only()
+    with open(f"{folder}/plan.json", encoding="utf-8") as file:
+        plan = json.load(file)
+    os.makedirs(f"{place}/.state", mode=0o700, exist_ok=True)
+    try:
+        os.mkdir(f"{place}/.state/started")
+    except FileExistsError:  # a batch job that was started again, or a second submission
+        with open(f"{folder}/refused", "a", encoding="utf-8") as file:
+            file.write(f"node {node} job {os.environ.get('SLURM_JOB_ID')} at {time.time():.0f}\n")
+        return EXIT_REFUSED
+    os.makedirs(f"{place}/logs", exist_ok=True)
+    for entry in plan["nodes"][node]["ranks"]:
+        os.makedirs(os.path.join(place, entry["environment"]["MLBENCH_OUTPUT_DIR"]), exist_ok=True)
+    return NodeAgent(place, folder, node, plan).conduct()
+
+
+class NodeAgent(Agent):
+    """The agent of one node, which shares the fate of the run's other nodes."""
+
+    def __init__(self, place: str, folder: str, node: int, plan: Mapping[str, Any]) -> None:
+        own = plan["nodes"][node]
+        request = {
+            "run_id": plan["name"],
+            "python": plan["python"],
+            "installed_code_only": plan["installed_code_only"],
+            "finalizer": None,
+            "machine_lock": {"lock": "unavailable", "lock_reason": None},
+            "plan": {**plan, "ranks": own["ranks"]},
+        }
+        super().__init__(place, request, -1)
+        self.run_folder, self.node, self.count = folder, node, len(plan["nodes"])
+        self.workers: list[list[int]] = [entry["workers"] for entry in plan["nodes"]]
+        self.name = own["name"] or os.environ.get("SLURMD_NODENAME") or os.uname().nodename
+        self.links: list[RankLink] = []
+        self.token = ""
+        self.hosts: list[str] | None = None
+        self.server: socket.socket | None = None
+        self.next_beat = self.next_look = self.next_connection = self.next_clock = 0.0
+        self.is_clock_known = False
+        self.guardian = -1
+        self.lock = MachineLock(plan["lock"], plan["name"], plan["timeout"])
+        self.lock_identity = self.lock.find_identity()
+        self.is_asked_to_lock = self.is_gathered = False
+        self.turns: list[int] = []  # node 0: nodes that still have to take the lock of their machine, in order
+        self.next_wait_note = 0.0
+        self.gone: list[int] = []
+        addresses = [own["address"]] if own["address"] else list_addresses(plan["interface"])
+        self.addresses = addresses or ["127.0.0.1"]
+        self.state.update(
+            {
+                "node": node,
+                "node_name": self.name,
+                "address": self.addresses[0] if node == 0 else None,
+                "interface": None,
+                "began": time.time(),
+                "started": None,
+                "waits": None,
+                "cpus": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
+                "gpus": machine.visible_gpus(os.environ),
+                "bound": [],
+                "first": None,
+                "signalled": False,
+                "clock_start": None,
+                "clock_end": None,
+                "slurm": {name: os.environ[name] for name in SLURM_FACTS if name in os.environ},
+            }
+        )
+
+    def conduct(self) -> int:
+        """The whole life of a run on this machine. Returns the highest exit code of its ranks."""
+        self.prepare()
+        self._write_state()
+        problem = self._meet()
+        if problem is None:
+            self.deadline = time.monotonic() + self.plan["timeout"]
+            self.state["started"] = time.time()
+            if self.hosts is not None:
+                self.lock.mark_taken()
+            self.load = load.LoadMeter(self.lock.state, self.lock.reason)
+            self.clock = ClockWatch()
+            if not self.state["ended"]:
+                self.start()
+                self.watch()
+                self._await_clock()
+        else:
+            self.state["start_problem"] = problem
+            self._stop("never_started", grace=0)
+        self.finish()
+        self._pack()
+        self._linger()
+        return max((rank.facts["exit_code"] or 0 for rank in self.ranks), default=0)
+
+    # --- start --------------------------------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """As the agent of a local run, and leave a guard behind."""
+        super().prepare()
+        self._start_guardian()
+        self._beat(0.0)
+
+    def _start_guardian(self) -> None:
+        """A child that outlives this process by a moment, and kills what a SIGKILL of this process leaves behind."""
+        reader, writer = os.pipe()
+        if os.fork():
+            os.close(reader)
+            self.guardian = writer
+            return
+        try:
+            os.close(writer)
+            os.setsid()
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                signal.signal(number, signal.SIG_IGN)
+            machine.prctl(machine.PR_SET_CHILD_SUBREAPER, 0)
+            os.read(reader, 1)
+            kill_processes(f"{self.folder}/output", seconds=60.0)
+        finally:
+            os._exit(0)
+
+    def _meet(self) -> str | None:
+        """Wait until all nodes are there. Returns why the run cannot start, or None."""
+        begun = time.monotonic()
+        if self.node == 0:
+            self.server, self.token = rendezvous.open_hub(self.run_folder, self.addresses)
+            self.selector.register(self.server, selectors.EVENT_READ, self._on_connection)
+        while self.hosts is None and not self.state["ended"]:
+            waits_long = self.is_gathered or self.links or not self.node
+            for key, _ in self.selector.select(0.1 if waits_long else CONNECT_SECONDS):
+                key.data()
+            now = time.monotonic()
+            if self.node == 0 and len(self._present()) == self.count - 1 and self._take_locks(now):
+                self._go()
+            elif self.node and not self.links and now >= self.next_connection:
+                self._connect()
+            elif self.is_asked_to_lock:
+                self._answer_lock(now)
+            self._on_time(now)
+            patience = self.plan["timeout"] if self.is_gathered else self.plan["meeting_seconds"]
+            if self.hosts is None and now >= begun + patience:
+                return self._explain_absence()
+        if self.hosts is not None:
+            self._take_hosts(self.hosts)
+        return None
+
+    def _explain_absence(self) -> str:
+        if self.is_gathered:
+            return str(self.state["waits"] or "another machine is busy")
+        if self.node:
+            return "node 0 could not be reached"
+        missing = [node for node in range(1, self.count) if node not in self._present()]
+        return f"nodes {', '.join(map(str, missing[:20]))} did not report within {self.plan['meeting_seconds']:g} s"
+
+    def _take_locks(self, now: float) -> bool:
+        """Node 0: have the locks of all machines taken, one after the other; whether all are."""
+        if not self.is_gathered:
+            self.is_gathered = True
+            present = self._present()
+            identities = {node: link.lock_identity for node, link in present.items()}
+            self.turns = order_nodes({0: self.lock_identity, **identities})
+            for link in present.values():
+                link.send({"gathered": True})
+            self._ask_next()
+        if self.turns and self.turns[0] == 0:
+            self._answer_lock(now)
+        return not self.turns
+
+    def _ask_next(self) -> None:
+        link = self._present().get(self.turns[0]) if self.turns else None
+        if link is not None:  # not node 0 itself, nor one that has just been lost, which ends the run
+            link.send({"lock": True})
+
+    def _answer_lock(self, now: float) -> None:
+        """Take this machine's lock, or say who has it."""
+        if self.lock.acquire():
+            self.is_asked_to_lock = False
+            self._on_lock({"locked": True})
+        elif now >= self.next_wait_note:
+            self.next_wait_note = now + WAIT_NOTE_SECONDS
+            self._on_lock({"waits": f"{self.name}: {describe_holder(self.lock.read_holder())}"})
+
+    def _on_lock(self, message: Mapping[str, Any]) -> None:
+        """Node 0 notes what a node says of its lock; the others pass it on."""
+        if self.node:
+            self.links[0].send(message)
+            return
+        self.state["waits"] = message.get("waits")
+        if "locked" in message:
+            self.turns.pop(0)
+            self._ask_next()
+        else:
+            self._write_state()
+
+    def _present(self) -> dict[int, RankLink]:
+        return {link.node: link for link in self.links if link.node is not None and link.is_open}
+
+    def _on_connection(self) -> None:
+        assert self.server is not None
+        with contextlib.suppress(BlockingIOError):
+            connection, _ = self.server.accept()
+            self.links.append(RankLink(connection, self.selector, self._on_message, self._on_link_end))
+
+    def _connect(self) -> None:
+        self.next_connection = time.monotonic() + CONNECT_SECONDS
+        note = rendezvous.read_rendezvous(self.run_folder)
+        if note is None:
+            return
+        connection = rendezvous.connect_to_hub(note, 5.0)
+        if connection is None:
+            return
+        own, hub = connection.getsockname()[0], connection.getpeername()[0]
+        self.state["address"], self.master = own, hub
+        link = RankLink(connection, self.selector, self._on_message, self._on_link_end)
+        link.node = 0
+        self.links = [link]
+        own_facts = {"node": self.node, "name": self.name, "time": time.time(), "lock": self.lock_identity}
+        link.send({"hello": note["token"], **own_facts})
+        self._ask_clock()
+
+    def _go(self) -> None:
+        """All are there: give the others what all must know, from node 0."""
+        present = self._present()
+        names = {0: self.name, **{node: link.name for node, link in present.items()}}
+        worker_hosts = {worker: names[node] for node, workers in enumerate(self.workers) for worker in workers}
+        hosts = [worker_hosts[worker] for worker in sorted(worker_hosts)]
+        self.port = machine.free_port()
+        if present:
+            self.addresses[0] = self.state["address"] = next(iter(present.values())).connection.getsockname()[0]
+        self.master = self.addresses[0] if present else "127.0.0.1"
+        for link in present.values():
+            link.send({"go": hosts, "port": self.port})
+        self.hosts = hosts
+
+    def _take_hosts(self, hosts: list[str]) -> None:
+        """Complete variables and command lines with what is known only now."""
+        address = self.state["address"] or self.master
+        interface = self.plan["interface"] or find_interface(address if self.count > 1 else "127.0.0.1")
+        self.state.update({"interface": interface, "master_address": self.master, "master_port": self.port})
+        environment = self.plan["environment"]
+        environment.update(MASTER_ADDR=self.master, MLBENCH_HOSTS=",".join(hosts))
+        for name in self.plan["interface_variables"]:
+            if interface:
+                environment.setdefault(name, interface)
+        words = {"hosts": ",".join(hosts), "run_id": self.plan["name"], "backend": environment["MLBENCH_BACKEND"]}
+        for rank in self.ranks:
+            known = {**words, "rank": str(rank.number)}
+            if rank.argv is not None:
+                rank.argv = [*self.plan["launcher"], *fill_in(rank.argv, known)]
+
+    def _start(self, rank: Rank) -> None:
+        super()._start(rank)
+        if not rank.pid:
+            return
+        cpus = None
+        with contextlib.suppress(OSError, AttributeError):  # it may have ended
+            cpus = sorted(os.sched_getaffinity(rank.pid))
+        gpus = self._environment(rank).get("CUDA_VISIBLE_DEVICES")
+        self.state["bound"].append({"rank": rank.number, "cpus": cpus, "gpus": gpus.split(",") if gpus else []})
+
+    def _environment(self, rank: Rank) -> dict[str, str]:
+        environment = super()._environment(rank)
+        environment.pop("SLURM_EXPORT_ENV", None)
+        return environment
+
+    # --- watch --------------------------------------------------------------------------------------------------
+
+    def _on_message(self, link: RankLink, message: Mapping[str, Any]) -> None:
+        if self.node == 0 and link.node is None:
+            node = message.get("node")
+            known = rendezvous.is_token(message.get("hello"), self.token)
+            if not known or not isinstance(node, int) or not 0 < node < self.count or node in self._present():
+                link.close()
+                return
+            link.node, link.name = node, str(message.get("name"))
+            link.lock_identity = None if message.get("lock") is None else str(message["lock"])
+            link.clock_offset = time.time() - float(message.get("time") or 0.0)
+        elif "go" in message and self.hosts is None:
+            self.port, self.hosts = int(message["port"]), [str(host) for host in message["go"]]
+        elif "gathered" in message:
+            self.is_gathered = True
+        elif "lock" in message:
+            self.is_asked_to_lock = True
+        elif "clock" in message:
+            link.send({"clock_was": message["clock"], "time": time.time()})
+        elif "clock_was" in message:
+            self._take_clock(float(message["clock_was"]), float(message["time"]))
+        elif self.turns and link.node == self.turns[0] and ("locked" in message or "waits" in message):
+            self._on_lock(message)
+        elif "stop" in message:
+            self._take_first(message, link.clock_offset)
+            self._stop(str(message["why"]), GRACE, own=False)
+            if self.node == 0:
+                self._send_stop(besides=link)
+        elif "bye" in message:
+            link.has_left = True
+            link.close()
+
+    def _ask_clock(self) -> None:
+        """Ask node 0 for its time."""
+        self.next_clock = time.monotonic() + CLOCK_SECONDS
+        if self.node and self.links:
+            self.links[0].send({"clock": time.monotonic()})
+
+    def _take_clock(self, asked: float, there: float) -> None:
+        """Node 0's time was `there` in the middle between the question, by the monotonic clock, and now."""
+        now, difference, error = read_clocks()
+        half = (now - asked) / 2
+        ahead = now + difference - half - there
+        self.state["clock_end"] = {"ahead_seconds": round(ahead, 6), "error_seconds": round(half + error, 6)}
+        self.state["clock_start"] = self.state["clock_start"] or self.state["clock_end"]
+        self.is_clock_known = True
+
+    def _await_clock(self) -> None:
+        """Compare this machine's clock with node 0's once more, after the ranks."""
+        self.is_clock_known = False
+        self._ask_clock()
+        end = time.monotonic() + CLOCK_PATIENCE
+        while self.node and not self.is_clock_known and time.monotonic() < end and self._present():
+            for key, _ in self.selector.select(0.1):
+                key.data()
+
+    def _on_link_end(self, link: RankLink) -> None:
+        if link.has_left or link.node is None or (self.node and self.state["finished"]):
+            return
+        if self.hosts is None and not self.is_gathered:  # it may come back
+            self.links = [other for other in self.links if other is not link]
+            return
+        self.gone.append(link.node)
+        lost: Cause = {"why": "lost", "node": link.node, "rank": None, "time": time.time()}
+        self.state["first"] = self.state["first"] or lost
+        self._stop("failed", GRACE, own=False)
+        if self.node == 0:
+            self._send_stop()
+
+    def _take_first(self, message: Mapping[str, Any], clock_offset: float) -> None:
+        """Keep what came first: two ranks that fail within milliseconds are ordered by the clock of node 0."""
+        cause: Cause = {
+            "why": message["why"],
+            "node": message["node"],
+            "rank": message.get("rank"),
+            "time": float(message.get("time") or 0.0) + clock_offset,
+        }
+        known = self.state["first"]
+        if known is None or (known["why"] == cause["why"] == "failed" and cause["time"] < known["time"]):
+            self.state["first"] = cause
+
+    def _send_stop(self, besides: RankLink | None = None) -> None:
+        first = self.state["first"]
+        assert first is not None
+        why = "failed" if first["why"] == "lost" else first["why"]
+        for link in list(self.links):
+            if link is not besides:
+                link.send({"stop": True, **first, "why": why})
+
+    def _stop(self, why: str, grace: float, *, own: bool = True) -> None:
+        if own and not self.state["ended"] and not self.state["first"]:
+            rank = self.state["first_failed"]
+            self.state["first"] = {"why": why, "node": self.node, "rank": rank, "time": time.time()}
+            self._send_stop()
+        super()._stop(why, min(grace, self.plan["grace"]) if grace else 0)
+
+    def _on_exit(self, rank: Rank) -> None:
+        """A batch system that ends a job signals ranks and agents alike: then a rank has not failed by itself."""
+        if self.state["ended"] is None and not self.cancelled and is_signalled(rank.pid):
+            time.sleep(SIGNAL_SECONDS)  # this process's own signal may come a moment later
+        if self.cancelled:
+            self._stop("cancelled", GRACE)
+        super()._on_exit(rank)
+
+    def _on_cancel(self, *_: object) -> None:
+        self.state["signalled"] = True
+        super()._on_cancel()
+
+    def _on_time(self, now: float) -> None:
+        if self.state["started"] and not self.state["finished"]:
+            super()._on_time(now)
+        elif self.cancelled and self.hosts is None:
+            self._stop("cancelled", grace=0)
+        self._beat(now)
+        if now >= self.next_clock:
+            self._ask_clock()
+        for link in list(self.links):
+            link.tick(now)
+        if now >= self.next_look:
+            self.next_look = now + LOOK_SECONDS
+            if os.path.exists(f"{self.run_folder}/cancel") or not os.path.isdir(self.run_folder):
+                self._stop("cancelled", GRACE)
+            if self.node == 0 and self._lease_is_over():
+                self._stop("client_lost", GRACE)
+
+    def _lease_is_over(self) -> bool:
+        lease: float | None = self.plan["lease_seconds"]
+        if lease is None:
+            return False
+        try:
+            return time.time() - os.stat(f"{self.run_folder}/lease").st_mtime > lease
+        except OSError:  # a detached run has none
+            return False
+
+    def _beat(self, now: float) -> None:
+        if now < self.next_beat:
+            return
+        self.next_beat = now + BEAT_SECONDS
+        with contextlib.suppress(OSError), open(f"{self.folder}/.state/beat", "w", encoding="ascii") as file:
+            file.write(f"{time.time():.3f}\n")
+
+    def _write_resources(self, lines: Iterable[dict[str, Any]]) -> None:
+        super()._write_resources([{**row, "worker": self.node} if row.get("kind") else row for row in lines])
+
+    # --- end ----------------------------------------------------------------------------------------------------
+
+    def _pack(self) -> None:
+        """Output and samples as one archive, and the digests of archive and logs: what a client fetches is these."""
+        import tarfile  # ranks wait for nothing that is needed only at the end
+
+        path = f"{self.folder}/.state/archive.tar"
+        results: dict[str, object] = {"schema_version": 1, "archive": None, "logs": {}, "problem": None}
+        try:
+            with tarfile.open(f"{path}.part", "w") as archive:
+                for name in ("output", "resources.jsonl"):
+                    if os.path.exists(f"{self.folder}/{name}"):
+                        archive.add(f"{self.folder}/{name}", name)
+            os.replace(f"{path}.part", path)
+            results["archive"] = digest(path)
+            logs = {rank.number: f"{self.folder}/logs/rank-{rank.number}.log" for rank in self.ranks}
+            results["logs"] = {number: digest(log) for number, log in logs.items() if os.path.exists(log)}
+        except OSError as error:
+            results["problem"] = error.strerror or str(error)
+        with contextlib.suppress(OSError):
+            with open(f"{self.folder}/.state/results.part", "w", encoding="utf-8") as file:
+                json.dump(results, file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(f"{self.folder}/.state/results.part", f"{self.folder}/.state/results.json")
+
+    def _linger(self) -> None:
+        """Node 0 passes on what ends the run until the others have left; they leave at once."""
+        if self.node:
+            for link in self.links:
+                link.send({"bye": True})
+            return
+        end, written = None, self.state["first"]
+        while any(link.is_open and link.node is not None for link in self.links):
+            now = time.monotonic()
+            if self.state["first"] != written:
+                written = self.state["first"]
+                self._write_state(last=True)
+            if self.state["first"] and end is None:
+                end = now + LINGER_SECONDS
+            if end is not None and now >= end:
+                return
+            for key, _ in self.selector.select(0.2):
+                key.data()
+            self._on_time(now)
+        if self.state["first"] != written:
+            self._write_state(last=True)
+
+
+def digest(path: str) -> Mapping[str, Any]:
+    """Size in bytes and SHA-256 of a file."""
+    import hashlib
+
+    sha, size = hashlib.sha256(), 0
+    with open(path, "rb") as file:
+        while piece := file.read(BLOCK):
+            sha.update(piece)
+            size += len(piece)
+    return {"size": size, "sha256": sha.hexdigest()}
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,141 @@
+"""How the agents of one run talk to each other: lines of JSON over TCP, between node 0 (the hub) and the others.
+
+Only those that know the run's token are listened to. Standard library only: it runs on the machines of a run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import socket
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+    Message = Mapping[str, Any]
+
+PING_SECONDS = 10.0
+SILENT_SECONDS = 60.0  # without a message, until the other side counts as lost
+MAX_LINE = 1 << 20
+RENDEZVOUS = "rendezvous.json"
+
+
+class RankLink:
+    """One connection. `on_message` gets each message, `on_end` is called once when the other side has gone."""
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        selector: selectors.BaseSelector,
+        on_message: Callable[[RankLink, Message], None],
+        on_end: Callable[[RankLink], None],
+    ) -> None:
+        self.connection = connection
+        self.node: int | None = None
+        self.name = ""
+        self.lock_identity: str | None = None
+        self.clock_offset = 0.0  # seconds to add to the other side's times
+        self.is_open = True
+        self.has_left = False  # it has finished its part; its end is no loss
+        self._selector = selector
+        self._on_message = on_message
+        self._on_end = on_end
+        self._buffer = b""
+        self._next_ping = 0.0
+        self._last = time.monotonic()
+        connection.setblocking(False)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        selector.register(connection, selectors.EVENT_READ, self._on_readable)
+
+    def send(self, message: Message) -> None:
+        """Small messages only: what does not fit into the socket's buffer at once ends the link."""
+        if not self.is_open:
+            return
+        try:
+            self.connection.sendall(json.dumps(message).encode() + b"\n")
+        except OSError:
+            self.close()
+
+    def tick(self, now: float) -> None:
+        """Say that this side is there; give up the other side if it has not done so for long."""
+        if self.node is not None and now >= self._next_ping:
+            self._next_ping = now + PING_SECONDS
+            self.send({"ping": True})
+        if self.is_open and now - self._last > SILENT_SECONDS:
+            self.close()
+
+    def close(self) -> None:
+        """Close the connection and call `on_end`, once."""
+        if not self.is_open:
+            return
+        self.is_open = False
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(self.connection)
+        self.connection.close()
+        self._on_end(self)
+
+    def _on_readable(self) -> None:
+        try:
+            piece = self.connection.recv(1 << 16)
+        except BlockingIOError:
+            return
+        except OSError:
+            piece = b""
+        if not piece or len(self._buffer) > MAX_LINE:
+            self.close()
+            return
+        self._last = time.monotonic()
+        *lines, self._buffer = (self._buffer + piece).split(b"\n")
+        for line in lines:
+            try:
+                message = json.loads(line)
+            except ValueError:
+                self.close()
+                return
+            if self.is_open and isinstance(message, dict):
+                self._on_message(self, message)
+
+
+def open_hub(folder: str, addresses: list[str]) -> tuple[socket.socket, str]:
+    """Listen on all interfaces and write into the run's folder how to reach this process. Returns socket and token."""
+    server = socket.create_server(("", 0), backlog=4096)
+    server.setblocking(False)
+    token = os.urandom(16).hex()
+    note = {"addresses": addresses, "port": server.getsockname()[1], "token": token}
+    path = os.path.join(folder, RENDEZVOUS)
+    with open(os.open(f"{path}.part", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+        json.dump(note, file)
+    os.replace(f"{path}.part", path)
+    return server, token
+
+
+def read_rendezvous(folder: str) -> Message | None:
+    """How to reach the hub; None as long as nobody has written it."""
+    with contextlib.suppress(OSError):
+        os.listdir(folder)  # NFS: asks the server
+    try:
+        with open(os.path.join(folder, RENDEZVOUS), encoding="utf-8") as file:
+            note: Message = json.load(file)
+            return note
+    except (OSError, ValueError):
+        return None
+
+
+def connect_to_hub(note: Message, seconds: float) -> socket.socket | None:
+    """A connection to the first of the hub's addresses that answers; None if none does within `seconds` each."""
+    for address in note["addresses"]:
+        with contextlib.suppress(OSError):
+            return socket.create_connection((address, note["port"]), timeout=seconds)
+    return None
+
+
+def is_token(given: object, token: str) -> bool:
+    """Compare a received token with the run's in constant time."""
+    import hmac  # half of the time that this module takes to load
+
+    return isinstance(given, str) and hmac.compare_digest(given, token)

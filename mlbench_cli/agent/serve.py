@@ -1,0 +1,441 @@
+"""What runs at the other end of a channel: answers requests about files and processes of one machine.
+
+A client starts it with `python -c` (through ssh, or as a child process) and sends this text and that of the modules
+which it imports on standard input (see `channel`), so nothing has to be installed, and no argument shows in a list of
+processes. It ends with its standard input. Standard library only, of Python 3.10 or later.
+
+A request and an answer are a line with two numbers (bytes of JSON, bytes of data), then the JSON, then the data. A
+request is {"do": NAME, ...}; the answer has "error" if it failed. Paths may begin with "~/".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import io
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+
+from mlbench_cli.agent import processes
+from mlbench_cli.agent.interfaces import interface_addresses
+from mlbench_cli.util.files import remove_folder
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any, BinaryIO
+
+    Answer = tuple[Mapping[str, Any], bytes]
+
+MARKER = b"\n@mlbench-serve 1\n"  # before it, a login script may print what it likes
+BLOCK = 1 << 20
+PROBE = (
+    "import sys; sys.path[:] = [path for path in sys.path if path]\n"  # -P, which Python 3.10 lacks: not from here
+    "import json\n"
+    "try:\n import torch; v, g = torch.__version__, torch.cuda.device_count()\n"
+    "except Exception: v, g = None, 0\n"
+    "print(json.dumps({'python': sys.version.split()[0], 'torch': v, 'gpus': g}))"
+)
+MEMBERS = ("logs", "output", "resources.jsonl", ".state")
+
+
+class Refused(Exception):
+    """A request that is understood and not done; the text is the reason."""
+
+
+def expand(path: str) -> str:
+    """An absolute path, with "~" as this user's home."""
+    return os.path.abspath(os.path.expanduser(path))
+
+
+# --- requests -------------------------------------------------------------------------------------------------------
+
+
+def hello(base: str = "~", python: str = "") -> Answer:
+    """Facts of this machine that cost nothing to find."""
+    folder = expand(base)
+    parent = folder
+    while not os.path.isdir(parent):
+        parent = os.path.dirname(parent)
+    return {
+        "host": socket.gethostname(),
+        "user": str(os.getuid()),
+        "home": expand("~"),
+        "time": time.time(),
+        "boot_id": processes.boot_id(),
+        "python": sys.version.split()[0],
+        "free_bytes": shutil.disk_usage(parent).free,
+        "writable": os.access(parent, os.W_OK),
+        "gpus": sum(1 for name in os.listdir("/dev") if name[:6] == "nvidia" and name[6:].isdigit()),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "addresses": [{"interface": name, "address": own, "mask": mask} for name, own, mask in interface_addresses()],
+        "connection": os.environ.get("SSH_CONNECTION", ""),
+    }, b""
+
+
+def probe(python: str, setup: str = "") -> Answer:
+    """Version of the Python that will run the ranks, and of its torch. It takes as long as importing torch does."""
+    command = [python, "-c", PROBE]
+    if setup:
+        command = ["bash", "-c", setup + '\nexec "$@"', "setup", *command]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=120, check=False)
+    lines = done.stdout.decode("utf-8", "replace").strip().splitlines()
+    try:
+        return json.loads(lines[-1]), b""
+    except (ValueError, IndexError):
+        raise Refused(last_line(done.stderr) or f"{python} answers nothing") from None
+
+
+def run(argv: list[str], timeout: float = 30.0, stdin: str = "", env: Mapping[str, str] | None = None) -> Answer:
+    """Run one command with an environment that no setting of the user changes; `code` is None after a timeout."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("SQUEUE_", "SBATCH_", "SINFO_", "SACCT_", "SCANCEL_", "SLURM_")) or name == "SLURM_CONF"
+    }
+    settings = {**kept, "LC_ALL": "C", "SLURM_TIME_FORMAT": "%s", **(env or {})}
+    try:
+        done = subprocess.run(
+            argv, input=stdin.encode(), capture_output=True, timeout=timeout, check=False, env=settings
+        )
+    except subprocess.TimeoutExpired:
+        return {"code": None, "out": "", "err": f"no answer within {timeout:g} s"}, b""
+    except OSError as error:
+        return {"code": 127, "out": "", "err": f"{argv[0]}: {error.strerror}"}, b""
+    text = [stream.decode("utf-8", "replace") for stream in (done.stdout, done.stderr)]
+    return {"code": done.returncode, "out": text[0], "err": text[1]}, b""
+
+
+def put(path: str, mode: int = 0o600, new: bool = False, durable: bool = True, *, data: bytes) -> Answer:
+    """Write a file as a whole, and its folders (0700). With `new` a file that is already there stays: `written`.
+
+    With `durable` it survives a crash of the machine; without, it only is whole for every reader.
+    """
+    path = expand(path)
+    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    part = f"{path}.{os.getpid()}.part"
+    with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
+        file.write(data)
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())
+    try:
+        if not new:
+            os.replace(part, path)
+            return {"written": True}, b""
+        try:
+            os.link(part, path)
+        except FileExistsError:
+            return {"written": False}, b""
+        return {"written": True}, b""
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(part)
+
+
+def get(path: str, offset: int = 0, size: int = BLOCK) -> Answer:
+    """A piece of a file; `size` is that of the whole file, None if there is none."""
+    try:
+        with open(expand(path), "rb") as file:
+            file.seek(offset)
+            return {"size": os.fstat(file.fileno()).st_size}, file.read(size)
+    except FileNotFoundError:
+        return {"size": None}, b""
+
+
+def install(folder: str, sha256: str, *, data: bytes) -> Answer:
+    """Unpack a tar of code into `folder`/SHA256, once; `installed` is False if it was there already."""
+    target = os.path.join(expand(folder), sha256)
+    if os.path.isdir(target):
+        return {"folder": target, "installed": False}, b""
+    if not data:
+        return {"folder": None, "installed": False}, b""
+    if hashlib.sha256(data).hexdigest() != sha256:
+        raise Refused("the code arrived damaged")
+    part = f"{target}.{socket.gethostname()}.{os.getpid()}"
+    os.makedirs(part, mode=0o700)
+    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        archive.extractall(part)
+    try:
+        os.rename(part, target)
+    except OSError:  # somebody else was faster
+        shutil.rmtree(part)
+    return {"folder": target, "installed": True}, b""
+
+
+def sync(folder: str, nodes: Mapping[str, Mapping[str, int]], limit: int = 8 * BLOCK, renew: bool = False) -> Answer:
+    """What each node of a run has written: state, results, and its logs behind the given offsets.
+
+    `nodes` is node -> rank -> offset. The data are the pieces of logs, one after the other, in the order of `pieces`,
+    at most `limit` bytes. `beat_age` is in seconds by the clock of the file system, which all nodes share.
+    """
+    folder = expand(folder)
+    if not os.path.isdir(folder):
+        return {"exists": False, "nodes": {}, "pieces": []}, b""
+    clock = file_system_time(folder)
+    if renew and os.path.exists(f"{folder}/lease"):
+        os.utime(f"{folder}/lease")
+    reports, pieces, data = {}, [], []
+    for node, offsets in nodes.items():
+        place = os.path.join(folder, "nodes", node)
+        state, results = read_json(f"{place}/.state/state.json"), read_json(f"{place}/.state/results.json")
+        report: dict[str, Any] = {"state": state, "results": results, "alive": None, "beat_age": None}
+        with contextlib.suppress(OSError):
+            os.listdir(f"{place}/.state")  # NFS: a listing asks the server again, a bare stat may not
+            report["beat_age"] = clock - os.stat(f"{place}/.state/beat").st_mtime
+        if state is not None:
+            report["alive"] = processes.is_alive(state)
+            if report["alive"] is False:  # it may have ended since its state was read
+                report["state"] = read_json(f"{place}/.state/state.json")
+                report["results"] = read_json(f"{place}/.state/results.json")
+        for rank, offset in offsets.items():
+            if limit <= 0:
+                break
+            piece = read_piece(f"{place}/logs/rank-{rank}.log", offset, limit)
+            if piece:
+                limit -= len(piece)
+                pieces.append([int(rank), offset, len(piece)])
+                data.append(piece)
+        reports[node] = report
+    marks = {name: os.path.exists(f"{folder}/{name}") for name in ("cancel", "started", "fetched")}
+    return {"exists": True, "nodes": reports, "pieces": pieces, "time": time.time(), **marks}, b"".join(data)
+
+
+def await_file(path: str, timeout: float) -> Answer:
+    """The text of a file as soon as it is there; None after `timeout` seconds."""
+    path, end = expand(path), time.monotonic() + timeout
+    while not os.path.exists(path):
+        if time.monotonic() >= end:
+            return {"text": None}, b""
+        time.sleep(0.02)
+    return {"text": read_text(path)}, b""
+
+
+def lock(path: str, patience: float = 60.0) -> Answer:
+    """Hold a lock until this channel ends, or `unlock`."""
+    path = expand(path)
+    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    held = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    end = time.monotonic() + patience
+    while True:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            LOCKS[path] = held
+            return {}, b""
+        except BlockingIOError:
+            if time.monotonic() >= end:
+                os.close(held)
+                raise Refused(f"another client holds {path}") from None
+            time.sleep(0.05)
+
+
+LOCKS: dict[str, int] = {}
+
+
+def unlock(path: str) -> Answer:
+    """Let go of a lock that this connection holds; one that it does not hold is no error."""
+    if (held := LOCKS.pop(expand(path), None)) is not None:
+        os.close(held)
+    return {}, b""
+
+
+def spawn(argv: list[str], log: str, cwd: str = "~") -> Answer:
+    """Start a program that outlives this channel, in a session of its own."""
+    argv = [expand(word) if word.startswith("~/") else word for word in argv]
+    output = os.open(expand(log), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        process = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True, cwd=expand(cwd)
+        )
+    finally:
+        os.close(output)
+    return {"pid": process.pid}, b""
+
+
+def end_processes(folder: str, patience: float = 5.0) -> Answer:
+    """Kill every process of the run in `folder` on this machine: its agents, and what was given its variables."""
+    killed, left = processes.kill_processes(nodes_of(folder), arguments=True, seconds=patience)
+    return {"killed": killed, "left": left}, b""
+
+
+def remove(folder: str, force: bool = False) -> Answer:
+    """Remove the folder of a run; refused while a process of it runs on this machine, unless `force`."""
+    folder = expand(folder)
+    if not os.path.exists(os.path.join(folder, "run.json")) and os.path.isdir(folder) and os.listdir(folder):
+        raise Refused(f"{folder} is not the folder of a run")
+    if not force and processes.find_processes(nodes_of(folder), arguments=True):
+        raise Refused("its processes are still running")
+    remove_folder(Path(folder))
+    return {}, b""
+
+
+def list_runs(base: str) -> Answer:
+    """Every folder of a run below `base`, with what it says of itself, and the processes of it on this machine."""
+    base, runs = expand(base), []
+    with contextlib.suppress(FileNotFoundError):
+        for name in sorted(os.listdir(base)):
+            folder = os.path.join(base, name)
+            if name.startswith(".") or not os.path.isdir(folder):
+                continue
+            runs.append(
+                {
+                    "name": name,
+                    "run": read_json(os.path.join(folder, "run.json")),
+                    "fetched": os.path.exists(os.path.join(folder, "fetched")),
+                    "processes": processes.find_processes(nodes_of(folder), arguments=True),
+                    "supervised": any(
+                        processes.is_alive(state)
+                        for node in list_folder(os.path.join(folder, "nodes"))
+                        if (state := read_json(os.path.join(folder, "nodes", node, ".state", "state.json"))) is not None
+                    ),
+                    "age": time.time() - os.stat(folder).st_mtime,
+                }
+            )
+    return {"runs": runs}, b""
+
+
+def listen() -> Answer:
+    """A port of this machine to which others may connect, until the channel ends."""
+    server = socket.create_server(("", 0))
+    SERVERS.append(server)
+    return {"port": server.getsockname()[1]}, b""
+
+
+SERVERS: list[socket.socket] = []
+
+
+def connect(address: str, port: int, patience: float = 5.0) -> Answer:
+    """Whether this machine reaches a port of another one, and from which of its addresses."""
+    try:
+        with socket.create_connection((address, port), timeout=patience) as link:
+            return {"reached": True, "own": link.getsockname()[0]}, b""
+    except OSError as error:
+        return {"reached": False, "problem": error.strerror or str(error)}, b""
+
+
+# --- plumbing -------------------------------------------------------------------------------------------------------
+
+
+def read_text(path: str) -> str:
+    """The text of a file; empty if it cannot be read."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def read_json(path: str) -> Any:
+    """The document in a file; None if it cannot be read or is not JSON."""
+    try:
+        return json.loads(read_text(path))
+    except ValueError:
+        return None
+
+
+def list_folder(path: str) -> list[str]:
+    """The names in a folder, sorted; none if it cannot be read."""
+    try:
+        return sorted(os.listdir(path))
+    except OSError:
+        return []
+
+
+def nodes_of(folder: str) -> str:
+    """The folder of a run's nodes, below which its ranks write."""
+    return f"{expand(folder)}/nodes"
+
+
+def read_piece(path: str, offset: int, size: int) -> bytes:
+    """At most `size` bytes from `offset`; fewer at the end of the file, none if it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(offset)
+            return file.read(size)
+    except OSError:
+        return b""
+
+
+def file_system_time(folder: str) -> float:
+    """Seconds since 1970 by the clock of the folder's file server, which may differ from this machine's."""
+    path = os.path.join(folder, ".clock")
+    try:
+        with open(path, "wb") as file:
+            file.write(b"1")
+        return os.stat(path).st_mtime
+    except OSError:
+        return time.time()
+
+
+def last_line(data: bytes) -> str:
+    """The last line of a program's output that is not empty."""
+    lines = data.decode("utf-8", "replace").strip().splitlines()
+    return lines[-1] if lines else ""
+
+
+DO: dict[str, Callable[..., Answer]] = {
+    action.__name__: action
+    for action in (
+        *(hello, probe, run, put, get, install, sync, lock, unlock, spawn, end_processes, remove, list_runs),
+        *(listen, connect, await_file),
+    )
+}
+WITH_DATA = ("put", "install")
+
+
+def sequence(requests: list[dict[str, Any]], *, data: bytes) -> Answer:
+    """Several requests in one exchange, each done only if those before it were: `answers` has one for each done.
+
+    `size` of a request is that of its part of the data. Answers with data are not given here.
+    """
+    answers, position = [], 0
+    for request in requests:
+        size = request.pop("size")
+        document, _ = answer(request, data[position : position + size])
+        position += size
+        answers.append(document)
+        if "error" in document:
+            break
+    return {"answers": answers}, b""
+
+
+def answer(request: dict[str, Any], data: bytes) -> Answer:
+    """Carry out one request: a document and bytes.
+
+    A refusal, a passed deadline or an error of the system is a document, too.
+    """
+    action = request.pop("do")
+    if action == "sequence":
+        return sequence(**request, data=data)
+    try:
+        return DO[action](**request, data=data) if action in WITH_DATA else DO[action](**request)
+    except Refused as error:
+        return {"error": str(error), "kind": "refused"}, b""
+    except subprocess.TimeoutExpired as error:
+        return {"error": f"no answer within {error.timeout:g} s", "kind": "timeout"}, b""
+    except OSError as error:
+        problem = f"{error.strerror or error}: {error.filename}" if error.filename else str(error.strerror or error)
+        return {"error": problem, "kind": "system", "errno": error.errno}, b""
+
+
+def serve(source: BinaryIO, sink: BinaryIO) -> None:
+    """Answer requests until the client closes the connection: sizes on a line, a JSON document, then bytes."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    sink.write(MARKER)
+    sink.flush()
+    while line := source.readline():
+        sizes = [int(size) for size in line.split()]
+        request = json.loads(source.read(sizes[0]))
+        document, data = answer(request, source.read(sizes[1]))
+        text = json.dumps(document).encode()
+        sink.write(b"%d %d\n" % (len(text), len(data)) + text + data)
+        sink.flush()

@@ -1,0 +1,88 @@
+"""Archives from the web: an URL becomes a file in the data folder, which is then verified like any other."""
+
+import hashlib
+import http.client
+import os
+import urllib.error
+import urllib.parse
+import urllib.request
+from pathlib import Path
+
+from mlbench_cli.api.workspace import Workspace
+from mlbench_cli.errors import MlbenchError, NotFoundError, UnreachableError, UsageError
+from mlbench_cli.util.text import one_line
+
+MAX_BYTES = 2 << 30
+ANSWER_SECONDS = 60.0  # without a byte, after which a server is given up
+_CHUNK = 1 << 20
+_SCHEMES = ("http", "https")
+
+
+def is_url(word: str) -> bool:
+    """Whether a word is the address of an archive, and no path or name."""
+    return "://" in word
+
+
+def fetch_archive(url: str, workspace: Workspace) -> Path:
+    """Fetch the zip at `url` into the data folder, named by its SHA-256; the path. Nothing in it is read.
+
+    Raises UsageError, NotFoundError or UnreachableError with the server's answer.
+    """
+    _check(url)
+    folder = workspace.store.folder / "fetched"
+    folder.mkdir(parents=True, exist_ok=True)
+    part = folder / f".{os.urandom(6).hex()}.part"
+    workspace.notify(f"Fetching {one_line(url)} (gives up after {ANSWER_SECONDS:g} s without an answer) ...")
+    try:
+        digest = _fetch(url, part)
+        path = folder / f"{digest[:16]}.zip"
+        part.replace(path)
+    except urllib.error.HTTPError as error:
+        kind = NotFoundError if error.code in (404, 410) else UnreachableError
+        raise kind(f"{one_line(url)}: the server answers {error.code} {one_line(str(error.reason))}.") from None
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        reason = one_line(str(getattr(error, "reason", error)))
+        raise UnreachableError(f"{one_line(url)} cannot be fetched: {reason}.", hint="Run the command again.") from None
+    finally:
+        part.unlink(missing_ok=True)
+    workspace.notify(f"{path}: {path.stat().st_size} bytes, SHA-256 {digest}")
+    return path
+
+
+def _check(url: str) -> None:
+    """Refuse an address that is none, or holds a password, which would end up in receipts and logs."""
+    try:
+        parts = urllib.parse.urlsplit(url)
+        usable = parts.scheme in _SCHEMES and bool(parts.hostname) and url.isascii() and url.isprintable()
+    except ValueError:
+        usable = False
+    if not usable or " " in url:
+        raise UsageError(f'"{one_line(url)}" is no address of an archive.', hint="It begins with https:// or http://.")
+    if parts.username is not None or parts.password is not None:
+        raise UsageError("The address holds a user name or password.", hint="Download the archive yourself.")
+
+
+class _SafeRedirects(urllib.request.HTTPRedirectHandler):
+    """Follows redirects to web servers only."""
+
+    def redirect_request(self, req, fp, code, msg, headers, newurl):  # type: ignore[no-untyped-def]
+        if urllib.parse.urlsplit(newurl).scheme not in _SCHEMES:
+            raise urllib.error.URLError(f"it redirects to {newurl[:100]}")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def _fetch(url: str, path: Path) -> str:
+    request = urllib.request.Request(url, headers={"User-Agent": "mlbench", "Accept-Encoding": "identity"})
+    sha, done = hashlib.sha256(), 0
+    with urllib.request.build_opener(_SafeRedirects).open(request, timeout=ANSWER_SECONDS) as answer:
+        declared = answer.headers.get("Content-Length")
+        with open(path, "wb") as file:
+            while chunk := answer.read(_CHUNK):
+                done += len(chunk)
+                if done > MAX_BYTES:
+                    raise MlbenchError(f"{one_line(url)} has more than {MAX_BYTES} bytes.")
+                sha.update(chunk)
+                file.write(chunk)
+    if declared is not None and declared.isdecimal() and done < int(declared):
+        raise http.client.HTTPException(f"the connection broke off after {done} of {declared} bytes")
+    return sha.hexdigest()

@@ -1,0 +1,169 @@
+"""What commands change of a cluster that exists: its size, its end, whether it exists.
+
+Each reads the cluster's record once it holds the cluster's lock. What a command read before, for example to ask its
+user, may be old by then: another command may have moved the end, changed the size or deleted the cluster.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from mlbench_cli.clusters import manage as clusters
+from mlbench_cli.errors import CleanupError, NotFoundError, UsageError
+from mlbench_cli.model.cluster_details import ClusterDetails
+from mlbench_cli.model.run import Cluster
+from mlbench_cli.storage.store import Store
+from providers import registry
+from providers.base import CanCreate, CanScale, EndsClusters, PartialSearchError, Resource
+from providers.operation_errors import delete_command
+from providers.operation_lock import hold_operation_lock
+
+if TYPE_CHECKING:
+    from providers.lifecycle import Report
+
+Warn = Callable[[str], None]
+
+
+# --- deletion ---------------------------------------------------------------------------------------------------------
+
+
+def delete_cluster(
+    store: Store,
+    cluster: Cluster,
+    report: "Report",
+    warn: Warn,
+    *,
+    keep_images: bool = False,
+    check: Callable[[Cluster], None] = lambda cluster: None,
+) -> bool:
+    """Delete a cluster and everything that belongs to it; an attached one is only forgotten.
+
+    `check` raises what speaks against it, with the cluster's lock held. Returns whether it is certain that nothing is
+    left. Raises CleanupError for what could not be deleted, CredentialError if today's credentials are those of
+    another account: there the cluster would seem to be gone.
+    """
+    with hold_operation_lock(store, cluster.name):
+        cluster = store.find_cluster(cluster.identity) or cluster
+        check(cluster)
+        provider = registry.load(cluster.provider)
+        if not isinstance(provider, CanCreate):
+            store.forget_cluster(cluster)
+            return True
+        clusters.require_account(provider, cluster)
+        if keep_images:
+            cluster = replace(cluster, details={**cluster.details, "keeps_images": True})
+        return _delete_resources(store, cluster, provider, report, warn)
+
+
+def _delete_resources(store: Store, cluster: Cluster, provider: CanCreate, report: "Report", warn: Warn) -> bool:
+    from providers.lifecycle import down
+    from providers.workload_cleanup import WorkloadCleanup
+
+    resources = provider.resources(cluster)
+    with closing(WorkloadCleanup(cluster, provider, resources)) as cleanup:
+        error: CleanupError | None = None
+        try:
+            down(cluster, [*resources, cleanup], store, report=report)
+        except CleanupError as caught:
+            error = caught
+        try:
+            cleanup.raise_for_orphans(error)
+        finally:
+            for warning in cleanup.warnings:
+                warn(warning)
+    return not cleanup.warnings
+
+
+def was_deleted(store: Store, name: str) -> bool:
+    """Whether a cluster of that name was deleted from this data directory."""
+    return any(entry.action == "deleted" for entry in store.journal_of(name))
+
+
+def find_again(store: Store, cluster: Cluster) -> Cluster | None:
+    """The cluster as its cloud shows it now; as it is recorded if the cloud shows none; None if it is gone."""
+    places = (("location", cluster.location), ("project", cluster.account))
+    scope = {key: value for key, value in places if value}
+    silent: PartialSearchError | None = None
+    try:
+        listed = registry.load(cluster.provider).discover(scope)
+    except PartialSearchError as error:
+        listed, silent = error.found, error
+    found = [item for item in listed if item.identity.matches(cluster.identity)]
+    if silent is not None and not found:
+        raise silent
+    return found[0] if found else store.find_cluster(cluster.identity)
+
+
+# --- change of size ---------------------------------------------------------------------------------------------------
+
+
+def plan_scaling(cluster: Cluster, nodes: int) -> Sequence[Resource]:
+    """The resources whose creation gives the cluster `nodes` workers. Raises UsageError if it cannot be scaled."""
+    provider = registry.load(cluster.provider)
+    if isinstance(provider, CanScale):
+        clusters.require_account(provider, cluster)
+        return provider.scale(cluster, nodes)
+    hint = None
+    if isinstance(provider, CanCreate):
+        hint = f"{delete_command(cluster)}, then mlbench create-cluster {cluster.provider} {nodes} RELEASE"
+    raise UsageError(
+        f'The cluster "{cluster.name}" cannot be scaled: {cluster.provider} has no machines that mlbench can add.',
+        hint=hint,
+    )
+
+
+def scale_cluster(store: Store, cluster: Cluster, nodes: int, report: "Report") -> Cluster:
+    """Give the cluster `nodes` workers and return its record. Raises NotFoundError if it was deleted by now."""
+    from providers.lifecycle import up
+
+    with hold_operation_lock(store, cluster.name):
+        cluster = _require_record(store, cluster)
+        resources = plan_scaling(cluster, nodes)
+        scaled = replace(cluster, details={**cluster.details, "nodes": nodes})
+        return up(scaled, resources, store, report=report, times="scaling")
+
+
+# --- end --------------------------------------------------------------------------------------------------------------
+
+
+def extend_cluster(store: Store, cluster: Cluster, seconds: float, report: "Report") -> Cluster:
+    """Move the cluster's end by `seconds`, from its present end, or from now if that has passed.
+
+    Returns its record. Raises UsageError for a cluster without an end.
+    """
+    with hold_operation_lock(store, cluster.name):
+        cluster = _require_record(store, cluster)
+        expires = ClusterDetails.of(cluster).expires
+        if expires is None:
+            raise UsageError(f'The cluster "{cluster.name}" has no end.', hint="mlbench delete-cluster NAME   ends it")
+        end = int(max(expires, time.time()) + seconds)
+        return set_end(store, replace(cluster, details={**cluster.details, "expires": end}), report)
+
+
+def set_end(store: Store, cluster: Cluster, report: "Report") -> Cluster:
+    """Set tag and timer in the cluster's cloud to the `expires` of its record, and record it."""
+    from providers.lifecycle import up
+
+    provider = registry.load(cluster.provider)
+    clusters.require_account(provider, cluster)
+    resources = provider.extend(cluster) if isinstance(provider, EndsClusters) else []
+    return up(cluster, resources, store, report=report, times="scaling")
+
+
+def describe_end(cluster: Cluster) -> str | None:
+    """What of the cluster ends by itself; None for a cluster without an end."""
+    if ClusterDetails.of(cluster).expires is None:
+        return None
+    provider = registry.load(cluster.provider)
+    if isinstance(provider, EndsClusters):
+        return provider.describe_end(cluster)
+    return "Nothing of it ends by itself: mlbench gc --expired deletes it."
+
+
+def _require_record(store: Store, cluster: Cluster) -> Cluster:
+    """The record as it is now. Raises NotFoundError if there is none any more."""
+    if (fresh := store.find_cluster(cluster.identity)) is None:
+        raise NotFoundError(f'The cluster "{cluster.name}" was deleted in the meantime.', hint="mlbench list-clusters")
+    return fresh

@@ -1,0 +1,22 @@
+"""The registry of a cluster: what it is called, and the login to it if the cluster's own cloud runs it."""
+
+from mlbench_cli.model.cluster_details import ClusterDetails
+from mlbench_cli.model.run import Cluster
+from mlbench_cli.tasks.images import parse_image
+from mlbench_cli.tasks.registries import Login
+from providers import registry
+from providers.base import HasRegistry
+
+
+def registry_of(cluster: Cluster) -> str | None:
+    """The registry that the cluster's runs get the tasks' images from; None if none was named or made."""
+    return ClusterDetails.of(cluster).registry
+
+
+def find_registry_login(cluster: Cluster | None, place: str) -> Login | None:
+    """The login to a registry of the cluster's own cloud; None for others, whose logins Docker keeps."""
+    host = parse_image(place.rstrip(":")).host
+    if cluster is None or not host.endswith((".pkg.dev", ".amazonaws.com", ".azurecr.io")):
+        return None
+    provider = registry.load(cluster.provider)
+    return Login(*provider.fetch_registry_login(cluster)) if isinstance(provider, HasRegistry) else None

@@ -1,0 +1,49 @@
+"""The archives that a command presents: verified first, and marked if not everything in them is proven."""
+
+from collections.abc import Iterable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mlbench_cli import console
+from mlbench_cli.errors import MlbenchError
+from mlbench_cli.results.archive.layout import DamagedArchive, UnprovenArchive
+from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.archive.verify import open_verified
+
+Unproven = Annotated[
+    bool,
+    typer.Option("--unproven", help="also show results that do not all follow from their evidence, marked (unproven)"),
+]
+
+
+def open_archives(
+    paths: Iterable[Path], stack: ExitStack, *, unproven: bool = False, left_out: list[str] | None = None
+) -> list[Archive]:
+    """The verified archives at `paths`, closed with `stack`. With `unproven` also those that only checksums vouch for;
+    a warning says why each is.
+
+    With `left_out`, for runs that nobody named one by one, an archive that is refused does not hide the others: it gets
+    a warning and a sentence in that list. If none remains, the first refusal is raised.
+    """
+    opened: list[Archive] = []
+    refusal: MlbenchError | None = None
+    for path in paths:
+        try:
+            archive = stack.enter_context(open_verified(path, unproven=unproven))
+        except (DamagedArchive, UnprovenArchive) as error:
+            if left_out is None:
+                raise
+            refusal = refusal or error
+            word = "damaged" if isinstance(error, DamagedArchive) else "unproven"
+            left_out.append(f"left out, {word}: {error.message}")
+            console.warn(left_out[-1])
+            continue
+        opened.append(archive)
+        if archive.not_derived:
+            console.warn(f"{path} is unproven. {' '.join(archive.not_derived)}")
+    if refusal is not None and not opened:
+        raise refusal
+    return opened

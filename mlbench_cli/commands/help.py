@@ -1,0 +1,28 @@
+"""`mlbench help [TOPIC | COMMAND]`: the commands of a topic, or the options of a command."""
+
+from typing import Annotated
+
+import typer
+
+from mlbench_cli import commands, console
+from mlbench_cli.errors import UsageError, did_you_mean
+
+
+def show_help(
+    context: typer.Context,
+    topic: Annotated[str | None, typer.Argument(metavar="[TOPIC]", help="a topic or a command")] = None,
+) -> None:
+    """Show the everyday commands, the commands of a topic, or the options of a command.
+
+    Topics: runs, results, clusters, settings, exit-codes.
+    """
+    if topic is None or topic in commands.TOPICS:
+        console.out(commands.help_text(topic).rstrip())
+        return
+    if commands.find(topic) is None:
+        near = did_you_mean(topic, [*commands.TOPICS, *commands.names()])
+        raise UsageError(f'There is no topic or command "{topic}".{near}', hint="mlbench help")
+    root = context.find_root()
+    command = root.command.get_command(root, topic)  # type: ignore[attr-defined]
+    with command.make_context(topic, [], parent=root, resilient_parsing=True) as inner:
+        console.out(command.get_help(inner))

@@ -1,0 +1,212 @@
+"""`mlbench reproduce`: run a result again, and say whether it is the same."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mlbench_cli import api, console
+from mlbench_cli.api import Launch
+from mlbench_cli.api.remote_archives import is_url
+from mlbench_cli.commands._archives import open_archives
+from mlbench_cli.commands._common import Format, Output, complete_clusters
+from mlbench_cli.commands._members import follow_all
+from mlbench_cli.commands._report import in_words
+from mlbench_cli.commands._selection import complete_names
+from mlbench_cli.errors import UsageError
+from mlbench_cli.model.spec import RunSpec, common_name
+from mlbench_cli.results import receipts
+from mlbench_cli.results.analysis import reproduction
+from mlbench_cli.results.analysis.equivalence import MAX_REPEATS
+from mlbench_cli.results.analysis.numbers import format_estimate
+from mlbench_cli.results.analysis.reproduction import Reproduction, format_margin, unit_of_figure
+from mlbench_cli.results.analysis.statistics import estimate
+from mlbench_cli.results.archive.reader import Archive
+
+AUTO = "auto"
+
+
+def reproduce(
+    context: typer.Context,
+    original: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="ARCHIVE...",
+            help="result to reproduce: one or more repeats of a run, as folders, zips, URLs or names",
+            autocompletion=complete_names,
+        ),
+    ],
+    within: Annotated[
+        str, typer.Option("--within", metavar="SHARE", help="margin within which figures count as the same, e.g. 5%")
+    ] = "10%",
+    repeat: Annotated[
+        str, typer.Option("--repeat", metavar="N", help="number of runs; auto: as many as the original's spread needs")
+    ] = AUTO,
+    name: Annotated[str | None, typer.Option("--name", help="name of the new runs; default: ORIGINAL-repro")] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option("--cluster", help="cluster to run on; default: this machine", autocompletion=complete_clusters),
+    ] = None,
+    data_dir: Annotated[
+        str | None, typer.Option("--data-dir", metavar="FOLDER", help="folder with the data sets there")
+    ] = None,
+    against: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--with",
+            metavar="RESULT",
+            help="judge these finished runs or archives instead of running anything; repeatable",
+            autocompletion=complete_names,
+        ),
+    ] = None,
+    metric: Annotated[
+        list[str] | None,
+        typer.Option("--metric", metavar="NAME", help="figure that must agree; repeatable; default: time to the goal"),
+    ] = None,
+    receipt: Annotated[
+        Path | None, typer.Option("--receipt", metavar="FILE", help="where to write the receipt; default: NAME.json")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print what would be run, then exit")] = False,
+    output: Output = Format.text,
+) -> int:
+    """Run a result again and test whether it is the same within a margin.
+
+    mlbench verifies the archives, makes the same request again on this machine or on a cluster, and tests every figure
+    for equivalence (two one-sided t-tests, 5 %). Programs that an archive's author chose are not run. The answer is
+    written as a receipt that names all archives by digest; mlbench sign signs it, mlbench verify checks it.
+
+    Exit code 0: reproduced; 7: different; 9: cannot tell.
+    """
+    margin, client = _parse_margin(within), api.Client(notice=console.note)
+    if against and (repeat != AUTO or cluster or data_dir or name or dry_run):
+        raise UsageError(
+            "--with judges runs that are there; the other options say what to run.", hint="Leave them out."
+        )
+    with ExitStack() as stack:
+        words = [str(client.fetch_archive(word)) if is_url(word) else word for word in original]
+        first = reproduction.check_original(open_archives(client.find_archives(words), stack))
+        figures = reproduction.choose_figures(first, metric or ())
+        if against:
+            title = f"{_title(first)}-repro"
+            own = open_archives(client.find_archives(against), stack)
+        else:
+            count = _choose_count(repeat, first, figures, margin)
+            launch = client.prepare_reproduction(first, name=name, repeats=count, cluster=cluster, data_dir=data_dir)
+            title = launch.experiment.name
+            _announce(launch.specs, first, margin, figures)
+            launch.render(offline=dry_run)
+            if dry_run:
+                _print_plan(launch.specs, figures, margin, output)
+                return 0
+            own = open_archives(_run(launch, context.obj, client), stack)
+        found = reproduction.judge_reproduction(first, own, margin, figures)
+        document = receipts.make_receipt(first, own, found)
+    path = receipt or Path(f"{title}.json")
+    receipts.write_receipt(path, document)
+    if output is Format.json:
+        console.out_json({"receipt": str(path), **document})
+    else:
+        _show(found)
+    console.note(f"Receipt: {path}. Next: mlbench sign {path} --key FILE, mlbench verify {path} ARCHIVE...")
+    return found.answer.exit_code
+
+
+def _parse_margin(text: str) -> float:
+    """0.05 of "5%" or "0.05". Raises UsageError."""
+    try:
+        share = float(text.removeprefix("+").removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        share = 0.0
+    if not 0 < share < 1:
+        raise UsageError(f'--within "{text[:60]}" is no share between 0 and 100 %.', hint="For example 5%, or 0.05.")
+    return share
+
+
+def _choose_count(text: str, original: Sequence[Archive], figures: Sequence[str], margin: float) -> int:
+    """The number of runs that --repeat asks for. Raises UsageError."""
+    if text != AUTO:
+        if not text.isdecimal() or not text.isascii() or not 2 <= int(text[:4]) <= MAX_REPEATS:
+            raise UsageError(f'--repeat "{text[:20]}" is neither auto nor a number from 2 to {MAX_REPEATS}.')
+        return int(text)
+    chosen = reproduction.choose_repeats(original, figures, margin)
+    if chosen.margin is not None and chosen.margin > margin:
+        reach = f"; within {format_margin(chosen.margin)} they probably do (--within)" if chosen.margin < 1 else ""
+        console.warn(
+            f"The {len(original)} runs of the original differ so much from each other that no number of repeats "
+            f"is sure to decide within {format_margin(margin)}{reach}."
+        )
+    return chosen.number
+
+
+def _announce(specs: Sequence[RunSpec], original: Sequence[Archive], margin: float, figures: Sequence[str]) -> None:
+    first = specs[0]
+    seconds = max(float(archive.result["wall_seconds"] or 0.0) for archive in original)
+    console.note(
+        f"Original: {_title(original)}, {_count(len(original), 'run')} ({in_words(first)}). Again: "
+        f"{_count(len(specs), 'run')} of about {console.rough_duration(seconds)} each.\n"
+        f"It is reproduced if the two sides agree within {format_margin(margin)} in: {', '.join(figures)}."
+    )
+
+
+def _print_plan(specs: Sequence[RunSpec], figures: Sequence[str], margin: float, output: Format) -> None:
+    if output is Format.json:
+        runs = [{"name": spec.name, "seed": spec.seed, "cluster": spec.cluster} for spec in specs]
+        console.out_json({"runs": runs, "figures": list(figures), "margin": margin})
+        return
+    rows = [[spec.name, spec.task, spec.workers, spec.cluster, spec.seed] for spec in specs]
+    console.out_table(["RUN", "TASK", "WORKERS", "CLUSTER", "SEED"], rows)
+
+
+def _run(launch: Launch, command_line: Sequence[str], client: api.Client) -> list[Path]:
+    """Run what is left of the new runs; the folders of all of them."""
+    if any(spec.engine == "kubernetes" for spec in launch.specs):
+        from mlbench_cli.commands._images import require_images
+
+        require_images(launch.specs, client.cluster)
+    with launch.open(("mlbench", *command_line)) as opened:
+        if launch.is_known:
+            console.note(f'Resuming "{opened.name}": {len(opened.left)} of {len(opened.runs)} runs are left.')
+        opened.record()
+        follow_all(opened, require_goal=False)
+        return [run.folder for run in opened.runs]
+
+
+def _title(original: Sequence[Archive]) -> str:
+    """ "demo-2" of the repeats demo-2-r1 and demo-2-r2."""
+    name = str(original[0].run["name"])
+    return common_name(name) or name
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}{'' if number == 1 else 's'}"
+
+
+# --- the answer -----------------------------------------------------------------------------------------------------
+
+
+def _show(found: Reproduction) -> None:
+    phrase = found.answer.phrase
+    console.out(f"{phrase[0].upper()}{phrase[1:]}. {found.reason}\n")
+    rows = []
+    for figure in found.figures:
+        unit = unit_of_figure(figure.name)
+        sides = [
+            format_estimate(estimate(side), unit) if side else None for side in (figure.original, figure.reproduction)
+        ]
+        ends = "–" if figure.ratio is None else f"{figure.ratio:.3f}× ({figure.low:.3f} to {figure.high:.3f})"
+        rows.append([figure.name, *sides, ends, figure.answer.phrase])
+    console.out_table(["FIGURE", "ORIGINAL", "AGAIN", "RATIO (90 %)", "VERDICT"], rows, droppable=["VERDICT"])
+    console.out("")
+    console.out_table(
+        ["NOT THE SAME", "ORIGINAL", "AGAIN"],
+        [
+            [f"{each.name}{' *' if each.matters else ''}", each.original, each.reproduction]
+            for each in found.not_the_same
+        ],
+        wrap=True,
+    )
+    if any(each.matters for each in found.not_the_same):
+        console.note("*: times may differ because of it, so a difference would be no verdict on the original.")
+    console.note(f"Sessions: {found.sessions}.")

@@ -1,0 +1,84 @@
+"""Where things are kept. `MLBENCH_HOME` moves all of it to one folder (tests and CI use that)."""
+
+import os
+from pathlib import Path
+
+from mlbench_cli.errors import UsageError
+from mlbench_cli.util.durations import parse_duration
+
+STORE_PATIENCE_SECONDS = 30.0
+MAX_STORE_PATIENCE_SECONDS = 3600
+UNREACHABLE_VARIABLE = "MLBENCH_UNREACHABLE_TIMEOUT"  # inherited by the processes that start queued runs
+UNREACHABLE_SECONDS = 900.0  # longer than a zonal control plane of GKE is away while it is upgraded
+
+
+def data_dir() -> Path:
+    """The folder of the store and of the runs' archives, made if need be."""
+    home = os.environ.get("MLBENCH_HOME")
+    path = Path(home).expanduser().absolute() if home else _user_dir("user_data_dir")
+    if not _is_text(str(path)):
+        raise UsageError(
+            f"The name of the data directory {path} is not UTF-8.", hint="Set MLBENCH_HOME to another one."
+        )
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise UsageError(
+            f"The data directory {path} cannot be made: {error.strerror}.",
+            hint="Set MLBENCH_HOME to a folder that you may write to.",
+        ) from None
+    return path
+
+
+def config_dir() -> Path:
+    """The folder of what a person may edit: remembered answers, price table."""
+    home = os.environ.get("MLBENCH_HOME")
+    return Path(home).expanduser().absolute() if home else _user_dir("user_config_dir")
+
+
+def store_patience() -> float:
+    """Seconds to wait for another process that has the store locked: MLBENCH_STORE_PATIENCE, else 30."""
+    text = os.environ.get("MLBENCH_STORE_PATIENCE")
+    if not text:
+        return STORE_PATIENCE_SECONDS
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= MAX_STORE_PATIENCE_SECONDS:
+        raise UsageError(
+            f'MLBENCH_STORE_PATIENCE is "{text[:40]}", not a number of seconds from 0 to {MAX_STORE_PATIENCE_SECONDS}.',
+            hint="Set it to another one, or not at all.",
+        )
+    return seconds
+
+
+def unreachable_timeout() -> float:
+    """Seconds for which a cluster may be silent before a command that follows a run gives up.
+
+    MLBENCH_UNREACHABLE_TIMEOUT, else 15 minutes.
+    """
+    text = os.environ.get(UNREACHABLE_VARIABLE)
+    return parse_duration(text, UNREACHABLE_VARIABLE) if text else UNREACHABLE_SECONDS
+
+
+def set_unreachable_timeout(text: str | None) -> None:
+    """Take the value of --unreachable-timeout for this process and those that it starts; None changes nothing."""
+    if text is not None:
+        parse_duration(text, "--unreachable-timeout")
+        os.environ[UNREACHABLE_VARIABLE] = text
+
+
+def _is_text(name: str) -> bool:
+    """Whether a name that came as bytes is text, as the store and JSON want it."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _user_dir(kind: str) -> Path:
+    import appdirs
+
+    return Path(getattr(appdirs, kind)("mlbench", "mlbench"))

@@ -1,0 +1,377 @@
+"""Talking to a person or a program: stdout is the answer, as text or as one JSON document; stderr is everything else.
+
+Foreign text (a cloud's message, a task's words) is printed as it is but for control characters: nothing here
+interprets markup.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+
+from mlbench_cli.errors import Explanation, Interrupted, Stopped, UsageError
+from mlbench_cli.util.text import Option as Option
+from mlbench_cli.util.text import ago as ago
+from mlbench_cli.util.text import clean as clean
+from mlbench_cli.util.text import cut as cut
+from mlbench_cli.util.text import disarm_commands as disarm_commands
+from mlbench_cli.util.text import display_width as display_width
+from mlbench_cli.util.text import duration as duration
+from mlbench_cli.util.text import fit_parts as fit_parts
+from mlbench_cli.util.text import rough_duration as rough_duration
+from mlbench_cli.util.text import size as size
+from mlbench_cli.util.text import wrap as wrap_text
+
+if TYPE_CHECKING:
+    from mlbench_cli.console.terminal import LiveLine
+
+SCHEMA_VERSION = 1
+DEFAULT_WIDTH = 80
+DEFAULT_HEIGHT = 24
+MIN_WRAPPED = 24  # columns of a wrapped column; narrower is not read with pleasure
+MIN_COLUMN = 8  # columns below which a cut column says nothing
+
+
+# --- the answer: stdout ---------------------------------------------------------------------------------------------
+
+
+def out(text: str) -> None:
+    """Print a line of the answer on stdout, or several."""
+    sys.stdout.write(_guard(text) + "\n")
+
+
+def out_command(command: str) -> None:
+    """Print a command to GitHub's runner, which `out` would disarm."""
+    sys.stdout.write(clean(command).replace("##[", "#\\#[") + "\n")
+
+
+def out_json(document: Mapping[str, Any]) -> None:
+    """One JSON document, with its schema_version."""
+    out(json.dumps({"schema_version": SCHEMA_VERSION, **document}, indent=2, allow_nan=False, default=str))
+
+
+def out_table(
+    headers: Sequence[str], rows: Sequence[Sequence[object]], *, droppable: Sequence[str] = (), wrap: bool = False
+) -> None:
+    """Print a table; on a terminal it is fitted to the width, in a pipe every cell is whole."""
+    if not is_terminal(sys.stdout):
+        out(format_table(headers, rows, droppable=droppable, wrap=wrap))
+        return
+    width = terminal_width(sys.stdout)
+    if _is_dumb():
+        out(format_table(headers, rows, width=width, droppable=droppable, wrap=wrap))
+        return
+    from mlbench_cli.console.terminal import print_table
+
+    layout = _lay_out(headers, rows, width, droppable, wrap)
+    sys.stdout.flush()
+    print_table(sys.stdout, width, layout.headers, layout.rows, layout.widths, layout.numeric, wrap=wrap)
+
+
+def format_table(
+    headers: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    *,
+    width: int | None = None,
+    droppable: Sequence[str] = (),
+    wrap: bool = False,
+) -> str:
+    """Columns two spaces apart, without a box; numbers to the right; None is "-".
+
+    If `width` does not suffice, the `droppable` columns go first, in that order; then the last column goes on in
+    further lines if it may `wrap`; then the widest are cut.
+    """
+    layout = _lay_out(headers, rows, width, droppable, wrap)
+    lines = []
+    for row in (layout.headers, *layout.rows):
+        texts = list(row)
+        rest = wrap_text(texts[-1], layout.widths[-1]) if wrap else texts[-1:]
+        texts[-1] = rest.pop(0)
+        cells = map(_pad, texts, layout.widths, layout.numeric)
+        lines.append("  ".join(cells).rstrip())
+        lines += [" " * (layout.total - layout.widths[-1]) + text for text in rest]
+    return "\n".join(lines)
+
+
+class _Layout(NamedTuple):
+    """A table's cells as texts, of the columns that are shown, and how wide each is."""
+
+    headers: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    widths: Sequence[int]
+    numeric: Sequence[bool]
+
+    @property
+    def total(self) -> int:
+        return sum(self.widths) + 2 * (len(self.widths) - 1)
+
+
+def _lay_out(
+    headers: Sequence[str], rows: Sequence[Sequence[object]], width: int | None, droppable: Sequence[str], wrap: bool
+) -> _Layout:
+    columns = [[header, *(_cell(row[index]) for row in rows)] for index, header in enumerate(headers)]
+    numeric = [_is_numeric([row[index] for row in rows]) for index in range(len(headers))]
+    keep = list(range(len(headers)))
+    widths = [max(map(display_width, column)) for column in columns]
+
+    def total() -> int:
+        return sum(widths[index] for index in keep) + 2 * (len(keep) - 1)
+
+    for header in droppable:
+        if width is None or total() <= width:
+            break
+        keep.remove(list(headers).index(header))
+    if wrap and width is not None and total() > width:
+        widths[keep[-1]] = max(MIN_WRAPPED, widths[keep[-1]] - (total() - width))
+    while width is not None and total() > width:
+        widest = max(keep, key=lambda index: widths[index])
+        if widths[widest] <= MIN_COLUMN:
+            break
+        widths[widest] = max(MIN_COLUMN, widths[widest] - (total() - width))
+    return _Layout(
+        headers=[headers[index] for index in keep],
+        rows=[[columns[index][number] for index in keep] for number in range(1, len(rows) + 1)],
+        widths=[widths[index] for index in keep],
+        numeric=[numeric[index] for index in keep],
+    )
+
+
+def _is_numeric(values: Sequence[object]) -> bool:
+    kinds = {type(value) for value in values if value is not None}
+    return bool(kinds) and kinds <= {int, float}
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return clean(str(value))
+
+
+def _pad(text: str, width: int, right: bool) -> str:
+    text = cut(text, width)
+    padding = " " * (width - display_width(text))
+    return padding + text if right else text + padding
+
+
+# --- everything else: stderr ----------------------------------------------------------------------------------------
+
+
+def note(text: str) -> None:
+    """Print a line on stderr, or several, without control characters of foreign text."""
+    try:
+        sys.stderr.write(_guard(text) + "\n")
+        sys.stderr.flush()
+    except BrokenPipeError:  # nobody reads it any more, which is no reason to stop a run that this command follows
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stderr.fileno())
+        os.close(nowhere)
+
+
+def warn(text: str) -> None:
+    """Print a warning on stderr."""
+    note(f"Warning: {text}")
+
+
+def show_error(error: Explanation, *, as_json: bool = False) -> None:
+    """The paragraph of an error on stderr, or its document on stdout. A stop that was asked for is no error."""
+    if as_json:
+        out(json.dumps(error.to_dict(), indent=2, default=str))
+        sys.stdout.flush()
+        return
+    label = "" if isinstance(error, Stopped) else _color_red("Error: ")
+    sys.stderr.write(f"{label}{_guard(error.message)}\n")
+    if error.hint:
+        sys.stderr.write(f"Next: {_guard(error.hint)}\n")
+    sys.stderr.flush()
+
+
+def is_on_github() -> bool:
+    """Whether GitHub's runner reads what is printed, and obeys commands in it."""
+    return os.environ.get("GITHUB_ACTIONS") == "true"
+
+
+def _guard(text: str) -> str:
+    """Lines that neither a terminal nor GitHub's runner takes for a command. Values in them are folded by whoever reads
+    them, since here a line end of ours cannot be told from a foreign one."""
+    shown = clean(text, keep="\n\t")
+    return disarm_commands(shown) if is_on_github() else shown
+
+
+class ProgressLine:
+    """What is going on, on stderr: one line that is redrawn on a terminal, else a plain line every `interval` s."""
+
+    def __init__(self, stream: TextIO | None = None, *, interval: float = 10.0) -> None:
+        self._stream = stream or sys.stderr
+        self._is_live = is_terminal(self._stream) and not _is_dumb()
+        self._interval = interval
+        self._written = float("-inf")
+        self._live: LiveLine | None = None
+
+    def update(self, line: str | Callable[[int | None], str]) -> None:
+        """Show a text, or what `line` makes of a number of columns (None: as many as it likes)."""
+        if self._is_live:
+            self._open().update((lambda width: line) if isinstance(line, str) else line)
+            return
+        now = time.monotonic()
+        if now - self._written >= self._interval:
+            note(line if isinstance(line, str) else line(None))
+            self._written = now
+
+    def print_above(self, text: str) -> None:
+        """Write whole lines that stay, above the line that changes."""
+        if self._live is None:
+            note(text.removesuffix("\n"))
+        else:
+            self._live.print_above(_guard(text))
+
+    def close(self) -> None:
+        """Leave the terminal with an empty line to write on; what was shown is gone."""
+        if self._live is not None:
+            self._live.close()
+            self._live = None
+
+    def _open(self) -> "LiveLine":
+        if self._live is None:
+            from mlbench_cli.console.terminal import LiveLine
+
+            self._live = LiveLine(self._stream, lambda: terminal_width(self._stream))
+        return self._live
+
+
+# --- questions ------------------------------------------------------------------------------------------------------
+
+
+def interactive() -> bool:
+    """Whether there is a person to ask: questions go to stderr, answers come from stdin."""
+    return is_terminal(sys.stdin) and is_terminal(sys.stderr)
+
+
+def ask(question: str) -> str:
+    """The line that a person answers. Raises Interrupted at the end of input (Ctrl-D)."""
+    try:
+        line = _read_line(_guard(question))
+    except KeyboardInterrupt:
+        sys.stderr.write("\n")
+        raise
+    except EOFError:
+        raise Interrupted("No answer was given; nothing was done.") from None
+    return line.strip()
+
+
+def choose(title: str, options: Sequence[Option], default: int) -> int:
+    """The index of the option that a person chooses, by arrow keys, by its name or, on a dumb terminal, its number."""
+    if not _has_keys():
+        return _choose_by_number(title, options, default)
+    from mlbench_cli.console import prompts
+
+    def measure() -> tuple[int, int]:
+        return terminal_width(sys.stderr), terminal_height(sys.stderr)
+
+    try:
+        return prompts.choose(title, options, default, measure)
+    except KeyboardInterrupt:
+        sys.stderr.write("\n")
+        raise
+    except EOFError:
+        raise Interrupted("No answer was given; nothing was done.") from None
+
+
+def _read_line(question: str) -> str:
+    *above, last = question.split("\n")
+    if above:
+        note("\n".join(above))
+    if _has_keys():
+        from mlbench_cli.console import prompts
+
+        return prompts.edit_line(last, lambda: terminal_width(sys.stderr))
+    sys.stderr.write(last)
+    sys.stderr.flush()
+    line = sys.stdin.readline()
+    if not line:
+        sys.stderr.write("\n")
+        raise EOFError
+    return line
+
+
+def _choose_by_number(title: str, options: Sequence[Option], default: int) -> int:
+    note(f"{title}:\n")
+    longest = max(display_width(option.name) for option in options)
+    for index, option in enumerate(options):
+        name = option.name + " " * (longest - display_width(option.name))
+        notes = "  ".join(part for part in (option.warning, option.note) if part)
+        note(cut(f"[{index:>2}]  {name}  {notes}".rstrip(), terminal_width(sys.stderr)))
+    names = [option.name for option in options]
+    while True:
+        answer = ask(f"\n{title} [{names[default]}]: ") or names[default]
+        if answer in names:
+            return names.index(answer)
+        if answer.isascii() and answer.isdecimal() and int(answer) < len(names):
+            return int(answer)
+        note(f"Answer with a name, or a number from 0 to {len(names) - 1}.")
+
+
+def confirm(question: str, *, yes: bool, flag: str = "--yes") -> None:
+    """Return if the person, or `yes`, agrees; the default is No. Without a terminal the flag is the only way."""
+    if yes:
+        return
+    if not interactive():
+        raise UsageError(f"{question} There is no terminal to ask on.", hint=f"Add {flag} to agree beforehand.")
+    if ask(f"{question} [y/N] ").lower() not in ("y", "yes"):
+        raise Interrupted("Not confirmed; nothing was done.")
+
+
+# --- terminals ------------------------------------------------------------------------------------------------------
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """Whether a stream is a terminal; not if it is closed or missing."""
+    try:
+        return stream.isatty()
+    except (AttributeError, ValueError):  # closed, or none at all
+        return False
+
+
+def terminal_width(stream: TextIO) -> int:
+    """Columns of the terminal behind `stream`; COLUMNS goes first, as everywhere."""
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdecimal() and int(columns) > 0:
+        return int(columns)
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or DEFAULT_WIDTH
+    except (OSError, ValueError):
+        return DEFAULT_WIDTH
+
+
+def terminal_height(stream: TextIO) -> int:
+    """Rows of the terminal behind `stream`."""
+    try:
+        return os.get_terminal_size(stream.fileno()).lines or DEFAULT_HEIGHT
+    except (OSError, ValueError):
+        return DEFAULT_HEIGHT
+
+
+def _is_dumb() -> bool:
+    """Whether the terminal understands no escape sequences."""
+    return os.environ.get("TERM", "") in ("", "dumb", "unknown")
+
+
+def _has_keys() -> bool:
+    """Whether single keys can be read: a real terminal on both streams."""
+    if _is_dumb() or not interactive():
+        return False
+    try:
+        return os.isatty(sys.stdin.fileno()) and os.isatty(sys.stderr.fileno())
+    except (OSError, ValueError):
+        return False
+
+
+def _color_red(label: str) -> str:
+    if not is_terminal(sys.stderr) or _is_dumb() or os.environ.get("NO_COLOR"):
+        return label
+    return f"\x1b[31m{label}\x1b[0m"

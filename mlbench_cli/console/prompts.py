@@ -1,0 +1,297 @@
+"""Questions on a terminal, with keys: a line that can be edited, and a menu for the arrow keys.
+
+Questions go to stderr, keys come from stdin. Both functions raise EOFError for Ctrl-D and KeyboardInterrupt for Ctrl-C,
+and leave the terminal's modes as they were.
+"""
+
+import codecs
+import math
+import os
+import select
+import signal
+import sys
+import termios
+import threading
+import time
+import tty
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.text import Text
+
+from mlbench_cli.console.terminal import ERASE, console_on
+from mlbench_cli.util import text
+from mlbench_cli.util.text import Option
+
+ESCAPE_SECONDS = 0.05  # within which the rest of a key's bytes follow its ESC
+SIGNAL_SECONDS = 0.5  # after which a signal is looked at that came in an unlucky moment
+_SEQUENCES = {
+    "[A": "up",
+    "OA": "up",
+    "[B": "down",
+    "OB": "down",
+    "[C": "right",
+    "OC": "right",
+    "[D": "left",
+    "OD": "left",
+    "[H": "home",
+    "OH": "home",
+    "[1~": "home",
+    "[F": "end",
+    "OF": "end",
+    "[4~": "end",
+    "[3~": "delete",
+    "[5~": "page up",
+    "[6~": "page down",
+}
+_CONTROLS = {
+    "\r": "enter",
+    "\n": "enter",
+    "\x7f": "backspace",
+    "\x08": "backspace",
+    "\x01": "home",
+    "\x05": "end",
+    "\x02": "left",
+    "\x06": "right",
+    "\x04": "eof",
+    "\x15": "kill",
+    "\x0b": "kill end",
+    "\x17": "kill word",
+    "\x0e": "down",
+    "\x10": "up",
+    "\t": "down",
+}
+
+
+class Keyboard:
+    """The keys that a person presses: names such as "up" and "enter", or the character itself."""
+
+    def __init__(self) -> None:
+        self._file = sys.stdin.fileno()
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._pending = ""
+
+    def read_key(self) -> str:
+        """Wait for the next key. Unknown keys are ""."""
+        character = self._next(None)
+        if character != "\x1b":
+            return _CONTROLS.get(character, character if character.isprintable() else "")
+        sequence = self._next(ESCAPE_SECONDS)
+        if sequence not in ("[", "O"):
+            return ""
+        while True:
+            following = self._next(ESCAPE_SECONDS)
+            sequence += following
+            if not following or following.isalpha() or following == "~":
+                return _SEQUENCES.get(sequence, "")
+
+    def _next(self, seconds: float | None) -> str:
+        """The next character; "" when none comes within `seconds`."""
+        while not self._pending:
+            if not self._wait(seconds):
+                return ""
+            data = os.read(self._file, 1)  # one byte: what is typed ahead is for the next question
+            if not data:
+                raise EOFError
+            self._pending = self._decoder.decode(data)
+        character, self._pending = self._pending[0], self._pending[1:]
+        return character
+
+    def _wait(self, seconds: float | None) -> bool:
+        """Whether something is typed within `seconds`. Waits in pieces: a signal that comes just before a wait does not
+        end it, and Python would look at a Ctrl-C only when it is over."""
+        end = math.inf if seconds is None else time.monotonic() + seconds
+        while True:
+            left = max(0.0, end - time.monotonic())
+            ready, _, _ = select.select([self._file], [], [], min(left, SIGNAL_SECONDS))
+            if ready or left <= SIGNAL_SECONDS:
+                return bool(ready)
+
+
+@contextmanager
+def _keys(redraw: Callable[[], None]) -> Iterator[Keyboard]:
+    """The keyboard without echo and line mode; `redraw` is called when the terminal is resized."""
+    file = sys.stdin.fileno()
+    before = termios.tcgetattr(file)
+    main = threading.current_thread() is threading.main_thread()
+    handler = signal.signal(signal.SIGWINCH, lambda *_: redraw()) if main else None
+    try:
+        tty.setcbreak(file, termios.TCSANOW)  # not TCSAFLUSH: what was typed ahead counts
+        yield Keyboard()
+    finally:
+        termios.tcsetattr(file, termios.TCSADRAIN, before)
+        if main:
+            signal.signal(signal.SIGWINCH, handler or signal.SIG_DFL)
+
+
+def _put(data: str) -> None:
+    """Write to stderr at once, without its buffer, so that a signal's handler may do the same."""
+    sys.stderr.flush()
+    left = data.encode(sys.stderr.encoding or "utf-8", "replace")
+    while left:
+        left = left[os.write(sys.stderr.fileno(), left) :]
+
+
+# --- a line ---------------------------------------------------------------------------------------------------------
+
+
+class _Editor:
+    def __init__(self, question: str, width: Callable[[], int]) -> None:
+        self.question = question
+        self.width = width
+        self.line = ""
+        self.place = 0
+
+    def take(self, key: str) -> None:
+        line, place = self.line, self.place
+        if key in ("left", "right"):
+            self.place = max(0, min(len(line), place + (1 if key == "right" else -1)))
+        elif key in ("home", "end"):
+            self.place = 0 if key == "home" else len(line)
+        elif key == "backspace" and place:
+            self.line, self.place = line[: place - 1] + line[place:], place - 1
+        elif key == "delete":
+            self.line = line[:place] + line[place + 1 :]
+        elif key == "kill":
+            self.line, self.place = line[place:], 0
+        elif key == "kill end":
+            self.line = line[:place]
+        elif key == "kill word":
+            kept = line[:place].rstrip().rpartition(" ")
+            start = len(kept[0]) + len(kept[1])
+            self.line, self.place = line[:start] + line[place:], start
+        elif len(key) == 1:
+            self.line, self.place = line[:place] + key + line[place:], place + 1
+
+    def draw(self) -> None:
+        """The question and the answer on one line; of a long answer the part around the cursor."""
+        room = max(8, self.width() - text.display_width(self.question) - 1)
+        start = 0
+        while text.display_width(self.line[start : self.place]) >= room:
+            start += 1
+        shown = self.line[start:]
+        while text.display_width(shown) > room:
+            shown = shown[:-1]
+        behind = text.display_width(shown) - text.display_width(self.line[start : self.place])
+        _put(f"\r{ERASE}{self.question}{shown}" + (f"\x1b[{behind}D" if behind > 0 else ""))
+
+
+def edit_line(question: str, width: Callable[[], int]) -> str:
+    """The line that a person types behind `question` (one line), without its end."""
+    editor = _Editor(question, width)
+    with _keys(editor.draw) as keyboard:
+        editor.draw()
+        while True:
+            key = keyboard.read_key()
+            if key == "enter":
+                _put("\n")
+                return editor.line
+            if key == "eof":
+                if not editor.line:
+                    _put("\n")
+                    raise EOFError
+                key = "delete"
+            editor.take(key)
+            editor.draw()
+
+
+# --- a menu ---------------------------------------------------------------------------------------------------------
+
+
+class _Menu:
+    def __init__(self, title: str, options: Sequence[Option], chosen: int, size: Callable[[], tuple[int, int]]) -> None:
+        self.title = title
+        self.options = options
+        self.chosen = chosen
+        self.typed = ""
+        self.size = size
+
+    def take(self, key: str) -> None:
+        last = len(self.options) - 1
+        if key in ("up", "down"):
+            self.typed = ""
+            self.chosen = (self.chosen + (1 if key == "down" else -1)) % len(self.options)
+        elif key in ("home", "page up", "end", "page down"):
+            self.typed = ""
+            self.chosen = 0 if key in ("home", "page up") else last
+        elif key == "backspace":
+            self._search(self.typed[:-1])
+        elif key == "kill":
+            self._search("")
+        elif len(key) == 1:
+            self._search(self.typed + key)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether nothing matches what was typed."""
+        return bool(self.typed) and self._match() is None
+
+    def _search(self, typed: str) -> None:
+        self.typed = typed
+        found = self._match()
+        if typed and found is not None:
+            self.chosen = found
+
+    def _match(self) -> int | None:
+        """By name, by its beginning, by a part of it."""
+        wanted = self.typed.lower()
+        names = [option.name.lower() for option in self.options]
+        tests: tuple[Callable[[str], bool], ...] = (
+            lambda name: name == wanted,
+            lambda name: name.startswith(wanted),
+            lambda name: wanted in name,
+        )
+        return next((names.index(name) for test in tests for name in names if test(name)), None)
+
+    def draw(self) -> None:
+        columns, rows = self.size()
+        lines = self._lines(columns - 1, rows)
+        console = console_on(sys.stderr, columns)
+        with console.capture() as capture:
+            for number, line in enumerate(lines):
+                console.print(line, end="\n" if number < len(lines) - 1 else "", soft_wrap=True)
+        up = f"\x1b[{len(lines) - 1}A" if len(lines) > 1 else ""
+        _put(f"\r{ERASE}{capture.get()}{up}\r")
+
+    def _lines(self, width: int, rows: int) -> list[Text]:
+        shown = max(3, min(len(self.options), rows - 3))
+        first = max(0, min(self.chosen - shown // 2, len(self.options) - shown))
+        hint = f'nothing matches "{self.typed}"' if self.is_lost else self.typed or "arrow keys or letters, then Enter"
+        title = Text(text.cut(f"{self.title}: {hint}", width))
+        title.stylize("bold", 0, len(self.title) + 1)
+        return [title, *(self._line(number, width) for number in range(first, min(first + shown, len(self.options))))]
+
+    def _line(self, number: int, width: int) -> Text:
+        option, is_chosen = self.options[number], number == self.chosen
+        names, warnings = (
+            max(text.display_width(value) for value in values)
+            for values in ([item.name for item in self.options], [item.warning for item in self.options])
+        )
+        name = option.name + " " * (names - text.display_width(option.name) + 2)
+        warning = option.warning + " " * (warnings - text.display_width(option.warning) + 2 * bool(warnings))
+        line = f"{'>' if is_chosen else ' '} {name}{warning}{option.note}".rstrip()
+        painted = Text(text.cut(text.clean(line), width))
+        if is_chosen:
+            painted.stylize("bold cyan", 0, 2 + names)
+        painted.stylize("yellow", 4 + names, 4 + names + warnings)
+        return painted
+
+
+def choose(title: str, options: Sequence[Option], default: int, size: Callable[[], tuple[int, int]]) -> int:
+    """The index of the option that a person chooses. `size` gives columns and rows of the terminal."""
+    menu = _Menu(title, options, default, size)
+    with _keys(menu.draw) as keyboard:
+        menu.draw()
+        try:
+            while True:
+                key = keyboard.read_key()
+                if key == "enter" and not menu.is_lost:
+                    break
+                if key == "eof":
+                    raise EOFError
+                menu.take(key)
+                menu.draw()
+        finally:
+            _put(f"\r{ERASE}")
+        _put(f"{title}: {options[menu.chosen].name}\n")
+        return menu.chosen

@@ -1,0 +1,151 @@
+"""The facts of a cluster as its record keeps them, read and checked in one place.
+
+`Cluster.details` is stored as JSON. `ClusterDetails.of(cluster)` turns it into attributes with types; a provider with
+facts of its own extends the class (`EksDetails`, `GkeDetails`, `AttachedDetails` beside the providers). Unknown keys
+are left alone, because a newer version may have written them, and missing ones have their defaults, so that records of
+every older version can be read.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Self, TypedDict
+
+from mlbench_cli.errors import UsageError
+from mlbench_cli.model.run import Cluster
+
+
+class PlanLineRecord(TypedDict):
+    """One priced part. `price_per_hour` is of one piece, null if unknown; `as_of` is the date of the price."""
+
+    what: str
+    count: int
+    price_per_hour: float | None
+    as_of: str | None
+
+
+class PlanRecord(TypedDict, total=False):
+    """What the cluster was planned to cost when it was created. `price_per_hour` is null if any part is unknown."""
+
+    location: str
+    lines: list[PlanLineRecord]
+    price_per_hour: float | None
+    currency: str
+    price_source: str
+    price_table: str
+    warnings: list[str]
+
+
+class WaitRecord(TypedDict):
+    """One wait of a resource: what it waited for, and for how long."""
+
+    reason: str
+    seconds: float
+
+
+class TimesRecord(TypedDict, total=False):
+    """Times of one resource in seconds since the operation began, null until they are known (`providers.timeline`)."""
+
+    kind: str
+    name: str
+    adopted: bool | None
+    began: float | None
+    accepted: float | None
+    ready: float | None
+    gone: float | None
+    waits: list[WaitRecord]
+
+
+class FailureRecord(TypedDict):
+    """Why the last creation or deletion failed."""
+
+    code: str
+    message: str
+    hint: str | None
+
+
+class HelmChartRecord(TypedDict):
+    """A Helm chart that was installed with the cluster. Of custom values only the names: they may be secrets."""
+
+    release: str
+    namespace: str
+    version: str
+    source: str
+    digest: str
+    custom_values: list[str]
+
+
+def fact(*types: type, default: Any = None) -> Any:
+    """A field of a stored record whose value is of one of `types`; `default` stands for a missing value."""
+    return field(default=default, metadata={"types": types})
+
+
+_DICT: dict[str, object] = {"types": (dict,)}
+_LIST: dict[str, object] = {"types": (list,)}
+
+
+@dataclass(frozen=True)
+class ClusterDetails:
+    """The facts that clusters of every provider can have."""
+
+    nodes: int | None = fact(int)  # worker machines; None: not known
+    gpus_per_node: int | None = fact(int)
+    gpu: str | None = fact(str)  # as the cloud calls it
+    machine_type: str | None = fact(str)
+    # Other devices of each worker, by Kubernetes' name of the resource.
+    devices_per_node: Mapping[str, int] = field(default_factory=dict, metadata=_DICT)
+    gpu_probe: Mapping[str, str] = field(default_factory=dict, metadata=_DICT)  # `providers.gpu_probe.parse_report`
+    node_selector: Mapping[str, str] = field(default_factory=dict, metadata=_DICT)  # of the nodes meant for runs
+    tolerations: list[str] = field(default_factory=list, metadata=_LIST)  # that runs need besides, as --toleration
+    fabric: Mapping[str, Any] = field(default_factory=dict, metadata=_DICT)  # of each worker: name, gbits; {}: none
+    topology_problem: str | None = fact(str)  # why the workers' places in the network are not known
+    provisioning_class: str | None = fact(str)  # by which runs book the machines of all of their workers at once
+    network_policies: bool = fact(bool, default=True)  # whether runs may create them
+    functional_only: bool = fact(bool, default=False)  # timings on the cluster mean nothing
+    registry: str | None = fact(str)  # where task images come from, unless a run names another one
+    registry_problem: str | None = fact(str)  # why its machines may not be allowed to pull from it
+    registry_made: bool = fact(bool, default=False)  # it was created with the cluster, and is deleted with it
+    keeps_images: bool = fact(bool, default=False)  # but not this time: delete-cluster --keep-images
+    addons: Mapping[str, str] = field(default_factory=dict, metadata=_DICT)  # versions of EKS' add-ons
+    images: Mapping[str, str] = field(default_factory=dict, metadata=_DICT)  # digests in it, by IMAGE:VERSION
+    region: str | None = fact(str)
+    location: str | None = fact(str)  # zone or region of the workers
+    owner: str | None = fact(str)  # who created it
+    ttl: str | None = fact(str)  # as it was given, e.g. "8h"
+    expires: int | float | None = fact(int, float)  # seconds since 1970, when `gc --expired` may delete it; None: never
+    end_problem: str | None = fact(str)  # why its cloud will not end it
+    options: Mapping[str, Any] = field(default_factory=dict, metadata=_DICT)  # of its provider, by name
+    plan: PlanRecord = field(default_factory=lambda: PlanRecord(), metadata=_DICT)
+    helm_charts: list[HelmChartRecord] = field(default_factory=list, metadata=_LIST)
+    provisioning: list[TimesRecord] = field(default_factory=list, metadata=_LIST)  # of its creation
+    scaling: list[TimesRecord] = field(default_factory=list, metadata=_LIST)  # of the last change of its size
+    removal: list[TimesRecord] = field(default_factory=list, metadata=_LIST)  # of its deletion
+    failure: FailureRecord | None = field(default=None, metadata=_DICT)
+    removed: str | None = fact(str)  # when it was deleted, RFC 3339 UTC
+
+    @classmethod
+    def of(cls, cluster: Cluster) -> Self:
+        """The facts of a cluster's record. Raises UsageError for a value of a wrong type, with its key."""
+        values = {}
+        for item in fields(cls):
+            key = item.name
+            value = cluster.details.get(key, cluster.details.get(_OLD_KEYS.get(key, key)))
+            if value is None:
+                continue
+            types = item.metadata["types"]
+            if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+                raise UsageError(
+                    f'The record of the cluster "{cluster.name}" is damaged: its {key} is {value!r:.60}, '
+                    f"not {' or '.join(kind.__name__ for kind in types)}.",
+                    hint=f"mlbench delete-cluster {cluster.provider} {cluster.name}   deletes what exists of it",
+                )
+            values[item.name] = value
+        return cls(**values)
+
+    @property
+    def price_per_hour(self) -> float | None:
+        """The planned price; None if it is unknown or nothing was planned."""
+        return self.plan.get("price_per_hour")
+
+
+# Keys that the first edition wrote.
+_OLD_KEYS = {"helm_charts": "charts"}

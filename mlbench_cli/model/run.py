@@ -1,0 +1,377 @@
+"""The ground floor: the words of a run as types, each with what follows from it.
+
+A new outcome, ending or phase is a line here. Nothing of the project but errors is imported.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, cast
+
+from mlbench_cli.errors import CleanupError, DeadlineError, NeverStartedError, TaskFailedError
+
+if TYPE_CHECKING:
+    from mlbench_cli.model.spec import RunSpec
+
+# A JSON document that has a published schema, or that goes out as it is.
+JsonObject = dict[str, Any]
+
+
+DAMAGED = "damaged"  # shown as the state of a run whose sealed folder is not as it was sealed
+
+
+class RunState(StrEnum):
+    """How far the store knows a run to be. `outcome` is set with FINISHED."""
+
+    CREATED = "created"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class Outcome(StrEnum):
+    """What came of a run, as the judge decides it from the evidence."""
+
+    GOAL_REACHED = "goal_reached"
+    GOAL_MISSED = "goal_missed"
+    BUDGET_SPENT = "budget_spent"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    DEADLINE = "deadline"
+    NEVER_STARTED = "never_started"
+    LOST = "lost"
+
+    @property
+    def is_success(self) -> bool:
+        """Whether all ranks ended with exit code 0; a missed goal is a success in this sense."""
+        return self in _SUCCESSES
+
+    @property
+    def is_resumable(self) -> bool:
+        """Whether the run was interrupted, so that going on with its experiment starts it once more."""
+        return self in _INTERRUPTED
+
+    @property
+    def phrase(self) -> str:
+        """The end of the sentence "the run ..."."""
+        return _PHRASES[self]
+
+    def exit_code(self, *, require_goal: bool = False, goal_reached: bool = False, sealed: bool = True) -> int:
+        """mlbench's exit code for a run with this outcome.
+
+        With `require_goal` only a run whose goal was reached (`goal_reached`: result.json's goal.reached) passes.
+        A cancelled run is 7 for those who waited for its result. Work done but not archived is 8.
+        """
+        if not self.is_success:
+            return _FAILURE_CODES.get(self, TaskFailedError.exit_code)
+        if require_goal and not goal_reached:
+            return TaskFailedError.exit_code
+        return 0 if sealed else CleanupError.exit_code
+
+
+_SUCCESSES = frozenset({Outcome.GOAL_REACHED, Outcome.GOAL_MISSED, Outcome.BUDGET_SPENT, Outcome.COMPLETED})
+_INTERRUPTED = frozenset({Outcome.CANCELLED, Outcome.NEVER_STARTED, Outcome.LOST})
+_FAILURE_CODES = {
+    Outcome.NEVER_STARTED: NeverStartedError.exit_code,
+    Outcome.DEADLINE: DeadlineError.exit_code,
+}
+_PHRASES = {
+    Outcome.GOAL_REACHED: "reached its goal",
+    Outcome.GOAL_MISSED: "ended without reaching its goal",
+    Outcome.BUDGET_SPENT: "has spent its time budget",
+    Outcome.COMPLETED: "completed",
+    Outcome.FAILED: "failed",
+    Outcome.CANCELLED: "was cancelled",
+    Outcome.DEADLINE: "was stopped at its deadline",
+    Outcome.NEVER_STARTED: "never started",
+    Outcome.LOST: "was lost: nothing of it could be observed any more",
+}
+
+
+class Ending(StrEnum):
+    """How the workers of a run ended, as the engine saw it."""
+
+    EXITED = "exited"  # all ranks have exit codes
+    FAILED = "failed"  # a rank died, the others were stopped
+    CANCELLED = "cancelled"
+    CLIENT_LOST = "client_lost"  # an attached client died
+    DEADLINE = "deadline"
+    NEVER_STARTED = "never_started"
+    LOST = "lost"  # nothing is left to observe
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """The outcome that follows from the ending alone; None if exit codes and results decide."""
+        return _ENDING_OUTCOMES.get(self)
+
+
+_ENDING_OUTCOMES = {
+    Ending.CANCELLED: Outcome.CANCELLED,
+    Ending.CLIENT_LOST: Outcome.CANCELLED,
+    Ending.DEADLINE: Outcome.DEADLINE,
+    Ending.NEVER_STARTED: Outcome.NEVER_STARTED,
+    Ending.LOST: Outcome.LOST,
+}
+
+
+class Phase(StrEnum):
+    """Where a worker is on its way."""
+
+    PENDING = "pending"
+    STARTING = "starting"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    LOST = "lost"
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the worker will not leave this phase."""
+        return self in _FINAL_PHASES
+
+
+_FINAL_PHASES = frozenset({Phase.SUCCEEDED, Phase.FAILED, Phase.LOST})
+
+
+class FindingDocument(TypedDict):
+    """A finding in a JSON document."""
+
+    code: str
+    summary: str
+    hint: str | None
+    retryable: bool
+    permanent: bool
+    evidence: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One diagnosed reason why something does not go on, or why a result says less than it seems to."""
+
+    code: str  # snake_case, stable: rank_crashed, out_of_memory, unschedulable, image_not_found, deadline, ...
+    summary: str
+    hint: str | None = None
+    retryable: bool = False
+    permanent: bool = False  # waiting longer cannot help: fail fast
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> FindingDocument:
+        """The finding as plain JSON values."""
+        return cast(FindingDocument, asdict(self))
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> "Finding":
+        """Raises TypeError for unknown or missing fields."""
+        return cls(**document)
+
+
+@dataclass(frozen=True)
+class WorkerState:
+    """One rank's process, or one worker's pod. Times are seconds since 1970; `exit_code` is 128+N for signal N.
+
+    `image_digest` is what the kubelet reports of the container's image; None for a process.
+    """
+
+    rank: int
+    phase: str = Phase.PENDING
+    reason: str | None = None
+    node: str | None = None
+    exit_code: int | None = None
+    started: float | None = None
+    finished: float | None = None
+    restarts: int = 0
+    image_digest: str | None = None
+    seconds: float | None = None  # from start to end, by the monotonic clock of whoever started it; None: not known
+
+    def to_dict(self) -> dict[str, Any]:
+        """The state as plain values; times in seconds since 1970. `seconds` is left out if not known."""
+        document = asdict(self)
+        if self.seconds is None:
+            del document["seconds"]
+        return document
+
+
+@dataclass(frozen=True)
+class NodeClock:
+    """What is known of the wall clock of one node of a run.
+
+    `stepped_seconds` sums up by how much it was set while the ranks ran, each time without its sign. `start_ahead` and
+    `end_ahead` are the seconds by which it was ahead of the clock of node 0 (that of rank 0), `error` by how much these
+    may be wrong; None for node 0 itself, and where it was not measured.
+    """
+
+    node: str | None
+    stepped_seconds: float
+    start_ahead: float | None = None
+    end_ahead: float | None = None
+    error: float | None = None
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What is known of a run at one moment: `time` in seconds since 1970; `ended` is None while the run goes on."""
+
+    time: float
+    workers: tuple[WorkerState, ...]
+    findings: tuple[Finding, ...] = ()
+    ended: Ending | None = None
+    first_failed: int | None = None  # rank that failed first
+    # Where each worker's node is in the cloud's network: node to zone, block, subblock, host or layers, by name.
+    topology: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    # From the start of the first rank to the end of the last, by monotonic clocks; None: not measured.
+    seconds: float | None = None
+    clocks: tuple[NodeClock, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The observation as plain values; times in seconds since 1970. What is not known of the topology and of clocks
+        is left out.
+        """
+        document = {**asdict(self), "workers": [worker.to_dict() for worker in self.workers]}
+        for name in ("topology", "seconds", "clocks"):
+            if document[name] in ({}, None, ()):
+                del document[name]
+        return document
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> "Observation":
+        """The observation in a dictionary as `to_dict` makes it. Raises TypeError, ValueError or KeyError."""
+        facts = dict(document)
+        workers = tuple(WorkerState(**worker) for worker in facts.pop("workers"))
+        findings = tuple(Finding.from_dict(finding) for finding in facts.pop("findings"))
+        clocks = tuple(NodeClock(**clock) for clock in facts.pop("clocks", ()))
+        ended = facts.pop("ended")
+        ending = None if ended is None else Ending(ended)
+        return cls(workers=workers, findings=findings, ended=ending, clocks=clocks, **facts)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A recorded run. `folder` is the archive under construction; `created` is RFC 3339 UTC."""
+
+    id: str
+    spec: "RunSpec"
+    folder: Path
+    created: str
+
+    @property
+    def name(self) -> str:
+        """The name that the spec has."""
+        return self.spec.name
+
+
+class RunRow(NamedTuple):
+    """A run with what the store knows of its progress.
+
+    `problem` says why its spec cannot be read as a whole, for example because a newer mlbench has written it: such a
+    run can be shown and deleted, and nothing else.
+    """
+
+    run: Run
+    state: RunState
+    outcome: Outcome | None
+    problem: str | None = None
+
+
+@dataclass(frozen=True, order=True)
+class ClusterIdentity:
+    """What tells one cluster from every other: clouds let the same name exist once in each account and location.
+
+    `account` is an AWS account or a Google project, `location` a region or zone. Both are empty for providers that
+    have none. `account` is also empty if it is not known, e.g. in records that an older version wrote.
+    """
+
+    provider: str
+    account: str
+    location: str
+    name: str
+
+    def matches(self, other: "ClusterIdentity") -> bool:
+        """Whether both can be the same cluster: equal, except that an unknown account matches every account."""
+        same = (self.provider, self.location, self.name) == (other.provider, other.location, other.name)
+        return same and (self.account == other.account or not self.account or not other.account)
+
+
+class ExperimentState(StrEnum):
+    """How far an experiment is, derived from its members."""
+
+    PENDING = "pending"  # its queue has not started the first member yet
+    RUNNING = "running"
+    STOPPED = "stopped"  # members are left, and nothing starts them; the same command line goes on
+    COMPLETED = "completed"
+    FAILED = "failed"
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no member will run without a new command."""
+        return self in (ExperimentState.COMPLETED, ExperimentState.FAILED)
+
+    @classmethod
+    def derive(cls, members: "Sequence[tuple[RunState, Outcome | None]]", *, is_queued: bool) -> "ExperimentState":
+        """The state that follows from the state and outcome of each member.
+
+        `is_queued` says whether a process is there that starts the members that are left.
+        """
+        states = {state for state, _ in members}
+        if RunState.RUNNING in states or (is_queued and states == {RunState.CREATED, RunState.FINISHED}):
+            return cls.RUNNING
+        if RunState.CREATED in states:
+            return cls.PENDING if is_queued else cls.STOPPED
+        if any(outcome is not None and outcome.is_resumable for _, outcome in members):
+            return cls.RUNNING if is_queued else cls.STOPPED
+        return cls.COMPLETED if all(outcome and outcome.is_success for _, outcome in members) else cls.FAILED
+
+
+@dataclass(frozen=True)
+class Member:
+    """A run as a part of an experiment. `content_hash`: RunSpec.content_hash.
+
+    `point` has the text of each matrix axis by its key ("backend", "set.batch_size"); empty without a matrix.
+    """
+
+    index: int
+    run_id: str
+    content_hash: str
+    point: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A request with sizes, repeats and a matrix, and the runs that it stands for.
+
+    `request` is a spec file's mapping of option names to values, as it was given. `require_goal` and `parallel` hold
+    for whoever waits for the experiment or goes on with it.
+    """
+
+    id: str
+    name: str
+    created: str  # RFC 3339
+    request: Mapping[str, Any]
+    members: tuple[Member, ...] = ()
+    require_goal: bool = False
+    parallel: int = 1
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A named set of machines. `state`: creating | ready | deleting | failed.
+
+    `details` is the provider's stored record; `cluster_details.ClusterDetails` reads and checks it. `account` and
+    `location` are those of the identity.
+    """
+
+    name: str
+    provider: str
+    state: str = "ready"
+    created: str = ""
+    details: Mapping[str, Any] = field(default_factory=dict)
+    account: str = ""
+    location: str = ""
+
+    @property
+    def identity(self) -> ClusterIdentity:
+        """What makes this cluster this one: provider, account, location and name."""
+        return ClusterIdentity(self.provider, self.account, self.location, self.name)
+
+
+LOCAL = Cluster("local", "local")

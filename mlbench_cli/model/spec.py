@@ -1,0 +1,340 @@
+"""RunSpec: everything that decides what a run does, frozen and validated."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from functools import cache
+from typing import Any
+
+from mlbench_cli.errors import UsageError, did_you_mean
+from mlbench_cli.model.network import NetworkMethod, is_modelled, parse_network
+
+SPEC_VERSION = 1
+# Kubernetes appends a suffix to pod names and a Service wants a DNS label that begins with a letter.
+NAME_PATTERN = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+NAME_LENGTH = 40
+_REPEAT = re.compile(r"(.+-\d+)-r\d+")
+MAX_WORKERS = 4096
+MAX_TIMEOUT = 30 * 86400
+DEVICES = ("cpu", "gpu")
+GOALS = ("full", "light")
+CUSTOM = "custom"  # the task and the preset of a run with a command of its own
+OPEN = "open"  # the preset of a command of one's own that is held to a task's goal
+SEED = 42
+# Fields of RunSpec that are left out while they are empty: the hash of a spec from before them stays what it was.
+LATER_FIELDS = ("network", "method", "calibrate", "servers_on", "task_path", "pin")
+# The same of KubernetesOptions, with their defaults.
+LATER_OPTIONS: dict[str, object] = {
+    "pod_labels": {},
+    "pod_annotations": {},
+    "priority_class": None,
+    "scheduler": None,
+    "network_policy": True,
+    "provisioning_class": None,
+    "fabric": {},
+    "network_method": None,
+    "server_cpus": None,
+    "server_memory": None,
+    "assigned_user": False,
+    "cpu_limit": None,
+}
+KEEP_SECONDS = 86400
+
+
+def check_name(name: str, what: str = "run name") -> str:
+    """`name` itself if it is a DNS label of at most 40 characters that begins with a letter, else UsageError."""
+    if len(name) > NAME_LENGTH:
+        raise UsageError(
+            f'The {what} "{name[:NAME_LENGTH]}…" has {len(name)} characters, {NAME_LENGTH} are allowed.',
+            hint="Choose a shorter name; the number of workers is appended to it.",
+        )
+    if not NAME_PATTERN.fullmatch(name):
+        raise UsageError(
+            f'The {what} "{name}" is not a DNS label: only a-z, 0-9 and "-", beginning with a letter, '
+            "ending with a letter or digit.",
+            hint='For example "my-run".',
+        )
+    return name
+
+
+def common_name(name: str) -> str | None:
+    """What repeats of a run have in common in their names: "demo-2" of "demo-2-r3"; None for any other name."""
+    found = _REPEAT.fullmatch(name)
+    return found[1] if found else None
+
+
+@dataclass(frozen=True)
+class KubernetesOptions:
+    """What only the kubernetes engine reads. Quantities are Kubernetes' own strings ("8Gi")."""
+
+    namespace: str | None = None  # None: the cluster's own
+    memory: str | None = None
+    server_cpus: int | None = None  # of each parameter server; None: as a worker
+    server_memory: str | None = None
+    shm: str = "1Gi"
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    tolerations: tuple[str, ...] = ()  # KEY[=VALUE][:EFFECT]
+    pull_secret: str | None = None
+    queue: str | None = None  # a Kueue local queue
+    hold_seconds: int = 900  # how long a worker holds its results if the keeper cannot take them
+    keep_seconds: int = KEEP_SECONDS  # how long the run's keeper has them after the run; 0: no keeper
+    keep_storage: str = "10Gi"  # disk of the keeper
+    collect: str = "rank0"  # rank0 | all
+    env: Mapping[str, str] = field(default_factory=dict)
+    env_secret: str | None = None  # its keys become variables of the ranks
+    data_claim: str | None = None  # a persistent volume claim, mounted at data_dir
+    template_dir: str | None = None
+    host_network: bool = False
+    registry: str | None = None  # prefix of catalogue images
+    spread: bool = True  # one worker per node
+    share_nodes: bool = False  # also nodes on which another run measures
+    egress: bool = True  # workers may connect to the outside; False: to each other and to DNS only
+    run_as_user: int = 10001  # 0 is root
+    assigned_user: bool = False  # the cluster assigns user and group, and rejects pods that name one
+    cpu_limit: int | None = None  # of each pod; None: none, because limits throttle
+    writable_root: bool = False
+    devices: Mapping[str, str] = field(default_factory=dict)  # besides GPUs, of each worker: resource and count
+    pod_labels: Mapping[str, str] = field(default_factory=dict)  # of the workers' pods, besides ours
+    pod_annotations: Mapping[str, str] = field(default_factory=dict)
+    priority_class: str | None = None
+    scheduler: str | None = None  # None: the cluster's default scheduler
+    provisioning_class: str | None = None  # by which the cluster books the machines of all workers at once
+    fabric: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # fast network of each machine: name and gbits, if it has one
+    network_policy: bool = True  # False: the run's pods are reachable as the cluster has it
+    network_method: str | None = None  # who shapes the run's network, a NetworkMethod; None: nobody
+
+    @property
+    def has_rdma_devices(self) -> bool:
+        """Whether workers get network cards that read and write their memory, which has to be locked for that."""
+        return any(map(is_rdma_device, self.devices))
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """One run, resolved. Built by `launch.resolve`, stored with the run, and as an annotation on a cluster.
+
+    `argv` may hold the placeholders {hosts} {rank} {run_id} {backend} in any element of a custom command.
+    `cpus` is per worker; None leaves it to the engine. `timeout` is in seconds, from a worker's start
+    to its end; on a cluster, workers of which none has started so long after their release are given up.
+    """
+
+    name: str  # NAME-N
+    cluster: str
+    engine: str  # local | kubernetes | slurm | hosts
+    task: str  # catalogue name, or "custom"
+    preset: str  # of the task's; or open, or custom
+    argv: tuple[str, ...]
+    backend: str
+    workers: int
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    image: str | None = None
+    run_on_all: bool = True  # False: only worker 0 runs the command, the others wait for it
+    processes_per_worker: int = 1
+    device: str = "cpu"
+    gpus_per_worker: int = 0
+    cpus: float | None = None
+    goal: str = "full"
+    seed: int = SEED
+    data_dir: str | None = None
+    share_machine: bool = False  # local: do not wait until this machine is free, and say so in the result
+    method: Mapping[str, str] = field(default_factory=dict)  # how ranks communicate; empty: the task's own way
+    servers_on: tuple[str, ...] = ()  # hosts of the parameter servers, which then have no workers
+    network: str | None = None  # shaped: "1gbit,5ms", or "model:1gbit,5ms" (network.py)
+    calibrate: bool = False  # measure a few steps without communication first, for predictions
+    pin: bool = False  # bind every process of the run to CPUs of its own
+    task_path: str | None = None  # folder that the ranks import the task from; None: it is installed
+    timeout: float = 86400.0
+    # Of the cluster, as planned when it was made: per_hour (None: unknown), currency, source. Empty: nobody planned it.
+    price: Mapping[str, Any] = field(default_factory=dict)
+    functional_only: str | None = None  # why its figures are not a performance measurement, if they are not
+    # Provider and machine type, such as "gke/n1-standard-4", when the run was made; None: not known.
+    cluster_kind: str | None = None
+    kubernetes: KubernetesOptions = field(default_factory=KubernetesOptions)
+
+    def __post_init__(self) -> None:
+        check_name(self.name)
+        if not 1 <= self.workers <= MAX_WORKERS:
+            raise UsageError(f"{self.workers} workers: the number must be from 1 to {MAX_WORKERS}.")
+        if not 1 <= self.processes_per_worker <= 64:
+            raise UsageError(f"{self.processes_per_worker} processes per worker: the number must be from 1 to 64.")
+        if self.device not in DEVICES:
+            raise UsageError(f'The device "{self.device}" is neither cpu nor gpu.')
+        if self.goal not in GOALS:
+            raise UsageError(f'The goal "{self.goal}" is neither full nor light.')
+        if not self.argv or not self.argv[0]:
+            raise UsageError("The command of the run is empty.", hint="Give one with --command.")
+        if not 0 < self.timeout <= MAX_TIMEOUT:
+            raise UsageError(f"A timeout of {self.timeout} s: it must be above 0 and at most 30 days.")
+        if not 0 <= self.gpus_per_worker <= 64:
+            raise UsageError(f"{self.gpus_per_worker} GPUs per worker: the number must be from 0 to 64.")
+        if self.cpus is not None and not 0 < self.cpus <= 4096:
+            raise UsageError(f"{self.cpus} CPUs per worker: the number must be above 0 and at most 4096.")
+        if not 0 <= self.seed < 2**32:
+            raise UsageError(f"The seed is {self.seed}: it must be from 0 to 4294967295.")
+        if self.network is not None:
+            parse_network(self.network)
+        if self.kubernetes.network_method not in (None, *NetworkMethod):
+            raise UsageError(f'The method "{self.kubernetes.network_method}" of the network is unknown.')
+        # These become arguments and environment variables of processes, which can hold neither.
+        for text in (*self.argv, self.backend, self.image or "", self.data_dir or "", self.task_path or ""):
+            if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
+                raise UsageError(f"{text!r} holds a zero byte, or bytes that are not UTF-8.")
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks the run has."""
+        return self.workers * self.processes_per_worker
+
+    @property
+    def has_shaped_network(self) -> bool:
+        """Whether the run's workers are joined by a network that is made for it, and proved by probes."""
+        return self.network is not None and not is_modelled(self.network) and self.workers > 1
+
+    @property
+    def servers(self) -> int:
+        """Number of parameter servers: processes besides the ranks, numbered after them."""
+        return int(self.method.get("servers", "0"))
+
+    @property
+    def process_count(self) -> int:
+        """Ranks and parameter servers."""
+        return self.world_size + self.servers
+
+    @property
+    def unit_count(self) -> int:
+        """Workers and parameter servers: what an engine places. A server is a unit of one process after the workers."""
+        return self.workers + self.servers
+
+    def ranks_of(self, unit: int) -> range:
+        """The ranks of a worker, or the number of a server, which goes on from the ranks."""
+        if unit < self.workers:
+            return range(unit * self.processes_per_worker, (unit + 1) * self.processes_per_worker)
+        number = self.world_size + unit - self.workers
+        return range(number, number + 1)
+
+    def unit_of(self, rank: int) -> int:
+        """The inverse of `ranks_of`."""
+        beyond = rank - self.world_size
+        return self.workers + beyond if beyond >= 0 else rank // self.processes_per_worker
+
+    @property
+    def runs_task_program(self) -> bool:
+        """Whether the ranks run a catalogue task's own program, and not a command of the user."""
+        return CUSTOM not in (self.task, self.preset) and self.preset != OPEN
+
+    @property
+    def hash(self) -> str:
+        """Hex SHA-256 (first 16 digits) of the canonical JSON: the same spec has the same hash everywhere."""
+        import hashlib  # half of the time that this module takes to load
+
+        return hashlib.sha256(canonical_json(self.to_dict())).hexdigest()[:16]
+
+    @property
+    def content_hash(self) -> str:
+        """As `hash`, of what the run computes: two runs with the same content hash repeat each other exactly."""
+        import hashlib
+
+        return hashlib.sha256(canonical_json(self.content())).hexdigest()[:16]
+
+    def content(self) -> dict[str, Any]:
+        """The spec without its name and without what is only known about its cluster, as plain JSON values."""
+        return {
+            key: value
+            for key, value in json.loads(canonical_json(self.to_dict())).items()
+            if key not in ("name", "price", "functional_only")
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """The spec as plain values; fields that came later are left out at their defaults, so old hashes stay."""
+        document = {"spec_version": SPEC_VERSION, **asdict(self)}
+        for name in LATER_FIELDS:
+            if not document[name]:
+                del document[name]
+        options = document["kubernetes"]
+        for name, default in LATER_OPTIONS.items():
+            if options[name] == default:
+                del options[name]
+        return document
+
+    @classmethod
+    def from_dict(cls, document: Any) -> "RunSpec":
+        """The spec in a dictionary as `to_dict` makes it. Raises UsageError that names the bad key."""
+        data = _object(document, "run spec")
+        version = data.pop("spec_version", SPEC_VERSION)
+        if version != SPEC_VERSION:
+            raise UsageError(f"The run spec has version {version!r}; this mlbench reads {SPEC_VERSION}.")
+        options = _check_fields(KubernetesOptions, _object(data.pop("kubernetes", {}), "kubernetes"), "kubernetes.")
+        return cls(**_check_fields(cls, data, ""), kubernetes=KubernetesOptions(**options))
+
+
+def is_rdma_device(resource: str) -> bool:
+    """Whether a Kubernetes resource is a network card for RDMA, like rdma/ib, openshift.io/rdma_vf, or EFA's."""
+    return resource == "vpc.amazonaws.com/efa" or "rdma" in resource.lower()
+
+
+def canonical_json(value: Any) -> bytes:
+    """Byte-stable JSON: sorted keys, no spaces, ASCII."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _object(value: Any, what: str) -> dict[str, Any]:
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise UsageError(f"The {what} is not an object with text keys.")
+    return dict(value)
+
+
+_TYPES: dict[str, tuple[type, ...]] = {
+    "str": (str,),
+    "str | None": (str, type(None)),
+    "int": (int,),
+    "int | None": (int, type(None)),
+    "bool": (bool,),
+    "float": (int, float),
+    "float | None": (int, float, type(None)),
+    "tuple[str, ...]": (list, tuple),
+    "Mapping[str, str]": (Mapping,),
+    "Mapping[str, Any]": (Mapping,),
+}
+
+
+def _check_fields(cls: type, data: dict[str, Any], prefix: str) -> dict[str, Any]:
+    """The entries of `data` as arguments of dataclass `cls`; unknown keys, wrong types and missing ones are refused."""
+    known = _field_types(cls)
+    for key in data:
+        if key not in known:
+            raise UsageError(f'The run spec has an unknown key "{prefix}{key}".{did_you_mean(key, list(known))}')
+    checked: dict[str, object] = {}
+    for key, kind in known.items():
+        if key not in data:
+            continue
+        value: Any = data[key]
+        fits = isinstance(value, _TYPES[kind]) and (kind == "bool" or not isinstance(value, bool))
+        if not fits:
+            raise UsageError(f'"{prefix}{key}" of the run spec is {value!r}, not of type {kind}.')
+        if kind == "tuple[str, ...]":
+            if not all(isinstance(element, str) for element in value):
+                raise UsageError(f'"{prefix}{key}" of the run spec must be a list of texts.')
+            value = tuple(value)
+        if kind == "Mapping[str, str]" and not all(isinstance(text, str) for pair in value.items() for text in pair):
+            raise UsageError(f'"{prefix}{key}" of the run spec must map texts to texts.')
+        checked[key] = value
+    required = {"name", "cluster", "engine", "task", "preset", "argv", "backend", "workers"} & set(known)
+    missing = sorted(required - set(checked))
+    if missing:
+        raise UsageError(f'The run spec lacks "{prefix}{missing[0]}".')
+    return checked
+
+
+@cache
+def _field_types(cls: type) -> dict[str, str]:
+    """Name to type of the dataclass's fields, worked out once: `status` reads many specs."""
+    return {item.name: _type_name(item.type) for item in fields(cls) if item.name != "kubernetes"}
+
+
+def _type_name(annotation: Any) -> str:
+    if isinstance(annotation, type) and not hasattr(annotation, "__origin__") and "[" not in repr(annotation):
+        return annotation.__name__
+    return str(annotation).replace("typing.", "").replace("collections.abc.", "")

@@ -1,0 +1,95 @@
+"""Are two sides of repeats the same within a margin? Two one-sided t-tests (TOST) on logarithms.
+
+A significance test cannot show equality: few or noisy repeats never find a difference. TOST turns the burden around. It
+rejects both "B is more than the margin above A" and "B is more than the margin below A" at 5 % each, which is the same
+as the 90 % interval of the ratio lying inside the margin. Schuirmann, J. Pharmacokinet. Biopharm. 15 (1987) 657-680;
+Chow, Shao and Wang, Sample Size Calculations in Clinical Research (2003) chapter 3 for the number of repeats.
+"""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mlbench_cli.results.analysis.statistics import incomplete_beta, student_quantile, welch_freedom
+
+LEVEL = 0.05  # the probability of calling two sides the same that differ by the margin
+POWER = 0.9  # with which sides that are the same are found to be, by the number of repeats that is chosen
+MIN_REPEATS = 3
+MAX_REPEATS = 20
+_ALMOST = 1.1
+
+
+@dataclass(frozen=True)
+class LogRatio:
+    """ln(B / A) of geometric means, its standard error and degrees of freedom."""
+
+    mean: float
+    error: float
+    freedom: float
+
+    @property
+    def ratio(self) -> float:
+        """B / A."""
+        return math.exp(self.mean)
+
+    def interval(self, confidence: float) -> tuple[float, float]:
+        """Both ends of the two-sided interval of B / A."""
+        reach = student_quantile(self.freedom, confidence) * self.error if self.error else 0.0
+        return math.exp(self.mean - reach), math.exp(self.mean + reach)
+
+    def equivalence_p(self, margin: float) -> float:
+        """The larger p-value of the two tests against ln(1 + margin) above and below."""
+        limit = math.log1p(margin)
+        return max(self._upper_tail(limit + self.mean), self._upper_tail(limit - self.mean))
+
+    def _upper_tail(self, distance: float) -> float:
+        """P(T > distance / error)."""
+        if not self.error:
+            return 0.0 if distance > 0 else 1.0
+        t = distance / self.error
+        tail = incomplete_beta(self.freedom / 2, 0.5, self.freedom / (self.freedom + t**2)) / 2
+        return tail if t > 0 else 1 - tail
+
+
+def log_ratio(a: Sequence[float], b: Sequence[float]) -> LogRatio | None:
+    """ln(B / A) with Welch's standard error. None if a value is not above 0, or without repeats on either side.
+
+    If one side has a single value, it is taken to scatter as the other side does: Student's test with the pooled
+    deviation, s sqrt(1 + 1 / n) with n - 1 degrees of freedom.
+    """
+    if not a or not b or min(*a, *b) <= 0 or max(len(a), len(b)) < 2:
+        return None
+    logs = [[math.log(value) for value in side] for side in (a, b)]
+    mean = statistics.fmean(logs[1]) - statistics.fmean(logs[0])
+    if min(len(a), len(b)) == 1:
+        more = max(logs, key=len)
+        return LogRatio(mean, statistics.stdev(more) * math.sqrt(1 + 1 / len(more)), len(more) - 1)
+    variances = [statistics.variance(side) / len(side) for side in logs]
+    if not any(variances):
+        return LogRatio(mean, 0.0, len(a) + len(b) - 2)
+    return LogRatio(mean, math.sqrt(math.fsum(variances)), welch_freedom(variances, (len(a), len(b))))
+
+
+def paired_log_ratio(differences: Sequence[float]) -> LogRatio:
+    """ln(B / A) from at least two differences of logarithms."""
+    error = statistics.stdev(differences) / math.sqrt(len(differences))
+    return LogRatio(statistics.fmean(differences), error, len(differences) - 1)
+
+
+def repeats_needed(deviation: float, count: int, margin: float, most: int = MAX_REPEATS) -> int:
+    """How many repeats show with POWER that they equal `count` runs, if they do and scatter alike.
+
+    `deviation` is that of the logarithms. If even `most` are too few, fewer that are almost as good.
+    """
+    within = max(margin, _ALMOST * decidable_margin(deviation, count, most))
+    return next(
+        (number for number in range(MIN_REPEATS, most) if decidable_margin(deviation, count, number) <= within), most
+    )
+
+
+def decidable_margin(deviation: float, count: int, repeats: int) -> float:
+    """The smallest margin within which `repeats` runs can be shown with POWER to equal `count` runs."""
+    freedom = count + repeats - 2
+    reach = student_quantile(freedom, 1 - 2 * LEVEL) + student_quantile(freedom, POWER)
+    return math.expm1(reach * deviation * math.sqrt(1 / count + 1 / repeats))

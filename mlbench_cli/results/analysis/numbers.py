@@ -1,0 +1,231 @@
+"""Measured values as text for people, by one set of rules for terminal, reports, dashboard and charts.
+
+Three significant digits with a unit, never an exponent. A mean of three runs or more has its 95 % interval, two runs
+their range, one run nothing. A ratio says which way it goes: "1.45× faster (1.39 to 1.52)".
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from mlbench_cli.results.analysis.statistics import Estimate, student_quantile
+
+NO_VALUE = "–"
+SECONDS = "s"
+SAMPLES_PER_SECOND = "samples/s"
+MIN_RUNS = 3  # for an interval that says more than the range
+_SPACE = "\u00a0"  # between a number and its unit
+_PREFIXES = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
+_PERCENT = re.compile(r"(Prec@\d+|accuracy)$")
+_PARTS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
+
+
+def format_value(value: float | None, unit: str = "") -> str:
+    """ "6.17 s", "281 ms", "6 min 12 s"; "3.61k samples/s"; "90.4 %"; "0.767" without a unit; "–" for None."""
+    if value is None:
+        return NO_VALUE
+    if not math.isfinite(value):
+        return f"{value:g}"
+    if unit == SECONDS:
+        return _format_seconds(value)
+    if unit == "%":
+        return f"{value:.1f}{_SPACE}%"
+    if unit in ("B", "B/s", "bit/s"):
+        number = _with_prefix(value)
+        prefix = number[-1] if number[-1] in "kMG" else ""
+        return f"{number.removesuffix(prefix)}{_SPACE}{prefix}{unit}"
+    text = _significant(value) if abs(value) < 9999.5 and not unit else _with_prefix(value)
+    return f"{text}{_SPACE}{unit}" if unit else text
+
+
+def format_estimate(found: Estimate | None, unit: str = "", *, counts: bool = False) -> str:
+    """The mean with what is known of its spread: "6.17 s (5.86 to 6.48)", of two runs "9.70 s (9.58 to 9.81 range)", of
+    one "9.70 s". With `counts` also how many runs there are: ", n = 3"."""
+    if found is None:
+        return NO_VALUE
+    text = format_value(found.mean, unit)
+    ends = value_range(found)
+    if ends is not None:
+        low, high = (_clip(end, unit, found.mean) for end in ends)
+        word = " range" if found.count < MIN_RUNS else ""
+        text += f" ({_between(low, high, found.mean, unit)}{word})"
+    return f"{text}, n{_SPACE}={_SPACE}{found.count}" if counts else text
+
+
+def value_range(found: Estimate) -> tuple[float, float] | None:
+    """The ends that are shown: those of the interval, of two runs the two values; None for one."""
+    if found.low is None or found.high is None:
+        return None
+    if found.count >= MIN_RUNS:
+        return found.low, found.high
+    # Student's interval of two values is their range stretched by t(0.975, 1): undo that.
+    half = (found.high - found.low) / 2 / student_quantile(1)
+    return found.mean - half, found.mean + half
+
+
+def format_ratio(found: Estimate | None, higher_is_better: bool | None = False, *, is_time: bool = True) -> str:
+    """B / A in words: "1.45× faster (1.39 to 1.52)", "no difference seen (0.92 to 1.17×)", or
+    "1.45× slower, too few runs".
+
+    For figures that are no times: "1.45× higher", or "more" if it is not known which way is good.
+    """
+    if found is None:
+        return NO_VALUE
+    if has_verdict(found):
+        assert found.low is not None
+        assert found.high is not None
+        if found.low <= 1 <= found.high:
+            return f"no difference seen ({_significant(found.low)} to {_significant(found.high)}×)"
+    elif found.mean == 1:
+        return "equal, too few runs"
+    turned = found if found.mean >= 1 else found.inverse
+    word = _ratio_word(found.mean > 1, higher_is_better, is_time)
+    text = f"{_significant(turned.mean)}× {word}"
+    if not has_verdict(found):
+        return f"{text}, too few runs"
+    return f"{text} ({_significant(turned.low)} to {_significant(turned.high)})"
+
+
+def format_factor(found: Estimate | None) -> str:
+    """A speed-up: "1.83× (1.75 to 1.92)"; the interval only of three runs or more on both sides."""
+    if found is None:
+        return NO_VALUE
+    text = f"{_significant(found.mean)}×"
+    has_ends = has_verdict(found) and found.low != found.high
+    return f"{text} ({_significant(found.low)} to {_significant(found.high)})" if has_ends else text
+
+
+def format_percent(share: float) -> str:
+    """As `format_share`, of a ratio that may be above 1, such as an efficiency: "104 %"."""
+    return f"{100 * share:.0f}{_SPACE}%" if share >= 0.0995 else format_share(share)
+
+
+def verdict_sentence(a: str, b: str, found: Estimate, counts: str) -> str:
+    """What the ratio of two times says, in a sentence: "new is 1.45× faster than old (95 %: 1.39 to 1.52; 3 and
+    3 runs)."."""
+    if not has_verdict(found):
+        return f"Too few runs for a verdict on {a} and {b}: {counts}, {MIN_RUNS} on each side are needed."
+    assert found.low is not None
+    assert found.high is not None
+    if found.low <= 1 <= found.high:
+        ends = f"{_significant(found.low)} to {_significant(found.high)}"
+        return f"No difference seen: {b} takes {ends} times as long as {a} (95 %; {counts})."
+    turned = found if found.mean >= 1 else found.inverse
+    ends = f"{_significant(turned.low)} to {_significant(turned.high)}"
+    word = "slower" if found.mean > 1 else "faster"
+    return f"{b} is {_significant(turned.mean)}× {word} than {a} (95 %: {ends}; {counts})."
+
+
+def has_verdict(found: Estimate) -> bool:
+    """Whether both sides of a ratio have enough runs for its interval to mean something."""
+    return found.count >= MIN_RUNS and found.low is not None and found.high is not None
+
+
+def unit_of(metric: str) -> str:
+    """The unit of a metric by its name; empty if it has none, or nobody knows."""
+    if _PERCENT.search(metric):
+        return "%"
+    plain = metric.removeprefix("val_").removeprefix("train_")
+    if plain in ("samples per second", "samples_per_second", "throughput"):
+        return SAMPLES_PER_SECOND
+    endings = {"GB/s": "GB/s", " us": "µs", "seconds": SECONDS}
+    return next((unit for ending, unit in endings.items() if plain.endswith(ending)), "")
+
+
+def format_goal(goal: Mapping[str, Any] | None, outcome: str | None) -> str | None:
+    """The goal of a result and the value beside its time: "Prec@1 80.5 % (>= 80)".
+
+    Of a run that spent a time budget it is the value at the end, and not the one that first met the goal.
+    """
+    if goal is None:
+        return None
+    value = goal.get("last") if outcome == "budget_spent" else goal.get("value")
+    return (
+        f"{goal['metric']} {format_value(value, unit_of(goal['metric']))} ({goal['comparison']} {goal['threshold']:g})"
+    )
+
+
+def format_share(share: float) -> str:
+    """ "72 %", "5.2 %": whole from 10 % on, and never outside 0 to 100 %."""
+    percent = min(100.0, max(0.0, 100 * share))
+    return f"{percent:.0f}{_SPACE}%" if percent >= 9.95 or percent == 0 else f"{percent:.1f}{_SPACE}%"
+
+
+def _ratio_word(is_more: bool, higher_is_better: bool | None, is_time: bool) -> str:
+    if is_time:
+        return "slower" if is_more else "faster"
+    if higher_is_better is None:
+        return "more" if is_more else "less"
+    return "higher" if is_more else "lower"
+
+
+def _between(low: float, high: float, mean: float, unit: str) -> str:
+    """Both ends with the decimals of the mean, and with the unit where it differs from the mean's."""
+    if unit == SECONDS:
+        scale, name = _scale_of_seconds(mean)
+        if name is None:
+            return f"{_format_seconds(low)} to {_format_seconds(high)}"
+        digits = _decimals(mean / scale)
+        return f"{low / scale:.{digits}f} to {high / scale:.{digits}f}"
+    if unit == "%":
+        return f"{low:.1f} to {high:.1f}"
+    scale, name = next(((size, name) for size, name in _PREFIXES if abs(mean) >= 0.9995 * size), (1.0, ""))
+    if not unit and abs(mean) < 9999.5:
+        scale, name = 1.0, ""
+    digits = _decimals(mean / scale)
+    return f"{low / scale:.{digits}f}{name} to {high / scale:.{digits}f}{name}"
+
+
+def _clip(value: float, unit: str, mean: float) -> float:
+    """Ends of intervals that a value cannot have: times and rates below 0, percentages outside 0 to 100."""
+    if unit == "%" and 0 <= mean <= 100:
+        return min(100.0, max(0.0, value))
+    return max(0.0, value) if unit in (SECONDS, SAMPLES_PER_SECOND) and mean >= 0 else value
+
+
+def _format_seconds(seconds: float) -> str:
+    scale, name = _scale_of_seconds(seconds)
+    if 0 < abs(seconds) < 1e-8:
+        return f"below 0.01{_SPACE}µs"
+    if name is not None:
+        return f"{_significant(seconds / scale)}{_SPACE}{name}"
+    whole = round(seconds)
+    if whole >= 86400:
+        days, rest = divmod(round(seconds / 3600), 24)
+        return f"{days}{_SPACE}d{_SPACE}{rest:02d}{_SPACE}h"
+    if whole >= 3600:
+        hours, minutes = divmod(round(seconds / 60), 60)
+        return f"{hours}{_SPACE}h{_SPACE}{minutes:02d}{_SPACE}min"
+    minutes, rest = divmod(whole, 60)
+    return f"{minutes}{_SPACE}min{_SPACE}{rest:02d}{_SPACE}s"
+
+
+def _scale_of_seconds(seconds: float) -> tuple[float, str | None]:
+    """The unit of a time in seconds; None from five minutes on, which are minutes and seconds."""
+    size = abs(seconds)
+    if size >= 299.5:
+        return 1.0, None
+    if size == 0:
+        return 1.0, "s"
+    return next(((scale, name) for scale, name in _PARTS if size >= 0.9995 * scale), _PARTS[-1])
+
+
+def _with_prefix(value: float) -> str:
+    for size, name in _PREFIXES:
+        if abs(value) >= 0.9995 * size:
+            return f"{_significant(value / size)}{name}"
+    return _significant(value)
+
+
+def _significant(value: float | None) -> str:
+    """Three significant digits, four for whole numbers up to 9999; never an exponent."""
+    assert value is not None
+    return f"{value:.{_decimals(value)}f}"
+
+
+def _decimals(value: float) -> int:
+    """Decimals that give three significant digits; numbers below 0.000005 become 0."""
+    if value == 0 or not math.isfinite(value):
+        return 0
+    return min(6, max(0, 2 - math.floor(math.log10(abs(float(f"{value:.2e}"))))))

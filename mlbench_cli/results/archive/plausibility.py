@@ -1,0 +1,372 @@
+"""Whether evidence contradicts itself: each contradiction is a finding, and takes away the official line.
+
+Someone who edits all evidence alike can still make up a run. What is found here is evidence of which one part cannot
+be true if another one is: an edit that forgot something, a clock that was set, a program that measures wrongly.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+from mlbench_cli.model.goals import is_finite_number
+from mlbench_cli.model.run import LOCAL, Finding, NodeClock, Observation, Outcome, Phase
+from mlbench_cli.results.archive.events import MAX_LINE_BYTES, ReportedFacts
+from mlbench_cli.results.archive.evidence import Evidence
+from mlbench_cli.util.text import one_line
+from mlbench_cli.util.times import parse_timestamp
+
+CLOCK_STEPPED = "clock_stepped"
+NO_RESULT = "no_result"
+PREFIX = "implausible_"
+# Two clocks of one machine that were read together differ by less, whatever else the machine does.
+MAX_CLOCK_ERROR = 0.1
+MAX_SLEW = 0.0005  # seconds per second by which NTP slews a clock at most
+SLACK_SECONDS = 5.0  # by which times may be off that processes noted which had to wait for a CPU between two steps
+RECORD_SLACK_SECONDS = 3600.0  # a run may be recorded long before it starts, and the clock be corrected in between
+SHARE = 0.01  # by which figures of one clock may differ that were added up in different ways
+SHORT_SECONDS = 0.05
+END_SECONDS = 60.0  # in which an agent ends what ranks have left behind, and takes its last sample
+MAX_REASONS = 5
+_OWN_LOGS = ("local", "hosts", "slurm")  # engines on which each rank's log is kept whole, and its size sampled
+# What a trainer reports as it was used, not as it was asked for.
+_AS_USED = ("precision", "compile")
+_HELD, _SHARED = "held", "shared"  # as agent/lock.py says of a machine's lock
+
+
+class SampleWatch:
+    """What the rows of resources.jsonl say of a run's clocks and logs; they are read once, by somebody else.
+
+    `log_bytes` is the last size of each rank's log, `machines` the number of rows on the load of machines, `locks`
+    whether the run had the locks of its machines, `first` and `last` the moments of the earliest and the latest row.
+    """
+
+    def __init__(self) -> None:
+        self.stepped_seconds = 0.0
+        self.log_bytes: dict[int, int] = {}
+        self.machines = 0
+        self.locks: set[str] = set()
+        self.first: float | None = None
+        self.last: float | None = None
+        self._clocks: dict[int, tuple[float, float]] = {}  # worker: the row's time, and its seconds since the start
+
+    def watch(self, rows: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+        """Pass the rows on, and look at each."""
+        for row in rows:
+            moment = _moment(row.get("time"))
+            if moment is not None:
+                self.first = moment if self.first is None else min(self.first, moment)
+                self.last = moment if self.last is None else max(self.last, moment)
+            rank, size = row.get("rank"), row.get("log_bytes")
+            if isinstance(rank, int) and isinstance(size, int):
+                self.log_bytes[rank] = size
+            if row.get("kind") == "machine":
+                self.machines += 1
+                if isinstance(row.get("lock"), str):
+                    self.locks.add(row["lock"])
+                self._compare_clocks(row, moment)
+            yield row
+
+    def _compare_clocks(self, row: Mapping[str, Any], moment: float | None) -> None:
+        elapsed, worker = row.get("elapsed_seconds"), row.get("worker")
+        if moment is None or not is_finite_number(elapsed):
+            return
+        key = worker if isinstance(worker, int) else 0
+        before, self._clocks[key] = self._clocks.get(key), (moment, elapsed)
+        if before is not None:
+            self.stepped_seconds += find_step(moment - before[0], elapsed - before[1])
+
+
+def find_step(wall: float, seconds: float) -> float:
+    """By how much the wall clock was set if it says `wall` seconds for what took `seconds`; 0 if both agree."""
+    difference = abs(wall - seconds)
+    return difference if difference > MAX_CLOCK_ERROR + MAX_SLEW * abs(seconds) else 0.0
+
+
+def find_clock_step(observation: Observation, samples: SampleWatch) -> Finding | None:
+    """The finding that the wall clock of a machine was set while the ranks ran; None if nothing says so."""
+    steps = [
+        find_step(worker.finished - worker.started, worker.seconds)
+        for worker in observation.workers
+        if worker.seconds is not None and worker.started is not None and worker.finished is not None
+    ]
+    noted = [clock.stepped_seconds for clock in observation.clocks]
+    stepped = max([*steps, *noted, samples.stepped_seconds], default=0.0)
+    if not stepped:
+        return None
+    nodes = sorted({clock.node for clock in observation.clocks if clock.node and clock.stepped_seconds})
+    return Finding(
+        CLOCK_STEPPED,
+        f"The wall clock {f'of {nodes[0]} ' if len(nodes) == 1 else ''}was set by {stepped:.3g} s while the ranks ran.",
+        hint="Durations of the monotonic clock stand. Check NTP (chronyc tracking), and that the machine does not "
+        "sleep; then run it again.",
+        evidence={"stepped_seconds": round(stepped, 3), "nodes": nodes},
+    )
+
+
+def find_contradictions(
+    evidence: Evidence, reported: ReportedFacts, samples: SampleWatch, is_success: bool, is_stepped: bool
+) -> list[Finding]:
+    """What of the evidence cannot be true beside the rest of it, one finding for each kind.
+
+    `is_success`: the run ended well, so that nothing may be missing. `is_stepped`: a clock was set while it ran, so
+    that wall times prove nothing.
+    """
+    checks = {
+        "task_time": _check_task_time(evidence, reported),
+        "training_time": _check_training_time(reported),
+        "timings": _check_timings(reported),
+        "spread": _check_spread(reported),
+        "epoch_time": _check_epoch_time(reported),
+        "order": _check_order(evidence, reported),
+        "event_times": [] if is_stepped else _check_event_times(evidence, reported, samples),
+        "worker_times": [] if is_stepped else _check_worker_times(evidence),
+        "ranks": _check_ranks(evidence, is_success),
+        "exit_codes": _check_exit_codes(evidence),
+        "logs": _check_logs(evidence, reported, samples, is_success),
+        "settings": _check_settings(evidence, reported, samples),
+        "figures": _check_figures(reported),
+        "provenance": _check_provenance(evidence, reported),
+    }
+    return [
+        Finding(
+            PREFIX + name,
+            f"The evidence contradicts itself: {'; '.join(islice(found, MAX_REASONS))}.",
+            hint="Run it again. If it happens again with an unchanged archive, report it as a defect of the task or of "
+            "mlbench.",
+            evidence={"contradictions": list(islice(found, MAX_REASONS))},
+        )
+        for name, problems in checks.items()
+        if (found := list(problems))
+    ]
+
+
+def find_too_long(reported: ReportedFacts) -> Finding | None:
+    """The finding that events were ignored because they are too long."""
+    logs = {rank: facts.counts.too_long for rank, facts in reported.logs.items() if facts.counts.too_long}
+    if not logs:
+        return None
+    rank = min(logs)
+    return Finding(
+        "event_too_long",
+        f"The log of rank {rank} holds {logs[rank]} event{'s' if logs[rank] > 1 else ''} of more than "
+        f"{MAX_LINE_BYTES >> 20} MiB, which {'were' if logs[rank] > 1 else 'was'} ignored.",
+        hint="Report less in details, or write it into a file of MLBENCH_OUTPUT_DIR.",
+        evidence={"events": {str(number): count for number, count in logs.items()}},
+    )
+
+
+def _check_task_time(evidence: Evidence, reported: ReportedFacts) -> Iterator[str]:
+    wall = (reported.result or {}).get("wall_seconds")
+    seconds = evidence.observation.seconds
+    if seconds is None:
+        started, finished = evidence.span
+        seconds = None if started is None else finished - started + 1  # Kubernetes gives whole seconds
+    is_resumed = bool(evidence.spec.parameters.get("resume"))  # then the clock has gone on from the earlier run
+    if wall is not None and seconds is not None and not is_resumed and wall > seconds + SHORT_SECONDS:
+        yield f"the task took {wall:.6g} s of a run of {seconds:.6g} s"
+
+
+def _check_training_time(reported: ReportedFacts) -> Iterator[str]:
+    facts = reported.result or {}
+    wall, training = facts.get("wall_seconds"), facts.get("training_seconds")
+    if wall is not None and training is not None and _exceeds(training, wall):
+        yield f"the training steps took {training:.6g} s of {wall:.6g} s of the task"
+
+
+def _check_timings(reported: ReportedFacts) -> Iterator[str]:
+    facts = reported.result or {}
+    wall, timings = facts.get("wall_seconds"), facts.get("timings") or {}
+    if wall is None or not timings:
+        return
+    total = math.fsum(spread["rank0"] for spread in timings.values())
+    if _exceeds(total, wall):
+        yield f"rank 0's timings add up to {total:.6g} s of {wall:.6g} s"
+    elif "other" in timings and _exceeds(wall, total):  # the tracker is always in one of its categories
+        yield f"rank 0's timings add up to {total:.6g} s, not to {wall:.6g} s"
+
+
+def _check_spread(reported: ReportedFacts) -> Iterator[str]:
+    for name, spread in ((reported.result or {}).get("timings") or {}).items():
+        least, most = spread["min"], spread["max"]
+        inside = (spread["mean"], spread["rank0"])
+        if _exceeds(least, most, 0) or any(_exceeds(least, value, 0) or _exceeds(value, most, 0) for value in inside):
+            yield f"{one_line(name, 40)} has a mean or rank 0 outside its least and greatest"
+
+
+def _check_epoch_time(reported: ReportedFacts) -> Iterator[str]:
+    wall = (reported.result or {}).get("wall_seconds")
+    last = reported.logs[0].last_seconds if 0 in reported.logs else None
+    if wall is not None and last is not None and not reported.is_watched and _exceeds(last, wall):
+        yield f"the last metric is of second {last:.6g}, after the end at {wall:.6g} s"
+
+
+def _check_event_times(evidence: Evidence, reported: ReportedFacts, samples: SampleWatch) -> Iterator[str]:
+    workers = {worker.rank: worker for worker in evidence.observation.workers}
+    for rank, facts in reported.logs.items():
+        worker = workers.get(rank)
+        if facts.backward > SLACK_SECONDS:
+            yield f"the events of rank {rank} go back by {facts.backward:.6g} s"
+        if worker is None or facts.first is None or facts.last is None:
+            continue
+        if worker.started is not None and facts.first < worker.started - SLACK_SECONDS:
+            yield f"rank {rank} reported {worker.started - facts.first:.6g} s before it started"
+        if worker.finished is not None and facts.last > worker.finished + SLACK_SECONDS:
+            yield f"rank {rank} reported {facts.last - worker.finished:.6g} s after it ended"
+    started, finished = evidence.span
+    if started is None or evidence.spec.engine not in _OWN_LOGS or not _have_all_ended(evidence.observation):
+        return
+    differ = max((abs(ahead) for clock in evidence.observation.clocks for ahead in _offsets(clock)), default=0.0)
+    if samples.first is not None and samples.first < started - differ - SLACK_SECONDS:
+        yield "resources were sampled before the run"
+    if samples.last is not None and samples.last > finished + differ + END_SECONDS:
+        yield "resources were sampled after the run"
+
+
+def _check_order(evidence: Evidence, reported: ReportedFacts) -> Iterator[str]:
+    rules = evidence.rules  # a task that is not mlbench's own may report in any order
+    is_own = evidence.spec.runs_task_program and rules is not None and rules.origin is None
+    if is_own and 0 in reported.logs and reported.logs[0].is_measured_late:
+        yield "rank 0 reported a metric after its result"
+
+
+def _check_worker_times(evidence: Evidence) -> Iterator[str]:
+    for worker in evidence.observation.workers:
+        if worker.started is not None and worker.finished is not None and worker.finished < worker.started - 1:
+            yield f"worker {worker.rank} ended before it started"
+    started, _ = evidence.span
+    recorded = parse_timestamp(evidence.created)
+    if started is not None and evidence.spec.engine == "local" and started < recorded - RECORD_SLACK_SECONDS:
+        yield f"the run started {recorded - started:.6g} s before it was recorded"
+
+
+def _check_ranks(evidence: Evidence, is_success: bool) -> Iterator[str]:
+    spec = evidence.spec
+    ranks = [worker.rank for worker in evidence.observation.workers]
+    firsts = [spec.ranks_of(unit)[0] for unit in range(spec.unit_count)]
+    if len({*ranks}) < len(ranks):
+        yield "a rank is there twice"
+    elif (
+        ranks
+        and sorted(ranks) not in (list(range(spec.process_count)), firsts)
+        and (is_success or max(ranks) >= spec.process_count)
+    ):
+        yield f"{len(ranks)} workers were observed, which are not those of the run"
+    nodes = {worker.node for worker in evidence.observation.workers if worker.node is not None}
+    if spec.engine == "local" and len(nodes) > 1:
+        yield f"a run on one machine was on {len(nodes)}"
+
+
+def _check_exit_codes(evidence: Evidence) -> Iterator[str]:
+    for worker in evidence.observation.workers:
+        if worker.phase == Phase.FAILED and worker.exit_code == 0:
+            yield f"worker {worker.rank} failed with exit code 0"
+        if worker.phase == Phase.SUCCEEDED and worker.exit_code:
+            yield f"worker {worker.rank} succeeded with exit code {worker.exit_code}"
+
+
+def _check_logs(evidence: Evidence, reported: ReportedFacts, samples: SampleWatch, is_success: bool) -> Iterator[str]:
+    spec = evidence.spec
+    beyond = [rank for rank in reported.logs if rank >= spec.process_count]
+    if beyond:
+        yield f"there is a log of rank {beyond[0]}, which the run does not have"
+    if spec.engine not in _OWN_LOGS:
+        return
+    for worker in evidence.observation.workers:
+        if worker.started is not None and worker.rank not in reported.logs and is_success:
+            yield f"rank {worker.rank} has no log"
+    for rank, facts in reported.logs.items():
+        if facts.foreign and facts.first is None:
+            yield f"the log of rank {rank} holds events of other ranks only"
+    for rank, size in sorted(samples.log_bytes.items()):
+        found = reported.logs[rank].counts.bytes if rank in reported.logs else 0
+        if found < size:
+            yield f"the log of rank {rank} has {found} bytes, and had {size} while it ran"
+    has_measured = evidence.observation.seconds is not None
+    if has_measured and is_success and samples.machines == 0:
+        yield "nothing of the machine was sampled"
+
+
+def _check_settings(evidence: Evidence, reported: ReportedFacts, samples: SampleWatch) -> Iterator[str]:
+    spec = evidence.spec
+    if evidence.name != spec.name:
+        yield f"the run is {one_line(evidence.name, 40)}, and its spec that of {one_line(spec.name, 40)}"
+    local = {spec.engine == LOCAL.provider, spec.cluster == LOCAL.name}
+    if spec.cluster_kind is not None:
+        local.add(spec.cluster_kind == LOCAL.provider)
+    if len(local) > 1:
+        yield f"the engine is {one_line(spec.engine, 40)}, and the cluster {one_line(spec.cluster, 40)}"
+    if (_SHARED if not spec.share_machine else _HELD) in samples.locks:
+        yield f"the run was {'' if spec.share_machine else 'not '}to share its machine, and did the opposite"
+    for rank, facts in reported.environments.items():
+        given = {"world_size": spec.world_size, "backend": spec.backend}
+        for name, asked in given.items():
+            if spec.runs_task_program and name in facts and facts[name] != asked:
+                yield f"rank {rank} reported {name} {one_line(str(facts[name]), 40)}, and the run has {asked}"
+        device = facts.get("device")
+        if spec.runs_task_program and isinstance(device, str) and device.startswith("cpu") != (spec.device == "cpu"):
+            yield f"rank {rank} reported device {one_line(device, 40)}, and the run has {spec.device}"
+    options = ((reported.result or {}).get("details") or {}).get("options")
+    if not spec.runs_task_program or not isinstance(options, Mapping):
+        return
+    for name, asked in spec.parameters.items():
+        if name in options and name not in _AS_USED and asked != "auto" and options[name] != asked:
+            yield f"the task had {name} {one_line(str(options[name]), 40)}, and the run {one_line(str(asked), 40)}"
+
+
+def _check_figures(reported: ReportedFacts) -> Iterator[str]:
+    """The result against the task's own note of the moment at which it reached its goal."""
+    facts = reported.result or {}
+    goal, goals = facts.get("goal"), (facts.get("details") or {}).get("goals")
+    if facts.get("outcome") != Outcome.GOAL_REACHED or not goal or not isinstance(goals, Mapping):
+        return
+    passed = goals.get(goal["kind"])
+    if not isinstance(passed, Mapping):
+        return
+    claimed = {name: facts[name] for name in ("wall_seconds", "training_seconds", "updates", "samples")}
+    for name, value in {**claimed, "epoch": facts["epochs"], "value": goal["value"]}.items():
+        noted = passed.get(name)
+        if is_finite_number(value) and is_finite_number(noted) and not math.isclose(value, noted, rel_tol=1e-6):
+            yield f"{name} is {value:.6g}, and was {noted:.6g} at the goal"
+    details = facts.get("details") or {}
+    options = details.get("options")
+    used = options.get("precision") if isinstance(options, Mapping) else None
+    if used is not None and "precision" in details and details["precision"] != used:
+        yield f"the precision is {one_line(str(details['precision']), 40)} and {one_line(str(used), 40)}"
+
+
+def _check_provenance(evidence: Evidence, reported: ReportedFacts) -> Iterator[str]:
+    if evidence.spec.engine != "local":
+        return
+    machine = evidence.provenance.get("machine")
+    cpu = machine.get("cpu") if isinstance(machine, Mapping) else None
+    architecture = machine.get("architecture") if isinstance(machine, Mapping) else None
+    for rank, facts in reported.environments.items():
+        name = facts.get("device_name")
+        is_named = evidence.spec.runs_task_program and evidence.spec.device == "cpu" and name and architecture
+        if is_named and name != architecture:
+            yield f"rank {rank} ran on {one_line(str(name), 60)}, and was started on {one_line(str(architecture), 60)}"
+        if evidence.spec.runs_task_program and cpu and facts.get("cpu") and facts["cpu"] != cpu:
+            yield f"rank {rank} ran on {one_line(str(facts['cpu']), 60)}, and was started on {one_line(str(cpu), 60)}"
+
+
+def _exceeds(value: float, limit: float, slack: float = SHORT_SECONDS) -> bool:
+    return value > limit * (1 + SHARE) + slack
+
+
+def _offsets(clock: NodeClock) -> list[float]:
+    return [ahead for ahead in (clock.start_ahead, clock.end_ahead) if ahead is not None]
+
+
+def _have_all_ended(observation: Observation) -> bool:
+    return all(worker.finished is not None for worker in observation.workers if worker.started is not None)
+
+
+def _moment(value: Any) -> float | None:
+    """The time of a row, as RFC 3339 in an archive."""
+    if not isinstance(value, str):
+        return float(value) if is_finite_number(value) else None
+    try:
+        return parse_timestamp(value)
+    except ValueError:
+        return None

@@ -1,0 +1,171 @@
+"""`mlbench charts`: total_time, speedup and time_for_all_phases of a set of runs, each as PNG and SVG, and a CSV.
+
+Runs with a time budget also get accuracy_after_time, those that measured collectives latency and bandwidth, and those
+whose method sends during the training get overlap. Runs share a panel by the same rules as in the report.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from mlbench_cli.errors import UsageError
+from mlbench_cli.model.run import Run
+from mlbench_cli.results.analysis import collectives
+from mlbench_cli.results.analysis.comparability import UNKNOWN
+from mlbench_cli.results.analysis.foreign_collectives import read_foreign_curves
+from mlbench_cli.results.analysis.numbers import SECONDS, format_estimate, unit_of
+from mlbench_cli.results.analysis.series import Measurement, Series, collect, describe
+from mlbench_cli.results.archive import layout
+from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.archive.verify import open_verified
+from mlbench_cli.results.figures.collectives import collective_sheets
+from mlbench_cli.results.figures.model import Figure, Sheet
+from mlbench_cli.results.figures.overlap import draw_sheet, read_overlap
+from mlbench_cli.results.figures.png import write_sheets
+from mlbench_cli.results.figures.scaling import (
+    Job,
+    after_time_figure,
+    phase_figures,
+    speedup_figure,
+    split_jobs,
+    time_figure,
+)
+from mlbench_cli.util import files
+from mlbench_cli.util.text import shorten
+
+_BAD = {"goal_missed": "goal missed", "never_started": "never started"}
+
+
+def draw(
+    archives: Iterable[Archive | Run | Path],
+    folder: Path,
+    *,
+    published: bool = False,
+    foreign: Iterable[Path] = (),
+    min_runs: int = 1,
+) -> list[Path]:
+    """Draw the figures of sealed archives (folders, zips or runs) into `folder`; the paths that were written.
+
+    Runs and paths are verified first; an Archive is drawn as it was opened. Raises UsageError without archives,
+    DamagedArchive (which names it) if one is damaged or not sealed, UnprovenArchive if not everything in one is proven.
+    With one number of workers there is no speed-up, and that figure says what to run.
+    `published` puts the original's curves beside those of collectives, `foreign` those in files of nccl-tests or OSU.
+    `min_runs`: fewest successful runs of a size for a speed-up.
+    """
+    imported = [curve for path in foreign for curve in read_foreign_curves(path)]
+
+    opened = [item if isinstance(item, Archive) else _open_verified(item) for item in archives]
+    if not opened:
+        raise UsageError(
+            "There are no finished runs to draw.",
+            hint="mlbench run NAME 1 2 4 --task TASK, then: mlbench charts FOLDER",
+        )
+    series = collect(opened, min_runs)
+    curves = [curve for archive in opened for curve in collectives.read(archive)] + imported
+    if published:
+        curves += collectives.select_published(curves)
+    overlaps = [found for archive in opened if (found := read_overlap(archive)) is not None]
+    for archive in opened:
+        archive.close()
+    together = collectives.label_curves(curves)
+    sheets = [*list_sheets(series), *([draw_sheet(overlaps)] if overlaps else []), *collective_sheets(together)]
+    tables = {"summary.csv": series.to_csv()}
+    if curves:
+        tables["collectives.csv"] = collectives.to_csv(together)
+    with layout.naming_file_on_os_error(folder, "written"):
+        folder.mkdir(parents=True, exist_ok=True)
+        written = write_sheets(sheets, folder)
+        for name, text in tables.items():
+            files.write_atomically(folder / name, text.encode())
+    return [*written, *(folder / name for name in tables)]
+
+
+def list_sheets(series: Series) -> Iterator[Sheet]:
+    """What `mlbench charts` draws of any set of runs."""
+    jobs = split_jobs(series, {}, published=False)
+    to_goal = all(group.facts["goal"] and not group.after_time for group in series.groups)
+    title = "Total time to the goal" if to_goal else "Total time"
+    yield _sheet(series, "total_time", title, [time_figure(job, "") for job in jobs], "\n".join(_list_times(jobs)))
+    speedups = [speedup_figure(job, "") for job in jobs]
+    message = "A speed-up needs successful runs with two numbers of workers:\n\nmlbench run NAME 1 2 4 --task TASK"
+    if all(group.after_time for group in series.groups):
+        message = "Runs with a time budget have no speed-up:\nhow far they came is in accuracy_after_time."
+    yield _sheet(series, "speedup", "Speed-up", speedups, message)
+    phases = [figure for job in jobs for figure in phase_figures(job, "")]
+    yield _sheet(series, "time_for_all_phases", "Time for all phases", phases, "No run reported its phases.")
+    after = [figure for job in jobs if (figure := after_time_figure(job, "")) is not None]
+    if any(group.after_time for group in series.groups):
+        budgets = {group.facts["budget"] for group in series.groups if group.after_time}
+        title = f"Accuracy after {budgets.pop()} s" if len(budgets) == 1 else "Accuracy after time"
+        yield _sheet(series, "accuracy_after_time", title, after, "\n".join(_list_values(jobs)))
+
+
+def _sheet(series: Series, name: str, title: str, figures: Sequence[Figure | None], message: str) -> Sheet:
+    """The figures that there are; without any, what is said instead."""
+    found = tuple(figure for figure in figures if figure is not None)
+    marks = []
+    for fact, words in (("synthetic", "SYNTHETIC DATA"), ("label", "FUNCTIONAL ONLY")):
+        marked = [bool(group.facts[fact]) for group in series.groups]
+        if any(marked):
+            marks.append(words if all(marked) else f"PARTLY {words}")
+    return Sheet(name, title, found, _subtitle(series), _footnote(series), tuple(marks), message)
+
+
+def _list_times(jobs: Sequence[Job]) -> Iterator[str]:
+    """Single values, which need no picture: "digits_resnet: 6.17 s with 4 workers"."""
+    for job in jobs:
+        for group in job.groups:
+            for point in group.points:
+                time = format_estimate(point.seconds, SECONDS) if point.good else "no run succeeded"
+                yield f"{job.name}: {time} with {point.workers} worker{'' if point.workers == 1 else 's'}"
+
+
+def _list_values(jobs: Sequence[Job]) -> Iterator[str]:
+    for job in jobs:
+        for group in job.groups:
+            for point in group.points:
+                if point.good and point.value:
+                    value = format_estimate(point.value, unit_of(group.metric))
+                    yield f"{job.name}: {group.metric} {value} with {point.workers} workers"
+
+
+def _open_verified(item: Run | Path) -> Archive:
+    return open_verified(item if isinstance(item, Path) else item.folder)
+
+
+def _subtitle(series: Series) -> str:
+    """What all groups share, as far as it tells something."""
+    silent = {"processes_per_worker": "1", "gpus_per_worker": "0"}
+    told = (
+        *("task", "backend", "device", "preset", "command", "goal"),
+        *("processes_per_worker", "gpus_per_worker", "cpus", "label"),
+    )
+    common = {name: series.common.get(name, "") for name in told}
+    shown = [name for name in told if common[name] not in (UNKNOWN, silent.get(name))]
+    return " · ".join(filter(None, (describe(name, common[name]) for name in shown)))
+
+
+def _footnote(series: Series) -> str:
+    """What a reader must know: what was measured, whiskers, and which runs do not count."""
+    shown = [run for group in series.groups for point in group.points for run in point.shown]
+    notes = []
+    if not all(run.whole_run for run in shown):
+        notes.append("Seconds count from the first training step to the goal or the end, validation included.")
+    if any(run.whole_run for run in shown):
+        notes.append("Runs that report no result are shown with the seconds of the whole run.")
+    if any(len(point.shown) > 1 for group in series.groups for point in group.points):
+        notes.append("Means of repeats. Capped bars: 95 % intervals (Student's t); pale bars: ranges of two runs.")
+    labelled = [run for run in shown if run.conditions.labels]
+    if labelled:
+        notes.append(f"{_conditions(labelled)}.")
+    if series.bad:
+        names = [f"{run.name} ({_BAD.get(run.outcome, run.outcome)})" for run in series.bad]
+        more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+        notes.append(f"Not counted: {', '.join(names[:8])}{more}.")
+    return " ".join(notes)
+
+
+def _conditions(runs: Sequence[Measurement]) -> str:
+    """Which runs were not alone on their CPUs, or short of them, and why."""
+    phrases = [f"{run.name} ({run.conditions.phrase})" for run in runs]
+    more = f" and {len(phrases) - 6} more" if len(phrases) > 6 else ""
+    return shorten(f"Times under other conditions: {', '.join(phrases[:6])}{more}", 900)

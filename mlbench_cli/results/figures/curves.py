@@ -1,0 +1,302 @@
+"""Figures over time: loss, the goal's metric, learning rate, other metrics, machines, and how runs spent their time."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+from mlbench_cli.model.goals import Goal, is_finite_number
+from mlbench_cli.results.analysis.numbers import SECONDS, unit_of
+from mlbench_cli.results.analysis.tables import MetricPoint, MetricTable, ResourceSample, ResourceTable
+from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.figures.model import Axis, Figure, Kind, Line, Scale, thin
+from mlbench_cli.util.times import parse_timestamp
+
+MAX_RUNS = 12  # in a figure over time; all are in the CSV
+MAX_RANKS = 7  # in a figure of a run that is running
+MAX_OTHER = 8  # further metrics that get a figure
+_RATES = ("learning_rate", "lr")
+_TIME = "seconds of training"
+_SINCE_START = "seconds since the start of the run"
+
+
+@dataclass(frozen=True)
+class RunData:
+    """An archive with its metrics and samples, read once."""
+
+    archive: Archive
+
+    @property
+    def name(self) -> str:
+        """The run's name."""
+        return str(self.archive.run["name"])
+
+    @property
+    def workers(self) -> int:
+        """How many workers the run had."""
+        return int(self.archive.result["workers"])
+
+    @cached_property
+    def goal(self) -> Goal | None:
+        """The run's goal; None if it had none."""
+        found = self.archive.result["goal"]
+        return Goal(found["metric"], found["comparison"], found["threshold"]) if found else None
+
+    @cached_property
+    def metrics(self) -> MetricTable:
+        """All metrics of the run as a table, in the order of time."""
+        points = (MetricPoint.parse(self.name, self.workers, row) for row in self.archive.metrics())
+        return MetricTable(point for point in points if point is not None)
+
+    @cached_property
+    def resources(self) -> ResourceTable:
+        """All resource samples of the run as a table, in the order of time."""
+        return ResourceTable.parse(self.name, self.archive.resources())
+
+    @cached_property
+    def phases(self) -> list[tuple[float, str, float | None, float | None]]:
+        """(time, phase, epoch, step) of rank 0's phase events, in their order."""
+        return [
+            (float(event["time"]), str(event.get("phase")), _number(event.get("epoch")), _number(event.get("step")))
+            for event in self.archive.events(0)
+            if event["event"] == "phase" and event["rank"] == 0
+        ]
+
+    @cached_property
+    def begun(self) -> float | None:
+        """When the training began, in seconds since 1970; None if rank 0 did not report it."""
+        return next((time for time, phase, _, _ in self.phases if phase == "training"), None)
+
+
+# --- metrics --------------------------------------------------------------------------------------------------------
+
+
+def metric_figures(runs: Sequence[RunData], prefix: str) -> Iterator[Figure]:
+    """Loss, the goal's metric with its line, learning rate, and what else rank 0 has reported, of runs of one job."""
+    shown = [run for run in runs if run.archive.run["spec"]["task"] != "allreduce"][:MAX_RUNS]  # it reports no curves
+    names = list(dict.fromkeys(point.name for run in shown for point in run.metrics if point.rank == 0))
+    goal = next((run.goal for run in shown if run.goal), None)
+    goal_names = [name for name in names if goal and name in goal.metric_names]
+    losses = [name for name in names if name.endswith("loss") and name not in goal_names]
+    rates = [name for name in names if name in _RATES]
+    if losses:
+        yield _metric_figure(shown, f"{prefix}loss", "Loss over time", losses, "loss")
+    if goal_names and goal:
+        figure = _metric_figure(shown, f"{prefix}goal-metric", f"{goal.metric} over time", goal_names, goal.metric)
+        yield _with_goal(figure, goal)
+    if rates:
+        yield _metric_figure(shown, f"{prefix}learning-rate", "Learning rate over time", rates, "learning rate")
+    others = [name for name in names if name not in {*losses, *goal_names, *rates}]
+    for index, name in enumerate(others[:MAX_OTHER]):
+        yield _metric_figure(shown, f"{prefix}metric-{index}", f"{name[:60]} over time", [name], name[:60])
+
+
+def _metric_figure(runs: Sequence[RunData], key: str, title: str, names: Sequence[str], label: str) -> Figure:
+    lines = []
+    for run in runs:
+        for name in names:
+            points = [point for point in run.metrics if point.name == name and point.rank == 0]
+            if not points:
+                continue
+            xs, ys = thin(
+                _times(run, points), [point.value if is_finite_number(point.value) else None for point in points]
+            )
+            lines.append(Line(run.name if len(names) == 1 else f"{run.name}: {name}", tuple(xs), tuple(ys)))
+    y = Axis(label, unit=unit_of(names[0]))
+    is_timed = all(point.seconds is not None for run in runs for point in run.metrics if point.name in names)
+    return Figure(
+        key, title, Axis(_TIME if is_timed else "seconds since training began", from_zero=True), y, tuple(lines)
+    )
+
+
+def _times(run: RunData, points: Sequence[MetricPoint]) -> list[float]:
+    """Seconds of training if every point has them, else since the training, or the first point, began."""
+    if all(point.seconds is not None for point in points):
+        return [point.seconds or 0.0 for point in points]
+    begun = points[0].time if run.begun is None else run.begun
+    return [point.time - begun for point in points]
+
+
+def _with_goal(figure: Figure, goal: Goal) -> Figure:
+    xs = [x for line in figure.lines for x in line.xs]
+    ends = (0.0, max(xs, default=1.0))
+    line = Line(f"goal {goal.comparison} {goal.threshold:g}", ends, (goal.threshold, goal.threshold), reference=True)
+    return Figure(figure.key, figure.title, figure.x, figure.y, (*figure.lines, line), figure.caption)
+
+
+def live_figures(points: Sequence[MetricPoint], goal: Goal | None) -> Iterator[Figure]:
+    """A figure for each metric that a run has reported so far, a line for each of the first MAX_RANKS ranks."""
+    for name in dict.fromkeys(point.name for point in points):
+        own = [point for point in points if point.name == name]
+        lines = []
+        for rank in sorted({point.rank for point in own})[:MAX_RANKS]:
+            found = [point for point in own if point.rank == rank]
+            times = [point.time - points[0].time for point in found]
+            xs, ys = thin(times, [point.value if is_finite_number(point.value) else None for point in found])
+            lines.append(Line(f"rank {rank}", tuple(xs), tuple(ys)))
+        axes = Axis("seconds since the first value", from_zero=True), Axis(name[:60], unit=unit_of(name))
+        figure = Figure(name, f"{name[:60]} over time", *axes, tuple(lines))
+        yield _with_goal(figure, goal) if goal and name in goal.metric_names else figure
+
+
+# --- machines -------------------------------------------------------------------------------------------------------
+
+
+def resource_figures(runs: Sequence[RunData], prefix: str) -> Iterator[Figure]:
+    """CPU, memory, traffic, disk and GPU over time, a line for each rank of each run."""
+    kinds = (
+        ("cpu", "CPU in use", "cores", ("cpu_seconds",), True, 1.0),
+        ("memory", "Memory", "GiB", ("rss_bytes",), False, 2.0**30),
+        ("network", "Network traffic", "MB/s, both ways", ("received_bytes", "sent_bytes"), True, 1e6),
+        ("disk", "Disk traffic", "MB/s, both ways", ("read_bytes", "write_bytes"), True, 1e6),
+        ("gpu", "GPU utilisation", "%", ("gpu_percent",), False, 1.0),
+        ("gpu-memory", "GPU memory", "GiB", ("gpu_memory_bytes",), False, 2.0**30),
+        ("gpu-power", "GPU power", "W", ("gpu_watts",), False, 1.0),
+    )
+    for key, title, label, names, is_rate, unit in kinds:
+        lines = [line for run in runs for line in _resource_lines(run, names, is_rate, unit)]
+        if any(y for line in lines for y in line.ys):
+            axes = Axis(_SINCE_START, from_zero=True), Axis(label, from_zero=True)
+            yield Figure(f"{prefix}{key}", f"{title} per rank", *axes, tuple(lines), kind=Kind.STEPS)
+
+
+def _resource_lines(run: RunData, names: Sequence[str], is_rate: bool, unit: float) -> Iterator[Line]:
+    ranks: dict[int, list[ResourceSample]] = {}
+    for sample in run.resources:
+        ranks.setdefault(sample.rank, []).append(sample)
+    start = run.resources[0].time if len(run.resources) else 0.0
+    for rank, samples in sorted(ranks.items()):
+        points = [(sample.time - start, _total(sample, names)) for sample in samples]
+        known = [(time, value) for time, value in points if value is not None]
+        if is_rate:
+            known = [
+                (after[0], max(0.0, after[1] - before[1]) / (after[0] - before[0]))
+                for before, after in pairwise(known)
+                if after[0] > before[0]
+            ]
+        if known:
+            xs, ys = thin([time for time, _ in known], [value / unit for _, value in known], 400)
+            yield Line(f"{run.name}, rank {rank}", tuple(xs), tuple(ys))
+
+
+def _total(sample: ResourceSample, names: Sequence[str]) -> float | None:
+    values: list[float | None] = [getattr(sample, name) for name in names]
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+# --- steps and stragglers -------------------------------------------------------------------------------------------
+
+
+def step_figures(runs: Sequence[RunData], prefix: str) -> Iterator[Figure]:
+    """How long steps took, as a distribution; and how far the ranks were apart, by phase."""
+    lines = [line for run in runs[:MAX_RUNS] if (line := _step_line(run)) is not None]
+    if lines:
+        yield Figure(
+            f"{prefix}steps",
+            "Distribution of step times",
+            Axis("milliseconds per step", Scale.LOG10),
+            Axis("share of steps that are not longer", from_zero=True),
+            tuple(lines),
+            "Means over the steps between two reports of rank 0 within an epoch, each weighted by its steps.",
+            Kind.STEPS,
+        )
+    yield from _straggler_figures(runs, prefix)
+
+
+def _step_line(run: RunData) -> Line | None:
+    """The cumulative distribution of step times, in milliseconds."""
+    found: list[tuple[float, float]] = []
+    before: tuple[float, float | None, float] | None = None
+    for time, phase, epoch, step in run.phases:
+        if phase != "training" or step is None:
+            before = None
+            continue
+        if before is not None and before[1] == epoch and step > before[2] and time > before[0]:
+            count = step - before[2]
+            found.append((1e3 * (time - before[0]) / count, count))
+        before = (time, epoch, step)
+    if len(found) < 2:
+        return None
+    found.sort()
+    total, passed = sum(count for _, count in found), 0.0
+    ys: list[float | None] = []
+    for _, count in found:
+        passed += count
+        ys.append(passed / total)
+    xs, thinned = thin([each for each, _ in found], ys, 300)
+    return Line(run.name, tuple(xs), tuple(thinned))
+
+
+def _straggler_figures(runs: Sequence[RunData], prefix: str) -> Iterator[Figure]:
+    several = [run for run in runs[:MAX_RUNS] if run.archive.result["world_size"] > 1]
+    names = list(dict.fromkeys(name for run in several for name in run.archive.result["timings"]))
+    if not names:
+        return
+    lines = []
+    for run in several:
+        spreads: Mapping[str, Mapping[str, float]] = run.archive.result["timings"]
+        own = [(index, spreads[name]) for index, name in enumerate(names) if name in spreads]
+        if own:
+            lines.append(
+                Line(
+                    run.name,
+                    tuple(float(index) for index, _ in own),
+                    tuple(spread["mean"] for _, spread in own),
+                    tuple(spread["min"] for _, spread in own),
+                    tuple(spread["max"] for _, spread in own),
+                )
+            )
+    axis = Axis("phase", Scale.CATEGORIES, categories=tuple(name.replace("_", " ") for name in names))
+    caption = "Marks: means over the ranks. Bars: from the fastest to the slowest rank; long bars are stragglers."
+    seconds = Axis("seconds", from_zero=True, unit=SECONDS)
+    yield Figure(f"{prefix}ranks", "Spread over ranks", axis, seconds, tuple(lines), caption, Kind.RANGES)
+
+
+# --- timeline -------------------------------------------------------------------------------------------------------
+
+STAGES = {
+    "waiting to start": "other",
+    "starting": "evaluation",
+    "loading": "data",
+    "training and validation": "compute",
+    "ending": "engine",
+}
+
+
+def timeline_figure(runs: Sequence[RunData], key: str) -> Figure | None:
+    """From the request to the archive: how each run spent its time, stacked."""
+    shown = runs[: 2 * MAX_RUNS]
+    spent = [_stages(run) for run in shown]
+    if not any(any(stages) for stages in spent):
+        return None
+    xs = tuple(float(index) for index in range(len(shown)))
+    lines = tuple(
+        Line(stage, xs, tuple(stages[number] for stages in spent), color=color)
+        for number, (stage, color) in enumerate(STAGES.items())
+        if any(stages[number] for stages in spent)
+    )
+    axis = Axis("run", Scale.CATEGORIES, categories=tuple(run.name for run in shown))
+    caption = "Waiting includes the queue of the experiment and, on clusters, scheduling and pulling images."
+    return Figure(
+        key, "Timeline of the runs", axis, Axis("seconds", from_zero=True, unit=SECONDS), lines, caption, Kind.BARS
+    )
+
+
+def _stages(run: RunData) -> tuple[float, ...]:
+    result = run.archive.result
+    moments: list[float] = [parse_timestamp(str(run.archive.run["created"]))]
+    started = result["started"]
+    moments.append(moments[0] if started is None else parse_timestamp(started))
+    first = run.phases[0][0] if run.phases else None
+    end = parse_timestamp(result["finished"])
+    ends = result["task_seconds"]["wall"]
+    moments.append(first if first is not None else moments[-1])
+    moments.append(run.begun if run.begun is not None else moments[-1])
+    moments.append(min(end, moments[-1] + ends) if ends and run.begun is not None else end)
+    moments.append(end)
+    return tuple(max(0.0, after - before) for before, after in pairwise(moments))
+
+
+def _number(value: object) -> float | None:
+    return float(value) if is_finite_number(value) and isinstance(value, int | float) else None

@@ -1,0 +1,174 @@
+"""What a figure says, independent of how it is drawn: series with their spread, axes, reference lines, and categories.
+
+Every picture of mlbench is a `Figure`: on pages by `svg`, in files by `png`, as a table by `Figure.rows`.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Kind(StrEnum):
+    """How a figure is drawn. All but the first two have categories as x-axis, one horizontal row for each."""
+
+    LINES = "lines"
+    STEPS = "steps"  # lines without marks
+    BARS = "bars"  # lines stack up to a bar
+    SPANS = "spans"  # each point is a bar from its low to its high
+    RANGES = "ranges"  # as SPANS, but each line has its own lane, with a mark at y
+
+
+class Scale(StrEnum):
+    """The scale of an axis."""
+
+    LINEAR = "linear"
+    LOG2 = "log2"
+    LOG10 = "log10"
+    CATEGORIES = "categories"  # x is the index of a category
+
+    @property
+    def is_log(self) -> bool:
+        """Whether equal distances are equal ratios."""
+        return self in (Scale.LOG2, Scale.LOG10)
+
+
+class Spread(StrEnum):
+    """What `low` and `high` of a line are."""
+
+    INTERVAL = "interval"  # of 95 %, a capped bar at each point
+    BAND = "band"  # the area between both ends
+
+
+@dataclass(frozen=True)
+class Axis:
+    """`unit` is one of results/analysis/numbers.py, for ticks, tables and tips; empty: plain numbers. `ticks` are the
+    places of labels, for numbers of workers; empty: chosen by the renderer."""
+
+    label: str
+    scale: Scale = Scale.LINEAR
+    ticks: tuple[float, ...] = ()
+    categories: tuple[str, ...] = ()
+    from_zero: bool = False
+    unit: str = ""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A named series. `low` and `high` are as long as `ys`, or empty. None: no value.
+
+    reference   nobody measured it here: goals, ideals, published figures
+    few         of points with so few runs that `low` and `high` are their range; their marks are hollow
+    notes       words beside points, such as "contended"
+    color       a color of `look`; empty: the renderer's next
+    shape       which mark of that color
+    group       lines of one group are drawn as one part of a bar
+    is_joined   False: marks alone
+    is_named    False: it belongs to the line before it, and has neither marks nor an entry in legends
+    """
+
+    label: str
+    xs: tuple[float, ...]
+    ys: tuple[float | None, ...]
+    low: tuple[float | None, ...] = ()
+    high: tuple[float | None, ...] = ()
+    reference: bool = False
+    few: tuple[bool, ...] = ()
+    notes: tuple[str, ...] = ()
+    color: str = ""
+    shape: int = 0
+    group: str = ""
+    spread: Spread = Spread.INTERVAL
+    is_joined: bool = True
+    is_named: bool = True
+
+    def __post_init__(self) -> None:
+        columns = (self.low, self.high, self.few, self.notes)
+        if len(self.xs) != len(self.ys) or any(len(column) not in (0, len(self.ys)) for column in columns):
+            raise ValueError(f"the line {self.label!r} has columns of different lengths")
+
+    def points(self) -> Iterator[tuple[float, float, float | None, float | None, bool, str]]:
+        """(x, y, low, high, few, note) of every point that has a value."""
+        for index, (x, y) in enumerate(zip(self.xs, self.ys, strict=True)):
+            if y is not None:
+                ends = (self.low[index], self.high[index]) if self.low and self.high else (None, None)
+                few, note = bool(self.few and self.few[index]), self.notes[index] if self.notes else ""
+                yield x, y, *ends, few, note
+
+
+@dataclass(frozen=True)
+class Figure:
+    """`key` is its name in file names and links."""
+
+    key: str
+    title: str
+    x: Axis
+    y: Axis
+    lines: tuple[Line, ...]
+    caption: str = ""
+    kind: Kind = Kind.LINES
+    notes: tuple[str, ...] = ()
+
+    @property
+    def alt(self) -> str:
+        """A sentence that says what the figure shows, for readers that do not see it."""
+        names = ", ".join(line.label for line in self.lines[:8])
+        more = f" and {len(self.lines) - 8} more" if len(self.lines) > 8 else ""
+        return f"{self.title}: {self.y.label} over {self.x.label}, for {names}{more}."
+
+    @property
+    def parts(self) -> tuple[Line, ...]:
+        """The lines as they are drawn: those of one group added up, in the order of the groups."""
+        groups: dict[str, list[Line]] = {}
+        for line in self.lines:
+            groups.setdefault(line.group or line.label, []).append(line)
+        return tuple(own[0] if len(own) == 1 and not own[0].group else _add(name, own) for name, own in groups.items())
+
+    def name_x(self, x: float) -> str:
+        """A place on the x-axis as text: the name of its category, or the number."""
+        return self.x.categories[int(x)] if self.x.scale is Scale.CATEGORIES else f"{x:.9g}"
+
+    def rows(self) -> Iterator[tuple[str, str, float | None, float | None, float | None]]:
+        """(line, x, y, low, high) of every point; x is the category's name on such a scale."""
+        for line in self.lines:
+            for index, (x, y) in enumerate(zip(line.xs, line.ys, strict=True)):
+                low = line.low[index] if line.low else None
+                high = line.high[index] if line.high else None
+                yield line.label, self.name_x(x), y, low, high
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """Figures side by side in one file `name`.png and .svg. `marks` are warnings beside the title, such as "SYNTHETIC
+    DATA". A sheet without figures shows its `message`."""
+
+    name: str
+    title: str
+    figures: tuple[Figure, ...]
+    subtitle: str = ""
+    footnote: str = ""
+    marks: tuple[str, ...] = ()
+    message: str = ""
+
+
+def _add(name: str, lines: Sequence[Line]) -> Line:
+    """The sum of lines over the same places."""
+    sums: dict[float, float] = {}
+    for line in lines:
+        for x, y in zip(line.xs, line.ys, strict=True):
+            sums[x] = sums.get(x, 0.0) + (y or 0.0)
+    return Line(name, tuple(sums), tuple(sums.values()), color=lines[0].color, shape=lines[0].shape)
+
+
+def thin(xs: Sequence[float], ys: Sequence[float | None], limit: int = 600) -> tuple[list[float], list[float | None]]:
+    """At most about `limit` points that keep the ends and the extremes: of each group its least and greatest."""
+    if len(xs) <= limit:
+        return list(xs), list(ys)
+    size = -(-len(xs) // (limit // 2))
+    kept: list[int] = []
+    for start in range(0, len(xs), size):
+        group = [index for index in range(start, min(start + size, len(xs))) if ys[index] is not None]
+        if group:
+            ends = {min(group, key=lambda index: ys[index] or 0.0), max(group, key=lambda index: ys[index] or 0.0)}
+            kept += sorted(ends)
+    kept = sorted({0, *kept, len(xs) - 1})
+    return [xs[index] for index in kept], [ys[index] for index in kept]

@@ -1,0 +1,437 @@
+"""Figures over the number of workers: time, speed-up, efficiency, phases, communication, cost, throughput.
+
+Runs are in one figure only if they did the same job: task, goal, data and time to spend are equal. What else differs
+(backend, machine, method, ...) is named by the label of the line.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from mlbench_cli.results.analysis.comparability import ComparisonKey
+from mlbench_cli.results.analysis.numbers import MIN_RUNS, SAMPLES_PER_SECOND, SECONDS, unit_of, value_range
+from mlbench_cli.results.analysis.series import Group, Point, Series
+from mlbench_cli.results.analysis.statistics import Estimate, estimate
+from mlbench_cli.results.figures.look import PHASES, Look, choose_looks, look_of
+from mlbench_cli.results.figures.model import Axis, Figure, Kind, Line, Scale
+from mlbench_cli.results.figures.published import published_lines, published_phases
+
+COMPUTE = ("forward", "loss", "backward", "optimizer")
+COMMUNICATION = "communication"
+_WORKERS = "workers"
+
+
+@dataclass(frozen=True)
+class Job:
+    """Groups of runs that did the same, so that they may share a figure. `prices` are US dollars by run, if known.
+    `published` adds the curves that the original MLBench published."""
+
+    name: str
+    groups: tuple[Group, ...]
+    prices: dict[str, float]
+    published: bool = True
+
+    @cached_property
+    def looks(self) -> list[Look]:
+        """Color and mark of each group."""
+        return choose_looks([group.facts.get("method", "") for group in self.groups])
+
+    def list_published(self, metric: str) -> list[Line]:
+        """The published lines of the task, in colors that the groups do not have."""
+        found = published_lines(self.task, metric) if self.published else ()
+        taken = set(self.looks)
+        free = [look for look in map(look_of, range(42)) if look not in taken]
+        return [replace(line, color=look[0], shape=look[1]) for line, look in zip(found, free, strict=False)]
+
+    @property
+    def task(self) -> str:
+        """The task of all groups."""
+        return self.groups[0].task
+
+    @property
+    def workers(self) -> list[int]:
+        """Every number of workers that any group has, ascending."""
+        return sorted({point.workers for group in self.groups for point in group.points})
+
+    @property
+    def what(self) -> str:
+        """What is timed: "seconds to the goal", "seconds of the run"."""
+        if self.groups[0].after_time:
+            return "seconds that were to be spent"
+        if self.groups[0].key.measure:
+            return "seconds of the run"
+        return "seconds to the goal" if self.groups[0].metric else "seconds of the task"
+
+
+def split_jobs(series: Series, prices: dict[str, float], *, published: bool = True) -> list[Job]:
+    """The groups by what they did, in the order of the series; names tell jobs of one task apart."""
+    found: dict[tuple[object, ...], list[Group]] = {}
+    for group in series.groups:
+        found.setdefault(_job_key(group.key), []).append(group)
+    jobs = list(found.values())
+    tasks = [groups[0].task for groups in jobs]
+    return [
+        Job(
+            groups[0].task if tasks.count(groups[0].task) == 1 else f"{groups[0].task} ({_difference(groups[0])})",
+            tuple(groups),
+            prices,
+            published,
+        )
+        for groups in jobs
+    ]
+
+
+def _job_key(key: ComparisonKey) -> tuple[object, ...]:
+    """Without a goal the parameters say how much is done."""
+    amount = () if key.goal else key.parameters
+    shared = (key.task, key.preset, key.goal, key.metric, key.budget, key.data, key.synthetic, key.division)
+    return (*shared, key.measure, key.label, key.command, key.judge, amount)
+
+
+def _difference(group: Group) -> str:
+    facts = group.facts
+    words = [facts.get("preset"), facts.get("goal"), facts.get("synthetic"), facts.get("label"), facts.get("budget")]
+    return ", ".join(word for word in words if word) or group.label
+
+
+def scaling_figures(job: Job, number: int) -> Iterator[Figure]:
+    """All figures of a job over the number of workers, those without any value left out."""
+    key = f"job{number}-"
+    made = (
+        time_figure(job, key),
+        speedup_figure(job, key),
+        _efficiency(job, key),
+        _compute_speedup(job, key),
+        *phase_figures(job, key),
+        *_published_phases(job, key),
+        _share(job, key),
+        _cost(job, key),
+        _price_index(job, key),
+        _throughput(job, key),
+        _node_hours(job, key),
+        after_time_figure(job, key),
+        _final_error(job, key),
+    )
+    return (figure for figure in made if figure is not None)
+
+
+# --- one figure each ------------------------------------------------------------------------------------------------
+
+
+def time_figure(job: Job, key: str) -> Figure | None:
+    """The time to the goal, or of the run, over the number of workers."""
+    lines = _collect_lines(job, lambda group, point: point.seconds if point.good else None)
+    if job.groups[0].after_time:
+        return None
+    lines += job.list_published("seconds") if job.groups[0].metric else ()
+    title = "Time to goal" if job.groups[0].metric and not job.groups[0].key.measure else "Time"
+    scale = _wide(lines, Scale.LOG10)
+    return _figure(
+        job, f"{key}time", f"{title}: {job.name}", job.what, lines, "Lower is better.", y_scale=scale, unit=SECONDS
+    )
+
+
+def speedup_figure(job: Job, key: str) -> Figure | None:
+    """How many times faster than the fewest workers of the same line."""
+    lines = _collect_lines(job, lambda group, point: group.speedup(point))
+    if not any(group.has_speedup for group in job.groups):
+        return None
+    lines += [*job.list_published("speedup"), _ideal(job)]
+    caption = "Times faster than the fewest workers of the same line: T(k0) / T(k)."
+    scale = _wide(lines, Scale.LOG2)
+    return _figure(job, f"{key}speedup", f"Speed-up: {job.name}", "speed-up", lines, caption, y_scale=scale)
+
+
+def _wide(lines: Sequence[Line], scale: Scale) -> Scale:
+    """`scale` for values that are many times apart, else a linear one, which shows sizes."""
+    values = [y for line in lines for y in line.ys if y is not None and y > 0]
+    return scale if values and max(values) > 16 * min(values) else Scale.LINEAR
+
+
+def _efficiency(job: Job, key: str) -> Figure | None:
+    if not any(group.has_speedup for group in job.groups):
+        return None
+    lines = _collect_lines(job, _efficiency_of)
+    caption = "Speed-up divided by the growth in workers; 1 is ideal."
+    return _figure(job, f"{key}efficiency", f"Efficiency: {job.name}", "efficiency", lines, caption, from_zero=True)
+
+
+def _compute_speedup(job: Job, key: str) -> Figure | None:
+    lines = _collect_lines(job, _compute_speedup_of)
+    if not any(len(line.xs) > 1 for line in lines):
+        return None
+    lines += [*job.list_published("compute_speedup"), _ideal(job)]
+    caption = "Of forward, loss, backward and optimizer alone, rank 0, communication left out."
+    title = f"Compute-only speed-up: {job.name}"
+    return _figure(job, f"{key}compute-speedup", title, "speed-up of computing", lines, caption, y_scale=Scale.LOG2)
+
+
+def phase_figures(job: Job, key: str) -> Iterator[Figure]:
+    """Rank 0's time by phase: a bar for each number of workers, a figure for each group."""
+    for index, group in enumerate(job.groups):
+        points = [point for point in group.points if point.shown and any(point.parts.values())]
+        if not points:
+            continue
+        name = job.name if len(job.groups) == 1 else f"{job.name}, {group.label}"
+        hides = any(run.hides for point in points for run in point.shown)
+        yield Figure(
+            f"{key}phases-{index}",
+            f"Time by phase: {name}",
+            _name_workers([point.workers for point in points]),
+            Axis("seconds", from_zero=True, unit=SECONDS),
+            tuple(_phase_lines(points)),
+            "Rank 0; means over repeats. The parts of a bar add up to the whole time."
+            + (" The backward pass hides communication." if hides else ""),
+            Kind.BARS,
+        )
+
+
+def _phase_lines(points: Sequence[Point]) -> Iterator[Line]:
+    xs = tuple(map(float, range(len(points))))
+    notes = tuple(_note(point) for point in points)
+    for words, color, names in PHASES:
+        for name in names:
+            if any(point.parts.get(name) for point in points):
+                ys = tuple(point.parts[name] for point in points)
+                yield Line(name.replace("_", " "), xs, ys, color=color, group=words, notes=notes)
+
+
+def _name_workers(counts: Sequence[int]) -> Axis:
+    names = tuple(f"{count} worker{'' if count == 1 else 's'}" for count in counts)
+    return Axis(_WORKERS, Scale.CATEGORIES, categories=names)
+
+
+def _note(point: Point) -> str:
+    """What a reader must know of a point besides its value: "1 of 2 reached it", "failed", "contended"."""
+    trouble = point.share or ("" if point.good else "/".join(sorted({run.outcome for run in point.bad})))
+    words = (trouble, *point.labels)
+    return ", ".join(word.replace("_", " ") for word in words if word)
+
+
+def _published_phases(job: Job, key: str) -> Iterator[Figure]:
+    """The original's bars, one figure for each of its series: seconds of other machines, never beside ours."""
+    for index, (variant, counts, lines) in enumerate(published_phases(job.task)):
+        yield Figure(
+            f"{key}published-phases-{index}",
+            f"Published time by phase: {variant}",
+            _name_workers(counts),
+            Axis("seconds", from_zero=True, unit=SECONDS),
+            lines,
+            "As the original MLBench published it; of other machines and other software.",
+            Kind.BARS,
+        )
+
+
+def _share(job: Job, key: str) -> Figure | None:
+    lines = _collect_lines(job, _share_of)
+    if not any(y for line in lines for y in line.ys):
+        return None
+    lines += job.list_published("communication_share")
+    caption = "Part of the whole time that rank 0 spent communicating and waiting for others."
+    title = f"Communication share: {job.name}"
+    return _figure(job, f"{key}communication", title, "share of the time", lines, caption, from_zero=True)
+
+
+def _cost(job: Job, key: str) -> Figure | None:
+    def cost(group: Group, point: Point) -> Estimate | None:
+        known = [job.prices[run.name] for run in point.good if run.name in job.prices]
+        return estimate(known) if known and len(known) == len(point.good) else None
+
+    lines = _collect_lines(job, cost)
+    if not any(line.ys for line in lines):
+        return None
+    lines += job.list_published("cost")
+    caption = "The whole cluster from the start of the first worker to the end of the last, at list prices."
+    title = f"Cost to goal: {job.name}"
+    return _figure(job, f"{key}cost", title, "US dollars", lines, caption, from_zero=True)
+
+
+def _price_index(job: Job, key: str) -> Figure | None:
+    if not any(group.has_speedup for group in job.groups):
+        return None
+    lines = [*_collect_lines(job, _price_index_of), *job.list_published("price_index")]
+    lines.append(
+        Line("distribution pays below 1", _counts(job, lines), (1.0,) * len(_counts(job, lines)), reference=True)
+    )
+    caption = "Increase of the price over increase of the performance: (k / k0) / S(k)²."
+    title = f"Price index: {job.name}"
+    return _figure(job, f"{key}price-index", title, "price index", lines, caption, y_scale=Scale.LOG10)
+
+
+def _throughput(job: Job, key: str) -> Figure | None:
+    lines = _collect_lines(job, lambda group, point: point.throughput if point.good else None)
+    if not any(line.ys for line in lines):
+        return None
+    lines += job.list_published("samples_per_second")
+    caption = "Samples of all ranks per second of training, waiting for data included, validation left out."
+    title = f"Throughput: {job.name}"
+    return _figure(job, f"{key}throughput", title, "samples per second", lines, caption, unit=SAMPLES_PER_SECOND)
+
+
+def _node_hours(job: Job, key: str) -> Figure | None:
+    """Only beside published ones: without prices, what the machines were occupied is the cost."""
+    published = job.list_published("node_hours")
+    if not published or job.groups[0].after_time or not job.groups[0].metric:
+        return None
+
+    def node_hours(_: Group, point: Point) -> Estimate | None:
+        return _map_estimate(point.seconds, lambda seconds: seconds * point.workers / 3600) if point.good else None
+
+    lines = [*_collect_lines(job, node_hours), *published]
+    caption = "Workers times hours to the goal."
+    return _figure(job, f"{key}node-hours", f"Node hours: {job.name}", "hours", lines, caption, y_scale=Scale.LOG10)
+
+
+def _final_error(job: Job, key: str) -> Figure | None:
+    """Only beside published ones: the error at the end of a fixed training, over the number of workers."""
+    published = job.list_published("final_error")
+    metric = job.groups[0].metric or ""
+    if not published or not metric.startswith("Prec@"):
+        return None
+
+    def error(_: Group, point: Point) -> Estimate | None:
+        return _map_estimate(point.value, lambda value: 100.0 - value) if point.value else None
+
+    lines = [*_collect_lines(job, error), *published]
+    caption = f"100 % minus {metric}: ours at the goal or the end of the time, the published ones after all epochs."
+    title = f"Final error: {job.name}"
+    return _figure(job, f"{key}final-error", title, "error, %", lines, caption, from_zero=True)
+
+
+def _map_estimate(found: Estimate, change: Callable[[float], float]) -> Estimate:
+    """The estimate of a quantity that follows from another one, rising or falling."""
+    if found.low is None or found.high is None:
+        return replace(found, mean=change(found.mean))
+    low, high = sorted((change(found.low), change(found.high)))
+    return replace(found, mean=change(found.mean), low=low, high=high)
+
+
+def after_time_figure(job: Job, key: str) -> Figure | None:
+    """The goal's metric at the end of the time budget over the number of workers."""
+    if not any(group.after_time for group in job.groups):
+        return None
+    lines = _collect_lines(job, lambda group, point: point.value if point.good else None)
+    metric = job.groups[0].metric or "metric of the goal"
+    budget = job.groups[0].facts.get("budget", "")
+    caption = f"{metric} at the end of {budget} s of training."
+    return _figure(
+        job, f"{key}after-time", f"{metric} after time: {job.name}", metric, lines, caption, unit=unit_of(metric)
+    )
+
+
+# --- values ---------------------------------------------------------------------------------------------------------
+
+
+def _efficiency_of(group: Group, point: Point) -> Estimate | None:
+    speedup, baseline = group.speedup(point), group.baseline
+    if speedup is None or baseline is None:
+        return None
+    return _scale(speedup, baseline.workers / point.workers)
+
+
+def _price_index_of(group: Group, point: Point) -> Estimate | None:
+    speedup, baseline = group.speedup(point), group.baseline
+    if speedup is None or baseline is None:
+        return None
+    growth = point.workers / baseline.workers
+    low, high = (None if end is None or end <= 0 else growth / end**2 for end in (speedup.high, speedup.low))
+    return Estimate(speedup.count, growth / speedup.mean**2, low, high)
+
+
+def _compute_speedup_of(group: Group, point: Point) -> Estimate | None:
+    baseline = group.baseline
+    if baseline is None or not point.good:
+        return None
+    seconds = [sum(each.parts.get(name, 0.0) for name in COMPUTE) for each in (baseline, point)]
+    return Estimate(len(point.good), seconds[0] / seconds[1]) if min(seconds) > 0 else None
+
+
+def _share_of(group: Group, point: Point) -> Estimate | None:
+    if not point.good or point.seconds.mean <= 0 or COMMUNICATION not in point.parts:
+        return None
+    shares = [run.parts.get(COMMUNICATION, 0.0) / run.seconds for run in point.good if run.seconds > 0]
+    return estimate(shares) if shares else None
+
+
+def _scale(found: Estimate, factor: float) -> Estimate:
+    low, high = (None if end is None else end * factor for end in (found.low, found.high))
+    return Estimate(found.count, found.mean * factor, low, high)
+
+
+# --- lines ----------------------------------------------------------------------------------------------------------
+
+
+def _collect_lines(job: Job, value: Callable[[Group, Point], Estimate | None]) -> list[Line]:
+    """A line per group, of the points that have the value."""
+    lines = []
+    for group, (color, shape) in zip(job.groups, job.looks, strict=True):
+        found = [(point, each) for point in group.points if (each := value(group, point)) is not None]
+        if not found:
+            continue
+        ends = [value_range(each) for _, each in found]
+        has_ends = any(ends)
+        lines.append(
+            Line(
+                group.label or group.task,
+                tuple(float(point.workers) for point, _ in found),
+                tuple(each.mean for _, each in found),
+                tuple(each and each[0] for each in ends) if has_ends else (),
+                tuple(each and each[1] for each in ends) if has_ends else (),
+                few=tuple(each.low is not None and each.count < MIN_RUNS for _, each in found),
+                notes=tuple(_note(point) for point, _ in found),
+                color=color,
+                shape=shape,
+            )
+        )
+    return lines
+
+
+def _ideal(job: Job) -> Line:
+    """Twice the workers, twice as fast."""
+    counts = job.workers
+    return Line("ideal", tuple(map(float, counts)), tuple(count / counts[0] for count in counts), reference=True)
+
+
+def _counts(job: Job, lines: Sequence[Line]) -> tuple[float, ...]:
+    return tuple(sorted({x for line in lines for x in line.xs} | {float(count) for count in job.workers}))
+
+
+def _figure(
+    job: Job,
+    key: str,
+    title: str,
+    label: str,
+    lines: Sequence[Line],
+    caption: str = "",
+    *,
+    y_scale: Scale = Scale.LINEAR,
+    from_zero: bool = True,
+    unit: str = "",
+) -> Figure | None:
+    own = [line for line in lines if not line.reference]
+    counts = _counts(job, lines)
+    if sum(len(line.xs) for line in own) < 2 and len(counts) < 2:
+        return None  # a single value is a sentence
+    lines = [replace(line, low=tuple(end and max(0.0, end) for end in line.low)) for line in lines]
+    if any(line.low for line in own):
+        few = any(any(line.few) for line in own)
+        caption = f"{caption} Bars: 95 % intervals{'; pale: ranges of two runs' if few else ''}.".strip()
+    if len(counts) == 1:
+        return Figure(key, title, *_turn(own, Axis(label, from_zero=True, unit=unit)), caption, Kind.BARS)
+    x = Axis(_WORKERS, Scale.LOG2, ticks=counts)
+    return Figure(key, title, x, Axis(label, y_scale, from_zero=from_zero, unit=unit), tuple(lines), caption)
+
+
+def _turn(lines: Sequence[Line], axis: Axis) -> tuple[Axis, Axis, tuple[Line, ...]]:
+    """Values of one number of workers as bars below each other, one for each line."""
+
+    def join(name: str) -> tuple[Any, ...]:
+        columns = [getattr(line, name) or (None,) * len(line.ys) for line in lines]
+        return tuple(value for column in columns for value in column)
+
+    names = tuple(line.label for line in lines)
+    places = tuple(map(float, range(len(lines))))
+    notes = tuple(note or "" for note in join("notes"))
+    value = Line(axis.label, places, join("ys"), join("low"), join("high"), few=join("few"), notes=notes, color="step")
+    return Axis("series", Scale.CATEGORIES, categories=names), axis, (value,)

@@ -1,0 +1,226 @@
+"""An experiment's queue on disk: who starts its runs, since when, and why nobody does any more.
+
+DATA/experiments/ID/queue.lock   held by the process that starts the runs, until it ends
+                    queue.json   that process, and why it ended if it could say so
+                    queue.log    what a detached queue has printed
+DATA/runs/ID/.state/queued.json  the run has not been handed to its engine: its queue does so
+
+The lock is the proof: it is free at once when its process ends, whatever has ended it.
+"""
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mlbench_cli.model.run import Finding, Observation, Run, WorkerState
+from mlbench_cli.storage.run_folder import STATE_FOLDER
+from mlbench_cli.util.files import is_lock_held, write_atomically
+from mlbench_cli.util.times import now
+
+FOLDER = "experiments"
+QUEUE_ENDED = "queue_ended"  # the code of the finding
+_NOTE = "queued.json"
+_MAX_LOG = 1 << 16
+
+
+class QueueState(StrEnum):
+    """Whether a process starts the runs of an experiment."""
+
+    ALIVE = "alive"
+    ENDED = "ended"
+    UNKNOWN = "unknown"  # started on another machine: nothing proves from here that it runs
+
+
+class QueueHolder(NamedTuple):
+    """The process that holds, or last held, the queue. `ended` says why it ended; None if it could not say so."""
+
+    pid: int
+    host: str
+    boot_id: str | None
+    started: str  # RFC 3339
+    is_detached: bool
+    ended: str | None = None
+    pid_namespace: int | None = None
+
+    @property
+    def phrase(self) -> str:
+        """The process in a few words, for messages."""
+        kind = "queue" if self.is_detached else "mlbench run"
+        return f"{kind}, process {self.pid} on {self.host}, since {self.started}"
+
+
+@dataclass(frozen=True)
+class QueueFolder:
+    """The paths of an experiment's queue, its lock, and what is known of its process."""
+
+    path: Path
+
+    @classmethod
+    def of(cls, home: Path, experiment_id: str) -> "QueueFolder":
+        """The queue of an experiment in the data folder `home`."""
+        return cls(home / FOLDER / experiment_id)
+
+    @property
+    def lock(self) -> Path:
+        """The file that the process which starts the runs keeps locked."""
+        return self.path / "queue.lock"
+
+    @property
+    def log(self) -> Path:
+        """What a detached queue prints."""
+        return self.path / "queue.log"
+
+    def acquire(self) -> int | None:
+        """A descriptor that holds the lock as long as any process has it open; None if another process holds it."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self.lock, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        except BaseException:
+            os.close(descriptor)
+            raise
+        if not os.fstat(descriptor).st_nlink:  # who held it has removed the folder: such a lock keeps nobody away
+            os.close(descriptor)
+            return None
+        return descriptor
+
+    def find_state(self) -> QueueState:
+        """Whether somebody holds the lock."""
+        holder = self.read_holder()
+        if holder is not None and holder.boot_id != boot_id() and holder.host != os.uname().nodename:
+            return QueueState.ENDED if holder.ended else QueueState.UNKNOWN
+        try:
+            is_held = is_lock_held(self.lock)
+        except OSError:
+            is_held = False
+        return QueueState.ALIVE if is_held else QueueState.ENDED
+
+    def write_holder(self, pid: int, *, is_detached: bool, ended: str | None = None) -> None:
+        """Note who holds the lock, and why it ended. Only for who holds it, or has just ended it."""
+        known = self.read_holder()
+        started = known.started if ended and known else now()
+        document = {"pid": pid, "host": os.uname().nodename, "boot_id": boot_id(), "started": started}
+        document |= {"is_detached": is_detached, "ended": ended, "pid_namespace": pid_namespace()}
+        write_atomically(self.path / "queue.json", json.dumps(document).encode())
+
+    def write_end(self, reason: str) -> None:
+        """Note why the queue ended."""
+        holder = self.read_holder()
+        self.write_holder(holder.pid if holder else 0, is_detached=bool(holder and holder.is_detached), ended=reason)
+
+    def read_holder(self) -> QueueHolder | None:
+        """The process that holds or last held the lock; None if nobody ever did."""
+        document = _read_json(self.path / "queue.json")
+        try:
+            return None if document is None else QueueHolder(**document)
+        except TypeError:
+            return None
+
+    def explain_end(self) -> str:
+        """Why nobody starts the runs that are left: "its process was killed"."""
+        holder = self.read_holder()
+        if holder is None:
+            return "it was never started"
+        if holder.ended:
+            return holder.ended
+        said = self.read_log()[-1:] if holder.is_detached else []
+        cause = f"; its log ends with: {said[0].strip()[:200]}" if said else ""
+        return f"its process {holder.pid} was killed{cause}"
+
+    def read_log(self) -> list[str]:
+        """The last lines of the queue's log, oldest first."""
+        try:
+            with open(self.log, "rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(0, size - _MAX_LOG))
+                return file.read().decode("utf-8", "replace").splitlines()
+        except OSError:
+            return []
+
+
+# --- the note in a run's folder -------------------------------------------------------------------------------------
+
+
+class QueuedNote(NamedTuple):
+    """That a run waits in a queue. `is_starting`: it is being handed to its engine just now."""
+
+    queue: QueueFolder
+    experiment: str  # its name
+    is_starting: bool = False
+
+
+def read_queued(folder: Path) -> QueuedNote | None:
+    """The note in a run's folder; None if the run was handed to its engine, or never waited."""
+    document = _read_json(folder / STATE_FOLDER / _NOTE)
+    if document is None or not {"queue", "experiment"} <= document.keys():
+        return None
+    # Relative to the run's folder, so that the data folder may be moved or mounted elsewhere.
+    return QueuedNote(
+        QueueFolder(folder / str(document["queue"])), str(document["experiment"]), bool(document.get("is_starting"))
+    )
+
+
+def write_queued(folder: Path, experiment_id: str, name: str, *, is_starting: bool = False) -> None:
+    """Note in a run's folder that the run waits in the queue of an experiment."""
+    (folder / STATE_FOLDER).mkdir(parents=True, exist_ok=True)
+    document = {"queue": f"../../{FOLDER}/{experiment_id}", "experiment": name, "is_starting": is_starting}
+    write_atomically(folder / STATE_FOLDER / _NOTE, json.dumps(document).encode())
+
+
+def queued_observation(run: Run, note: QueuedNote) -> Observation:
+    """A run that was not handed to its engine, as its queue knows it: it waits, or nobody starts it any more."""
+    is_waiting = note.queue.find_state() is not QueueState.ENDED
+    reason = "waits for the runs before it" if is_waiting else None
+    workers = tuple(WorkerState(rank, reason=reason) for rank in range(run.spec.process_count))
+    return Observation(time.time(), workers, () if is_waiting else (queue_ended(run, note),))
+
+
+def queue_ended(run: Run, note: QueuedNote) -> Finding:
+    """The finding that nobody starts a run that waits."""
+    return Finding(
+        QUEUE_ENDED,
+        f'{run.name} has not been started: the queue of the experiment "{note.experiment}" ended; '
+        f"{note.queue.explain_end()}.",
+        hint=f"Go on with the same command line as before, or: mlbench run {note.experiment}",
+    )
+
+
+def clear_queued(folder: Path) -> None:
+    """Remove the note that a run waits in a queue. No note is no error."""
+    (folder / STATE_FOLDER / _NOTE).unlink(missing_ok=True)
+
+
+def pid_namespace() -> int | None:
+    """What tells this PID namespace from others; None if the system has none."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return None
+
+
+def boot_id() -> str | None:
+    """Names this boot of the machine, so that process numbers of an earlier one are not mistaken.
+
+    None without /proc.
+    """
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+    except OSError:
+        return None
+
+
+def _read_json(path: Path) -> Mapping[str, Any] | None:
+    try:
+        document = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return document if isinstance(document, dict) else None

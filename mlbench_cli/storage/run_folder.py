@@ -1,0 +1,140 @@
+"""A run's folder: the archive under construction, and what the tool keeps beside it in `.state`.
+
+run.json observation.json resources.jsonl logs/ output/ manifests/ shaping.json    evidence
+result.json official_result.txt metrics.jsonl findings.json environment.json network.json   documents, from evidence
+SHA256SUMS                                                              written last: the folder is sealed
+SHA256SUMS.sig                                                          whose archive it is (mlbench sign)
+.state/                                                                 the tool's own, no part of the archive
+"""
+
+import fcntl
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlbench_cli.errors import DeadlineError
+from mlbench_cli.model.run import Observation
+from mlbench_cli.util.files import write_atomically
+
+RUN = "run.json"
+OBSERVATION = "observation.json"
+RESULT = "result.json"
+OFFICIAL = "official_result.txt"
+METRICS = "metrics.jsonl"
+ENVIRONMENT = "environment.json"
+RESOURCES = "resources.jsonl"
+FINDINGS = "findings.json"
+NETWORK = "network.json"  # only of runs whose network was measured or asked for
+SHAPING = "shaping.json"  # evidence: what the engine did for --network, with its probes
+SUMS = "SHA256SUMS"
+SIGNATURE = "SHA256SUMS.sig"  # optional, and the only file besides SUMS that SUMS does not list
+STATE_FOLDER = ".state"
+LOG_TIMES = "log-times-"  # begins the names of files in there with a log's sizes, of a run on a cluster
+LOG_PATTERN = re.compile(r"logs/rank-(0|[1-9][0-9]{0,6})\.log")
+
+LOCK_SECONDS = 600.0  # in which another command completes an archive, however large
+_LOCK_POLL = 0.05
+_NOTICE_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The paths in a run's folder, its lock, and atomic writes. Nothing is read or made before a method is called."""
+
+    path: Path
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether it is a complete archive. That its files are as they were, only `verify` can say."""
+        return (self.path / SUMS).is_file()
+
+    @property
+    def state(self) -> Path:
+        """The tool's own folder, made if need be."""
+        folder = self.path / STATE_FOLDER
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def log(self, rank: int) -> Path:
+        """The log of a rank."""
+        return self.path / "logs" / f"rank-{rank}.log"
+
+    def output(self, rank: int) -> Path:
+        """The folder of the files that a rank wrote."""
+        return self.path / "output" / f"rank-{rank}"
+
+    def logs(self) -> dict[int, Path]:
+        """Rank to log, in the order of ranks. Links are not followed."""
+        paths = {f"logs/{path.name}": path for path in (self.path / "logs").glob("rank-*.log")}
+        found = {int(match[1]): paths[name] for name in paths if (match := LOG_PATTERN.fullmatch(name))}
+        return {rank: found[rank] for rank in sorted(found) if found[rank].is_file() and not found[rank].is_symlink()}
+
+    def write(self, name: str, data: bytes) -> None:
+        """Replace the file `name` of the folder, durably."""
+        path = self.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, data)
+
+    def write_observation(self, observation: Observation) -> None:
+        """Keep how the run ended: what says so may soon be gone from the cluster."""
+        document = {"schema_version": 1, **observation.to_dict()}
+        self.write(OBSERVATION, (json.dumps(document, indent=2) + "\n").encode())
+
+    def read_observation(self) -> Observation | None:
+        """The observation that was kept; None if there is none, or it cannot be read."""
+        document = self.read_json(OBSERVATION)
+        if document is None:
+            return None
+        document.pop("schema_version", None)
+        try:
+            return Observation.from_dict(document)
+        except (TypeError, ValueError, KeyError, AttributeError):
+            return None
+
+    def read_json(self, name: str) -> dict[str, Any] | None:
+        """The JSON object in the file `name`; None if there is none, or it cannot be read."""
+        try:
+            document = json.loads((self.path / name).read_bytes())
+        except (OSError, ValueError):
+            return None
+        return document if isinstance(document, dict) else None
+
+    @contextmanager
+    def lock(self, *, seconds: float = LOCK_SECONDS, notice: Callable[[str], None] | None = None) -> Iterator[None]:
+        """Hold the folder's lock: completing, deleting and cancelling a run exclude each other.
+
+        The lock is the folder itself, so that it needs no room on a full disk. While another process holds it,
+        `notice` gets one sentence with the deadline. Raises DeadlineError after `seconds`.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self.path, os.O_RDONLY)
+        try:
+            _wait_for_lock(descriptor, self.path, seconds, notice)
+            yield
+        finally:
+            os.close(descriptor)
+
+
+def _wait_for_lock(descriptor: int, path: Path, seconds: float, notice: Callable[[str], None] | None) -> None:
+    begun, noticed = time.monotonic(), False
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            waited = time.monotonic() - begun
+        if waited >= seconds:
+            raise DeadlineError(
+                f"Another mlbench command has been working on {path} for {seconds:g} s.",
+                hint="Wait for it to end, then run the command again.",
+            )
+        if waited >= _NOTICE_SECONDS and notice is not None and not noticed:
+            noticed = True
+            notice(f"Another mlbench command is completing this run; waiting for it at most {seconds:g} s.")
+        time.sleep(_LOCK_POLL)

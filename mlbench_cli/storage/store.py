@@ -1,0 +1,543 @@
+"""What this machine knows: clusters, the journal of what was asked of clouds, and runs. SQLite in WAL mode.
+
+A row is written before the first outside call it stands for. The run's folder is the truth about the run; the store
+is how it is found. Every writing method is one transaction: after a kill it has happened or it has not.
+"""
+
+import json
+import os
+import sqlite3
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mlbench_cli.config import settings
+from mlbench_cli.errors import (
+    MlbenchError,
+    NotFoundError,
+    StoreError,
+    StoreLockedError,
+    UsageError,
+    did_you_mean,
+)
+from mlbench_cli.model.run import LOCAL, Cluster, ClusterIdentity, Experiment, Member, Outcome, Run, RunRow, RunState
+from mlbench_cli.model.spec import RunSpec
+from mlbench_cli.storage.store_schema import MIGRATIONS, SCHEMA_VERSION
+from mlbench_cli.util.times import now
+
+NOTICE_SECONDS = 2.0  # after which a client says that it waits for the store
+MAX_NAMED = 100  # experiments whose members are asked for by id; of more, all members are read
+MAX_NEAR = 500
+_STATES: dict[str, RunState] = {str(state): state for state in RunState}
+_OUTCOMES: dict[str | None, Outcome] = {str(outcome): outcome for outcome in Outcome}
+
+
+class JournalEntry(NamedTuple):
+    """One request to a cloud: intent, created, ready, deleting, deleted, failed; `time` in seconds since 1970.
+
+    The last record of a deleted cluster is kept, as "removed".
+    """
+
+    cluster: ClusterIdentity
+    kind: str
+    name: str
+    action: str
+    time: float
+    details: Mapping[str, Any]
+
+
+class Store:
+    """The store in `folder` (default: the data directory). Safe for several clients at once.
+
+    A client that finds the store locked waits `patience` seconds (default: as the settings say), then it raises
+    StoreLockedError; `notice` gets a sentence if it has to wait longer than a moment. Raises StoreError for a store
+    that cannot be used.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None = None,
+        *,
+        notice: Callable[[str], None] | None = None,
+        patience: float | None = None,
+    ) -> None:
+        self.folder = folder or settings.data_dir()
+        self._path = self.folder / "mlbench.sqlite"
+        self._notice = notice
+        self._patience = settings.store_patience() if patience is None else patience
+        self._moment = min(NOTICE_SECONDS, self._patience)
+        try:
+            self._db = sqlite3.connect(self._path, timeout=self._moment, isolation_level=None)
+            self._execute("PRAGMA journal_mode=WAL")
+            self._execute("PRAGMA synchronous=FULL")
+            self.require_readable()
+            if self._schema_version() < SCHEMA_VERSION:
+                self._migrate()
+        except sqlite3.Error as error:
+            raise self._explain(error) from None
+
+    def require_readable(self) -> None:
+        """Raise StoreError if a newer mlbench has written the store, also since it was opened."""
+        try:
+            found = self._schema_version()
+        except sqlite3.Error as error:
+            raise self._explain(error) from None
+        if found > SCHEMA_VERSION:
+            raise StoreError(
+                f"The store {self._path} was written by a newer mlbench (schema {found}; this one knows "
+                f"{SCHEMA_VERSION}).",
+                hint="Upgrade mlbench, or set MLBENCH_HOME to another folder.",
+            )
+
+    # --- runs ---------------------------------------------------------------------------------------------------
+
+    def record_run(self, spec: RunSpec, *, run_id: str | None = None, created: str | None = None) -> Run:
+        """Record a run before anything is started for it. Raises UsageError if the name is taken."""
+        run_id = run_id or os.urandom(6).hex()
+        run = Run(run_id, spec, self.folder / "runs" / run_id, created or now())
+        with self._transaction() as db:
+            _insert_run(db, run)
+        return run
+
+    def record_experiment(self, experiment: Experiment, runs: Sequence[Run]) -> None:
+        """Record an experiment with its members, and those of their runs that are new: all of it or nothing.
+
+        An experiment of the same id is replaced. Raises UsageError if a name is taken by a run or an experiment.
+        """
+        with self._transaction() as db:
+            for run in runs:
+                _insert_run(db, run)
+            taken = db.execute("SELECT id FROM experiments WHERE name = ?", (experiment.name,)).fetchone()
+            if taken is not None and taken[0] != experiment.id:
+                raise _name_taken("experiment", experiment.name)
+            if db.execute("SELECT 1 FROM runs WHERE name = ?", (experiment.name,)).fetchone():
+                raise _name_taken("run", experiment.name)
+            values = (experiment.id, experiment.name, experiment.created, _dump(experiment.request))
+            db.execute(
+                "INSERT OR REPLACE INTO experiments VALUES (?,?,?,?,?,?)",
+                (*values, experiment.require_goal, experiment.parallel),
+            )
+            db.execute("DELETE FROM members WHERE experiment = ?", (experiment.id,))
+            db.executemany(
+                "INSERT INTO members VALUES (?,?,?,?,?)",
+                [(experiment.id, item.index, item.run_id, item.content_hash, _dump(item.point))
+                 for item in experiment.members],
+            )  # fmt: skip
+
+    def find_experiment(self, name: str) -> Experiment | None:
+        """The experiment of that name; None without one."""
+        found = self._experiments("WHERE name = ?", name) if name.isascii() else []
+        return found[0] if found else None
+
+    def find_experiment_of(self, run: Run) -> Experiment | None:
+        """The experiment that the run is a member of; None for a run of its own."""
+        found = self._experiments("WHERE id = (SELECT experiment FROM members WHERE run = ?)", run.id)
+        return found[0] if found else None
+
+    def experiments_of(self, run_ids: Sequence[str]) -> list[Experiment]:
+        """The experiments that some runs are members of, each once, oldest first."""
+        found: dict[str, Experiment] = {}
+        for start in range(0, len(run_ids), MAX_NAMED):
+            some = run_ids[start : start + MAX_NAMED]
+            clause = f"WHERE id IN (SELECT experiment FROM members WHERE run IN ({','.join('?' * len(some))}))"
+            found |= {each.id: each for each in self._experiments(f"{clause} ORDER BY created, rowid", *some)}
+        return list(found.values())
+
+    def experiments(self) -> list[Experiment]:
+        """All experiments, oldest first."""
+        return self._experiments("ORDER BY created, rowid")
+
+    def newest_experiments(self, count: int) -> list[Experiment]:
+        """The newest `count` experiments, oldest first."""
+        return self._experiments("ORDER BY created DESC, rowid DESC LIMIT ?", count)[::-1]
+
+    def _experiments(self, clause: str, *values: str | int) -> list[Experiment]:
+        rows = self._query(f"SELECT * FROM experiments {clause}", *values)
+        members: dict[str, list[Member]] = {}
+        few = [row["id"] for row in rows] if len(rows) <= MAX_NAMED else []
+        selected = f"WHERE experiment IN ({','.join('?' * len(few))})" if few else ""
+        for row in self._query(f"SELECT * FROM members {selected} ORDER BY number", *few) if rows else []:
+            member = Member(row["number"], row["run"], row["content_hash"], json.loads(row["point"]))
+            members.setdefault(row["experiment"], []).append(member)
+        return [
+            Experiment(
+                row["id"], row["name"], row["created"], json.loads(row["request"]),
+                tuple(members.get(row["id"], ())), bool(row["require_goal"]), row["parallel"],
+            )
+            for row in rows
+        ]  # fmt: skip
+
+    def run(self, name: str, *, readable: bool = True) -> RunRow:
+        """The run of that name. Raises NotFoundError with the nearest name; UsageError, if `readable`, for a run whose
+        spec this mlbench cannot read.
+        """
+        # Names are DNS labels; SQLite would choke on bytes of a command line that are no text at all.
+        rows = self._query("SELECT * FROM runs WHERE name = ?", name) if name.isascii() else []
+        if not rows:
+            near = did_you_mean(name, self.near_names(name))
+            raise NotFoundError(f'There is no run "{name}".{near}', hint="mlbench status")
+        row = self._run_row(rows[0])
+        if readable and row.problem:
+            raise UsageError(
+                f'The run "{name}" cannot be read: {row.problem}', hint=f"Upgrade mlbench, or: mlbench delete {name}"
+            )
+        return row
+
+    def near_names(self, name: str) -> list[str]:
+        """Names of runs to suggest one of: those that begin like `name`, the most alike first, and the newest.
+
+        At most 2 x MAX_NEAR of them: comparing a word with 50 000 names takes seconds.
+        """
+        found: dict[str, None] = {}
+        for length in range(len(name) if name.isascii() else 0, 0, -1):
+            rows = self._query(
+                "SELECT name FROM runs WHERE name >= ? AND name < ? LIMIT ?",
+                name[:length], name[:length] + "\x7f", MAX_NEAR,
+            )  # fmt: skip
+            found |= dict.fromkeys(row["name"] for row in rows)
+            if len(found) >= MAX_NEAR:
+                break
+        newest = self._query("SELECT name FROM runs ORDER BY rowid DESC LIMIT ?", MAX_NEAR)
+        return [*list(found)[:MAX_NEAR], *(row["name"] for row in newest)]
+
+    def run_family(self, name: str) -> list[RunRow]:
+        """The runs whose names begin with `name` and a hyphen, oldest first."""
+        if not name.isascii():
+            return []
+        rows = self._query(
+            "SELECT * FROM runs WHERE name > ? AND name < ? ORDER BY created, rowid", f"{name}-", f"{name}."
+        )
+        return [self._run_row(row) for row in rows]
+
+    def find_run(self, run_id: str) -> RunRow | None:
+        """The run with that id; None if it was deleted."""
+        rows = self._query("SELECT * FROM runs WHERE id = ?", run_id)
+        return self._run_row(rows[0]) if rows else None
+
+    def runs(self) -> list[RunRow]:
+        """All runs, oldest first."""
+        return [self._run_row(row) for row in self._query("SELECT * FROM runs ORDER BY created, rowid")]
+
+    def iterate_runs(
+        self, *, contains: str = "", words: Collection[str] = (), tasks: Collection[str] = (), live: bool = False
+    ) -> Iterator[RunRow]:
+        """Runs, newest first, read in pages as they are asked for: the first ones of many cost little.
+
+        `contains` is a part of the name; `words` are states or outcomes as they are recorded, any of them; `tasks` are
+        names of tasks, any of them. With `live`, `words` leave out only runs that are recorded as finished.
+        """
+        if not contains.isascii():
+            return  # names are DNS labels
+        before: tuple[str, int] | None = None
+        page = 64
+        while rows := self._query_page(before, page, contains, words, tasks, live):
+            yield from map(self._run_row, rows)
+            before = rows[-1]["created"], rows[-1]["number"]
+            page = 1024
+
+    def _query_page(
+        self,
+        before: tuple[str, int] | None,
+        size: int,
+        contains: str,
+        words: Collection[str],
+        tasks: Collection[str],
+        live: bool,
+    ) -> list[sqlite3.Row]:
+        """The newest `size` runs, or those older than `before` (time of creation and row number)."""
+        marks = ",".join("?" * len(words))
+        unfinished = f"OR state <> '{RunState.FINISHED}'" if live else ""
+        # json_valid: a row that a newer mlbench wrote, or that is damaged, must not end the query.
+        task = f"json_valid(spec) AND json_extract(spec, '$.task') IN ({','.join('?' * len(tasks))})"
+        conditions: list[tuple[str, tuple[str | int, ...]]] = [
+            *([("(created, rowid) < (?, ?)", before)] if before else []),
+            *([("instr(name, ?) > 0", (contains,))] if contains else []),
+            *([(f"(state IN ({marks}) OR outcome IN ({marks}) {unfinished})", (*words, *words))] if words else []),
+            *([(task, tuple(tasks))] if tasks else []),
+        ]
+        selected = "WHERE " + " AND ".join(text for text, _ in conditions) if conditions else ""
+        newest = f"SELECT rowid FROM runs {selected} ORDER BY created DESC, rowid DESC LIMIT {size}"
+        statement = "SELECT rowid AS number, * FROM runs WHERE rowid IN ({}) ORDER BY created DESC, rowid DESC"
+        return self._query(statement.format(newest), *(value for _, values in conditions for value in values))
+
+    def count_runs(self) -> int:
+        """How many runs are recorded."""
+        return int(self._query("SELECT COUNT(*) AS count FROM runs")[0]["count"])
+
+    def update_run(self, run: Run, state: RunState, outcome: Outcome | None = None) -> None:
+        """Record a run's state and, once it is known, its outcome."""
+        with self._transaction() as db:
+            db.execute("UPDATE runs SET state = ?, outcome = ? WHERE id = ?", (state, outcome, run.id))
+
+    def forget_run(self, run: Run) -> None:
+        """Drop a run's record, and that of its experiment if it was the last member."""
+        with self._transaction() as db:
+            db.execute("DELETE FROM runs WHERE id = ?", (run.id,))
+            db.execute("DELETE FROM members WHERE run = ?", (run.id,))
+            db.execute("DELETE FROM experiments WHERE id NOT IN (SELECT experiment FROM members)")
+
+    # --- clusters -----------------------------------------------------------------------------------------------
+
+    def record_cluster(self, cluster: Cluster, keep: Sequence[str] = ()) -> Cluster:
+        """Insert or replace a cluster's record, by its identity; `created` is filled in and kept.
+
+        Details with a key in `keep` stay as they are recorded, if they are.
+        """
+        key = cluster.identity
+        with self._transaction() as db:
+            known = self.find_cluster(key) if keep else None
+            kept = {name: known.details[name] for name in keep if name in known.details} if known is not None else {}
+            values = (*_key(key), cluster.created or now(), cluster.state, _dump({**cluster.details, **kept}))
+            if key.account:  # a record of an older version does not know its account
+                db.execute(
+                    "UPDATE OR IGNORE clusters SET account = ? "
+                    "WHERE provider = ? AND account = '' AND location = ? AND name = ?",
+                    (key.account, key.provider, key.location, key.name),
+                )
+            db.execute(
+                "INSERT INTO clusters VALUES (?,?,?,?,?,?,?) ON CONFLICT(provider, account, location, name) "
+                "DO UPDATE SET state = excluded.state, details = excluded.details",
+                values,
+            )
+        recorded = self.find_cluster(key)
+        assert recorded is not None
+        return recorded
+
+    def record_images(self, identity: ClusterIdentity, digests: Mapping[str, str]) -> bool:
+        """Add digests of images, by IMAGE:VERSION, to a cluster's record. False if there is no such record."""
+        with self._transaction() as db:
+            known = self.find_cluster(identity)
+            if known is None:
+                return False
+            details = {**known.details, "images": {**(known.details.get("images") or {}), **digests}}
+            db.execute(
+                "UPDATE clusters SET details = ? WHERE provider = ? AND account = ? AND location = ? AND name = ?",
+                (_dump(details), *_key(known.identity)),
+            )
+        return True
+
+    def find_cluster(self, identity: ClusterIdentity) -> Cluster | None:
+        """The record of exactly this cluster; None without one. An unknown account matches every account."""
+        known = [cluster for cluster in self.clusters() if cluster.identity.matches(identity)]
+        return next((cluster for cluster in known if cluster.identity == identity), known[0] if known else None)
+
+    def cluster(self, reference: str) -> Cluster:
+        """The cluster that is called NAME or NAME@LOCATION; `local` always exists.
+
+        Raises NotFoundError with the nearest name, UsageError if several clusters bear the name.
+        """
+        name, _, location = reference.partition("@")
+        clusters = self.clusters()
+        found = [item for item in clusters if item.name == name and location in ("", item.location)]
+        # A record that exists only because a deletion is under way gives way to a cluster that can be used.
+        found = [item for item in found if item.state != "deleting"] or found
+        if len(found) > 1:
+            listed = ", ".join(f"{name}@{item.location or item.provider}" for item in found)
+            raise UsageError(
+                f'{len(found)} clusters are called "{name}": {listed}.', hint="Name one with its location."
+            )
+        if not found:
+            near = did_you_mean(reference, [item.name for item in clusters])
+            raise NotFoundError(f'There is no cluster "{reference}".{near}', hint="mlbench list-clusters")
+        return found[0]
+
+    def clusters(self) -> list[Cluster]:
+        """All known clusters, `local` first, then oldest first."""
+        rows = self._query("SELECT * FROM clusters ORDER BY created, rowid")
+        return [LOCAL] + [
+            Cluster(
+                row["name"], row["provider"], row["state"], row["created"], json.loads(row["details"]), row["account"],
+                row["location"],
+            )
+            for row in rows
+        ]  # fmt: skip
+
+    def forget_cluster(self, cluster: Cluster) -> None:
+        """Drop a cluster's record; if it was the current one, `local` becomes it. Other choices stay."""
+        chosen = self._chosen_identity()
+        with self._transaction() as db:
+            db.execute(
+                "DELETE FROM clusters WHERE provider = ? AND account = ? AND location = ? AND name = ?",
+                _key(cluster.identity),
+            )
+            if chosen is not None and chosen.matches(cluster.identity):
+                db.execute("DELETE FROM choices WHERE key = 'cluster'")
+
+    @property
+    def current_cluster(self) -> Cluster:
+        """The cluster that commands use by default. Raises NotFoundError if it is not known any more."""
+        identity = self._chosen_identity()
+        if identity is None or identity == LOCAL.identity:
+            return LOCAL
+        return self.find_cluster(identity) or self.cluster(identity.name)
+
+    def choose_cluster(self, cluster: Cluster) -> None:
+        """Make `cluster` the one that commands use by default."""
+        with self._transaction() as db:
+            db.execute("INSERT OR REPLACE INTO choices VALUES ('cluster', ?)", (_dump(_key(cluster.identity)),))
+
+    def _chosen_identity(self) -> ClusterIdentity | None:
+        rows = self._query("SELECT value FROM choices WHERE key = 'cluster'")
+        return ClusterIdentity(*json.loads(rows[0]["value"])) if rows else None
+
+    # --- journal ------------------------------------------------------------------------------------------------
+
+    def journal(self, cluster: Cluster, kind: str, name: str, action: str, **details: Any) -> None:
+        """Write down what is about to be asked of a cloud, or what came of it; on disk when this returns."""
+        with self._transaction() as db:
+            db.execute(
+                "INSERT INTO journal (cluster, kind, name, action, time, details, provider, account, location) "
+                "VALUES (?,?,?,?,?,?,?,?,?)",
+                (
+                    *(cluster.name, kind, name, action, datetime.now(UTC).timestamp(), _dump(details)),
+                    *(cluster.provider, cluster.account, cluster.location),
+                ),
+            )
+
+    def journal_of(self, name: str) -> list[JournalEntry]:
+        """What was asked for all clusters of that name, oldest first."""
+        rows = self._query("SELECT * FROM journal WHERE cluster = ? ORDER BY id", name)
+        return [
+            JournalEntry(
+                ClusterIdentity(row["provider"], row["account"], row["location"], row["cluster"]),
+                *(row["kind"], row["name"], row["action"], row["time"], json.loads(row["details"])),
+            )
+            for row in rows
+        ]
+
+    # --- plumbing -----------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Close the database."""
+        self._db.close()
+
+    def _schema_version(self) -> int:
+        return int(self._execute("PRAGMA user_version").fetchone()[0])
+
+    def _execute(self, statement: str, values: Sequence[str | int] = ()) -> sqlite3.Cursor:
+        """Execute a statement; while another process has the store locked, wait as long as our patience lasts."""
+        try:
+            return self._db.execute(statement, values)
+        except sqlite3.OperationalError as error:
+            if not _is_busy(error) or self._moment >= self._patience:
+                raise
+        if self._notice is not None:
+            self._notice(
+                f"Waiting for the store {self._path}, which another process has locked; at most {self._patience:g} s."
+            )
+        self._set_timeout(self._patience - self._moment)
+        try:
+            return self._db.execute(statement, values)
+        finally:
+            self._set_timeout(self._moment)
+
+    def _set_timeout(self, seconds: float) -> None:
+        self._db.execute(f"PRAGMA busy_timeout={round(seconds * 1000)}")
+
+    def _migrate(self) -> None:
+        """Bring the store to this version's schema, in one transaction: another process sees it before or after."""
+        self._execute("BEGIN IMMEDIATE")
+        try:
+            for step in MIGRATIONS[self._schema_version() :]:  # another process may have been faster
+                step(self._db)
+            self._db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+            self._db.execute("COMMIT")
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+
+    def _query(self, statement: str, *values: str | int) -> list[sqlite3.Row]:
+        try:
+            cursor = self._execute(statement, values)
+            cursor.row_factory = sqlite3.Row
+            return cursor.fetchall()
+        except sqlite3.Error as error:
+            raise self._explain(error) from None
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        try:
+            self._execute("BEGIN IMMEDIATE")
+            try:
+                yield self._db
+            except BaseException:
+                self._db.execute("ROLLBACK")
+                raise
+            self._db.execute("COMMIT")
+        except sqlite3.IntegrityError:
+            raise
+        except sqlite3.Error as error:
+            raise self._explain(error) from None
+
+    def _explain(self, error: sqlite3.Error) -> MlbenchError:
+        if _is_busy(error):
+            return StoreLockedError(
+                f"The store {self._path} is locked: another process has not released it within {self._patience:g} s.",
+                hint=f"Wait for that process, or end it (lsof {self._path}); then the same again. "
+                "MLBENCH_STORE_PATIENCE=SECONDS waits longer.",
+            )
+        if getattr(error, "sqlite_errorcode", None) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+            return StoreError(
+                f"The store {self._path} is damaged: {error}.",
+                hint=f"Move {self._path}* to another folder, then record the sealed runs again: mlbench discover local",
+            )
+        return StoreError(
+            f"The store {self._path} cannot be used: {error}.",
+            hint="Make room, fix its permissions, or set MLBENCH_HOME to another folder.",
+        )
+
+    def _run_row(self, row: sqlite3.Row) -> RunRow:
+        spec, problem = _parse_spec(row)
+        run = Run(row["id"], spec, Path(row["folder"]), row["created"])
+        state = _STATES.get(row["state"], RunState.CREATED)
+        outcome = _OUTCOMES.get(row["outcome"])
+        return RunRow(run, state, outcome, problem)
+
+
+def _parse_spec(row: sqlite3.Row) -> tuple[RunSpec, str | None]:
+    """The spec in a row; for one that cannot be read a spec of the row's other columns, and why."""
+    try:
+        return RunSpec.from_dict(json.loads(row["spec"])), None
+    except UsageError as error:
+        problem = error.message
+    except ValueError as error:
+        problem = f"its spec is not JSON: {error}"
+    return RunSpec(row["name"], row["cluster"], "unknown", "unknown", "unknown", ("unknown",), "unknown", 1), problem
+
+
+def _key(identity: ClusterIdentity) -> tuple[str, str, str, str]:
+    return identity.provider, identity.account, identity.location, identity.name
+
+
+def _insert_run(db: sqlite3.Connection, run: Run) -> None:
+    if db.execute("SELECT 1 FROM experiments WHERE name = ?", (run.name,)).fetchone():
+        raise _name_taken("experiment", run.name)
+    try:
+        db.execute(
+            "INSERT INTO runs VALUES (?,?,?,?,?,?,?,?)",
+            (
+                *(run.id, run.name, run.spec.cluster, run.created, RunState.CREATED, None),
+                *(_dump(run.spec.to_dict()), str(run.folder)),
+            ),
+        )
+    except sqlite3.IntegrityError:
+        raise _name_taken("run", run.name) from None
+
+
+def _name_taken(kind: str, name: str) -> UsageError:
+    return UsageError(
+        f'There is already {"a run" if kind == "run" else "an experiment"} "{name}".',
+        hint=f"Choose another name, or: mlbench delete {name}",
+    )
+
+
+def _dump(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
+def _is_busy(error: sqlite3.Error) -> bool:
+    """Whether another connection has locked what was asked for."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the rest says in which way
+    return code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)

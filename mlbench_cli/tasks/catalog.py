@@ -1,0 +1,517 @@
+"""The catalogue of tasks: every folder under task_images/ with a `task.yaml`, and those of other people
+(task_sources.py). Parsed into Task, checked, typed.
+
+A task.yaml looks like this (`extends`, `groups`, `packages`, `legacy_name`, `goal`, `method`, `files`, `workers`,
+`preflight`, `notes` and `free` are optional):
+
+    name: digits_resnet                  # the folder's name
+    extends: cifar10_resnet20            # a task whose keys this one takes over; optional (task_files.py)
+    groups: [training, sgd]              # parameters of task_images/parameters.yaml; optional (task_files.py)
+    number: 1a                           # the benchmark's number in the specification
+    title: ResNet-20 on handwritten digits
+    legacy_name: PyTorch Cifar-10 ResNet-20
+    image: digits_resnet                 # repository below the registry prefix; the tag is the tool's version
+    packages: ["scikit-learn>=1.4,<2"]   # what pip installs in its image (task_images/Dockerfile); optional
+    command: [python, -m, task_images.digits_resnet]
+    backends: [gloo, nccl]
+    devices: [cpu, gpu]
+    goal: {metric: "Prec@1", comparison: ">=", wording: "{threshold}% Top 1 Validation Accuracy"}
+    data: where the data come from, one line
+    files: {...}                         # what the data folder must hold (datafiles.py); optional
+    workers: {sensible: 32, reason: a line}   # beyond so many ranks a goal means little; optional
+    preflight: task_images.gpt_pretraining.preflight   # module whose `check` refuses runs that cannot work; optional
+    notes: [a line]                      # further lines for `mlbench tasks NAME`
+    method: {own: bsp}                   # how its ranks communicate, and limits on other methods (MethodRule); optional
+    free: [loaders]                      # parameters that leave the mathematics as it is (results/archive/division.py)
+    parameters:                          # name -> type, help, and for numbers min and max; `choices` for texts, lists;
+                                         # `formerly`: the name in earlier versions
+      batch_size: {type: int, min: 1, max: 65536, help: samples per rank and step}
+    presets:                             # `spec` names a value for every parameter, the others what they change
+      spec: {batch_size: 128}
+      tiny: {batch_size: 32}
+
+Where a task has a goal, its parameters include `goal_full` and `goal_light`, the thresholds.
+"""
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mlbench_cli.errors import MlbenchError, NotFoundError, UsageError, did_you_mean
+from mlbench_cli.model.goals import COMPARISONS, Goal, GoalRule
+from mlbench_cli.tasks.datafiles import DataFiles, parse_data_files
+from mlbench_cli.tasks.task_files import Entries, compose_task
+from mlbench_cli.tasks.task_sources import TaskSource, list_sources, use_task_path
+from mlbench_cli.util.sizes import parse_sizes
+
+TYPES = ("int", "float", "str", "bool", "list", "sizes")
+TORCH_BACKENDS = ("gloo", "nccl", "mpi")
+BACKENDS = (*TORCH_BACKENDS, "grpc")  # TensorFlow's own; a task names those that it can use
+_TASK_NAME = re.compile(r"[A-Za-z0-9_]+")
+OPTIONAL = {"goal", "method", "files", "free", "notes", "preflight", "legacy_name", "packages", "workers", "extends"}
+BUDGET = "budget_seconds"  # the parameter of tasks that can train for a given time
+
+
+class Parameter(NamedTuple):
+    """One parameter of a task. `type` is one of TYPES; a list holds numbers or texts, sizes are whole bytes."""
+
+    name: str
+    type: str
+    help: str
+    min: float | None = None
+    max: float | None = None
+    choices: tuple[str, ...] = ()
+    formerly: str = ""  # its name in earlier versions, which --set and archives may still use
+
+    def check(self, value: Any) -> Any:
+        """`value` with this parameter's type (a text is read as that type), or UsageError saying what is allowed."""
+        try:
+            read = _READERS[self.type](value)
+        except ValueError as error:
+            raise UsageError(f'The parameter "{self.name}": {error}.') from None
+        if read is None:
+            raise UsageError(f'The parameter "{self.name}" is {short(value)}, which is not of type {self.type}.')
+        if self.min is not None and read < self.min:
+            raise self._out_of_range(value, "least", self.min)
+        if self.max is not None and read > self.max:
+            raise self._out_of_range(value, "most", self.max)
+        if self.choices and self.type == "list":
+            return self._chosen(read)
+        if self.choices and read not in self.choices:
+            raise self._no_choice(read)
+        return read
+
+    def _chosen(self, items: list[Any]) -> list[Any]:
+        """Some of the choices, in the order given; "all" stands for every one."""
+        if items == ["all"]:
+            return list(self.choices)
+        for item in items or [""]:
+            if item not in self.choices:
+                raise self._no_choice(item)
+        return list(dict.fromkeys(items))
+
+    def _out_of_range(self, value: Any, which: str, limit: float) -> UsageError:
+        exact = int(limit) if float(limit).is_integer() else limit
+        return UsageError(
+            f'The parameter "{self.name}" is {short(value)}, the {which} is {limit:g}.',
+            hint=f"--set {self.name}={exact}",
+        )
+
+    def _no_choice(self, value: Any) -> UsageError:
+        what = "has" if self.type == "list" else "is"
+        return UsageError(
+            f'The parameter "{self.name}" {what} {short(value)}, not one of {", ".join(self.choices)}.'
+            + did_you_mean(str(value), self.choices)
+        )
+
+
+class MethodRule(NamedTuple):
+    """How a task's ranks communicate: the preset that is its own way, and what it can take on some axes; on an axis
+    that is not named it can take everything."""
+
+    own: str
+    limits: Mapping[str, tuple[str, ...]]
+
+
+class WorkersRule(NamedTuple):
+    """Up to how many ranks a training to the goal makes sense, and why not beyond."""
+
+    sensible: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task of the catalogue, as its task.yaml describes it."""
+
+    name: str
+    number: str
+    title: str
+    image: str
+    command: tuple[str, ...]
+    backends: tuple[str, ...]
+    devices: tuple[str, ...]
+    data: str
+    parameters: Mapping[str, Parameter]
+    presets: Mapping[str, Mapping[str, Any]]
+    goal: GoalRule | None = None
+    method: MethodRule | None = None
+    files: DataFiles | None = None
+    free: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    preflight: str | None = None
+    legacy_name: str | None = None
+    packages: tuple[str, ...] = ()
+    workers: WorkersRule | None = None
+    extends: str | None = None
+    folder: Path = field(default=Path(), compare=False)
+    origin: str | None = None  # who brought it; None: it is mlbench's own
+    search_path: str | None = None  # folder from which its ranks import it; None: it is installed
+
+    def resolve(self, preset: str = "spec", changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Every parameter's value under `preset` with `changes` on top. Raises UsageError naming what is wrong."""
+        if preset not in self.presets:
+            known = list(self.presets)
+            raise UsageError(
+                f'The task "{self.name}" has no preset "{preset}", only {", ".join(known)}.'
+                + did_you_mean(preset, known),
+                hint=f"mlbench tasks {self.name}",
+            )
+        values = {**self.presets["spec"], **self.presets[preset]}
+        for key, value in self.rename(changes or {}).items():
+            if key not in self.parameters:
+                raise UsageError(
+                    f'The task "{self.name}" has no parameter "{key}".{did_you_mean(key, list(self.parameters))}',
+                    hint=f"mlbench tasks {self.name}",
+                )
+            try:
+                values[key] = self.parameters[key].check(value)
+            except UsageError as error:
+                raise UsageError(error.message, hint=error.hint or f"mlbench tasks {self.name}") from None
+        return values
+
+    def rename(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """`values` with today's names of parameters that have been renamed. Raises UsageError for both names of one."""
+        names = {entry.formerly: entry.name for entry in self.parameters.values() if entry.formerly}
+        for former, name in names.items():
+            if former in values and name in values:
+                raise UsageError(f'"{former}" and "{name}" are the same parameter.', hint=f"--set {name}=VALUE")
+        return {names.get(key, key): value for key, value in values.items()}
+
+
+@dataclass(frozen=True)
+class TaskRules:
+    """What the judge needs to know of a task, frozen into run.json: a later catalogue may differ.
+
+    `spec` and `preset` are the parameters of those presets; `preset` is the run's own, or `spec` if it has none.
+    """
+
+    name: str
+    image: str
+    command: tuple[str, ...]
+    goal: GoalRule | None
+    free: tuple[str, ...]
+    spec: Mapping[str, Any]
+    preset: Mapping[str, Any]
+    origin: str | None = None  # as Task.origin
+
+    def find_goal(self, parameters: Mapping[str, Any], kind: str) -> Goal | None:
+        """The goal that a run with these parameters is asked to reach; None for a task without one."""
+        return None if self.goal is None else self.goal.find_goal(parameters, kind)
+
+    @classmethod
+    def of(cls, task: Task, preset: str) -> "TaskRules":
+        """The rules of a task for a run of that preset."""
+        known = preset if preset in task.presets else "spec"
+        own = task.resolve(known)
+        spec = task.presets["spec"]
+        return cls(task.name, task.image, task.command, task.goal, task.free, spec, own, task.origin)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The rules as plain JSON values, for run.json."""
+        document: Entries = json.loads(json.dumps(asdict(self)))
+        if self.origin is None:
+            del document["origin"]
+        return document
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> "TaskRules":
+        """The rules in a dictionary as `to_dict` makes it. Raises TypeError or ValueError for any other."""
+        facts = dict(document)
+        if not isinstance(facts.get("spec"), dict) or not isinstance(facts.get("preset"), dict):
+            raise ValueError("a preset is not an object")
+        goal = facts.pop("goal", None)
+        command, free = tuple(facts.pop("command", ())), tuple(facts.pop("free", ()))
+        return cls(goal=None if goal is None else GoalRule(**goal), command=command, free=free, **facts)
+
+
+def find_rules(task: str, preset: str) -> TaskRules | None:
+    """The rules of a task of this catalogue; None for one that it does not have. Reads that task's file only."""
+    found = _load_one(task)
+    return None if found is None else TaskRules.of(found, preset)
+
+
+def rename_parameters(task: str, values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Parameters of a run of any version under today's names; unchanged for a task that this catalogue lacks."""
+    found = _load_one(task)
+    if found is None:
+        return values
+    try:
+        return found.rename(values)
+    except UsageError:  # a foreign run with both names
+        return values
+
+
+def load_task(name: str, tasks: Mapping[str, Task] | None = None) -> Task:
+    """The task of that name in the catalogue, or in `tasks`. Raises NotFoundError with the nearest name."""
+    tasks = load_catalog() if tasks is None else tasks
+    if name not in tasks:
+        raise NotFoundError(
+            f'There is no task "{name}".{did_you_mean(name, list(tasks))}',
+            hint="mlbench tasks",
+            details={"known": list(tasks)},
+        )
+    return tasks[name]
+
+
+@cache
+def load_catalog(root: Path | None = None) -> dict[str, Task]:
+    """All tasks by name, ordered by number and name. `root` is the folder that holds the tasks' folders; None: all that
+    mlbench knows. Raises UsageError for a file that is wrong, and if two tasks have one name."""
+    folder = root or _tasks_folder()
+    tasks = [parse_task(path.read_text("utf-8"), path) for path in sorted(folder.glob("*/task.yaml"))]
+    if root is None:
+        tasks += [_parse_source(source) for source in list_sources()]
+    found: dict[str, Task] = {}
+    for task in sorted(tasks, key=lambda task: (task.number, task.name)):
+        if task.name in found:
+            places = " and ".join(str(one.origin or "mlbench") for one in (found[task.name], task))
+            raise UsageError(f'Two tasks are called "{task.name}": of {places}.', hint="Rename one of them.")
+        found[task.name] = task
+    return found
+
+
+def use_task_folder(path: str | None) -> None:
+    """Add the tasks in the folder `path` to the catalogue of this process and of those that it starts."""
+    if use_task_path(path):
+        load_catalog.cache_clear()
+        _load_one.cache_clear()
+
+
+def _parse_source(source: TaskSource) -> Task:
+    text = source.file.read_text("utf-8")
+    return replace(parse_task(text, source.file), origin=source.origin, search_path=source.search_path)
+
+
+@cache
+def _load_one(name: str) -> Task | None:
+    """One task of this catalogue, without parsing all others; None if it has none of that name, or a damaged one."""
+    path = _tasks_folder() / name / "task.yaml"
+    if not _TASK_NAME.fullmatch(name):
+        return None
+    try:
+        if path.is_file():
+            return parse_task(path.read_text("utf-8"), path)
+        sources = (source for source in list_sources() if source.file.parent.name == name)
+        return next((_parse_source(source) for source in sources), None)
+    except (MlbenchError, OSError, ValueError):
+        return None
+
+
+def _tasks_folder() -> Path:
+    from task_images import contract
+
+    return Path(contract.__file__).parent
+
+
+def parse_task(text: str, path: Path) -> Task:
+    """The task that a task.yaml describes. Raises UsageError that names file and key."""
+    file = f"{path.parent.name}/{path.name}"
+    data = compose_task(text, path, _tasks_folder())
+    known = {*Task.__dataclass_fields__} - {"folder", "origin", "search_path"}
+    for key in data:
+        if key not in known:
+            raise UsageError(f"{file}: unknown key {key!r}.{did_you_mean(str(key), sorted(known))}")
+    for key in sorted(known - OPTIONAL):
+        if key not in data:
+            raise UsageError(f'{file}: the key "{key}" is missing.')
+    for key in ("name", "title", "image", "data", "preflight", "legacy_name"):
+        if key in data and (not isinstance(data[key], str) or not data[key]):
+            raise UsageError(f'{file}: "{key}" is not a text.')
+    parameters = {name: _parameter(file, name, entry) for name, entry in _mapping(file, data, "parameters").items()}
+    presets = _mapping(file, data, "presets")
+    if "spec" not in presets:
+        raise UsageError(f'{file}: the preset "spec" is missing.')
+    checked = {name: _preset(file, name, entry, parameters) for name, entry in presets.items()}
+    missing = sorted(set(parameters) - set(checked["spec"]))
+    if missing:
+        raise UsageError(f'{file}: the preset "spec" gives no value for "{missing[0]}".')
+    return Task(
+        name=data["name"],
+        number=str(data["number"]),
+        title=data["title"],
+        image=data["image"],
+        command=_texts(file, data, "command"),
+        backends=_texts(file, data, "backends", BACKENDS),
+        devices=_texts(file, data, "devices", ("cpu", "gpu")),
+        data=data["data"],
+        parameters=parameters,
+        presets=checked,
+        goal=_goal(file, data.get("goal"), parameters),
+        files=parse_data_files(file, data["files"]) if "files" in data else None,
+        free=_texts(file, data, "free", tuple(parameters)) if "free" in data else (),
+        notes=_texts(file, data, "notes") if "notes" in data else (),
+        preflight=data.get("preflight"),
+        method=_method(file, data["method"]) if "method" in data else None,
+        legacy_name=data.get("legacy_name"),
+        packages=_texts(file, data, "packages") if "packages" in data else (),
+        workers=_workers(file, data["workers"]) if "workers" in data else None,
+        extends=data.get("extends"),
+        folder=path.parent,
+    )
+
+
+def _parameter(file: str, name: str, entry: Any) -> Parameter:
+    if not isinstance(entry, dict) or entry.get("type") not in TYPES or not entry.get("help"):
+        raise UsageError(f'{file}: parameter "{name}" needs a type ({", ".join(TYPES)}) and a help text.')
+    kind = entry["type"]
+    allowed = {"int": ("min", "max"), "float": ("min", "max"), "str": ("choices",), "list": ("choices",)}.get(kind, ())
+    for key in entry:
+        if key not in ("type", "help", "formerly", *allowed):
+            raise UsageError(f'{file}: {key!r} is no key of parameter "{name}", which is of type {kind}.')
+    bounds = {key: _read_float(entry[key]) for key in ("min", "max") if entry.get(key) is not None}
+    for key, bound in bounds.items():
+        if bound is None:
+            raise UsageError(f'{file}: "{key}" of parameter "{name}" is not a number.')
+    choices = entry.get("choices", [])
+    if not isinstance(choices, list):
+        raise UsageError(f'{file}: "choices" of parameter "{name}" is not a list.')
+    formerly = entry.get("formerly", "")
+    if not isinstance(formerly, str):
+        raise UsageError(f'{file}: "formerly" of parameter "{name}" is not a text.')
+    chosen = tuple(str(choice) for choice in choices)
+    return Parameter(name, kind, str(entry["help"]), choices=chosen, formerly=formerly, **bounds)
+
+
+def _preset(file: str, name: str, entry: Any, parameters: Mapping[str, Parameter]) -> Entries:
+    if not isinstance(entry, dict):
+        raise UsageError(f'{file}: the preset "{name}" is not a mapping.')
+    for key in entry:
+        if key not in parameters:
+            near = did_you_mean(str(key), list(parameters))
+            raise UsageError(
+                f'{file}: the preset "{name}" sets {key!r}, which is no parameter.{near}',
+                hint=f"Declare {key} under parameters, or take over the group that has it (groups, extends).",
+            )
+    try:
+        return {key: parameters[key].check(value) for key, value in entry.items()}
+    except UsageError as error:
+        raise UsageError(f'{file}: preset "{name}": {error.message}') from None
+
+
+def _goal(file: str, entry: Any, parameters: Mapping[str, Parameter]) -> GoalRule | None:
+    if entry is None:
+        return None
+    if not isinstance(entry, dict) or set(entry) != {"metric", "comparison", "wording"}:
+        raise UsageError(f"{file}: a goal has exactly metric, comparison and wording.")
+    if entry["comparison"] not in COMPARISONS:
+        raise UsageError(f"{file}: the comparison of the goal is neither >= nor <=.")
+    if not {"goal_full", "goal_light"} <= set(parameters):
+        raise UsageError(f"{file}: a task with a goal has the parameters goal_full and goal_light.")
+    return GoalRule(str(entry["metric"]), entry["comparison"], str(entry["wording"]))
+
+
+def _method(file: str, entry: Any) -> MethodRule:
+    if not isinstance(entry, dict) or not isinstance(entry.get("own"), str):
+        raise UsageError(f'{file}: "method" is not a mapping with a preset as "own".')
+    return MethodRule(entry["own"], {axis: _texts(file, entry, axis) for axis in entry if axis != "own"})
+
+
+def _workers(file: str, entry: Any) -> WorkersRule:
+    known = isinstance(entry, dict) and entry.keys() == {"sensible", "reason"}
+    if not known or not isinstance(entry["sensible"], int) or not isinstance(entry["reason"], str):
+        raise UsageError(f'{file}: "workers" is not a mapping with a number as "sensible" and a text as "reason".')
+    return WorkersRule(entry["sensible"], entry["reason"])
+
+
+def _mapping(file: str, data: Mapping[str, Any], key: str) -> Entries:
+    value = data[key]
+    if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
+        raise UsageError(f'{file}: "{key}" is not a mapping with texts as keys.')
+    return value
+
+
+def _texts(file: str, data: Mapping[str, Any], key: str, allowed: tuple[str, ...] = ()) -> tuple[str, ...]:
+    value = data[key]
+    if not isinstance(value, list) or not value or not all(isinstance(item, str) for item in value):
+        raise UsageError(f'{file}: "{key}" is not a list of texts.')
+    for item in value:
+        if allowed and item not in allowed:
+            raise UsageError(f'{file}: {item!r} in "{key}" is not one of {", ".join(allowed)}.')
+    return tuple(value)
+
+
+def short(value: Any) -> str:
+    """A value of foreign text for a message, at bounded length: YAML's aliases can make a giant of ten lines."""
+    import reprlib
+
+    shortener = reprlib.Repr()
+    shortener.maxlevel = 2
+    try:
+        return shortener.repr(value)
+    except ValueError:  # Python refuses to write integers of more than 4300 digits
+        return "a giant number"
+
+
+# A value, or the text of one, as a parameter's type; None if it is not of that type. Texts are not read as YAML,
+# whose 1e-3 is a text, whose 1:30 is ninety and whose "no" is a boolean.
+
+
+def _read_int(value: Any) -> int | None:
+    if isinstance(value, str):
+        try:
+            value = int(value)
+        except ValueError:
+            return None
+    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63 else None
+
+
+def _read_float(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _read_str(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _read_bool(value: Any) -> bool | None:
+    if isinstance(value, str):
+        return {"true": True, "yes": True, "false": False, "no": False}.get(value.lower())
+    return value if isinstance(value, bool) else None
+
+
+def _read_list(value: Any) -> list[int | float | str] | None:
+    """A list of numbers and texts; as a text "1,2,4" or "[1, 2, 4]"."""
+    if isinstance(value, str):
+        words = [word.strip() for word in value.strip().removeprefix("[").removesuffix("]").split(",")]
+        return [_read_item(word) for word in words if word]
+    if not isinstance(value, list | tuple):
+        return None
+    usable = [item for item in value if isinstance(item, str) or _read_float(item) is not None]
+    return usable if len(usable) == len(value) else None
+
+
+def _read_sizes(value: Any) -> list[int] | None:
+    """Bytes, ascending; as a text "8B:64MiB:x2" or "4KiB,1MiB"."""
+    if isinstance(value, list | tuple):
+        value = ",".join(map(str, value))
+    return parse_sizes(value) if isinstance(value, str) else None
+
+
+def _read_item(word: str) -> int | float | str:
+    number = _read_int(word)
+    if number is not None:
+        return number
+    real = _read_float(word)
+    return word if real is None else real
+
+
+_READERS: Mapping[str, Callable[[Any], Any]] = {
+    "int": _read_int,
+    "float": _read_float,
+    "str": _read_str,
+    "bool": _read_bool,
+    "list": _read_list,
+    "sizes": _read_sizes,
+}

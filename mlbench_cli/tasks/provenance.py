@@ -1,0 +1,258 @@
+"""Provenance: by which code, packages and machine a run came about. It is recorded in run.json before the run starts.
+
+What only the ranks know (versions of CUDA, NCCL and MPI, on clusters all of it) they report themselves, in the event
+`environment`. Nothing here raises for what a machine lacks: a fact that cannot be had is absent.
+"""
+
+import hashlib
+import os
+import platform
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mlbench_cli import __version__, isolation
+from mlbench_cli.model.spec import RunSpec
+from mlbench_cli.storage.queue_folder import boot_id
+from mlbench_cli.util.masking import mask_words
+from task_images.harness import environment
+
+GIT_SECONDS = 5.0  # in which git must answer; a large repository on a slow disk is left out
+
+
+@dataclass(frozen=True)
+class TaskCode:
+    """The code of a catalogue task as this machine has it. `digest`: environment.digest_task_code, hex SHA-256."""
+
+    task: str
+    digest: str
+
+
+@dataclass(frozen=True)
+class SourceCommit:
+    """The git commit of the folder in which a command of the user runs.
+
+    `modified`: a file that git knows differs from the commit; `untracked`: there are files that git neither knows nor
+    ignores.
+    """
+
+    commit: str  # hex object name
+    modified: bool
+    untracked: bool
+
+
+@dataclass(frozen=True)
+class MachineRecord:
+    """The machine on which the ranks run. `cores` may be used by this process; `cpu_quota` is in cores, too."""
+
+    platform: str
+    architecture: str
+    cores: int
+    memory_bytes: int
+    cpu: str | None = None
+    cpu_quota: float | None = None  # of the control groups; None: no limit
+    gpus: tuple[str, ...] = ()  # models
+    gpu_driver: str | None = None
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """How a run came about.
+
+    command_line  as given to mlbench, without secrets
+    code          None for a command of the user
+    source        None for a catalogue task, on clusters, and without a git repository
+    packages      name to version, of the environment that runs the ranks; None on clusters, where rank 0 reports them
+    machine       None on clusters, where each rank reports its own
+    session       names this machine and its boot, so that runs of one sitting are known; None on clusters
+    """
+
+    mlbench: str
+    python: str
+    command_line: tuple[str, ...] = ()
+    code: TaskCode | None = None
+    source: SourceCommit | None = None
+    packages: Mapping[str, str] | None = field(default=None)
+    machine: MachineRecord | None = None
+    session: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values, as `parse_provenance` takes them."""
+        document = asdict(self)
+        document["command_line"] = list(self.command_line)
+        if self.machine is not None:
+            document["machine"]["gpus"] = list(self.machine.gpus)
+        return document
+
+
+def collect_provenance(spec: RunSpec, command_line: Sequence[str] = (), folder: Path | None = None) -> Provenance:
+    """The provenance of a run under `spec` that is about to be started. It takes some 20 ms, with git some 30.
+
+    command_line  the words given to mlbench; secrets in them are masked here
+    folder        in which a command of the user runs; None: the current one
+    """
+    local = spec.engine == "local"
+    return Provenance(
+        mlbench=__version__,
+        python=platform.python_version(),
+        command_line=mask_words(command_line),
+        code=_task_code(spec.task) if spec.runs_task_program else None,
+        source=find_commit(folder or Path()) if local and not spec.runs_task_program else None,
+        packages=environment.list_packages(isolation.protected_path()) if local else None,
+        machine=_machine() if local else None,
+        session=_session() if local else None,
+    )
+
+
+def find_commit(folder: Path, seconds: float = GIT_SECONDS) -> SourceCommit | None:
+    """The commit that `folder` is at; None without git, without a repository or a commit, or after `seconds`."""
+    # A hook of git sets GIT_DIR; what counts is the folder. fsmonitor would start a program that a repository names.
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    words = ["git", "-c", "core.fsmonitor=false", "--no-optional-locks", "-C", str(folder)]
+    words += ["status", "--porcelain=v2", "--branch", "--untracked-files=normal", "--ignore-submodules=none"]
+    try:
+        done = subprocess.run(
+            words,
+            env={**variables, "LC_ALL": "C"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=seconds,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    lines = done.stdout.decode("utf-8", "replace").splitlines()
+    commit = next((line.removeprefix("# branch.oid ") for line in lines if line.startswith("# branch.oid ")), "")
+    if not _is_hex(commit):
+        return None
+    changes = [line for line in lines if not line.startswith("#")]
+    untracked = [line for line in changes if line.startswith("?")]
+    return SourceCommit(commit, modified=len(untracked) < len(changes), untracked=bool(untracked))
+
+
+def parse_provenance(document: object) -> Provenance:
+    """The provenance in a document as `to_dict` makes it. Raises ValueError that names the field that is wrong.
+
+    Unknown fields are left out: a newer mlbench may have written them.
+    """
+    fields = _fields(document, "provenance")
+    return Provenance(
+        mlbench=_text(fields, "mlbench"),
+        python=_text(fields, "python"),
+        command_line=_texts(fields, "command_line"),
+        code=None if fields.get("code") is None else _parse_code(fields["code"]),
+        source=None if fields.get("source") is None else _parse_source(fields["source"]),
+        packages=None if fields.get("packages") is None else _parse_packages(fields["packages"]),
+        machine=None if fields.get("machine") is None else _parse_machine(fields["machine"]),
+        session=None if fields.get("session") is None else _text(fields, "session"),
+    )
+
+
+# --- collect ----------------------------------------------------------------------------------------------------------
+
+
+def _task_code(task: str) -> TaskCode | None:
+    with suppress(OSError):
+        return TaskCode(task, environment.digest_task_code(task, Path(isolation.ROOT)))
+    return None
+
+
+def _session() -> str:
+    """A digest, because the name of a machine is its owner's business."""
+    return hashlib.sha256(f"{os.uname().nodename} {boot_id()}".encode()).hexdigest()[:16]
+
+
+def _machine() -> MachineRecord:
+    uname, facts = platform.uname(), environment.machine_facts()
+    return MachineRecord(
+        platform=f"{uname.system} {uname.release}",
+        architecture=uname.machine,
+        cores=facts.get("cores") or 1,
+        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        cpu=facts.get("cpu"),
+        cpu_quota=facts.get("cpu_quota"),
+        gpus=tuple(facts.get("gpus", ())),
+        gpu_driver=facts.get("gpu_driver"),
+    )
+
+
+# --- parse ------------------------------------------------------------------------------------------------------------
+
+
+def _parse_code(value: object) -> TaskCode:
+    fields = _fields(value, "code")
+    digest = _text(fields, "digest")
+    if len(digest) != 64 or not _is_hex(digest):
+        raise ValueError('"digest" is no SHA-256')
+    return TaskCode(_text(fields, "task"), digest)
+
+
+def _parse_source(value: object) -> SourceCommit:
+    fields = _fields(value, "source")
+    commit = _text(fields, "commit")
+    if not _is_hex(commit):
+        raise ValueError('"commit" is no object name of git')
+    return SourceCommit(commit, _flag(fields, "modified"), _flag(fields, "untracked"))
+
+
+def _parse_packages(value: object) -> dict[str, str]:
+    fields = _fields(value, "packages")
+    return {name: _text(fields, name) for name in fields}
+
+
+def _parse_machine(value: object) -> MachineRecord:
+    fields = _fields(value, "machine")
+    quota = fields.get("cpu_quota")
+    if quota is not None and (isinstance(quota, bool) or not isinstance(quota, int | float) or not quota > 0):
+        raise ValueError('"cpu_quota" is no number above 0')
+    return MachineRecord(
+        platform=_text(fields, "platform"),
+        architecture=_text(fields, "architecture"),
+        cores=_count(fields, "cores"),
+        memory_bytes=_count(fields, "memory_bytes"),
+        cpu=None if fields.get("cpu") is None else _text(fields, "cpu"),
+        cpu_quota=quota,
+        gpus=_texts(fields, "gpus"),
+        gpu_driver=None if fields.get("gpu_driver") is None else _text(fields, "gpu_driver"),
+    )
+
+
+def _fields(value: object, name: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise ValueError(f'"{name}" is no object')
+    return value
+
+
+def _text(fields: Mapping[str, Any], name: str) -> str:
+    value = fields.get(name)
+    if not isinstance(value, str):
+        raise ValueError(f'"{name[:80]}" is no text')
+    return value
+
+
+def _texts(fields: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    value = fields.get(name)
+    if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
+        raise ValueError(f'"{name}" is no list of texts')
+    return tuple(value)
+
+
+def _flag(fields: Mapping[str, Any], name: str) -> bool:
+    value = fields.get(name)
+    if not isinstance(value, bool):
+        raise ValueError(f'"{name}" is neither true nor false')
+    return value
+
+
+def _count(fields: Mapping[str, Any], name: str) -> int:
+    value = fields.get(name)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(f'"{name}" is no whole number from 0 on')
+    return value
+
+
+def _is_hex(text: str) -> bool:
+    return bool(text) and all(character in "0123456789abcdef" for character in text)

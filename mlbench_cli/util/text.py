@@ -1,0 +1,154 @@
+"""Texts for people: their width on a terminal, foreign text without control characters, figures in words."""
+
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+_WORKFLOW_COMMAND = re.compile(r"(^\s*|#)(::|#\[)", re.MULTILINE)
+
+
+class Option(NamedTuple):
+    """One line of a menu: the name that is chosen, and what is shown beside it."""
+
+    name: str
+    note: str = ""
+    warning: str = ""
+
+
+def display_width(text: str) -> int:
+    """Columns that `text` takes on a terminal: wide East Asian characters take two, combining marks none."""
+    if text.isascii():
+        return len(text)
+    import unicodedata
+
+    return sum(
+        0 if unicodedata.combining(character) else 2 if unicodedata.east_asian_width(character) in "WF" else 1
+        for character in text
+    )
+
+
+def clean(text: str, *, keep: str = "") -> str:
+    """Foreign `text` without characters that could move a terminal's cursor, reorder text or forge lines.
+
+    Line ends and other white space become spaces; control, format and bidirectional characters are shown as escapes
+    (\\x1b, \\u202e). `keep` are left as they are.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        character
+        if character.isprintable() or character in keep
+        else " "
+        if character.isspace()
+        else character.encode("unicode_escape").decode()
+        for character in text
+    )
+
+
+def clean_values(value: Any) -> Any:
+    """A parsed JSON value with every text in it cleaned, keys too."""
+    if isinstance(value, str):
+        return clean(value)
+    if isinstance(value, dict):
+        return {clean(key): clean_values(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [clean_values(item) for item in value]
+    return value
+
+
+def disarm_commands(text: str) -> str:
+    """`text` in which no line is a command to GitHub's runner.
+
+    The runner obeys lines that begin with "::" behind any white space, and "##[" anywhere (ActionCommand.cs of
+    actions/runner).
+    """
+    return _WORKFLOW_COMMAND.sub(r"\1\\\2", text) if "::" in text or "##[" in text else text
+
+
+def one_line(text: str, limit: int = 200) -> str:
+    """Foreign text for a line of a file: printable, no line ends, not endless."""
+    shown = "".join(char if char.isprintable() else " " for char in text)
+    return " ".join(shown.split())[:limit]
+
+
+def shorten(value: object, limit: int = 60) -> str:
+    """A text of at most `limit` characters; an ellipsis stands for what is left out."""
+    text = str(value)
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def shorten_line(value: object, limit: int = 300) -> str:
+    """As `shorten`, with every run of white space as one space."""
+    return shorten(" ".join(str(value).split()), limit)
+
+
+def cut(text: str, width: int) -> str:
+    """`text` in at most `width` columns; an ellipsis stands for what is left out."""
+    if display_width(text) <= width:
+        return text
+    while text and display_width(text) > width - 1:
+        text = text[:-1]
+    return text + "…"
+
+
+def wrap(text: str, width: int) -> list[str]:
+    """Lines of at most `width` columns; at least one."""
+    if display_width(text) <= width:
+        return [text]
+    import textwrap
+
+    return [cut(piece, width) for piece in textwrap.wrap(text, width)] or [""]
+
+
+def fit_parts(parts: Sequence[tuple[str, int]], width: int | None, separator: str = ", ") -> str:
+    """Parts of a line, (text, rank), joined; the parts of the highest ranks are left out until it fits into `width`."""
+    kept = [(text, rank) for text, rank in parts if text]
+    while width is not None and len(kept) > 1 and display_width(separator.join(text for text, _ in kept)) > width:
+        worst = max(rank for _, rank in kept)
+        last = max(index for index, (_, rank) in enumerate(kept) if rank == worst)
+        kept.pop(last)
+    line = separator.join(text for text, _ in kept)
+    return line if width is None else cut(line, width)
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds as a person says them: "850 ms", "12.3 s", "4 min 05 s", "2 h", "3 d 4 h"."""
+    if seconds is None:
+        return "-"
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds >= 59.95:
+        seconds = round(seconds)
+    for large, name, small, unit in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if seconds >= large:
+            count, rest = divmod(round(seconds / small), large // small)
+            return f"{count} {name}" + (f" {rest} {unit}" if rest else "")
+    return f"{seconds:.1f} s"
+
+
+def rough_duration(seconds: float) -> str:
+    """Seconds without fractions, for what changes while it is read: "0 s", "26 s", "1 min 5 s"."""
+    seconds = round(seconds)
+    return f"{seconds} s" if seconds < 60 else duration(seconds)
+
+
+def ago(moment: str) -> str:
+    """An RFC 3339 time as a person says it: "just now", "4 min ago"."""
+    from datetime import UTC, datetime
+
+    seconds = (datetime.now(UTC) - datetime.fromisoformat(moment)).total_seconds()
+    if seconds < 60:
+        return "just now"
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{int(seconds // size)} {unit} ago"
+    return "just now"
+
+
+def size(count: float) -> str:
+    """Bytes as a person says them: "980 B", "1.4 GiB"."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"

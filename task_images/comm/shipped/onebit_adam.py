@@ -1,0 +1,52 @@
+"""1-bit Adam: the variance is frozen after a warm-up, and momenta travel as signs (Tang et al. 2021, algorithm 1)."""
+
+from collections.abc import Mapping, Sequence
+
+from task_images.comm.door import Option, RegisteredMethod, Round, Run
+
+
+class OneBitAdam(RegisteredMethod):
+    """For `warmup_steps` updates the task's Adam on the mean gradient. Then each rank adds its own gradient to the
+    momentum, sends signs and one scale per tensor with error feedback, and all divide the mean by the last variance.
+
+    The paper's server compresses the mean a second time; here signs are all-gathered, and every rank has their mean.
+    """
+
+    name = "onebit-adam"
+    summary = "Adam; after a warm-up momenta travel as one bit per number, and the variance stays as it is"
+    source = "Tang et al. 2021, arXiv:2102.02888"
+    formula = "2 (P-1)/P M in the warm-up, then (P-1) (ceil(d/8) + 4 per tensor)"
+    options = {"warmup_steps": Option(100, 1, 10**9, "updates of plain Adam before")}  # noqa: RUF012
+    late_options = ("warmup_steps",)
+    optimizers = ("AdamW",)
+    note = "The task's optimizer must be AdamW; others end the run."
+
+    def start(self, run: Run) -> None:
+        """What signs leave out, and the momentum and the root of the variance once they are frozen."""
+        for name in ("residual", "momentum", "root"):
+            run.state[name] = run.weights * 0
+
+    def reduce(self, run: Run) -> None:
+        """The mean gradient, in the warm-up only."""
+        if run.update <= run.options["warmup_steps"]:
+            run.gradients = run.average(run.gradients)
+
+    def step(self, run: Run, rate: float) -> bool:
+        """After the warm-up: the step that Adam would make with the mean of compressed momenta."""
+        group, warm = run.optimizer.param_groups[0], int(run.options["warmup_steps"])
+        if run.update <= warm:
+            return False
+        first, second = group["betas"]
+        if not run.state["root"].any():
+            run.state["momentum"] = run.optimizer_state("exp_avg")
+            variance = run.optimizer_state("exp_avg_sq") / (1 - second ** run.optimizer_state("step").max())
+            run.state["root"] = variance.sqrt() + group["eps"]
+        own = first * run.state["momentum"] + (1 - first) * run.gradients + run.state["residual"]
+        run.state["momentum"], sent = run.average_signs(own)
+        run.state["residual"] = own - sent
+        run.weights = run.decayed_weights(rate) - rate * run.state["momentum"] / run.state["root"]
+        return True
+
+    def rounds(self, count: int, options: Mapping[str, float]) -> Sequence[Round]:
+        """One bit per number, as after the warm-up; the scales are left out."""
+        return [Round("allgather", count / 8)]

@@ -1,0 +1,174 @@
+"""`mlbench run --from ARCHIVE`: nothing is executed, mounted or passed because a stranger's archive says so."""
+
+import json
+import subprocess
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlbench_cli import api
+from mlbench_cli.api import repetition
+from mlbench_cli.api.repetition import AuthorsProgram
+from mlbench_cli.app import run
+from mlbench_cli.model.run import Cluster
+from mlbench_cli.model.spec import KubernetesOptions, RunSpec
+from mlbench_cli.results.archive.documents import write_run_document
+from mlbench_cli.results.archive.seal import seal
+from mlbench_cli.runs.request import Request
+from mlbench_cli.storage import run_folder
+from mlbench_cli.storage.store import Store
+from mlbench_cli.tasks.catalog import load_task
+from tests.contract.terminal import Terminal
+from tests.unit.results.runs import new_run, observation_of
+
+Captured = pytest.CaptureFixture[str]
+EVIL = ("sh", "-c", "touch pwned")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def strangers_archive(folder: Path, **changes: Any) -> str:
+    """An archive that verifies, of a run that another store made."""
+    options: dict[str, Any] = {"task": "custom", "preset": "custom", "argv": EVIL, "backend": "gloo", "workers": 1}
+    options |= {"name": "x-1", "cluster": "local", "engine": "local"}
+    spec = RunSpec(**{**options, **changes})
+    recorded = new_run(folder / "theirs", spec, {0: ["done"]})
+    write_run_document(recorded)
+    seal(recorded, observation_of(1, 5.0))
+    return str(recorded.folder)
+
+
+def digits(**changes: Any) -> dict[str, Any]:
+    task = load_task("digits_resnet")
+    return {
+        "task": task.name, "preset": "tiny", "argv": task.command, "parameters": task.resolve("tiny"), **changes
+    }  # fmt: skip
+
+
+def test_a_catalogue_task_with_another_command_is_refused_whatever_is_agreed_to(folder: Path, capsys: Captured) -> None:
+    archive = strangers_archive(folder, **digits(argv=EVIL))
+    assert run(["run", "y", "--from", archive, "--yes", "--run-foreign-command"]) == 2
+    assert "its command is not that of the catalogue" in capsys.readouterr().err
+    assert not Path("pwned").exists()
+    assert not Store().runs()
+
+
+def test_a_strangers_command_is_printed_and_needs_its_own_agreement(folder: Path, capsys: Captured) -> None:
+    archive = strangers_archive(folder)
+    for words in ([], ["--yes"]):
+        assert run(["run", "y", "--from", archive, *words]) == 2
+        error = capsys.readouterr().err
+        assert "command: sh -c 'touch pwned'" in error
+        assert "not signed by an allowed signer" in error
+        assert "--run-foreign-command" in error
+    assert run(["run", "y", "--from", archive, "--dry-run"]) == 0
+    assert not Path("pwned").exists()
+    assert not Store().runs()
+    assert run(["run", "y", "--from", archive, "--run-foreign-command"]) == 0
+    assert Path("pwned").exists()
+
+
+def test_on_a_terminal_yes_is_typed_and_the_default_is_no(folder: Path) -> None:
+    archive = strangers_archive(folder)
+    for answer, happens in (("", False), ("y", True)):
+        terminal = Terminal("run", "y", "--from", archive, "--yes", home=folder / "home", cwd=folder)
+        terminal.answer("Run this? [y/N] ", answer)
+        assert terminal.finish()[0] == (0 if happens else 130)
+        assert Path("pwned").exists() is happens
+
+
+def test_yes_is_enough_for_an_archive_of_an_allowed_signer(folder: Path, capsys: Captured) -> None:
+    archive = strangers_archive(folder)
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", "key"], check=True)
+    Path("signers").write_text(f"ada@example.org {Path('key.pub').read_text()}")
+    words = ["run", "y", "--from", archive, "--yes", "--signers", "signers"]
+    assert run(words) == 2
+    assert "The origin is not proven: it has no signature" in capsys.readouterr().err
+    assert run(["sign", archive, "--key", "key"]) == 0
+    assert run(["run", "y", "--from", archive, "--yes"]) == 2  # a signature by nobody knows whom
+    assert not Path("pwned").exists()
+    assert run(words) == 0
+    assert "signed by ada@example.org" in capsys.readouterr().err
+    assert Path("pwned").exists()
+
+
+def test_an_edited_archive_of_a_run_from_here_is_foreign(folder: Path, capsys: Captured) -> None:
+    assert run(["run", "x", "1", "--command", "true"]) == 0
+    assert run(["run", "y", "--from", "x-1"]) == 0  # one's own command
+    (mine,) = (row.run for row in Store().runs() if row.run.name == "x-1")
+    document = json.loads((mine.folder / run_folder.RUN).read_text())
+    archive = Path(strangers_archive(folder))
+    theirs = json.loads((archive / run_folder.RUN).read_text())
+    theirs["id"] = document["id"]
+    (archive / run_folder.RUN).write_text(json.dumps(theirs))
+    reseal(archive)
+    assert run(["run", "z", "--from", str(archive)]) == 2
+    assert not Path("pwned").exists()
+
+
+def reseal(folder: Path) -> None:
+    from mlbench_cli.results.archive import layout
+
+    (folder / run_folder.SUMS).unlink()
+    layout.write_sums(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "shown"),
+    [
+        ({"data_dir": "/"}, "data_dir: /"),
+        ({"task_path": "/tmp"}, "task_path: /tmp"),
+        ({"image": "evil/image:1"}, "image: evil/image:1"),
+    ],
+)
+def test_what_a_catalogue_task_would_mount_or_import_is_agreed_to(
+    folder: Path, capsys: Captured, changes: Mapping[str, Any], shown: str
+) -> None:
+    archive = strangers_archive(folder, **digits(**changes))
+    assert run(["run", "y", "--from", archive, "--yes"]) == 2
+    assert shown in capsys.readouterr().err
+
+
+def test_every_right_in_a_cluster_is_agreed_to(folder: Path) -> None:
+    rights: dict[str, Any] = {
+        "namespace": "kube-system", "env": {"LD_PRELOAD": "x"}, "env_secret": "keys", "data_claim": "disk",
+        "template_dir": str(folder), "host_network": True, "run_as_user": 0, "writable_root": True, "registry": "evil",
+        "devices": {"a/b": "1"}, "pod_labels": {"a": "b"}, "pod_annotations": {"a": "b"}, "priority_class": "high",
+        "network_policy": False, "pull_secret": "pull",
+    }  # fmt: skip
+    spec = RunSpec(
+        "x-1", "lab", "kubernetes", "custom", "custom", EVIL, "gloo", 1, image="evil/image:1",
+        kubernetes=KubernetesOptions(**rights),
+    )  # fmt: skip
+    choices = dict(repetition._authors_choices(spec, Cluster("lab", "kind")))
+    assert choices.keys() == {"command", "image", *rights}
+    assert choices["run_as_user"] == "0"
+
+
+def test_a_field_that_is_added_later_is_agreed_to_until_it_is_called_harmless() -> None:
+    asked = {"argv", "image", "data_dir", "task_path"}
+    assert {item.name for item in fields(RunSpec)} == repetition._HARMLESS | asked
+    assert {item.name for item in fields(KubernetesOptions)} >= repetition._HARMLESS_OPTIONS
+
+
+def test_a_catalogue_task_as_installed_asks_for_nothing(folder: Path) -> None:
+    archive = strangers_archive(folder, **digits())
+    launch = api.Client().prepare_repetition(archive, Request(name="y"))
+    assert [spec.argv for spec in launch.specs] == [load_task("digits_resnet").command]
+
+
+def test_the_python_api_refuses_unless_somebody_agrees(folder: Path) -> None:
+    archive = strangers_archive(folder)
+    client, seen = api.Client(), list[AuthorsProgram]()
+    with pytest.raises(Exception, match="It was not run"):
+        client.prepare_repetition(archive, Request(name="y"))
+    client.prepare_repetition(archive, Request(name="y"), agree=seen.append)
+    assert [program.choices for program in seen] == [(("command", "sh -c 'touch pwned'"),)]

@@ -1,0 +1,301 @@
+"""`mlbench reproduce`: real runs again, receipts that are derived again, and nothing of a stranger's executed."""
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlbench_cli import api
+from mlbench_cli.app import run
+from mlbench_cli.engines.machines.details import HostRecord
+from mlbench_cli.model.run import Cluster
+from mlbench_cli.results.analysis.reproduction import Answer
+from mlbench_cli.storage.store import Store
+from tests.contract.commands.test_foreign_runs import digits, strangers_archive
+from tests.contract.engines.labs import install_commands
+from tests.unit.results.runs import sealed_run
+
+Captured = pytest.CaptureFixture[str]
+GOOD = (10.0, 10.2, 9.9)
+SLOW = (14.5, 14.7, 14.4)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write_side(folder: Path, seconds: tuple[float, ...], **changes: Any) -> list[str]:
+    return [
+        str(sealed_run(folder / f"{number}", seconds=value, workers=1, name=f"x-1-r{number}", **changes))
+        for number, value in enumerate(seconds)
+    ]
+
+
+def with_all(names: list[str]) -> list[str]:
+    return [word for name in names for word in ("--with", name)]
+
+
+def read(path: str) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(Path(path).read_text())
+    return document
+
+
+# --- real runs -----------------------------------------------------------------------------------------------------
+
+
+def test_a_result_is_run_again_judged_and_its_receipt_derived(capsys: Captured) -> None:
+    assert run(["run", "x", "1", "--command", "sleep 1", "--repeat", "2"]) == 0
+    code = run(["reproduce", "x", "--within", "90%", "--repeat", "3", "-o", "json"])
+    out, err = capsys.readouterr()
+    document = json.loads(out[out.index("{") :])
+    assert code == Answer(document["verdict"]).exit_code
+    assert "3 runs" in err
+    names = [row.run.name for row in Store().runs()]
+    assert sorted(names) == ["x-1-r1", "x-1-r2", "x-repro-1-r1", "x-repro-1-r2", "x-repro-1-r3"]
+    assert [entry["name"] for entry in document["original"]] == ["x-1-r1", "x-1-r2"]
+    (figure,) = document["figures"]
+    assert (len(figure["original"]), len(figure["reproduction"])) == (2, 3)
+    assert all(value > 0.9 for value in figure["reproduction"])  # it did run
+    folders = [str(row.run.folder) for row in Store().runs()]
+    assert run(["verify", "x-repro.json", *folders]) == 0
+    assert "ok (derivation); it says:" in capsys.readouterr().out
+    assert run(["reproduce", "x", "--within", "90%", "--repeat", "3"]) == code  # resumed: nothing is left to run
+    assert len(Store().runs()) == 5
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_training_from_the_web_is_repeated_from_its_archive_alone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    assert run(["run", "t", "1", "--task", "digits_resnet", "--preset", "tiny"]) == 0
+    assert run(["download", "t-1", "--to", "served/t-1.zip"]) == 0
+    monkeypatch.setenv("MLBENCH_HOME", str(folder / "elsewhere"))
+    with Serving(folder / "served") as address:
+        code = run(["reproduce", f"{address}/t-1.zip", "--repeat", "2", "--within", "95%", "--receipt", "r.json"])
+        assert run(["reproduce", f"{address}/gone.zip"]) == 4
+    receipt = read("r.json")
+    assert code == Answer(receipt["verdict"]).exit_code
+    assert [entry["name"] for entry in receipt["reproduction"]] == ["t-repro-1-r1", "t-repro-1-r2"]
+    assert {row.run.spec.task for row in Store().runs()} == {"digits_resnet"}
+    assert sorted(row.run.spec.seed for row in Store().runs()) == [42, 43]
+    assert "the server answers 404" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_training_is_repeated_on_hosts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run(["run", "t", "1", "--task", "digits_resnet", "--preset", "tiny"]) == 0
+    for name, value in install_commands(folder / "commands").items():
+        monkeypatch.setenv(name, value)
+    hosts = [HostRecord(name="m0", login="m0", slots=1, address="127.0.0.1", interface="lo")]
+    details = {"hosts": hosts, "folder": str(folder / "far"), "python": sys.executable}
+    Store().record_cluster(Cluster("lab", "hosts", details=details))
+    code = run(["reproduce", "t-1", "--cluster", "lab", "--repeat", "2", "--within", "95%", "--receipt", "r.json"])
+    receipt = read("r.json")
+    assert code == Answer(receipt["verdict"]).exit_code
+    assert all(len(figure["reproduction"]) == 2 for figure in receipt["figures"])
+    assert "kinds of cluster" in [each["name"] for each in receipt["not_the_same"] if each["matters"]]
+    specs = [row.run.spec for row in Store().runs() if row.run.spec.cluster == "lab"]
+    assert [(spec.engine, spec.cluster_kind) for spec in specs] == [("hosts", "hosts")] * 2
+
+
+def test_a_plan_is_printed_and_nothing_run(folder: Path, capsys: Captured) -> None:
+    archive = strangers_archive(folder, **digits(seed=7))
+    sealed = write_side(folder / "a", GOOD)
+    assert run(["reproduce", sealed[0], "--dry-run"]) == 2  # a task that nobody knows
+    assert run(["reproduce", archive, "--dry-run"]) == 2
+    assert "it has no result to reproduce" in capsys.readouterr().err
+    assert not Store().runs()
+
+
+# --- what is never run ---------------------------------------------------------------------------------------------
+
+
+def test_a_strangers_command_is_never_run(folder: Path, capsys: Captured) -> None:
+    archive = strangers_archive(folder)
+    for words in ([], ["--repeat", "3"], ["--cluster", "local"]):
+        assert run(["reproduce", archive, *words]) == 2
+        error = capsys.readouterr().err
+        assert "command: sh -c 'touch pwned'" in error
+        assert "mlbench reproduce runs nothing of an archive's author" in error
+    assert not Path("pwned").exists()
+    assert not Store().runs()
+
+
+def test_a_cluster_that_is_not_this_machine_is_named_by_the_reader(folder: Path, capsys: Captured) -> None:
+    archive = strangers_archive(folder, cluster="theirs", engine="kubernetes")
+    assert run(["reproduce", archive]) == 2
+    assert 'The original ran on the cluster "theirs"' in capsys.readouterr().err
+    assert run(["reproduce", archive, "--cluster", "local"]) == 2
+    assert "is not started on another cluster" in capsys.readouterr().err
+
+
+# --- judging runs that are there -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("seconds", "code"), [((10.1, 9.9, 10.15), 0), (SLOW, 7), ((11.0, 13.5, 10.2), 9)])
+def test_finished_runs_are_judged(folder: Path, capsys: Captured, seconds: tuple[float, ...], code: int) -> None:
+    first, again = write_side(folder / "a", GOOD), write_side(folder / "b", seconds)
+    assert run(["reproduce", *first, *with_all(again)]) == code
+    out = capsys.readouterr().out
+    assert read("x-1-repro.json")["verdict"].replace("_", " ") in out.lower()
+    assert "NOT THE SAME" in out
+    assert run(["verify", "x-1-repro.json", *first, *again]) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--within", "ten"], "is no share"),
+        (["--within", "0"], "is no share"),
+        (["--within", "100%"], "is no share"),
+        (["--repeat", "1"], "neither auto nor a number"),
+        (["--repeat", "many"], "neither auto nor a number"),
+        (["--metric", "speed"], 'no figure "speed"'),
+        (["--with", "x", "--repeat", "3"], "--with judges runs that are there"),
+    ],
+)
+def test_wrong_options_are_refused(folder: Path, capsys: Captured, words: list[str], message: str) -> None:
+    assert run(["reproduce", *write_side(folder / "a", GOOD), *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+# --- receipts ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def receipt(folder: Path) -> list[str]:
+    """The words of `verify` for a receipt and its archives."""
+    first, again = write_side(folder / "a", GOOD), write_side(folder / "b", (10.1, 9.9, 10.15))
+    assert run(["reproduce", *first, *with_all(again), "--receipt", "r.json"]) == 0
+    return ["r.json", *first, *again]
+
+
+def test_a_receipt_without_its_archives_is_not_derived(receipt: list[str], capsys: Captured) -> None:
+    assert run(["verify", *receipt[:4]]) == 9
+    assert "3 of the archives that it names are not verified with it" in capsys.readouterr().out
+    assert run(["verify", "r.json", "-o", "json"]) == 9
+    (found,) = json.loads(capsys.readouterr().out)["receipts"]
+    assert (found["ok"], len(found["missing"])) == (False, 6)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("verdict",), "different"),
+        (("margin",), 0.01),
+        (("reason",), "seconds: reproduced within 0.1 %"),
+        (("figures", 0, "ratio"), 1.0),
+        (("figures", 0, "original", 1), 9.0),
+        (("not_the_same",), []),
+        (("original", 0, "name"), "other"),
+    ],
+)
+def test_an_edited_receipt_does_not_follow_from_its_archives(
+    receipt: list[str], capsys: Captured, path: tuple[Any, ...], value: object
+) -> None:
+    document = read("r.json")
+    place: Any = document
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    Path("r.json").write_text(json.dumps(document))
+    assert run(["verify", *receipt]) == 2
+    assert "it does not follow from its archives" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema_version": 2}', "nonsense", '{"schema_version": 1}'])
+def test_what_is_no_receipt_is_refused(text: str, capsys: Captured) -> None:
+    Path("r.json").write_text(text)
+    assert run(["verify", "r.json"]) == 2
+    assert "r.json is no receipt" in capsys.readouterr().err
+    assert run(["verify", "gone.json"]) == 4
+
+
+def test_a_receipt_is_signed_and_its_origin_verified(receipt: list[str], capsys: Captured) -> None:
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", "key"], check=True)
+    Path("signers").write_text(f"ada@example.org {Path('key.pub').read_text()}")
+    verify = ["verify", *receipt[:1], "--signers", "signers"]
+    assert run(verify) == 3
+    assert "it has no signature" in capsys.readouterr().out
+    assert run(["sign", "r.json", "--key", "key"]) == 0
+    assert run(["sign", "r.json", "--key", "key"]) == 2
+    assert run(verify) == 9  # signed by ada, but its archives are not here
+    assert "origin: ada@example.org" in capsys.readouterr().out
+    for name in receipt[1:]:
+        assert run(["sign", name, "--key", "key"]) == 0
+    assert run(["verify", *receipt, "--signers", "signers"]) == 0  # a signature does not change an archive's digest
+    Path("r.json").write_text(Path("r.json").read_text().replace("reproduced within", "reproduced  within", 1))
+    assert run(verify) == 3
+    assert "r.json is not what was signed" in capsys.readouterr().out
+
+
+def test_the_signature_of_an_archive_is_none_of_a_receipt(receipt: list[str], capsys: Captured) -> None:
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", "key"], check=True)
+    Path("signers").write_text(f"ada@example.org {Path('key.pub').read_text()}")
+    subprocess.run(["ssh-keygen", "-q", "-Y", "sign", "-f", "key", "-n", "mlbench-archive", "r.json"], check=True)
+    assert run(["verify", "r.json", "--signers", "signers"]) == 3
+    assert "another purpose than mlbench-receipt" in capsys.readouterr().out
+
+
+# --- the web -------------------------------------------------------------------------------------------------------
+
+
+class Serving:
+    """A web server of a folder; its address."""
+
+    def __init__(self, folder: Path) -> None:
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=folder))
+
+    def __enter__(self) -> str:
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        return f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture
+def server(folder: Path) -> Iterator[str]:
+    (folder / "served").mkdir()
+    with Serving(folder / "served") as address:
+        yield address
+
+
+def test_an_archive_is_fetched_and_named_by_its_digest(folder: Path, server: str) -> None:
+    (folder / "served" / "x.zip").write_bytes(b"not an archive")
+    client = api.Client()
+    path = client.fetch_archive(f"{server}/x.zip")
+    assert path.read_bytes() == b"not an archive"
+    assert client.fetch_archive(f"{server}/x.zip") == path
+    assert [each.name for each in path.parent.iterdir()] == [path.name]
+    assert run(["reproduce", f"{server}/x.zip"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("url", "code", "message"),
+    [
+        ("file:///etc/passwd", 2, "is no address of an archive"),
+        ("ftp://example.org/x.zip", 2, "is no address of an archive"),
+        ("http://", 2, "is no address of an archive"),
+        ("http://[x/a.zip", 2, "is no address of an archive"),
+        ("http://ada:secret@example.org/x.zip", 2, "holds a user name or password"),
+        ("http://127.0.0.1:1/x.zip", 10, "cannot be fetched"),
+    ],
+)
+def test_addresses_that_are_of_no_use_are_refused(url: str, code: int, message: str, capsys: Captured) -> None:
+    assert run(["reproduce", url]) == code
+    assert message in capsys.readouterr().err

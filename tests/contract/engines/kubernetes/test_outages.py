@@ -1,0 +1,231 @@
+"""A cluster that does not answer for a while is no end of a run, and a node that does not answer is not the cluster."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from mlbench_cli.engines.kubernetes import keeper, results
+from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
+from mlbench_cli.errors import CredentialError, UnreachableError
+from mlbench_cli.kube.api import NodeUnreachable, ServerUnreachable
+from mlbench_cli.model.run import Ending, Outcome
+from mlbench_cli.model.silence import UNREACHABLE
+from mlbench_cli.runs import supervise
+from mlbench_cli.storage.store import Store
+from tests.contract.engines.kubernetes.test_engine import a_run, put_pod, submit, terminated_pod
+from tests.fakes.kube_api import Fault, KubeApi
+
+RUNNING = {
+    "phase": "Running",
+    "containerStatuses": [{"name": "main", "state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}}],
+}
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[KubeApi]:
+    monkeypatch.setattr("mlbench_cli.kube.api.RETRY_SECONDS", 0.5)
+    monkeypatch.setattr("mlbench_cli.engines.kubernetes.engine.WATCH_RETRY_SECONDS", 0.2)
+    monkeypatch.setattr("mlbench_cli.model.silence.SHORT_SECONDS", 0.2)
+    with KubeApi() as server:
+        yield server
+
+
+def codes(observation: object) -> list[str]:
+    return [finding.code for finding in observation.findings]  # type: ignore[attr-defined]
+
+
+def test_a_run_is_followed_through_an_outage_of_the_api_server(server: KubeApi, tmp_path: Path) -> None:
+    run = a_run(tmp_path)
+    submit(server, run)
+    for worker in (0, 1):
+        put_pod(server, worker, **RUNNING)
+        server.write(f"r-2-{worker}-x", b"before")
+    is_silent = False
+    with closing(KubernetesEngine(server.access).watch(run)) as observations:
+        for seen in observations:
+            if not server.is_down and not is_silent and all(worker.phase == "running" for worker in seen.workers):
+                server.is_down = True
+            elif UNREACHABLE in codes(seen) and not is_silent:
+                is_silent = True
+                assert seen.ended is None
+                assert "retrying for 15 min" in seen.findings[0].summary
+                for worker in (0, 1):  # the run ends meanwhile
+                    server.write(f"r-2-{worker}-x", b"after")
+                    server.end_log(f"r-2-{worker}-x")
+                    put_pod(server, worker, **terminated_pod(0))
+                server.is_down = False
+    assert is_silent
+    assert seen.ended is Ending.EXITED
+    assert UNREACHABLE not in codes(seen)
+
+
+def test_a_follower_of_a_log_reads_all_of_it_beyond_an_outage_and_is_told(server: KubeApi, tmp_path: Path) -> None:
+    run = a_run(tmp_path, workers=1, name="r-2")
+    submit(server, run)
+    put_pod(server, 0, **RUNNING)
+    server.write("r-2-0-x", b"one")
+    told: list[str] = []
+
+    def come_back(text: str) -> None:
+        told.append(text)
+        server.write("r-2-0-x", b"two")
+        server.end_log("r-2-0-x")
+        put_pod(server, 0, **terminated_pod(0))
+        server.is_down = False
+
+    lines = []
+    for line in KubernetesEngine(server.access, report=come_back).logs(run, 0, follow=True):
+        lines.append(line.text)
+        if line.text == b"one\n":
+            server.is_down = True
+    assert lines == [b"one\n", b"two\n"]
+    assert len(told) == 1
+    assert "does not answer" in told[0]
+
+
+def test_a_silence_beyond_the_limit_ends_the_following_but_not_the_run(
+    server: KubeApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = a_run(tmp_path)
+    submit(server, run)
+    put_pod(server, 0, **RUNNING)
+    monkeypatch.setenv("MLBENCH_UNREACHABLE_TIMEOUT", "1s")
+    server.is_down = True
+    with pytest.raises(UnreachableError) as caught:
+        list(KubernetesEngine(server.access).watch(run))
+    assert caught.value.exit_code == 10
+
+
+def test_a_server_that_starts_and_refuses_everybody_is_waited_for(server: KubeApi, tmp_path: Path) -> None:
+    """An API server answers 403 until it has read its roles."""
+    run = a_run(tmp_path)
+    submit(server, run)
+    put_pod(server, 0, **terminated_pod(0))
+    put_pod(server, 1, **terminated_pod(0))
+    for worker in (0, 1):
+        server.end_log(f"r-2-{worker}-x")
+    server.faults += [Fault("GET .*/jobs/r-2", times=3, status=503), Fault("GET .*/jobs/r-2", times=2, status=403)]
+    seen = list(KubernetesEngine(server.access).watch(run))[-1]
+    assert seen.ended is Ending.EXITED
+
+
+def test_a_server_that_was_restarted_between_two_requests_may_refuse_at_first(
+    server: KubeApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody has seen it away: the first that is seen of it is a 403."""
+    monkeypatch.setattr("mlbench_cli.engines.kubernetes.engine.SLOW_POLL", 0.5)
+    run = a_run(tmp_path)
+    submit(server, run)
+    for worker in (0, 1):
+        put_pod(server, worker, **RUNNING)
+    is_refused = False
+    with closing(KubernetesEngine(server.access).watch(run)) as observations:
+        for seen in observations:
+            if not is_refused and all(worker.phase == "running" for worker in seen.workers):
+                is_refused = True
+                server.faults.append(Fault("GET .*/jobs/r-2", times=2, status=403))
+            elif is_refused and not server.faults[-1].times:
+                for worker in (0, 1):
+                    put_pod(server, worker, **terminated_pod(0))
+                    server.end_log(f"r-2-{worker}-x")
+    assert seen.ended is Ending.EXITED
+
+
+def test_a_refusal_without_an_outage_is_one(server: KubeApi, tmp_path: Path) -> None:
+    run = a_run(tmp_path)
+    submit(server, run)
+    server.faults.append(Fault("GET .*/jobs/r-2", times=1000, status=403))
+    with pytest.raises(CredentialError):
+        list(KubernetesEngine(server.access).watch(run))
+
+
+def test_results_are_fetched_when_the_server_is_back(
+    server: KubeApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server goes away between the end of the run and the transfer of its results."""
+    (tmp_path / "home").mkdir()
+    store = Store(tmp_path / "home")
+    run = store.record_run(a_run(tmp_path, workers=1).spec)
+    submit(server, run)
+    put_pod(server, 0, **terminated_pod(0))
+    server.write("r-2-0-x", b"a line")
+    server.end_log("r-2-0-x")
+    engine = KubernetesEngine(server.access)
+    fetch, told = engine.fetch, []
+
+    def fetch_in_an_outage(run: object) -> object:
+        monkeypatch.undo()
+        server.is_down = True
+        return fetch(run)  # type: ignore[arg-type]
+
+    def notice(text: str) -> None:
+        told.append(text)
+        server.is_down = False
+
+    monkeypatch.setattr(engine, "fetch", fetch_in_an_outage)
+    monkeypatch.setattr("mlbench_cli.model.silence.SHORT_SECONDS", 0.0)
+    threading.Timer(2.0, lambda: setattr(server, "is_down", False)).start()
+    finished = supervise.follow(run, engine, store, notice=notice)
+    assert finished.outcome is Outcome.COMPLETED
+    assert (run.folder / "logs/rank-0.log").read_bytes() == b"a line\n"
+    store.close()
+
+
+def test_a_node_that_does_not_answer_is_told_from_a_server_that_does_not(server: KubeApi) -> None:
+    server.put("pods", {"metadata": {"name": "p"}, "spec": {"nodeName": "n1"}, "status": {}})
+    server.dead_nodes.add("n1")
+    with server.access.client() as api:
+        with pytest.raises(NodeUnreachable) as caught:
+            api.stream("/api/v1/namespaces/default/pods/p/log", read_seconds=5)
+        assert not isinstance(caught.value, UnreachableError)
+        with pytest.raises(NodeUnreachable):
+            api.open_websocket("/api/v1/namespaces/default/pods/p/exec", [("command", "true")], ["v4.channel.k8s.io"])
+        server.is_down = True
+        with pytest.raises(ServerUnreachable):
+            api.stream("/api/v1/namespaces/default/pods/p/log", read_seconds=5)
+
+
+def lost_pod(node: str) -> dict[str, object]:
+    """A pod of a node that is silent: the controller has made it unready, and nobody knows more."""
+    return {**RUNNING, "conditions": [{"type": "Ready", "status": "False", "reason": "NodeLost"}]}
+
+
+def test_a_node_lost_with_the_keeper_is_a_verdict(
+    server: KubeApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Worker 1 and the keeper were on the node that is gone; worker 0 holds what it has."""
+    monkeypatch.setattr(keeper, "LOST_PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr(results, "LOG_SECONDS", 1.0)
+    (tmp_path / "home").mkdir()
+    store = Store(tmp_path / "home")
+    run = store.record_run(a_run(tmp_path).spec)
+    submit(server, run)
+    put_pod(server, 0, **terminated_pod(1))
+    server.write("r-2-0-x", b"Connection reset by peer")
+    server.end_log("r-2-0-x")
+    labels = {"mlbench/run": "r-2", "batch.kubernetes.io/job-completion-index": "1"}
+    gone = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}
+    status = {**lost_pod("n1"), "conditions": [gone]}
+    server.put(
+        "pods", {"metadata": {"name": "r-2-1-x", "labels": labels}, "spec": {"nodeName": "n1"}, "status": status}
+    )
+    labels = {"mlbench/run": "r-2", "mlbench/role": "keeper"}
+    server.put(
+        "pods",
+        {"metadata": {"name": "r-2-keeper-x", "labels": labels}, "spec": {"nodeName": "n1"}, "status": lost_pod("n1")},
+    )
+    server.dead_nodes.add("n1")
+    begun = time.monotonic()
+    finished = supervise.follow(run, KubernetesEngine(server.access), store)
+    found = {finding.code: finding for finding in finished.findings}
+    assert "node_lost" in found
+    assert "results_lost" in found
+    assert "n1" in found["results_lost"].summary
+    assert finished.exit_code(require_goal=False) == 7
+    assert (run.folder / "logs/rank-0.log").read_bytes() == b"Connection reset by peer\n"
+    assert time.monotonic() - begun < 600
+    store.close()

@@ -1,0 +1,259 @@
+"""What every engine promises: local processes, hosts over ssh, Slurm. What is special to one is tested beside it."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mlbench_cli.engines.base import Cursor
+from mlbench_cli.errors import NotFoundError, UsageError
+from mlbench_cli.results.archive.verify import find_problems
+from mlbench_cli.runs import supervise
+from tests.contract.engines.labs import EngineLab, install_commands, start_client
+from tests.contract.local_runs import SLEEP, python, shell, until
+
+NASTY = b"short\n" + b"x" * (1 << 20) + b"\n 50%\r100%\r\n\xff\xfe\x00 \xc3\n@mlbench {not an event\n\nno line end"
+# Ignores TERM, and so do its children: one in its group, one that left it, one that lost its parent.
+STUBBORN = shell(
+    "trap '' TERM; sh -c 'trap \"\" TERM; sleep 600; true' & setsid sh -c 'trap \"\" TERM; sleep 600; true' & "
+    "(setsid sleep 600 &) ; echo ready; while true; do sleep 1; done"
+)
+
+
+@pytest.fixture(params=["local", "hosts", "slurm"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name, value in install_commands(tmp_path / "commands").items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "home").mkdir()
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def lab(kind: str, home: Path) -> Iterator[EngineLab]:
+    lab = EngineLab(kind, home)
+    yield lab
+    lab.close()
+
+
+# --- start ----------------------------------------------------------------------------------------------------------
+
+
+def test_ranks_get_the_contract_and_their_command(lab: EngineLab) -> None:
+    words = "$RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $NODE_RANK $MLBENCH_RUN_ID $MLBENCH_BACKEND $MLBENCH_SEED"
+    script = f'echo {words} "$@"; echo $MASTER_ADDR:$MASTER_PORT $MLBENCH_HOSTS; echo $RANK > $MLBENCH_OUTPUT_DIR/file'
+    run = lab.start(
+        (*shell(script), "sh", "{rank}", "{run_id}", "{backend}", "{other}"), workers=2, processes_per_worker=2, seed=7
+    )
+    end = lab.end(run)
+    assert (end.ended, [worker.exit_code for worker in end.workers]) == ("exited", [0] * 4)
+    lab.engine.fetch(run)
+    logs = [lab.log(run, rank).decode().splitlines() for rank in range(4)]
+    for rank in range(4):
+        node = rank // 2
+        assert logs[rank][0] == (f"{rank}/4 {rank % 2}/2 {node} {run.name} gloo 7 {rank} {run.name} gloo {{other}}")
+        assert (run.folder / f"output/rank-{rank}/file").read_text() == f"{rank}\n"
+    assert len({line for _, line in logs}) == 1  # all meet at the same place
+    assert len(logs[0][1].split()[1].split(",")) == 2
+
+
+def test_only_rank_0_runs_the_command(lab: EngineLab) -> None:
+    run = lab.start(shell("echo $RANK"), workers=3, run_on_all=False)
+    end = lab.end(run)
+    assert end.ended == "exited"
+    assert [(worker.phase, worker.exit_code) for worker in end.workers] == [("succeeded", 0)] * 3
+    assert [lab.log(run, rank) for rank in range(3)] == [b"0\n", b"", b""]
+
+
+def test_submitting_again_adopts(lab: EngineLab, kind: str, home: Path) -> None:
+    run = lab.start(SLEEP, workers=2, detach=True)
+    before = until(lambda: len(found := lab.processes(run)) == 2 and found)
+    agents = lab.agents(run)
+    other = EngineLab(kind, home)
+    other.engine.submit(run, other.engine.render(run.spec), detach=True)
+    other.engine.resume(run)
+    assert (lab.processes(run), lab.agents(run)) == (before, agents)
+
+
+# --- logs -----------------------------------------------------------------------------------------------------------
+
+
+def test_logs_are_exact_and_resume_at_a_cursor(lab: EngineLab, tmp_path: Path) -> None:
+    (tmp_path / "nasty").write_bytes(NASTY)
+    run = lab.start(shell(f"cat {tmp_path / 'nasty'}; exec 1>&2; printf $RANK"), workers=2)
+    for rank in range(2):
+        wanted = NASTY + b"%d" % rank
+        lines = list(lab.engine.logs(run, rank, follow=True))
+        assert b"".join(line.text for line in lines) == wanted == (run.folder / f"logs/rank-{rank}.log").read_bytes()
+        assert all(line.text.count(b"\n") == 1 and line.text[-1:] == b"\n" for line in lines[:-1])
+        assert [line.text for line in lab.engine.logs(run, rank, Cursor(lines[1].cursor.offset))] == [
+            line.text for line in lines[2:]
+        ]
+    with pytest.raises(NotFoundError, match="no rank 2, only 0 to 1"):
+        list(lab.engine.logs(run, 2))
+
+
+def test_lines_come_while_a_rank_still_runs(lab: EngineLab, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    run = lab.start(shell(f"echo first; printf half; while [ ! -e {gate} ]; do sleep 0.02; done; echo ' line'"))
+    lines = lab.engine.logs(run, 0, follow=True)
+    assert next(lines).text == b"first\n"
+    assert [line.text for line in lab.engine.logs(run, 0)] == [b"first\n"]
+    gate.touch()
+    assert [line.text for line in lines] == [b"half line\n"]
+
+
+# --- a rank ends ----------------------------------------------------------------------------------------------------
+
+
+def test_a_failed_rank_ends_the_run_and_is_named(lab: EngineLab) -> None:
+    script = "if [ $RANK = 1 ]; then seq 1 30; printf 'no newline'; exit 3; fi; exec sleep 600"
+    run = lab.start(shell(script), workers=3)
+    end = lab.end(run)
+    assert (end.ended, end.first_failed) == ("failed", 1)
+    assert [worker.exit_code for worker in end.workers] == [143, 3, 143]
+    assert end.workers[1].reason == "exited with 3"
+    assert end.workers[0].reason == "stopped: rank 1 failed"
+    (found,) = [finding for finding in end.findings if finding.code == "rank_crashed"]
+    assert "Rank 1 exited with 3" in found.summary
+    assert found.evidence["log"] == [*map(str, range(22, 31)), "no newline"]
+    assert lab.processes(run) == []
+
+
+def test_a_killed_rank_is_a_failure(lab: EngineLab) -> None:
+    run = lab.start(SLEEP, workers=2)
+    (victim, _) = until(lambda: len(found := lab.processes(run)) == 2 and found)
+    os.kill(victim, signal.SIGKILL)
+    end = lab.end(run)
+    assert end.ended == "failed"
+    assert end.workers[end.first_failed or 0].exit_code == 137
+    assert "SIGKILL" in end.findings[0].summary
+
+
+def test_what_a_rank_leaves_behind_ends_with_it(lab: EngineLab) -> None:
+    run = lab.start(shell("sleep 600 & setsid sleep 600 & (setsid setsid sleep 600 &) ; exit 0"))
+    assert lab.end(run).ended == "exited"
+    assert lab.processes(run) == []
+
+
+# --- the run is ended -----------------------------------------------------------------------------------------------
+
+
+def test_cancel_is_graceful_and_idempotent_and_keeps_partial_results(lab: EngineLab, kind: str, home: Path) -> None:
+    script = (
+        "trap 'echo saved; exit 0' TERM; echo kept > $MLBENCH_OUTPUT_DIR/f; echo ready; while :; do sleep 0.05; done"
+    )
+    run = lab.start(shell(script), workers=2)
+    for rank in range(2):
+        assert next(lab.engine.logs(run, rank, follow=True)).text == b"ready\n"
+    EngineLab(kind, home).engine.cancel(run)
+    lab.engine.cancel(run)
+    end = lab.end(run)
+    assert (end.ended, end.first_failed, end.findings) == ("cancelled", None, ())
+    lab.engine.fetch(run)
+    assert [lab.log(run, rank) for rank in (0, 1)] == [b"ready\nsaved\n"] * 2
+    assert (run.folder / "output/rank-1/f").read_text() == "kept\n"
+    lab.engine.cancel(run)
+
+
+def test_the_deadline_ends_ranks_that_ignore_term(lab: EngineLab) -> None:
+    run = lab.start(STUBBORN, workers=2, timeout=5.0)
+    end = lab.end(run)
+    assert (end.ended, end.first_failed) == ("deadline", None)
+    assert [worker.exit_code for worker in end.workers] == [137, 137]
+    assert "deadline" in [finding.code for finding in end.findings]
+    assert lab.processes(run) == []
+
+
+def test_a_running_run_is_deleted_by_force_only(lab: EngineLab) -> None:
+    run = lab.start(SLEEP, workers=2, detach=True)
+    until(lambda: len(lab.processes(run)) == 2)
+    with pytest.raises(UsageError, match="still running"):
+        lab.engine.delete(run)
+    lab.engine.delete(run, force=True)
+    until(lambda: not lab.processes(run))
+    assert not run.folder.exists()
+    lab.engine.delete(run)
+
+
+# --- somebody dies --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("node", [0, -1])
+def test_a_killed_agent_takes_its_ranks_along_and_the_run_is_lost(lab: EngineLab, node: int) -> None:
+    run = lab.start(STUBBORN, workers=2, detach=True)
+    until(lambda: len(lab.processes(run)) >= 10)
+    os.kill(lab.agents(run)[node], signal.SIGKILL)
+    assert lab.end(run).ended == "lost"
+    lab.engine.fetch(run)
+    until(lambda: not lab.processes(run))
+    assert lab.log(run, 0) == b"ready\n"
+
+
+def test_a_detached_run_outlives_its_client_and_is_completed_by_another(
+    lab: EngineLab, kind: str, home: Path, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    script = f"echo begun; while [ ! -e {gate} ]; do sleep 0.02; done; echo $RANK > $MLBENCH_OUTPUT_DIR/f; echo done"
+    program = f"lab.start({shell(script)!r}, name='theirs', workers=2, detach=True); print('up', flush=True); "
+    with start_client(kind, home, program + "time.sleep(600)") as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "up\n"
+        other.kill()
+    run = lab.store.run("theirs").run
+    lab.runs.append(run)
+    assert next(lab.engine.logs(run, 1, follow=True)).text == b"begun\n"
+    gate.touch()
+    finished = supervise.follow(run, lab.engine, lab.store)
+    assert finished.outcome == "completed"
+    assert [(run.folder / f"output/rank-{rank}/f").read_text() for rank in range(2)] == ["0\n", "1\n"]
+    assert [(run.folder / f"logs/rank-{rank}.log").read_bytes() for rank in range(2)] == [b"begun\ndone\n"] * 2
+    assert find_problems(run.folder) == []
+
+
+# --- what is kept ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("script", "outcome"), [("echo fine", "completed"), ("exit $RANK", "failed")])
+def test_a_run_is_followed_to_an_archive_that_verifies(lab: EngineLab, script: str, outcome: str) -> None:
+    run = lab.start(shell(script), workers=2)
+    finished = supervise.follow(run, lab.engine, lab.store)
+    assert (finished.outcome, lab.store.run(run.name).outcome) == (outcome, outcome)
+    assert find_problems(run.folder) == []
+    ranks = [json.loads(line).get("rank") for line in (run.folder / "resources.jsonl").read_text().splitlines()]
+    assert {0, 1, None} == set(ranks)  # of each rank, and of the machine
+
+
+@pytest.fixture
+def small_disk(lab: EngineLab) -> Iterator[Path]:
+    """A disk of 8 MiB behind the folder of the runs."""
+    place = lab.store.folder / "runs" if lab.kind == "local" else lab.far
+    place.mkdir(exist_ok=True)
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "none", str(place)]
+    if not shutil.which("mount") or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("a small disk cannot be mounted here: it needs root")
+    yield place
+    lab.close()
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+@pytest.mark.parametrize("careful", [True, False], ids=["task dies of it", "task does not notice"])
+def test_a_full_disk_fails_the_run_and_keeps_what_was_written(lab: EngineLab, small_disk: Path, careful: bool) -> None:
+    write = "os.write(1, b'%07d' % number + b' ' * 992 + b'\\n')"
+    script = f"import os, time\nfor number in range(1000000):\n  try: {write}\n  except OSError:\n    "
+    script += "raise" if careful else "time.sleep(0.01)"
+    run = lab.start(python(script), timeout=60.0)
+    end = lab.end(run)
+    assert end.ended == "failed"
+    assert "disk_full" in [finding.code for finding in end.findings]
+    lines = (run.folder / "logs/rank-0.log").read_bytes().split(b"\n")
+    assert [line[:7] for line in lines[:1000]] == [b"%07d" % number for number in range(1000)]

@@ -1,0 +1,109 @@
+"""Refusals of Google that have a cause by name and a next command: quotas as 403, organizations' policies, networks."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from providers.gke.api import error_from_exception
+from tests.fakes.gke import World
+
+CREATE = ("create-cluster", "gke", "2", "rel", "--gpu-type", "l4", "--yes")
+DELETE = ("delete-cluster", "gke", "rel-2", "--yes")
+
+
+def test_a_quota_that_gke_refuses_as_403_is_a_quota_with_its_name_and_bill(
+    command: Callable[..., Any], gke_world: World
+) -> None:
+    gke_world.quotas["SSD_TOTAL_GB"] = 500
+    gke_world.taken_later["SSD_TOTAL_GB"] = 400
+    refused = command(*CREATE, "-o", "json")
+    assert refused.code == 5, refused.err
+    error = refused.json["error"]
+    assert 'resource "SSD_TOTAL_GB"' in error["message"]
+    assert "GKE cluster rel-2 (ready)" in error["message"]  # which costs money already
+    assert "USD an hour" in error["message"]
+    wanted = "--quota-id SSD-TOTAL-GB-per-project-region --preferred-value 600 --dimensions region=europe-west1"
+    assert (
+        f"gcloud beta quotas preferences create --service compute.googleapis.com --project demo-project {wanted}"
+        in (error["hint"])
+    )
+    assert "container.admin" not in error["hint"]
+    assert error["details"]["quota"] == "SSD_TOTAL_GB"
+    gke_world.taken_later.clear()
+    assert command(*CREATE).code == 0  # continues with what exists
+    assert command(*DELETE).code == 0
+
+
+def test_a_limit_of_clusters_is_a_quota(command: Callable[..., Any], gke_world: World) -> None:
+    gke_world.max_clusters = 0
+    refused = command(*CREATE)
+    assert refused.code == 5, refused.err
+    assert "cannot create more than 0 clusters" in refused.err
+
+
+def test_a_quota_ends_the_search_for_zones(command: Callable[..., Any], gke_world: World) -> None:
+    gke_world.quotas["SSD_TOTAL_GB"] = 500
+    gke_world.taken_later["SSD_TOTAL_GB"] = 400
+    refused = command(*CREATE, "--zones", "europe-west1-b,europe-west1-d")
+    assert refused.code == 5, refused.err
+    assert sum(line.startswith("CreateNodePool") for line in gke_world.log) == 1
+    assert command(*DELETE).code == 0
+
+
+@pytest.mark.parametrize(
+    ("failure", "code", "hint"),
+    [
+        ("addresses", 5, "--subnetwork"),
+        ("external", 2, "--private-nodes"),
+        ("account", 2, "--service-account"),
+    ],
+)
+def test_a_pool_that_fails_for_a_known_reason_names_the_option(
+    command: Callable[..., Any], gke_world: World, failure: str, code: int, hint: str
+) -> None:
+    gke_world.failing["CreateNodePool"] = failure
+    refused = command(*CREATE)
+    assert refused.code == code, refused.err
+    assert hint in refused.err
+    assert "repeats it" not in refused.err
+    gke_world.failing.clear()
+    assert command(*DELETE).code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "hint"),
+    [
+        ('Network "default" does not exist.', 2, "--network"),
+        ("Constraint constraints/compute.vmExternalIpAccess violated for project 1.", 2, "--private-nodes"),
+        ("Constraint constraints/gcp.resourceLocations violated for project 1.", 2, "organization"),
+        ("Subnetwork allocation is invalid.", 2, None),
+        ('Location "europe-west1-q" does not exist.', 2, "gcloud compute zones list"),
+    ],
+)
+def test_policies_and_networks_are_named(
+    command: Callable[..., Any], gke_world: World, words: str, code: int, hint: str | None
+) -> None:
+    gke_world.policies["CreateCluster"] = words
+    refused = command(*CREATE)
+    assert refused.code == code, refused.err
+    assert words in refused.err
+    if hint:
+        assert hint in refused.err
+    else:
+        assert "zones list" not in refused.err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "Your application is authenticating by using local Application Default Credentials. The container API "
+        "requires a quota project, which is not set by default.",
+        "Caller does not have required permission to use project p. Grant the caller the role "
+        "roles/serviceusage.serviceUsageConsumer to use the quota project.",
+    ],
+)
+def test_a_missing_quota_project_is_no_quota(words: str) -> None:
+    from google.api_core.exceptions import Forbidden
+
+    assert error_from_exception(Forbidden(words), "create cluster in europe-west1-b", "p").exit_code == 3

@@ -1,0 +1,171 @@
+"""Machine types that are newer than the tables: their GPUs come from the cloud when a cluster is planned."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from mlbench_cli.storage.store import Store
+from tests.fakes.aws_server import AwsServer
+from tests.fakes.azure_arm import World as AzureWorld
+from tests.fakes.gke import World as GkeWorld
+
+ZONE = "eu-west-1a"
+EKS_TYPES = (
+    ("g7e.2xlarge", "RTX PRO Server 6000", 1),
+    ("g7e.24xlarge", "RTX PRO Server 6000", 4),
+    ("g7e.48xlarge", "RTX PRO Server 6000", 8),
+    ("p6-b200.48xlarge", "B200", 8),
+    ("p6-b300.48xlarge", "B300", 8),
+)
+
+
+@pytest.fixture
+def ec2(aws: AwsServer) -> Iterator[AwsServer]:
+    aws.rules(
+        offered=[[name, ZONE] for name, *_ in EKS_TYPES],
+        quotas=dict.fromkeys(("L-DB2E81BA", "L-417A185B", "L-C4BD4855", "L-3819A6DF"), 9999.0),
+    )
+    yield aws
+    aws.rules(offered=[], quotas={})
+
+
+def plan(command: Callable[..., Any], *words: str) -> Any:
+    done = command("create-cluster", *words, "--dry-run", "-o", "json")
+    assert done.code == 0, done.err
+    return done.json
+
+
+@pytest.mark.parametrize(("machine", "gpu", "gpus"), EKS_TYPES)
+def test_eks_plans_gpus_that_ec2_tells(
+    command: Callable[..., Any], ec2: AwsServer, machine: str, gpu: str, gpus: int
+) -> None:
+    planned = plan(command, "eks", "2", "new", "-t", machine, "--zone", ZONE, "--spot")
+    details = planned["cluster"]["details"]
+    assert (details["gpu"], details["gpus_per_node"]) == (gpu, gpus)
+    assert {"GPU device plugin", "GPU probe"} <= {item["kind"] for item in planned["resources"]}
+
+
+def test_eks_takes_network_cards_and_vcpus_from_ec2(command: Callable[..., Any], ec2: AwsServer) -> None:
+    words = ("eks", "2", "new", "-t", "p6-b300.48xlarge", "--zone", ZONE, "--spot")
+    details = plan(command, *words, "--efa")["cluster"]["details"]
+    assert details["devices_per_node"]["vpc.amazonaws.com/efa"] == 16
+    assert details["fabric"] == {"name": "EFA", "gbits": 6400}
+    ec2.rules(quotas={"L-C4BD4855": 383.0})
+    refused = command("create-cluster", *words, "--dry-run")
+    assert (refused.code, "need 384" in refused.err) == (5, True)
+    no_card = command("create-cluster", "eks", "2", "new", "-t", "g7e.2xlarge", "--zone", ZONE, "--efa", "--dry-run")
+    assert (no_card.code, "no network card with EFA" in no_card.err) == (2, True)
+    other = command("create-cluster", "eks", "2", "new", "-t", "g7e.2xlarge", "--zone", ZONE, "-g", "4", "--dry-run")
+    assert (other.code, "has 1 GPUs, not 4" in other.err) == (2, True)
+
+
+def test_eks_names_the_type_that_may_be_meant(command: Callable[..., Any], ec2: AwsServer) -> None:
+    refused = command("create-cluster", "eks", "2", "new", "-t", "g5.xlrage", "--zone", ZONE, "--dry-run")
+    assert (refused.code, 'Did you mean "g5.xlarge"?' in refused.err) == (2, True)
+
+
+@pytest.mark.parametrize("machine", ["trn2.48xlarge", "inf2.xlarge", "g4ad.xlarge"])
+def test_eks_refuses_machines_without_nvidia_gpus(command: Callable[..., Any], ec2: AwsServer, machine: str) -> None:
+    refused = command("create-cluster", "eks", "2", "new", "-t", machine, "--zone", ZONE, "--dry-run")
+    assert (refused.code, "NVIDIA" in refused.err) == (2, True)
+
+
+@pytest.mark.parametrize("machine", ["p5e.48xlarge", "p5en.48xlarge"])
+def test_eks_refuses_on_demand_what_is_sold_as_blocks_and_spot(
+    command: Callable[..., Any], aws: AwsServer, machine: str
+) -> None:
+    refused = command("create-cluster", "eks", "2", "new", "-t", machine, "--zone", ZONE, "--dry-run")
+    assert (refused.code, "--capacity-reservation" in refused.err) == (2, True)
+
+
+def test_eks_counts_the_machines_of_the_system_in_the_quota(command: Callable[..., Any], aws: AwsServer) -> None:
+    aws.rules(quotas={"L-1216C47A": 5.0}, offered=[["m5.xlarge", ZONE]])
+    try:
+        refused = command("create-cluster", "eks", "1", "small", "-t", "m5.xlarge", "--zone", ZONE, "--dry-run")
+        assert refused.code == 5, refused.err
+        assert "1 × m5.xlarge and 2 × t3.medium need 8" in refused.err
+        aws.rules(offered=[["g4dn.xlarge", ZONE]], quotas={"L-1216C47A": 3.0})
+        refused = command("create-cluster", "eks", "1", "small", "-t", "g4dn.xlarge", "--zone", ZONE, "--dry-run")
+        assert (refused.code, "2 × t3.medium need 4" in refused.err) == (5, True)
+    finally:
+        aws.rules(quotas={}, offered=[])
+
+
+@pytest.mark.parametrize(
+    ("machine", "gpu", "gpus"),
+    [
+        ("a4x-highgpu-4g", "nvidia-gb200", 4),
+        ("a4x-maxgpu-4g-metal", "nvidia-gb300", 4),
+        ("a4-highgpu-8g", "nvidia-b200", 8),
+    ],
+)
+def test_gke_makes_pools_with_the_gpus_that_compute_engine_tells(
+    command: Callable[..., Any], gke_world: GkeWorld, machine: str, gpu: str, gpus: int
+) -> None:
+    done = command("create-cluster", "gke", "1", "new", "-t", machine, "--spot", "--yes", "-o", "json")
+    assert done.code == 0, done.err
+    details = done.json["cluster"]["details"]
+    assert (details["gpu"], details["gpus_per_node"]) == (gpu, gpus)
+    assert "GPU probe" in {item["kind"] for item in details["provisioning"]}
+    (asked,) = gke_world.find_cluster("new-1").node_pools[1].config.accelerators
+    assert (asked.accelerator_type, asked.accelerator_count) == (gpu, gpus)
+    assert command("delete-cluster", "gke", "new-1", "--yes").code == 0
+
+
+def test_gke_never_buys_gpu_machines_as_cpu_machines(command: Callable[..., Any], gke_world: GkeWorld) -> None:
+    gke_world.hides_accelerators = True
+    words = ("create-cluster", "gke", "1", "new", "-t", "a4x-highgpu-4g", "--spot", "--yes")
+    refused = command(*words)
+    assert (refused.code, "--gpus-per-node" in refused.err) == (2, True)
+    assert gke_world.clusters == {}
+    untyped = command(*words, "--gpus-per-node", "4")
+    assert (untyped.code, "--gpu-type" in untyped.err) == (2, True)
+    assert command(*words, "--gpus-per-node", "4", "--gpu-type", "nvidia-gb200").code == 0
+    assert Store().cluster("new-1").details["gpus_per_node"] == 4
+    assert command("delete-cluster", "gke", "new-1", "--yes").code == 0
+
+
+@pytest.mark.parametrize(
+    ("machine", "gpu", "gpus", "is_arm"),
+    [
+        ("Standard_NC144lds_xl_RTXPRO6000BSE_v6", "rtx-pro-6000", 1, False),
+        ("Standard_NC288ds_xl_RTXPRO6000BSE_v6", "rtx-pro-6000", 2, False),
+        ("Standard_ND128isr_NDR_GB200_v6", "gb200", 4, True),
+        ("Standard_ND128isr_GB300_v6", "gb300", 4, True),
+    ],
+)
+def test_aks_plans_gpus_that_azure_tells(
+    command: Callable[..., Any], azure_world: AzureWorld, machine: str, gpu: str, gpus: int, is_arm: bool
+) -> None:
+    planned = plan(command, "aks", "1", "new", "-t", machine, "--gpu-type", gpu, "--num-gpus", str(gpus))
+    details = planned["cluster"]["details"]
+    assert (details["gpu"], details["gpus_per_node"]) == (gpu, gpus)
+    assert {"GPU device plugin", "GPU probe"} <= {item["kind"] for item in planned["resources"]}
+    warned = " ".join(planned["plan"]["warnings"])
+    assert ("linux/arm64" in warned) is is_arm
+    assert "Build images with CUDA 12.8" not in warned
+    wrong = command("create-cluster", "aks", "1", "new", "-t", machine, "--num-gpus", "7", "--dry-run")
+    assert (wrong.code, f"has {gpus} GPUs, not 7" in wrong.err) == (2, True)
+
+
+def test_aks_warns_that_the_driver_of_a10_is_too_old(command: Callable[..., Any], azure_world: AzureWorld) -> None:
+    warned = " ".join(plan(command, "aks", "1", "new", "--gpu-type", "a10")["plan"]["warnings"])
+    assert "570.211.01" in warned
+    assert "CUDA 12.8" in warned
+    assert "driver" not in " ".join(plan(command, "aks", "1", "new", "--gpu-type", "t4")["plan"]["warnings"])
+
+
+def test_aks_refuses_infiniband_machines_that_would_talk_tcp(
+    command: Callable[..., Any], azure_world: AzureWorld
+) -> None:
+    words = ("create-cluster", "aks", "2", "new", "--gpu-type", "h100", "--dry-run")
+    refused = command(*words)
+    assert (refused.code, "--slow-network-ok" in refused.err) == (2, True)
+    assert command(*words, "--slow-network-ok").code == 0
+    assert command("create-cluster", "aks", "1", "new", "--gpu-type", "h100", "--dry-run").code == 0
+
+
+def test_gpus_per_node_is_checked(command: Callable[..., Any], gke_world: GkeWorld) -> None:
+    refused = command("create-cluster", "gke", "1", "new", "--gpu-type", "l4", "--gpus-per-node", "0", "--dry-run")
+    assert (refused.code, "from 1 to 64" in refused.err) == (2, True)

@@ -1,0 +1,147 @@
+"""Every command that groups runs has the same groups, with the same number of runs, on one store."""
+
+import csv
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlbench_cli import api
+from mlbench_cli.app import run
+from mlbench_cli.model.run import Experiment, Member, Outcome, RunState
+from mlbench_cli.model.spec import RunSpec
+from mlbench_cli.storage.store import Store
+from task_images.comm.presets import resolve
+from tests.contract.server.dashboards import Dashboard, serve
+from tests.unit.results.runs import new_run, observation_of, spec, training_log
+
+Captured = pytest.CaptureFixture[str]
+
+# Experiments of three runs each that differ in one thing.
+KINDS: dict[str, dict[str, Any]] = {
+    "own": {},
+    "sparse": {"method": resolve("eftopk").to_dict()},
+    "sparser": {"method": resolve("eftopk", {"codec": "topk:0.001"}).to_dict()},
+    "late": {"method": resolve("eftopk", {"delay": "0.002,1e-9"}).to_dict()},
+    "later": {"method": resolve("eftopk", {"delay": "0.004,1e-9"}).to_dict()},
+    "pinned": {"pin": True},
+    "shaped": {"network": "1gbit,1ms"},
+}
+REPEATS = 3
+
+
+def _record(store: Store, name: str, changes: dict[str, Any]) -> None:
+    """An experiment that had one run before it was asked for two more: `own-2`, `own-2-r2`, `own-2-r3`."""
+    base = spec(name=f"{name}-2", workers=2, seed=42, **changes)
+    first = Experiment(f"{name}-id", name, "2025-10-09T08:00:00.000Z", {"name": name})
+    members: list[Member] = []
+    for repeat in range(REPEATS):
+        run_spec = replace(base, name=base.name + (f"-r{repeat + 1}" if repeat else ""), seed=42 + repeat)
+        made = store.record_run(run_spec)
+        members.append(Member(repeat, made.id, run_spec.content_hash))
+        _seal(store, run_spec, made, 10.0 + repeat / 10)
+        store.record_experiment(replace(first, members=tuple(members)), [])
+
+
+def _seal(store: Store, run_spec: RunSpec, made: Any, seconds: float) -> None:
+    from mlbench_cli.results.archive.documents import write_run_document
+    from mlbench_cli.results.archive.seal import seal
+
+    new_run(made.folder, run_spec, {rank: training_log(rank, seconds) for rank in range(run_spec.workers)})
+    write_run_document(made)
+    seal(made, observation_of(run_spec.workers, seconds + 3))
+    store.update_run(made, RunState.FINISHED, Outcome.GOAL_REACHED)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("home")
+    store = Store(folder)
+    for name, changes in KINDS.items():
+        _record(store, name, changes)
+    store.close()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def dashboard(home: Path) -> Iterator[Dashboard]:
+    with serve(home) as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def use(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLBENCH_HOME", str(home))
+    monkeypatch.chdir(tmp_path)
+
+
+def answer(capsys: Captured, *argv: str, code: int = 0) -> Any:
+    capsys.readouterr()
+    assert run([*argv, "-o", "json"]) == code
+    return json.loads(capsys.readouterr().out)
+
+
+def test_status_has_one_group_of_three_for_each(capsys: Captured) -> None:
+    repeats = answer(capsys, "status")["repeats"]
+    assert {found["name"]: found["seconds"]["count"] for found in repeats} == {f"{name}-2": REPEATS for name in KINDS}
+    one = answer(capsys, "status", "own-2-r3", "own-2", "--state", "finished")["repeats"]
+    assert [(found["name"], found["repeats"]) for found in one] == [("own-2", REPEATS)]  # whole, whatever is listed
+
+
+def test_charts_and_the_api_have_one_group_of_three_for_each() -> None:
+    assert run(["charts", "figures", *(word for name in KINDS for word in ("--run", f"{name}-2"))]) == 0
+    rows = list(csv.DictReader(Path("figures/summary.csv").read_text().splitlines()))
+    assert len(rows) == len(KINDS)
+    assert {row["runs"] for row in rows} == {str(REPEATS)}
+    assert len({row["group"] for row in rows}) == len(KINDS)
+
+    archives = [api.open_archive(path) for path in api.Client().find_archives([f"{name}-2" for name in KINDS])]
+    groups = api.series(archives).groups
+    assert [len(point.good) for group in groups for point in group.points] == [REPEATS] * len(KINDS)
+
+
+def test_the_report_has_one_row_of_three_for_each() -> None:
+    assert run(["report", "page.md", *(f"{name}-2" for name in KINDS)]) == 0
+    text = re.sub(r"\\(.)", r"\1", Path("page.md").read_text())
+    table = [line.split("|")[1:-1] for line in text.splitlines() if line.startswith("| gloo")]
+    rows = [[cell.strip() for cell in row] for row in table if len(row) > 7]
+    assert len(rows) == len(KINDS)
+    assert all(str(REPEATS) in row for row in rows)
+    for word in ("eftopk (codec=topk:0.001)", "eftopk (delay=0.002,1e-9)", "pin=true", "1gbit,1ms"):
+        assert word in text
+
+
+@pytest.mark.parametrize("name", [name for name in KINDS if name != "own"])
+def test_compare_shows_the_difference_and_counts_three(capsys: Captured, dashboard: Dashboard, name: str) -> None:
+    found = answer(capsys, "compare", "own-2", f"{name}-2")
+    assert found["estimates"]["task"]["a"]["count"] == found["estimates"]["task"]["b"]["count"] == REPEATS
+    assert found["differences"]
+    assert found["obstacle_words"]
+    other = dashboard.ask(f"/api/v1/compare?a=own-2&b={name}-2").document
+    assert other == {**found, "gate": None}
+    page = dashboard.ask(f"/compare?a=own-2&b={name}-2").body.decode()
+    assert re.search(r"differ: ", page)
+
+
+@pytest.mark.parametrize("name", [name for name in KINDS if name != "own"])
+def test_the_gate_never_holds_one_against_another(capsys: Captured, name: str) -> None:
+    [check] = answer(capsys, "gate", f"{name}-2", "--baseline", "own-2", code=9)["checks"]
+    assert (check["verdict"], len(check["values"]), check["baseline"]) == ("cannot_tell", REPEATS, [])
+    assert "differ: " in check["reason"]
+
+
+def test_the_gate_and_its_baseline_count_three(capsys: Captured, tmp_path: Path) -> None:
+    [check] = answer(capsys, "gate", "own-2", "--baseline", "own", code=9)["checks"]
+    assert len(check["values"]) == REPEATS  # a run on both sides counts as a result only
+
+
+def test_the_dashboard_has_the_same_repeats(capsys: Captured, dashboard: Dashboard) -> None:
+    listed = dashboard.ask("/api/v1/runs").document
+    own = answer(capsys, "status")["repeats"]
+    assert sorted(listed["repeats"], key=lambda each: each["name"]) == sorted(own, key=lambda each: each["name"])
+    both = dashboard.ask("/api/v1/compare?a=own&b=sparse").document
+    assert both["estimates"]["task"]["b"]["count"] == REPEATS

@@ -1,0 +1,147 @@
+"""One door to archives: what `verify` answers with 9 is refused with 9 by every command that presents archives, unless
+--unproven is given, which marks every headline."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlbench_cli import api
+from mlbench_cli.app import run
+from mlbench_cli.errors import CannotTellError
+from mlbench_cli.results.archive import layout
+from mlbench_cli.results.archive.documents import JUDGE_VERSION, write_run_document
+from mlbench_cli.results.archive.reader import UNPROVEN
+from mlbench_cli.results.archive.seal import seal
+from mlbench_cli.storage import run_folder
+from tests.unit.results.runs import (
+    event,
+    new_run,
+    observation_of,
+    result_event,
+    sealed_run,
+    spec,
+    timings,
+    training_log,
+)
+
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def forged(folder: Path) -> str:
+    """Honest evidence below a result that claims to be of a later judge: a hundred times as fast."""
+    archive = sealed_run(folder / "forged", name="demo-2")
+    path = archive / run_folder.RESULT
+    result = json.loads(path.read_text())
+    result["judge"] = JUDGE_VERSION + 1
+    result["task_seconds"]["wall"] /= 100
+    result["conditions"].update(labels=[], crowded=None, contended=None, quota_limited=None, shared=None)
+    path.write_text(json.dumps(result))
+    (archive / run_folder.SUMS).unlink()
+    layout.write_sums(archive)
+    assert run(["verify", str(archive)]) == 9
+    return str(archive)
+
+
+COMMANDS = {
+    "compare": ["compare", "ARCHIVE", "ARCHIVE"],
+    "report": ["report", "out.md", "ARCHIVE"],
+    "page": ["report", "out.html", "ARCHIVE"],
+    "charts": ["charts", "figures", "ARCHIVE"],
+    "tensorboard": ["export", "tensorboard", "board", "ARCHIVE"],
+    "mllog": ["export", "mllog", "logs", "ARCHIVE"],
+    "gate": ["gate", "ARCHIVE", "--baseline", "ARCHIVE"],
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_no_command_presents_what_is_not_proven(name: str, forged: str, capsys: Captured) -> None:
+    words = [forged if word == "ARCHIVE" else word for word in COMMANDS[name]]
+    assert run(words) == 9
+    out, err = capsys.readouterr()
+    assert "not everything follows from the evidence" in err
+    assert "--unproven" in err
+    assert (
+        not out.replace(f"{forged}: not everything follows from the evidence (integrity)", "").strip().startswith("T")
+    )
+
+
+@pytest.mark.parametrize(
+    "words", [["predict", "ARCHIVE"], ["baselines", "check", "ARCHIVE"], ["baselines", "record", "ARCHIVE"]]
+)
+def test_no_command_draws_conclusions_from_it(words: list[str], forged: str, capsys: Captured) -> None:
+    assert run([forged if word == "ARCHIVE" else word for word in words]) == 9
+
+
+def test_it_is_never_signed_or_recorded_as_a_baseline(forged: str, capsys: Captured) -> None:
+    Path("key").touch()
+    assert run(["sign", forged, "--key", "key"]) == 9
+    for words in (["sign", forged, "--key", "key", "--unproven"], ["baselines", "record", forged, "--unproven"]):
+        assert run(words) == 2
+        assert "No such option" in capsys.readouterr().err
+
+
+def test_unproven_marks_every_headline(forged: str, folder: Path, capsys: Captured) -> None:
+    honest = str(sealed_run(folder / "honest", name="demo-2", seconds=101.0))
+    capsys.readouterr()
+    assert run(["compare", forged, honest, "--unproven"]) == 0
+    out, err = capsys.readouterr()
+    assert f"demo-2 {UNPROVEN}" in out.splitlines()[0]
+    assert "is unproven. The documents were judged by version" in err
+    assert "tasks differ" in err  # it is never one group with what is proven
+    assert run(["report", "out.md", forged, "--unproven"]) == 0
+    assert all(
+        UNPROVEN in line.replace("\\", "") for line in Path("out.md").read_text().splitlines() if "demo-2" in line
+    )
+    assert run(["charts", "figures", forged, "--unproven"]) == 0
+    for row in Path("figures/summary.csv").read_text().splitlines()[1:]:
+        assert UNPROVEN in row
+    for figure in ("total_time", "time_for_all_phases"):
+        texts = re.findall(r"<!-- (.*?) -->", Path(f"figures/{figure}.svg").read_text(), re.DOTALL)
+        assert any(UNPROVEN in text for text in texts)
+    assert run(["gate", forged, "--baseline", honest, "--unproven"]) == 9
+
+
+def test_the_python_api_refuses_and_marks_alike(forged: str) -> None:
+    with pytest.raises(CannotTellError, match="not everything follows"):
+        api.open_archive(forged)
+    with api.open_archive(forged, unproven=True) as archive:
+        assert archive.run["name"] == f"demo-2 {UNPROVEN}"
+        assert archive.result["task"].endswith(UNPROVEN)
+
+
+@pytest.mark.parametrize("seconds", [1e200, 1e308, 1.7e308])
+def test_the_largest_numbers_are_presented_without_a_crash(folder: Path, capsys: Captured, seconds: float) -> None:
+    names = []
+    for number, most in enumerate((seconds, 1e308)):
+        changes: dict[str, Any] = {
+            "wall_seconds": most,
+            "training_seconds": most,
+            "timings": timings(most),
+            "samples": 10**300,
+        }
+        logs = {rank: training_log(rank)[: -1 if rank == 0 else None] for rank in (0, 1)}
+        logs[0] += [
+            event("metric", at=50, name="val_Prec@1", value=most, epoch=most, seconds=most),
+            result_event(**changes),
+        ]
+        recorded = new_run(folder / f"huge-{number}", spec("huge-2"), logs)
+        write_run_document(recorded)
+        seal(recorded, observation_of())
+        names.append(str(recorded.folder))
+    for words in (
+        ["report", "out.html", *names], ["report", "out.md", *names], ["charts", "figures", *names],
+        ["compare", *names], ["export", "mllog", "logs", *names], ["gate", names[0], "--baseline", names[1]],
+    ):  # fmt: skip
+        assert run([*words, "--unproven"]) in (0, 9), words
+        assert "Internal error" not in capsys.readouterr().err

@@ -1,0 +1,201 @@
+"""Runs on a cluster that breaks: each has the outcome it deserves and its whole logs, and leaves nothing behind."""
+
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlbench_cli.engines.kubernetes.workers import INDEX_LABEL
+from mlbench_cli.kube.api import Api, ApiError
+from mlbench_cli.kube.objects import collection_path
+from mlbench_cli.model.run import Outcome, Run
+from mlbench_cli.model.silence import UNREACHABLE
+from mlbench_cli.runs import supervise
+from mlbench_cli.runs.finished import FinishedRun
+from mlbench_cli.runs.progress import Progress
+from mlbench_cli.storage.store import Store
+from tests.e2e.runs import Cluster, Runs, log
+from tests.e2e.troubles import nodes_can_be_paused, nodes_go_on
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
+
+LINES = 75  # one a second: longer than each outage
+COUNT = (
+    f'i=0; while [ $i -lt {LINES} ]; do i=$((i+1)); echo line $i; sleep 1; done; echo 42 >"$MLBENCH_OUTPUT_DIR/answer"'
+)
+WHOLE = "".join(f"line {number}\n" for number in range(1, LINES + 1))
+AWAY_SECONDS = 40.0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _nodes_are_containers(cluster: Cluster) -> None:
+    with cluster.access.client() as api:
+        if not nodes_can_be_paused(api):
+            pytest.skip("there is no cluster whose nodes are containers of this machine")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    (tmp_path / "home").mkdir()
+    store = Store(tmp_path / "home")
+    yield store
+    store.close()
+
+
+def docker(*words: str) -> None:
+    subprocess.run(["docker", *words], check=True, capture_output=True, timeout=120)
+
+
+def control_plane(api: Api) -> str:
+    nodes = api.get("/api/v1/nodes", labelSelector="node-role.kubernetes.io/control-plane")["items"]
+    return str(nodes[0]["metadata"]["name"])
+
+
+def node_of(api: Api, namespace: str, selector: str) -> str:
+    """The node of the only pod with these labels, once it has one."""
+    while True:
+        pods: list[dict[str, Any]] = api.get(collection_path("Pod", namespace), labelSelector=selector)["items"]
+        if pods and pods[0]["spec"].get("nodeName") and pods[0]["status"]["phase"] == "Running":
+            return str(pods[0]["spec"]["nodeName"])
+        time.sleep(0.5)
+
+
+@contextmanager
+def mended(api: Api, namespace: str) -> Iterator[None]:
+    """Afterwards all nodes run and are ready again."""
+    names = [node["metadata"]["name"] for node in api.get("/api/v1/nodes")["items"]]
+    try:
+        with nodes_go_on(api, namespace):
+            try:
+                yield
+            finally:
+                for name in names:
+                    for word in ("unpause", "start"):
+                        subprocess.run(["docker", word, name], check=False, capture_output=True)
+                wait_for_server(api)
+    finally:
+        wait_for_server(api)
+
+
+def wait_for_server(api: Api) -> None:
+    end = time.monotonic() + 180
+    while True:
+        try:
+            api.get("/version")
+            return
+        except ApiError:
+            assert time.monotonic() < end
+            time.sleep(1)
+
+
+def follow_through(
+    runs: Runs,
+    store: Store,
+    name: str,
+    fault: Callable[[Api, Run], None],
+    **changes: Any,
+) -> tuple[Run, FinishedRun, list[str]]:
+    """Start a run, break the cluster as soon as all workers run, follow the run to its end; and what was said."""
+    cluster, said = runs.cluster, list[str]()
+    run = store.record_run(cluster.spec(name, "sh", "-c", COUNT, **changes))
+    runs.started.append(run)
+    engine = cluster.engine
+    engine.submit(run, engine.render(run.spec))
+    begun: list[Future[None]] = []
+
+    with (
+        cluster.access.client() as api,
+        mended(api, cluster.access.namespace),
+        ThreadPoolExecutor(1) as pool,
+    ):
+
+        def report(progress: Progress) -> None:
+            said.extend(finding.code for finding in progress.observation.findings)
+            if not begun and all(worker.phase == "running" for worker in progress.observation.workers):
+                begun.append(pool.submit(fault, api, run))
+
+        finished = supervise.follow(run, engine, store, report=report, timeout=480)
+        begun[0].result()
+    return run, finished, said
+
+
+def is_whole(run: Run, finished: FinishedRun) -> None:
+    assert finished.outcome is Outcome.COMPLETED, finished.findings
+    for rank in range(run.spec.workers):
+        assert log(run, rank) == WHOLE
+    assert (run.folder / "output/rank-0/answer").read_text() == "42\n"
+
+
+def pause_control_plane(api: Api, run: Run) -> None:
+    name = control_plane(api)
+    docker("pause", name)
+    time.sleep(AWAY_SECONDS)
+    docker("unpause", name)
+
+
+def kill_server_repeatedly(api: Api, run: Run) -> None:
+    """The kubelet starts it again, later each time."""
+    name = control_plane(api)
+    for _ in range(2):
+        subprocess.run(["docker", "exec", name, "pkill", "-KILL", "kube-apiserver"], check=False, capture_output=True)
+        time.sleep(20)
+
+
+def restart(service: str, namespace: str) -> Callable[[Api, Run], None]:
+    def fault(api: Api, run: Run) -> None:
+        node = node_of(api, namespace, f"mlbench/run={run.name},{INDEX_LABEL}=1")
+        docker("exec", node, "systemctl", "restart", service)
+
+    return fault
+
+
+def test_an_api_server_that_is_away_for_40_seconds_costs_a_run_nothing(runs: Runs, store: Store) -> None:
+    run, finished, said = follow_through(runs, store, "away", pause_control_plane)
+    is_whole(run, finished)
+    assert UNREACHABLE in said
+
+
+def test_an_api_server_that_is_killed_again_and_again(runs: Runs, store: Store) -> None:
+    run, finished, _ = follow_through(runs, store, "killed", kill_server_repeatedly)
+    is_whole(run, finished)
+
+
+@pytest.mark.parametrize("service", ["kubelet", "containerd"])
+def test_a_service_of_a_node_is_restarted(runs: Runs, store: Store, service: str) -> None:
+    run, finished, _ = follow_through(
+        runs, store, f"restart-{service}", restart(service, runs.cluster.access.namespace)
+    )
+    is_whole(run, finished)
+
+
+def test_a_node_that_is_gone_with_the_keeper_is_a_verdict_of_every_client(
+    runs: Runs, store: Store, tmp_path: Path
+) -> None:
+    """Its own client gives it; another one, with a folder of its own, too."""
+
+    cluster = runs.cluster
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    second: list[FinishedRun] = []
+
+    def kill_and_wait_elsewhere(api: Api, run: Run) -> None:
+        other = Store(elsewhere)
+        copy = other.record_run(run.spec, run_id=run.id, created=run.created)
+        docker("kill", node_of(api, cluster.access.namespace, f"mlbench/run={run.name},mlbench/role=keeper"))
+        second.append(supervise.follow(copy, cluster.engine, other, timeout=480))
+        other.close()
+
+    run, finished, _ = follow_through(runs, store, "keeper-gone", kill_and_wait_elsewhere)
+    for verdict in (finished, second[0]):
+        assert verdict.outcome is Outcome.FAILED
+        assert verdict.exit_code(require_goal=False) == 7
+        assert {"node_lost", "spot_lost"} & {finding.code for finding in verdict.findings}
+    lines = log(run, 0).splitlines(), log(run, 1).splitlines()
+    assert max(map(len, lines)) > 1
+    for rank in lines:
+        assert "".join(f"{line}\n" for line in rank) == WHOLE[: sum(len(line) + 1 for line in rank)]

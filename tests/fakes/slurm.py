@@ -1,0 +1,137 @@
+"""A Slurm of one machine: sbatch, srun, squeue and scancel, as far as mlbench uses them (Slurm 23.11's manual pages).
+
+`install` writes the four commands into a folder for PATH. Jobs are files beside the slurm.conf that SLURM_CONF names. A
+job starts at once; scancel sends TERM to all processes that have the job's SLURM_JOB_ID, and KILL after KILL_WAIT.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+KILL_WAIT = 2.0
+
+
+def install(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("sbatch", "srun", "squeue", "scancel"):
+        path = folder / name
+        path.write_text(f'#!/bin/sh\nexec {sys.executable} {__file__} {name} "$@"\n')
+        path.chmod(0o755)
+
+
+def jobs_folder() -> Path:
+    return Path(os.environ["SLURM_CONF"]).parent
+
+
+def read_jobs() -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in sorted(jobs_folder().glob("job-*.json"))]
+
+
+def write_job(job: dict[str, Any]) -> None:
+    path = jobs_folder() / f"job-{job['id']:04}.json"
+    path.with_suffix(".part").write_text(json.dumps(job))
+    path.with_suffix(".part").rename(path)
+
+
+def options_of(words: list[str]) -> dict[str, str]:
+    return {name: value for name, _, value in (word[2:].partition("=") for word in words if word.startswith("--"))}
+
+
+def sbatch(words: list[str]) -> int:
+    script = sys.stdin.read()
+    if "--test-only" in words:
+        return 0
+    written = [line.removeprefix("#SBATCH ") for line in script.splitlines() if line.startswith("#SBATCH ")]
+    options = {**options_of(written), **options_of(words)}
+    job = {
+        "id": len(read_jobs()) + 1, "name": options["job-name"], "comment": options["comment"], "state": "RUNNING",
+        "submitted": time.time(), "started": time.time(), "ended": None,
+    }  # fmt: skip
+    write_job(job)
+    print(job["id"], flush=True)
+    if os.fork():
+        return 0
+    os.setsid()
+    (jobs_folder() / f"script-{job['id']}").write_text(script)
+    with open(options["output"], "ab") as output:
+        for descriptor in (1, 2):
+            os.dup2(output.fileno(), descriptor)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    code = subprocess.run(
+        ["bash", str(jobs_folder() / f"script-{job['id']}")],
+        cwd=options["chdir"],
+        env={**os.environ, "SLURM_JOB_ID": str(job["id"])},
+    ).returncode
+    (now,) = [found for found in read_jobs() if found["id"] == job["id"]]
+    state = "CANCELLED" if now["state"] == "CANCELLED" else "FAILED" if code else "COMPLETED"
+    write_job({**now, "state": state, "ended": time.time()})
+    return 0
+
+
+def srun(words: list[str]) -> int:
+    cut = words.index("--")
+    options, command = options_of(words[:cut]), words[cut + 1 :]
+    with open(options["output"], "ab") as output:
+        tasks = [
+            subprocess.Popen(
+                command,
+                env={**os.environ, "SLURM_NODEID": str(node), "SLURMD_NODENAME": f"n{node + 1}"},
+                stdout=output,
+                stderr=output,
+            )
+            for node in range(int(options["ntasks"]))
+        ]
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # srun forwards signals; here scancel sends them to all
+    return max(abs(task.wait()) for task in tasks)
+
+
+def squeue(words: list[str]) -> int:
+    format_text = words[words.index("-o") + 1]
+    name = words[words.index("-n") + 1] if "-n" in words else None
+    for job in read_jobs():
+        if name not in (None, job["name"]):
+            continue
+        fields = {
+            "i": job["id"], "T": job["state"], "V": int(job["submitted"]), "S": int(job["started"]),
+            "e": int(job["ended"]) if job["ended"] else "N/A", "N": "n1", "r": "None", "k": job["comment"],
+        }  # fmt: skip
+        print("|".join(str(fields[letter.strip("%")]) for letter in format_text.split("|")))
+    return 0
+
+
+def scancel(words: list[str]) -> int:
+    jobs = [job for job in read_jobs() if str(job["id"]) == words[0] and job["ended"] is None]
+    for job in jobs:
+        write_job({**job, "state": "CANCELLED"})
+    for number in (signal.SIGTERM, signal.SIGKILL) if jobs else ():
+        for pid in processes_of(words[0]):
+            try:
+                os.kill(pid, number)
+            except ProcessLookupError:
+                continue
+        end = time.monotonic() + KILL_WAIT
+        while processes_of(words[0]) and time.monotonic() < end:
+            time.sleep(0.05)
+    return 0
+
+
+def processes_of(job: str) -> list[int]:
+    marks = {f"SLURM_JOB_ID={job}".encode(), f"SLURM_CONF={os.environ['SLURM_CONF']}".encode()}
+    found = []
+    for path in Path("/proc").iterdir():
+        try:
+            if path.name.isdigit() and marks <= set((path / "environ").read_bytes().split(b"\0")):
+                found.append(int(path.name))
+        except OSError:
+            continue
+    return found
+
+
+if __name__ == "__main__":
+    commands = {"sbatch": sbatch, "srun": srun, "squeue": squeue, "scancel": scancel}
+    sys.exit(commands[sys.argv[1]](sys.argv[2:]))

@@ -1,0 +1,52 @@
+"""Why a connection failed, from ssh's own words, as OpenSSH 9.2 wrote them."""
+
+import pytest
+
+from mlbench_cli.agent.channel import Target, check_login, explain_failure
+from mlbench_cli.errors import CredentialError, MlbenchError, UnreachableError, UsageError
+
+CHANGED = """@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@
+@    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @
+@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@
+Host key verification failed.
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "kind", "exit_code"),
+    [
+        (CHANGED, 255, CredentialError, 3),
+        ("No ED25519 host key is known for [m1]:2222 and you have requested strict checking.\nHost key verification "
+         "failed.", 255, CredentialError, 3),
+        ("me@m1: Permission denied (publickey).", 255, CredentialError, 3),
+        ("ssh: connect to host m1 port 22: Connection refused", 255, UnreachableError, 10),
+        ("ssh: Could not resolve hostname nowhere: Name or service not known", 255, UnreachableError, 10),
+        ("bash: line 1: exec: python9: not found", 127, UsageError, 2),
+        ("", None, UnreachableError, 10),
+    ],
+)  # fmt: skip
+def test_each_kind_of_failure_has_its_error(
+    text: str, code: int | None, kind: type[MlbenchError], exit_code: int
+) -> None:
+    error = explain_failure(Target("m1"), "no answer", code, text)
+    assert type(error) is kind
+    assert error.exit_code == exit_code
+    assert error.hint
+
+
+@pytest.mark.parametrize("login", ["", "-oProxyCommand=id", "-F", "-Fx", "-", "a b", "m1;id", "$(id)", "m1\n"])
+def test_a_login_cannot_be_an_option_or_a_command(login: str) -> None:
+    with pytest.raises(UsageError):
+        check_login(login)
+
+
+@pytest.mark.parametrize("login", ["m1", "me@m-1.example.org", "[::1]", "fe80::1%eth0", "a"])
+def test_a_login_may_be_any_name_or_address(login: str) -> None:
+    assert check_login(login) == login
+
+
+def test_host_keys_are_always_checked_and_nothing_is_asked() -> None:
+    words = Target("me@m1", ssh_config="/x").command()
+    assert words[:3] == ["ssh", "-F", "/x"]
+    assert {"StrictHostKeyChecking=yes", "BatchMode=yes"} <= set(words)
+    assert words[-3:-1] == ["--", "me@m1"]

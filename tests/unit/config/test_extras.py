@@ -1,0 +1,65 @@
+"""Hints that name a package of mlbench name the right distribution, an extra that exists, and a command that works."""
+
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from mlbench_cli.config.extras import DISTRIBUTION, install_hint
+
+ROOT = Path(__file__).parents[3]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+TEXTS = sorted(
+    path
+    for folder in ("mlbench_cli", "providers", "templates", "task_images", "benchmarks", "tests", "docs", "tools")
+    for path in (ROOT / folder).rglob("*")
+    if path.suffix in (".py", ".md", ".yaml", ".j2", ".sh", ".toml")
+) + sorted(ROOT.glob("*.md"))
+
+
+def test_the_distribution_has_the_name_that_hints_give() -> None:
+    assert PROJECT["name"] == DISTRIBUTION
+
+
+def test_extras_that_include_other_extras_name_this_distribution() -> None:
+    entries = [entry for entries in PROJECT["optional-dependencies"].values() for entry in entries]
+    included = [entry for entry in entries if entry.startswith("mlbench")]
+    assert included
+    assert all(entry.startswith(f"{DISTRIBUTION}[") for entry in included)
+
+
+@pytest.mark.parametrize(
+    ("receipt", "command"),
+    [
+        (None, "pip install 'mlbench-cli[gke]'"),
+        ("uv-receipt.toml", "uv tool install 'mlbench-cli[gke]'"),
+        ("pipx_metadata.json", "pipx install --force 'mlbench-cli[gke]'"),
+    ],
+)
+def test_a_hint_names_the_installer_of_this_environment(
+    receipt: str | None, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if receipt:
+        (tmp_path / receipt).touch()
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    assert install_hint("gke") == command
+
+
+def test_every_hint_names_an_extra_that_exists() -> None:
+    named = {
+        extra
+        for path in TEXTS
+        for extra in re.findall(rf"install_hint\(['\"](\w+)['\"]|{DISTRIBUTION}\[(\w+)", path.read_text("utf-8"))
+        for extra in extra
+        if extra
+    }
+    assert {"gke", "eks", "plots"} <= named <= {*PROJECT["optional-dependencies"]}
+
+
+def test_no_text_names_the_distribution_of_a_stranger() -> None:
+    """The index has another project under the name "mlbench"."""
+    stranger = re.compile(r"(?:install|inject) (?:--?\w+ )*['\"]?mlbench(?![\w-])|(?<![\w-])" + r"mlbench\[\w")
+    found = [f"{path.relative_to(ROOT)}: {match[0]}" for path in TEXTS for match in stranger.finditer(path.read_text())]
+    assert not found

@@ -1,0 +1,43 @@
+"""Following a growing file: whole lines as they come, each with the place behind it."""
+
+from pathlib import Path
+
+import pytest
+
+from mlbench_cli.engines.base import Cursor
+from mlbench_cli.engines.follow import follow_log
+from mlbench_cli.errors import NotFoundError
+from mlbench_cli.model.run import Run
+from mlbench_cli.model.spec import RunSpec
+
+SPEC = RunSpec("demo-1", "c", "local", "custom", "custom", ("true",), "gloo", 1)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    (tmp_path / "logs").mkdir()
+    return Run("1", SPEC, tmp_path, "2026-01-01T00:00:00Z")
+
+
+def test_lines_come_whole_and_once(run: Run) -> None:
+    path, steps = run.folder / "logs" / "rank-0.log", [b"one\ntw", b"o\nth", b"r", b"ee", b"", b"\nlast"]
+
+    def write() -> None:
+        with open(path, "ab") as file:
+            file.write(steps.pop(0))
+
+    lines = [(line.text, line.cursor.offset) for line in follow_log(run, 0, None, lambda: not steps, write)]
+    assert lines == [(b"one\n", 4), (b"two\n", 8), (b"three\n", 14), (b"last", 18)]
+
+
+def test_a_line_without_its_end_is_given_when_the_rank_has_ended(run: Run) -> None:
+    (run.folder / "logs" / "rank-0.log").write_bytes(b"one\ntwo\nlast")
+    assert [line.text for line in follow_log(run, 0, Cursor(4), lambda: False)] == [b"two\n"]
+    assert [line.text for line in follow_log(run, 0, Cursor(4), lambda: True)] == [b"two\n", b"last"]
+    assert [line.text for line in follow_log(run, 0, Cursor(10), lambda: True)] == [b"st"]
+
+
+def test_what_is_not_there(run: Run) -> None:
+    assert list(follow_log(run, 0, None, lambda: True)) == []
+    with pytest.raises(NotFoundError, match="no rank 1, only 0 to 0"):
+        list(follow_log(run, 1, None, lambda: True))

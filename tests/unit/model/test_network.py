@@ -1,0 +1,131 @@
+"""The network by its two figures: read, refused, written one way, and held against what a probe measured."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from mlbench_cli.errors import UsageError
+from mlbench_cli.model.network import NetworkShape, find_deviations, network_phrase, parse_network
+from mlbench_cli.model.spec import RunSpec
+from tests.unit.model.test_spec import SPEC
+
+
+@pytest.mark.parametrize(
+    ("text", "shape", "canonical"),
+    [
+        ("1gbit,5ms", NetworkShape(1e9, 0.005), "1gbit,5ms"),
+        ("1000mbit, 5000us", NetworkShape(1e9, 0.005), "1gbit,5ms"),
+        ("100Mbit/s", NetworkShape(1e8), "100mbit"),
+        ("0.5gbit,0.2ms", NetworkShape(5e8, 2e-4), "500mbit,200us"),
+        ("2.5gbit,0s", NetworkShape(2.5e9), "2.5gbit"),
+        ("model:10gbit,50µs", NetworkShape(1e10, 5e-5, is_modelled=True), "model:10gbit,50us"),
+    ],
+)
+def test_a_network_has_one_canonical_text(text: str, shape: NetworkShape, canonical: str) -> None:
+    assert parse_network(text) == shape
+    assert str(shape) == canonical
+    assert parse_network(canonical) == shape
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("1gbps", "not a number with a unit of kbit"),
+        ("1gbit,5", "not a number with a unit of us"),
+        ("", 'the rate ""'),
+        ("1gbit,5ms,loss=1%", "loss is not offered"),
+        ("1gbit,jitter=1ms", "jitter is not offered"),
+        ("1gbit,5ms,5ms", "more than a rate and a delay"),
+        ("1kbit", "from 100kbit"),
+        ("1gbit,1000s", "at most 10s"),
+        ("nan,5ms", 'the rate "nan"'),
+        ("1e9,5ms", 'the rate "1e9"'),
+    ],
+)
+def test_what_is_no_network_is_refused_with_the_reason(text: str, reason: str) -> None:
+    with pytest.raises(UsageError, match=reason):
+        parse_network(text)
+
+
+def test_a_spec_without_a_network_has_the_hash_it_always_had() -> None:
+    assert "network" not in SPEC.to_dict()
+    assert SPEC.hash == "c957b2efc40b9042"
+    shaped = replace(SPEC, network="1gbit,5ms")
+    assert RunSpec.from_dict(shaped.to_dict()) == shaped
+    assert len({SPEC.hash, shaped.hash, replace(SPEC, network="1gbit,1ms").hash}) == 3
+    assert len({SPEC.content_hash, shaped.content_hash}) == 2
+
+
+def test_a_spec_with_a_wrong_network_is_refused() -> None:
+    with pytest.raises(UsageError, match="loss is not offered"):
+        replace(SPEC, network="1gbit,loss=1%")
+
+
+def link(**changes: Any) -> Mapping[str, Any]:
+    figures = {"rtt_p50_seconds": 0.0104, "alone_bits_per_second": 0.97e9, "together_bits_per_second": 0.97e9}
+    return {"from": 0, "to": 1, **figures, **changes}
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({}, []),
+        ({"rtt_p50_seconds": 0.0109}, []),
+        ({"rtt_p50_seconds": 0.0112}, ["its round trip is 11.2 ms instead of 10 ms"]),
+        ({"rtt_p50_seconds": 0.0003}, ["its round trip is 300 us instead of 10 ms"]),
+        ({"alone_bits_per_second": 0.94e9}, ["it carries 940 Mbit/s alone"]),
+        ({"alone_bits_per_second": 1.03e9}, ["it carries 1.03 Gbit/s alone"]),
+        ({"together_bits_per_second": 0.5e9}, ["it carries 500 Mbit/s with all ranks sending"]),
+        ({"first_bits_per_second": 9.4e9}, ["it lets the first MiB after a pause through at 9.4 Gbit/s"]),
+    ],
+)
+def test_a_probe_tells_a_shaped_network_from_another(changes: Mapping[str, Any], found: list[str]) -> None:
+    assert find_deviations(NetworkShape(1e9, 0.005), {"links": [link(**changes)]}) == found
+
+
+def test_a_slow_link_takes_milliseconds_for_a_ping() -> None:
+    """It was refused on every machine: at 100 kbit/s a packet of 53 bytes takes 4 ms."""
+    slow = parse_network("100kbit,1ms")
+    links = [{"alone_bits_per_second": 96.5e3, "rtt_p50_seconds": 0.0106}]
+    assert find_deviations(slow, {"links": links}) == []
+    links[0]["rtt_p50_seconds"] = 0.012
+    assert find_deviations(slow, {"links": links}) == ["its round trip is 12 ms instead of 2 ms"]
+
+
+def test_a_network_that_was_not_measured_does_not_hold() -> None:
+    assert find_deviations(NetworkShape(1e9), {"links": []}) == ["it could not be measured: no links"]
+    assert find_deviations(NetworkShape(1e9), {"error": "refused"}) == ["it could not be measured: refused"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "phrase"),
+    [
+        ({"networks": 1}, ""),
+        ({}, "9.4 Gbit/s, RTT 210 us"),
+        (
+            {"asked": "10gbit", "held": True, "method": "packet"},
+            "emulated 10gbit (got 9.4 Gbit/s, RTT 210 us)",
+        ),
+        (
+            {"asked": "10gbit", "held": False, "method": "packet", "problems": ["it was slow"]},
+            "emulated 10gbit (got 9.4 Gbit/s, RTT 210 us), which did not hold: it was slow",
+        ),
+        (
+            {"asked": "model:10gbit", "method": "model"},
+            "modelled 10gbit, computed by a formula and not measured",
+        ),
+    ],
+)
+def test_a_phrase_says_what_the_network_was(changes: Mapping[str, Any], phrase: str) -> None:
+    summary: Mapping[str, Any] = {
+        "asked": None,
+        "method": "none",
+        "networks": 2,
+        "held": None,
+        "problems": [],
+        "rtt_seconds": 0.00021,
+    }
+    figures = {"together_bits_per_second": 9.4e9, "alone_bits_per_second": 9.5e9}
+    assert network_phrase({**summary, **figures, **changes}) == phrase

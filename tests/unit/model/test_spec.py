@@ -1,0 +1,262 @@
+"""RunSpec: what it holds, what it refuses, and that it survives being written down."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from mlbench_cli.errors import UsageError
+from mlbench_cli.model.spec import (
+    CUSTOM,
+    KEEP_SECONDS,
+    OPEN,
+    KubernetesOptions,
+    RunSpec,
+    canonical_json,
+    check_name,
+    common_name,
+)
+
+Change = Mapping[str, Any]  # fields to replace
+SPEC = RunSpec(
+    "run-2",
+    "far",
+    "kubernetes",
+    "custom",
+    "custom",
+    ("python", "x.py"),
+    "gloo",
+    2,
+    parameters={"a": [1, 2.5, "x"]},
+    processes_per_worker=4,
+    kubernetes=KubernetesOptions(memory="8Gi", tolerations=("spot",), env={"A": "1"}),
+)
+
+
+def test_it_survives_json() -> None:
+    back = RunSpec.from_dict(json.loads(canonical_json(SPEC.to_dict())))
+    assert back == SPEC
+    assert back.hash == SPEC.hash
+    assert back.world_size == 8
+
+
+def test_the_hash_is_of_the_content() -> None:
+    assert len({replace(SPEC, **change).hash for change in ({}, {"seed": 43}, {"argv": ("python", "y.py")})}) == 3
+    reordered = dict(reversed(SPEC.to_dict().items()))
+    assert RunSpec.from_dict(reordered).hash == SPEC.hash
+
+
+def test_canonical_json_is_ascii() -> None:
+    assert canonical_json({"b": "é\ud800", "a": 1}) == b'{"a":1,"b":"\\u00e9\\ud800"}'
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"workers": 0}, "from 1 to 4096"),
+        ({"workers": 4097}, "from 1 to 4096"),
+        ({"processes_per_worker": 65}, "from 1 to 64"),
+        ({"device": "tpu"}, "neither cpu nor gpu"),
+        ({"goal": "best"}, "neither full nor light"),
+        ({"argv": ()}, "is empty"),
+        ({"argv": ("python", "\0")}, "zero byte"),
+        ({"argv": ("python", "\udcff")}, "not UTF-8"),
+        ({"data_dir": "a\0"}, "zero byte"),
+        ({"timeout": 0.0}, "above 0"),
+        ({"timeout": float("nan")}, "above 0"),
+        ({"timeout": 10**400}, "at most 30 days"),
+        ({"gpus_per_worker": -1}, "from 0 to 64"),
+        ({"cpus": float("inf")}, "at most 4096"),
+        ({"seed": 2**32}, "4294967295"),
+        ({"name": "Run"}, "not a DNS label"),
+    ],
+)
+def test_refused(change: Change, words: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        replace(SPEC, **change)
+    assert words in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("document", "words"),
+    [
+        ([], "not an object"),
+        ({1: 2}, "not an object"),
+        ({**SPEC.to_dict(), "spec_version": 2}, "has version 2"),
+        ({**SPEC.to_dict(), "worker": 2}, 'Did you mean "workers"?'),
+        ({**SPEC.to_dict(), "workers": True}, "not of type int"),
+        ({**SPEC.to_dict(), "workers": "2"}, "not of type int"),
+        ({**SPEC.to_dict(), "argv": ["a", 1]}, "list of texts"),
+        ({**SPEC.to_dict(), "kubernetes": {"memry": "8Gi"}}, 'Did you mean "memory"?'),
+        ({**SPEC.to_dict(), "kubernetes": {"env": {"A": 1}}}, "map texts to texts"),
+        ({key: value for key, value in SPEC.to_dict().items() if key != "backend"}, 'lacks "backend"'),
+    ],
+)
+def test_wrong_documents(document: Any, words: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        RunSpec.from_dict(document)
+    assert words in caught.value.message
+
+
+@pytest.mark.parametrize("name", ["a", "a-1", "x" * 40, "run2"])
+def test_good_names(name: str) -> None:
+    assert check_name(name) == name
+
+
+@pytest.mark.parametrize("name", ["", "-a", "a-", "A", "1a", "a_b", "a.b", "a b", "ä", "a\n", "x" * 41])
+def test_bad_names(name: str) -> None:
+    with pytest.raises(UsageError):
+        check_name(name)
+
+
+def test_the_defaults_of_a_spec_by_hand() -> None:
+    """A changed default changes what people measure; it is written down here a second time."""
+    spec = RunSpec("run-2", "far", "kubernetes", "t", "p", ("x",), "gloo", 2)
+    options: Change = {
+        "namespace": None,
+        "memory": None,
+        "shm": "1Gi",
+        "node_selector": {},
+        "tolerations": (),
+        "pull_secret": None,
+        "queue": None,
+        "hold_seconds": 900,
+        "keep_seconds": 86400,
+        "keep_storage": "10Gi",
+        "collect": "rank0",
+        "env": {},
+        "env_secret": None,
+        "data_claim": None,
+        "template_dir": None,
+        "host_network": False,
+        "registry": None,
+        "spread": True,
+        "share_nodes": False,
+        "egress": True,
+        "run_as_user": 10001,
+        "writable_root": False,
+        "devices": {},
+    }
+    assert spec.to_dict() == {
+        "spec_version": 1,
+        "name": "run-2",
+        "cluster": "far",
+        "engine": "kubernetes",
+        "task": "t",
+        "preset": "p",
+        "argv": ("x",),
+        "backend": "gloo",
+        "workers": 2,
+        "parameters": {},
+        "image": None,
+        "run_on_all": True,
+        "processes_per_worker": 1,
+        "device": "cpu",
+        "gpus_per_worker": 0,
+        "cpus": None,
+        "goal": "full",
+        "seed": 42,
+        "data_dir": None,
+        "share_machine": False,
+        "timeout": 86400.0,
+        "price": {},
+        "functional_only": None,
+        "cluster_kind": None,
+        "kubernetes": options,
+    }
+    assert (KEEP_SECONDS, CUSTOM, OPEN) == (86400, "custom", "open")
+
+
+def test_the_hashes_of_a_spec_stay_what_they_are() -> None:
+    """Sixteen digits each. Archives and objects on clusters carry them, so they must not change with a release."""
+    spec = RunSpec("run-2", "far", "kubernetes", "t", "p", ("x",), "gloo", 2)
+    assert (spec.hash, spec.content_hash) == ("c9c48e5cfaf7b6cf", "51e24c19c0fce454")
+
+
+def test_the_content_hash_leaves_out_the_name_and_what_is_only_known_of_the_cluster() -> None:
+    for change in ({"name": "other-2"}, {"price": {"per_hour": 1.0}}, {"functional_only": "one machine"}):
+        changed = replace(SPEC, **change)
+        assert changed.content_hash == SPEC.content_hash
+        assert changed.hash != SPEC.hash
+    assert replace(SPEC, seed=43).content_hash != SPEC.content_hash
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"workers": count} for count in (1, 4096)),
+        *({"processes_per_worker": count} for count in (1, 64)),
+        *({"gpus_per_worker": count} for count in (0, 64)),
+        *({"cpus": count} for count in (0.1, 4096)),
+        *({"seed": seed} for seed in (0, 2**32 - 1)),
+        *({"timeout": seconds} for seconds in (0.5, 30 * 86400)),
+        {"device": "gpu"},
+        {"goal": "light"},
+        {"network": "1gbit,5ms"},
+        {"argv": ("x", "\ud7ff\ue000")},
+    ],
+)
+def test_the_ends_of_every_range_are_allowed(change: Change) -> None:
+    assert RunSpec.from_dict(json.loads(canonical_json(replace(SPEC, **change).to_dict()))) == replace(SPEC, **change)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"processes_per_worker": 0},
+        {"gpus_per_worker": 65},
+        {"cpus": 0},
+        {"cpus": 4097},
+        {"seed": -1},
+        {"seed": 2**32},
+        {"timeout": 30 * 86400 + 0.5},
+        {"argv": ("",)},
+        {"network": "fast"},
+        {"argv": ("x", chr(0xD800))},
+        {"argv": ("x", chr(0xDFFF))},
+    ],
+)
+def test_what_is_just_outside_is_refused(change: Change) -> None:
+    with pytest.raises(UsageError):
+        replace(SPEC, **change)
+
+
+@pytest.mark.parametrize("key", ["name", "cluster", "engine", "task", "preset", "argv", "backend", "workers"])
+def test_a_spec_without_a_required_key_names_it(key: str) -> None:
+    document = SPEC.to_dict()
+    del document[key]
+    with pytest.raises(UsageError, match=f'lacks "{key}"'):
+        RunSpec.from_dict(document)
+
+
+def test_a_networks_shape_is_in_the_document_only_if_there_is_one() -> None:
+    assert "network" not in SPEC.to_dict()
+    assert replace(SPEC, network="1gbit").to_dict()["network"] == "1gbit"
+
+
+def test_kubernetes_options_are_named_with_their_place() -> None:
+    with pytest.raises(UsageError, match="The kubernetes is not an object"):
+        RunSpec.from_dict({**SPEC.to_dict(), "kubernetes": 3})
+
+
+@pytest.mark.parametrize(
+    ("task", "preset", "runs"),
+    [("t", "spec", True), ("custom", "custom", False), ("t", "open", False), ("t", "custom", False)],
+)
+def test_only_a_tasks_own_preset_runs_its_program(task: str, preset: str, runs: bool) -> None:
+    assert replace(SPEC, task=task, preset=preset).runs_task_program is runs
+
+
+def test_repeats_have_a_name_in_common() -> None:
+    assert [common_name(name) for name in ("demo-2-r3", "demo-2", "demo-r3")] == ["demo-2", None, None]
+
+
+def test_options_that_came_later_change_no_hash_at_their_defaults() -> None:
+    document = SPEC.to_dict()["kubernetes"]
+    later = {"pod_labels", "pod_annotations", "priority_class", "scheduler", "network_policy"}
+    assert not later & document.keys()
+    changed = replace(SPEC, kubernetes=replace(SPEC.kubernetes, network_policy=False, scheduler="volcano"))
+    assert changed.hash != SPEC.hash
+    assert RunSpec.from_dict(changed.to_dict()) == changed

@@ -1,0 +1,46 @@
+"""Azure's refusals: what passes and is tried again, and what lasts. The words are Azure's own."""
+
+import pytest
+
+from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, NotFoundError, UsageError
+from providers.aks.errors import BUSY_WORDS, error_from_answer
+from providers.base import BusyError, TransientError
+
+
+def answer(status: int, code: str = "Conflict", message: str = "words") -> MlbenchError:
+    return error_from_answer("create it", status, {"error": {"code": code, "message": message}}, "sub")
+
+
+@pytest.mark.parametrize("words", BUSY_WORDS)
+@pytest.mark.parametrize(("status", "is_busy"), [(409, True), (0, True), (400, False), (403, False), (404, False)])
+def test_another_operation_in_progress_is_busy_only_as_a_conflict(words: str, status: int, is_busy: bool) -> None:
+    """A bad request or a missing right whose text happens to have these words stays what it is."""
+    assert isinstance(answer(status, "Other", f"An operation is {words} here."), BusyError) is is_busy
+
+
+@pytest.mark.parametrize("code", ["EtagMismatch", "ResourceGroupBeingDeleted", "PrincipalNotFound"])
+def test_codes_of_something_that_ends_first_are_busy_with_any_status(code: str) -> None:
+    assert isinstance(answer(400, code), BusyError)
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (429, TransientError),
+        (500, TransientError),
+        (503, TransientError),
+        (499, MlbenchError),
+        (400, UsageError),
+        (409, UsageError),
+        (401, CredentialError),
+        (403, CredentialError),
+        (404, NotFoundError),
+    ],
+)
+def test_the_status_decides_what_no_code_does(status: int, kind: type[MlbenchError]) -> None:
+    assert type(answer(status, "Unheard")) is kind
+
+
+def test_a_stock_out_is_about_capacity_whatever_its_status() -> None:
+    assert isinstance(answer(409, "ZonalAllocationFailed", "in progress"), CapacityError)
+    assert isinstance(answer(400, "QuotaExceeded"), CapacityError)

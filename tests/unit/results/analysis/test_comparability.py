@@ -1,0 +1,125 @@
+"""Every resolved setting that changes what runs keeps two runs apart, in every command that groups them."""
+
+import json
+from dataclasses import Field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlbench_cli.model.methods import method_phrase
+from mlbench_cli.model.network import NetworkMethod
+from mlbench_cli.model.spec import KubernetesOptions, RunSpec
+from mlbench_cli.results.analysis.comparability import NEUTRAL, ComparisonKey, key_of
+from mlbench_cli.results.archive.reader import Archive
+from task_images.comm.presets import resolve
+from tests.unit.results.runs import sealed_run, spec
+
+# A value of each type that differs from any default, and of fields that a spec checks, one that it takes.
+_OTHERS: dict[str, Any] = {
+    "str": "other",
+    "str | None": "other",
+    "int": 3,
+    "int | None": 3,
+    "bool": None,  # the opposite
+    "float": 1234.0,
+    "float | None": 3.0,
+    "tuple[str, ...]": ("other",),
+    "Mapping[str, str]": {"other": "1"},
+    "Mapping[str, Any]": {"other": 1},
+}
+_TAKEN: dict[str, Any] = {
+    "name": "other-2",
+    "device": "gpu",
+    "goal": "light",
+    "network": "1gbit",
+    "kubernetes.network_method": str(next(iter(NetworkMethod))),
+    "method": resolve("eftopk").to_dict(),
+}
+
+
+def _all_fields() -> list[str]:
+    own = [item.name for item in fields(RunSpec) if item.name != "kubernetes"]
+    return [*own, *(f"kubernetes.{item.name}" for item in fields(KubernetesOptions))]
+
+
+def _field(name: str) -> Field[Any]:
+    cls = KubernetesOptions if name.startswith("kubernetes.") else RunSpec
+    return next(item for item in fields(cls) if item.name == name.rpartition(".")[2])
+
+
+def _kind(item: Field[Any]) -> str:
+    return (
+        item.type.__name__
+        if type(item.type) is type
+        else str(item.type).replace("collections.abc.", "").replace("typing.", "")
+    )
+
+
+def _changed(base: RunSpec, name: str) -> RunSpec:
+    """`base` with another value of one field."""
+    item = _field(name)
+    value = _TAKEN.get(name, _OTHERS[_kind(item)])
+    options = name.startswith("kubernetes.")
+    if _kind(item) == "bool":
+        value = not getattr(base.kubernetes if options else base, item.name)
+    if options:
+        return replace(base, kubernetes=replace(base.kubernetes, **{item.name: value}))
+    return replace(base, **{item.name: value})
+
+
+@pytest.fixture(scope="module")
+def sealed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    # Its ranks report no number of threads, so that what was asked for counts.
+    return sealed_run(tmp_path_factory.mktemp("archives") / "a", environment={"env": {}})
+
+
+def _key_with(path: Path, run_spec: RunSpec) -> ComparisonKey:
+    """The key of an archive with another spec: what the ranks reported and the judge found stays."""
+    with Archive.open(path) as archive:
+        archive.run["spec"] = json.loads(json.dumps(run_spec.to_dict()))
+        return key_of(archive)
+
+
+@pytest.mark.parametrize("name", _all_fields())
+def test_a_field_of_the_spec_is_neutral_or_keeps_runs_apart(sealed: Path, name: str) -> None:
+    base = spec(engine="kubernetes", cluster="c", cluster_kind="gke/n1", cpus=2.0)
+    if name == "argv":
+        base = replace(base, task="custom", preset="custom")
+    is_neutral = _key_with(sealed, base) == _key_with(sealed, _changed(base, name))
+    assert is_neutral is (name in NEUTRAL), f"{name} is neither in the key nor in NEUTRAL"
+
+
+def test_a_field_that_this_version_does_not_know_keeps_runs_apart(sealed: Path) -> None:
+    with Archive.open(sealed) as one, Archive.open(sealed) as other:
+        other.run["spec"]["later_option"] = "fast"
+        other.run["spec"]["kubernetes"]["later_option"] = 3
+        found = key_of(one).differences(key_of(other))
+        assert [(each.word, each.b) for each in found] == [("settings", "3"), ("settings", "fast")]
+
+
+def test_a_renamed_parameter_keeps_its_value_comparable(sealed: Path) -> None:
+    old, new = (spec(task="mnist", parameters={name: 0.5}) for name in ("rate", "learning_rate"))
+    assert _key_with(sealed, old).parameters == _key_with(sealed, new).parameters == (("learning_rate", "0.5"),)
+
+
+def test_commands_that_differ_behind_the_eightieth_character_are_kept_apart(sealed: Path) -> None:
+    base = spec(task="custom", preset="custom", argv=("python", "x" * 100, "--rate=1"))
+    other = replace(base, argv=(*base.argv[:2], "--rate=2"))
+    assert _key_with(sealed, base) != _key_with(sealed, other)
+
+
+@pytest.mark.parametrize("changes", [{"codec": "topk:0.02"}, {"delay": "0.002,1e-9"}, {"servers": "2"}])
+def test_a_method_is_named_with_the_axes_that_were_changed(sealed: Path, changes: dict[str, str]) -> None:
+    name = "bsp-ps" if "servers" in changes else "eftopk"
+    plain, changed = (spec(method=resolve(name, each).to_dict()) for each in ({}, changes))
+    assert method_phrase(plain.method) == name
+    ((axis, value),) = changes.items()
+    assert method_phrase(changed.method) == f"{name} ({axis}={value})"
+    (found,) = _key_with(sealed, plain).differences(_key_with(sealed, changed))
+    assert (found.word, found.phrase) == ("method", f"The methods differ: {name} and {name} ({axis}={value}).")
+
+
+def test_every_neutral_field_exists_and_says_why() -> None:
+    assert set(NEUTRAL) <= set(_all_fields())
+    assert all(NEUTRAL.values())

@@ -1,0 +1,68 @@
+import pytest
+
+from mlbench_cli.results.analysis.numbers import format_estimate, format_ratio, format_share, format_value
+from mlbench_cli.results.analysis.statistics import Estimate, estimate, ratio
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (0.00012, "s", "120 µs"),
+        (0.2807, "s", "281 ms"),
+        (6.174, "s", "6.17 s"),
+        (121.2, "s", "121 s"),
+        (299.4, "s", "299 s"),
+        (372.0, "s", "6 min 12 s"),
+        (7500.0, "s", "2 h 05 min"),
+        (4.55e-13, "s", "below 0.01 µs"),
+        (0.0, "s", "0 s"),
+        (3614.0, "samples/s", "3.61k samples/s"),
+        (204_800.0, "tokens/s", "205k tokens/s"),
+        (1739.0, "samples/s", "1.74k samples/s"),
+        (90.37, "%", "90.4 %"),
+        (0.7667, "", "0.767"),
+        (521.9, "", "522"),
+        (3390.0, "", "3390"),
+        (None, "s", "–"),
+        (float("nan"), "", "nan"),
+    ],
+)
+def test_a_value_has_three_digits_and_its_unit(value: float | None, unit: str, text: str) -> None:
+    assert format_value(value, unit).replace("\u00a0", " ") == text
+
+
+def plain(text: str) -> str:
+    return text.replace("\u00a0", " ")
+
+
+def test_the_spread_is_an_interval_from_three_runs_on_and_a_range_of_two() -> None:
+    assert plain(format_estimate(estimate([9.7]), "s")) == "9.70 s"
+    assert plain(format_estimate(estimate([9.58, 9.81]), "s", counts=True)) == "9.70 s (9.58 to 9.81 range), n = 2"
+    assert plain(format_estimate(estimate([6.0, 6.17, 6.34]), "s")) == "6.17 s (5.75 to 6.59)"
+    assert plain(format_estimate(estimate([6.0, 6.2]), "s")).endswith("(6.00 to 6.20 range)")
+    assert plain(format_estimate(None, "s")) == "–"
+
+
+def test_what_cannot_be_is_not_shown() -> None:
+    assert plain(format_estimate(estimate([85.0, 99.0, 71.0]), "%")) == "85.0 % (50.2 to 100.0)"
+    assert plain(format_estimate(estimate([5.0, 35.0, 20.0]), "s")) == "20.0 s (0.0 to 57.3)"
+    wide = plain(format_estimate(estimate([3390.0, 8000.0, 900.0]), "samples/s"))
+    assert "e+" not in wide
+    assert "±" not in wide
+    assert format_share(1.2) == "100\u00a0%"
+    assert [plain(format_share(share)) for share in (0.7221, 0.0521, 0.0)] == ["72 %", "5.2 %", "0 %"]
+
+
+def test_a_ratio_says_which_way_it_goes() -> None:
+    slow, fast = estimate([10.0, 10.1, 9.9]), estimate([5.0, 5.05, 4.95])
+    assert format_ratio(ratio(fast, slow)) == "2.00× faster (1.96 to 2.05)"
+    assert format_ratio(ratio(slow, fast)) == "2.00× slower (1.96 to 2.05)"
+    assert format_ratio(ratio(slow, fast), True, is_time=False) == "2.00× higher (1.96 to 2.05)"
+    assert format_ratio(ratio(slow, estimate([10.05, 9.9, 10.2]))) == "no difference seen (0.965 to 1.03×)"
+
+
+def test_below_three_runs_on_a_side_there_is_no_verdict() -> None:
+    assert format_ratio(ratio(estimate([5.0, 5.0]), estimate([10.0, 10.1, 9.9]))) == "2.00× faster, too few runs"
+    assert format_ratio(Estimate(1, 0.5)) == "2.00× faster, too few runs"
+    assert format_ratio(Estimate(1, 1.0)) == "equal, too few runs"
+    assert format_ratio(None) == "–"

@@ -1,0 +1,176 @@
+"""Whether runs reproduce a result: the verdict, its reason, and what was not the same."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlbench_cli.errors import UsageError
+from mlbench_cli.results.analysis.reproduction import (
+    Answer,
+    choose_figures,
+    choose_repeats,
+    judge_reproduction,
+)
+from mlbench_cli.results.archive.reader import Archive
+from tests.unit.results.runs import sealed_run
+
+GOOD = (10.0, 10.2, 9.9)
+MACHINE = {"platform": "Linux 6", "architecture": "x86_64", "cores": 2, "memory_bytes": 8 << 30, "cpu": "Xeon"}
+
+
+def side(folder: Path, seconds: tuple[float, ...], outcome: str = "goal_reached", **changes: Any) -> list[Archive]:
+    return [
+        Archive.open(
+            sealed_run(folder / f"{number}", outcome, seconds=value, workers=1, name=f"x-1-r{number}", **changes)
+        )
+        for number, value in enumerate(seconds)
+    ]
+
+
+def on(cpu: str, driver: str | None = None, packages: dict[str, str] | None = None) -> dict[str, Any]:
+    machine = {**MACHINE, "cpu": cpu, "gpu_driver": driver}
+    return {"mlbench": "4.0.0", "python": "3.12.1", "machine": machine, "packages": packages or {"torch": "2.9"}}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "answer", "words"),
+    [
+        ((10.1, 9.9, 10.15), Answer.REPRODUCED, "reproduced within"),
+        ((12.5, 12.7, 12.4), Answer.DIFFERENT, "different, 1.2"),
+        ((7.5, 7.6, 7.4), Answer.DIFFERENT, "different, 0.7"),
+        ((11.0, 13.5, 10.2), Answer.CANNOT_TELL, "does not decide"),
+        ((10.1,), Answer.REPRODUCED, "reproduced within"),
+    ],
+)
+def test_times_decide_within_the_margin(tmp_path: Path, seconds: tuple[float, ...], answer: Answer, words: str) -> None:
+    found = judge_reproduction(side(tmp_path / "a", GOOD), side(tmp_path / "b", seconds))
+    assert found.answer is answer
+    assert words in found.reason
+    assert "margin 10" in found.reason
+    assert [figure.name for figure in found.figures] == ["seconds"]
+
+
+def test_a_single_original_is_reproduced_by_repeats(tmp_path: Path) -> None:
+    assert judge_reproduction(side(tmp_path / "a", (10.0,)), side(tmp_path / "b", GOOD)).answer is Answer.REPRODUCED
+    assert judge_reproduction(side(tmp_path / "c", (15.0,)), side(tmp_path / "d", GOOD)).answer is Answer.DIFFERENT
+    found = judge_reproduction(side(tmp_path / "e", (10.0,)), side(tmp_path / "f", (10.0,)))
+    assert (found.answer, found.figures[0].ratio) == (Answer.CANNOT_TELL, None)
+
+
+def test_the_margin_is_the_readers(tmp_path: Path) -> None:
+    a, b = side(tmp_path / "a", GOOD), side(tmp_path / "b", (12.5, 12.7, 12.4))
+    assert judge_reproduction(a, b, 0.4).answer is Answer.REPRODUCED
+    for margin in (0.0, -1.0, 10.0, float("nan")):
+        with pytest.raises(UsageError, match="The margin is"):
+            judge_reproduction(a, b, margin)
+
+
+def test_the_order_of_archives_does_not_matter(tmp_path: Path) -> None:
+    a, b = side(tmp_path / "a", GOOD), side(tmp_path / "b", (10.1, 9.9, 10.15))
+    assert judge_reproduction(a, b) == judge_reproduction(a[::-1], b[::-1])
+
+
+def test_runs_that_miss_the_goal_are_a_difference_only_if_all_do(tmp_path: Path) -> None:
+    a = side(tmp_path / "a", GOOD)
+    missed = side(tmp_path / "b", GOOD, "goal_missed")
+    assert judge_reproduction(a, missed).answer is Answer.DIFFERENT
+    found = judge_reproduction(a, [*missed[:1], *side(tmp_path / "c", GOOD)])
+    assert found.answer is Answer.CANNOT_TELL
+    assert "1 of 4 runs missed the goal" in found.reason
+
+
+def test_a_run_that_failed_says_nothing_of_the_original(tmp_path: Path) -> None:
+    found = judge_reproduction(side(tmp_path / "a", GOOD), side(tmp_path / "b", GOOD, "failed"))
+    assert (found.answer, found.reason) == (Answer.CANNOT_TELL, "x-1-r0 ended as failed.")
+
+
+@pytest.mark.parametrize("change", [{"backend": "mpi"}, {"data": "other"}, {"method": {"preset": "wfbp"}}])
+def test_another_request_reproduces_nothing(tmp_path: Path, change: dict[str, Any]) -> None:
+    found = judge_reproduction(side(tmp_path / "a", GOOD), side(tmp_path / "b", GOOD, **change))
+    assert found.answer is Answer.CANNOT_TELL
+    assert found.reason.startswith("It is not the same request.")
+    assert found.not_the_same[0].matters
+
+
+def test_a_difference_on_another_machine_is_no_verdict_but_an_agreement_is(tmp_path: Path) -> None:
+    a = side(tmp_path / "a", GOOD, provenance=on("Xeon"))
+    same = judge_reproduction(a, side(tmp_path / "b", GOOD, provenance=on("EPYC")))
+    assert same.answer is Answer.REPRODUCED
+    assert [(each.name, each.original, each.reproduction) for each in same.not_the_same if each.matters] == [
+        ("machines", "Xeon, 2 cores", "EPYC, 2 cores")
+    ]
+    slower = judge_reproduction(a, side(tmp_path / "c", (12.5, 12.7, 12.4), provenance=on("EPYC")))
+    assert slower.answer is Answer.CANNOT_TELL
+    assert "But not everything was the same: machines." in slower.reason
+
+
+def test_drivers_and_packages_are_listed(tmp_path: Path) -> None:
+    a = side(tmp_path / "a", GOOD, provenance=on("Xeon", "550", {"torch": "2.9", **dict.fromkeys("abcdefg", "1")}))
+    b = side(tmp_path / "b", GOOD, provenance=on("Xeon", "570", {"torch": "2.10"}))
+    found = {each.name: (each.original, each.reproduction) for each in judge_reproduction(a, b).not_the_same}
+    assert found["GPU driver"] == ("550", "570")
+    assert found["package a"] == ("1", "none")
+    assert found["packages"] == ("–", "3 more differ")
+    assert "time" in found
+
+
+def test_functional_runs_measure_nothing(tmp_path: Path) -> None:
+    change = {"functional_only": "one machine"}
+    found = judge_reproduction(side(tmp_path / "a", GOOD, **change), side(tmp_path / "b", GOOD, **change))
+    assert found.answer is Answer.CANNOT_TELL
+    assert "functional, not a performance measurement" in found.reason
+
+
+def test_what_is_no_single_result_is_refused(tmp_path: Path) -> None:
+    a, b = side(tmp_path / "a", GOOD), side(tmp_path / "b", GOOD)
+    more = [Archive.open(sealed_run(tmp_path / "more", workers=2))]
+    other = side(tmp_path / "other", GOOD, backend="mpi")
+    missed = side(tmp_path / "missed", GOOD, "goal_missed")
+    for original, reproduction, words in (
+        ([*a, *more], b, "have different numbers of workers"),
+        ([*a, *other], b, "are no repeats of one run"),
+        (missed, b, "it has no result to reproduce"),
+        (a, [*b, a[0]], "it cannot reproduce itself"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            judge_reproduction(original, reproduction)
+    with pytest.raises(UsageError, match='no figure "speed"') as caught:
+        judge_reproduction(a, b, asked=["speed"])
+    assert "seconds" in (caught.value.hint or "")
+
+
+def test_figures_that_are_asked_for_all_have_to_agree(tmp_path: Path) -> None:
+    a, b = side(tmp_path / "a", GOOD), side(tmp_path / "b", (12.5, 12.7, 12.4))
+    found = judge_reproduction(a, b, asked=["Prec@1", "seconds", "Prec@1"])
+    assert [(figure.name, figure.answer) for figure in found.figures] == [
+        ("Prec@1", Answer.REPRODUCED),
+        ("seconds", Answer.DIFFERENT),
+    ]
+    assert found.answer is Answer.DIFFERENT
+
+
+@pytest.mark.parametrize(
+    ("outcome", "changes", "name"),
+    [
+        ("goal_reached", {}, "seconds"),
+        ("completed", {"goal": None}, "throughput"),
+        ("budget_spent", {"budget_seconds": 10.0}, "Prec@1"),
+    ],
+)
+def test_the_figure_is_what_the_result_is_about(
+    tmp_path: Path, outcome: str, changes: dict[str, Any], name: str
+) -> None:
+    assert choose_figures(side(tmp_path, GOOD, outcome, **changes)) == [name]
+
+
+def test_repeats_follow_from_the_originals_spread(tmp_path: Path) -> None:
+    single = choose_repeats(side(tmp_path / "a", (10.0,)), ["seconds"], 0.1)
+    calm = choose_repeats(side(tmp_path / "b", GOOD), ["seconds"], 0.1)
+    noisy = choose_repeats(side(tmp_path / "c", (5.0, 10.0, 20.0)), ["seconds"], 0.1)
+    assert single == (5, None)
+    assert calm.margin is not None
+    assert calm.number == 3
+    assert calm.margin <= 0.1
+    assert noisy.margin is not None
+    assert noisy.margin > 1

@@ -1,0 +1,101 @@
+"""Runs of one sitting are not independent of each other: what that means for the gate and for comparisons."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mlbench_cli.results.analysis.compare import compare
+from mlbench_cli.results.analysis.gate import check_gate
+from mlbench_cli.results.analysis.history import decide
+from mlbench_cli.results.analysis.sessions import Basis, Sessions, find_sessions
+from mlbench_cli.results.analysis.verdict import Verdict
+from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.util.times import timestamp
+from tests.unit.results.runs import START, sealed_run
+
+DAY = 86400.0
+
+
+def _archive(folder: Path, number: int, at: float = 0.0, *, seconds: float = 100.0, session: str = "boot") -> Archive:
+    path = sealed_run(folder / f"{number}", seconds=seconds, name=f"x-2-r{number}")
+    archive = Archive.open(path)
+    archive.run["provenance"] = {"session": session}
+    archive.result["started"] = timestamp(START + at)
+    return archive
+
+
+def test_runs_of_one_boot_with_less_than_an_hour_between_them_are_a_session(tmp_path: Path) -> None:
+    a = [_archive(tmp_path, number, 600.0 * number) for number in range(3)]
+    b = [_archive(tmp_path, 3, 1800.0), _archive(tmp_path, 4, DAY), _archive(tmp_path, 5, DAY, session="another boot")]
+    found = find_sessions(a, b)
+    assert len(set(found.a)) == 1
+    assert found.b[0] == found.a[0]
+    assert len(set(found.b)) == 3
+    assert found.basis is Basis.WITHIN
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "basis"),
+    [
+        ((1, 1), (1, 1), Basis.WITHIN),
+        ((1, 1), (2, 2), Basis.UNKNOWN),
+        ((1, 2), (1, 2), Basis.PAIRED),
+        ((1, 2), (3, 4), Basis.BETWEEN),
+        ((1, 2, 3), (4,), Basis.UNKNOWN),
+    ],
+)
+def test_what_can_be_compared_follows_from_the_sessions(a: tuple[int, ...], b: tuple[int, ...], basis: Basis) -> None:
+    assert Sessions(a, b).basis is basis
+
+
+def test_a_change_cannot_be_told_from_a_difference_between_two_sessions(tmp_path: Path) -> None:
+    old = [_archive(tmp_path / "a", number, seconds=100.0 + number) for number in range(3)]
+    new = [_archive(tmp_path / "b", number, DAY, seconds=150.0 + number) for number in range(3)]
+    found = compare(old, new, ("old", "new"))
+    row = found.seconds["task"]
+    assert row.ratio is not None
+    assert row.ratio.low is None
+    assert str(found.verdict).startswith(
+        "No verdict on old and new (3 and 3 runs): the sides were measured in different"
+    )
+    assert check_gate(found, 1.0).verdict is Verdict.CANNOT_TELL
+    same = [_archive(tmp_path / "c", number, 1000.0, seconds=150.0 + number) for number in range(3)]
+    found = compare(old, same, ("old", "new"))
+    assert found.verdict == "new is 1.50× slower than old (95 %: 1.47 to 1.53; 3 and 3 runs)."
+    assert found.sessions.note == "one session: the interval has no session spread"
+    assert "no session spread" in check_gate(found, 1.0).reason
+
+
+def test_sessions_with_both_sides_are_compared_in_pairs() -> None:
+    # Sessions differ by a factor of 2, and the new code is 10 % slower in each.
+    levels = (10.0, 20.0, 14.0)
+    old = [level * factor for level in levels for factor in (0.99, 1.01)]
+    new = [1.1 * value for value in old]
+    each = tuple(number for number in range(3) for _ in range(2))
+    judged = decide(old, new, 1.05, higher_is_better=False, sessions=Sessions(each, each))
+    assert judged.verdict is Verdict.FAILED
+    assert judged.worse == pytest.approx(1.1)
+    assert "3 sessions with both sides" in judged.reason
+    assert decide(old, new, 1.05, higher_is_better=False).verdict is Verdict.CANNOT_TELL
+
+
+def test_more_runs_in_one_new_session_are_no_more_evidence() -> None:
+    old = (10.0, 10.8, 9.4, 10.3, 9.9, 10.6)
+    one = decide(old, (11.2,), 1.0, higher_is_better=False, sessions=Sessions(tuple(range(6)), (9,)))
+    many = decide(old, (11.2,) * 5, 1.0, higher_is_better=False, sessions=Sessions(tuple(range(6)), (9,) * 5))
+    assert one.verdict is many.verdict is Verdict.CANNOT_TELL
+    assert one.reason == many.reason
+    assert "not shown" in one.reason
+
+
+def test_at_most_one_in_twenty_fails_by_chance_whatever_sessions_differ_by() -> None:
+    words = [sys.executable, "-m", "benchmarks.gate_errors", "--series", "400", "--json"]
+    done = subprocess.run(words, cwd=Path(__file__).parents[4], capture_output=True, check=True)
+    alarms = {(row["design"], row["session_spread"]): row for row in json.loads(done.stdout) if not row["slowdown"]}
+    assert {spread for _, spread in alarms} == {0.08, 0.15}
+    # 400 series with a level of 5 %: more than 36 failures have a probability of 0.03 % (binomial).
+    assert max(row["failed"] for row in alarms.values()) <= 0.09
+    assert max(row["failed_without_sessions"] for row in alarms.values()) > 0.3  # what it guards against

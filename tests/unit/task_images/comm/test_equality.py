@@ -1,0 +1,75 @@
+"""Every method equals its paper's pseudo-code, with every way to update that tasks have, or says why it does not."""
+
+import re
+from functools import partial
+from typing import Any
+
+import pytest
+
+from task_images.comm.base import Strategy
+from task_images.comm.choose import make_strategy
+from task_images.comm.methods import NATIVE, Method
+from task_images.comm.presets import PRESETS, resolve
+from tests.documentation import ROOT
+from tests.unit.task_images.comm.equality import DIFFERENCES, SETTINGS, SIZES, Cell, judge, list_methods, train
+from tests.unit.task_images.comm.threads import ThreadWorld, run_ranks
+
+OWN = [method for method in list_methods() if method.engine not in NATIVE]
+
+
+@pytest.mark.parametrize("method", OWN, ids=lambda method: method.name)
+def test_every_method_equals_its_reference_or_is_refused(method: Method) -> None:
+    verdicts = {(name, size): judge(method, name, size) for name in SETTINGS for size in SIZES}
+    different = {case: verdict.why for case, verdict in verdicts.items() if verdict.cell is Cell.different}
+    assert not different
+    refused = {name for (name, _), verdict in verdicts.items() if verdict.cell is Cell.refused}
+    others = {"dgc": {"AdamW"}, "onebit-adam": set(SETTINGS) - {"AdamW"}}
+    expected = {"clip", "fp16"} if method.barrier == "none" else others.get(method.name, set())
+    assert refused == expected
+
+
+def test_the_page_has_every_method_and_every_difference() -> None:
+    """benchmarks/equality.py writes it; the tests above and those of torch's engines hold what it says."""
+    text = (ROOT / "docs" / "explanation" / "methods-equality.md").read_text("utf-8")
+    rows = re.findall(r"^\| `([a-z0-9-]+)` \|(.*)\|$", text, re.MULTILINE)
+    assert [name for name, _ in rows] == list(PRESETS)
+    for _, row in rows:
+        cells = [cell.strip() for cell in row.split("|")]
+        assert len(cells) == len(SETTINGS)
+        assert all(re.findall(r"\d", cell) == ["2", "3", "4"] and Cell.different.value not in cell for cell in cells)
+    for name, difference in DIFFERENCES.items():
+        assert f"- `{name}`: {difference}" in text
+
+
+@pytest.mark.parametrize("name", ["eftopk", "ef-signsgd", "powersgd", "gtopk", "dgc", "signsgd-mv", "qsgd", "randomk"])
+def test_every_codec_skips_the_updates_that_the_mean_skips(name: str) -> None:
+    """Rank 1 has one entry that overflows in update 5, and rank 0 a whole tensor in update 8."""
+    for _, made in run_ranks(3, partial(train, method=resolve(name), name="fp16")):
+        assert [update for update, done in enumerate(made, 1) if not done] == [5, 8]
+
+
+def test_ranks_that_train_alone_make_no_collective_because_of_clipping() -> None:
+    """Nor because of a loss scale."""
+    for name in ("localsgd", "dpsgd", "choco", "noop"):
+        for setting in ("clip", "fp16"):
+            counts = run_ranks(2, partial(count, method=resolve(name), setting=setting))
+            assert counts[0] == 0, (name, setting)
+
+
+def count(world: ThreadWorld, method: Method, setting: str) -> int:
+    """Collectives of the training thread after the strategy has been attached."""
+
+    def make(method: Method) -> Strategy:
+        strategy = make_strategy(method)
+        begin = strategy.begin
+
+        def begin_counting(*values: Any, **more: Any) -> None:
+            begin(*values, **more)
+            begins.append(world.shared.collectives)
+
+        strategy.begin = begin_counting  # type: ignore[method-assign]
+        return strategy
+
+    begins: list[int] = []
+    train(world, method, setting, make)
+    return begins[-1] - begins[0]
