@@ -12,7 +12,7 @@ import pytest
 from mlbench_cli.app import run
 from providers.aks import api as aks_api
 from providers.gke import api
-from tests.contract.providers.eks_world import become_for_a_test
+from tests.contract.providers.eks_world import become_for_a_test, forget
 from tests.fakes.aws_server import AwsServer
 from tests.fakes.azure_arm import World as AzureWorld
 from tests.fakes.azure_web import AzureDouble
@@ -34,7 +34,23 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     # tempfile looks at TMPDIR only once in a process.
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
     (tmp_path / "tmp").mkdir()
+    _sign_out(tmp_path, monkeypatch)
     return made
+
+
+def _sign_out(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    """No cloud has credentials here: neither this machine's own nor those that another test of this process had."""
+    for name in [name for name in os.environ if name.startswith(("AWS_", "AZURE_", "GOOGLE_", "CLOUDSDK_"))]:
+        patch.delenv(name)
+    patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    patch.setenv("AWS_CONFIG_FILE", str(folder / "no-aws-config"))
+    patch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(folder / "no-aws-credentials"))
+    patch.setenv("AZURE_CONFIG_DIR", str(folder / "no-azure"))
+    patch.setenv("CLOUDSDK_CONFIG", str(folder / "no-gcloud"))
+    patch.setenv("NO_GCE_CHECK", "true")
+    _forget_credentials()
+    forget_azure_credentials()
+    forget()
 
 
 @pytest.fixture(scope="session")

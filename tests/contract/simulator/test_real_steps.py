@@ -21,6 +21,7 @@ SMALL = ("--scale", "0.25", "--steps", "2")  # 60 ms of computation, 1 MB of gra
 LINE = re.compile(r"^(\S+) +measured +([\d.]+) ms +predicted +([\d.]+) ms", re.MULTILINE)
 SLOW = (pytest.mark.nightly, pytest.mark.slow, pytest.mark.timeout(900))
 MAX_ERROR = 0.4  # quiet machines: 15 %, see docs/figures.md
+TRIES = 6  # a busy machine may not keep a network's round trip for a moment; one without the means never does
 
 
 def is_lossless(method: Method) -> bool:
@@ -51,11 +52,15 @@ def test_methods_without_loss_are_those_that_are_known() -> None:
 )
 def test_steps_take_what_is_predicted(ranks: int, names: list[str]) -> None:
     words = [sys.executable, "-m", "benchmarks.predict", "--ranks", str(ranks), *SMALL]
-    done = subprocess.run(
-        [*words, "--methods", ",".join(["noop", *names]), NETWORK], cwd=ROOT, capture_output=True, text=True
-    )
-    found = {name: (float(measured), float(predicted)) for name, measured, predicted in LINE.findall(done.stdout)}
-    if not found and "ranks, " in done.stdout and not done.stderr:
+    for _ in range(TRIES):
+        done = subprocess.run(
+            [*words, "--methods", ",".join(["noop", *names]), NETWORK], cwd=ROOT, capture_output=True, text=True
+        )
+        found = {name: (float(measured), float(predicted)) for name, measured, predicted in LINE.findall(done.stdout)}
+        is_refused = not found and "ranks, " in done.stdout and not done.stderr
+        if not is_refused:
+            break
+    else:
         pytest.skip(done.stdout)  # this machine cannot make such a network
     assert set(found) == set(names), done.stderr
     errors = {name: predicted / measured - 1 for name, (measured, predicted) in found.items()}
