@@ -124,4 +124,6 @@ def _show(found: Comparison) -> None:
     for obstacle in found.obstacles:
         accept = f" Accept it with --across {obstacle.word}." if obstacle.word else ""
         console.warn(f"{obstacle.text}{accept}")
+    if found.sessions.warning:
+        console.warn(found.sessions.warning)
     console.note(f"{LEGEND}\nSessions: {found.sessions.note}.")

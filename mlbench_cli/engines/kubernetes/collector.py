@@ -14,7 +14,7 @@ from mlbench_cli.engines.kubernetes.logs import Copying, LogFile, Position, posi
 from mlbench_cli.engines.kubernetes.workers import Pod, Summary, has_ended, has_started, is_cut_off
 from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.api import ApiError, ServerUnreachable
-from mlbench_cli.kube.watch import STARTING_SECONDS
+from mlbench_cli.model.silence import STARTING_SECONDS
 
 FOLLOWED = 48  # logs that are followed as they are written, if there are more than THREADS
 THREADS = 64

@@ -123,6 +123,7 @@ class Comparison:
                 "shared": len(self.sessions.shared),
                 "basis": str(self.sessions.basis),
                 "note": self.sessions.note,
+                "in_blocks": self.sessions.in_blocks,
             },
             "conditions": dict(self.conditions),
             "seconds": {

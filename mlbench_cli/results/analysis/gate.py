@@ -116,6 +116,7 @@ def _decide(found: Comparison, name: str, worse: Estimate, limit: float) -> tupl
     is_time = name in found.seconds
     begin = f"{name}: {found.b} against {found.a}: {format_ratio(row.ratio, row.higher_is_better, is_time=is_time)}"
     shown = describe_limit(limit) + (f"; {found.sessions.note}" if found.sessions.a else "")
+    shown += "; the sides were not run alternately" if found.sessions.in_blocks else ""
     if worse.low is None or worse.high is None:
         reason = f"{begin}; without repeats on both sides there is no interval to decide by; {shown}."
         return Verdict.CANNOT_TELL, reason

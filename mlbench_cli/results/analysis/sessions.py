@@ -30,10 +30,14 @@ class Basis(StrEnum):
 
 @dataclass(frozen=True)
 class Sessions:
-    """The number of the session of each run of two sides. Equal numbers are the same session."""
+    """The number of the session of each run of two sides. Equal numbers are the same session.
+
+    `in_blocks`: in a session that both sides share, all repeats of one side came before the first of the other.
+    """
 
     a: tuple[int, ...]
     b: tuple[int, ...]
+    in_blocks: bool = False
 
     @property
     def shared(self) -> tuple[int, ...]:
@@ -48,6 +52,16 @@ class Sessions:
         if self.shared:
             return Basis.WITHIN
         return Basis.BETWEEN if min(len(set(self.a)), len(set(self.b))) > 1 else Basis.UNKNOWN
+
+    @property
+    def warning(self) -> str | None:
+        """What a drift of the machine may have done to the comparison, and how to avoid it."""
+        if not self.in_blocks:
+            return None
+        return (
+            "All runs of one side came before those of the other, so a machine that becomes slower or faster looks "
+            "like a difference. Run both alternately: mlbench run --matrix, or mlbench run -f FILE."
+        )
 
     @property
     def note(self) -> str:
@@ -75,7 +89,22 @@ def find_sessions(a: Sequence[Archive], b: Sequence[Archive]) -> Sessions:
             last_end = end
         last_place, last_end = place, max(last_end, end)
         numbers[run_id] = number
-    return Sessions(*(tuple(numbers[str(archive.run["id"])] for archive in side) for side in (a, b)))
+    ids_a, ids_b = ([str(archive.run["id"]) for archive in side] for side in (a, b))
+    session_a, session_b = (tuple(numbers[run_id] for run_id in ids) for ids in (ids_a, ids_b))
+    starts_a, starts_b = ([every[run_id][1] for run_id in ids] for ids in (ids_a, ids_b))
+    in_blocks = any(
+        _is_in_blocks(
+            [start for start, number in zip(starts_a, session_a, strict=True) if number == session],
+            [start for start, number in zip(starts_b, session_b, strict=True) if number == session],
+        )
+        for session in set(session_a) & set(session_b)
+    )
+    return Sessions(session_a, session_b, in_blocks)
+
+
+def _is_in_blocks(a: Sequence[float], b: Sequence[float]) -> bool:
+    """Whether repeats began one side after the other. A single run on each side has no other order."""
+    return min(len(a), len(b)) > 1 and (max(a) < min(b) or max(b) < min(a))
 
 
 def mean_by_session(values: Sequence[float], sessions: Sequence[int]) -> dict[int, float]:

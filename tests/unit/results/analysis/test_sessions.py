@@ -37,6 +37,17 @@ def test_runs_of_one_boot_with_less_than_an_hour_between_them_are_a_session(tmp_
     assert found.basis is Basis.WITHIN
 
 
+def test_sides_that_were_not_run_alternately_are_named(tmp_path: Path) -> None:
+    archives = [_archive(tmp_path, number, 600.0 * number, seconds=100.0 + number % 2) for number in range(4)]
+    blocks, turns = (archives[:2], archives[2:]), (archives[::2], archives[1::2])
+    assert find_sessions(*blocks).in_blocks
+    assert find_sessions(*reversed(blocks)).in_blocks
+    assert not find_sessions(*turns).in_blocks
+    assert not find_sessions([archives[0]], [archives[1]]).in_blocks
+    assert "were not run alternately" in check_gate(compare(*blocks), 1.5).reason
+    assert "alternately" not in check_gate(compare(*turns), 1.5).reason
+
+
 @pytest.mark.parametrize(
     ("a", "b", "basis"),
     [
