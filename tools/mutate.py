@@ -33,7 +33,7 @@ EXPLANATIONS = ROOT / "docs" / "explanation" / "mutation.md"
 TARGETS: dict[str, tuple[str, ...]] = {
     "mlbench_cli.results.archive.judge": ("results/archive/test_judge.py", "results/archive/test_after_time.py"),
     "mlbench_cli.results.analysis.statistics": ("results/analysis/test_statistics.py",),
-    "mlbench_cli.model.spec": ("test_spec.py",),
+    "mlbench_cli.model.spec": ("model/test_spec.py",),
     "mlbench_cli.results.archive.canonical_zip": ("results/archive/test_canonical_zip.py",),
     "mlbench_cli.results.analysis.baseline": ("results/analysis/test_baseline.py", "results/analysis/test_gate.py"),
     "mlbench_cli.engines.kubernetes.diagnosis.scheduling": ("engines/kubernetes/test_diagnose.py",),
