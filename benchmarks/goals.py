@@ -1,13 +1,12 @@
-"""Every method on the digits' preset `tiny`: updates and seconds to the goal, and images per second, under delays.
+"""Every method trains the digits to their goal on two shaped networks, three times each; the page of what they reach.
 
-    .venv/bin/python -m benchmarks.goals [--ranks 4] [--delay ALPHA,BETA ...] [--methods PRESET,...]
-                                          [--record FILE] [--seconds 3600]
-    .venv/bin/python -m benchmarks.goals --ranks 2 --delay none      # which presets reach the goal
+    .venv/bin/python -m benchmarks.goals [--write] [--repeats 3] [--ranks 2] [--networks NETWORK ...]
+                                          [--methods PRESET ...] [--record FILE] [--seconds 3600]
 
-All ranks and parameter servers are processes of this machine. Delays are what every message takes longer: none, that of
-10 Gbit/s, that of 1 Gbit/s. The self-check took its seconds before the first training. Each training is one run; FILE
-has one JSON line of each, and what is in there is not run again, so that the table can be made in pieces of --seconds.
-It is printed at the end, in Markdown.
+All ranks and parameter servers are processes of this machine with links of their own (see docs/how-to/network.md); the
+link is probed before its first training. Repeats differ by their seed, and all methods train once before any trains
+again. FILE gets one JSON line of each training, and a training that is in there is not repeated, so that the table can
+be made in pieces of --seconds. --write puts the page into docs/explanation/methods-measured.md.
 """
 
 import argparse
@@ -17,37 +16,91 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
 # As a script the repository is not on the path; with -m it is.
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import torch
+
+from mlbench_cli.agent.network.shaped import ShapedNetwork
+from mlbench_cli.model.network import parse_network, worker_address
+from mlbench_cli.results.analysis.statistics import estimate
 from mlbench_cli.tasks.catalog import load_task
 from task_images.comm.methods import Method, MethodError, check
 from task_images.comm.presets import PRESETS, resolve
-from tests.contract.task_images.ranks import RankServer
+from tests.contract.task_images.forks import fork_rank
+from tests.contract.task_images.ranks import environments, read_ended
 
-DELAYS = ("none", "0.0005,8e-10", "0.005,8e-9")
-TASK = "task_images.digits_resnet"
+NETWORKS = ("1gbit,0.5ms", "200mbit,2ms")
+SEED, REPEATS = 42, 3
 UNCOUNTED = ("fsdp2", "hsdp")  # torch sends for them
 RECORD = Path("build/goals.jsonl")
+PAGE = Path(__file__).parents[1] / "docs" / "explanation" / "methods-measured.md"
 CHECK = re.compile(r"self-check passed in ([\d.]+) s")
+MIN_SECONDS, MAX_SECONDS = 60.0, 300.0
+DECODER = {"steps": 250, "goal_full": 2.6, "goal_light": 2.9, "evaluate_every": 10, "validation_sequences": 256}
 
 
-class Row(TypedDict, total=False):
+@dataclass(frozen=True)
+class Row:
+    """One line of the table: a method, what differs from its defaults, and why.
+
+    Each row measures the method that it names: what begins later begins well before the goal is reached.
+    """
+
+    name: str
+    axes: dict[str, str] = field(default_factory=dict)
+    task: str = "digits_resnet"
+    parameters: dict[str, Any] = field(default_factory=dict)
+    why: str = ""
+    ranks: int = 0  # 0: those that are asked for
+
+    @property
+    def title(self) -> str:
+        """The method and its task, if it is another one."""
+        return f"`{self.name}`" + (", decoder" if self.task != "digits_resnet" else "")
+
+    def resolve(self) -> Method:
+        return resolve(self.name, self.axes)
+
+
+SPECIAL = {
+    "postlocalsgd": Row(
+        "postlocalsgd", {"sync": "postlocal:20,4"},
+        why="local steps begin after 20 updates instead of 100, before the goal is reached",
+    ),
+    "diloco": Row("diloco", {"steps": "10"}, why="an outer step every 10 updates instead of 50"),
+    "dgc": Row("dgc", {"warmup": "24"}, why="the density falls to 1 % over 24 updates, as the paper's warm-up does"),
+    "signsgd-mv": Row(
+        "signsgd-mv", parameters={"learning_rate": 0.0003},
+        why="a learning rate of 0.0003 instead of 0.01, because each number of an update is +1 or -1",
+    ),
+    "hsdp": Row("hsdp", ranks=4, why="four ranks, which is the least that two groups of shards take"),
+    "onebit-adam": Row(
+        "onebit-adam", {"warmup_steps": "40"}, "gpt_pretraining", DECODER,
+        "needs AdamW: the tiny decoder to a loss of 2.6, with signs after 40 updates; compare with `bsp, decoder`",
+    ),
+}  # fmt: skip
+EXTRA = (Row("bsp", {}, "gpt_pretraining", DECODER, "the same decoder with plain averaging"),)
+
+
+class Training(TypedDict, total=False):
     """One training: what it was, and what became of it. `why` if it failed, the others if not."""
 
-    method: str
-    delay: str
+    row: str
+    network: str
     ranks: int
+    seed: int
     outcome: str
     why: str
     value: float
     updates: float
     seconds: float
-    images_per_second: float
+    samples_per_second: float
     bytes_per_update: float
     check_seconds: float
     load: float
@@ -55,106 +108,221 @@ class Row(TypedDict, total=False):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="write the page")
     parser.add_argument("--record", type=Path, default=RECORD)
-    parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--delay", action="append", default=[])
-    parser.add_argument("--seconds", type=float, default=3600.0)
-    parser.add_argument("--methods", metavar="PRESET,...", default=",".join(PRESETS))
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=REPEATS)
+    parser.add_argument("--networks", nargs="+", default=list(NETWORKS))
+    parser.add_argument("--methods", nargs="+", metavar="PRESET", default=list(PRESETS))
+    parser.add_argument("--seconds", type=float, default=3600.0, help="start no training after so many")
     options = parser.parse_args()
     options.record.parent.mkdir(parents=True, exist_ok=True)
-    known = read(options.record)
+    torch.set_num_threads(1)
+    rows = list_rows(options.methods, options.ranks)
     end = time.monotonic() + options.seconds
-    server = RankServer()
-    for delay in options.delay or DELAYS:
-        for method in list_methods(options.methods.split(","), options.ranks, delay):
-            if (method.name, delay, options.ranks) in known or time.monotonic() > end:
-                continue
-            row = train(server, method, delay, options.ranks)
-            with options.record.open("a") as file:
-                file.write(json.dumps(row) + "\n")
-    server.close()
-    print_table([row for row in read(options.record).values() if row["ranks"] == options.ranks])
+    for seed in range(SEED, SEED + options.repeats):
+        for network in options.networks:
+            train_all(rows, network, seed, options, end)
+    found = [
+        training
+        for training in read(options.record)
+        if training["network"] in options.networks and training["seed"] < SEED + options.repeats
+    ]
+    text = make_page(rows, found, options)
+    print(text)
+    if options.write:
+        PAGE.write_text(text, "utf-8")
 
 
-def list_methods(names: Sequence[str], ranks: int, delay: str) -> list[Method]:
-    """Those of `names` that can be trained so."""
+def list_rows(names: Sequence[str], ranks: int) -> list[Row]:
+    """The rows of these methods, and of what one of them is compared with."""
     found = []
     for name in names:
-        method = resolve(name, {"delay": delay})
+        row = SPECIAL.get(name, Row(name))
         try:
-            check(method, ranks)
-        except MethodError:
-            continue  # torch's own engines know no delay
-        found.append(method)
-    return found
+            check(row.resolve(), row.ranks or ranks)
+        except MethodError as error:
+            print(f"{name} is left out: {error}", file=sys.stderr)
+            continue
+        found.append(row)
+    return [*found, *(row for row in EXTRA if any(other.task == row.task for other in found))]
 
 
-def train(server: RankServer, method: Method, delay: str, ranks: int) -> Row:
+def train_all(rows: Sequence[Row], network: str, seed: int, options: argparse.Namespace, end: float) -> None:
+    """Train every row that the record does not have yet."""
+    known = {(one["row"], one["network"], one["ranks"], one["seed"]) for one in read(options.record)}
+    sized = [(row, row.ranks or options.ranks) for row in rows]
+    missing = [(row, ranks) for row, ranks in sized if (row.title, network, ranks, seed) not in known]
+    if not missing or time.monotonic() > end:
+        return
+    places = max(ranks + row.resolve().server_count for row, ranks in missing)
+    shaped = ShapedNetwork(parse_network(network), places)
+    try:
+        shaped.verify()
+        for row, ranks in missing:
+            if time.monotonic() > end:
+                return
+            training = train(shaped, row, network, ranks, seed)
+            with options.record.open("a") as file:
+                file.write(json.dumps(training) + "\n")
+    finally:
+        shaped.close()
+
+
+def train(shaped: ShapedNetwork, row: Row, network: str, ranks: int, seed: int) -> Training:
     """What became of one training."""
-    row = Row(method=method.name, delay=delay, ranks=ranks, load=os.getloadavg()[0])
-    variables = {"MLBENCH_METHOD": json.dumps(method.to_dict())}
-    with tempfile.TemporaryDirectory() as folder:
-        parameters = load_task("digits_resnet").resolve("tiny")
-        started = server.start(TASK, ranks, Path(folder), parameters, variables, servers=method.server_count)
-        ended = server.wait(started)
+    found = Training(row=row.title, network=network, ranks=ranks, seed=seed, load=os.getloadavg()[0])
+    method = row.resolve()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        changes = {
+            "MLBENCH_METHOD": json.dumps(method.to_dict()),
+            "MLBENCH_SEED": str(seed),
+            "MASTER_ADDR": worker_address(0),
+            "GLOO_SOCKET_IFNAME": "eth0",
+        }
+        parameters = load_task(row.task).resolve("tiny", row.parameters)
+        every = environments(ranks, folder, parameters, changes, method.server_count)
+        started = [
+            fork_rank(
+                f"task_images.{row.task}",
+                environment,
+                [str(folder / f"out-{rank}"), str(folder / f"err-{rank}")],
+                make_entrance(shaped, rank),
+            )
+            for rank, environment in enumerate(every)
+        ]
+        ended = read_ended(wait(started), folder)
     if any(one.code for one in ended):
-        return {**row, "outcome": "failed", "why": ended[0].stderr[-300:]}
+        return {**found, "outcome": "failed", "why": ended[0].stderr[-300:]}
     result = ended[0].result
     communication = result["details"]["communication"]
     return {
-        **row,
+        **found,
         "outcome": result["outcome"],
         "value": result["goal"]["value"],
         "updates": result["updates"],
         "seconds": result["wall_seconds"],
-        "images_per_second": result["samples"] / result["training_seconds"],
+        "samples_per_second": result["samples"] / result["training_seconds"],
         "bytes_per_update": communication.get("bytes", 0.0) / max(1.0, communication.get("updates", 1.0)),
-        "check_seconds": float(found[1]) if (found := CHECK.search(ended[0].stdout)) else 0.0,
+        "check_seconds": float(seconds[1]) if (seconds := CHECK.search(ended[0].stdout)) else 0.0,
     }
 
 
-def read(path: Path) -> dict[tuple[str, str, int], Row]:
-    """The rows of a file, by method, delay and ranks."""
-    lines = path.read_text().splitlines() if path.exists() else []
-    rows = [json.loads(line) for line in lines]
-    return {(row["method"], row["delay"], row["ranks"]): row for row in rows}
+def make_entrance(shaped: ShapedNetwork, rank: int) -> Callable[[], None]:
+    return lambda: shaped.enter_worker(rank)
 
 
-def print_table(rows: list[Row]) -> None:
-    if not rows:
-        return
-    loads = sorted(row.get("load", 0.0) for row in rows)
-    print(f"{rows[0]['ranks']} ranks, load of the machine when a training began: {loads[0]:.0f} to {loads[-1]:.0f}\n")
-    delays = list(dict.fromkeys(row["delay"] for row in rows))
-    heads = [
-        "method",
-        "self-check, s",
-        "updates",
-        "bytes per update",
-        *(f"{delay}: s to goal, images/s" for delay in delays),
-    ]
-    print_row(heads)
-    print_row(["---"] * len(heads))
-    for name in dict.fromkeys(row["method"] for row in rows):
-        own = {row["delay"]: row for row in rows if row["method"] == name}
-        first = next(iter(own.values()))
-        size = "not counted" if name in UNCOUNTED else f"{first.get('bytes_per_update', 0):,.0f}"
-        cells = [f"`{name}`", f"{first.get('updates', 0):.0f}", size]
-        cells.insert(1, f"{first.get('check_seconds', 0):.2f}")
-        print_row([*cells, *(describe(own.get(delay)) for delay in delays)])
+def wait(pids: Sequence[int]) -> list[int]:
+    """Exit codes of all ranks. When one has failed, the others get MIN_SECONDS; nobody gets more than MAX_SECONDS."""
+    codes: dict[int, int] = {}
+    end = time.monotonic() + MAX_SECONDS
+    while len(codes) < len(pids):
+        for pid in set(pids) - set(codes):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                codes[pid] = os.waitstatus_to_exitcode(status)
+                if codes[pid]:
+                    end = min(end, time.monotonic() + MIN_SECONDS)
+        if time.monotonic() > end:
+            for pid in set(pids) - set(codes):
+                os.kill(pid, 9)
+            end = float("inf")
+        time.sleep(0.02)
+    return [codes[pid] for pid in pids]
 
 
-def print_row(cells: list[str]) -> None:
-    print(f"| {' | '.join(cells)} |")
+def read(path: Path) -> list[Training]:
+    """The trainings in a file."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def describe(row: Row | None) -> str:
-    if row is None:
-        return ""
-    if row["outcome"] == "failed":
-        return "failed"
-    reached = f"{row['seconds']:.1f}" if row["outcome"] == "goal_reached" else f"missed ({row['value']:.0f} %)"
-    return f"{reached}, {row['images_per_second']:,.0f}"
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+
+def make_page(rows: Sequence[Row], trainings: Sequence[Training], options: argparse.Namespace) -> str:
+    networks = options.networks
+    heads = ["method", "updates to the goal", "bytes handed over per update"]
+    heads += [f"{network}: seconds to the goal | samples per second" for network in networks]
+    table = [f"| {' | '.join(heads)} |", "|" + "---|" * (3 + 2 * len(networks))]
+    for row in rows:
+        own = [one for one in trainings if one["row"] == row.title]
+        if own:
+            table.append(f"| {' | '.join(make_cells(row, own, networks))} |")
+    loads = [one["load"] for one in trainings] or [0.0]
+    checks = [one["check_seconds"] for one in trainings if one.get("check_seconds")] or [0.0]
+    notes = [f"- {row.title}: {row.why}." for row in rows if row.why]
+    facts = {
+        "ranks": options.ranks,
+        "repeats": options.repeats,
+        "cores": os.cpu_count(),
+        "low": min(loads),
+        "high": max(loads),
+        "warning": BUSY if max(loads) > QUIET_LOAD * options.ranks else "",
+        "first": min(checks),
+        "last": max(checks),
+        "networks": " and ".join(f"`{network}`" for network in networks),
+    }
+    return TEXT.format(table="\n".join(table), notes="\n".join(notes), **facts)
+
+
+def make_cells(row: Row, own: Sequence[Training], networks: Sequence[str]) -> list[str]:
+    ended = [one for one in own if one["outcome"] != "failed"]
+    reached = [one for one in ended if one["outcome"] == "goal_reached"]
+    # Seeds decide the updates, and not the network: a seed counts once, unless its trainings differ.
+    updates = sorted({(one["seed"], one["updates"]) for one in reached})
+    size = estimate([one["bytes_per_update"] for one in ended]).mean if ended else 0.0
+    title = row.title + (" \\*" if row.why else "")
+    cells = [title, describe([count for _, count in updates], 0) if updates else "missed"]
+    if len(reached) < len(own):
+        cells[1] += f" ({len(reached)} of {len(own)} trainings)"
+    cells.append("not counted" if row.name in UNCOUNTED else f"{size:,.0f}")
+    for network in networks:
+        there = [one for one in ended if one["network"] == network]
+        cells.append(describe([one["seconds"] for one in there if one["outcome"] == "goal_reached"], 1))
+        cells.append(describe([one["samples_per_second"] for one in there], 0))
+    return cells
+
+
+def describe(values: Sequence[float], digits: int) -> str:
+    """The mean, and half of the 95 % interval if there are at least three."""
+    if not values:
+        return "–"
+    found = estimate(values)
+    margin = "" if found.margin is None or found.count < 3 else f" ± {found.margin:,.{digits}f}"
+    return f"{found.mean:,.{digits}f}{margin}"
+
+
+QUIET_LOAD = 1.5  # per rank
+BUSY = """ That is more than the ranks themselves make, so other programs shared the machine: **the seconds and rates
+are no evidence for one method against another**, as their intervals say. Updates and bytes do not depend on it."""
+TEXT = """\
+# What methods reach
+
+Every [method](../how-to/methods.md) trains the digits' preset `tiny` (ResNet-8, 78 042 parameters, 80 % accuracy) on
+{ranks} ranks, over each of two shaped networks, {networks} (rate of a link and one-way delay), {repeats} times with
+different seeds. The page is written by `python -m benchmarks.goals --write`. Cells are means ± half of the 95 %
+interval over the seeds. Updates and bytes are the same on every machine up to rounding, except those of `async-ps` and
+`ssp-ps`, whose workers do not wait for each other.
+
+{table}
+
+Rows with \\* differ from the method's defaults, so that they measure what their name says:
+
+{notes}
+
+Bytes are handed over to a collective or a server; what a ring sends of them is in the formulas of
+[Methods](../reference/methods.md). `dear` hands everything over twice; over gloo, whose reduce-scatter is an
+all-reduce, 1.5 times as much travels as by `bsp`. `dpsgd` and `choco` send to each neighbor; `localsgd` shares out a
+fourth of all updates and the validations'. With `topk` and `noop` nothing is promised: this task forgives them. One
+number in a thousand (`--set comm.codec=topk:0.001 --set comm.scope=message`) tells them apart: `eftopk` reaches the
+goal in 8 epochs, `topk` has 58 to 67 % after all 20. Seconds include the validations, and not the self-check, which
+takes {first:.2f} to {last:.2f} s. Small messages cost most here: what a network does to large ones is in
+[Figures](../figures.md) (`plans.py`, `predict.py`).
+
+The machine has {cores} cores for {ranks} ranks and their servers; its load was {low:.0f} to {high:.0f} when trainings
+began.{warning}
+"""
 
 
 if __name__ == "__main__":

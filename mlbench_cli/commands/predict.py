@@ -18,7 +18,7 @@ from mlbench_cli.results.analysis.numbers import SAMPLES_PER_SECOND, format_valu
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.verify import open_verified
 from mlbench_cli.results.figures.predictions import PredictedPair, draw_predictions
-from mlbench_cli.simulator.calibration import FILE, HOW, Calibration, find_link, parse_calibration
+from mlbench_cli.simulator.calibration import FILE, HOW, Calibration, find_link, parse_calibration, read_probe
 from mlbench_cli.simulator.gloo import Link
 from mlbench_cli.simulator.predict import MIN_LATENCY, Prediction, Scenario, advise, totals
 from mlbench_cli.simulator.predict import predict as predict_step
@@ -46,7 +46,10 @@ def predict(
     ] = None,
     network: Annotated[
         str | None,
-        typer.Option("--network", metavar="RATE[,DELAY]", help="network between the workers; default: the run's"),
+        typer.Option("--network", metavar="RATE[,DELAY]", help="shaped network of the workers; default: the run's"),
+    ] = None,
+    network_of: Annotated[
+        str | None, typer.Option("--network-of", metavar="RUN", help="network of another run, as its probe measured it")
     ] = None,
     method: Annotated[
         str | None, typer.Option("--method", metavar="NAME,NAME", help="methods to compare; default: the run's")
@@ -101,8 +104,11 @@ def predict(
         return
     if len(runs) > 1:
         raise UsageError("A prediction is made from one run.", hint="mlbench predict --check RUN RUN")
+    if network is not None and network_of is not None:
+        raise UsageError("--network and --network-of are two networks.", hint="Give one of them.")
+    probed = None if network_of is None else _read_probe(network_of, unproven)
     with _open(runs[0], unproven) as archive:
-        calibration, link, error = _read(archive, required=network is None)
+        calibration, link, error = _read(archive, required=network is None and probed is None)
         shape, links, library, nodes = _shape(network), _inside(inside), _backend(backend), _topology(topology)
         spread = parse_spread(stragglers, calibration)
         scenarios = [
@@ -110,6 +116,7 @@ def predict(
                 Scenario(
                     *(size, chosen, shape, *_fill_nodes(nodes, size), links, oversubscription, servers),
                     *(library, spread),
+                    probed=probed,
                 ),
                 calibration,
                 archive,
@@ -200,7 +207,7 @@ def _own_method(archive: Archive) -> Method:
 
 def _add_buckets(scenario: Scenario, calibration: Calibration, archive: Archive) -> Scenario:
     """With the run's own messages, if it is the run that is asked for: plans that it measured for need no guess."""
-    if scenario.network is not None or (scenario.ranks, scenario.method) != (calibration.ranks, _own_method(archive)):
+    if scenario.is_elsewhere or (scenario.ranks, scenario.method) != (calibration.ranks, _own_method(archive)):
         return scenario
     return replace(scenario, buckets=calibration.buckets)
 
@@ -226,6 +233,18 @@ def _read(archive: Archive, *, required: bool) -> tuple[Calibration, Link, float
         if required:
             raise
         return calibration, Link(0.0, 0.0), 0.0
+
+
+def _read_probe(name: str, unproven: bool) -> Link:
+    """The link that a run's probe of its network found. Raises NotFoundError if it had no network of its own."""
+    with _open(name, unproven) as archive:
+        link = read_probe(archive.result.get("network"))
+        if link is None:
+            raise NotFoundError(
+                f'The run "{archive.run["name"]}" has probed no network between machines.',
+                hint="Take a run with several workers on machines, or on a shaped network, of their own.",
+            )
+        return link
 
 
 # --- answers ----------------------------------------------------------------------------------------------------------
@@ -264,6 +283,11 @@ def _show(
     if spread := found[0].scenario.spread:
         console.note(f"Ranks that wait for each other wait for the slowest: computing times spread by {spread:.1%}.")
     name = archive.run["name"]
+    if any(item.scenario.network is not None for item in found):
+        console.note(
+            "--network is a shaped network, which keeps its rate; other networks are often slower than their name. "
+            "Take what a run measured there: --network-of RUN"
+        )
     if not link.beta:
         console.note(f"From the step times of {name}; the network is as asked for.")
         return
@@ -277,7 +301,7 @@ def _show(
 def _cells(found: Prediction, total: float | None, cost: float | None) -> list[object]:
     step = found.step
     return [
-        *(found.scenario.method.name, found.scenario.ranks, str(found.scenario.network or "as measured")),
+        *(found.scenario.method.name, found.scenario.ranks, found.scenario.network_text),
         format_seconds(step.seconds),
         f"{format_seconds(found.low)} to {format_seconds(found.high)}",
         f"{100 * step.efficiency:.0f} %",

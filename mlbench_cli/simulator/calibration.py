@@ -78,15 +78,21 @@ def find_link(calibration: Calibration, network: Mapping[str, Any] | None) -> tu
     From the probe (`network` of result.json) if the ranks had networks of their own; else fitted to the collectives.
     Raises UsageError if there is neither.
     """
-    if network and (network.get("networks") or 0) > 1 and network.get("rtt_seconds"):
-        rate = network.get("together_bits_per_second") or network.get("alone_bits_per_second")
-        if rate:
-            link = Link(float(network["rtt_seconds"]) / 2, 8 / float(rate))
-            return link, model_error(calibration, link)
+    probed = read_probe(network)
+    if probed is not None:
+        return probed, model_error(calibration, probed)
     if len(calibration.collectives) < 2:
         raise UsageError("The run has measured neither collectives nor a network.", hint=HOW)
     link = _fit(calibration)
     return link, model_error(calibration, link)
+
+
+def read_probe(network: Mapping[str, Any] | None) -> Link | None:
+    """The ranks' link as the probe found it (`network` of result.json); None if they had no networks of their own."""
+    if not network or (network.get("networks") or 0) < 2 or not network.get("rtt_seconds"):
+        return None
+    rate = network.get("together_bits_per_second") or network.get("alone_bits_per_second")
+    return Link(float(network["rtt_seconds"]) / 2, 8 / float(rate)) if rate else None
 
 
 def model_error(calibration: Calibration, link: Link) -> float:
@@ -130,7 +136,7 @@ def _workload(document: Mapping[str, Any], number: int, name: str) -> Workload:
     tensors, now = [], 0.0
     for row in document["tensors"]:
         now = max(now, _amount(row[f"ready_{name}"]))
-        tensors.append(Tensor(str(row["name"]), int(row["bytes"]), now))
+        tensors.append(Tensor(str(row["name"]), int(row["bytes"]), now, int(row.get("rows", 0))))
     phases = {key: _phase(document[key], number) for key in ("forward", "backward", "optimizer")}
     return Workload(
         tuple(tensors),

@@ -1,4 +1,4 @@
-"""What a collective costs: gloo's ring, the textbook's ring, NCCL's published model, and two levels of links.
+"""What a collective costs: gloo's ring, the textbook's ring, and NCCL's published model on two levels of links.
 
 Sizes are bytes of the whole buffer of a rank, times seconds. `Collectives` is what a step is simulated with.
 """
@@ -30,6 +30,10 @@ class Collectives(Protocol):
     @property
     def ranks(self) -> int:
         """How many ranks take part."""
+
+    @property
+    def scatter_share(self) -> float:
+        """What a rank sends in a reduce-scatter, relative to the buffer."""
 
     def all_reduce(self, size: float) -> float:
         """Seconds of an all-reduce of `size` bytes."""
@@ -70,6 +74,11 @@ class GlooCollectives:
     link: Link
     max_exact_ranks: int = 16  # beyond it, messages that overlap are taken one at a time
 
+    @property
+    def scatter_share(self) -> float:
+        """As an all-reduce."""
+        return 2 * (self.ranks - 1) / self.ranks
+
     def all_reduce(self, size: float) -> float:
         """Seconds of an all-reduce of `size` bytes, by the events of gloo's segmented ring."""
         return ring_seconds(self.ranks, size, self.link)
@@ -104,6 +113,11 @@ class RingCollectives:
     ranks: int
     alpha: float
     beta: float
+
+    @property
+    def scatter_share(self) -> float:
+        """All parts but its own."""
+        return (self.ranks - 1) / self.ranks
 
     def all_reduce(self, size: float) -> float:
         """Seconds of an all-reduce of `size` bytes: 2 (n - 1) steps of size / n."""
@@ -172,6 +186,11 @@ class NcclCollectives:
         """How many ranks take part."""
         return self.topology.ranks
 
+    @property
+    def scatter_share(self) -> float:
+        """All parts but its own."""
+        return (self.ranks - 1) / self.ranks
+
     def all_reduce(self, size: float) -> float:
         """Seconds of an all-reduce of `size` bytes: the best of all algorithms and protocols."""
         return min(self.choices(size).values()) if self.ranks > 1 else 0.0
@@ -223,48 +242,3 @@ class NcclCollectives:
 
     def _beta(self) -> float:
         return max(self.topology.inside.beta, self.topology.network_beta if self.topology.nodes > 1 else 0.0)
-
-
-@dataclass(frozen=True)
-class TwoLevelCollectives:
-    """Reduce-scatter inside each node, all-reduce of a part between nodes, all-gather inside."""
-
-    topology: Topology
-
-    @property
-    def ranks(self) -> int:
-        """How many ranks take part."""
-        return self.topology.ranks
-
-    def all_reduce(self, size: float) -> float:
-        """Seconds of an all-reduce of `size` bytes: inside, between with a part of the size, inside."""
-        top = self.topology
-        return self.reduce_scatter(size) + self._between().all_reduce(size / top.per_node) + self.all_gather(size)
-
-    def reduce_scatter(self, size: float) -> float:
-        """Seconds of a reduce-scatter of `size` bytes inside a node."""
-        return RingCollectives(self.topology.per_node, *self._inside()).reduce_scatter(size)
-
-    def all_gather(self, size: float) -> float:
-        """Seconds of an all-gather of `size` bytes inside a node."""
-        return RingCollectives(self.topology.per_node, *self._inside()).all_gather(size)
-
-    def transfer(self, size: float) -> float:
-        """Seconds of a message of `size` bytes between two nodes."""
-        return self._between().transfer(size)
-
-    def stream(self, size: float) -> tuple[float, float]:
-        """Seconds that `size` bytes take of the link between two nodes, and its latency."""
-        return self._between().stream(size)
-
-    def finish(self, messages: Sequence[Message], threads: int) -> list[float]:
-        """When each message ends, in seconds, one after the other."""
-        return finish_in_turn(messages, [self.all_reduce(message.size) for message in messages])
-
-    def _inside(self) -> tuple[float, float]:
-        return self.topology.inside.alpha, self.topology.inside.beta
-
-    def _between(self) -> RingCollectives:
-        """All ranks of a node send at once, so that they share its link."""
-        top = self.topology
-        return RingCollectives(top.nodes, top.network.alpha, top.network_beta * top.per_node)

@@ -5,15 +5,9 @@ from dataclasses import dataclass, replace
 from typing import TypedDict
 
 from mlbench_cli.errors import UsageError
-from mlbench_cli.model.network import NetworkShape
+from mlbench_cli.model.network import NetworkShape, format_rate, format_seconds
 from mlbench_cli.simulator.calibration import HOW, Calibration
-from mlbench_cli.simulator.collectives import (
-    Collectives,
-    GlooCollectives,
-    NcclCollectives,
-    Topology,
-    TwoLevelCollectives,
-)
+from mlbench_cli.simulator.collectives import Collectives, GlooCollectives, NcclCollectives, Topology
 from mlbench_cli.simulator.gloo import Link
 from mlbench_cli.simulator.step import Step, simulate_step
 from mlbench_cli.simulator.stragglers import find_slowdown
@@ -21,8 +15,10 @@ from task_images.comm.methods import Method
 
 MAX_RANKS = 10_000
 MAX_GROWTH = 4  # times the calibrated ranks; further is extrapolated
-# Half-widths that the model itself deserves: of what was measured, of other sizes and networks, beyond MAX_GROWTH.
-REPLAY_ERROR, OTHER_ERROR, FAR_ERROR = 0.05, 0.15, 0.30
+# By how much a step may be shorter and longer than predicted, for the model's own part: of what was measured, of other
+# sizes and networks, beyond MAX_GROWTH. The latter are not symmetric, because real networks were slower than predicted
+# and never faster: links that are late, codecs that compute, and more ranks that wait for the slowest.
+REPLAY_ERROR, OTHER_ERROR, FAR_ERROR = (0.05, 0.05), (0.10, 0.20), (0.15, 0.50)
 INSIDE_LINKS = {"nvlink": Link(2e-6, 8 / 2.4e12), "pcie": Link(5e-6, 8 / 1e11)}
 BUCKETS = ("1MiB", "4MiB", "25MiB", "100MiB")
 ADVISED = ("wfbp", "fusion", "mgwfbp", "optfusion", "bytescheduler", "dear", "fp16")
@@ -49,6 +45,8 @@ class PredictionDocument(TypedDict):
 class Scenario:
     """What is asked for. `network` None: that of the run; `nodes` and `per_node` None: one rank per node.
 
+    `probed`: the link of another run's network, as its probe found it, in place of `network`.
+
     `buckets`: bytes of the method's messages, if they are known from a run with it.
     """
 
@@ -63,6 +61,19 @@ class Scenario:
     backend: str = "gloo"
     spread: float = 0.0  # of the ranks' computing times, see `stragglers`
     buckets: tuple[int, ...] = ()
+    probed: Link | None = None
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether it is on another network than the calibrated run's."""
+        return self.network is not None or self.probed is not None
+
+    @property
+    def network_text(self) -> str:
+        """The network in a word."""
+        if self.probed is not None:
+            return f"{format_rate(8 / self.probed.beta)},{format_seconds(self.probed.alpha)} (probed)"
+        return str(self.network or "as measured")
 
 
 @dataclass(frozen=True)
@@ -82,7 +93,7 @@ class Prediction:
         return {
             "method": self.scenario.method.name,
             "workers": self.scenario.ranks,
-            "network": str(self.scenario.network or "as measured"),
+            "network": self.scenario.network_text,
             "step_seconds": step.seconds,
             "low_seconds": self.low,
             "high_seconds": self.high,
@@ -98,9 +109,9 @@ class Prediction:
 def predict(calibration: Calibration, link: Link, error: float, scenario: Scenario) -> Prediction:
     """The step of a scenario. `link` and its model `error` are those of the run. Raises UsageError for what the
     calibration does not support, with what to measure."""
-    basis, share = _judge(calibration, scenario)
+    basis, (shorter, longer) = _judge(calibration, scenario)
     slower = find_slowdown(scenario.method, scenario.ranks, scenario.spread)
-    used = link if scenario.network is None else _link_of(scenario.network)
+    used = scenario.probed or (link if scenario.network is None else _link_of(scenario.network))
     steps = [
         simulate_step(
             workload.scale(slower),
@@ -115,12 +126,13 @@ def predict(calibration: Calibration, link: Link, error: float, scenario: Scenar
             (calibration.high, 1 + error),
         )
     ]
-    low, high = steps[0].seconds * (1 - share), steps[2].seconds * (1 + share)
+    low, high = steps[0].seconds * (1 - shorter), steps[2].seconds * (1 + longer)
     return Prediction(scenario, steps[1], low, high, basis, calibration.batch)
 
 
-def _judge(calibration: Calibration, scenario: Scenario) -> tuple[str, float]:
-    """How far the calibration carries a scenario: in a word, and as the model's relative error. Raises UsageError."""
+def _judge(calibration: Calibration, scenario: Scenario) -> tuple[str, tuple[float, float]]:
+    """How far the calibration carries a scenario: in a word, and as the model's relative error down and up. Raises
+    UsageError."""
     if not 1 <= scenario.ranks <= MAX_RANKS:
         raise UsageError(f"{scenario.ranks} workers: a prediction is for 1 to {MAX_RANKS}.")
     if calibration.is_crowded:
@@ -129,14 +141,14 @@ def _judge(calibration: Calibration, scenario: Scenario) -> tuple[str, float]:
             "cores: its times are the scheduler's and carry no prediction.",
             hint="Measure with at most one thread for each core: fewer workers, or --num-cpus 1.",
         )
-    if scenario.backend == "nccl" and scenario.network is None:
+    if scenario.backend == "nccl" and not scenario.is_elsewhere:
         raise UsageError("NCCL on another topology needs its network.", hint="--network 100gbit,10us --topology 4x8")
-    if scenario.network is None and calibration.ranks < 2:
+    if not scenario.is_elsewhere and calibration.ranks < 2:
         raise UsageError("A run of one worker has no network.", hint="Name one: --network 10gbit,50us")
-    if scenario.network is None and scenario.ranks == calibration.ranks:
+    if not scenario.is_elsewhere and scenario.ranks == calibration.ranks:
         return "replay", REPLAY_ERROR
     if scenario.ranks > MAX_GROWTH * calibration.ranks:
-        if scenario.network is None:
+        if not scenario.is_elsewhere:
             raise UsageError(
                 f"{scenario.ranks} workers are more than {MAX_GROWTH} times the {calibration.ranks} that were timed.",
                 hint=f"Name the network that joins them: --network 10gbit,50us. {HOW}",
@@ -154,14 +166,17 @@ def _widen(link: Link, factor: float) -> Link:
 
 
 def _collectives(scenario: Scenario, link: Link) -> Collectives:
-    if scenario.backend == "nccl" or scenario.per_node is not None:
-        per_node = scenario.per_node or 1
-        nodes = scenario.nodes or scenario.ranks // per_node
-        inside = INSIDE_LINKS[scenario.inside]
-        topology = Topology(nodes, per_node, inside, link, scenario.inside, scenario.oversubscription)
-        return NcclCollectives(topology) if scenario.backend == "nccl" else TwoLevelCollectives(topology)
-    slower = replace(link, beta=link.beta * (scenario.oversubscription if scenario.ranks > 2 else 1.0))
-    return GlooCollectives(scenario.ranks, slower)
+    per_node = scenario.per_node or 1
+    nodes = scenario.nodes or scenario.ranks // per_node
+    inside = INSIDE_LINKS[scenario.inside]
+    if scenario.backend == "nccl":
+        return NcclCollectives(Topology(nodes, per_node, inside, link, scenario.inside, scenario.oversubscription))
+    # gloo knows no nodes: its ring is flat. One rank of a node sends to another node, so that ranks do not share links,
+    # and all wait for the slowest link in every round.
+    slowest = inside if nodes == 1 and per_node > 1 else link
+    return GlooCollectives(
+        scenario.ranks, replace(slowest, beta=slowest.beta * (scenario.oversubscription if nodes > 2 else 1.0))
+    )
 
 
 @dataclass(frozen=True)
@@ -204,8 +219,10 @@ def _changes(scenario: Scenario, link: Link) -> Iterator[tuple[str, str, Scenari
     rate, delay = 8 / link.beta, max(link.alpha, MIN_LATENCY)
     if scenario.network is not None:
         rate, delay = scenario.network.rate, scenario.network.delay
+    elif scenario.probed is not None:
+        rate, delay = 8 / scenario.probed.beta, max(scenario.probed.alpha, MIN_LATENCY)
     faster = NetworkShape(float(f"{min(10 * rate, 1e14):.2g}"), float(f"{delay:.2g}"))
-    yield f"a network of {faster}", f"--network {faster}", replace(scenario, network=faster), 1.0
+    yield f"a network of {faster}", f"--network {faster}", replace(scenario, network=faster, probed=None), 1.0
     yield "twice the samples in each step", "--set batch_size=…", scenario, 2.0
 
 

@@ -156,26 +156,30 @@ def measure_cost(collectives: Collectives) -> Cost:
     return fit([(size, (last_end(size, many) - last_end(size, few)) / (many - few)) for size in _COST_SIZES])
 
 
-def encoded_bytes(method: Method, sizes: Sequence[int]) -> float:
-    """Bytes of a message of tensors of `sizes` bytes of fp32 after the method's codec."""
+def encoded_bytes(method: Method, sizes: Sequence[int], rows: Sequence[int] = ()) -> float:
+    """Bytes of a message of tensors of `sizes` bytes of fp32 and so many `rows` after the method's codec."""
     if method.codec_name == "powersgd":
-        return sum(factor_bytes(method, sizes))
+        return sum(factor_bytes(method, sizes, rows))
     if method.codec in ("none", "fp16", "bf16"):
         return sum(sizes) / (1 if method.codec == "none" else 2)
     return payload_bytes(method, [max(1, round(size / 4)) for size in sizes])
 
 
-def factor_bytes(method: Method, sizes: Sequence[int]) -> tuple[float, float]:
+def factor_bytes(method: Method, sizes: Sequence[int], rows: Sequence[int] = ()) -> tuple[float, float]:
     """Bytes of powersgd's two rounds: left factors with what is not compressed, then right factors.
 
-    Calibrations have no shapes: every tensor counts as a square matrix, or as a vector if that is not worth it.
+    The rule is that of comm/exchange.py. Without `rows`, or where they are 0, a tensor counts as a square matrix.
     """
     rank = float(method.codec.partition(":")[2])
     first = second = 0.0
-    for size in sizes:
-        factor = rank * math.sqrt(size / 4)
-        if 2 * factor * POWER_MIN_RATE < size / 4:
-            first, second = first + 4 * factor, second + 4 * factor
+    for size, given in zip(sizes, rows or [0] * len(sizes), strict=True):
+        numbers = size / 4
+        height = given or math.sqrt(numbers)
+        columns = numbers / height
+        width = min(rank, height, columns)
+        is_exact = width == min(height, columns) > 1
+        if (height + columns) * width * POWER_MIN_RATE < numbers or is_exact:
+            first, second = first + 4 * width * height, second + 4 * width * columns
         else:
             first += size
     return first, second
@@ -188,6 +192,7 @@ class _Part:
     ready: float
     position: int  # of the first of its tensors in the forward pass: its priority
     last: int  # of the last one; the forward pass waits for it at all from `position` to here
+    rows: tuple[int, ...] = ()  # of the tensors; empty if one is cut
 
     @property
     def size(self) -> int:
@@ -205,7 +210,8 @@ class _Wire:
         """Seconds of a message."""
         collectives, ranks = self._collectives, self._collectives.ranks
         if self._method.codec_name == "powersgd":  # the second round needs the sum of the first
-            return sum(collectives.all_reduce(size) for size in factor_bytes(self._method, part.sizes) if size)
+            rounds = factor_bytes(self._method, part.sizes, part.rows)
+            return sum(collectives.all_reduce(size) for size in rounds if size)
         payload = encoded_bytes(self._method, part.sizes)
         transport = self._method.transport
         if transport == "allgather":
@@ -215,7 +221,7 @@ class _Wire:
         if transport == "gtopk":
             return 2 * math.ceil(math.log2(ranks)) * collectives.transfer(payload)
         if transport == "gossip":
-            return collectives.transfer(2 * payload)
+            return collectives.transfer(self._neighbors * payload)
         if transport == "ps":
             push, pull, latency = self.both_ways(part)
             return push + pull + 2 * latency
@@ -240,15 +246,22 @@ class _Wire:
     def sent_bytes(self, part: _Part) -> float:
         """Bytes that a rank sends for a message."""
         ranks = self._collectives.ranks
-        payload = encoded_bytes(self._method, part.sizes)
+        payload = encoded_bytes(self._method, part.sizes, part.rows)
         transport = self._method.transport
         if transport == "allgather":
             return (ranks - 1) * payload
         if transport == "gtopk":
             return 2 * math.ceil(math.log2(ranks)) * payload
         if transport == "gossip":
-            return 2 * payload
+            return self._neighbors * payload
+        if transport == "rsag":
+            return (self._collectives.scatter_share + (ranks - 1) / ranks) * payload
         return payload if transport == "ps" else 2 * (ranks - 1) / ranks * payload
+
+    @property
+    def _neighbors(self) -> int:
+        """On a ring: all of them get this rank's weights over its one link."""
+        return min(2, self._collectives.ranks - 1)
 
 
 def _divide(workload: Workload, groups: Groups, method: Method) -> list[_Part]:
@@ -266,11 +279,12 @@ def _divide(workload: Workload, groups: Groups, method: Method) -> list[_Part]:
                 piece = min(left, room)
                 cut.append(piece)
                 left, room = left - piece, room - piece
-                if not room:
+                if not room and limit:
                     parts.append(_Part(number, tuple(cut), ready, position, last))
-                    room, cut = limit or size, []
+                    room, cut = limit, []
         if cut:
-            parts.append(_Part(number, tuple(cut), ready, position, last))
+            rows = () if limit else tuple(workload.tensors[index].rows for index in group)
+            parts.append(_Part(number, tuple(cut), ready, position, last, rows))
     return parts
 
 
@@ -279,6 +293,8 @@ def _barrier_step(
 ) -> Step:
     """All messages end before the update, and the update before the next step."""
     deferred = method.order == "deferred"
+    if method.transport == "gossip" and not deferred:
+        return _parallel_gossip(workload, parts, wire)
     ready = [workload.backward if deferred else part.ready for part in parts]
     if method.transport == "allreduce" and method.codec_name != "powersgd":
         starts, ends = _overlap(method, parts, wire, ready, collectives)
@@ -289,6 +305,14 @@ def _barrier_step(
         starts, ends = _one_at_a_time(ready, [wire.message(part) for part in parts], parts, order)
     last = max([workload.backward, *ends])
     return _collect(workload, last + workload.optimizer + workload.other, parts, starts, ends, wire, ready)
+
+
+def _parallel_gossip(workload: Workload, parts: Sequence[_Part], wire: _Wire) -> Step:
+    """Weights leave before the forward pass, and are mixed behind the update that was computed meanwhile."""
+    ready = [0.0] * len(parts)
+    starts, ends = _one_at_a_time(ready, [wire.message(part) for part in parts], parts, range(len(parts)))
+    seconds = max(workload.backward + workload.optimizer, *ends) + workload.other
+    return _collect(workload, seconds, parts, starts, ends, wire, ready)
 
 
 def _overlap(

@@ -6,11 +6,15 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Tensor:
-    """A parameter: its bytes as they travel, and when its gradient is ready, seconds after the step's start."""
+    """A parameter: its bytes as they travel, and when its gradient is ready, seconds after the step's start.
+
+    `rows` of a matrix, 1 of a vector; 0: not known, as in calibrations made before they had it.
+    """
 
     name: str
     size: int
     ready: float
+    rows: int = 0
 
 
 @dataclass(frozen=True)

@@ -138,11 +138,12 @@ class Link:
         """Begin to send `tensor`, which must not change, to all `peers`; what waits for theirs, in their order."""
         sent = self._between_two(tensor)
         received = [torch.empty_like(sent) for _ in peers]
-        works = []
-        for peer, place in zip(peers, received, strict=True):
+        # All receives first: gloo sends data only after the peer's "ready", which travels on the same connection. If
+        # that waits behind data, the two directions take turns.
+        works = [dist.irecv(place, peer, group=self.group) for peer, place in zip(peers, received, strict=True)]
+        for peer in peers:
             self.book(tensor, 1)
             works.append(dist.isend(sent, peer, group=self.group))
-            works.append(dist.irecv(place, peer, group=self.group))
 
         def finish() -> list[Tensor]:
             for work in works:

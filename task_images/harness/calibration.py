@@ -138,7 +138,7 @@ def calibrate(
         "load_before": load,
         "batch": batch,
         "tensors": [
-            {"name": name, "bytes": steps.sizes[name], **_ready(values)}
+            {"name": name, "bytes": steps.sizes[name], "rows": steps.rows[name], **_ready(values)}
             for name, values in zip(order, slowest, strict=True)
         ],
         **_phases(world, measured),  # type: ignore[typeddict-item]
@@ -177,6 +177,7 @@ class _Steps:
         model.train()
         named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
         self.sizes = {name: parameter.numel() * parameter.element_size() for name, parameter in named}
+        self.rows = {name: parameter.shape[0] if parameter.dim() > 1 else 1 for name, parameter in named}
         self.ready: list[dict[str, float]] = []
         self._begun = 0.0
         self._row: dict[str, float] = {}

@@ -134,6 +134,38 @@ def test_a_topology_alone_says_how_many_workers(tmp_path: Path, predict: Command
     assert row["workers"] == 32
 
 
+def test_gloo_has_a_flat_ring_whatever_the_nodes(tmp_path: Path, predict: Command) -> None:
+    """Nobody's gloo reduces inside nodes first: 8 ranks on 2 nodes take what 8 ranks on 8 nodes take."""
+    folder = str(calibrated_run(tmp_path / "a"))
+    seconds = [
+        json.loads(predict(folder, "--network", "1gbit,1ms", "--workers", "8", *words, "-o", "json"))["predictions"][0]
+        for words in ((), ("--topology", "2x4"))
+    ]
+    assert seconds[0]["step_seconds"] == seconds[1]["step_seconds"]
+
+
+def test_another_network_is_shaped_or_was_probed(tmp_path: Path, predict: Command, capsys: Captured) -> None:
+    folder, other = str(calibrated_run(tmp_path / "a")), str(calibrated_run(tmp_path / "b"))
+    (row,) = json.loads(predict(folder, "--network-of", other, "-o", "json"))["predictions"]
+    (own,) = json.loads(predict(folder, "-o", "json"))["predictions"]
+    assert row["network"] == "975 Mbit/s,5.15 ms (probed)"
+    assert row["step_seconds"] == own["step_seconds"]
+    assert (row["basis"], own["basis"]) == ("predicted", "replay")
+    assert "are two networks" in predict(folder, "--network-of", other, "--network", "1gbit", code=2)
+    unprobed = str(calibrated_run(tmp_path / "c", probed=False))
+    assert "has probed no network" in predict(folder, "--network-of", unprobed, code=4)
+    assert run(["predict", folder, "--network", "1gbit,5ms"]) == 0
+    assert "keeps its rate" in capsys.readouterr().err
+
+
+def test_steps_elsewhere_are_rather_longer_than_predicted(tmp_path: Path, predict: Command) -> None:
+    """By more than they are shorter: the model's errors on other networks have one sign."""
+    folder = str(calibrated_run(tmp_path / "a"))
+    (row,) = json.loads(predict(folder, "--network", "100mbit,5ms", "-o", "json"))["predictions"]
+    step = row["step_seconds"]
+    assert row["high_seconds"] - step > 1.5 * (step - row["low_seconds"])
+
+
 def test_a_run_is_held_against_its_own_measurement(tmp_path: Path, predict: Command) -> None:
     (row,) = json.loads(predict("--check", str(calibrated_run(tmp_path / "a")), "-o", "json"))["runs"]
     assert row["measured_seconds"] == pytest.approx((86.0 + 4.0) / 400)  # its steps, and waiting for data

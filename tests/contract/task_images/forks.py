@@ -9,6 +9,7 @@ import os
 import runpy
 import sys
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 # Everything heavy that a task imports; torch's optimisers import the last one when they are first used.
@@ -17,12 +18,17 @@ import torch._dynamo
 import torch.distributed
 
 
-def fork_rank(module: str, environment: dict[str, str], outputs: list[str]) -> int:
+def fork_rank(
+    module: str, environment: dict[str, str], outputs: list[str], enter: Callable[[], None] | None = None
+) -> int:
+    """The process id of `module` as a rank; `enter` is called there first."""
     child = os.fork()
     if child:
         return child
     code = 1
     try:
+        if enter is not None:
+            enter()
         for descriptor, path in enumerate(outputs, 1):
             os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
         os.environ.clear()

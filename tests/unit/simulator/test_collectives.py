@@ -7,7 +7,6 @@ from mlbench_cli.simulator.collectives import (
     NcclCollectives,
     RingCollectives,
     Topology,
-    TwoLevelCollectives,
     finish_in_turn,
 )
 from mlbench_cli.simulator.gloo import Link, Message
@@ -42,14 +41,6 @@ def test_nccls_bandwidth_is_that_of_the_slowest_link() -> None:
     assert nccl(1, 8).all_reduce(size) == pytest.approx(2 * 7 / 8 * size * INSIDE.beta, rel=0.1)
     assert nccl(4, 8).all_reduce(size) == pytest.approx(2 * 31 / 32 * size * NETWORK.beta, rel=0.1)
     assert nccl(4, 8, oversubscription=2).all_reduce(size) == pytest.approx(2 * nccl(4, 8).all_reduce(size), rel=0.1)
-
-
-def test_two_levels_send_a_nodes_part_between_nodes() -> None:
-    top = Topology(4, 8, INSIDE, NETWORK)
-    size = 1 << 30
-    inside = 2 * 7 / 8 * size * INSIDE.beta
-    between = 2 * 3 / 4 * size / 8 * (8 * NETWORK.beta)
-    assert TwoLevelCollectives(top).all_reduce(size) == pytest.approx(inside + between, rel=0.01)
 
 
 @pytest.mark.parametrize(

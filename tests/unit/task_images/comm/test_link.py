@@ -5,6 +5,7 @@ from typing import cast
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from task_images.comm.link import Link, measure_burst, measure_cost
@@ -61,3 +62,17 @@ def test_messages_that_measure_the_network_are_left_out_of_the_figures() -> None
         link.book(torch.zeros(10), 1.0)
         assert (link.messages, link.bytes) == (2, 42)
     assert (link.messages, link.bytes, link.wire_bytes) == (1, 2, 3.0)
+
+
+def test_a_swap_is_ready_to_receive_before_it_sends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """gloo's "ready" for what comes would else wait behind what goes: two ranks took 2.2 times a message's time."""
+    calls: list[tuple[str, int]] = []
+    for name in ("isend", "irecv"):
+        monkeypatch.setattr(dist, name, lambda tensor, peer, group, name=name: calls.append((name, peer)))
+    link = object.__new__(Link)
+    link.messages, link.bytes, link.wire_bytes, link._delay = 0, 0, 0.0, None
+    link.host_pairs, link.device = False, torch.device("cpu")
+    link.__dict__["group"] = None
+    link.start_swap(torch.zeros(10), [1, 2])
+    assert calls == [("irecv", 1), ("irecv", 2), ("isend", 1), ("isend", 2)]
+    assert link.wire_bytes == 80
