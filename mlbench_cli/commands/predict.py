@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -14,13 +14,14 @@ from mlbench_cli.commands._common import Format, Output, complete_runs, results_
 from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
 from mlbench_cli.model.network import NetworkShape, format_rate, format_seconds, parse_network
 from mlbench_cli.model.run import JsonObject
+from mlbench_cli.predict.samples import SamplesToGoal, choose_model, read_noise_scale, read_point
 from mlbench_cli.results.analysis.numbers import SAMPLES_PER_SECOND, format_value
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.verify import open_verified
 from mlbench_cli.results.figures.predictions import PredictedPair, draw_predictions
 from mlbench_cli.simulator.calibration import FILE, HOW, Calibration, find_link, parse_calibration, read_probe
 from mlbench_cli.simulator.gloo import Link
-from mlbench_cli.simulator.predict import MIN_LATENCY, Prediction, Scenario, advise, totals
+from mlbench_cli.simulator.predict import MIN_LATENCY, Prediction, Scenario, advise
 from mlbench_cli.simulator.predict import predict as predict_step
 from mlbench_cli.simulator.published import SUPPORTED, compare_published, summarize
 from mlbench_cli.simulator.stragglers import parse_spread
@@ -77,6 +78,15 @@ def predict(
         float | None,
         typer.Option("--price", min=0.0, metavar="RATE", help="price of a worker for an hour; default: the run's"),
     ] = None,
+    more: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--from",
+            metavar="RUN",
+            help="another run of the task at another batch size, for the samples to its goal; repeatable",
+            autocompletion=complete_runs,
+        ),
+    ] = None,
     charts: Annotated[
         Path | None, typer.Option("--charts", metavar="FOLDER", help="with --check: draw it into this folder")
     ] = None,
@@ -128,7 +138,8 @@ def predict(
             _show_advice(calibration, link, error, scenarios[0], output)
             return
         found = [predict_step(calibration, link, error, scenario) for scenario in scenarios]
-        _show(found, archive, link, error, price if price is not None else _price(archive), output)
+        needed = _find_samples(archive, more or (), unproven)
+        _show(found, archive, link, error, needed, price if price is not None else _price(archive), output)
 
 
 # --- what is asked for ------------------------------------------------------------------------------------------------
@@ -256,30 +267,99 @@ def _price(archive: Archive) -> float | None:
     return None if per_hour is None else float(per_hour) / int(archive.run["spec"]["workers"])
 
 
+def _find_samples(archive: Archive, more: Sequence[str], unproven: bool) -> SamplesToGoal | None:
+    """Samples to the goal of the run, over the batch size; None if it did not reach its goal and no others are given.
+
+    Raises UsageError for one of `more` that did not, or that is of another task.
+    """
+    try:
+        points = [read_point(archive.run, archive.result)]
+    except UsageError:
+        if more:
+            raise
+        return None
+    task = archive.run["spec"]["task"]
+    for name in more:
+        with _open(name, unproven) as other:
+            if other.run["spec"]["task"] != task:
+                raise UsageError(f'The run "{name[:60]}" is of {other.run["spec"]["task"]}, not of {task}.')
+            points.append(read_point(other.run, other.result))
+    return choose_model(task, points, read_noise_scale(archive.result))
+
+
+@dataclass(frozen=True)
+class _Totals:
+    """Samples, seconds and price until the goal. `kept`: see SamplesToGoal; None: the samples are the run's own, and
+    the figures a bound if the batch size is not the run's."""
+
+    samples: float
+    seconds: float
+    price: float | None
+    kept: float | None
+    bound: str = ""
+
+
+def _totals(found: Prediction, needed: SamplesToGoal | None, price: float | None, each: int) -> _Totals | None:
+    """Until the goal; None if the run did not reach it. `price` is a worker's for an hour; it has `each` ranks."""
+    if needed is None:
+        return None
+    batch = found.scenario.ranks * found.batch
+    samples = needed.samples(batch)
+    bound = "" if samples is not None else "at least " if batch > needed.at else "at most "
+    samples = needed.known if samples is None else samples
+    seconds = samples / batch * found.step.seconds
+    cost = None if price is None else price * math.ceil(found.scenario.ranks / each) * seconds / 3600
+    return _Totals(samples, seconds, cost, needed.kept(batch), bound)
+
+
 def _show(
-    found: Sequence[Prediction], archive: Archive, link: Link, error: float, price: float | None, output: Format
+    found: Sequence[Prediction],
+    archive: Archive,
+    link: Link,
+    error: float,
+    needed: SamplesToGoal | None,
+    price: float | None,
+    output: Format,
 ) -> None:
-    seconds = totals(found, archive.result.get("samples"))
     each = int(archive.run["spec"]["processes_per_worker"])
-    prices = [
-        None if total is None or price is None else price * math.ceil(item.scenario.ranks / each) * total / 3600
-        for item, total in zip(found, seconds, strict=True)
-    ]
+    totals = [_totals(item, needed, price, each) for item in found]
+    currency = str(archive.run["spec"]["price"].get("currency") or "USD")
     if output == Format.json:
         rows = [
-            {**item.to_dict(), "seconds_to_goal": total, "price_to_goal": cost}
-            for item, total, cost in zip(found, seconds, prices, strict=True)
+            {
+                **item.to_dict(),
+                "seconds_to_goal": total and total.seconds,
+                "price_to_goal": total and total.price,
+                "currency": currency,
+                "samples_to_goal": total and total.samples,
+                "samples_kept": total and total.kept,
+                "bound": (total and total.bound.strip()) or None,
+            }
+            for item, total in zip(found, totals, strict=True)
         ]
-        console.out_json({"schema_version": 1, "run": archive.run["name"], "model_error": error, "predictions": rows})
+        console.out_json(
+            {
+                "schema_version": 1,
+                "run": archive.run["name"],
+                "model_error": error,
+                "samples_basis": needed.basis if needed else None,
+                "samples_note": needed.note if needed else None,
+                "predictions": rows,
+            }
+        )
         return
     console.out_table(
         [
             *("METHOD", "WORKERS", "NETWORK", "STEP", "INTERVAL", "EFFICIENCY", "EXPOSED", "SENT", "THROUGHPUT"),
-            *("TO GOAL", "PRICE", "BASIS"),
+            *("SAMPLES KEPT", "TO GOAL", f"PRICE {currency}", "BASIS"),
         ],
-        [_cells(item, total, cost) for item, total, cost in zip(found, seconds, prices, strict=True)],
-        droppable=["SENT", "TO GOAL", "THROUGHPUT", "PRICE", "EXPOSED", "EFFICIENCY"],
+        [_cells(item, total) for item, total in zip(found, totals, strict=True)],
+        droppable=["SENT", "EXPOSED", "THROUGHPUT", "EFFICIENCY", f"PRICE {currency}", "SAMPLES KEPT", "TO GOAL"],
     )
+    if needed is None:
+        console.note("The run has not reached its goal: nothing tells how many samples that takes.")
+    else:
+        console.note(f"{needed.note[0].upper()}{needed.note[1:]}.")
     if spread := found[0].scenario.spread:
         console.note(f"Ranks that wait for each other wait for the slowest: computing times spread by {spread:.1%}.")
     name = archive.run["name"]
@@ -298,7 +378,7 @@ def _show(
     )
 
 
-def _cells(found: Prediction, total: float | None, cost: float | None) -> list[object]:
+def _cells(found: Prediction, total: _Totals | None) -> list[object]:
     step = found.step
     return [
         *(found.scenario.method.name, found.scenario.ranks, found.scenario.network_text),
@@ -308,8 +388,9 @@ def _cells(found: Prediction, total: float | None, cost: float | None) -> list[o
         format_seconds(step.exposed) if step.exposed > 1e-7 else "0",
         f"{step.sent_bytes / 1e6:.3g} MB",
         format_value(found.scenario.ranks * found.batch / step.seconds, SAMPLES_PER_SECOND),
-        None if total is None else console.duration(total),
-        None if cost is None else f"{cost:.4g}",
+        None if total is None or total.kept is None else f"{100 * total.kept:.0f} %",
+        None if total is None else f"{total.bound}{console.duration(total.seconds)}",
+        None if total is None or total.price is None else f"{total.bound}{total.price:.4g}",
         found.basis,
     ]
 

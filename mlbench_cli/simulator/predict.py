@@ -1,6 +1,6 @@
 """From a calibration to steps at other sizes, on other networks and with other methods, each with an interval."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TypedDict
 
@@ -234,10 +234,3 @@ def _with_more_work(calibration: Calibration, factor: float) -> Calibration:
     ]
     low, middle, high = workloads
     return replace(calibration, workload=middle, low=low, high=high, batch=int(calibration.batch * factor))
-
-
-def totals(predictions: Sequence[Prediction], samples: float | None) -> list[float | None]:
-    """Seconds until as many samples are trained as the run needed, for each prediction; None if that is not known."""
-    if not samples:
-        return [None] * len(predictions)
-    return [samples / (found.scenario.ranks * found.batch) * found.step.seconds for found in predictions]

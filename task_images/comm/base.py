@@ -137,6 +137,7 @@ class Strategy:
     optimizer: torch.optim.Optimizer
     model: nn.Module  # as given to `attach`, without any wrapper
     place: Placement
+    on_mean: Callable[[list[Tensor]], None] | None = None  # called in `step` with the gradients after the exchange
     checked: Mapping[str, Any] = MappingProxyType({})  # what its self-check has compared, for the result
 
     def attach(
@@ -188,6 +189,9 @@ class Strategy:
         is_alone = self.place.size == 1
         with NOTHING if is_alone else self._section("communication"):
             self._reduce()
+        if self.on_mean is not None:
+            with self._section("metrics"):
+                self.on_mean(self._gradients())
         with self._section("optimizer"):
             updated = self._apply(rate, clip)
         with NOTHING if is_alone else self._section("communication"):

@@ -21,6 +21,7 @@ from task_images.harness.goals import GoalWatch
 from task_images.harness.loop import Loop, Plan, Unit, Values
 from task_images.harness.losses import check_finite, make_divergence_error
 from task_images.harness.metrics import Mean, Metric, collect
+from task_images.harness.noise_scale import NoiseScale
 from task_images.harness.precision import Precision, set_arithmetic
 from task_images.harness.replicas import average_buffers
 from task_images.harness.report import Reporter
@@ -113,6 +114,7 @@ class Trainer(Loop[P], Generic[P]):
         self._is_calibrated = self._shall_be_calibrated()
         if self._is_calibrated:
             self._calibrate()
+        self._noise = NoiseScale(self.world, self.model, self.strategy) if self.world.contract.calibrate else None
         self._trained = self.strategy.attach(
             Placement(self.world), self.model, self.make_optimizer, tracker=self.tracker
         )
@@ -123,6 +125,9 @@ class Trainer(Loop[P], Generic[P]):
     def _update(self, update: Update[P], rate: float) -> bool:
         section = self.tracker.section
         losses: list[PassLoss] = []
+        noise = self._noise
+        if noise is not None:
+            noise.begin(update, self._precision.factor)
         self.strategy.begin(update.weight, update.total, update.count, self._precision.scale)
         # A pass that is there is not waited for.
         passes = update.passes if isinstance(update.passes, list) else self.tracker.waiting(update.passes)
@@ -134,6 +139,8 @@ class Trainer(Loop[P], Generic[P]):
                 seed_device(self.world.device, self.world.contract.seed, *path)
             if self.graphs is not None:
                 self.graphs.begin_pass()
+            if noise is not None:
+                noise.begin_pass()
             with self.strategy.last_pass() if number == update.count - 1 else contextlib.nullcontext():
                 with section("forward"), self._precision.autocast():
                     outputs = self.work.forward(self._trained, data)
@@ -141,8 +148,12 @@ class Trainer(Loop[P], Generic[P]):
                     loss = self.work.loss(outputs, data)
                 with section("backward"):
                     loss.backward(self._precision.factor)
+            if noise is not None:
+                noise.end_pass()
             losses.append(loss)
         updated = self.strategy.step(rate, self.clip)
+        if noise is not None:
+            noise.end()
         if not updated and self._precision.scale is None:
             raise make_divergence_error(NOT_FINITE)
         if updated:
@@ -150,6 +161,11 @@ class Trainer(Loop[P], Generic[P]):
                 for loss in losses:
                     self.losses.add(loss.mean, loss.weight)
         return updated
+
+    def _validate_and_report(self, epoch: int, is_last: bool) -> None:
+        if self._noise is not None and self._noise.collect() and (samples := self._noise.smoothed) is not None:
+            self.report.metric("noise_scale", samples, epoch=epoch, step=self.position.total, unit="samples")
+        super()._validate_and_report(epoch, is_last)
 
     def _shall_be_calibrated(self) -> bool:
         """Whether the run is to leave what a prediction needs: if asked to, and if speed is all that it measures.
@@ -244,6 +260,9 @@ class Trainer(Loop[P], Generic[P]):
         }
         if self.strategy.checked:
             facts["self_check"] = dict(self.strategy.checked)
+        if self._noise is not None:
+            self._noise.collect()
+            facts["noise_scale"] = self._noise.to_dict()
         if self._gpu is not None and (sampled := self._gpu.facts()):
             facts["gpu"] = sampled
         if self._flops is not None:

@@ -190,6 +190,10 @@ ALLOWED: dict[str, tuple[str, ...]] = {
             "task_images.comm.presets",
         ),
     ),
+    "mlbench_cli.predict": (
+        *("mlbench_cli.errors", "mlbench_cli.model.goals", "mlbench_cli.model.network", "mlbench_cli.simulator"),
+        *("task_images.comm.methods", "task_images.comm.presets"),
+    ),
     # It runs on machines without the client: of the tool, only what is copied there.
     "mlbench_cli.agent": (
         "mlbench_cli.util.files",
@@ -238,6 +242,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         ),
         *("mlbench_cli.tasks.registries", "mlbench_cli.tasks.image_builds", "mlbench_cli.clusters.registry_login"),
         *("mlbench_cli.runs", "mlbench_cli.results", "mlbench_cli.server", "mlbench_cli.simulator"),
+        "mlbench_cli.predict",
         *(
             "mlbench_cli.engines.base",
             "mlbench_cli.agent.lock",

@@ -261,3 +261,24 @@ def test_the_published_table_is_predicted(predict: Command) -> None:
     errors = [abs(cell["error"]) for cell in cells if cell["method"] == "BSP-A2A" and not cell["is_calibration"]]
     assert len(cells) == 189
     assert sum(errors) / len(errors) <= 0.10
+
+
+def test_a_larger_batch_needs_more_samples_as_other_runs_tell(tmp_path: Path, predict: Command) -> None:
+    """100 samples at batch 64, 200 at 256: E_min is 66.7 and B_crit 128, so that 128 samples a step take 133."""
+    details = [
+        {"global_batch": batch, "goals": {"full": {"samples": count}}} for batch, count in ((64, 100), (256, 200))
+    ]
+    near, far = (str(calibrated_run(tmp_path / str(n), details=item)) for n, item in enumerate(details))
+    document = json.loads(predict(near, "--from", far, "--workers", "2,4", "-o", "json"))
+    assert document["samples_basis"] == "measured"
+    own, other = document["predictions"]
+    assert (own["samples_kept"], own["bound"]) == (1, None)
+    assert other["samples_to_goal"] == pytest.approx(400 / 3)
+    assert other["samples_kept"] == pytest.approx(0.75)
+    assert other["seconds_to_goal"] == pytest.approx(400 / 3 / 128 * other["step_seconds"])
+    alone = json.loads(predict(near, "--workers", "4", "-o", "json"))["predictions"][0]
+    assert (alone["bound"], alone["samples_kept"], alone["samples_to_goal"]) == ("at least", None, pytest.approx(100))
+    noisy = {**details[0], "noise_scale": {"samples": 128.0}}
+    guessed = json.loads(predict(str(calibrated_run(tmp_path / "c", details=noisy)), "--workers", "4", "-o", "json"))
+    assert guessed["samples_basis"] == "guessed"
+    assert guessed["predictions"][0]["samples_kept"] == pytest.approx(0.75)
