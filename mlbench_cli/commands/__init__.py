@@ -43,6 +43,7 @@ PANELS: dict[str, dict[str, Command]] = {
         "sign": Command("mlbench_cli.commands.sign", "sign", "Sign archives with an OpenSSH key"),
         "gate": Command("mlbench_cli.commands.gate", "gate", "Check results against a baseline in CI"),
         "reproduce": Command("mlbench_cli.commands.reproduce", "reproduce", "Run a result again and compare it"),
+        "site": Command("mlbench_cli.commands.site", "site", "Build a results site that readers can verify"),
         "baselines": Command(
             "mlbench_cli.commands.baselines", "baselines", "Check machines against their expected performance"
         ),

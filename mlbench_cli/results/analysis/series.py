@@ -209,10 +209,14 @@ def collect(archives: Iterable[Archive], min_runs: int = 1) -> Series:
 
     Raises UsageError for two archives of one run that differ.
     """
+    return group_runs(map(measure, drop_duplicates(archives)), min_runs)
+
+
+def group_runs(runs: Iterable[Measurement], min_runs: int = 1) -> Series:
+    """The series of runs that were measured before, each of which is there once."""
     cells: dict[ComparisonKey, list[Measurement]] = {}
     # A run that failed early did not report its goal or data; it joins those with its settings that did.
-    measured = map(measure, drop_duplicates(archives))
-    for run in sorted(measured, key=lambda run: (run.whole_run, run.name, run.source)):
+    for run in sorted(runs, key=lambda run: (run.whole_run, run.name, run.source)):
         kin = (key for key in cells if not run.good and run.whole_run and key.covers(run.key))
         cells.setdefault(next(kin, run.key), []).append(run)
     facts = [key.facts() for key in cells]

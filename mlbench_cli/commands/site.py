@@ -1,0 +1,86 @@
+"""`mlbench site`: results that others can read, check and repeat, as static pages."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mlbench_cli import console
+from mlbench_cli.commands._common import Format
+
+HELP_NAMES = {"help_option_names": ["-h", "--help"]}
+
+site = typer.Typer(rich_markup_mode=None, context_settings=HELP_NAMES, add_completion=False)
+
+
+@site.callback()
+def about() -> None:
+    """Build a results site from archives, or start a repository of results."""
+
+
+@site.command(context_settings=HELP_NAMES)
+def build(
+    folders: Annotated[list[Path], typer.Argument(metavar="FOLDER...", help="folders with archives and receipts")],
+    target: Annotated[Path, typer.Option("--output", metavar="DIR", help="folder of the site")] = Path("site"),
+    title: Annotated[str, typer.Option("--title", help="title of the site")] = "mlbench results",
+    address: Annotated[
+        str, typer.Option("--address", metavar="URL", help="where the site will be, for the commands it shows")
+    ] = "",
+    signers: Annotated[
+        Path | None, typer.Option("--signers", metavar="FILE", help="file of allowed signers, as git's")
+    ] = None,
+    pyodide: Annotated[
+        Path | None,
+        typer.Option(
+            "--pyodide",
+            metavar="FILE",
+            help='npm package of Pyodide, for "Verify here"; get it with: npm pack pyodide@314.0.7',
+        ),
+    ] = None,
+    worker_hour: Annotated[
+        float | None,
+        typer.Option(
+            "--worker-hour", min=0, metavar="USD", help="price per worker and hour of runs without a known price"
+        ),
+    ] = None,
+    leave_out: Annotated[
+        bool, typer.Option("--leave-out", help="leave out archives that do not verify, and list them")
+    ] = False,
+    output: Annotated[Format, typer.Option("-o", help="text, or one JSON document")] = Format.text,
+) -> None:
+    """Build a static results site: every number comes from an archive that mlbench verifies first.
+
+    It has a page per task and per result, filters, time against cost, index.json and results.csv, and works without
+    JavaScript. With --pyodide, readers verify archives in their browser. The exit code is 7 if an archive does not
+    verify. Serve it over http, e.g. with python -m http.server.
+    """
+    from mlbench_cli.results.site.build import SiteOptions, build_site
+
+    options = SiteOptions(title, address, signers, pyodide, worker_hour, leave_out)
+    summary = build_site(folders, target, options, notice=console.note)
+    for refused in summary.refused:
+        console.warn(f"left out: {refused.source}: {refused.message}")
+    disclosed = {kind: len(values) for kind, values in summary.disclosed.items()}
+    if output is Format.json:
+        console.out_json(
+            {
+                "site": str(target.absolute()),
+                "results": summary.claims,
+                "archives": summary.archives,
+                "receipts": summary.receipts,
+                "bytes_of_archives": summary.bytes,
+                "largest_page_bytes": summary.largest_page,
+                "refused": [each._asdict() for each in summary.refused],
+                "disclosed": disclosed,
+            }
+        )
+        return
+    console.out(str(target / "index.html"))
+    console.note(
+        f"{summary.claims} results from {summary.archives} archives ({console.size(summary.bytes)}), "
+        f"{summary.receipts} receipts; largest page {console.size(summary.largest_page)}"
+    )
+    if disclosed:
+        told = ", ".join(f"{count} {kind}" for kind, count in disclosed.items())
+        console.note(f"The archives tell of their authors: {told}. mlbench download NAME --anonymous leaves these out.")
+    console.note(f"Next: python -m http.server --directory {target}")

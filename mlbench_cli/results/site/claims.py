@@ -1,0 +1,316 @@
+"""Results as a site lists them: repeats of one setting are one claim, and jobs say which claims may be compared."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from mlbench_cli.results.analysis.numbers import SAMPLES_PER_SECOND, SECONDS, format_estimate, unit_of, value_range
+from mlbench_cli.results.analysis.series import Group, Point, group_runs
+from mlbench_cli.results.analysis.statistics import Estimate, estimate
+from mlbench_cli.results.figures.scaling import Job, split_jobs
+from mlbench_cli.results.site.entries import Entry, Withdrawal
+from mlbench_cli.util.text import shorten
+
+
+@dataclass(frozen=True)
+class ReceiptNote:
+    """A receipt that is derived from archives of this site. `original` and `reproduction` are their digests."""
+
+    file: str
+    verdict: str  # reproduced, different, cannot_tell
+    reason: str
+    margin: float
+    created: str
+    original: tuple[str, ...]
+    reproduction: tuple[str, ...]
+    signer: str | None
+
+
+@dataclass(frozen=True)
+class Claim:
+    """All repeats of one setting with one number of workers.
+
+    id           names its page: a digest of the setting, so that further repeats do not move it
+    worker_hour  US dollars per worker and hour for runs without a known price; None: they have no cost
+    withdrawn    why it no longer counts; its entries are all withdrawn, or none is
+    """
+
+    id: str
+    group: Group
+    point: Point
+    entries: tuple[Entry, ...]
+    worker_hour: float | None = None
+    withdrawn: tuple[Withdrawal, ...] = ()
+    receipts: tuple[ReceiptNote, ...] = ()
+
+    @property
+    def task(self) -> str:
+        """The task that was run."""
+        return self.group.task
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """The setting, as texts."""
+        return self.group.facts
+
+    @property
+    def machine(self) -> str:
+        """The machines of the ranks, in words."""
+        return self.entries[0].said.get("hardware") or self.entries[0].machine
+
+    @property
+    def method(self) -> str:
+        """How the ranks communicate."""
+        return self.facts["method"]
+
+    @property
+    def network(self) -> str:
+        """The network that was asked for; empty for the machines' own."""
+        return self.facts["network"]
+
+    @property
+    def division(self) -> str:
+        """Closed, open or none."""
+        return self.facts["division"] or "none"
+
+    @property
+    def division_text(self) -> str:
+        """ "closed division", "no division"."""
+        return f"{'no' if self.division == 'none' else self.division} division"
+
+    @property
+    def is_good(self) -> bool:
+        """Whether a run succeeded and the claim still counts, so that it has a figure."""
+        return bool(self.point.good) and not self.withdrawn
+
+    @property
+    def value(self) -> Estimate | None:
+        """What the claim is ranked by: its time, or the metric that a time budget led to."""
+        if not self.point.good:
+            return None
+        return self.point.value if self.group.after_time else self.point.seconds
+
+    @property
+    def unit(self) -> str:
+        """The unit of `value`."""
+        return unit_of(self.group.metric) if self.group.after_time else SECONDS
+
+    @property
+    def value_text(self) -> str:
+        """The value with its interval, or how the runs ended."""
+        if not self.point.good:
+            return ", ".join(sorted({run.outcome.replace("_", " ") for run in self.point.bad}))
+        return format_estimate(self.value, self.unit)
+
+    @property
+    def throughput_text(self) -> str:
+        """Samples per second with interval."""
+        return format_estimate(self.point.throughput, SAMPLES_PER_SECOND) if self.point.good else "–"
+
+    @cached_property
+    def cost(self) -> Estimate | None:
+        """US dollars of one run; None if a run has no known price and the site names none."""
+        if not self.point.good:
+            return None
+        names = {run.name for run in self.point.good}
+        costs = [self._cost_of(entry) for entry in self.entries if entry.name in names]
+        known = [cost for cost in costs if cost is not None]
+        return estimate(known) if known and len(known) == len(costs) else None
+
+    @property
+    def has_list_price(self) -> bool:
+        """Whether the cost is that of the cloud's price list, recorded with the runs."""
+        return all(entry.price is not None for entry in self.entries)
+
+    def _cost_of(self, entry: Entry) -> float | None:
+        if entry.price is not None:
+            return entry.price
+        if self.worker_hour is None:
+            return None
+        return self.worker_hour * self.point.workers * entry.wall_seconds / 3600
+
+    @property
+    def worker_seconds(self) -> float | None:
+        """Workers times seconds of a run, the price where no price is known."""
+        return self.point.workers * self.point.seconds.mean if self.point.good else None
+
+    @property
+    def signers(self) -> tuple[str, ...]:
+        """Who signed the archives; empty unless all are signed by somebody whom the site lists."""
+        names = {entry.signer for entry in self.entries}
+        return () if None in names else tuple(sorted(name for name in names if name))
+
+    @property
+    def date(self) -> str:
+        """The day of the first run."""
+        return min(entry.created for entry in self.entries)[:10]
+
+    @property
+    def version(self) -> str:
+        """The mlbench that ran it."""
+        return ", ".join(sorted({entry.mlbench for entry in self.entries}))
+
+    @property
+    def title(self) -> str:
+        """What was run, in a few words: "digits_resnet (tiny), bsp, 2 workers"."""
+        preset = "" if self.facts["preset"] in ("spec", "custom") else f" ({self.facts['preset']})"
+        words = [f"{self.task}{preset}", self.method, f"{self.point.workers} worker{'s' * (self.point.workers > 1)}"]
+        return ", ".join(filter(None, [*words, self.network]))
+
+    @property
+    def counted(self) -> str:
+        """How many runs there are, and how many of them succeeded if not all did."""
+        total = len(self.point.good) + len(self.point.bad)
+        return str(total) if not self.point.bad else f"{len(self.point.good)} of {total}"
+
+    def to_dict(self) -> dict[str, object]:
+        """The claim as index.json has it: what programs read."""
+        value, cost = self.value, self.cost
+        ends = None if value is None else value_range(value)
+        return {
+            "id": self.id,
+            "page": f"results/{self.id}.html",
+            "task": self.task,
+            "preset": self.facts["preset"],
+            "goal": self.facts["goal"] or None,
+            "division": self.division,
+            "machine": self.machine,
+            "method": self.method,
+            "network": self.network or None,
+            "workers": self.point.workers,
+            "value": None if value is None else value.mean,
+            "low": ends[0] if ends else None,
+            "high": ends[1] if ends else None,
+            "unit": self.unit if not self.group.after_time else self.group.metric,
+            "runs": len(self.point.good),
+            "failed_runs": len(self.point.bad),
+            "cost_usd": None if cost is None else cost.mean,
+            "cost_is_list_price": None if cost is None else self.has_list_price,
+            "conditions": list(self.point.labels),
+            "signers": list(self.signers),
+            "date": self.date,
+            "mlbench": self.version,
+            "status": "withdrawn" if self.withdrawn else "stands",
+            "receipts": [note.file for note in self.receipts],
+            "archives": [
+                {
+                    "file": entry.file,
+                    "digest": entry.digest,
+                    "sha256": entry.sha256,
+                    "bytes": entry.size,
+                    "seed": entry.seed,
+                    "signer": entry.signer,
+                }
+                for entry in self.entries
+            ],
+        }
+
+
+@dataclass(frozen=True)
+class Contest:
+    """Claims that may be compared: they did the same job. `claims` are in order, the best first."""
+
+    name: str
+    job: Job
+    claims: tuple[Claim, ...]
+
+    @property
+    def key(self) -> str:
+        """Its name in file names."""
+        return hashlib.sha256(self.name.encode()).hexdigest()[:8]
+
+    @property
+    def title(self) -> str:
+        """The name, with the preset if it does not say it."""
+        preset = self.job.groups[0].facts["preset"]
+        return (
+            self.name
+            if preset in (*self.name.replace("(", " ").replace(",", " ").split(), "spec", "custom")
+            else f"{self.name} ({preset})"
+        )
+
+    @property
+    def good(self) -> tuple[Claim, ...]:
+        """The claims that have a figure and count."""
+        return tuple(claim for claim in self.claims if claim.is_good)
+
+    @property
+    def fastest(self) -> Claim | None:
+        """The best claim of the contest."""
+        return self.good[0] if self.good else None
+
+    @property
+    def cheapest(self) -> Claim | None:
+        """The claim of least cost, among those whose cost is known."""
+        known = [claim for claim in self.good if claim.cost is not None]
+        return min(known, key=lambda claim: claim.cost.mean if claim.cost else 0.0, default=None)
+
+
+def make_contests(
+    entries: Sequence[Entry], withdrawn: Sequence[Withdrawal] = (), worker_hour: float | None = None
+) -> list[Contest]:
+    """The contests of all entries, by task; each run counts once."""
+    unique = {entry.run: entry for entry in reversed(entries)}
+    gone = {each.digest: each for each in withdrawn}
+    contests: dict[str, Contest] = {}
+    for is_withdrawn in (False, True):
+        own = [entry for entry in unique.values() if (entry.digest in gone) is is_withdrawn]
+        for job in _split(own):
+            claims = [_mark(claim, gone) for claim in _claims(job, own, worker_hour)]
+            known = contests.get(job.name)
+            together = [*(known.claims if known else ()), *claims]
+            contests[job.name] = Contest(job.name, known.job if known else job, _rank(together))
+    return sorted(contests.values(), key=lambda contest: (contest.job.task, contest.name))
+
+
+def _split(entries: Sequence[Entry]) -> list[Job]:
+    series = group_runs(entry.measurement for entry in entries)
+    prices = {entry.name: entry.price for entry in entries if entry.price is not None}
+    return split_jobs(series, prices, published=False)
+
+
+def _claims(job: Job, entries: Sequence[Entry], worker_hour: float | None) -> Iterator[Claim]:
+    by_source = {entry.measurement.source: entry for entry in entries}
+    for group in job.groups:
+        for point in group.points:
+            own = tuple(by_source[run.source] for run in (*point.good, *point.bad))
+            yield Claim(_identify(group.facts, point.workers), group, point, own, worker_hour)
+
+
+def _identify(facts: Mapping[str, str], workers: int) -> str:
+    text = json.dumps([sorted(facts.items()), workers])
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _mark(claim: Claim, gone: Mapping[str, Withdrawal]) -> Claim:
+    found = tuple(gone[entry.digest] for entry in claim.entries if entry.digest in gone)
+    # The page of runs that stand must not be that of runs that were withdrawn.
+    return replace(claim, id=f"{claim.id}-withdrawn", withdrawn=found) if found else claim
+
+
+def _rank(claims: Iterable[Claim]) -> tuple[Claim, ...]:
+    def place(claim: Claim) -> tuple[int, float, str]:
+        value = claim.value
+        if value is None:
+            return 1, 0.0, claim.id
+        return (2 if claim.withdrawn else 0), (-value.mean if claim.group.after_time else value.mean), claim.id
+
+    return tuple(sorted(claims, key=place))
+
+
+def attach_receipts(contests: Sequence[Contest], notes: Sequence[ReceiptNote]) -> list[Contest]:
+    """The contests with each receipt at the claims that it is about."""
+
+    def add(claim: Claim) -> Claim:
+        own = {entry.digest for entry in claim.entries}
+        found = tuple(note for note in notes if own & {*note.original, *note.reproduction})
+        return replace(claim, receipts=found) if found else claim
+
+    return [replace(contest, claims=tuple(map(add, contest.claims))) for contest in contests]
+
+
+def describe_setting(claim: Claim) -> list[tuple[str, str]]:
+    """What was run, a row per fact that says something."""
+    return [(name, shorten(value, 300)) for name, value in claim.facts.items() if value]

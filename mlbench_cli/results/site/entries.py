@@ -1,0 +1,267 @@
+"""What a site knows of one archive: read once, while it is verified, into plain data that processes can exchange."""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mlbench_cli.errors import NotFoundError, UsageError
+from mlbench_cli.results.analysis.series import Measurement, measure
+from mlbench_cli.results.archive.layout import DamagedArchive, UnprovenArchive
+from mlbench_cli.results.archive.pack import pack
+from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.archive.sign import OriginError, check_origin
+from mlbench_cli.results.archive.verify import open_verified
+from mlbench_cli.results.receipts import archive_digest
+from mlbench_cli.storage import run_folder
+from mlbench_cli.util.text import one_line
+
+ARCHIVES = "archives"
+ENTRY = "entry.json"  # beside an archive: what its submitter says
+WITHDRAWN = "withdrawn.jsonl"  # at the top of a folder: archives that no longer count
+MAX_ENTRY_BYTES = 64 << 10
+ENTRY_FIELDS = ("submitter", "hardware", "note", "supersedes")
+MANY = 24  # archives from which on several processes pay
+_FILE_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One verified archive.
+
+    digest      SHA-256 of its SHA256SUMS: what receipts name it by; a signature does not change it
+    file        its place on the site, such as archives/digits-2-0f3a….zip, with `sha256` and `size` of that file
+    source      where it came from
+    price       US dollars that the run cost; None if no price is known
+    disclosed   what it tells of its author, by kind: host names, command line, number of packages
+    said        entry.json beside it: words of its submitter, no figures
+    """
+
+    digest: str
+    file: str
+    sha256: str
+    size: int
+    source: str
+    name: str
+    run: str
+    created: str
+    mlbench: str
+    seed: int
+    machine: str
+    measurement: Measurement
+    price: float | None
+    wall_seconds: float
+    summary: str
+    official_line: str | None
+    findings: tuple[tuple[str, str, str], ...]  # code, summary, hint
+    signer: str | None
+    origin: str  # why nobody is proven to have signed it; empty if somebody is
+    disclosed: Mapping[str, tuple[str, ...]]
+    said: Mapping[str, str]
+
+
+class Refusal(NamedTuple):
+    """An archive that a site does not show, and why. `code` is unproven, or the problem's code of `verify`."""
+
+    source: str
+    code: str
+    message: str
+
+
+class Withdrawal(NamedTuple):
+    """A line of withdrawn.jsonl: an archive stays listed, struck out, and counts for nothing."""
+
+    digest: str
+    date: str
+    by: str
+    reason: str
+
+
+class Sources(NamedTuple):
+    """What folders hold: archives (zips and sealed folders), and JSON files that may be receipts."""
+
+    archives: tuple[Path, ...]
+    documents: tuple[Path, ...]
+    withdrawn: tuple[Withdrawal, ...]
+
+
+def find_sources(folders: Sequence[Path]) -> Sources:
+    """Everything below `folders`, or the archives that they name themselves. Raises NotFoundError, UsageError."""
+    archives: dict[Path, None] = {}
+    documents: dict[Path, None] = {}
+    withdrawn: list[Withdrawal] = []
+    for folder in folders:
+        if not folder.exists():
+            raise NotFoundError(f"There is no folder {folder}.", hint="mlbench download NAME --to FOLDER")
+        if folder.is_file() or (folder / run_folder.SUMS).is_file():
+            archives[folder] = None
+            continue
+        if (folder / WITHDRAWN).is_file():
+            withdrawn += _read_withdrawn(folder / WITHDRAWN)
+        for place, names, files in os.walk(folder):
+            names.sort()
+            if run_folder.SUMS in files:
+                archives[Path(place)] = None
+                names.clear()
+                continue
+            names[:] = [name for name in names if not name.startswith(".")]
+            for name in sorted(files):
+                if name.endswith(".zip"):
+                    archives[Path(place, name)] = None
+                elif name.endswith(".json") and name != ENTRY:
+                    documents[Path(place, name)] = None
+    return Sources(tuple(archives), tuple(documents), tuple(withdrawn))
+
+
+def read_entries(paths: Sequence[Path], site: Path, signers: Path | None) -> Iterator[Entry | Refusal]:
+    """Copy each archive into the site, verify the copy, and read it; in the order of `paths`."""
+    (site / ARCHIVES).mkdir(parents=True, exist_ok=True)
+    read = partial(read_entry, site=site, signers=signers)
+    if len(paths) < MANY:
+        yield from map(read, paths)
+        return
+    with ProcessPoolExecutor() as pool:
+        yield from pool.map(read, paths, chunksize=8)
+
+
+def read_entry(path: Path, site: Path, signers: Path | None) -> Entry | Refusal:
+    """The archive at `path`, as it lies on the site: what is served is what was verified."""
+    copy = site / ARCHIVES / f".{hashlib.sha256(str(path.absolute()).encode()).hexdigest()[:24]}.zip"
+    try:
+        if path.is_dir():
+            pack(path, copy)
+        else:
+            shutil.copyfile(path, copy)
+        with open_verified(copy) as archive:
+            entry = _read(path, archive, copy, signers)
+        copy.replace(site / entry.file)
+        return entry
+    except UnprovenArchive as error:
+        copy.unlink(missing_ok=True)
+        return Refusal(str(path), "unproven", " ".join(error.details["not_derived"]))
+    except DamagedArchive as error:
+        copy.unlink(missing_ok=True)
+        where = f"{error.file}: " if error.file else ""
+        return Refusal(str(path), error.problem, f"{where}{error.plain}")
+    except OSError as error:
+        copy.unlink(missing_ok=True)
+        return Refusal(str(path), "unreadable", f"it cannot be read: {error.strerror or error}")
+
+
+def _read(path: Path, archive: Archive, copy: Path, signers: Path | None) -> Entry:
+    run, result = archive.run, archive.result
+    digest, name = archive_digest(archive), str(run["name"])
+    with open(copy, "rb") as file:
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    signer, origin = _find_signer(archive, signers)
+    price = (result["price"] or {}).get("amount")
+    measurement = measure(archive)
+    plain = name if _FILE_NAME.fullmatch(name) else "archive"
+    return Entry(
+        digest=digest,
+        file=f"{ARCHIVES}/{plain}-{digest[:12]}.zip",
+        sha256=sha256,
+        size=copy.stat().st_size,
+        source=str(path),
+        name=name,
+        run=str(run["id"]),
+        created=str(run["created"]),
+        mlbench=str(run.get("mlbench") or "unknown"),
+        seed=int(run["spec"].get("seed", 0)),
+        machine=measurement.key.machine or "unknown machine",
+        measurement=measurement,
+        price=float(price) if isinstance(price, int | float) else None,
+        wall_seconds=float(result["wall_seconds"] or 0.0),
+        summary=str(result["summary"]),
+        official_line=result["official_line"],
+        findings=tuple(
+            (str(found.get("code")), str(found.get("summary")), str(found.get("hint") or ""))
+            for found in archive.findings
+        ),
+        signer=signer,
+        origin=origin,
+        disclosed=find_disclosed(archive),
+        said=_read_said(path.parent / ENTRY),
+    )
+
+
+def find_disclosed(archive: Archive) -> dict[str, tuple[str, ...]]:
+    """What an archive tells of its author besides figures: kind to values."""
+    run, ranks = archive.run, (archive.environment.get("ranks") or {}).values()
+    provenance: Mapping[str, Any] = run.get("provenance") or {}
+    hosts = {str(rank["host"]) for rank in ranks if isinstance(rank, Mapping) and rank.get("host")}
+    hosts |= {str(state["node"]) for state in archive.result.get("worker_states") or () if state.get("node")}
+    packages = {*(provenance.get("packages") or {})}
+    for rank in ranks:
+        packages |= {*((rank.get("packages") if isinstance(rank, Mapping) else None) or {})}
+    command = " ".join(map(str, provenance.get("command_line") or ()))
+    found = {
+        "host names": tuple(sorted(hosts)),
+        "command line": (command,) if command else (),
+        "packages": tuple(sorted(packages)),
+        "session": (str(provenance["session"]),) if provenance.get("session") else (),
+    }
+    return {kind: values for kind, values in found.items() if values}
+
+
+def _find_signer(archive: Archive, signers: Path | None) -> tuple[str | None, str]:
+    if run_folder.SIGNATURE not in archive.names:
+        return None, "not signed"
+    if signers is None:
+        return None, "signed, but this site has no list of signers"
+    try:
+        return check_origin(archive, signers).principal, ""
+    except OriginError as error:
+        return None, error.message
+
+
+def _read_said(path: Path) -> dict[str, str]:
+    """The words of entry.json, cleaned. Raises UsageError for one that is wrong."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read(MAX_ENTRY_BYTES + 1)
+    except FileNotFoundError:
+        return {}
+    return parse_said(path, data)
+
+
+def parse_said(path: Path, data: bytes) -> dict[str, str]:
+    """The content of an entry.json. It repeats no number: numbers come from the archive. Raises UsageError."""
+    try:
+        if len(data) > MAX_ENTRY_BYTES:
+            raise ValueError(f"it has more than {MAX_ENTRY_BYTES} bytes")
+        document = json.loads(data)
+        if not isinstance(document, dict):
+            raise ValueError("it is no JSON object")
+        for key, value in document.items():
+            if key not in ENTRY_FIELDS:
+                raise ValueError(f'unknown field "{key[:60]}"; known: {", ".join(ENTRY_FIELDS)}')
+            if not isinstance(value, str):
+                raise ValueError(f'"{key}" is no text')
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is no description of a submission: {error}.") from None
+    return {key: one_line(value) for key, value in document.items()}
+
+
+def _read_withdrawn(path: Path) -> Iterator[Withdrawal]:
+    for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            document = json.loads(line)
+            words = [document[name] for name in Withdrawal._fields]
+            if not all(isinstance(word, str) for word in words) or not re.fullmatch("[0-9a-f]{64}", words[0]):
+                raise ValueError
+        except (ValueError, KeyError, TypeError):
+            raise UsageError(
+                f"{path}, line {number}: no withdrawal.",
+                hint='One per line: {"digest": "64 HEX DIGITS", "date": "2026-11-25", "by": "...", "reason": "..."}',
+            ) from None
+        yield Withdrawal(words[0], *map(one_line, words[1:]))

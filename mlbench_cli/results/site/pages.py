@@ -1,0 +1,165 @@
+"""Claims as HTML: an overview, pages of tasks, one page per claim. Complete without JavaScript; one policy for all."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlbench_cli import __version__
+from mlbench_cli.results.figures.look import STYLE
+from mlbench_cli.results.figures.model import Figure
+from mlbench_cli.results.figures.svg import render_svg
+from mlbench_cli.results.report.environment import make_environment, read_asset
+from mlbench_cli.results.site.claims import Claim, Contest, describe_setting
+from mlbench_cli.results.site.pictures import claim_figures, contest_figures
+from mlbench_cli.util.text import size as format_size
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+FOLDER = Path(__file__).parent / "pages"
+ASSETS = ("site.js", "verify.js", "judge-worker.js", "sshsig.js")
+# Scripts, workers and WebAssembly of this site only. A worker obeys this policy's copy in its own response, if any.
+POLICY = (
+    "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; worker-src 'self'; connect-src 'self'; "
+    "style-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'"
+)
+ROWS = 250  # of a page of a task; 300 kB
+
+
+@dataclass(frozen=True)
+class Look:
+    """What all pages of a site share. `can_verify`: the judge and Python are on the site."""
+
+    title: str
+    can_verify: bool
+    address: str = ""  # where the site will be, for the commands that it shows
+
+
+def site_css() -> str:
+    """The one style sheet: figures, report, and what only a site has."""
+    own = (FOLDER / "site.css").read_text("utf-8")
+    return "\n".join((STYLE.read_text("utf-8"), read_asset("page.css"), own))
+
+
+def render_overview(contests: Sequence[Contest], look: Look, refused: Sequence[object] = ()) -> str:
+    """index.html: every contest with its best result."""
+    tasks = _tasks(contests)
+    counts = {
+        "results": sum(len(contest.claims) for contest in contests),
+        "runs": sum(len(claim.entries) for contest in contests for claim in contest.claims),
+        "tasks": len(tasks),
+    }
+    return _render("index.html.j2", look, "", contests=contests, tasks=tasks, counts=counts, refused=refused)
+
+
+def render_task(contests: Sequence[Contest], task: str, look: Look) -> dict[str, str]:
+    """The pages of a task by name: as many as its rows need."""
+    own = [contest for contest in contests if contest.job.task == task]
+    figures = {contest.name: list(contest_figures(contest)) for contest in own}
+    rows = [(contest, claim) for contest in own for claim in contest.claims]
+    count = max(1, -(-len(rows) // ROWS))
+    names = [page_name(task, number) for number in range(1, count + 1)]
+    pages = {}
+    for number, name in enumerate(names):
+        shown = rows[number * ROWS : (number + 1) * ROWS]
+        parts = [(contest, [claim for each, claim in shown if each is contest]) for contest in own]
+        pages[name] = _render(
+            "task.html.j2",
+            look,
+            "../",
+            task=task,
+            tasks=_tasks(contests),
+            sections=[(contest, claims) for contest, claims in parts if claims],
+            figures=figures if number == 0 else {name: [] for name in figures},
+            svgs=_svgs(figure for group in figures.values() for figure in group),
+            options=_options([claim for _, claim in shown]),
+            names=names,
+            number=number + 1,
+            count=len(shown),
+            total=len(rows),
+        )
+    return pages
+
+
+def page_name(task: str, number: int) -> str:
+    """The file of a task's page."""
+    return f"tasks/{task}.html" if number == 1 else f"tasks/{task}-{number}.html"
+
+
+def render_claim(claim: Claim, contest: Contest, look: Look, site: Path) -> tuple[str, list[Figure]]:
+    """The page of a claim, and its figures."""
+    figures = claim_figures(claim, site)
+    page = _render(
+        "result.html.j2",
+        look,
+        "../",
+        claim=claim,
+        contest=contest,
+        figures=figures,
+        svgs=_svgs(figures),
+        place=_place(claim, contest),
+        neighbors=_neighbors(claim, contest),
+        setting=describe_setting(claim),
+        findings=list(dict.fromkeys(found for entry in claim.entries for found in entry.findings)),
+        task_page=page_name(claim.task, 1),
+    )
+    return page, figures
+
+
+def _render(template: str, look: Look, root: str, **values: Any) -> str:
+    return (
+        _environment()
+        .get_template(template)
+        .render(look=look, root=root, policy=POLICY, version=__version__, page_name=page_name, **values)
+    )
+
+
+@cache
+def _environment() -> "Environment":
+    environment = make_environment(FOLDER)
+    environment.filters["bytes"] = format_size
+    return environment
+
+
+def _svgs(figures: Any) -> Mapping[str, str]:
+    from markupsafe import Markup
+
+    return {figure.key: Markup(render_svg(figure)) for figure in figures}
+
+
+def _tasks(contests: Sequence[Contest]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for contest in contests:
+        found[contest.job.task] = found.get(contest.job.task, 0) + len(contest.claims)
+    return found
+
+
+def _options(claims: Sequence[Claim]) -> dict[str, list[str]]:
+    """What the filters offer: only what differs."""
+    values = {
+        "division": [claim.division for claim in claims],
+        "machine": [claim.machine for claim in claims],
+        "method": [claim.method for claim in claims],
+        "network": [claim.network or "none" for claim in claims],
+        "workers": [str(claim.point.workers) for claim in claims],
+        "signed by": [", ".join(claim.signers) or "nobody" for claim in claims],
+    }
+    found = {name: list(dict.fromkeys(each)) for name, each in values.items()}
+    found["workers"].sort(key=int)
+    return {name: each for name, each in found.items() if len(each) > 1}
+
+
+def _place(claim: Claim, contest: Contest) -> tuple[int, int] | None:
+    """Its rank among the claims of its division, and how many there are."""
+    own = [each for each in contest.good if each.division == claim.division]
+    return (own.index(claim) + 1, len(own)) if claim in own else None
+
+
+def _neighbors(claim: Claim, contest: Contest) -> list[Claim]:
+    """Up to eleven claims around it, by rank."""
+    if claim not in contest.good:
+        return []
+    at = contest.good.index(claim)
+    return list(contest.good[max(0, at - 5) : at + 6]) if len(contest.good) > 1 else []

@@ -1,0 +1,156 @@
+"""The figures of a site: time against cost with its Pareto line, the trend of a setting over time, one claim's runs."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+
+from mlbench_cli.results.analysis import collectives
+from mlbench_cli.results.analysis.numbers import SECONDS, unit_of
+from mlbench_cli.results.analysis.series import Group
+from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.figures.collectives import collective_figures
+from mlbench_cli.results.figures.curves import RunData, metric_figures
+from mlbench_cli.results.figures.look import choose_looks
+from mlbench_cli.results.figures.model import Axis, Figure, Line, Scale
+from mlbench_cli.results.figures.scaling import Job, phase_figures
+from mlbench_cli.results.figures.svg import MAX_MARKS
+from mlbench_cli.results.site.claims import Claim, Contest
+
+MAX_TREND_LINES = 7
+SHOWN_CURVES = ("goal-metric", "loss")
+
+
+def contest_figures(contest: Contest) -> Iterator[Figure]:
+    """The figures of claims that may be compared; none of a single claim."""
+    for figure in (draw_offers(contest, f"{contest.key}-offers"), draw_trend(contest, f"{contest.key}-trend")):
+        if figure is not None:
+            yield figure
+
+
+def draw_offers(contest: Contest, key: str) -> Figure | None:
+    """Time against cost, or against worker-seconds if no cost is known; the line joins what nothing else beats."""
+    if contest.job.groups[0].after_time:
+        return None
+    has_cost = any(claim.cost for claim in contest.good)
+    offers = [(claim, price) for claim in contest.good if (price := _price(claim, has_cost)) is not None]
+    if len(offers) < 2:
+        return None
+    methods = list(dict.fromkeys(claim.method for claim, _ in offers))
+    lines = []
+    for method, (color, shape) in zip(methods, choose_looks(methods), strict=True):
+        own = [(claim, price) for claim, price in offers if claim.method == method][:MAX_MARKS]
+        lines.append(
+            Line(
+                method,
+                tuple(price for _, price in own),
+                tuple(claim.point.seconds.mean for claim, _ in own),
+                notes=tuple(_place(claim) for claim, _ in own),
+                color=color,
+                shape=shape,
+                is_joined=False,
+            )
+        )
+    left = len(offers) - sum(len(line.xs) for line in lines)
+    caption = "Lower left is better. Dashed: no other result is both faster and cheaper."
+    return Figure(
+        key,
+        f"Time against {'cost' if has_cost else 'worker-seconds'}",
+        Axis("US dollars per run" if has_cost else "worker-seconds", Scale.LOG10),
+        Axis(contest.job.what, Scale.LOG10, unit=SECONDS),
+        (*lines, _draw_front(sorted((price, claim.point.seconds.mean) for claim, price in offers))),
+        caption + (f" {left} slower results are not drawn." if left else ""),
+    )
+
+
+def _price(claim: Claim, has_cost: bool) -> float | None:
+    price = (claim.cost.mean if claim.cost else None) if has_cost else claim.worker_seconds
+    return price if price and price > 0 and claim.point.seconds.mean > 0 else None
+
+
+def _place(claim: Claim) -> str:
+    words = [f"{claim.point.workers} × {claim.machine}", claim.network, *claim.point.labels]
+    return ", ".join(filter(None, words))
+
+
+def find_front(offers: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The (cost, time) pairs that no other pair beats in both, by ascending cost. `offers` are sorted."""
+    front: list[tuple[float, float]] = []
+    for offer in offers:
+        if not front or offer[1] < front[-1][1]:
+            front.append(offer)
+    return front
+
+
+def _draw_front(offers: Sequence[tuple[float, float]]) -> Line:
+    """A staircase: what lies between two offers costs as much time as the cheaper one."""
+    front = find_front(offers)
+    corners = front[:1]
+    for offer in front[1:]:
+        corners += [(offer[0], corners[-1][1]), offer]
+    return Line(
+        "nothing is faster and cheaper",
+        tuple(cost for cost, _ in corners),
+        tuple(time for _, time in corners),
+        reference=True,
+    )
+
+
+def draw_trend(contest: Contest, key: str) -> Figure | None:
+    """The value of equal settings over the days; a line needs two of them."""
+    series: dict[str, list[Claim]] = {}
+    for claim in contest.good:
+        words = (claim.method, claim.machine, f"{claim.point.workers} workers", claim.network)
+        series.setdefault(", ".join(filter(None, words)), []).append(claim)
+    found = {name: own for name, own in series.items() if len({claim.date for claim in own}) > 1}
+    if not found:
+        return None
+    chosen = sorted(found.items(), key=lambda item: -len(item[1]))[:MAX_TREND_LINES]
+    first = min(claim.date for _, own in chosen for claim in own)
+    lines = []
+    for name, own in chosen:
+        own.sort(key=lambda claim: claim.date)
+        ends = [(claim.value.low, claim.value.high) if claim.value else (None, None) for claim in own]
+        lines.append(
+            Line(
+                name,
+                tuple(float((date.fromisoformat(claim.date) - date.fromisoformat(first)).days) for claim in own),
+                tuple(claim.value.mean if claim.value else None for claim in own),
+                tuple(low for low, _ in ends),
+                tuple(high for _, high in ends),
+                notes=tuple(f"mlbench {claim.version}, {claim.date}" for claim in own),
+            )
+        )
+    group = contest.job.groups[0]
+    unit = unit_of(group.metric) if group.after_time else SECONDS
+    return Figure(
+        key,
+        "Over time",
+        Axis(f"days since {first}"),
+        Axis(group.metric if group.after_time else contest.job.what, from_zero=True, unit=unit),
+        tuple(lines),
+        "One line per method, machine and number of workers. Bars: 95 % intervals.",
+    )
+
+
+def claim_figures(claim: Claim, site: Path) -> list[Figure]:
+    """The way to the goal of every repeat, where the time went, and of collectives the rates by size."""
+    archives = [
+        Archive.open(site / entry.file, is_shown=True)
+        for entry in claim.entries
+        if entry.name in {run.name for run in claim.point.shown}
+    ]
+    try:
+        curves = [curve for archive in archives for curve in collectives.read(archive)]
+        figures = list(collective_figures(collectives.label_curves(curves)))[:4] if curves else []
+        runs = [RunData(archive) for archive in archives]
+        figures += [each for each in metric_figures(runs, "run-") if each.key.removeprefix("run-") in SHOWN_CURVES]
+    finally:
+        for archive in archives:
+            archive.close()
+    alone = Job(claim.title, (_only(claim),), {}, published=False)
+    return [*figures, *phase_figures(alone, "run-")]
+
+
+def _only(claim: Claim) -> Group:
+    return replace(claim.group, points=(claim.point,))

@@ -1,0 +1,335 @@
+"""A results site: built from archives, read without JavaScript, and its archives judged again in a real browser."""
+
+import csv
+import json
+import re
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlbench_cli.app import run
+from mlbench_cli.results.archive.pack import pack, unpack
+from mlbench_cli.results.archive.sign import sign
+from mlbench_cli.results.archive.verify import verify
+from mlbench_cli.results.site.build import RefusedArchives, SiteOptions, build_site
+from mlbench_cli.results.site.bundle import make_judge
+from mlbench_cli.results.site.pictures import find_front
+from tests.browser import open_browser
+from tests.pyodide import find_pyodide
+from tests.unit.results.runs import sealed_run
+
+METHODS: tuple[dict[str, Any], ...] = ({}, {"method": {"name": "topk"}})
+
+
+def write_archives(folder: Path, workers: tuple[int, ...] = (1, 2), repeats: int = 3) -> Path:
+    """Zips of runs with several sizes, methods and repeats."""
+    target = folder / "archives"
+    target.mkdir(parents=True)
+    for size in workers:
+        for number, method in enumerate(METHODS):
+            for repeat in range(repeats):
+                name = f"run-{size}-{number}-r{repeat + 1}"
+                seconds = 90.0 / size + 5 * number + repeat
+                made = sealed_run(
+                    folder / name, name=name, workers=size, seconds=seconds, task="mnist", seed=42 + repeat, **method
+                )
+                pack(made, target / f"{name}.zip")
+    return target
+
+
+@pytest.fixture(scope="module")
+def archives(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_archives(tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture(scope="module")
+def site(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("built") / "site"
+    build_site([archives], folder, SiteOptions(worker_hour=0.5))
+    return folder
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    """Serves files without a line per request."""
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def address(site: Path) -> Iterator[str]:
+    yield from serve(site)
+
+
+def serve(folder: Path) -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder)))
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    server.server_close()
+
+
+def read_index(site: Path) -> dict[str, Any]:
+    index: dict[str, Any] = json.loads((site / "index.json").read_text())
+    return index
+
+
+def test_repeats_are_one_result_with_all_of_their_archives(site: Path) -> None:
+    results = read_index(site)["results"]
+    assert len(results) == 4
+    first = next(each for each in results if each["workers"] == 2 and each["method"] == "task's own")
+    assert (first["value"], first["runs"]) == (pytest.approx(46.0), 3)
+    assert first["low"] < 46 < first["high"]
+    assert first["cost_usd"] == pytest.approx(0.5 * 2 * (46 + 3) / 3600, rel=0.01)
+    for archive in first["archives"]:
+        assert verify(site / archive["file"]).ok
+    rows = list(csv.DictReader((site / "results.csv").read_text().splitlines()))
+    assert [row["id"] for row in rows] == [each["id"] for each in results]
+
+
+def test_every_link_of_every_page_leads_somewhere(site: Path) -> None:
+    pages = list(site.rglob("*.html"))
+    assert len(pages) == 1 + 1 + 4
+    for page in pages:
+        for link in re.findall(r'(?:href|src)="([^"#]+)', page.read_text()):
+            if not link.startswith("data:"):
+                assert (page.parent / link).resolve().is_file(), (page, link)
+
+
+def test_a_damaged_and_a_forged_archive_stop_the_build_or_are_listed(archives: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    shutil.copytree(archives, folder)
+    damaged, forged = sorted(folder.glob("*.zip"))[:2]
+    data = bytearray(damaged.read_bytes())
+    data[len(data) // 2] ^= 1
+    damaged.write_bytes(data)
+    forge(forged)
+    with pytest.raises(RefusedArchives, match=r"^2 archives cannot be shown"):
+        build_site([folder], tmp_path / "site", SiteOptions())
+    assert not (tmp_path / "site").exists()
+    summary = build_site([folder], tmp_path / "site", SiteOptions(leave_out=True))
+    assert len(summary.refused) == 2
+    assert any("but the evidence gives" in each.message for each in summary.refused)
+    page = (tmp_path / "site/index.html").read_text()
+    assert "Refused" in page
+    assert damaged.name in page
+
+
+def forge(path: Path) -> None:
+    """Claim one second less than the logs say, and make all checksums fit."""
+    from mlbench_cli.results.archive import layout
+
+    folder = path.with_suffix("")
+    unpack(path, folder)
+    result = folder / "result.json"
+    result.write_text(re.sub(r'"wall": (\d+)', lambda found: f'"wall": {int(found[1]) - 1}', result.read_text()))
+    layout.write_sums(folder)
+    path.unlink()
+    pack(folder, path)
+    shutil.rmtree(folder)
+
+
+def test_a_withdrawn_archive_stays_listed_and_counts_for_nothing(archives: Path, site: Path, tmp_path: Path) -> None:
+    best = min(read_index(site)["results"], key=lambda each: each["value"])
+    folder = tmp_path / "in"
+    shutil.copytree(archives, folder)
+    lines = [
+        json.dumps({"digest": each["digest"], "date": "2026-01-01", "by": "its author", "reason": "wrong clock"})
+        for each in best["archives"]
+    ]
+    (folder / "withdrawn.jsonl").write_text("\n".join(lines) + "\n")
+    build_site([folder], tmp_path / "site", SiteOptions())
+    found = {each["id"]: each["status"] for each in read_index(tmp_path / "site")["results"]}
+    assert found[f"{best['id']}-withdrawn"] == "withdrawn"
+    assert best["id"] not in found
+    page = (tmp_path / "site/tasks/mnist.html").read_text()
+    assert f"results/{best['id']}-withdrawn.html" in page
+    assert "wrong clock" in (tmp_path / f"site/results/{best['id']}-withdrawn.html").read_text()
+    assert "<s>" in page
+
+
+def test_foreign_text_is_no_markup(tmp_path: Path) -> None:
+    made = sealed_run(tmp_path / "run", name="run-2", data='<img src=x onerror="alert(1)">', task="mnist")
+    (tmp_path / "in").mkdir()
+    pack(made, tmp_path / "in/run.zip")
+    (tmp_path / "in/entry.json").write_text(json.dumps({"submitter": "<script>alert(1)</script>"}))
+    build_site([tmp_path / "in"], tmp_path / "site", SiteOptions())
+    for page in (tmp_path / "site").rglob("*.html"):
+        assert "<script>alert" not in page.read_text()
+        assert "<img" not in page.read_text()
+
+
+def test_the_front_is_what_nothing_else_beats_in_both() -> None:
+    offers = [(1.0, 9.0), (2.0, 5.0), (3.0, 6.0), (4.0, 5.0), (5.0, 1.0)]
+    beaten = {a for a in offers for b in offers if b != a and b[0] <= a[0] and b[1] <= a[1]}
+    assert find_front(offers) == [offer for offer in offers if offer not in beaten]
+
+
+def test_the_command_builds_and_says_what_archives_tell(
+    archives: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["site", "build", str(archives), "--output", str(tmp_path / "site"), "-o", "json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["results"], document["archives"], document["refused"]) == (4, 12, [])
+    assert run(["site", "build", str(tmp_path / "none"), "--output", str(tmp_path / "site")]) == 4
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/file").touch()
+    assert run(["site", "build", str(archives), "--output", str(tmp_path / "mine")]) == 2
+    assert "is no results site" in capsys.readouterr().err
+
+
+def test_equal_code_gives_an_equal_judge() -> None:
+    assert make_judge() == make_judge()
+
+
+def test_filters_and_search_narrow_the_results(address: str) -> None:
+    shown = "return document.querySelectorAll('table.list tbody tr:not([hidden])').length"
+    with open_browser() as browser:
+        browser.open(f"{address}/tasks/mnist.html")
+        assert browser.wait_for(shown) == 4
+        browser.run(
+            "const s = document.querySelector('[name=workers]'); s.value = '2';"
+            "s.dispatchEvent(new Event('input', {bubbles: true}))"
+        )
+        assert browser.run(shown) == 2
+        browser.open(f"{address}/index.html")
+        browser.wait_for("return !document.getElementById('search').hidden")
+        browser.run("document.querySelector('[name=words]').focus()")
+        browser.type("topk mnist")
+        assert browser.wait_for("return document.querySelectorAll('#found a').length === 2")
+        browser.type("x")
+        assert browser.wait_for("return document.getElementById('found').innerText === 'No result fits.'")
+        assert browser.foreign_requests() == []
+        assert browser.console() == []
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("keys")
+    lines = []
+    for kind in ("ed25519", "ecdsa", "rsa", "stranger"):
+        words = ["-t", "ed25519" if kind == "stranger" else kind]
+        subprocess.run(["ssh-keygen", "-q", *words, "-N", "", "-f", folder / kind], check=True)
+        if kind != "stranger":
+            lines.append(f"{kind}@example.org {(folder / f'{kind}.pub').read_text()}")
+    (folder / "signers").write_text("".join(lines))
+    return folder
+
+
+VERDICT = "const p = document.querySelectorAll('.verdict')[arguments[0]]; return p.dataset.state && p.innerText"
+
+
+def test_a_browser_judges_archives_as_the_command_line_does(archives: Path, keys: Path, tmp_path: Path) -> None:
+    pyodide = find_pyodide()
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for path, key in zip(sorted(archives.glob("run-1-0-*.zip")), ("ed25519", "ecdsa", "rsa"), strict=True):
+        shutil.copy(path, folder)
+        sign(folder / path.name, keys / key)
+    unknown = sorted(archives.glob("run-2-0-*.zip"))[0]
+    shutil.copy(unknown, folder)
+    sign(folder / unknown.name, keys / "stranger")
+    site = tmp_path / "site"
+    build_site([folder], site, SiteOptions(signers=keys / "signers", pyodide=pyodide))
+    results = {each["workers"]: each for each in read_index(site)["results"]}
+    with_address = serve(site)
+    address = next(with_address)
+    try:
+        with open_browser() as browser:
+            browser.open(f"{address}/{results[1]['page']}")
+            browser.wait_for(
+                "return document.querySelector('.verify button') && !document.querySelector('.verify button').hidden"
+            )
+            for number, kind in enumerate(("ed25519", "ecdsa", "rsa")):
+                browser.run("document.querySelectorAll('.verify button')[arguments[0]].click()", number)
+                text = browser.wait_for(VERDICT, number, seconds=120)
+                assert "Derived again from the evidence" in text
+                assert f"Signed by {kind}@example.org, SHA256:" in text
+            # What is served is changed behind the page's back: a flipped bit, then a forgery with fitting checksums.
+            served = site / results[1]["archives"][0]["file"]
+            good = served.read_bytes()
+            for change in (flip, forge):
+                change(served)
+                browser.run("fetch(document.querySelector('.verify').dataset.archive, {cache: 'reload'})")
+                browser.run("document.querySelectorAll('.verify button')[0].click()")
+                text = browser.wait_for(VERDICT, 0, seconds=120)
+                assert text.startswith("Refused")
+                native = str(verify(served).problems[0])
+                assert native in text
+                served.write_bytes(good)
+            browser.open(f"{address}/{results[2]['page']}")
+            browser.wait_for(
+                "return document.querySelector('.verify button') && !document.querySelector('.verify button').hidden"
+            )
+            browser.run("document.querySelector('.verify button').click()")
+            text = browser.wait_for(VERDICT, 0, seconds=120)
+            assert "Derived again" in text
+            assert "does not have the key" in text
+            assert browser.foreign_requests() == []
+    finally:
+        next(with_address, None)
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 3] ^= 4
+    path.write_bytes(data)
+
+
+@pytest.mark.nightly
+def test_bit_flips_get_the_same_words_in_webassembly(archives: Path, tmp_path: Path) -> None:
+    """One script of node judges flipped archives by the bundle that sites ship."""
+    import random
+    import zipfile
+
+    from mlbench_cli.results.site.bundle import unpack_pyodide
+
+    unpack_pyodide(find_pyodide(), tmp_path)
+    (tmp_path / "judge.zip").write_bytes(make_judge())
+    assert zipfile.is_zipfile(tmp_path / "judge.zip")
+    good = sorted(archives.glob("*.zip"))[0].read_bytes()
+    chance = random.Random(20261125)
+    flips = tmp_path / "flips"
+    flips.mkdir()
+    for number in range(100):
+        data = bytearray(good)
+        data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+        (flips / f"{number}.zip").write_bytes(data)
+    script = tmp_path / "flips.mjs"
+    script.write_text(
+        "import { readFileSync } from 'node:fs';\n"
+        "const folder = process.argv[2];\n"
+        "const { loadPyodide } = await import(folder + '/pyodide/pyodide.mjs');\n"
+        "const python = await loadPyodide({ indexURL: folder + '/pyodide/' });\n"
+        "python.FS.mkdirTree('/judge');\n"
+        "python.unpackArchive(new Uint8Array(readFileSync(folder + '/judge.zip')), 'zip', { extractDir: '/judge' });\n"
+        'python.runPython(\'import sys; sys.path.insert(0, "/judge")\\n'
+        "from mlbench_cli.results.site.judge_here import check');\n"
+        "const check = python.globals.get('check'), found = [];\n"
+        "for (let number = 0; number < 100; number++) {\n"
+        "  python.FS.writeFile('/a.zip', new Uint8Array(readFileSync(`${folder}/flips/${number}.zip`)));\n"
+        "  found.push(JSON.parse(check('/a.zip')).problems);\n"
+        "}\n"
+        "console.log(JSON.stringify(found));\n"
+    )
+    done = subprocess.run(["node", script, tmp_path], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-1000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    native = [[str(each) for each in verify(flips / f"{number}.zip").problems] for number in range(100)]
+    assert all(native)
+    assert found == native
+
+
+def test_pages_need_no_javascript_and_stay_small(site: Path) -> None:
+    assert max(page.stat().st_size for page in site.rglob("*.html")) < 300_000
+    page = (site / "tasks/mnist.html").read_text()
+    assert page.count("<tr") > 4
+    assert 'class="plot"' in page
