@@ -5,11 +5,13 @@ from collections.abc import Callable, Iterable
 from mlbench_cli import __version__, console
 from mlbench_cli.clusters import registry_login as cluster_images
 from mlbench_cli.errors import UsageError
+from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.tasks.catalog import load_catalog
 from mlbench_cli.tasks.images import LOCAL_REGISTRY, name_image, parse_image
 from mlbench_cli.tasks.registries import FoundImage, Presence, find_image
+from providers import registry as registry_of_providers
 
 
 def require_images(specs: Iterable[RunSpec], find_cluster: Callable[[str], Cluster]) -> None:
@@ -38,6 +40,19 @@ def require_images(specs: Iterable[RunSpec], find_cluster: Callable[[str], Clust
             )
         if finding.presence is not Presence.PRESENT:
             console.warn(_describe_unchecked(name, finding))
+        needed = platform_of(cluster)
+        is_known = cluster.provider in registry_of_providers.PAID and "arm" in cluster.details
+        if is_known and finding.platforms and needed not in finding.platforms:
+            raise UsageError(
+                f"The image {name} is for {' and '.join(finding.platforms)}, and the workers of {where} are {needed}.",
+                hint=f"mlbench images push {task}{_registry_words(name, cluster)} --platform {needed}",
+                details={"image": name, "platforms": list(finding.platforms)},
+            )
+
+
+def platform_of(cluster: Cluster) -> str:
+    """The platform of the workers of a cluster in a cloud, as registries call it."""
+    return "linux/arm64" if ClusterDetails.of(cluster).arm else "linux/amd64"
 
 
 def require_registry(registry: str) -> None:

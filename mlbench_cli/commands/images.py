@@ -8,6 +8,7 @@ import typer
 from mlbench_cli import __version__, console
 from mlbench_cli.clusters import registry_login as cluster_images
 from mlbench_cli.commands._common import Format, Output, complete_clusters, complete_tasks
+from mlbench_cli.commands._images import platform_of
 from mlbench_cli.config.file import find_default
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.cluster_details import ClusterDetails
@@ -136,12 +137,12 @@ def _choose_platforms(given: str | None, cluster: Cluster | None) -> tuple[str, 
         return tuple(given.split(","))
     if cluster is None or cluster.provider not in registry_of_providers.PAID:
         return ()
-    wanted = "arm64" if cluster.details.get("arm") else "amd64"
+    wanted = platform_of(cluster)
     here = {"x86_64": "amd64", "amd64": "amd64", "aarch64": "arm64", "arm64": "arm64"}.get(machine().lower())
-    if here == wanted:
+    if f"linux/{here}" == wanted:
         return ()
-    console.note(f"Images are built for linux/{wanted}, as the machines of {cluster.name} are (--platform chooses).")
-    return (f"linux/{wanted}",)
+    console.note(f"Images are built for {wanted}, as the machines of {cluster.name} are (--platform chooses).")
+    return (wanted,)
 
 
 def _has_registry(cluster: Cluster, registry: str) -> bool:

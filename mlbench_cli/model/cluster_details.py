@@ -91,6 +91,7 @@ class ClusterDetails:
     gpus_per_node: int | None = fact(int)
     gpu: str | None = fact(str)  # as the cloud calls it
     machine_type: str | None = fact(str)
+    arm: bool = fact(bool, default=False)  # the workers have Arm processors
     # Other devices of each worker, by Kubernetes' name of the resource.
     devices_per_node: Mapping[str, int] = field(default_factory=dict, metadata=_DICT)
     gpu_probe: Mapping[str, str] = field(default_factory=dict, metadata=_DICT)  # `providers.gpu_probe.parse_report`

@@ -23,6 +23,7 @@ from mlbench_cli.tasks.images import ImageReference
 
 CALL_SECONDS = 20.0
 HELPER_SECONDS = 20.0
+MAX_DOCUMENT = 4 << 20  # bytes of a manifest: the distribution specification has registries take 4 MiB
 HUB = "registry-1.docker.io"
 MANIFESTS = ", ".join(
     (
@@ -62,6 +63,7 @@ class FoundImage:
     presence: Presence
     digest: str = ""
     words: str = ""
+    platforms: tuple[str, ...] = ()  # "linux/amd64", ...; empty: not known
 
 
 def find_image(image: ImageReference, login: Login | None = None) -> FoundImage:
@@ -70,11 +72,13 @@ def find_image(image: ImageReference, login: Login | None = None) -> FoundImage:
     path = f"/v2/{repository}/manifests/{image.digest or image.tag}"
     login = login or find_docker_login(image.host)
     try:
-        status, headers, words = _ask(image.host, path, login)
+        status, headers, body = _ask(image.host, path, login)
+        if status < 300:
+            platforms = _read_platforms(image.host, repository, body, login)
+            return FoundImage(Presence.PRESENT, headers.get("docker-content-digest", ""), platforms=platforms)
     except (OSError, ValueError, http.client.HTTPException) as error:
         return FoundImage(Presence.UNKNOWN, words=str(getattr(error, "reason", None) or error))
-    if status < 300:
-        return FoundImage(Presence.PRESENT, headers.get("docker-content-digest", ""))
+    words = _words(body[:4000])
     if status == 404:
         return FoundImage(Presence.ABSENT, words=words)
     if status in (401, 403):
@@ -115,8 +119,27 @@ def _ask_helper(helper: str, key: str) -> Login | None:
         return None
 
 
-def _ask(host: str, path: str, login: Login | None) -> tuple[int, Mapping[str, str], str]:
-    """Status, headers and words of the answer, after a login if the registry wants one: basic, or a token."""
+def _read_platforms(host: str, repository: str, manifest: bytes, login: Login | None) -> tuple[str, ...]:
+    """The platforms of an image: an index lists them, the manifest of a single one names a blob that tells.
+
+    Empty if that cannot be read: whether the image is there is known all the same.
+    """
+    try:
+        document = json.loads(manifest)
+        if "manifests" in document:
+            found = [item.get("platform") or {} for item in document["manifests"]]
+        else:
+            _, _, body = _ask(host, f"/v2/{repository}/blobs/{document['config']['digest']}", login)
+            found = [json.loads(body)]
+        # Attestations of BuildKit are entries of the platform "unknown".
+        named = [f"{item['os']}/{item['architecture']}" for item in found if item.get("os") not in (None, "unknown")]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, http.client.HTTPException):
+        return ()
+    return tuple(dict.fromkeys(named))
+
+
+def _ask(host: str, path: str, login: Login | None) -> tuple[int, Mapping[str, str], bytes]:
+    """Status, headers and body of the answer, after a login if the registry wants one: basic, or a token."""
     answer = _send(f"{_base(host)}{path}", {})
     if answer[0] != 401:
         return answer
@@ -148,14 +171,17 @@ def _fetch_token(challenge: str, login: Login | None) -> str | None:
     return str(document.get("token") or document.get("access_token") or "") or None
 
 
-def _send(url: str, headers: Mapping[str, str]) -> tuple[int, Mapping[str, str], str]:
-    request = urllib.request.Request(url, headers={"Accept": MANIFESTS, "User-Agent": "mlbench", **headers})
+def _send(url: str, headers: Mapping[str, str]) -> tuple[int, Mapping[str, str], bytes]:
+    request = urllib.request.Request(url, headers={"Accept": MANIFESTS, "User-Agent": "mlbench"})
+    for key, value in headers.items():
+        # Blobs are redirected to a storage service, which refuses requests with a login besides the signed address.
+        request.add_unredirected_header(key, value)
     try:
         with urllib.request.urlopen(request, timeout=CALL_SECONDS) as answer:
-            return answer.status, _lower(answer.headers), ""
+            return answer.status, _lower(answer.headers), answer.read(MAX_DOCUMENT)
     except urllib.error.HTTPError as error:
         with error:
-            return error.code, _lower(error.headers), _words(error.read(4000))
+            return error.code, _lower(error.headers), error.read(4000)
 
 
 def _lower(headers: Any) -> dict[str, str]:

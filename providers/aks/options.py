@@ -73,7 +73,6 @@ class AksDetails(ClusterDetails):
     """A cluster on AKS is also identified by its subscription."""
 
     subscription: str | None = fact(str)
-    arm: bool = fact(bool, default=False)  # the workers have Arm processors
 
 
 def split_zones(text: str | None, region: str) -> tuple[str, ...]:

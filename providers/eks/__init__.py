@@ -396,6 +396,7 @@ def _machine_details(options: EksOptions, machine: Machine) -> dict[str, object]
         "gpus_per_node": machine.gpus,
         "gpu": machine.gpu,
         "machine_type": machine.name,
+        "arm": False,  # `machine_of` refuses such types
         "machine": asdict(machine),
     }
     if machine.fabric_gbits:

@@ -95,10 +95,12 @@ class GkeProvider:
     def describe_machines(self, cluster: Cluster) -> Cluster:
         """The cluster with the GPUs that Compute Engine tells of its machine type; see DescribesMachines."""
         options, machine = read_options(cluster, GkeOptions), _recorded_machine(cluster)
-        told = None
+        told, arm = None, {}
         try:
-            zones = ControlPlane(cluster, _gke(cluster), options).zones(machine)
-            told = Compute(api.project_of(options.project)).find_gpus(zones[0], machine)
+            zone = ControlPlane(cluster, _gke(cluster), options).zones(machine)[0]
+            compute = Compute(api.project_of(options.project))
+            told = compute.find_gpus(zone, machine)
+            arm = {"arm": compute.is_arm(zone, machine)}
         except CredentialError as error:
             if error.hint in (api.LOGIN, api.SET_CLOCK):  # not a missing right: the credentials are nobody's
                 raise
@@ -109,7 +111,7 @@ class GkeProvider:
             asked=None if machine.name.startswith("n1-") else options.num_gpus,
             is_gpu_family=is_gpu_family(machine.name),
         )
-        return replace(cluster, details={**cluster.details, "gpu": machine.gpu, "gpus_per_node": machine.gpus})
+        return replace(cluster, details={**cluster.details, "gpu": machine.gpu, "gpus_per_node": machine.gpus, **arm})
 
     def plan(self, cluster: Cluster) -> Plan:
         """List what is about to be created, with prices per hour; checks quotas with calls that only read."""

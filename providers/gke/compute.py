@@ -135,6 +135,10 @@ class Compute:
             return machine.gpu, 0
         return str(listed[0].get("guestAcceleratorType")), sum(int(i.get("guestAcceleratorCount") or 0) for i in listed)
 
+    def is_arm(self, zone: str, machine: Machine) -> bool:
+        """Whether the machine has Arm processors, as Axion's and Grace's are."""
+        return self.find_offer(zone, "machineTypes", machine.name).get("architecture") == "ARM64"
+
     def zone_with(self, region: str, machine: Machine) -> str:
         """The first zone of a region that has the machine. Raises UsageError if none has, or there is no region."""
         try:

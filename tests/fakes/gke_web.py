@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tests.fakes.gke import World
 
 
+ARM_FAMILIES = ("a4x-", "c4a-", "n4a-", "t2a-")
 REPOSITORY = re.compile(r"[a-z][-a-z0-9]{0,61}[a-z0-9]")
 HTTP_CODES = {
     "UNAVAILABLE": 503, "INTERNAL": 500, "DEADLINE_EXCEEDED": 504, "PERMISSION_DENIED": 403, "RESOURCE_EXHAUSTED": 429,
@@ -217,6 +218,7 @@ class Web(Handler):
         ):
             cpus = PLAIN.get(parts[-1]) or (SHAPES[parts[-1]][2] if parts[-1] in SHAPES else None)
             found: Object = {"name": parts[-1], **({"guestCpus": cpus} if cpus else {})}
+            found["architecture"] = "ARM64" if parts[-1].startswith(ARM_FAMILIES) else "X86_64"
             if parts[-1] in SHAPES and not self.world.hides_accelerators:
                 kind, count, _ = SHAPES[parts[-1]]
                 found["accelerators"] = [{"guestAcceleratorType": kind, "guestAcceleratorCount": count}]

@@ -65,6 +65,7 @@ class RegistryWorld:
     repositories: set[str] | None = None  # those that were made; None: a push makes them
     immutable: bool = False
     with_token: bool = False  # logins by a token of the registry's own server
+    platforms: dict[str, list[str]] = field(default_factory=dict)  # of a repository's images; none: no such document
     log: list[str] = field(default_factory=list)
 
 
@@ -94,11 +95,14 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path.startswith("/token"):
             self._answer(200, json.dumps({"token": "granted"}).encode() if self._is_known() else b"{}")
             return
-        if not self._is_allowed():
+        if not self._is_allowed() and not self.path.endswith("?signed"):
             kind = f'Bearer realm="{self.owner.url}/token",service="x",scope="pull"' if world.with_token else "Basic"
             self._refuse(401, "UNAUTHORIZED", "authentication required", {"Www-Authenticate": kind})
             return
         _, _, rest = self.path.partition("/v2/")
+        if self.command == "GET" and "/blobs/" in rest:
+            self._serve_configuration(rest.partition("/blobs/")[0])
+            return
         if "/blobs/" in rest:
             self._serve_blob(*rest.split("/blobs/"))
             return
@@ -112,7 +116,25 @@ class _Handler(BaseHTTPRequestHandler):
             code = "MANIFEST_UNKNOWN" if found else "NAME_UNKNOWN"
             self._refuse(404, code, "manifest unknown" if found else "repository name not known to registry")
             return
-        self._answer(200, b"{}", {"Docker-Content-Digest": digest})
+        self._answer(200, self._manifest(repository), {"Docker-Content-Digest": digest})
+
+    def _manifest(self, repository: str) -> bytes:
+        """An index for several platforms, else the manifest of an image, whose configuration is a blob."""
+        platforms = self.owner.world.platforms.get(repository, [])
+        if len(platforms) == 1:
+            return json.dumps({"config": {"digest": "sha256:c0"}}).encode()
+        split = [dict(zip(("os", "architecture"), name.split("/"), strict=True)) for name in platforms]
+        return json.dumps({"manifests": [{"platform": item} for item in split]} if split else {}).encode()
+
+    def _serve_configuration(self, repository: str) -> None:
+        """By way of a storage service, as ECR and Artifact Registry do, which refuses a second login."""
+        system, _, architecture = self.owner.world.platforms[repository][0].partition("/")
+        if "?signed" not in self.path:
+            self._answer(307, b"", {"Location": f"{self.owner.url}{self.path}?signed"})
+        elif "Authorization" in self.headers:
+            self._answer(400, b"Only one auth mechanism allowed")
+        else:
+            self._answer(200, json.dumps({"os": system, "architecture": architecture}).encode())
 
     do_PUT = do_HEAD = do_POST = do_PATCH = do_GET
 

@@ -81,6 +81,25 @@ def test_doctor_names_a_default_account_without_a_role(command: Any, gke_world: 
     assert line["gke default node account"]["state"] == "ok"
 
 
+def test_an_image_for_other_processors_is_refused_before_the_run(
+    command: Any, gke_world: World, registry: FakeRegistry
+) -> None:
+    assert command(*CREATE, "--registry", "auto").code == 0
+    place = "demo-project/mlbench-rel-2/allreduce"
+    registry.world.manifests[place] = {__version__: "sha256:1"}
+    registry.world.users = {"oauth2accesstoken": f"token-{gke_world.tokens}"}
+    wanted = ("run", "x", "2", "--task", "allreduce", "--namespace", "default", "--timeout", "1s")
+    for platforms in (["linux/arm64"], ["linux/arm64", "linux/riscv64"]):
+        registry.world.platforms[place] = platforms
+        result = command(*wanted)
+        assert result.code == 2, result.err
+        assert f"is for {' and '.join(platforms)}, and the workers of rel-2 are linux/amd64" in result.err
+        assert "mlbench images push allreduce --cluster rel-2 --platform linux/amd64" in result.err
+    for platforms in (["linux/amd64"], ["linux/arm64", "linux/amd64"], []):
+        registry.world.platforms[place] = platforms
+        assert "and the workers of" not in command(*wanted).err
+
+
 def test_a_repository_is_kept_on_request_with_what_deletes_it(
     command: Any, gke_world: World, registry: FakeRegistry
 ) -> None:
