@@ -229,8 +229,10 @@ def _print_result(cluster: Cluster, output: Format) -> None:
     _show_probe(ClusterDetails.of(cluster))
     if problem := ClusterDetails.of(cluster).end_problem:
         console.warn(
-            f"Nothing in the cloud ends this cluster: {problem} Let mlbench gc --expired --yes run from time to time, "
-            "or ask for the right (roles/resourcemanager.projectIamAdmin) and repeat the command."
+            f"Nothing in the cloud deletes this cluster: {problem} At its end only the workers go away by themselves; "
+            f"control plane and system machines stay{ClusterDetails.of(cluster).describe_rest()}. Let mlbench gc "
+            "--expired --yes run from time to time, or ask for the right (mlbench doctor "
+            f"{cluster.provider} --policy --for create-cluster) and repeat the command."
         )
     if problem := ClusterDetails.of(cluster).topology_problem:
         console.warn(f"Results will not say how close the workers are to each other in the network: {problem}")

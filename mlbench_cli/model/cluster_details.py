@@ -147,6 +147,17 @@ class ClusterDetails:
         """The planned price; None if it is unknown or nothing was planned."""
         return self.plan.get("price_per_hour")
 
+    def describe_rest(self) -> str:
+        """The price of what stays once the workers have gone, for a sentence; empty if it is not known."""
+        lines = [line for line in self.plan.get("lines", []) if not line["what"].startswith(_WORKER_PARTS)]
+        known = [line["count"] * line["price_per_hour"] for line in lines if line["price_per_hour"] is not None]
+        if not lines or len(known) < len(lines):
+            return ""
+        return f" and cost up to {sum(known):.2f} {self.plan.get('currency', 'USD')}/h"
+
+
+# How lines of a plan begin that end with the workers.
+_WORKER_PARTS = ("worker ", "GPU ")
 
 # Keys that the first edition wrote.
 _OLD_KEYS = {"helm_charts": "charts"}

@@ -11,7 +11,7 @@ from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.model.run import Cluster
 from providers.aks import api
 from providers.aks.compute import find_offer
-from providers.aks.end_timer import EndIdentity, EndTimer
+from providers.aks.end_timer import AksHold, EndIdentity, EndTimer, can_assign
 from providers.aks.errors import Message
 from providers.aks.machines import CPU_DEFAULT, FABRICS, Machine, choose_machine, find_machine, is_gpu_family
 from providers.aks.options import DEFAULT_REGION, AksDetails, AksOptions, split_zones
@@ -32,6 +32,7 @@ from providers.base import Plan, Resource, check_ranges, read_options, registry_
 from providers.gpu_probe import NONE
 from providers.machine_checks import check_forced, require_vcpus, settle_gpus
 from providers.ready_machines import ReadyMachines
+from providers.worker_hold import describe_hold
 
 if TYPE_CHECKING:
     from providers.checks import Check
@@ -134,6 +135,8 @@ class AksProvider:
         if details.expires is not None:
             identity = EndIdentity(group)
             found += [identity, EndTimer(plane, identity)]
+            if count:
+                found.append(AksHold(plane, pool, identity, (identity, pool)))
         if count:
             ready = ReadyMachines(plane, count, machine.gpus, needs, group)
             found.append(ready)
@@ -155,16 +158,23 @@ class AksProvider:
 
     def extend(self, cluster: Cluster) -> Sequence[Resource]:
         """The resources that hold the end of the cluster: the group's tag and the clock inside."""
+        details = ClusterDetails.of(cluster)
         group = ResourceGroup(cluster, _azure(cluster))
         plane = ControlPlane(group, read_options(cluster, AksOptions))
-        return [EndTags(group), *([] if ClusterDetails.of(cluster).end_problem else [EndTimer(plane)])]
+        if not details.end_problem:
+            return [EndTags(group), EndTimer(plane)]
+        pool = WorkerPool(plane, _recorded_machine(cluster), details.nodes or 0, None, ())
+        return [EndTags(group), *([AksHold(plane, pool, None, ())] if pool.count else [])]
 
     def describe_end(self, cluster: Cluster) -> str:
-        """Say what ends by itself."""
+        """Say which end Azure will keep by itself, and what stays; asks whether roles may be assigned."""
+        may = can_assign(_azure(cluster))
+        if may is False:
+            return describe_hold(cluster, "You may not assign roles in the subscription.")
+        condition = "" if may else ", if you may assign roles"
         return (
             "A clock inside of the cluster deletes its resource group, and with it the cluster, its machines, disks "
-            "and load balancers, if you may assign roles; else mlbench gc --expired does. The registry of --registry "
-            "auto stays until delete-cluster or gc."
+            f"and load balancers{condition}. The registry of --registry auto stays until delete-cluster or gc."
         )
 
     def run_checks(self, project: str | None, location: str | None) -> "Iterator[Check]":
@@ -199,8 +209,12 @@ class AksProvider:
             raise UsageError(f"{nodes} workers: a cluster on AKS has at most {MAX_NODES}.")
         machine = _recorded_machine(cluster)
         plane = ControlPlane(ResourceGroup(cluster, _azure(cluster)), read_options(cluster, AksOptions))
-        size = PoolSize(WorkerPool(plane, machine, nodes, None, ()), nodes)
-        return [size, ReadyMachines(plane, nodes, machine.gpus, (size,), plane.group)] if nodes else [size]
+        pool = WorkerPool(plane, machine, nodes, None, ())
+        size = PoolSize(pool, nodes)
+        details = ClusterDetails.of(cluster)
+        hold = [AksHold(plane, pool, None, ())] if details.expires is not None and details.end_problem else []
+        size.needs = tuple(hold)
+        return [*hold, size, *([ReadyMachines(plane, nodes, machine.gpus, (size,), plane.group)] if nodes else [])]
 
 
 def fabric_details(machine_type: str | None) -> dict[str, object]:

@@ -6,18 +6,26 @@ Who may not assign roles gets a cluster without a timer, and a warning. Sources:
 """
 
 import uuid
+from collections.abc import Sequence
+from types import MappingProxyType
 
-from mlbench_cli.errors import CredentialError, NotFoundError
+from mlbench_cli.errors import CredentialError, MlbenchError, NotFoundError
 from mlbench_cli.model.cluster_details import ClusterDetails
+from providers.aks.api import Azure
 from providers.aks.errors import Message
-from providers.aks.resources import ROLE_LABEL, SYSTEM_POOL, ControlPlane, ResourceGroup
+from providers.aks.resources import ROLE_LABEL, SYSTEM_POOL, WORKER, ControlPlane, ResourceGroup, WorkerPool
+from providers.aks.rights import list_denied
 from providers.base import Readiness, Resource, ResourceStatus, TransientError, ownership_tags
 from providers.kubernetes_calls import apply_object, open_young_cluster
+from providers.worker_hold import WorkerHold
 
 NAME = "mlbench-end"
 NAMESPACE = "mlbench-end"
 # Microsoft's own registry: nodes reach it without an account.
 IMAGE = "mcr.microsoft.com/azurelinux/base/python:3.12"
+# Waits for a signal. AKS' machines have it for their own pods.
+PAUSE = "mcr.microsoft.com/oss/kubernetes/pause:3.6"
+ASSIGN = "Microsoft.Authorization/roleAssignments/write"
 CONTRIBUTOR = "b24988ac-6180-42a0-ab88-20f7382dd24c"  # the built-in role's ID, the same everywhere
 AUDIENCE = "api://AzureADTokenExchange"
 KINDS = {"Namespace": "namespaces", "ServiceAccount": "serviceaccounts", "CronJob": "cronjobs"}
@@ -35,6 +43,7 @@ class EndIdentity(Resource):
         self.needs = (group,)
         self.goes_with = group
         self.refused: str | None = None  # why it may not get the role
+        self.has_right = False
         self.path = f"{group.path}/providers/Microsoft.ManagedIdentity/userAssignedIdentities/{NAME}"
         # A role assignment is named by a GUID: one that follows from the group, so that a repetition finds it.
         assignment = uuid.uuid5(uuid.NAMESPACE_URL, self.path.lower())
@@ -69,7 +78,8 @@ class EndIdentity(Resource):
     def poll(self) -> Readiness:
         if self.refused is not None:
             return Readiness(True, facts={"end_problem": self.refused})
-        return Readiness(self.find() is not None, "Azure does not show its role yet", {"end_problem": None})
+        self.has_right = self.find() is not None
+        return Readiness(self.has_right, "Azure does not show its role yet", {"end_problem": None})
 
     def delete(self) -> None:
         """Do nothing: identity and role go with the group."""
@@ -138,6 +148,46 @@ class EndTimer(Resource):
     def delete(self) -> None:
         """Do nothing: it goes with the cluster."""
         return
+
+
+class AksHold(WorkerHold):
+    """The hold on the workers of a node pool, for who may not assign roles."""
+
+    image = PAUSE
+    node_selector = MappingProxyType({ROLE_LABEL: WORKER})
+
+    def __init__(
+        self, plane: ControlPlane, pool: WorkerPool, identity: EndIdentity | None, needs: Sequence[Resource]
+    ) -> None:
+        super().__init__(
+            plane.cluster,
+            plane.access,
+            NAMESPACE,
+            pool.count,
+            needs,
+            plane.group,
+            lambda: identity is not None and identity.has_right,
+        )
+        self.pool = pool
+
+    def let_shrink(self) -> None:
+        """Give the pool the cluster's autoscaler. A PUT takes what is left out for its default."""
+        what = f"let the {self.pool.kind} {self.pool.name} shrink"
+        found = self.pool.azure.get(self.pool.path, what)["properties"]
+        limits = {"enableAutoScaling": True, "minCount": 0, "maxCount": max(1, self.pool.count)}
+        self.pool.operation = self.pool.azure.change("PUT", self.pool.path, what, {"properties": {**found, **limits}})
+
+    def poll_shrinking(self) -> Readiness:
+        return self.pool.poll_operation("made to shrink by itself")
+
+
+def can_assign(azure: Azure) -> bool | None:
+    """Whether the caller may give the end its role; None if Azure cannot be asked, e.g. without credentials."""
+    try:
+        path = f"{azure.root}/providers/Microsoft.Authorization/permissions"
+        return not list_denied([ASSIGN], azure.list_all(path, "list your permissions"))
+    except MlbenchError:
+        return None
 
 
 def _path(version: str, namespace: str, kind: str) -> str:

@@ -13,7 +13,7 @@ from providers.base import Plan, Resource, check_ranges, read_options, registry_
 from providers.gke import api
 from providers.gke.api import Gke
 from providers.gke.compute import Compute
-from providers.gke.end_timer import EndIdentity, EndTimer
+from providers.gke.end_timer import EndIdentity, EndTimer, GkeHold, can_bind
 from providers.gke.fabric import NcclInstaller, NetworkObjects
 from providers.gke.families import FABRICS, FLEX_START_COMPACT, NOT_ON_DEMAND, FabricKind, fabric_facts
 from providers.gke.machines import CPU_DEFAULT, Machine, choose_machine, is_gpu_family
@@ -38,6 +38,7 @@ from providers.gke.resources import (
 from providers.gpu_probe import NONE
 from providers.machine_checks import check_forced, require_vcpus, settle_gpus
 from providers.ready_machines import ReadyMachines
+from providers.worker_hold import describe_hold
 
 if TYPE_CHECKING:
     from providers.checks import Check
@@ -144,6 +145,8 @@ class GkeProvider:
         if ClusterDetails.of(cluster).expires is not None:
             identity = EndIdentity(plane)
             found += [identity, EndTimer(plane, identity)]
+            if count and not options.flex_start:
+                found.append(GkeHold(plane, pool, identity, (identity, pool)))
         kind = FabricKind(setup) if setup in list(FabricKind) else None
         if kind and networks:
             found.append(NetworkObjects(plane, kind, (plane, *networks)))
@@ -173,15 +176,22 @@ class GkeProvider:
 
     def extend(self, cluster: Cluster) -> Sequence[Resource]:
         """The resource that holds the end of the cluster: its label, to be set again."""
-        plane = ControlPlane(cluster, _gke(cluster), read_options(cluster, GkeOptions))
-        return [EndLabel(plane), *([] if ClusterDetails.of(cluster).end_problem else [EndTimer(plane)])]
+        options, details = read_options(cluster, GkeOptions), ClusterDetails.of(cluster)
+        plane = ControlPlane(cluster, _gke(cluster), options)
+        if not details.end_problem:
+            return [EndLabel(plane), EndTimer(plane)]
+        pool = WorkerPool(plane, _recorded_machine(cluster), details.nodes or 0)
+        return [EndLabel(plane), *([GkeHold(plane, pool, None, ())] if pool.count and not options.flex_start else [])]
 
     def describe_end(self, cluster: Cluster) -> str:
-        """Say that Google ends nothing by itself when the time is up."""
+        """Say which end Google will keep by itself, and what stays; asks whether the policy may be changed."""
+        may = can_bind(_gke(cluster))
+        if may is False:
+            return describe_hold(cluster, "You may not change the IAM policy of the project.")
+        condition = "" if may else ", if you may change the project's IAM policy"
         return (
-            "A clock inside of the cluster deletes it as a whole, if you may change the project's IAM policy. Disks of "
-            "claims, load balancers, an image repository and the networks of --fast-network stay until mlbench gc "
-            "--expired or delete-cluster."
+            f"A clock inside of the cluster deletes it as a whole{condition}. Disks of claims, load balancers, an "
+            "image repository and the networks of --fast-network stay until mlbench gc --expired or delete-cluster."
         )
 
     def run_checks(self, project: str | None, location: str | None) -> "Iterator[Check]":
@@ -235,8 +245,12 @@ class GkeProvider:
             raise UsageError("With --flex-start the machines come and go with the runs; there is nothing to scale.")
         machine = _recorded_machine(cluster)
         plane = ControlPlane(cluster, _gke(cluster), options)
-        size = PoolSize(WorkerPool(plane, machine, nodes), nodes)
-        return [size, ReadyMachines(plane, nodes, machine.gpus, (size,), plane)] if nodes else [size]
+        pool = WorkerPool(plane, machine, nodes)
+        size = PoolSize(pool, nodes)
+        details = ClusterDetails.of(cluster)
+        hold = [GkeHold(plane, pool, None, ())] if details.expires is not None and details.end_problem else []
+        size.needs = tuple(hold)
+        return [*hold, size, *([ReadyMachines(plane, nodes, machine.gpus, (size,), plane)] if nodes else [])]
 
 
 def _with_first_zone(options: GkeOptions) -> GkeOptions:

@@ -9,21 +9,26 @@ warning. Sources: docs/clouds-assumptions.md.
 
 import os
 from collections.abc import Sequence
+from types import MappingProxyType
 
-from mlbench_cli.errors import CredentialError, NotFoundError
+from mlbench_cli.errors import CredentialError, MlbenchError, NotFoundError
 from mlbench_cli.model.cluster_details import ClusterDetails
 from providers.base import Readiness, Resource, ResourceStatus, TransientError, call_timeout
 from providers.gke import api
 from providers.gke.api import Gke, Message
-from providers.gke.resources import ROLE_LABEL, SYSTEM_POOL, ControlPlane
+from providers.gke.resources import ROLE_LABEL, SYSTEM_POOL, WORKER, ControlPlane, WorkerPool
 from providers.kubernetes_calls import apply_object, open_young_cluster
+from providers.worker_hold import WorkerHold
 
 ENDPOINT = "https://cloudresourcemanager.googleapis.com"
 ROLE = "roles/container.clusterAdmin"
 ACCOUNT = NAME = "mlbench-end"
 # Google's mirror of the Python image: machines without an address of their own reach it, too.
 IMAGE = "mirror.gcr.io/library/python:3.12-slim-bookworm"
+# Waits for a signal. GKE's machines have it for their own pods.
+PAUSE = "gke.gcr.io/pause:3.8@sha256:880e63f94b145e46f1b1082bb71b85e21f16b99b180b9996407d61240ceb9830"
 PERMISSIONS_AT_ONCE = 100  # in one request, at most
+BINDING = ("resourcemanager.projects.getIamPolicy", "resourcemanager.projects.setIamPolicy")
 POLICY_VERSION = 3  # so that conditional bindings of others are read and written back as they are
 
 
@@ -43,6 +48,7 @@ class EndIdentity(Resource):
         self.plane = plane
         self.name = f"{plane.name}/{ACCOUNT}"
         self.refused: str | None = None  # why it cannot be bound
+        self.has_right = False
         self._stays: str | None = None  # why it cannot be removed
         self._project = Project(plane.gke)
 
@@ -67,7 +73,8 @@ class EndIdentity(Resource):
     def poll(self) -> Readiness:
         if self.refused is not None:
             return Readiness(True, facts={"end_problem": self.refused})
-        return Readiness(self.find() is not None, "Google's IAM does not show it yet", {"end_problem": None})
+        self.has_right = self.find() is not None
+        return Readiness(self.has_right, "Google's IAM does not show it yet", {"end_problem": None})
 
     def delete(self) -> None:
         member = self._member()
@@ -145,6 +152,39 @@ class EndTimer(Resource):
         return namespace_of(self.plane.name)
 
 
+class GkeHold(WorkerHold):
+    """The hold on the workers of a node pool, for who may not change the project's policy."""
+
+    image = PAUSE
+    node_selector = MappingProxyType({ROLE_LABEL: WORKER})
+
+    def __init__(
+        self, plane: ControlPlane, pool: WorkerPool, identity: EndIdentity | None, needs: Sequence[Resource]
+    ) -> None:
+        super().__init__(
+            plane.cluster,
+            plane.access,
+            namespace_of(plane.name),
+            pool.count,
+            needs,
+            plane,
+            lambda: identity is not None and identity.has_right,
+        )
+        self.pool = pool
+        self.operation: str | None = None
+
+    def let_shrink(self) -> None:
+        """Give the pool an autoscaler; its limits count in each zone."""
+        found = self.pool.find_raw()
+        zones = len(found.locations) if found is not None else 1
+        limits = {"enabled": True, "min_node_count": 0, "max_node_count": max(1, -(-self.pool.count // zones))}
+        gke = self.pool.plane.gke
+        self.operation = gke.call("set_node_pool_autoscaling", name=self.pool.path, autoscaling=limits).name
+
+    def poll_shrinking(self) -> Readiness:
+        return self.pool.poll_operation(self.operation, "made to shrink by itself")
+
+
 class Project:
     """A Google project, by its REST API: its number, and its policy."""
 
@@ -185,6 +225,14 @@ class Project:
             api.require_success(answer)
         document: Message = answer.json()
         return document
+
+
+def can_bind(gke: Gke) -> bool | None:
+    """Whether the caller may give the end its role; None if Google cannot be asked, e.g. without credentials."""
+    try:
+        return set(BINDING) <= Project(gke).list_granted(BINDING)
+    except MlbenchError:
+        return None
 
 
 def _members(policy: Message) -> set[str]:

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from tests.fakes.azure_facts import OPERATION_ERRORS, SIZES, SUBSCRIPTION, TENANT, Message
 from tests.fakes.azure_rules import SPOT_TAINT, ApiError, PoolRules, quota_names
 from tests.fakes.cloud_double import CloudDouble
-from tests.fakes.kube_pods import Node, Object, Pods
+from tests.fakes.kube_pods import Node, Object, Pods, held_nodes
 
 Finish = Callable[[bool], None]
 
@@ -193,6 +193,11 @@ class World(CloudDouble, PoolRules):
         known = next((pool for pool in pools if pool["name"] == name), None)
         if known is not None and known.get("scaleSetPriority") != asked.get("scaleSetPriority"):
             raise ApiError(400, "PropertyChangeNotAllowed", "Changing scaleSetPriority is not allowed.", flat=True)
+        if asked.get("enableAutoScaling"):
+            least, most = asked.get("minCount", 0), asked.get("maxCount", 0)
+            if not (asked.get("mode") == "User" or least > 0) or not 0 <= least <= asked["count"] <= most or most < 1:
+                words = f"Autoscaling range {least} to {most} is invalid for {asked['count']} nodes."
+                raise ApiError(400, "InvalidParameter", words, flat=True)
         placement = asked.get("proximityPlacementGroupID")
         if placement and placement.lower() not in self.others:
             raise ApiError(400, "InvalidParameter", f"The proximity placement group {placement} was not found.")
@@ -322,6 +327,13 @@ class World(CloudDouble, PoolRules):
 
     def pools(self) -> list[Message]:
         return [pool for item in self.clusters.values() for pool in item["properties"]["agentPoolProfiles"]]
+
+    def autoscale(self, jobs: list[Object], now: float) -> None:
+        """What the cluster's autoscaler makes of idle pools by then: it removes machines that no pod holds."""
+        for pool in self.pools():
+            if pool.get("enableAutoScaling"):
+                held = held_nodes(jobs, pool.get("nodeLabels") or {}, now)
+                pool["count"] = max(pool["minCount"], min(pool["maxCount"], held))
 
     def _count_machines(self, pool: Message) -> int:
         if pool["provisioningState"] == "Succeeded":

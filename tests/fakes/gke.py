@@ -27,7 +27,7 @@ from tests.fakes.gke_facts import OPERATION_ERRORS, PROJECT, REGION, VERSIONS, Z
 from tests.fakes.gke_rights import CONTAINER
 from tests.fakes.gke_rules import PoolRules
 from tests.fakes.gke_web import Kube, Web
-from tests.fakes.kube_pods import Node, Object, Pods
+from tests.fakes.kube_pods import Node, Object, Pods, held_nodes
 
 NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
 LABEL = re.compile(r"[a-z0-9_-]{0,63}")
@@ -223,6 +223,17 @@ class World(CloudDouble, PoolRules):
         pool.status = g.NodePool.Status.RECONCILING
         return self._change("SetNodePoolSize", _cluster_path(request.name), pool.name)
 
+    def do_SetNodePoolAutoscaling(self, request: Any) -> g.Operation:
+        pool = self._pool(request.name)
+        self._alone(_cluster_path(request.name))
+        if request.autoscaling.enabled and request.autoscaling.max_node_count < max(
+            1, request.autoscaling.min_node_count
+        ):
+            raise ApiError(Code.INVALID_ARGUMENT, "max_node_count must be >= min_node_count and > 0.")
+        pool.autoscaling = request.autoscaling
+        pool.status = g.NodePool.Status.RECONCILING
+        return self._change("SetNodePoolAutoscaling", _cluster_path(request.name), pool.name)
+
     def do_DeleteNodePool(self, request: Any) -> g.Operation:
         cluster, pool = self._cluster(request.name), self._pool(request.name)
         self._alone(_cluster_path(request.name))
@@ -321,6 +332,16 @@ class World(CloudDouble, PoolRules):
                     found.append({"metadata": {"name": f"{pool.name}-{number}"}, "status": status})
         return found
 
+    def autoscale(self, now: float) -> None:
+        """What the cluster's autoscaler makes of idle pools by then: it removes machines that no pod holds."""
+        jobs = [item for path, item in self.objects.items() if "/jobs/" in path]
+        for cluster in self.clusters.values():
+            for pool in cluster.node_pools:
+                if pool.autoscaling.enabled:
+                    held = -(-held_nodes(jobs, pool.config.labels, now) // len(pool.locations))
+                    most, least = pool.autoscaling.max_node_count, pool.autoscaling.min_node_count
+                    pool.initial_node_count = max(least, min(most, held))
+
     def machines(self) -> list[Node]:
         """The machines as containers on them see them."""
         found = []
@@ -384,6 +405,7 @@ METHODS: dict[str, tuple[type[Any], type[Any]]] = {
     "SetLabels": (g.SetLabelsRequest, g.Operation),
     "CreateNodePool": (g.CreateNodePoolRequest, g.Operation),
     "SetNodePoolSize": (g.SetNodePoolSizeRequest, g.Operation),
+    "SetNodePoolAutoscaling": (g.SetNodePoolAutoscalingRequest, g.Operation),
     "DeleteNodePool": (g.DeleteNodePoolRequest, g.Operation),
 }
 

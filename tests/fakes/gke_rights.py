@@ -19,6 +19,7 @@ CONTAINER = {
     "SetLabels": "container.clusters.update",
     "CreateNodePool": "container.clusters.update",
     "SetNodePoolSize": "container.clusters.update",
+    "SetNodePoolAutoscaling": "container.clusters.update",
     "DeleteNodePool": "container.clusters.update",
 }
 VERBS = {"GET": "get", "POST": "create", "PUT": "update", "PATCH": "update", "DELETE": "delete"}

@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 from tests.fakes.gke_fabric import answer_object, may_apply
 from tests.fakes.gke_facts import PLAIN, PODS, REGION, SHAPES, SKUS, ZONE, ZONES, ApiError
 from tests.fakes.gke_rights import permission_of_kubernetes, permission_of_web
-from tests.fakes.kube_pods import Object
+from tests.fakes.kube_pods import Object, start_job
 
 if TYPE_CHECKING:
     from tests.fakes.gke import World
@@ -278,8 +278,12 @@ class Kube(Handler):
                 self.answer(document, code)
                 return
             if self.command == "PATCH" and body is not None and may_apply(self.world, url.path):
-                self.world.objects[url.path] = body
-                self.answer(body)
+                known = self.world.objects.get(url.path)
+                self.world.objects[url.path] = start_job(known, body) if "/jobs/" in url.path else body
+                self.answer(self.world.objects[url.path])
+                return
+            if self.command == "DELETE" and url.path in self.world.objects:
+                self.answer(self.world.objects.pop(url.path))
                 return
             if url.path != "/api/v1/nodes":
                 code, document = answer_object(self.world, url.path)

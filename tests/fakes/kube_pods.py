@@ -8,8 +8,9 @@ enough. Sources: docs/clouds-assumptions.md.
 
 import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -159,3 +160,27 @@ def write_program(path: Path, text: str, values: dict[str, str]) -> None:
 
 def status(code: int, reason: str, message: str) -> Object:
     return {"kind": "Status", "code": code, "reason": reason, "message": message}
+
+
+def start_job(known: Object | None, document: Object) -> Object:
+    """The Job as applied, with the status that its controller gives it: its start does not move with a change."""
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return {**document, "status": (known or {}).get("status") or {"startTime": now}}
+
+
+def held_nodes(jobs: Iterable[Object], labels: Mapping[str, str], now: float) -> int:
+    """How many machines with these labels are kept from an autoscaler by pods of Jobs that it may not evict.
+
+    ASSUMED: as the autoscaler's FAQ has it, and a Job's deadline counts from its start.
+    """
+    held = 0
+    for job in jobs:
+        spec, template = job["spec"], job["spec"]["template"]
+        notes = template["metadata"].get("annotations") or {}
+        is_kept = notes.get("cluster-autoscaler.kubernetes.io/safe-to-evict") == "false"
+        selected = (template["spec"].get("nodeSelector") or {}).items() <= dict(labels).items()
+        tolerates = {"operator": "Exists"} in (template["spec"].get("tolerations") or [])
+        began = datetime.fromisoformat(job["status"]["startTime"]).timestamp()
+        if is_kept and selected and tolerates and now < began + spec.get("activeDeadlineSeconds", float("inf")):
+            held += int(spec["parallelism"])
+    return held

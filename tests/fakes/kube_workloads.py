@@ -21,7 +21,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from mlbench_cli.kube.access import Access
-from tests.fakes.kube_pods import Object
+from tests.fakes.kube_pods import Object, start_job
 
 PATH = re.compile(
     r"(?P<group>/api/v1|/apis/[^/]+/[^/]+)(?:/namespaces/(?P<space>[^/]+)(?=/))?/(?P<kind>[a-z]+)(?:/(?P<name>[^/]+))?"
@@ -240,6 +240,8 @@ class _Handler(BaseHTTPRequestHandler):
         if space and ("namespaces", "", space) not in self.api.objects and space != "default":
             return self._status(404, f'namespaces "{space}" not found')
         code = 200 if key in self.api.objects else 201
+        if kind == "jobs":
+            document = start_job(self.api.objects.get(key), document)
         fields = {field: value for field, value in document.items() if field != "metadata"}
         return self._json(code, self.api.put(kind, name, space, metadata=document["metadata"], **fields))
 

@@ -254,7 +254,7 @@ def test_who_may_not_assign_roles_gets_a_cluster_without_a_clock_and_a_warning(m
     world.denied = {"Microsoft.Authorization/roleAssignments/write"}
     done = mlbench(*CREATE, "--ttl", "2h")
     assert done.code == 0, done.err
-    assert "Nothing in the cloud ends this cluster" in done.err
+    assert "Nothing in the cloud deletes this cluster" in done.err
     assert Store().cluster("rel-2").details["end_problem"]
     assert world.groups[GROUP]["tags"]["mlbench-expires"]
 

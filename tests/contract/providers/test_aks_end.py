@@ -114,6 +114,33 @@ def test_extend_moves_the_tag_and_the_clock(mlbench: Any, azure_double: AzureDou
     assert AksProvider().discover({})[0].details["expires"] == before + 1800
 
 
+def test_the_workers_of_who_may_not_assign_roles_end_without_any_right(
+    mlbench: Any, azure_double: AzureDouble, world: World
+) -> None:
+    world.denied = {"Microsoft.Authorization/roleAssignments/write"}
+    planned = mlbench(*CREATE, "--ttl", "1h", "--dry-run")
+    assert "You may not assign roles in the subscription. So only the workers end by themselves" in planned.err
+    done = mlbench(*CREATE, "--ttl", "1h")
+    assert done.code == 0, done.err
+    assert "Nothing in the cloud deletes this cluster" in done.err
+    end = ClusterDetails.of(Store().cluster("rel-2")).expires or 0
+
+    def machines(moment: float) -> int:
+        jobs = [item for (kind, _, _), item in azure_double.kube.objects.items() if kind == "jobs"]
+        world.autoscale(jobs, moment)
+        return next(int(pool["count"]) for pool in world.pools() if pool["name"] == "workers")
+
+    assert machines(end - 60) == 2
+    for words in (("scale-cluster", "rel-2", "3", "--yes"), ("extend", "rel-2", "1m")):
+        world.actions.clear()
+        done = mlbench(*words)
+        assert done.code == 0, done.err
+        assert sorted(world.actions - set(load_rights("aks")[words[0]])) == []
+    assert (machines(end + 30), machines(end + 90)) == (3, 0)
+    assert mlbench(*DELETE).code == 0
+    assert world.groups == {}
+
+
 def test_without_an_end_there_is_neither_identity_nor_role(mlbench: Any, world: World) -> None:
     assert mlbench(*CREATE, "--ttl", "none").code == 0
     assert world.others == {}

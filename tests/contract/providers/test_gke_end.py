@@ -21,6 +21,7 @@ from tests.fakes.gke import Google, World
 
 CREATE = ["create-cluster", "gke", "2", "rel", "-t", "n1-standard-4", "--yes"]
 CRON_JOB = "/apis/batch/v1/namespaces/mlbench-end-rel-2/cronjobs/mlbench-end"
+HOLD = "/apis/batch/v1/namespaces/mlbench-end-rel-2/jobs/mlbench-hold"
 MEMBER = (
     "principal://iam.googleapis.com/projects/123456789/locations/global/workloadIdentityPools/"
     "demo-project.svc.id.goog/subject/ns/mlbench-end-rel-2/sa/mlbench-end"
@@ -154,16 +155,48 @@ def test_extend_moves_the_clock(command: Any, gke_world: World) -> None:
     assert annotations == {"mlbench/expires": str(int(before) + 7200)}
 
 
-def test_who_may_not_change_the_policy_is_told_and_has_a_cluster(command: Any, gke_world: World) -> None:
+def test_the_workers_of_who_may_not_change_the_policy_end_without_any_right(command: Any, gke_world: World) -> None:
     gke_world.policy_denied = True
+    gke_world.denied = {"resourcemanager.projects.setIamPolicy"}
+    planned = command(*CREATE, "--ttl", "2h", "--dry-run")
+    assert "You may not change the IAM policy of the project. So only the workers end by themselves" in planned.err
+    assert "stay and cost up to 0." in planned.err
     result = command(*CREATE, "--ttl", "2h")
     assert result.code == 0, result.err
-    assert "Nothing in the cloud ends this cluster" in result.err
+    assert "Nothing in the cloud deletes this cluster" in result.err
     assert "Policy update access denied" in result.err
     assert CRON_JOB not in gke_world.objects
+    (pool,) = [pool for pool in gke_world.find_cluster("rel-2").node_pools if pool.name == "workers"]
+    end = ClusterDetails.of(Store().cluster("rel-2")).expires or 0
+    for moment, machines in ((end - 60, 2), (end + 60, 0)):
+        gke_world.autoscale(moment)
+        assert pool.initial_node_count == machines
+    pool.initial_node_count = 2
     assert command("extend", "rel-2", "1h").code == 0
+    assert command("scale-cluster", "rel-2", "3", "--yes").code == 0
+    assert pool.autoscaling.max_node_count == 3
+    for moment, machines in ((end + 3500, 3), (end + 3700, 0)):
+        gke_world.autoscale(moment)
+        assert pool.initial_node_count == machines
     assert command("delete-cluster", "gke", "rel-2", "--yes").code == 0
     assert gke_world.clusters == {}
+
+
+def test_workers_whose_hold_has_ended_are_held_again(command: Any, gke_world: World) -> None:
+    gke_world.policy_denied = True
+    assert command(*CREATE, "--ttl", "1h").code == 0
+    hold = gke_world.objects[HOLD]
+    hold["status"]["conditions"] = [{"type": "Failed", "status": "True", "reason": "DeadlineExceeded"}]
+    result = command("extend", "rel-2", "1h")
+    assert result.code == 0, result.err
+    assert "conditions" not in gke_world.objects[HOLD]["status"]
+
+
+def test_who_may_change_the_policy_has_a_pool_of_fixed_size(command: Any, gke_world: World) -> None:
+    assert "if you may" not in command(*CREATE, "--ttl", "2h", "--dry-run").err
+    assert command(*CREATE, "--ttl", "2h").code == 0
+    assert HOLD not in gke_world.objects
+    assert not any(pool.autoscaling.enabled for pool in gke_world.find_cluster("rel-2").node_pools)
 
 
 def test_deleting_takes_the_binding_away_and_leaves_those_of_others(command: Any, gke_world: World) -> None:

@@ -54,6 +54,22 @@ def test_every_request_of_every_command_is_allowed(
         assert sorted(gke_world.permissions - set(rights[words[0]])) == [], words
 
 
+def test_who_may_not_change_the_policy_has_the_rights_that_holding_the_workers_wants(
+    command: Callable[..., Any], gke_world: World
+) -> None:
+    gke_world.quotas = {}
+    gke_world.policy_denied = True
+    rights = load_rights("gke")
+    for words in ((*CREATE, "--gpu-type", "l4", "--ttl", "2h"), *COMMANDS[1:3]):
+        gke_world.permissions.clear()
+        result = command(*words)
+        assert result.code == 0, (words, result.err)
+        assert sorted(gke_world.permissions - set(rights[words[0]])) == [], words
+        assert {"container.jobs.update", "container.clusters.update"} <= gke_world.permissions, words
+    # None of them needs to give a right to anybody.
+    assert not [name for name in rights["extend"] if "setIamPolicy" in name or "clusterRole" in name]
+
+
 def test_pushing_images_wants_what_the_role_has(
     command: Callable[..., Any], gke_world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
