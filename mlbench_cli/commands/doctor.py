@@ -7,16 +7,17 @@ import subprocess
 import sys
 from collections.abc import Callable
 from importlib import metadata
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from mlbench_cli import __version__, console
 from mlbench_cli.commands._clusters import Location, Project
-from mlbench_cli.commands._common import Format, Output
+from mlbench_cli.commands._common import Format, Output, Yes
 from mlbench_cli.config import settings
 from mlbench_cli.config.extras import install_hint
-from mlbench_cli.errors import MlbenchError, UsageError
+from mlbench_cli.errors import CleanupError, MlbenchError, UsageError
 from mlbench_cli.runs.launch import local_machine
 from providers import registry
 from providers.base import NamesRights
@@ -48,6 +49,59 @@ def _print_policy(providers: list[str] | None, command: str | None) -> None:
     console.out(json.dumps(able[0].compose_policy(command), indent=2))
 
 
+def _spend_first_day(
+    providers: list[str] | None, project: str | None, location: str | None, to: Path | None, yes: bool, output: Format
+) -> int:
+    """Plan, print the price, ask, do it, and print what it confirms."""
+    from mlbench_cli.clusters.first_day import NAME, TABLE, TTL, FirstDay
+
+    if len(providers or ()) != 1 or not providers:
+        raise UsageError("--first-day needs one cloud: gke, eks or aks.", hint="mlbench doctor gke --first-day")
+    cloud = registry.ALIASES.get(providers[0], providers[0])
+    scope = _scope_options(cloud, project, location)
+    day = FirstDay(cloud, (to or Path(f"first-day-{cloud}")).absolute(), scope)
+
+    def tell(command: str) -> None:
+        console.note(f"$ {command}")
+
+    plan = day.plan(tell)
+    price = plan["price_per_hour"]
+    known = "an unknown price per hour" if price is None else f"{price:.2f} {plan['currency']}/h"
+    console.note(
+        f"\nThe first day creates {NAME}, 1 worker ({' '.join(day.machine)}), for {known}. It takes about an hour and "
+        f"deletes the cluster at its end; --ttl {TTL} ends it if this machine goes off."
+    )
+    for step in day.steps():
+        console.note(f"  {step.command}")
+    console.confirm("Spend the first day?", yes=yes)
+    code = day.spend(tell)
+    rows = day.judge()
+    if output == Format.json:
+        console.out((day.folder / "first-day.json").read_text("utf-8").rstrip())
+    else:
+        console.out_table(
+            ["ASSUMPTION", "VERDICT", "EVIDENCE"],
+            [[f"{proof.row}{f' ({proof.part})' if proof.part else ''}", *rest] for proof, *rest in rows],
+            wrap=True,
+        )
+    console.note(f"Evidence is in {day.folder}; {TABLE} has the rows for docs/clouds-assumptions.md.")
+    if left := day.left():
+        raise CleanupError(
+            f"Whether everything of {NAME} is gone is not certain: {'; '.join(left)}.",
+            hint=f"mlbench delete-cluster {cloud} {NAME} --yes; then mlbench gc {cloud}",
+        )
+    if refuted := [proof.row for proof, verdict, _ in rows if verdict == "refuted"]:
+        console.warn(f"Refuted: {'; '.join(refuted)}. Please report it, with the folder.")
+    return code
+
+
+def _scope_options(cloud: str, project: str | None, location: str | None) -> list[str]:
+    """Project and location as options that all commands of the first day take."""
+    place = "--region" if cloud != "gke" or location is None or location.count("-") == 1 else "--zone"
+    options = {"--subscription" if cloud == "aks" else "--project": project, place: location}
+    return [word for flag, value in options.items() if value for word in (flag, value)]
+
+
 def doctor(
     providers: Annotated[
         list[str] | None,
@@ -63,12 +117,28 @@ def doctor(
         str | None,
         typer.Option("--for", metavar="COMMAND", help="with --policy: only what this command needs, e.g. gc"),
     ] = None,
+    first_day: Annotated[
+        bool,
+        typer.Option(
+            "--first-day",
+            help="with gke, eks or aks: create the cheapest cluster, run on it, delete it, and list what that confirms",
+        ),
+    ] = False,
+    to: Annotated[
+        Path | None, typer.Option("--to", metavar="FOLDER", help="with --first-day: folder for its evidence")
+    ] = None,
+    yes: Yes = False,
     output: Output = Format.text,
 ) -> int:
     """Check this machine for what runs need, or check a cloud: credentials, permissions, quotas and versions.
 
-    It changes nothing. The exit code is 0, or that of the first failed check.
+    It changes nothing, except with --first-day, which asks before it spends money. The exit code is 0, or that of the
+    first failed check.
     """
+    if first_day:
+        return _spend_first_day(providers, project, location, to, yes, output)
+    if to is not None:
+        raise UsageError("--to needs --first-day.", hint="mlbench doctor gke --first-day --to first-day")
     if policy:
         _print_policy(providers, command)
         return 0

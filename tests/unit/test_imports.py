@@ -125,6 +125,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "mlbench_cli.clusters.manage": (*BASE, "providers", "mlbench_cli.clusters.zone_failover"),
     "mlbench_cli.clusters.changes": (*BASE, "providers", "mlbench_cli.clusters.manage"),
     "mlbench_cli.clusters.zone_failover": (*BASE, "providers"),
+    "mlbench_cli.clusters.first_day": ("mlbench_cli.errors", "mlbench_cli.util.times"),
     "mlbench_cli.util.text": (),
     "mlbench_cli.console.terminal": ("mlbench_cli.util.text",),
     "mlbench_cli.console.prompts": ("mlbench_cli.console.terminal", "mlbench_cli.util.text"),
@@ -234,6 +235,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         # What an engine or a provider does is reached through runs and clusters, not past them.
         *(*BASE, "mlbench_cli.api", "mlbench_cli.clusters.manage", "mlbench_cli.config.file", "mlbench_cli.console"),
         "mlbench_cli.clusters.changes",
+        "mlbench_cli.clusters.first_day",
         *(
             "mlbench_cli.util.durations",
             "mlbench_cli.model.network",
