@@ -71,6 +71,7 @@ def test_gke_from_the_price_to_nothing_left(command: Any, gke_world: GkeWorld, t
     assert "gpu: true" in (folder / "first-day.yaml").read_text()
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_a_rule_that_does_not_hold_is_refuted(command: Any, gke_world: GkeWorld, tmp_path: Path) -> None:
     gke_world.drivers["LATEST"] = "570.10.01"
@@ -83,6 +84,7 @@ def test_a_rule_that_does_not_hold_is_refuted(command: Any, gke_world: GkeWorld,
     assert "Refuted: " in result.err
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_without_quota_for_gpus_the_day_goes_on_with_cpus(command: Any, gke_world: GkeWorld, tmp_path: Path) -> None:
     gke_world.quotas["GPUS_ALL_REGIONS"] = 0
@@ -94,6 +96,7 @@ def test_without_quota_for_gpus_the_day_goes_on_with_cpus(command: Any, gke_worl
     assert {item["verdict"] for item in report["assumptions"] if "driver" in item["row"]} == {"not tried"}
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_a_creation_that_fails_is_removed_and_its_exit_code_is_told(
     command: Any, gke_world: GkeWorld, tmp_path: Path
@@ -106,6 +109,7 @@ def test_a_creation_that_fails_is_removed_and_its_exit_code_is_told(
     assert "confirmed" not in {item["verdict"] for item in rows if "prices" not in item["evidence"]}
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_what_is_left_is_an_error_of_its_own(command: Any, gke_world: GkeWorld, tmp_path: Path) -> None:
     gke_world.trouble["DeleteCluster"] = "PERMISSION_DENIED-before"
@@ -115,6 +119,7 @@ def test_what_is_left_is_an_error_of_its_own(command: Any, gke_world: GkeWorld, 
     assert "mlbench delete-cluster gke first-day-1 --yes" in result.err
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_aks_from_the_price_to_nothing_left(command: Any, azure_world: AzureWorld, tmp_path: Path) -> None:
     result = command("doctor", "aks", "--first-day", "--to", str(tmp_path / "day"), "--yes")
@@ -129,6 +134,7 @@ def test_aks_from_the_price_to_nothing_left(command: Any, azure_world: AzureWorl
     assert set(tried) == {"confirmed"}, report["assumptions"]
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(400)
 def test_eks_from_the_price_to_nothing_left(command: Any, aws: AwsServer, tmp_path: Path) -> None:
     result = command("doctor", "eks", "--first-day", "--to", str(tmp_path / "day"), "--region", "eu-west-1", "--yes")
