@@ -41,7 +41,7 @@ def verdicts(report: Any) -> dict[str, str]:
     return {item["row"].partition(" ")[0] + item["row"][-12:]: item["verdict"] for item in report["assumptions"]}
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_gke_from_the_price_to_nothing_left(command: Any, gke_world: GkeWorld, tmp_path: Path) -> None:
     folder = tmp_path / "evidence"
     refused = command("doctor", "gke", "--first-day", "--to", str(tmp_path / "asked"), "--project", "demo-project")
@@ -72,7 +72,7 @@ def test_gke_from_the_price_to_nothing_left(command: Any, gke_world: GkeWorld, t
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_a_rule_that_does_not_hold_is_refuted(command: Any, gke_world: GkeWorld, tmp_path: Path) -> None:
     gke_world.drivers["LATEST"] = "570.10.01"
     gke_world.policy_denied = True
@@ -85,7 +85,7 @@ def test_a_rule_that_does_not_hold_is_refuted(command: Any, gke_world: GkeWorld,
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_without_quota_for_gpus_the_day_goes_on_with_cpus(command: Any, gke_world: GkeWorld, tmp_path: Path) -> None:
     gke_world.quotas["GPUS_ALL_REGIONS"] = 0
     result = command("doctor", "gke", "--first-day", "--to", str(tmp_path / "day"), "--yes")
@@ -97,7 +97,7 @@ def test_without_quota_for_gpus_the_day_goes_on_with_cpus(command: Any, gke_worl
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_a_creation_that_fails_is_removed_and_its_exit_code_is_told(
     command: Any, gke_world: GkeWorld, tmp_path: Path
 ) -> None:
@@ -110,7 +110,7 @@ def test_a_creation_that_fails_is_removed_and_its_exit_code_is_told(
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_what_is_left_is_an_error_of_its_own(command: Any, gke_world: GkeWorld, tmp_path: Path) -> None:
     gke_world.trouble["DeleteCluster"] = "PERMISSION_DENIED-before"
     result = command("doctor", "gke", "--first-day", "--to", str(tmp_path / "day"), "--yes")
@@ -120,7 +120,7 @@ def test_what_is_left_is_an_error_of_its_own(command: Any, gke_world: GkeWorld, 
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_aks_from_the_price_to_nothing_left(command: Any, azure_world: AzureWorld, tmp_path: Path) -> None:
     result = command("doctor", "aks", "--first-day", "--to", str(tmp_path / "day"), "--yes")
     assert result.code == 0, result.err
@@ -135,7 +135,7 @@ def test_aks_from_the_price_to_nothing_left(command: Any, azure_world: AzureWorl
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_eks_from_the_price_to_nothing_left(command: Any, aws: AwsServer, tmp_path: Path) -> None:
     result = command("doctor", "eks", "--first-day", "--to", str(tmp_path / "day"), "--region", "eu-west-1", "--yes")
     assert result.code == 0, result.err
