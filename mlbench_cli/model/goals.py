@@ -9,6 +9,8 @@ COMPARISONS = (">=", "<=")
 KINDS = ("full", "light")
 # A task reports a goal "Prec@1" as metric "Prec@1", "val_Prec@1" or "val_global_Prec@1".
 PREFIXES = ("", "val_", "val_global_")
+TRAINING = "train_"  # before the name of a metric of the training samples
+GOAL_ON = "goal_on"  # the parameter that says of which samples a goal is
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,10 @@ class Goal:
 
 @dataclass(frozen=True)
 class GoalRule:
-    """Metric and comparison of a task's goal; the thresholds are its parameters goal_full and goal_light."""
+    """Metric and comparison of a task's goal; the thresholds are its parameters goal_full and goal_light.
+
+    A task with the parameter `goal_on` can have its goal on the training samples instead of the validation set.
+    """
 
     metric: str
     comparison: str
@@ -63,7 +68,12 @@ class GoalRule:
     def find_goal(self, parameters: Mapping[str, Any], kind: str) -> Goal | None:
         """The goal of that kind (full or light) under a run's parameters; None if they have no threshold for it."""
         threshold = parameters.get(f"goal_{kind}")
-        return Goal(self.metric, self.comparison, threshold) if is_finite_number(threshold) else None
+        metric = TRAINING + self.metric if parameters.get(GOAL_ON) == "training" else self.metric
+        return Goal(metric, self.comparison, threshold) if is_finite_number(threshold) else None
+
+    def wording_of(self, goal: Goal) -> str:
+        """The wording of a goal that `find_goal` gave, with {threshold}."""
+        return self.wording if goal.metric == self.metric else self.wording.replace("Validation", "Training")
 
 
 def goal_wording(goal: Mapping[str, Any], template: str | None) -> str:

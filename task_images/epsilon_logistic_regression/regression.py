@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from task_images.harness.distributed import World
+from task_images.harness.metrics import TopK, collect
 from task_images.harness.training import PassLoss
 
 Rows = tuple[Tensor, Tensor]  # features [n, columns] and labels [n] of 0 and 1
@@ -68,6 +70,7 @@ class LogisticWork:
 
     def __init__(self, prepare: Callable[..., Rows], loss: RegularisedLoss) -> None:
         self._prepare, self._loss = prepare, loss
+        self._accuracy = TopK(1)
 
     def prepare(self, part: object) -> Rows:
         """Rows and labels on the device."""
@@ -92,10 +95,15 @@ class LogisticWork:
             places = [place for place, mean in enumerate(means) if len(mean.targets) == size]
             columns = zip(*(means[place] for place in places), strict=True)
             logits, targets, norms = (torch.stack(column) for column in columns)
+            self._accuracy.add(((logits > 0) == (targets == 1)).sum(), float(targets.numel()))
             entropies = binary_cross_entropy_with_logits(logits, targets, reduction="none").mean(1)
             for place, value in zip(places, (entropies + norms).tolist(), strict=True):
                 found[place] = value
         return found
+
+    def collect_metrics(self, world: World) -> dict[str, float]:
+        """The accuracy of the passes whose losses were read since the last call, over all ranks. Collective."""
+        return collect(world, [self._accuracy])
 
 
 class LateMean(NamedTuple):

@@ -16,7 +16,7 @@ from task_images.epsilon_logistic_regression.regression import (
     RegularisedLoss,
 )
 from task_images.harness.data import ArrayData
-from task_images.harness.goals import GoalWatch
+from task_images.harness.goals import GOAL_ON, VALIDATION, make_accuracy_goal
 from task_images.harness.identity import made_up
 from task_images.harness.loop import Plan, Unit
 from task_images.harness.metrics import F1, Dice, TopK
@@ -30,7 +30,12 @@ from task_images.harness.training import make_sample_trainer
 # The rate over sqrt(t), tuned per number of workers in the 2018 specification.
 ALPHA_2018 = {1: 200.0, 2: 400.0, 4: 600.0, 8: 700.0, 16: 800.0}
 
-CHOICES = {"data": ("libsvm", "synthetic"), "schedule": ("plateau", "sqrt"), "average": ("gradients", "weights")}
+CHOICES = {
+    "data": ("libsvm", "synthetic"),
+    "schedule": ("plateau", "sqrt"),
+    "average": ("gradients", "weights"),
+    "goal_on": GOAL_ON,
+}
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,7 @@ class Settings(TrainingSettings, CudaSettings):
     loaders: int = 1
     goal_full: float = 89.0
     goal_light: float = 80.0
+    goal_on: str = VALIDATION
 
 
 def main(contract: Contract) -> None:
@@ -88,7 +94,7 @@ def main(contract: Contract) -> None:
             Plan(settings.epochs, settings.budget_seconds, protocol=settings.protocol),
             strategy=prepare_strategy(world, lambda: _strategy(settings)),
             metrics=[TopK(1), F1(), Dice()],
-            goal=GoalWatch("Prec@1", ">=", settings.goal_full, settings.goal_light, contract.goal),
+            goal=make_accuracy_goal(settings.goal_full, settings.goal_light, settings.goal_on, contract.goal),
             scores=torch.sigmoid,
             arithmetic=settings,
             work=LogisticWork(rows.prepare, loss),

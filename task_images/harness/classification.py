@@ -19,7 +19,7 @@ from task_images.comm.prepare import prepare_strategy
 from task_images.harness.data import Data
 from task_images.harness.distributed import World
 from task_images.harness.errors import TaskUsageError
-from task_images.harness.goals import GoalWatch
+from task_images.harness.goals import GOAL_ON, VALIDATION, GoalWatch, make_accuracy_goal
 from task_images.harness.loop import Plan, Unit
 from task_images.harness.metrics import TopK
 from task_images.harness.models.counting import count_parameters
@@ -43,6 +43,7 @@ class ClassifierSettings(TrainingSettings, CudaSettings):
     weight_decay: float = 1e-4
     goal_full: float = 80.0
     goal_light: float = 70.0
+    goal_on: str = VALIDATION
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ def check_settings(settings: ClassifierSettings) -> None:
     """Raises TaskUsageError for what does not go together, before anything is opened or loaded."""
     if settings.nesterov and not settings.momentum:
         raise TaskUsageError("nesterov needs a momentum above 0", "--set momentum=0.9, or --set nesterov=false")
+    check_choices(settings, {"goal_on": GOAL_ON})
     if isinstance(settings, CheckpointedSettings):
         check_choices(settings, {"compile": COMPILE, "precision": FORMATS})
 
@@ -131,6 +133,7 @@ def train_classifier(
         ),
         strategy=chosen,
         metrics=[] if measure else [TopK(k) for k in (1, 5) if k <= classes],
+        training_metrics=[] if measure else [TopK(1)],
         goal=None if measure else make_goal(settings, world),
         validation_loss=nn.functional.cross_entropy,
         precision=precision,
@@ -165,4 +168,4 @@ def _check_graphs(settings: CheckpointedSettings, strategy: Strategy, calibrates
 
 def make_goal(settings: ClassifierSettings, world: World) -> GoalWatch:
     """The goal of an image classification: Prec@1 in percent, at the full or the light threshold."""
-    return GoalWatch("Prec@1", ">=", settings.goal_full, settings.goal_light, world.contract.goal)
+    return make_accuracy_goal(settings.goal_full, settings.goal_light, settings.goal_on, world.contract.goal)

@@ -7,6 +7,8 @@ from typing import Any
 
 from task_images.harness.tracker import Snapshot, Tracker
 
+VALIDATION, ON_TRAINING = GOAL_ON = ("validation", "training")  # the samples that an accuracy is of
+
 
 @dataclass(frozen=True)
 class GoalPassed:
@@ -87,3 +89,13 @@ class GoalWatch:
 
     def _better(self, value: float, than: float) -> bool:
         return value > than if self.comparison == ">=" else value < than
+
+
+def make_accuracy_goal(full: float, light: float, goal_on: str, chosen: str) -> GoalWatch:
+    """The goal of a classification: Prec@1 in percent, of the validation set or of the training samples (`goal_on`).
+
+    The latter is the share of hits since the last validation, each sample as augmented and by the model that was about
+    to learn from it. It costs nothing, and is what MLBench 3 reported as training accuracy.
+    """
+    name = "train_Prec@1" if goal_on == ON_TRAINING else "Prec@1"
+    return GoalWatch(name, ">=", full, light, chosen)

@@ -27,6 +27,8 @@ P = TypeVar("P")
 Values = dict[str, float]
 NO_PROTOCOL = ThroughputProtocol(blocks=0)
 
+# Before the name of a metric of the training samples. One of the validation set has no prefix in a goal.
+TRAINING = "train_"
 # Updates between two reports of the global training loss; the original posted as often.
 LOSS_EVERY = 25
 # Most updates between two looks at the time budget.
@@ -114,7 +116,8 @@ class Loop(Generic[P]):
 
     validate      epoch -> loss and metrics over the whole validation set, equal on all ranks; among them the goal's by
                   its name. None: no validation
-    goal          None: train all epochs
+    goal          on a metric of the validation set, or with the prefix TRAINING on one of the training samples.
+                  None: train all epochs
     details       what the result says besides; `closing` adds to it at the end
     states        what a checkpoint must hold of the task, by name
     identity      what a checkpoint must have in common with the run that goes on from it
@@ -254,6 +257,7 @@ class Loop(Generic[P]):
         """Validate, note the figures, and decide whether training ends here."""
         tracker, position = self.tracker, self.position
         training_loss = self.losses.collect_whole(self.world)
+        trained = {TRAINING + name: value for name, value in self._collect_training_values().items()}
         rate = self._samples_per_second()
         values: Values = {}
         with self._consensus():
@@ -264,15 +268,15 @@ class Loop(Generic[P]):
                     self._set_mode(training=False)
                     values = self.validate(epoch)
         seconds = self._wall()
-        self._report_values(epoch, training_loss, rate, values, seconds)
+        self._report_values(epoch, training_loss, rate, trained, values, seconds)
         point = {"epoch": epoch, "update": position.total, "seconds": seconds, "train_loss": training_loss}
-        self.curve.append({**point, "samples_per_second": rate, **values, **extra})
+        self.curve.append({**point, "samples_per_second": rate, **trained, **values, **extra})
         if self.after_validation is not None:
             self.after_validation(epoch, values)
         if is_last:
             self.schedule.after_epoch(values.get("loss", training_loss))
             position.epoch, position.in_epoch = epoch + 1, 0
-        reached = self.goal is not None and self.goal.observe(values[self.goal.metric], epoch, tracker)
+        reached = self.goal is not None and self.goal.observe({**values, **trained}[self.goal.metric], epoch, tracker)
         self._spent = bool(self.plan.budget) and self.world.agree(seconds) >= self.plan.budget
         self._is_done = self._spent or (reached and not self.plan.budget)
         self._begin = tracker.snapshot()
@@ -324,9 +328,11 @@ class Loop(Generic[P]):
         rate, now = self._throughput().get("samples_per_second"), self.tracker.snapshot()
         return rate * now.updates / now.samples if rate and now.samples else None
 
-    def _report_values(self, epoch: int, loss: float, rate: float, values: Values, seconds: float) -> None:
-        for name, value in values.items():
-            self.report.metric(f"val_global_{name}", value, epoch=epoch, step=self.position.total, seconds=seconds)
+    def _report_values(
+        self, epoch: int, loss: float, rate: float, trained: Values, values: Values, seconds: float
+    ) -> None:
+        for name, value in {**trained, **{f"val_global_{name}": value for name, value in values.items()}}.items():
+            self.report.metric(name, value, epoch=epoch, step=self.position.total, seconds=seconds)
         self.report.metric("samples_per_second", rate, epoch=epoch, step=self.position.total, seconds=seconds)
         names = {"loss": "validation loss"}
         shown = "".join(f"  {names.get(name, name)} {value:.4g}" for name, value in values.items())
@@ -396,6 +402,10 @@ class Loop(Generic[P]):
     def _read_losses(self, losses: list[Any]) -> list[float]:
         """The numbers of losses that may be on a device, in one transfer."""
         raise NotImplementedError
+
+    def _collect_training_values(self) -> Values:
+        """Metrics of the training passes since the last call, over all ranks; without a prefix. Collective."""
+        return {}
 
     def _consensus(self) -> AbstractContextManager[object]:
         """A context in which all ranks have the same model."""

@@ -63,6 +63,9 @@ class Work(Protocol[W]):
 
     A work whose passes are small may compute the means that are reported later, of many passes at once: it gives
     PassLoss whatever that needs as `mean`, and has a method `read_losses(means) -> list[float]`.
+
+    One that knows metrics of its passes has `collect_metrics(world) -> {name: value}`, over all ranks since the last
+    call; `observe(outputs, data)`, if it has that, is called after each backward pass.
     """
 
     def prepare(self, part: W) -> Any:
@@ -128,6 +131,7 @@ class Trainer(Loop[P], Generic[P]):
         noise = self._noise
         if noise is not None:
             noise.begin(update, self._precision.factor)
+        observe = None if self.plan.protocol.is_on else getattr(self.work, "observe", None)
         self.strategy.begin(update.weight, update.total, update.count, self._precision.scale)
         # A pass that is there is not waited for.
         passes = update.passes if isinstance(update.passes, list) else self.tracker.waiting(update.passes)
@@ -150,6 +154,9 @@ class Trainer(Loop[P], Generic[P]):
                     loss.backward(self._precision.factor)
             if noise is not None:
                 noise.end_pass()
+            if observe is not None:
+                with section("metrics"):
+                    observe(outputs, data)
             losses.append(loss)
         updated = self.strategy.step(rate, self.clip)
         if noise is not None:
@@ -233,6 +240,10 @@ class Trainer(Loop[P], Generic[P]):
         read = getattr(self.work, "read_losses", None)
         return torch.stack(losses).tolist() if read is None else read(losses)
 
+    def _collect_training_values(self) -> Values:
+        collect_metrics = getattr(self.work, "collect_metrics", None)
+        return {} if collect_metrics is None else collect_metrics(self.world)
+
     def _consensus(self) -> AbstractContextManager[object]:
         if not self.strategy.is_finite():
             raise make_divergence_error(NOT_FINITE)
@@ -305,10 +316,20 @@ class SampleWork:
 
     compiled   whether the model has compiled parts: they serve batches of the usual size only, since compiling again
                for the few others would cost more than it saves
+    metrics    of the training samples, as augmented and by the model that trained on them
+    scores     from the model's outputs what the metrics want; None: the outputs
     """
 
-    def __init__(self, data: Data, loss: Loss, compiled: bool = False) -> None:
+    def __init__(
+        self,
+        data: Data,
+        loss: Loss,
+        compiled: bool = False,
+        metrics: Sequence[Metric] = (),
+        scores: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
         self._data, self._loss, self._compiled = data, loss, compiled
+        self._metrics, self._scores = metrics, scores or _keep_outputs
         self._usual = 0
 
     def prepare(self, part: Batch) -> tuple[Tensor, Tensor]:
@@ -326,6 +347,16 @@ class SampleWork:
         """The mean loss over the batch, with the number of samples."""
         value = self._loss(outputs, data[1])
         return PassLoss(value, value.detach(), len(data[1]))
+
+    def observe(self, outputs: Tensor, data: tuple[Tensor, Tensor]) -> None:
+        """Add a pass to the metrics. Nothing waits for the device."""
+        outputs = outputs.detach()
+        for metric in self._metrics:
+            metric.update(self._scores(outputs), data[1])
+
+    def collect_metrics(self, world: World) -> Values:
+        """The metrics since the last call, over all ranks. Collective."""
+        return collect(world, self._metrics) if self._metrics else {}
 
 
 @dataclass(frozen=True)
@@ -372,6 +403,7 @@ def make_sample_trainer(
     *,
     strategy: Strategy,
     metrics: Sequence[Metric] = (),
+    training_metrics: Sequence[Metric] = (),
     goal: GoalWatch | None = None,
     validation_loss: Loss | None = None,
     scores: Callable[[Tensor], Tensor] | None = None,
@@ -390,6 +422,7 @@ def make_sample_trainer(
 
     loss     (outputs, targets) -> mean over the batch; validation_loss: None: the same
     metrics  of the validation set, among them the goal's by its name. None at all: no validation
+    training_metrics   of the training samples
     work     what a training pass computes; None: outputs, `loss`, and gradients by autograd
     scores   see SampleValidator; the others see Trainer and Loop
     """
@@ -409,7 +442,7 @@ def make_sample_trainer(
         details=dict(details or {}),
         closing=closing,
         identity=dict(identity or {}),
-        work=work or SampleWork(data, loss, compiled),
+        work=work or SampleWork(data, loss, compiled, training_metrics, scores),
         model=model,
         make_optimizer=make_optimizer,
         strategy=strategy,

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
+from mlbench_cli.model.goals import GOAL_ON
 from mlbench_cli.model.spec import CUSTOM, OPEN, RunSpec
 from mlbench_cli.results.archive.events import DataIdentityDocument
 from mlbench_cli.tasks.catalog import BUDGET, TaskRules
@@ -83,6 +84,9 @@ def _changed_thresholds(spec: RunSpec, rules: TaskRules) -> Iterator[str]:
     for name in _THRESHOLDS:
         if spec.parameters.get(name) != rules.spec[name]:
             yield f"{name} {spec.parameters.get(name)} instead of {rules.spec[name]}"
+    usual = rules.spec.get(GOAL_ON)
+    if (chosen := spec.parameters.get(GOAL_ON, usual)) != usual:
+        yield f"{GOAL_ON} {chosen} instead of {usual}"
 
 
 def _changes(spec: RunSpec, rules: TaskRules) -> Iterator[str]:

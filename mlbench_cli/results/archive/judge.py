@@ -206,7 +206,7 @@ def _find_goal(evidence: Evidence, reported: Mapping[str, Any] | None) -> tuple[
         return {**reported, "kind": reported["kind"] or spec.goal, "wording": goal_wording(reported, None)}, []
     asked = {**goal.to_dict(), "kind": spec.goal}
     values = {key: reported[key] if reported else None for key in ("value", "last")}
-    document = {**asked, **values, "wording": goal_wording(asked, rules.goal.wording)}
+    document = {**asked, **values, "wording": goal_wording(asked, rules.goal.wording_of(goal))}
     if reported is None or _is_same_goal(asked, reported):
         return document, []
     finding = Finding(

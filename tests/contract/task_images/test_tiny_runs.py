@@ -59,6 +59,8 @@ def check_training(first: Ended, second: Ended, parameters: dict[str, Any], *, s
     assert all(math.isfinite(loss) for loss in first.metric("train_loss"))
     assert len(first.metric("learning_rate")) == len(first.metric("train_loss"))
     assert all(rate > 0 for rate in first.metric("learning_rate"))
+    assert len(first.metric("train_Prec@1")) == result["epochs"]
+    assert all(0 <= value <= 100 for value in first.metric("train_Prec@1"))
     assert not second.events("result")
     assert not second.events("metric")
     assert [one.events("environment")[0]["threads"] for one in (first, second)] == [1, 1]
@@ -75,6 +77,20 @@ def test_the_light_goal_stops_earlier(ranks: RankServer, tmp_path: Path) -> None
     assert ended.result["goal"]["kind"] == "light"
     assert ended.result["goal"]["threshold"] == parameters["goal_light"]
     assert list(ended.result["details"]["goals"]) == ["light"]
+
+
+@pytest.mark.parametrize("goal_on", ["training", "validation"])
+def test_a_goal_is_on_training_or_validation_samples_and_both_are_reported(
+    ranks: RankServer, tmp_path: Path, goal_on: str
+) -> None:
+    first, _ = run_tiny(ranks, "epsilon_logistic_regression", tmp_path, goal_on=goal_on, goal_full=70.0)
+    goal, curve = first.result["goal"], first.result["details"]["curve"]
+    name = {"training": "train_Prec@1", "validation": "Prec@1"}[goal_on]
+    assert goal["metric"] == name
+    assert goal["value"] == curve[-1][name] >= goal["threshold"]
+    assert first.metric("train_Prec@1") == [point["train_Prec@1"] for point in curve]
+    assert first.metric("val_global_Prec@1") == [point["Prec@1"] for point in curve]
+    assert all(point[name] < goal["threshold"] for point in curve[:-1])
 
 
 def test_the_logistic_regression_reads_real_files(ranks: RankServer, tmp_path: Path) -> None:

@@ -58,6 +58,7 @@ def test_what_was_changed_is_open_and_told(options: dict[str, Any], reason: str)
     ("given", "synthetic", "reason"),
     [
         (spec(set={"goal_full": 10}), False, "the goal was changed: goal_full 10.0 instead of 80.0"),
+        (spec(set={"goal_on": "training"}), False, "the goal was changed: goal_on training instead of validation"),
         (spec(set={"data": "synthetic"}), True, "the data are synthetic"),
         (spec(task="allreduce"), False, "the task has no goal"),
         (spec(task=None, command="true"), False, "a command without a task's goal"),

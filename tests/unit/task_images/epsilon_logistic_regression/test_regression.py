@@ -86,8 +86,8 @@ def test_the_gradient_is_that_of_autograd_and_adds_up_with_and_without_hooks(
     assert len(seen) == 2 * hooked
 
 
-def train(world: World, *, closed: bool) -> tuple[Tensor, list[float]]:
-    """Weights and losses after two epochs, the last batch of which is smaller."""
+def train(world: World, *, closed: bool) -> tuple[Tensor, list[float], list[float]]:
+    """Weights, losses and accuracies of two epochs, the last batch of which is smaller."""
     model = make_model()
     features, labels = make_rows(100)
     rows = (features.numpy(), labels.numpy())
@@ -98,16 +98,20 @@ def train(world: World, *, closed: bool) -> tuple[Tensor, list[float]]:
         world, Reporter(world, "rows", synthetic=True), data, model, loss,
         lambda model: (PlainSgd if closed else sgd)(model.parameters(), lr=0.0),
         PerUpdate(Constant(0.5)), Plan(2), strategy=GradientAllReduce(), metrics=[TopK(1)],
+        training_metrics=[TopK(1)],
         work=LogisticWork(data.prepare, loss) if closed else None, scores=torch.sigmoid,
     )  # fmt: skip
     with contextlib.redirect_stdout(io.StringIO()):
         trainer.run()
-    return model.weight.detach(), [point[name] for point in trainer.curve for name in ("train_loss", "loss")]
+    losses = [point[name] for point in trainer.curve for name in ("train_loss", "loss")]
+    return model.weight.detach(), losses, [point["train_Prec@1"] for point in trainer.curve]
 
 
 def test_a_training_is_that_of_autograd_and_of_torchs_optimizer(world: World) -> None:
-    weights, losses = train(world, closed=True)
-    wanted, expected = train(world, closed=False)
+    weights, losses, accuracies = train(world, closed=True)
+    wanted, expected, shares = train(world, closed=False)
+    assert accuracies == shares
+    assert 50 < accuracies[0] < accuracies[1] < 100
     assert losses == pytest.approx(expected, rel=1e-5)
     assert losses[0] > losses[-1]
     torch.testing.assert_close(weights, wanted)
