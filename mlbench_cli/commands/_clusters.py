@@ -9,6 +9,7 @@ import typer
 from mlbench_cli import console
 from mlbench_cli.clusters import changes as cluster_changes
 from mlbench_cli.model.run import Cluster
+from mlbench_cli.results.analysis.numbers import format_money
 from mlbench_cli.storage.store import Store
 from mlbench_cli.util.times import timestamp
 from providers.base import Plan
@@ -109,7 +110,7 @@ def price(amount: float | None, currency: str) -> str:
         return "unknown"
     if not amount:
         return "free"
-    return f"{amount:.2f} {currency}" if amount >= 0.01 else f"{amount:.2g} {currency}"
+    return f"{format_money(amount)} {currency}"
 
 
 def cluster_document(cluster: Cluster) -> dict[str, Any]:

@@ -97,9 +97,9 @@ def describe(progress: "Progress", name: str = "", width: int | None = None, *, 
         if progress.value is None:
             parts.append((f"goal {progress.metric} {progress.comparison} {progress.threshold:g}", 4))
         else:
-            parts.append((f"{progress.metric} {progress.value:.4g} of {progress.threshold:g}", 4))
+            parts.append((f"{progress.metric} {console.significant(progress.value)} of {progress.threshold:g}", 4))
     if progress.loss is not None:
-        parts.append((f"loss {progress.loss:.4g}", 5))
+        parts.append((f"loss {console.significant(progress.loss)}", 5))
     parts.append((f"elapsed {console.rough_duration(progress.elapsed)}", 3))
     parts.append((format_eta(progress.eta, progress.eta_high) or "", 0))
     if width is not None:

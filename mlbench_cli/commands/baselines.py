@@ -20,6 +20,7 @@ from mlbench_cli.results.analysis.expected import (
     list_expected,
     record_expected,
 )
+from mlbench_cli.results.analysis.numbers import format_percent, format_value
 from mlbench_cli.results.analysis.verdict import find_worst
 from mlbench_cli.results.archive.reader import Archive
 
@@ -97,7 +98,7 @@ def _open(words: list[str], stack: ExitStack) -> list[Archive]:
 
 def _print_expected(found: list[Expected]) -> None:
     rows = [
-        [each.machine, each.workers, each.ranks, each.backend, _title(each), f"{each.value:.4g}", each.source]
+        [each.machine, each.workers, each.ranks, each.backend, _title(each), format_value(each.value), each.source]
         for each in found
     ]
     console.out_table(["MACHINE", "WORKERS", "RANKS", "BACKEND", "FIGURE", "EXPECTED", "SOURCE"], rows, wrap=True)
@@ -108,9 +109,9 @@ def _print_checked(found: list[CheckedFigure]) -> None:
         [
             ", ".join(each.runs[:3]),
             each.figure,
-            f"{each.value:.4g}",
-            f"{each.expected.value:.4g}" if each.expected else "–",
-            f"{100 * each.share:.0f} %" if each.share is not None else "–",
+            format_value(each.value),
+            format_value(each.expected.value if each.expected else None),
+            "–" if each.share is None else format_percent(each.share),
             each.verdict.phrase if each.expected else "nothing is expected of this machine",
         ]
         for each in found
@@ -119,9 +120,8 @@ def _print_checked(found: list[CheckedFigure]) -> None:
     for each in found:
         for link in each.links:
             ends = f"rank {link.sender} ({link.nodes[0]}) to rank {link.receiver} ({link.nodes[1]})"
-            console.out(
-                f"Slow link: {ends}: {link.bits_per_second / 1e9:.3g} Gbit/s, {100 * link.share:.0f} % of the median."
-            )
+            rate = format_value(link.bits_per_second, "bit/s")
+            console.out(f"Slow link: {ends}: {rate}, {format_percent(link.share)} of the median.")
         if each.suspects:
             console.out(f"All slow links have an end at {', '.join(each.suspects)}.")
 

@@ -15,7 +15,7 @@ from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
 from mlbench_cli.model.network import NetworkShape, format_rate, format_seconds, parse_network
 from mlbench_cli.model.run import JsonObject
 from mlbench_cli.predict.samples import SamplesToGoal, choose_model, read_noise_scale, read_point
-from mlbench_cli.results.analysis.numbers import SAMPLES_PER_SECOND, format_value
+from mlbench_cli.results.analysis.numbers import SAMPLES_PER_SECOND, format_money, format_percent, format_value
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.verify import open_verified
 from mlbench_cli.results.figures.predictions import PredictedPair, draw_predictions
@@ -384,13 +384,13 @@ def _cells(found: Prediction, total: _Totals | None) -> list[object]:
         *(found.scenario.method.name, found.scenario.ranks, found.scenario.network_text),
         format_seconds(step.seconds),
         f"{format_seconds(found.low)} to {format_seconds(found.high)}",
-        f"{100 * step.efficiency:.0f} %",
+        format_percent(step.efficiency),
         format_seconds(step.exposed) if step.exposed > 1e-7 else "0",
-        f"{step.sent_bytes / 1e6:.3g} MB",
+        format_value(step.sent_bytes, "B"),
         format_value(found.scenario.ranks * found.batch / step.seconds, SAMPLES_PER_SECOND),
-        None if total is None or total.kept is None else f"{100 * total.kept:.0f} %",
+        None if total is None or total.kept is None else format_percent(total.kept),
         None if total is None else f"{total.bound}{console.duration(total.seconds)}",
-        None if total is None or total.price is None else f"{total.bound}{total.price:.4g}",
+        None if total is None or total.price is None else f"{total.bound}{format_money(total.price)}",
         found.basis,
     ]
 

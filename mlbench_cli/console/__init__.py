@@ -21,6 +21,7 @@ from mlbench_cli.util.text import display_width as display_width
 from mlbench_cli.util.text import duration as duration
 from mlbench_cli.util.text import fit_parts as fit_parts
 from mlbench_cli.util.text import rough_duration as rough_duration
+from mlbench_cli.util.text import significant as significant
 from mlbench_cli.util.text import size as size
 from mlbench_cli.util.text import wrap as wrap_text
 
@@ -149,7 +150,7 @@ def _cell(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
-        return f"{value:.4g}"
+        return significant(value)
     return clean(str(value))
 
 

@@ -1,5 +1,6 @@
 """Texts for people: their width on a terminal, foreign text without control characters, figures in words."""
 
+import math
 import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -13,6 +14,18 @@ class Option(NamedTuple):
     name: str
     note: str = ""
     warning: str = ""
+
+
+def significant(value: float) -> str:
+    """Three significant digits, four for whole numbers up to 9999; never an exponent."""
+    return f"{value:.{decimals(value)}f}"
+
+
+def decimals(value: float) -> int:
+    """Decimals that give three significant digits; numbers below 0.0000005 become 0."""
+    if value == 0 or not math.isfinite(value):
+        return 0
+    return min(6, max(0, 2 - math.floor(math.log10(abs(float(f"{value:.2e}"))))))
 
 
 def display_width(text: str) -> int:

@@ -17,6 +17,7 @@ from mlbench_cli.results.analysis.series import drop_duplicates, measure
 from mlbench_cli.results.analysis.sessions import find_sessions
 from mlbench_cli.results.analysis.verdict import Verdict, find_worst
 from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.util.text import significant
 
 SECONDS = "seconds"
 DEFAULT_LIMIT = 1.10
@@ -212,7 +213,7 @@ def format_summary(checks: Sequence[Check]) -> str:
     """A Markdown table for a step summary, cut at a row with a note."""
     text = "| check | verdict | worse by | reason |\n| --- | --- | ---: | --- |\n"
     for number, check in enumerate(checks):
-        worse = "–" if check.judged.worse is None else f"{check.judged.worse:.3f}"
+        worse = "–" if check.judged.worse is None else f"{significant(check.judged.worse)}×"
         row = f"| {_cell(check.name)} | {check.judged.verdict.phrase} | {worse} | {_cell(check.judged.reason)} |\n"
         if len((text + row).encode()) > MAX_SUMMARY_BYTES:
             return f"{text}\n{len(checks) - number} more checks are left out.\n"

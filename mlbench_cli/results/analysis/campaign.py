@@ -13,7 +13,7 @@ from typing import Any
 
 from mlbench_cli.model.goals import is_finite_number
 from mlbench_cli.model.run import JsonObject
-from mlbench_cli.results.analysis.numbers import format_factor, value_range
+from mlbench_cli.results.analysis.numbers import format_estimate, format_factor, format_percent, format_value
 from mlbench_cli.results.analysis.rates import PublishedSeries
 from mlbench_cli.results.analysis.statistics import Estimate, estimate, ratio
 
@@ -216,7 +216,7 @@ def to_markdown(title: str, rows: Sequence[Row]) -> str:
             if count > 1:
                 speedup, efficiency = row.speedup(count), row.efficiency(count)
                 cells += ["" if speedup is None else format_factor(speedup)]
-                cells += ["" if efficiency is None else f"{100 * efficiency:.0f} %"]
+                cells += ["" if efficiency is None else format_percent(efficiency)]
         if has_exposed:
             shares = (row.exposed.get(count) for count in counts if count > 1)
             cells += ["" if share is None else f"{100 * share:.1f} %" for share in shares]
@@ -244,21 +244,8 @@ def _value_text(cell: Cell | None) -> str:
     if cell.value is None:
         return "failed"
     if cell.deviation is not None:
-        return f"{_number(cell.value.mean)} ± {_number(cell.deviation)}"
-    return _with_interval(cell.value)
-
-
-def _with_interval(value: Estimate) -> str:
-    ends = value_range(value)
-    return _number(value.mean) + (f" ({_number(ends[0])} to {_number(ends[1])})" if ends else "")
-
-
-def _number(value: float) -> str:
-    """Four significant digits, never in powers of ten."""
-    if value == 0 or not math.isfinite(value):
-        return f"{value:g}"
-    digits = max(0, 3 - math.floor(math.log10(abs(value))))
-    return f"{value:.{digits}f}"
+        return f"{format_value(cell.value.mean)} ± {format_value(cell.deviation)}"
+    return format_estimate(cell.value)
 
 
 def to_csv(rows: Sequence[Row]) -> str:

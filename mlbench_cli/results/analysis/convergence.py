@@ -18,6 +18,7 @@ from mlbench_cli.results.analysis.history import Judged
 from mlbench_cli.results.analysis.statistics import student_quantile
 from mlbench_cli.results.analysis.verdict import Verdict
 from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.util.text import significant
 
 METRIC = "convergence"
 MIN_REFERENCE = 5
@@ -82,7 +83,8 @@ def decide_convergence(reference: Sequence[float], values: Sequence[float]) -> J
     expected, _ = _trimmed_mean(reference)
     least = find_least_mean(reference, used)
     text = (
-        f"{mean:.4g} epochs to the goal; the reference's mean is {expected:.4g}, and {least:.4g} is the least it allows"
+        f"{significant(mean)} epochs to the goal; the reference's mean is {significant(expected)}, "
+        f"and {significant(least)} is the least it allows"
     )
     if mean < least:
         return Judged(Verdict.FAILED, f"{text}: converged faster than the reference can", expected / mean)

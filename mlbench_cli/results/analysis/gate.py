@@ -16,6 +16,7 @@ from mlbench_cli.results.analysis.numbers import format_ratio
 from mlbench_cli.results.analysis.sessions import Basis
 from mlbench_cli.results.analysis.statistics import Estimate
 from mlbench_cli.results.analysis.verdict import Verdict
+from mlbench_cli.util.text import significant
 
 
 class Direction(StrEnum):
@@ -58,7 +59,13 @@ def parse_limit(text: str, what: str) -> float:
 
 def describe_limit(limit: float) -> str:
     """ "limit 1.2× worse (+20 %)"."""
-    return f"limit {limit:.4g}× ({100 * (limit - 1):+.3g} %)"
+    share = 100 * (limit - 1)
+    return f"limit {_trim(limit)}× ({'+' if share >= 0 else ''}{_trim(share)} %)"
+
+
+def _trim(value: float) -> str:
+    text = significant(value)
+    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def check_gate(

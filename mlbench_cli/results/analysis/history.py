@@ -30,6 +30,7 @@ from mlbench_cli.results.analysis.gate import describe_limit
 from mlbench_cli.results.analysis.sessions import Basis, Sessions, mean_by_session
 from mlbench_cli.results.analysis.statistics import student_quantile, welch_freedom
 from mlbench_cli.results.analysis.verdict import Verdict
+from mlbench_cli.util.text import significant
 
 MIN_HISTORY = 5
 MIN_REPEATS = 2
@@ -143,7 +144,7 @@ def _decide_by_history(
     high = difference + student_quantile(len(before) - 1, 1 - 2 * _LEVEL) * error
     worse, most = math.exp(difference), math.exp(high)
     text = f"{_words(difference)} than {len(before)} earlier {'sessions' if note else 'runs'}"
-    text += f" (T {score:.2f} of {least:.2f}; at most {most:.3g}×), {describe_limit(math.exp(allowed))}"
+    text += f" (T {score:.2f} of {least:.2f}; at most {significant(most)}×), {describe_limit(math.exp(allowed))}"
     if high < allowed:
         return Judged(Verdict.PASSED, text, worse, None, most)
     if difference > allowed and score > least:
@@ -160,8 +161,8 @@ def _decide_by_history(
 def _words(difference: float, ends: tuple[float, float] | None = None) -> str:
     """ "1.15× worse (1.12 to 1.18)" of a difference of logarithms."""
     is_worse = difference >= 0
-    text = f"{math.exp(abs(difference)):.3g}× {'worse' if is_worse else 'better'}"
+    text = f"{significant(math.exp(abs(difference)))}× {'worse' if is_worse else 'better'}"
     if ends is None:
         return text
     low, high = sorted(math.exp(end if is_worse else -end) for end in ends)
-    return f"{text} ({low:.3g} to {high:.3g})"
+    return f"{text} ({significant(low)} to {significant(high)})"

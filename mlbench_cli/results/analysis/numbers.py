@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mlbench_cli.results.analysis.statistics import Estimate, student_quantile
+from mlbench_cli.util.text import decimals, significant
 
 NO_VALUE = "–"
 SECONDS = "s"
@@ -35,7 +36,7 @@ def format_value(value: float | None, unit: str = "") -> str:
         number = _with_prefix(value)
         prefix = number[-1] if number[-1] in "kMG" else ""
         return f"{number.removesuffix(prefix)}{_SPACE}{prefix}{unit}"
-    text = _significant(value) if abs(value) < 9999.5 and not unit else _with_prefix(value)
+    text = significant(value) if abs(value) < 9999.5 and not unit else _with_prefix(value)
     return f"{text}{_SPACE}{unit}" if unit else text
 
 
@@ -76,29 +77,36 @@ def format_ratio(found: Estimate | None, higher_is_better: bool | None = False, 
         assert found.low is not None
         assert found.high is not None
         if found.low <= 1 <= found.high:
-            return f"no difference seen ({_significant(found.low)} to {_significant(found.high)}×)"
+            return f"no difference seen ({_ends(found)}×)"
     elif found.mean == 1:
         return "equal, too few runs"
     turned = found if found.mean >= 1 else found.inverse
     word = _ratio_word(found.mean > 1, higher_is_better, is_time)
-    text = f"{_significant(turned.mean)}× {word}"
+    text = f"{significant(turned.mean)}× {word}"
     if not has_verdict(found):
         return f"{text}, too few runs"
-    return f"{text} ({_significant(turned.low)} to {_significant(turned.high)})"
+    return f"{text} ({_ends(turned)})"
 
 
 def format_factor(found: Estimate | None) -> str:
     """A speed-up: "1.83× (1.75 to 1.92)"; the interval only of three runs or more on both sides."""
     if found is None:
         return NO_VALUE
-    text = f"{_significant(found.mean)}×"
+    text = f"{significant(found.mean)}×"
     has_ends = has_verdict(found) and found.low != found.high
-    return f"{text} ({_significant(found.low)} to {_significant(found.high)})" if has_ends else text
+    return f"{text} ({_ends(found)})" if has_ends else text
 
 
 def format_percent(share: float) -> str:
     """As `format_share`, of a ratio that may be above 1, such as an efficiency: "104 %"."""
     return f"{100 * share:.0f}{_SPACE}%" if share >= 0.0995 else format_share(share)
+
+
+def format_money(amount: float) -> str:
+    """An amount without its currency: "0.49", "1,240"; below a cent with three significant digits."""
+    if 0 < abs(amount) < 0.01:
+        return significant(amount)
+    return f"{amount:.2f}" if abs(amount) < 100 else f"{amount:,.0f}"
 
 
 def verdict_sentence(a: str, b: str, found: Estimate, counts: str) -> str:
@@ -109,12 +117,16 @@ def verdict_sentence(a: str, b: str, found: Estimate, counts: str) -> str:
     assert found.low is not None
     assert found.high is not None
     if found.low <= 1 <= found.high:
-        ends = f"{_significant(found.low)} to {_significant(found.high)}"
-        return f"No difference seen: {b} takes {ends} times as long as {a} (95 %; {counts})."
+        return f"No difference seen: {b} takes {_ends(found)} times as long as {a} (95 %; {counts})."
     turned = found if found.mean >= 1 else found.inverse
-    ends = f"{_significant(turned.low)} to {_significant(turned.high)}"
     word = "slower" if found.mean > 1 else "faster"
-    return f"{b} is {_significant(turned.mean)}× {word} than {a} (95 %: {ends}; {counts})."
+    return f"{b} is {significant(turned.mean)}× {word} than {a} (95 %: {_ends(turned)}; {counts})."
+
+
+def _ends(found: Estimate) -> str:
+    assert found.low is not None
+    assert found.high is not None
+    return f"{significant(found.low)} to {significant(found.high)}"
 
 
 def has_verdict(found: Estimate) -> bool:
@@ -166,14 +178,14 @@ def _between(low: float, high: float, mean: float, unit: str) -> str:
         scale, name = _scale_of_seconds(mean)
         if name is None:
             return f"{_format_seconds(low)} to {_format_seconds(high)}"
-        digits = _decimals(mean / scale)
+        digits = decimals(mean / scale)
         return f"{low / scale:.{digits}f} to {high / scale:.{digits}f}"
     if unit == "%":
         return f"{low:.1f} to {high:.1f}"
     scale, name = next(((size, name) for size, name in _PREFIXES if abs(mean) >= 0.9995 * size), (1.0, ""))
     if not unit and abs(mean) < 9999.5:
         scale, name = 1.0, ""
-    digits = _decimals(mean / scale)
+    digits = decimals(mean / scale)
     return f"{low / scale:.{digits}f}{name} to {high / scale:.{digits}f}{name}"
 
 
@@ -189,7 +201,7 @@ def _format_seconds(seconds: float) -> str:
     if 0 < abs(seconds) < 1e-8:
         return f"below 0.01{_SPACE}µs"
     if name is not None:
-        return f"{_significant(seconds / scale)}{_SPACE}{name}"
+        return f"{significant(seconds / scale)}{_SPACE}{name}"
     whole = round(seconds)
     if whole >= 86400:
         days, rest = divmod(round(seconds / 3600), 24)
@@ -214,18 +226,5 @@ def _scale_of_seconds(seconds: float) -> tuple[float, str | None]:
 def _with_prefix(value: float) -> str:
     for size, name in _PREFIXES:
         if abs(value) >= 0.9995 * size:
-            return f"{_significant(value / size)}{name}"
-    return _significant(value)
-
-
-def _significant(value: float | None) -> str:
-    """Three significant digits, four for whole numbers up to 9999; never an exponent."""
-    assert value is not None
-    return f"{value:.{_decimals(value)}f}"
-
-
-def _decimals(value: float) -> int:
-    """Decimals that give three significant digits; numbers below 0.000005 become 0."""
-    if value == 0 or not math.isfinite(value):
-        return 0
-    return min(6, max(0, 2 - math.floor(math.log10(abs(float(f"{value:.2e}"))))))
+            return f"{significant(value / size)}{name}"
+    return significant(value)

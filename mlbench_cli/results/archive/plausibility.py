@@ -13,7 +13,7 @@ from mlbench_cli.model.goals import is_finite_number
 from mlbench_cli.model.run import LOCAL, Finding, NodeClock, Observation, Outcome, Phase
 from mlbench_cli.results.archive.events import MAX_LINE_BYTES, ReportedFacts
 from mlbench_cli.results.archive.evidence import Evidence
-from mlbench_cli.util.text import one_line
+from mlbench_cli.util.text import one_line, significant
 from mlbench_cli.util.times import parse_timestamp
 
 CLOCK_STEPPED = "clock_stepped"
@@ -95,9 +95,10 @@ def find_clock_step(observation: Observation, samples: SampleWatch) -> Finding |
     if not stepped:
         return None
     nodes = sorted({clock.node for clock in observation.clocks if clock.node and clock.stepped_seconds})
+    where = f"of {nodes[0]} " if len(nodes) == 1 else ""
     return Finding(
         CLOCK_STEPPED,
-        f"The wall clock {f'of {nodes[0]} ' if len(nodes) == 1 else ''}was set by {stepped:.3g} s while the ranks ran.",
+        f"The wall clock {where}was set by {significant(stepped)} s while the ranks ran.",
         hint="Durations of the monotonic clock stand. Check NTP (chronyc tracking), and that the machine does not "
         "sleep; then run it again.",
         evidence={"stepped_seconds": round(stepped, 3), "nodes": nodes},

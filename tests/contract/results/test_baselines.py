@@ -78,7 +78,7 @@ def test_the_slow_node_of_a_slow_result_is_named(tmp_path: Path, capsys: pytest.
     slow = collective_run(tmp_path / "slow", 0.3, links=(10e9, 4e9, 3e9, 10e9))
     assert run(["baselines", "check", slow]) == 7
     text = capsys.readouterr().out
-    assert "rank 1 (node-1) to rank 2 (node-2): 4 Gbit/s, 57 % of the median" in text
+    assert "rank 1 (node-1) to rank 2 (node-2): 4.00 Gbit/s, 57 % of the median" in text
     assert "All slow links have an end at node-2." in text
     assert run(["baselines", "check", slow, "-o", "json"]) == 7
     (check,) = json.loads(capsys.readouterr().out)["checks"]
@@ -105,7 +105,7 @@ def test_what_was_recorded_counts_from_then_on(tmp_path: Path, home: Path, capsy
         for n, value in ((1, 4.9), (2, 5.1))
     ]
     assert run(["baselines", "record", *first]) == 0
-    assert "5 " in capsys.readouterr().out
+    assert "5.00 " in capsys.readouterr().out
     slow = collective_run(tmp_path / "slow", 4.0, kind="eks/c9.large", name="later-4")
     assert run(["baselines", "check", slow]) == 7
     assert run(["baselines", "check", slow, "--at-least", "75"]) == 0

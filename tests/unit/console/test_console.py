@@ -37,7 +37,7 @@ def sixty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_table() -> None:
     assert console.format_table(HEADERS, ROWS).splitlines() == [
         "RUN      WORKERS  OUTCOME       SECONDS  KEPT",
-        "demo-1         1  goal_reached   0.6123  -",
+        "demo-1         1  goal_reached    0.612  -",
         "demo-16       16  failed            123  yes",
     ]
 
