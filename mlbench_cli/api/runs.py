@@ -321,11 +321,13 @@ class RunHandle:
 
         return open_archive(self.results, verify=verify, unproven=unproven)
 
-    def download(self, target: Path) -> Path:
-        """Write the archive as a zip: the same archive gives the same bytes."""
+    def download(self, target: Path, *, anonymous: bool = False) -> Path:
+        """Write the archive as a zip: the same archive gives the same bytes. `anonymous` leaves out what it tells of
+        its author: host names, command line, most packages, home folders."""
+        from mlbench_cli.results.archive.anonymous import write_anonymous
         from mlbench_cli.results.archive.pack import pack
 
-        pack(self.results, target)
+        (write_anonymous if anonymous else pack)(self.results, target)
         return target
 
     def download_v3(self, target: Path) -> Path:

@@ -33,6 +33,12 @@ def download(
     kind: Annotated[
         DownloadKind, typer.Option("--format", help="archive, or mlbench-v3 (zip of MLBench 3)")
     ] = DownloadKind.archive,
+    anonymous: Annotated[
+        bool,
+        typer.Option(
+            "--anonymous", help="leave out host names, command line, packages that do not compute, and home folders"
+        ),
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="overwrite the file")] = False,
     all_runs: All = False,
     states: States = None,
@@ -44,8 +50,11 @@ def download(
 
     mlbench verify and mlbench charts read these archives. The format mlbench-v3 is for old scripts and cannot be
     verified. Several runs go to a folder, one NAME.zip each; with --all or a filter, unfinished runs are skipped. A zip
-    file appears only when it is complete.
+    file appears only when it is complete. With --anonymous the evidence is changed, judged again and sealed anew; a
+    signature of the original does not fit it.
     """
+    if anonymous and kind is not DownloadKind.archive:
+        raise UsageError("--anonymous is for archives; the format mlbench-v3 has no such form.")
     target, as_json = _target(" ".join(names or ["NAME"]), to, path, output)
     client = Client(notice=console.note)
     filter = make_filter(states, tasks, older_than, newer_than)
@@ -58,7 +67,7 @@ def download(
     documents = []
     for run, file in targets:
         try:
-            documents.append(_download(run, file, kind, is_quiet=as_json))
+            documents.append(_download(run, file, kind, is_quiet=as_json, anonymous=anonymous))
         except MlbenchError as error:
             if len(targets) == 1:
                 raise
@@ -85,11 +94,11 @@ def _targets(runs: Sequence[RunHandle], to: Path | None) -> list[tuple[RunHandle
     return [(run, folder / f"{run.name}.zip") for run in runs]
 
 
-def _download(run: RunHandle, path: Path, kind: DownloadKind, *, is_quiet: bool) -> dict[str, object]:
+def _download(run: RunHandle, path: Path, kind: DownloadKind, *, is_quiet: bool, anonymous: bool) -> dict[str, object]:
     """Write a run's file; its facts as JSON, and unless `is_quiet` in words."""
     run.complete()
     if kind is DownloadKind.archive:
-        run.download(path)
+        run.download(path, anonymous=anonymous)
     else:
         run.download_v3(path)
     size = path.stat().st_size

@@ -1,5 +1,7 @@
 """`mlbench site`: results that others can read, check and repeat, as static pages."""
 
+import os
+import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -84,3 +86,42 @@ def build(
         told = ", ".join(f"{count} {kind}" for kind, count in disclosed.items())
         console.note(f"The archives tell of their authors: {told}. mlbench download NAME --anonymous leaves these out.")
     console.note(f"Next: python -m http.server --directory {target}")
+
+
+@site.command(context_settings=HELP_NAMES)
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="new folder")],
+) -> None:
+    """Start a repository of results: layout, rules, submission guide, and a workflow that checks and publishes.
+
+    The workflow is for GitHub. Numbers are in archives only, and nothing generated is committed.
+    """
+    from mlbench_cli.results.site.repository import init_repository
+
+    for path in init_repository(folder):
+        console.out(str(path))
+    console.note(f"Next: git init {folder}, then follow {folder / 'README.md'}")
+
+
+@site.command(context_settings=HELP_NAMES)
+def check(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="repository of results")] = Path(),
+    output: Annotated[Format, typer.Option("-o", help="text, or one JSON document")] = Format.text,
+) -> int:
+    """Verify every archive of a repository of results, and hold every claim against the rules.
+
+    On GitHub the objections become annotations. The exit code is 7 if there are any.
+    """
+    from mlbench_cli.results.site.repository import check_repository, format_annotation
+
+    with tempfile.TemporaryDirectory() as work:
+        count, objections = check_repository(folder, Path(work))
+    if output is Format.json:
+        console.out_json({"claims": count, "objections": [each._asdict() for each in objections]})
+    for each in objections:
+        console.warn(f"{each.file}: {each.message}")
+        if output is Format.text and os.environ.get("GITHUB_ACTIONS") == "true":
+            typer.echo(format_annotation(each))
+    if not objections and output is Format.text:
+        console.out(f"{count} claim{'' if count == 1 else 's'}, no objections")
+    return 7 if objections else 0

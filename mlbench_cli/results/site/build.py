@@ -89,7 +89,7 @@ def build_site(
     folder with other files.
     """
     _check_output(output)
-    sources = find_sources(folders)
+    sources = find_sources(folders, output)
     if not sources.archives:
         raise UsageError(
             f"There is no archive in {' or '.join(map(str, folders))}.", hint="mlbench download NAME --to FOLDER"

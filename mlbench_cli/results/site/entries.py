@@ -92,8 +92,12 @@ class Sources(NamedTuple):
     withdrawn: tuple[Withdrawal, ...]
 
 
-def find_sources(folders: Sequence[Path]) -> Sources:
-    """Everything below `folders`, or the archives that they name themselves. Raises NotFoundError, UsageError."""
+def find_sources(folders: Sequence[Path], site: Path | None = None) -> Sources:
+    """Everything below `folders`, or the archives that they name themselves; nothing of an earlier `site` in them.
+
+    Raises NotFoundError, UsageError.
+    """
+    skipped = None if site is None else site.absolute()
     archives: dict[Path, None] = {}
     documents: dict[Path, None] = {}
     withdrawn: list[Withdrawal] = []
@@ -111,7 +115,8 @@ def find_sources(folders: Sequence[Path]) -> Sources:
                 archives[Path(place)] = None
                 names.clear()
                 continue
-            names[:] = [name for name in names if not name.startswith(".")]
+            here = Path(place).absolute()
+            names[:] = [name for name in names if not name.startswith(".") and here / name != skipped]
             for name in sorted(files):
                 if name.endswith(".zip"):
                     archives[Path(place, name)] = None

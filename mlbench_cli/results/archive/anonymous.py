@@ -1,0 +1,178 @@
+"""An archive without what it tells of its author: host names, command line, most packages, home folders.
+
+The evidence is changed, judged again and sealed anew, so that every figure still follows from it. What the figures rest
+on stays: hardware, versions of what computes, settings, times. A signature of the original does not fit any more.
+"""
+
+import json
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from mlbench_cli.errors import CannotTellError
+from mlbench_cli.model.run import Run
+from mlbench_cli.model.spec import RunSpec
+from mlbench_cli.results.archive import layout
+from mlbench_cli.results.archive.pack import pack
+from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.archive.seal import seal
+from mlbench_cli.results.archive.verify import open_verified, verify
+from mlbench_cli.storage import run_folder
+from mlbench_cli.storage.run_folder import RunFolder
+from mlbench_cli.util.json_text import format_parsed
+from task_images.contract import PREFIX, format_event, parse_event
+
+# Packages that compute or communicate; all others say something of the author only.
+KEPT_PACKAGES = re.compile(
+    r"(torch|torchvision|triton|numpy|scipy|scikit-learn|pillow|mpi4py|mpich|openmpi|tensorflow.*|keras|jax.*|sacrebleu"
+    r"|sacremoses|mlbench-cli|nvidia-.*|cuda-.*|intel-.*|mkl|oneccl.*)"
+)
+_HOME = re.compile(r"(/home/|/Users/)[^/\s\"']+|/root(?=/)")
+
+
+def write_anonymous(source: Path, target: Path) -> None:
+    """Write the archive at `source` as a zip to `target`, without what it tells of its author.
+
+    Raises DamagedArchive or UnprovenArchive for a source that does not verify.
+    """
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as name:
+        folder = Path(name, "run")
+        with open_verified(source) as archive:
+            _copy(archive, folder)
+        anonymize(folder)
+        pack(folder, target)
+    found = verify(target)
+    if not found.ok:
+        target.unlink()
+        raise CannotTellError(f"{source} cannot be made anonymous: {[*found.problems, *found.not_derived][0]}")
+
+
+def _copy(archive: Archive, folder: Path) -> None:
+    """The evidence of an archive; documents and checksums are made again."""
+    made = {*layout.DOCUMENTS, run_folder.NETWORK, run_folder.SUMS, run_folder.SIGNATURE}
+    for name in archive.names:
+        if name not in made:
+            target = folder / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with archive.open_file(name) as file, open(target, "wb") as copy:
+                shutil.copyfileobj(file, copy)
+
+
+def anonymize(folder: Path) -> None:
+    """Change the evidence in a folder that is not sealed, and seal it."""
+    scrub = _make_scrubber(folder)
+    document = _clean_run(_read(folder / run_folder.RUN), scrub)
+    _write(folder / run_folder.RUN, document)
+    for name in (run_folder.OBSERVATION, run_folder.SHAPING):
+        if (folder / name).is_file():
+            _write(folder / name, _walk(_read(folder / name), scrub))
+    _rewrite(folder / run_folder.RESOURCES, lambda line: _clean_row(line, scrub))
+    for path in RunFolder(folder).logs().values():
+        _rewrite(path, lambda line: _clean_log_line(line, scrub))
+    for part in ("output", "manifests"):
+        for path in sorted((folder / part).rglob("*")):
+            if path.is_file():
+                _rewrite(path, lambda line: _clean_text(line, scrub))
+    run = Run(document["id"], RunSpec.from_dict(document["spec"]), folder, document["created"])
+    observation = RunFolder(folder).read_observation()
+    if observation is None:
+        raise CannotTellError(f"{folder} has no observation of its workers, so it cannot be judged again.")
+    seal(run, observation)
+
+
+def _make_scrubber(folder: Path) -> Callable[[str], str]:
+    """Replaces the names of hosts by node-0, node-1, ..., and the owner of a home folder by "user"."""
+    observation = _read(folder / run_folder.OBSERVATION) if (folder / run_folder.OBSERVATION).is_file() else {}
+    names = [str(worker["node"]) for worker in observation.get("workers", ()) if worker.get("node")]
+    for path in RunFolder(folder).logs().values():
+        with open(path, "rb") as file:
+            for line in file:
+                event = parse_event(line)
+                if event is not None and event.get("event") == "environment" and isinstance(event.get("host"), str):
+                    names.append(event["host"])
+    hosts = {name: f"node-{number}" for number, name in enumerate(dict.fromkeys(names))}
+    longest = sorted(hosts, key=len, reverse=True)
+    pattern = re.compile("|".join(rf"(?<![\w.-]){re.escape(name)}(?![\w-])" for name in longest)) if hosts else None
+
+    def scrub(text: str) -> str:
+        plain = _HOME.sub("/home/user", text)
+        return pattern.sub(lambda found: hosts[found[0]], plain) if pattern else plain
+
+    return scrub
+
+
+def _clean_run(document: dict[str, Any], scrub: Callable[[str], str]) -> dict[str, Any]:
+    spec = document["spec"]
+    if spec.get("data_dir"):
+        spec["data_dir"] = "data"
+    document["spec_hash"] = RunSpec.from_dict(spec).hash
+    provenance = document.get("provenance")
+    if provenance:
+        provenance["command_line"] = []
+        if provenance.get("packages"):
+            provenance["packages"] = _keep_packages(provenance["packages"])
+        document["provenance"] = _walk(provenance, scrub)
+    return document
+
+
+def _keep_packages(packages: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: version for name, version in packages.items() if KEPT_PACKAGES.fullmatch(name)}
+
+
+def _clean_log_line(line: bytes, scrub: Callable[[str], str]) -> bytes:
+    event = parse_event(line) if line.startswith(PREFIX.encode()) else None
+    if event is None or not line.endswith(b"\n"):
+        return _clean_text(line, scrub)
+    changed = _walk(event, scrub)
+    if changed.get("event") == "environment" and isinstance(changed.get("packages"), dict):
+        changed["packages"] = _keep_packages(changed["packages"])
+    return line if changed == event else format_event(changed).encode() + b"\n"
+
+
+def _clean_row(line: bytes, scrub: Callable[[str], str]) -> bytes:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return b""
+    changed = _walk(row, scrub)
+    return line if changed == row else json.dumps(changed, separators=(",", ":")).encode() + b"\n"
+
+
+def _clean_text(line: bytes, scrub: Callable[[str], str]) -> bytes:
+    try:
+        text = line.decode()
+    except UnicodeDecodeError:
+        return line
+    return scrub(text).encode()
+
+
+def _walk(value: Any, scrub: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return scrub(value)
+    if isinstance(value, dict):
+        return {key: _walk(item, scrub) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_walk(item, scrub) for item in value]
+    return value
+
+
+def _rewrite(path: Path, change: Callable[[bytes], bytes]) -> None:
+    """Replace each line of a file; lines of any length are read whole, because a name may be anywhere in them."""
+    if not path.is_file():
+        return
+    copy = path.with_name(f"{path.name}.new")
+    with open(path, "rb") as file, open(copy, "wb") as target:
+        target.writelines(map(change, file))
+    copy.replace(path)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(path.read_bytes())
+    return document
+
+
+def _write(path: Path, document: Mapping[str, Any]) -> None:
+    path.write_bytes(format_parsed(document))

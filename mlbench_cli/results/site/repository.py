@@ -1,0 +1,200 @@
+"""A repository of results: its layout, and the check that its CI runs on every submission.
+
+    results/TASK/PRESET/YYYY-MM-DD_NAME/    one claim: archive zips of all repeats, entry.json, receipts
+    rules/default.yaml, rules/TASK.yaml     what a claim needs
+    allowed_signers, withdrawn.jsonl
+
+Numbers are in the archives only, and nothing generated is committed.
+"""
+
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mlbench_cli import __version__
+from mlbench_cli.errors import UsageError, did_you_mean
+from mlbench_cli.results.analysis.series import group_runs
+from mlbench_cli.results.site.bundle import PYODIDE
+from mlbench_cli.results.site.entries import ENTRY, Entry, Refusal, find_sources, read_entry
+from mlbench_cli.util.yaml_text import read_yaml
+
+TEMPLATES = Path(__file__).parent / "repository"
+RESULTS, RULES, SIGNERS = "results", "rules", "allowed_signers"
+_CLAIM = re.compile(r"\d{4}-\d{2}-\d{2}_[a-z0-9][a-z0-9._-]{0,60}")
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What a claim of a task needs.
+
+    repeats         fewest successful runs
+    max_megabytes   of one archive
+    signed          whether somebody of allowed_signers must have signed every archive
+    divisions       which divisions count; empty: any, also none
+    synthetic       whether generated data are allowed
+    functional      whether runs on clusters that measure nothing are allowed
+    """
+
+    repeats: int = 3
+    max_megabytes: float = 10.0
+    signed: bool = True
+    divisions: tuple[str, ...] = ()
+    synthetic: bool = False
+    functional: bool = False
+
+
+class Objection(NamedTuple):
+    """Why a submission is refused; `file` is relative to the repository."""
+
+    file: str
+    message: str
+
+
+def init_repository(folder: Path) -> list[Path]:
+    """Write a new repository of results; the files that were written. Raises UsageError for a folder with files."""
+    if folder.exists() and (not folder.is_dir() or any(path.name != ".git" for path in folder.iterdir())):
+        raise UsageError(f"{folder} exists and is not empty.", hint="Give the name of a new folder.")
+    written = []
+    for source in sorted(path for path in TEMPLATES.rglob("*") if path.is_file()):
+        target = folder / str(source.relative_to(TEMPLATES)).replace("dot-", ".")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        text = source.read_text("utf-8").replace("@VERSION@", __version__).replace("@PYODIDE@", PYODIDE)
+        target.write_text(text, "utf-8")
+        written.append(target)
+    (folder / RESULTS).mkdir()
+    (folder / RESULTS / ".gitkeep").touch()
+    return written
+
+
+def check_repository(folder: Path, work: Path) -> tuple[int, list[Objection]]:
+    """How many claims a repository has, and everything that is wrong with them. `work` is for copies of archives.
+
+    Raises UsageError if there is no repository.
+    """
+    results = folder / RESULTS
+    if not results.is_dir():
+        raise UsageError(f"{folder} is no repository of results.", hint=f"mlbench site init {folder}")
+    objections: list[Objection] = []
+    runs: dict[str, str] = {}
+    claims = sorted({path.parent for path in find_sources([results]).archives})
+    stray = [path for path in sorted(results.rglob("*")) if path.is_file() and path.parent not in claims]
+    objections += [
+        Objection(_relative(path, folder), "it belongs to no claim: there is no archive beside it")
+        for path in stray
+        if path.name != ".gitkeep"
+    ]
+    for claim in claims:
+        objections += _check_claim(claim, folder, work, runs)
+    return len(claims), objections
+
+
+def read_rules(folder: Path, task: str) -> Rules:
+    """The rules of a task: rules/default.yaml with those of rules/TASK.yaml over it. Raises UsageError."""
+    rules = Rules()
+    for name in ("default", task):
+        path = folder / RULES / f"{name}.yaml"
+        if path.is_file():
+            rules = replace(rules, **_parse_rules(path, read_yaml(path.read_text("utf-8"))))
+    return rules
+
+
+def _parse_rules(path: Path, document: Any) -> Mapping[str, Any]:
+    if document is None:
+        return {}
+    if not isinstance(document, dict):
+        raise UsageError(f"{path}: no mapping of rules to values.")
+    known = {item.name: item for item in fields(Rules)}
+    found: dict[str, Any] = {}
+    for key, value in document.items():
+        if key not in known:
+            raise UsageError(f"{path}: unknown rule {key!r}.{did_you_mean(str(key), list(known))}")
+        default = known[key].default
+        if key == "divisions":
+            right = isinstance(value, list) and all(isinstance(item, str) for item in value)
+            value = tuple(value) if right else value
+        else:
+            right = isinstance(value, bool) if isinstance(default, bool) else (
+                isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
+            )  # fmt: skip
+        if not right:
+            raise UsageError(f"{path}: {key} cannot be {value!r}.")
+        found[str(key)] = value
+    return found
+
+
+def _check_claim(claim: Path, folder: Path, work: Path, runs: dict[str, str]) -> Iterator[Objection]:
+    """The objections to one claim; `runs` are those of the claims before, by id."""
+    place = _relative(claim, folder)
+    parts = claim.relative_to(folder / RESULTS).parts
+    if len(parts) != 3 or not _CLAIM.fullmatch(parts[2]):
+        yield Objection(place, "a claim's folder is results/TASK/PRESET/YYYY-MM-DD_NAME")
+        return
+    task, preset = parts[:2]
+    rules = read_rules(folder, task)
+    signers = folder / SIGNERS
+    entries: list[Entry] = []
+    for path in sorted(claim.glob("*.zip")):
+        where = _relative(path, folder)
+        found = _read(path, work, signers if signers.is_file() and signers.read_text("utf-8").strip() else None)
+        if isinstance(found, Refusal):
+            yield Objection(where, found.message)
+            continue
+        entries.append(found)
+        if found.run in runs:
+            yield Objection(where, f"it is a run of {runs[found.run]}, too")
+        runs[found.run] = place
+        yield from _check_entry(found, where, rules, task, preset)
+    if entries and not (claim / ENTRY).is_file():
+        yield Objection(place, f"there is no {ENTRY}: who submits it, on what hardware")
+    series = group_runs(entry.measurement for entry in entries)
+    settings = [point for group in series.groups for point in group.points]
+    if len(settings) > 1:
+        yield Objection(place, f"a claim is one setting and one number of workers, but this has {len(settings)}")
+    good = sum(entry.measurement.good for entry in entries)
+    if good < rules.repeats:
+        yield Objection(place, f"{good} successful runs; {task} needs {rules.repeats}")
+
+
+def _check_entry(entry: Entry, where: str, rules: Rules, task: str, preset: str) -> Iterator[Objection]:
+    key = entry.measurement.key
+    if (key.task, key.preset) != (task, preset):
+        yield Objection(where, f"it is {key.task} ({key.preset}), not {task} ({preset})")
+    if entry.size > rules.max_megabytes * 1e6:
+        yield Objection(where, f"it has {entry.size / 1e6:.1f} MB; at most {rules.max_megabytes:g} are allowed")
+    if rules.signed and entry.signer is None:
+        yield Objection(where, f"nobody in {SIGNERS} is proven to have signed it: {entry.origin}")
+    if rules.divisions and key.division not in rules.divisions:
+        yield Objection(where, f"it is in the division {key.division}; allowed: {', '.join(rules.divisions)}")
+    if key.synthetic and not rules.synthetic:
+        yield Objection(where, "its data are synthetic")
+    if key.label and not rules.functional:
+        yield Objection(where, "it is functional only, no performance measurement")
+
+
+def _read(path: Path, work: Path, signers: Path | None) -> Entry | Refusal:
+    (work / "archives").mkdir(parents=True, exist_ok=True)
+    try:
+        return read_entry(path, work, signers)
+    except UsageError as error:
+        return Refusal(str(path), "entry", error.message)
+    finally:
+        shutil.rmtree(work / "archives", ignore_errors=True)
+
+
+def format_annotation(objection: Objection) -> str:
+    """An error of GitHub's runner, beside the file that it is about."""
+
+    def escape(text: str, more: Sequence[tuple[str, str]] = ()) -> str:
+        for letter, code in (("%", "%25"), ("\r", "%0D"), ("\n", "%0A"), *more):
+            text = text.replace(letter, code)
+        return text
+
+    file = escape(objection.file, ((":", "%3A"), (",", "%2C")))
+    return f"::error file={file},title=Refused::{escape(objection.message)}"
+
+
+def _relative(path: Path, folder: Path) -> str:
+    return path.relative_to(folder).as_posix()

@@ -1,0 +1,140 @@
+"""A repository of results: started by a command, checked by its own workflow's steps."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from mlbench_cli.app import run
+from mlbench_cli.results.archive.pack import pack
+from mlbench_cli.results.archive.sign import sign
+from tests.unit.results.runs import sealed_run
+
+CLAIM = "results/mnist/spec/2025-10-09_demo"
+
+
+@pytest.fixture(scope="module")
+def key(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("keys") / "key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", path], check=True)
+    return path
+
+
+@pytest.fixture
+def repository(tmp_path: Path, key: Path) -> Path:
+    folder = tmp_path / "repository"
+    assert run(["site", "init", str(folder)]) == 0
+    (folder / "allowed_signers").write_text(f"me@example.org {key.with_suffix('.pub').read_text()}")
+    return folder
+
+
+def add_claim(repository: Path, key: Path | None, repeats: int = 3, **changes: object) -> Path:
+    claim = repository / CLAIM
+    claim.mkdir(parents=True)
+    for number in range(1, repeats + 1):
+        name = f"demo-2-r{number}"
+        settings = {"task": "mnist", "seconds": 40.0 + number, "seed": 41 + number, **changes}
+        made = sealed_run(repository.parent / f"runs-{os.urandom(4).hex()}", name=name, **settings)  # type: ignore[arg-type]
+        pack(made, claim / f"{name}.zip")
+        if key is not None:
+            sign(claim / f"{name}.zip", key)
+    (claim / "entry.json").write_text(json.dumps({"submitter": "me", "hardware": "a laptop"}))
+    return claim
+
+
+def objections(repository: Path, capsys: pytest.CaptureFixture[str]) -> list[tuple[str, str]]:
+    capsys.readouterr()
+    code = run(["site", "check", str(repository), "-o", "json"])
+    document = json.loads(capsys.readouterr().out)
+    assert "objections" in document, document
+    found = document["objections"]
+    assert code == (7 if found else 0)
+    return [(each["file"], each["message"]) for each in found]
+
+
+def test_a_signed_claim_with_all_repeats_passes(
+    repository: Path, key: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert objections(repository, capsys) == []
+    add_claim(repository, key)
+    assert objections(repository, capsys) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"repeats": 2}, "2 successful runs; mnist needs 3"),
+        ({"synthetic": True}, "its data are synthetic"),
+        ({"key": None}, "nobody in allowed_signers is proven to have signed it"),
+        ({"outcome": "goal_missed"}, "0 successful runs"),
+        ({"preset": "tiny"}, "it is mnist (tiny), not mnist (spec)"),
+    ],
+)
+def test_what_the_rules_do_not_allow_is_an_objection(
+    repository: Path, key: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, object], words: str
+) -> None:
+    add_claim(repository, **{"key": key, **changes})  # type: ignore[arg-type]
+    assert any(words in message for _, message in objections(repository, capsys))
+
+
+def test_two_settings_are_no_claim_and_one_run_is_in_one_claim(
+    repository: Path, key: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    claim = add_claim(repository, key)
+    other = repository / "results/mnist/spec/2025-10-10_again"
+    other.mkdir()
+    for path in claim.iterdir():
+        (other / path.name).write_bytes(path.read_bytes())
+    made = sealed_run(repository.parent / "more", name="more-4", workers=4, task="mnist")
+    pack(made, claim / "more.zip")
+    sign(claim / "more.zip", key)
+    found = dict(objections(repository, capsys))
+    assert "this has 2" in found[CLAIM]
+    assert f"it is a run of {CLAIM}, too" in found["results/mnist/spec/2025-10-10_again/demo-2-r1.zip"]
+
+
+def test_a_number_in_the_description_is_refused(
+    repository: Path, key: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    claim = add_claim(repository, key)
+    (claim / "entry.json").write_text(json.dumps({"submitter": "me", "seconds": "1"}))
+    assert 'unknown field "seconds"' in objections(repository, capsys)[0][1]
+
+
+def test_steps_of_the_workflow_annotate_a_forged_archive_and_build_the_site(repository: Path, key: Path) -> None:
+    workflow = yaml.safe_load((repository / ".github/workflows/results.yml").read_text())
+    steps = {step["name"]: step["run"] for step in workflow["jobs"]["check"]["steps"] if "run" in step}
+    assert workflow["permissions"] == {"contents": "read"}
+    for job in workflow["jobs"].values():
+        for step in job["steps"]:
+            assert len(step.get("uses", "@" + 40 * "0").partition("@")[2].split()[0]) == 40
+            assert "${{" not in step.get("run", "")
+    claim = add_claim(repository, key)
+    build = steps["Build the site"].splitlines()[1].partition(" --pyodide")[0]
+    good = run_step(repository, f"{steps['Check all claims']}\n{build}")
+    assert good.returncode == 0, good.stderr
+    assert (repository / "site/index.html").is_file()
+    path = sorted(claim.glob("*.zip"))[0]
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    bad = run_step(repository, steps["Check all claims"])
+    assert bad.returncode == 7
+    assert f"::error file={CLAIM}/{path.name},title=Refused::" in bad.stdout
+
+
+def run_step(folder: Path, script: str) -> "subprocess.CompletedProcess[str]":
+    """As GitHub's runner runs a step with shell: bash."""
+    tools = Path(sys.executable).parent
+    return subprocess.run(
+        ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script],
+        cwd=folder,
+        env={**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "GITHUB_ACTIONS": "true"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )

@@ -1,0 +1,64 @@
+"""Archives without what they tell of their authors, whose figures still follow from their evidence."""
+
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from mlbench_cli.results.archive.anonymous import write_anonymous
+from mlbench_cli.results.archive.layout import DamagedArchive
+from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.archive.verify import verify
+from mlbench_cli.results.site.entries import find_disclosed
+from tests.unit.results.runs import sealed_run
+
+PACKAGES = {"torch": "2.15.0", "numpy": "2.4.6", "secret-project": "0.1", "nvidia-nccl-cu13": "2.30"}
+PROVENANCE = {
+    "mlbench": None,
+    "python": "3.11.7",
+    "command_line": ["mlbench", "run", "--data-dir", "/home/jane/data"],
+    "packages": PACKAGES,
+}
+
+
+def a_run(folder: Path) -> Path:
+    from mlbench_cli import __version__
+
+    environment = {"host": "this-host", "packages": PACKAGES, "note": "log in /home/jane/logs on this-host"}
+    return sealed_run(
+        folder,
+        name="run-2",
+        task="mnist",
+        environment=environment,
+        data_dir="/home/jane/data",
+        provenance={**PROVENANCE, "mlbench": __version__},
+    )
+
+
+def test_nothing_of_the_author_is_left_and_every_figure_stays(tmp_path: Path) -> None:
+    source, target = a_run(tmp_path / "run"), tmp_path / "run.zip"
+    with Archive.open(source) as before:
+        assert {*find_disclosed(before)} == {"host names", "command line", "packages"}
+        figures = {name: dict(before.result)[name] for name in ("official_line", "task_seconds", "timings", "outcome")}
+        assert find_disclosed(before)["host names"] == ("this-host",)
+    write_anonymous(source, target)
+    assert verify(target).ok
+    assert verify(source).ok
+    with Archive.open(target) as after:
+        assert {name: dict(after.result)[name] for name in figures} == figures
+        assert find_disclosed(after) == {
+            "host names": ("node-0",),
+            "packages": ("numpy", "nvidia-nccl-cu13", "torch"),
+        }
+    with zipfile.ZipFile(target) as packed:
+        everything = b"".join(packed.read(name) for name in packed.namelist())
+    for word in (b"this-host", b"jane", b"secret-project", b"--data-dir"):
+        assert word not in everything, word
+
+
+def test_a_damaged_archive_is_refused(tmp_path: Path) -> None:
+    source = a_run(tmp_path / "run")
+    (source / "logs/rank-0.log").write_text("nothing\n")
+    with pytest.raises(DamagedArchive):
+        write_anonymous(source, tmp_path / "run.zip")
+    assert not (tmp_path / "run.zip").exists()
