@@ -263,7 +263,10 @@ class RunHandle:
         from mlbench_cli.results.analysis.tables import ResourceTable
 
         if self.is_sealed:
-            return ResourceTable.parse(self.name, self._rows(RESOURCES))
+            from mlbench_cli.results.archive.reader import Archive
+
+            with Archive.open(self.run.folder) as archive:
+                return ResourceTable.parse(self.name, archive.resources())
         from mlbench_cli.results.archive.evidence import read_samples
 
         return ResourceTable.parse(self.name, read_samples(self.run.folder / RESOURCES))

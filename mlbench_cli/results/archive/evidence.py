@@ -11,6 +11,7 @@ from mlbench_cli.errors import UsageError
 from mlbench_cli.model.goals import Goal, is_finite_number
 from mlbench_cli.model.run import Ending, Finding, Observation, Run, WorkerState
 from mlbench_cli.model.spec import RunSpec
+from mlbench_cli.results.archive import sample_blocks
 from mlbench_cli.results.archive.layout import DamagedArchive
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.storage import run_folder
@@ -34,7 +35,7 @@ class Evidence:
     rules: TaskRules | None
     observation: Observation
     provenance: Mapping[str, Any]  # Provenance.to_dict; empty for a run of the first edition
-    samples: Callable[[], Iterable[Mapping[str, Any]]]  # the rows of resources.jsonl
+    samples: Callable[[], Iterable[Mapping[str, Any]]]  # the rows of resources.jsonl, blocks of samples as they are
     logs: Mapping[int, Callable[[], BinaryIO]]
     shaping: Mapping[str, Any] | None = None  # shaping.json, if the engine made the network
 
@@ -64,7 +65,7 @@ def collect_evidence(run: Run, document: Mapping[str, Any], observation: Observa
     folder = RunFolder(run.folder)
     logs: dict[int, Callable[[], BinaryIO]] = {rank: partial(_open, path) for rank, path in folder.logs().items()}
     rules, provenance = _rules(document, run.spec), document.get("provenance") or {}
-    samples = partial(read_samples, run.folder / run_folder.RESOURCES)
+    samples = partial(_read_rows, run.folder / run_folder.RESOURCES)
     shaping = folder.read_json(run_folder.SHAPING)
     head = (run.id, run.name, run.created, run.spec, rules)
     return Evidence(*head, observation, provenance, samples, logs, shaping)
@@ -87,7 +88,7 @@ def load_evidence(archive: Archive) -> Evidence:
     observation, provenance = _load_observation(archive), run.get("provenance") or {}
     head = (run["id"], run["name"], run["created"], spec, rules)
     shaping = archive.document(run_folder.SHAPING) if run_folder.SHAPING in archive.names else None
-    return Evidence(*head, observation, provenance, archive.resources, logs, shaping)
+    return Evidence(*head, observation, provenance, archive.samples, logs, shaping)
 
 
 def _rules(document: Mapping[str, Any], spec: RunSpec) -> TaskRules | None:
@@ -139,38 +140,47 @@ def keep_observation(run: Run, observation: Observation, renamed: list[Finding])
 
 
 def normalize_samples(path: Path) -> None:
-    """Bring resources.jsonl to the archive's form: times as RFC 3339, no torn lines; empty if nothing was sampled."""
+    """Bring resources.jsonl to the archive's form: times as RFC 3339, samples in blocks, no torn lines.
+
+    The file is empty if nothing was sampled.
+    """
     with replace_file(path) as normalized:
-        if path.is_file():
-            with open(path, "rb") as samples:
-                normalized.writelines(_sample_rows(samples))
+        normalized.writelines(map(format_row, sample_blocks.pack(_read_rows(path))))
 
 
-def read_samples(path: Path) -> Iterator[dict[str, object]]:
-    """The rows of resources.jsonl as sealing writes them, also for a file that is not normalized yet."""
-    if path.is_file():
-        with open(path, "rb") as samples:
-            yield from map(parse_document, _sample_rows(samples))
+def read_samples(path: Path) -> Iterator[Mapping[str, object]]:
+    """The rows of resources.jsonl with times as RFC 3339, also for a file that is not normalized yet."""
+    return sample_blocks.expand(_read_rows(path))
 
 
-def read_last_samples(path: Path, limit: int = 64 * 1024) -> Iterator[dict[str, object]]:
+def read_last_samples(path: Path, limit: int = 64 * 1024) -> Iterator[Mapping[str, object]]:
     """The whole rows in the last `limit` bytes of resources.jsonl; none without the file."""
     data = read_end(path, limit)
     if len(data) == limit:
         data = data[data.find(b"\n") + 1 :]  # the first row may be cut
-    yield from map(parse_document, _sample_rows(io.BytesIO(data)))
+    return sample_blocks.expand(_whole_rows(io.BytesIO(data)))
 
 
-def _sample_rows(samples: BinaryIO) -> Iterator[bytes]:
-    """The rows of resources.jsonl with times as RFC 3339, without those that are torn."""
+def _read_rows(path: Path) -> Iterator[dict[str, Any]]:
+    if path.is_file():
+        with open(path, "rb") as samples:
+            yield from _whole_rows(samples)
+
+
+def _whole_rows(samples: BinaryIO) -> Iterator[dict[str, Any]]:
+    """The rows of resources.jsonl with times as RFC 3339, without those that are torn, and without damaged blocks."""
     while line := samples.readline(MAX_ROW_BYTES):
         try:
-            row = make_strict(parse_document(line))
+            row = parse_document(line)
+            if row.get("kind") == sample_blocks.KIND:
+                sample_blocks.read_columns(row)
+            else:
+                row = make_strict(row)
         except ValueError:
             continue
-        if is_finite_number(row.get("time")) and 0 <= row["time"] <= MAX_SECONDS:
-            row["time"] = timestamp(row["time"])
-        yield format_row(row)
+        if is_finite_number(moment := row.get("time")) and 0 <= moment <= MAX_SECONDS:
+            row["time"] = timestamp(moment)
+        yield row
 
 
 def _open(path: Path) -> BinaryIO:

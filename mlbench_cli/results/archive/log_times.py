@@ -15,6 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from mlbench_cli.results.archive import sample_blocks
 from mlbench_cli.storage.run_folder import LOG_TIMES, RESOURCES, STATE_FOLDER
 from mlbench_cli.util.json_text import parse_document
 from mlbench_cli.util.times import MAX_SECONDS
@@ -106,9 +107,17 @@ def _later(first: float | None, second: float | None) -> float | None:
 def _take_sample(line: bytes, found: dict[int, LogSizes]) -> None:
     try:
         row = parse_document(line)
-        rank, size, time = row["rank"], row["log_bytes"], _seconds(row["time"])
+        if row.get("kind") == sample_blocks.KIND:
+            columns = sample_blocks.read_columns(row, ("log_bytes",))
+            for each in zip(columns["log_bytes"], columns["time"], strict=True):
+                _take_size(row["rank"], *each, found)
+            return
+        _take_size(row["rank"], row["log_bytes"], _seconds(row["time"]), found)
     except (ValueError, KeyError, TypeError, OverflowError):
         return
+
+
+def _take_size(rank: object, size: object, time: float | None, found: dict[int, LogSizes]) -> None:
     if type(rank) is not int or type(size) is not int or time is None:
         return
     sizes = found.setdefault(rank, LogSizes([], []))

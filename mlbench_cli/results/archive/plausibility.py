@@ -11,6 +11,7 @@ from typing import Any
 
 from mlbench_cli.model.goals import is_finite_number
 from mlbench_cli.model.run import LOCAL, Finding, NodeClock, Observation, Outcome, Phase
+from mlbench_cli.results.archive import sample_blocks
 from mlbench_cli.results.archive.events import MAX_LINE_BYTES, ReportedFacts
 from mlbench_cli.results.archive.evidence import Evidence
 from mlbench_cli.util.text import one_line, significant
@@ -53,10 +54,13 @@ class SampleWatch:
     def watch(self, rows: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
         """Pass the rows on, and look at each."""
         for row in rows:
+            if row.get("kind") == sample_blocks.KIND:
+                self._watch_block(row)
+                yield row
+                continue
             moment = _moment(row.get("time"))
             if moment is not None:
-                self.first = moment if self.first is None else min(self.first, moment)
-                self.last = moment if self.last is None else max(self.last, moment)
+                self._note_times(moment, moment)
             rank, size = row.get("rank"), row.get("log_bytes")
             if isinstance(rank, int) and isinstance(size, int):
                 self.log_bytes[rank] = size
@@ -66,6 +70,20 @@ class SampleWatch:
                     self.locks.add(row["lock"])
                 self._compare_clocks(row, moment)
             yield row
+
+    def _watch_block(self, row: Mapping[str, Any]) -> None:
+        try:
+            columns = sample_blocks.read_columns(row, ("log_bytes",))
+        except ValueError:
+            return
+        self._note_times(min(columns["time"]), max(columns["time"]))
+        size: object = columns["log_bytes"][-1] if "log_bytes" in columns else None
+        if isinstance(size, int):
+            self.log_bytes[row["rank"]] = size
+
+    def _note_times(self, first: float, last: float) -> None:
+        self.first = first if self.first is None else min(self.first, first)
+        self.last = last if self.last is None else max(self.last, last)
 
     def _compare_clocks(self, row: Mapping[str, Any], moment: float | None) -> None:
         elapsed, worker = row.get("elapsed_seconds"), row.get("worker")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, cast
 
 from mlbench_cli.errors import NotFoundError
 from mlbench_cli.model.run import FindingDocument, JsonObject
-from mlbench_cli.results.archive import canonical_zip, layout
+from mlbench_cli.results.archive import canonical_zip, layout, sample_blocks
 from mlbench_cli.results.archive.canonical_zip import Entry, ZipDamage
 from mlbench_cli.results.archive.events import read_events
 from mlbench_cli.results.archive.layout import DamagedArchive
@@ -170,8 +170,15 @@ class Archive:
         return map(self._show, self.rows(run_folder.METRICS))
 
     def resources(self) -> Iterator[JsonObject]:
-        """The lines of resources.jsonl."""
-        return map(self._show, self.rows(run_folder.RESOURCES))
+        """The rows of resources.jsonl; blocks of samples as the rows that they stand for."""
+        try:
+            yield from map(self._show, sample_blocks.expand(self.rows(run_folder.RESOURCES)))
+        except ValueError as error:
+            raise DamagedArchive(self.path, run_folder.RESOURCES, str(error), problem="schema") from None
+
+    def samples(self) -> Iterator[JsonObject]:
+        """The lines of resources.jsonl: rows, and blocks of samples, in which only numbers may be shown."""
+        return self.rows(run_folder.RESOURCES)
 
     def events(self, rank: int | None = None) -> Iterator[JsonObject]:
         """The events in one rank's log, or in all logs one after the other."""

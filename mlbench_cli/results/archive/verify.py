@@ -10,7 +10,7 @@ from typing import Any, BinaryIO, cast
 from mlbench_cli import __version__
 from mlbench_cli.errors import NotFoundError
 from mlbench_cli.model.spec import canonical_json
-from mlbench_cli.results.archive import canonical_zip, layout
+from mlbench_cli.results.archive import canonical_zip, layout, sample_blocks
 from mlbench_cli.results.archive.canonical_zip import ZipDamage
 from mlbench_cli.results.archive.documents import JUDGE_VERSION, ResultDocument
 from mlbench_cli.results.archive.evidence import Evidence, load_evidence
@@ -262,13 +262,32 @@ def _content_problems(archive: Archive) -> Iterator[Problem | str]:
             for message in validate(archive.document(name), schema):
                 violated = True
                 yield Problem("schema", name, message)
-    for _ in archive.resources():
-        pass  # each line is parsed
+    unusual = _find_unusual_row(archive)
     if not violated:
-        yield from _derivation_problems(archive)
+        yield from _derivation_problems(archive, unusual)
 
 
-def _derivation_problems(archive: Archive) -> Iterator[Problem | str]:
+def _find_unusual_row(archive: Archive) -> int | None:
+    """Number of the first line of resources.jsonl that is not in the form of a row; None if all of them are.
+
+    Raises DamagedArchive for a line that is no JSON object, and for a damaged block of samples.
+    """
+    unusual = None
+    for number, line in enumerate(archive.lines(run_folder.RESOURCES), 1):
+        try:
+            row = parse_document(line)
+            if row.get("kind") == sample_blocks.KIND:
+                sample_blocks.read_columns(row)
+        except ValueError as error:
+            raise DamagedArchive(
+                archive.path, run_folder.RESOURCES, f"line {number}: {error}", problem="schema"
+            ) from None
+        if unusual is None and format_row(row) != line:
+            unusual = number
+    return unusual
+
+
+def _derivation_problems(archive: Archive, unusual: int | None) -> Iterator[Problem | str]:
     """Judge the archive's evidence again, and compare what follows from it with every field of the documents."""
     run = archive.run
     if run["spec_hash"] != hashlib.sha256(canonical_json(run["spec"])).hexdigest()[:16]:
@@ -287,7 +306,7 @@ def _derivation_problems(archive: Archive) -> Iterator[Problem | str]:
             yield Problem("schema", run_folder.RUN, f"provenance: {error}")
     evidence = load_evidence(archive)
     if judged_by > _SECOND_EDITION:
-        yield from _form_problems(archive, evidence)
+        yield from _form_problems(archive, evidence, unusual)
     elif evidence.observation.seconds is not None or evidence.observation.clocks:
         yield Problem("inconsistent", run_folder.RESULT, f"judge is {judged_by}, and the evidence is of a later one")
     yield from _rules_problems(run, evidence)
@@ -315,7 +334,7 @@ def _derivation_problems(archive: Archive) -> Iterator[Problem | str]:
         yield Problem("inconsistent", run_folder.OFFICIAL, "it does not follow from the evidence")
 
 
-def _form_problems(archive: Archive, evidence: Evidence) -> Iterator[Problem]:
+def _form_problems(archive: Archive, evidence: Evidence, unusual: int | None) -> Iterator[Problem]:
     """Names that are not those of an archive, and documents that are not in the one form in which they are written, so
     that two readers could read two things in them."""
     for name, other in layout.find_collisions(archive.names).items():
@@ -335,10 +354,8 @@ def _form_problems(archive: Archive, evidence: Evidence) -> Iterator[Problem]:
     for name in SCHEMAS:
         if name in archive.names and archive.read(name) != format_parsed(archive.document(name)):
             yield Problem("inconsistent", name, "it is not in the form in which documents are written")
-    for number, line in enumerate(archive.lines(run_folder.RESOURCES), 1):
-        if format_row(parse_document(line)) != line:
-            yield Problem("inconsistent", run_folder.RESOURCES, f"line {number} is not in the form of a row")
-            break
+    if unusual is not None:
+        yield Problem("inconsistent", run_folder.RESOURCES, f"line {unusual} is not in the form of a row")
 
 
 def _rules_problems(run: Mapping[str, Any], evidence: Evidence) -> Iterator[Problem | str]:

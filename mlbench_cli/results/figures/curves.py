@@ -1,23 +1,59 @@
 """Figures over time: loss, the goal's metric, learning rate, other metrics, machines, and how runs spent their time."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
 from mlbench_cli.model.goals import Goal, is_finite_number
 from mlbench_cli.results.analysis.numbers import SECONDS, unit_of
-from mlbench_cli.results.analysis.tables import MetricPoint, MetricTable, ResourceSample, ResourceTable
+from mlbench_cli.results.analysis.tables import MetricPoint, MetricTable, ResourceSample
+from mlbench_cli.results.archive import sample_blocks
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.figures.model import Axis, Figure, Kind, Line, Scale, thin
 from mlbench_cli.util.times import parse_timestamp
 
 MAX_RUNS = 12  # in a figure over time; all are in the CSV
+MAX_RANK_LINES = 16  # in a figure of samples; of more ranks the spread is drawn
+SPREAD_INTERVALS = 200
+SAMPLED_FIELDS = (
+    *("cpu_seconds", "rss_bytes", "received_bytes", "sent_bytes", "read_bytes", "write_bytes"),
+    *("gpu_percent", "gpu_memory_bytes", "gpu_watts"),
+)
 MAX_RANKS = 7  # in a figure of a run that is running
 MAX_OTHER = 8  # further metrics that get a figure
 _RATES = ("learning_rate", "lr")
 _TIME = "seconds of training"
 _SINCE_START = "seconds since the start of the run"
+
+
+class SampleColumns:
+    """The resource samples of a rank: times in seconds since 1970, and the values of each field that is drawn."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+        self._values: dict[str, list[float | None]] = {}
+
+    def extend(self, columns: Mapping[str, Sequence[float]], every: int = 1) -> None:
+        """Append the first of `every` so many samples; fields that they lack have no values."""
+        before = len(self.times)
+        self.times += columns["time"][::every]
+        for name in columns.keys() - self._values.keys() - {"time"}:
+            self._values[name] = [None] * before
+        missing = [None] * (len(self.times) - before)
+        for name, values in self._values.items():
+            values += columns[name][::every] if name in columns else missing
+
+    def points(self, names: Sequence[str]) -> list[tuple[float, float]]:
+        """(time, sum of the fields of these names that have a value), in the order of time."""
+        columns = [self._values[name] for name in names if name in self._values]
+        if len(columns) == 1:
+            found = [(time, value) for time, value in zip(self.times, columns[0], strict=True) if value is not None]
+        else:
+            rows = zip(self.times, *columns, strict=True)
+            found = [(row[0], sum(known)) for row in rows if (known := [each for each in row[1:] if each is not None])]
+        return sorted(found)
 
 
 @dataclass(frozen=True)
@@ -49,9 +85,21 @@ class RunData:
         return MetricTable(point for point in points if point is not None)
 
     @cached_property
-    def resources(self) -> ResourceTable:
-        """All resource samples of the run as a table, in the order of time."""
-        return ResourceTable.parse(self.name, self.archive.resources())
+    def resources(self) -> "dict[int, SampleColumns]":
+        """The resource samples of each rank, in the order of time; of many ranks a tenth of those in blocks.
+
+        Counters grow from the start of the run, so rates over longer intervals are as exact.
+        """
+        every = 1 if int(self.archive.result["world_size"]) <= MAX_RANK_LINES else 10
+        found: dict[int, SampleColumns] = {}
+        for row in self.archive.samples():
+            if row.get("kind") == sample_blocks.KIND:
+                columns = sample_blocks.read_columns(row, SAMPLED_FIELDS)
+                found.setdefault(row["rank"], SampleColumns()).extend(columns, every)
+            elif (sample := ResourceSample.parse(self.name, row)) is not None:
+                columns = {name: (value,) for name in SAMPLED_FIELDS if (value := getattr(sample, name)) is not None}
+                found.setdefault(sample.rank, SampleColumns()).extend({"time": (sample.time,), **columns})
+        return found
 
     @cached_property
     def phases(self) -> list[tuple[float, str, float | None, float | None]]:
@@ -161,13 +209,45 @@ def resource_figures(runs: Sequence[RunData], prefix: str) -> Iterator[Figure]:
 
 
 def _resource_lines(run: RunData, names: Sequence[str], is_rate: bool, unit: float) -> Iterator[Line]:
-    ranks: dict[int, list[ResourceSample]] = {}
-    for sample in run.resources:
-        ranks.setdefault(sample.rank, []).append(sample)
-    start = run.resources[0].time if len(run.resources) else 0.0
-    for rank, samples in sorted(ranks.items()):
-        points = [(sample.time - start, _total(sample, names)) for sample in samples]
-        known = [(time, value) for time, value in points if value is not None]
+    curves = _resource_curves(run, names, is_rate, unit)
+    if len(run.resources) > MAX_RANK_LINES:
+        yield from _spread_lines(run.name, [points for _, points in curves])
+        return
+    for rank, points in curves:
+        xs, ys = thin([time for time, _ in points], [value for _, value in points], 400)
+        yield Line(f"{run.name}, rank {rank}", tuple(xs), tuple(ys))
+
+
+def _spread_lines(name: str, curves: Sequence[Sequence[tuple[float, float]]]) -> Iterator[Line]:
+    """Least, median and greatest of many ranks' means, in each of 200 equal intervals of time."""
+    end = max((points[-1][0] for points in curves), default=0.0)
+    if end <= 0:
+        return
+    means: list[list[float]] = [[] for _ in range(SPREAD_INTERVALS)]
+    for points in curves:
+        sums: dict[int, tuple[float, int]] = {}
+        for time, value in points:
+            place = min(int(time / end * SPREAD_INTERVALS), SPREAD_INTERVALS - 1)
+            total, count = sums.get(place, (0.0, 0))
+            sums[place] = total + value, count + 1
+        for place, (total, count) in sums.items():
+            means[place].append(total / count)
+    xs = tuple((place + 0.5) * end / SPREAD_INTERVALS for place, values in enumerate(means) if values)
+    kinds: tuple[tuple[str, Callable[[Sequence[float]], float]], ...]
+    kinds = ("least", min), ("median", statistics.median), ("greatest", max)
+    for word, choose in kinds:
+        ys = tuple(choose(values) for values in means if values)
+        yield Line(f"{name}, {word} of {len(curves)} ranks", xs, ys)
+
+
+def _resource_curves(
+    run: RunData, names: Sequence[str], is_rate: bool, unit: float
+) -> list[tuple[int, list[tuple[float, float]]]]:
+    """Each rank with its (seconds since the first sample, value); ranks without values are left out."""
+    start = min((min(samples.times) for samples in run.resources.values()), default=0.0)
+    found = []
+    for rank, samples in sorted(run.resources.items()):
+        known = [(time - start, value / unit) for time, value in samples.points(names)]
         if is_rate:
             known = [
                 (after[0], max(0.0, after[1] - before[1]) / (after[0] - before[0]))
@@ -175,14 +255,8 @@ def _resource_lines(run: RunData, names: Sequence[str], is_rate: bool, unit: flo
                 if after[0] > before[0]
             ]
         if known:
-            xs, ys = thin([time for time, _ in known], [value / unit for _, value in known], 400)
-            yield Line(f"{run.name}, rank {rank}", tuple(xs), tuple(ys))
-
-
-def _total(sample: ResourceSample, names: Sequence[str]) -> float | None:
-    values: list[float | None] = [getattr(sample, name) for name in names]
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
+            found.append((rank, known))
+    return found
 
 
 # --- steps and stragglers -------------------------------------------------------------------------------------------

@@ -1,0 +1,166 @@
+"""Blocks of resource samples: 60 rows of one rank in a line of resources.jsonl, in a sixth of the room.
+
+A row of kind "samples" has, for each field of the rows, its column or, for texts, their common value:
+
+    {"kind":"samples","rank":3,"time":{"decimals":3,"steps":[1760000000000,1000,1001]},
+     "cpu_seconds":{"decimals":2,"steps":[0,98,99]},"rss_bytes":{"steps":[4096,0,0]},"pod":"demo-2-3"}
+
+`steps` are the first value and then the differences, in units of 10^-decimals; without `decimals` the values are
+integers. `values` are the values as they are, for numbers with more than six decimals. Each value is the same as in
+the row, and the time is the row's to the millisecond.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, pairwise
+from typing import Any
+
+from mlbench_cli.model.goals import is_finite_number
+from mlbench_cli.util.times import MAX_SECONDS, parse_timestamp, timestamp
+
+KIND = "samples"
+BLOCK_ROWS = 60
+_MAX_DECIMALS = 6
+_MAX_EXACT = 2**53  # below it integers and their quotients by powers of ten have one float
+_NO_COLUMNS = ("rank", "kind")
+
+Row = dict[str, Any]
+
+
+def pack(rows: Iterable[Row]) -> Iterator[Row]:
+    """The rows with every 60 samples of a rank that have the same fields as one block; all others stay as they are.
+
+    Rows of one rank stay in their order, and rows that are in no block stay in theirs.
+    """
+    waiting: dict[int, Row] = {}
+    ranks: dict[int, list[int]] = {}  # numbers of each rank's rows that wait for a block
+    others: list[int] = []
+    for number, row in enumerate(rows):
+        waiting[number] = row
+        if not _is_sample(row):
+            others.append(number)
+            continue
+        own = ranks.setdefault(row["rank"], [])
+        if own and not _is_alike(waiting[own[0]], row):
+            yield from map(waiting.pop, own)
+            own.clear()
+        own.append(number)
+        if len(own) == BLOCK_ROWS:
+            yield from map(waiting.pop, others)
+            others.clear()
+            yield _make_block([waiting.pop(each) for each in own])
+            own.clear()
+    yield from waiting.values()
+
+
+def expand(rows: Iterable[Row]) -> Iterator[Row]:
+    """The rows with each block as the rows that it stands for. Raises ValueError for a damaged block."""
+    for row in rows:
+        if row.get("kind") != KIND:
+            yield row
+            continue
+        columns = read_columns(row)
+        common = {name: value for name, value in row.items() if name not in columns and name != "kind"}
+        times = columns.pop("time")
+        for index, time in enumerate(times):
+            values = {name: column[index] for name, column in columns.items()}
+            yield {"time": timestamp(time), **common, **values}
+
+
+def read_columns(row: Mapping[str, Any], names: Iterable[str] | None = None) -> dict[str, Sequence[float]]:
+    """The columns of a block, or those of `names` that it has; `time` in seconds since 1970.
+
+    Raises ValueError for a block that is none: without rank or time, or with columns of different lengths.
+    """
+    if type(row.get("rank")) is not int:
+        raise ValueError("a block of samples without a rank")
+    wanted = row if names is None else ["time", *names]
+    try:
+        columns = {name: _read_column(row[name]) for name in wanted if isinstance(row.get(name), dict)}
+    except (KeyError, TypeError, OverflowError):
+        raise ValueError("a block of samples with a column that is none") from None
+    times = columns.get("time", ())
+    if not times or not (min(times) >= 0 and max(times) <= MAX_SECONDS):
+        raise ValueError("a block of samples without times")
+    if any(len(column) != len(times) for column in columns.values()):
+        raise ValueError("a block of samples with columns of different lengths")
+    return columns
+
+
+def _read_column(column: Mapping[str, Any]) -> Sequence[float]:
+    if "values" in column:
+        values: list[float] = column["values"]
+        if not all(map(is_finite_number, values)):
+            raise ValueError("a block of samples with values that are no numbers")
+        return values
+    steps = column["steps"]
+    if type(steps) is not list or {*map(type, steps)} != {int}:
+        raise ValueError("a block of samples with steps that are no integers")
+    found = list(accumulate(steps))
+    if "decimals" not in column:
+        return found
+    decimals = column["decimals"]
+    if type(decimals) is not int or not 0 < decimals <= _MAX_DECIMALS:
+        raise ValueError(f"a block of samples with {decimals!r} decimals")
+    unit = 10**decimals
+    return [value / unit for value in found]
+
+
+def _is_sample(row: Row) -> bool:
+    """Whether the row can be part of a block."""
+    return (
+        "kind" not in row
+        and type(row.get("rank")) is int
+        and not any(isinstance(value, dict | list) for value in row.values())
+        and _moment(row.get("time")) is not None
+    )
+
+
+def _is_alike(first: Row, row: Row) -> bool:
+    """Whether two samples of a rank have the same fields, and the same values of those that are no numbers."""
+    return first.keys() == row.keys() and all(
+        is_finite_number(value) == is_finite_number(other) and (is_finite_number(value) or value == other)
+        for (name, value), other in zip(first.items(), map(row.get, first), strict=True)
+        if name != "time"
+    )
+
+
+def _make_block(rows: Sequence[Row]) -> Row:
+    first = rows[0]
+    block: dict[str, Any] = {"kind": KIND, "rank": first["rank"]}
+    for name, value in first.items():
+        if name == "time":
+            moments = [_moment(row["time"]) or 0.0 for row in rows]
+            # As `timestamp` gives them: rounded to microseconds, and cut to milliseconds.
+            block[name] = {"decimals": 3, "steps": _steps([round(1e6 * moment) // 1000 for moment in moments])}
+        elif name not in _NO_COLUMNS:
+            block[name] = _make_column([row[name] for row in rows]) if is_finite_number(value) else value
+    return block
+
+
+def _make_column(values: Sequence[float]) -> dict[str, Any]:
+    if all(type(value) is int for value in values):
+        return {"steps": _steps(values)}
+    decimals = max(map(_count_decimals, values))
+    if 0 < decimals <= _MAX_DECIMALS and max(map(abs, values)) * 10**decimals < _MAX_EXACT:
+        return {"decimals": decimals, "steps": _steps([round(value * 10**decimals) for value in values])}
+    return {"values": list(values)}
+
+
+def _count_decimals(value: float) -> int:
+    """Decimals of the shortest text of a number, at least one; more than _MAX_DECIMALS for one with an exponent."""
+    text = repr(value)
+    return _MAX_DECIMALS + 1 if "e" in text else max(1, len(text.partition(".")[2]))
+
+
+def _steps(values: Sequence[float]) -> list[float]:
+    return [values[0], *(after - before for before, after in pairwise(values))]
+
+
+def _moment(value: object) -> float | None:
+    """Seconds since 1970 of a sample's time, which is RFC 3339 once it is normalized."""
+    if isinstance(value, str):
+        try:
+            return parse_timestamp(value)
+        except ValueError:
+            return None
+    return float(value) if isinstance(value, int | float) and is_finite_number(value) else None
