@@ -19,7 +19,7 @@ from mlbench_cli import __version__, isolation
 from mlbench_cli.errors import NotFoundError, UsageError
 
 PYODIDE = "314.0.7"
-# The field "integrity" of https://registry.npmjs.org/pyodide/314.0.7, and that of the file that `npm pack` writes.
+# `npm view pyodide@314.0.7 dist.integrity`, which is also the digest of the file that `npm pack` writes.
 PYODIDE_SHA512 = "0YvXxEhfEdpLfb/XkM2BFAeMROq0iMUX2bzzH9pOttyMcWkwq+HbE5uyuGD82LN7y2q+SNvi/6V5JEsOlD2R1A=="
 PYODIDE_FILES = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json")
 MAX_PYODIDE_BYTES = 64 << 20
