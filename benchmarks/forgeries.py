@@ -36,6 +36,7 @@ from mlbench_cli.results.archive.evidence import load_evidence
 from mlbench_cli.results.archive.judge import judge
 from mlbench_cli.results.archive.pack import unpack
 from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.archive.sample_blocks import expand
 from mlbench_cli.results.archive.verify import verify
 from mlbench_cli.tasks.catalog import find_rules
 from mlbench_cli.util.json_text import format_document, format_parsed, format_row
@@ -107,7 +108,7 @@ class Forged:
     def rows(self, change: Callable[[Document], object], keep: Callable[[Document], bool] = lambda row: True) -> None:
         """Change the rows of resources.jsonl, and keep some of them."""
         path = self.folder / "resources.jsonl"
-        rows = [row for line in path.read_text().splitlines() if keep(row := json.loads(line))]
+        rows = [dict(row) for row in expand(map(json.loads, path.read_text().splitlines())) if keep(dict(row))]
         for row in rows:
             change(row)
         path.write_bytes(b"".join(map(format_row, rows)))
@@ -118,6 +119,8 @@ class Forged:
             metrics: list[bytes] = []
             with Archive.open(self.folder) as archive:
                 judgement = judge(load_evidence(archive), metrics.append)
+            if judgement.network is None:
+                (self.folder / "network.json").unlink(missing_ok=True)
             for name, document in judgement.documents.items():
                 (self.folder / name).write_bytes(format_document(document))
             (self.folder / "official_result.txt").write_text(judgement.official_text)
@@ -308,7 +311,7 @@ def _observation_edits() -> Iterator[Edit]:
 
 
 def _spec_edits() -> Iterator[Edit]:
-    yield Edit("run.json: seed", lambda f: f.spec(seed=7), reason="the ranks do not report the seed")
+    yield Edit("run.json: seed", lambda f: f.spec(seed=7))
     yield Edit("run.json: 1 worker", lambda f: f.spec(workers=1))
     yield Edit("run.json: 64 workers", lambda f: f.spec(workers=64))
     yield Edit("run.json: the full goal", lambda f: f.spec(goal="full"))

@@ -16,7 +16,7 @@ from mlbench_cli.results.analysis.cells import compare_cells, describe_cell, mak
 from mlbench_cli.results.analysis.comparability import WORDS, check_words
 from mlbench_cli.results.analysis.compare import Comparison
 from mlbench_cli.results.analysis.gate import Direction, check_gate, parse_limit
-from mlbench_cli.results.analysis.numbers import SECONDS, format_estimate, format_ratio, unit_of
+from mlbench_cli.results.analysis.numbers import SECONDS, format_change, format_estimate, unit_of
 from mlbench_cli.results.analysis.verdict import find_worst
 from mlbench_cli.results.archive.reader import Archive
 
@@ -111,7 +111,7 @@ def _show(found: Comparison) -> None:
         rows = []
         for name, row in figures.items():
             unit = SECONDS if is_time else unit_of(name)
-            ratio = format_ratio(row.ratio, row.higher_is_better, is_time=is_time)
+            ratio = format_change(row.a, row.b, row.ratio, unit, row.higher_is_better, is_time=is_time)
             rows.append([name, format_estimate(row.a, unit), format_estimate(row.b, unit), ratio])
         if not is_time:
             console.out("")

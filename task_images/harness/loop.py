@@ -12,7 +12,6 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
-from task_images.contract import Contract
 from task_images.harness.goals import GoalWatch
 from task_images.harness.losses import TrainingLoss, make_divergence_error
 from task_images.harness.ranks import Ranks
@@ -37,8 +36,6 @@ LOOK_EVERY = 25
 
 class LoopRanks(Ranks, Protocol):
     """What the loop asks of the ranks."""
-
-    contract: Contract
 
     def agree(self, value: float) -> float:
         """Rank 0's value, on every rank."""

@@ -22,6 +22,7 @@ LOADING_SECONDS = 12 * 3600.0
 class Ranks(Protocol):
     """This rank among all ranks. `distributed.World` is torch's."""
 
+    contract: Contract
     rank: int
     size: int
     backend: str

@@ -37,6 +37,7 @@ class Reporter:
             threads=self._world.threads,
             backend=self._world.backend,
             world_size=self._world.size,
+            seed=self._world.contract.seed,
             **machine_facts(),
             **(code_facts() if self._world.is_first else {}),
             **facts,

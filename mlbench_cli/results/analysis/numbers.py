@@ -74,9 +74,7 @@ def format_ratio(found: Estimate | None, higher_is_better: bool | None = False, 
     if found is None:
         return NO_VALUE
     if has_verdict(found):
-        assert found.low is not None
-        assert found.high is not None
-        if found.low <= 1 <= found.high:
+        if _has_one(found):
             return f"no difference seen ({_ends(found)}×)"
     elif found.mean == 1:
         return "equal, too few runs"
@@ -86,6 +84,28 @@ def format_ratio(found: Estimate | None, higher_is_better: bool | None = False, 
     if not has_verdict(found):
         return f"{text}, too few runs"
     return f"{text} ({_ends(turned)})"
+
+
+def format_change(
+    a: Estimate | None,
+    b: Estimate | None,
+    found: Estimate | None,
+    unit: str,
+    higher_is_better: bool | None = False,
+    *,
+    is_time: bool = True,
+) -> str:
+    """What B is against A, whose ratio is `found`: as `format_ratio`, but percentages differ by points.
+
+    "26.0 points lower"; with an interval that holds 1, "no difference seen".
+    """
+    if unit != "%" or a is None or b is None:
+        return format_ratio(found, higher_is_better, is_time=is_time)
+    if found is not None and has_verdict(found) and _has_one(found):
+        return "no difference seen"
+    points = b.mean - a.mean
+    text = f"{significant(abs(points))} points {'higher' if points > 0 else 'lower'}" if points else "equal"
+    return text if found is not None and has_verdict(found) else f"{text}, too few runs"
 
 
 def format_factor(found: Estimate | None) -> str:
@@ -114,13 +134,15 @@ def verdict_sentence(a: str, b: str, found: Estimate, counts: str) -> str:
     3 runs)."."""
     if not has_verdict(found):
         return f"Too few runs for a verdict on {a} and {b}: {counts}, {MIN_RUNS} on each side are needed."
-    assert found.low is not None
-    assert found.high is not None
-    if found.low <= 1 <= found.high:
+    if _has_one(found):
         return f"No difference seen: {b} takes {_ends(found)} times as long as {a} (95 %; {counts})."
     turned = found if found.mean >= 1 else found.inverse
     word = "slower" if found.mean > 1 else "faster"
     return f"{b} is {significant(turned.mean)}× {word} than {a} (95 %: {_ends(turned)}; {counts})."
+
+
+def _has_one(found: Estimate) -> bool:
+    return found.low is not None and found.high is not None and found.low <= 1 <= found.high
 
 
 def _ends(found: Estimate) -> str:

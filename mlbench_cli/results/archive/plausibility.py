@@ -318,7 +318,7 @@ def _check_settings(evidence: Evidence, reported: ReportedFacts, samples: Sample
     if (_SHARED if not spec.share_machine else _HELD) in samples.locks:
         yield f"the run was {'' if spec.share_machine else 'not '}to share its machine, and did the opposite"
     for rank, facts in reported.environments.items():
-        given = {"world_size": spec.world_size, "backend": spec.backend}
+        given = {"world_size": spec.world_size, "backend": spec.backend, "seed": spec.seed}
         for name, asked in given.items():
             if spec.runs_task_program and name in facts and facts[name] != asked:
                 yield f"rank {rank} reported {name} {one_line(str(facts[name]), 40)}, and the run has {asked}"

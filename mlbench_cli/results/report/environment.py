@@ -1,12 +1,12 @@
 """What templates of pages are rendered with: Jinja, and texts of this package. Loads no figures."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from mlbench_cli.results.analysis.numbers import format_estimate, format_goal, format_ratio, format_value, unit_of
+from mlbench_cli.results.analysis.numbers import format_change, format_estimate, format_goal, format_value, unit_of
 from mlbench_cli.results.analysis.statistics import Estimate, EstimateDocument
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def make_environment(*folders: Path) -> "Environment":
     environment.filters["unit_of"] = unit_of
     environment.filters["goal"] = format_goal
     environment.filters["estimate"] = _show_estimate
-    environment.filters["ratio"] = _show_ratio
+    environment.filters["change"] = _show_change
     return environment
 
 
@@ -60,8 +60,10 @@ def _show_estimate(document: EstimateDocument | None, unit: str = "") -> str:
     return format_estimate(None if document is None else Estimate.from_dict(document), unit)
 
 
-def _show_ratio(document: EstimateDocument | None, higher_is_better: bool | None, is_time: bool) -> str:
-    return format_ratio(None if document is None else Estimate.from_dict(document), higher_is_better, is_time=is_time)
+def _show_change(row: Mapping[str, Any], unit: str, is_time: bool) -> str:
+    """The last cell of a row of a comparison."""
+    a, b, found = (None if row[key] is None else Estimate.from_dict(row[key]) for key in ("a", "b", "ratio"))
+    return format_change(a, b, found, unit, row["higher_is_better"], is_time=is_time)
 
 
 def rows_of(figure: "Figure") -> FigureRows:

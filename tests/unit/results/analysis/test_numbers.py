@@ -1,6 +1,12 @@
 import pytest
 
-from mlbench_cli.results.analysis.numbers import format_estimate, format_ratio, format_share, format_value
+from mlbench_cli.results.analysis.numbers import (
+    format_change,
+    format_estimate,
+    format_ratio,
+    format_share,
+    format_value,
+)
 from mlbench_cli.results.analysis.statistics import Estimate, estimate, ratio
 
 
@@ -59,6 +65,15 @@ def test_a_ratio_says_which_way_it_goes() -> None:
     assert format_ratio(ratio(slow, fast)) == "2.00× slower (1.96 to 2.05)"
     assert format_ratio(ratio(slow, fast), True, is_time=False) == "2.00× higher (1.96 to 2.05)"
     assert format_ratio(ratio(slow, estimate([10.05, 9.9, 10.2]))) == "no difference seen (0.965 to 1.03×)"
+
+
+def test_percentages_differ_by_points() -> None:
+    high, low, close = estimate([70.0, 70.5, 71.0]), estimate([27.0, 27.2, 27.4]), estimate([70.2, 70.6, 71.1])
+    assert format_change(high, low, ratio(low, high), "%", True, is_time=False) == "43.3 points lower"
+    assert format_change(high, close, ratio(close, high), "%", True, is_time=False) == "no difference seen"
+    one = estimate([72.0])
+    assert format_change(high, one, ratio(one, high), "%", True, is_time=False) == "1.50 points higher, too few runs"
+    assert format_change(high, low, ratio(low, high), "s") == format_ratio(ratio(low, high))
 
 
 def test_below_three_runs_on_a_side_there_is_no_verdict() -> None:

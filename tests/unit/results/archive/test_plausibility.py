@@ -202,6 +202,7 @@ LATE = START + 1e6
         ("settings", Story(honest_spec(share_machine=True))),
         ("settings", Story(samples=[{**Story().samples[0], "lock": "shared"}, *Story().samples[1:]])),
         ("settings", Story(logs=add(1, event("environment", 1, 101.0, world_size=4)))),
+        ("settings", Story(logs=add(1, event("environment", 1, 101.0, seed=7)))),
         ("settings", Story(logs=add(1, event("environment", 1, 101.0, backend="nccl")))),
         ("settings", Story(logs=add(1, event("environment", 1, 101.0, device="cuda")))),
         ("figures", Story(logs=edit(0, epochs=6, details={"goals": {"full": {"epoch": 3}}}))),

@@ -1,0 +1,86 @@
+"""The figures of the documentation's table from real runs of shipped tasks, on this machine."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from mlbench_cli.model.run import LOCAL
+from mlbench_cli.results.archive.documents import write_run_document
+from mlbench_cli.results.archive.events import read_events
+from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.archive.seal import seal
+from mlbench_cli.results.archive.verify import verify
+from mlbench_cli.results.figures.model import Figure
+from mlbench_cli.results.report.collect import collect
+from mlbench_cli.runs.launch import resolve
+from mlbench_cli.runs.request import Request
+from tests.contract.local_runs import Lab
+from tests.unit.results.report.test_seed_figures import read_table
+
+PRICE = {"per_hour": 1.5, "currency": "USD", "source": "a table"}
+# Of clusters that were made and removed: no run of a task has them (results/figures/provisioning.py has its own tests).
+OF_CLUSTERS = {"making", "removal"}
+CIFAR = {"task": "cifar10_resnet20", "preset": "tiny", "set": {"goal_full": 15.0, "goal_light": 12.0}}
+REQUESTS: dict[str, dict[str, Any]] = {
+    "epsilon": {"task": "epsilon_logistic_regression", "preset": "tiny", "workers": (1, 2)},
+    "spent": {"task": "epsilon_logistic_regression", "preset": "tiny", "workers": (1, 2), "budget": "3s"},
+    "cifar": {**CIFAR, "workers": (2,)},
+    "reduce": {"task": "allreduce", "preset": "tiny", "workers": (2,)},
+}
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    lab = Lab(tmp_path_factory.mktemp("home"))
+    yield lab
+    lab.close()
+
+
+@pytest.fixture(scope="module")
+def archives(lab: Lab) -> list[Archive]:
+    found = []
+    for name, options in REQUESTS.items():
+        for spec in resolve(Request(name=name, backend="gloo", **options), LOCAL):
+            made = lab.store.record_run(replace(spec, price=PRICE, share_machine=True))
+            write_run_document(made)
+            lab.runs.append(made)
+            lab.engine.submit(made, lab.engine.render(made.spec))
+            seal(made, lab.end(made))
+            assert verify(made.folder).ok
+            found.append(Archive.open(made.folder))
+    return found
+
+
+@pytest.fixture(scope="module")
+def drawn(archives: list[Archive]) -> dict[str, Figure]:
+    figures = collect(archives).figures
+    return {re.sub(r"^(job|collective|cluster)\d+-", "", figure.key): figure for figure in figures}
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_figure_of_the_table_comes_from_a_run_of_a_shipped_task(drawn: dict[str, Figure]) -> None:
+    wanted = {key for _, keys, _ in read_table() for key in keys} - OF_CLUSTERS
+    assert wanted <= drawn.keys(), sorted(wanted - drawn.keys())
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_curves_hold_what_the_ranks_reported(archives: list[Archive], drawn: dict[str, Figure]) -> None:
+    """The schedule of the learning rate, point by point, against the events in rank 0's log."""
+    archive = next(one for one in archives if one.run["spec"]["task"] == "cifar10_resnet20")
+    with archive.open_file("logs/rank-0.log") as log:
+        reported = [
+            event["value"]
+            for event in read_events(log)
+            if event["event"] == "metric" and event["name"] == "learning_rate"
+        ]
+    assert len(reported) > 2
+    assert min(reported) > 0
+    lines = [line.ys for line in drawn["learning-rate"].lines]
+    assert reported in [[y for y in ys if y is not None] for ys in lines]
