@@ -11,6 +11,14 @@ KINDS = ("full", "light")
 PREFIXES = ("", "val_", "val_global_")
 TRAINING = "train_"  # before the name of a metric of the training samples
 GOAL_ON = "goal_on"  # the parameter that says of which samples a goal is
+_NAMES = {"Prec@1": "top-1 accuracy", "Prec@5": "top-5 accuracy", "BLEU-Score": "BLEU"}  # as people say them
+
+
+def name_metric(metric: str) -> str:
+    """A metric as people call it: "top-1 accuracy" for "val_global_Prec@1", "training loss" for "train_loss"."""
+    plain = metric.removeprefix("val_").removeprefix("global_").removeprefix(TRAINING)
+    words = _NAMES.get(plain, plain.replace("_", " "))
+    return f"training {words}" if metric.startswith(TRAINING) else words
 
 
 @dataclass(frozen=True)

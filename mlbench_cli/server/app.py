@@ -1,7 +1,5 @@
 """The dashboard as an ASGI application."""
 
-from collections.abc import Mapping
-
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -9,38 +7,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
-from mlbench_cli.errors import (
-    CannotTellError,
-    CapacityError,
-    CleanupError,
-    CredentialError,
-    DeadlineError,
-    MlbenchError,
-    NotFoundError,
-    StoreError,
-    StoreLockedError,
-    UnreachableError,
-    UsageError,
-)
+from mlbench_cli.errors import MlbenchError
 from mlbench_cli.server import original, pages, rest
 from mlbench_cli.server.config import ServerConfig
-from mlbench_cli.server.live import Feeds, TooManyFollowers
+from mlbench_cli.server.live import Feeds
 from mlbench_cli.server.security import MAX_BODY_BYTES, BodyTooLong, Guard
-
-# The first kind that fits counts.
-_STATUS: Mapping[type[MlbenchError], int] = {
-    StoreError: 503,
-    StoreLockedError: 503,
-    UsageError: 400,
-    NotFoundError: 404,
-    CredentialError: 502,
-    CapacityError: 503,
-    UnreachableError: 502,
-    DeadlineError: 504,
-    CleanupError: 500,
-    CannotTellError: 409,
-    TooManyFollowers: 503,
-}
+from mlbench_cli.server.statuses import status_of
 
 
 def make_app(config: ServerConfig) -> ASGIApp:
@@ -61,8 +33,7 @@ def make_app(config: ServerConfig) -> ASGIApp:
 
 async def _explain(request: Request, error: Exception) -> Response:
     assert isinstance(error, MlbenchError)
-    status = next((code for kind, code in _STATUS.items() if isinstance(error, kind)), 500)
-    return _answer(request, status, error.message, error.hint)
+    return _answer(request, status_of(error), error.message, error.hint)
 
 
 async def _refuse_body(request: Request, error: Exception) -> Response:

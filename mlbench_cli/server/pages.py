@@ -1,6 +1,7 @@
 """The pages of the dashboard: server-rendered tables, with live parts by server-sent events."""
 
 import hashlib
+import shlex
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -16,6 +17,8 @@ from mlbench_cli import __version__
 from mlbench_cli.api import RunHandle
 from mlbench_cli.errors import MlbenchError, UsageError
 from mlbench_cli.model.run import JsonObject
+from mlbench_cli.results.analysis.series import SUCCESSFUL
+from mlbench_cli.results.archive.layout import DamagedArchive
 from mlbench_cli.results.figures.look import STYLE
 from mlbench_cli.results.report.environment import FOLDER, make_environment
 from mlbench_cli.server.access import (
@@ -23,16 +26,26 @@ from mlbench_cli.server.access import (
     count_runs,
     find_experiment,
     find_run,
+    find_runs,
+    list_clusters,
     list_experiments,
     list_runs,
     open_checked,
 )
 from mlbench_cli.server.config import ServerConfig
 from mlbench_cli.server.live import latest_resources
+from mlbench_cli.server.log_pages import read_page
 from mlbench_cli.server.rest import compare_runs, read_questions, whole_number
+from mlbench_cli.server.statuses import status_of
+from mlbench_cli.server.words import add_filters, facts_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from jinja2 import Environment
+
     from mlbench_cli.results.archive.reader import Archive
+    from mlbench_cli.results.figures.model import Figure
     from mlbench_cli.results.report.model import Report
 
 PAGES = Path(__file__).parent / "pages"
@@ -41,6 +54,9 @@ MAX_EXPERIMENTS = 20
 MAX_LISTED = 100  # experiments on their own page
 OPEN_STATES = ("pending", "running")
 MAX_REPORT_RUNS = 100
+MAX_NAMES = 500  # that the page of comparisons completes
+MAX_CARDS = 12  # runs in progress that are shown with their progress
+MAX_LAST_LINES = 20
 # Name in the address -> file, and its kind.
 ASSETS = {
     "figures.css": (STYLE, "text/css"),
@@ -64,6 +80,7 @@ def make_routes(config: ServerConfig) -> list[BaseRoute]:
         Route("/experiments/{name}/part", pages.experiment_part),
         Route("/new", pages.new),
         Route("/compare", pages.compare),
+        Route("/clusters", pages.clusters),
         Route("/report", pages.report),
         Route("/static/{digest}/{name}", _serve_asset),
         Route("/favicon.ico", _no_icon),
@@ -123,7 +140,9 @@ class _Pages:
 
         def read() -> JsonObject:
             client = client_of(self._config)
-            status = client.status(asked.read(self._config)[:PAGE_SIZE])
+            handles = asked.read(self._config)[:PAGE_SIZE]
+            status = client.status(handles)
+            _add_progress(handles, status["runs"])
             newest = [] if asked.offset else list_experiments(self._config, limit=MAX_EXPERIMENTS)
             experiments = [item.status() for item in newest]
             under_way = [item for item in experiments if item["state"] not in ("completed", "failed")]
@@ -141,7 +160,11 @@ class _Pages:
 
             handle = find_run(self._config, name)
             status = handle.status()
-            report = collect([open_checked(handle)]) if handle.is_sealed else None
+            archive = open_checked(handle) if handle.is_sealed else None
+            report = collect([archive]) if archive else None
+            provenance = (archive.run.get("provenance") or {}) if archive else {}
+            failed = status["first_failed"] or 0
+            is_bad = archive is not None and status["outcome"] not in SUCCESSFUL
             return {
                 "run": status,
                 "report": report,
@@ -149,7 +172,11 @@ class _Pages:
                 "resources": latest_resources(handle),
                 "is_over": handle.is_sealed,
                 "command": " ".join(handle.run.spec.argv),
+                "command_line": shlex.join(map(str, provenance.get("command_line") or [])),
                 "experiment": getattr(handle.experiment, "name", None),
+                "facts": facts_of(status, archive.result if archive else None),
+                "failed_rank": failed,
+                "last_lines": _last_lines(handle, failed) if is_bad else "",
             }
 
         document = await run_in_threadpool(read)
@@ -183,9 +210,19 @@ class _Pages:
         name = request.path_params["name"]
 
         def read() -> JsonObject:
+            from mlbench_cli.results.report.collect import collect
+
             found = find_experiment(self._config, name)
-            status = client_of(self._config).status(found.runs())
-            return {"experiment": found.status(), "runs": status["runs"]}
+            handles = found.runs()
+            status = client_of(self._config).status(handles)
+            _add_progress(handles, status["runs"])
+            archives: list[Archive] = []
+            for handle in [handle for handle in handles if handle.is_sealed][:MAX_REPORT_RUNS]:
+                with suppress(DamagedArchive):  # its row says so
+                    archives.append(open_checked(handle))
+            report = collect(archives) if archives else None
+            svgs = _pictures(report)
+            return {"experiment": found.status(), "runs": status["runs"], "report": report, "svgs": svgs}
 
         document = await run_in_threadpool(read)
         return render(request, self._config, template, f"Experiment {name[:80]}", **document)
@@ -193,16 +230,62 @@ class _Pages:
     async def new(self, request: Request) -> Response:
         if not self._config.allows_actions:
             raise UsageError("This dashboard is read-only.", hint="mlbench serve --allow-actions")
+        from task_images.comm.presets import PRESETS
+
         questions = await run_in_threadpool(read_questions, self._config)
-        return render(request, self._config, "new.html.j2", "Start a run", questions=questions)
+        return render(request, self._config, "new.html.j2", "New run", questions=questions, methods=sorted(PRESETS))
 
     async def compare(self, request: Request) -> Response:
+        """Two names by a and b, or the first two of the runs that were selected in a list."""
         query = request.query_params
-        names = [query.get(side, "")[:100] for side in ("a", "b")]
-        found = None
-        if all(names):
-            found = await run_in_threadpool(compare_runs, self._config, query, query.getlist("across"))
-        return render(request, self._config, "compare.html.j2", "Compare", found=found, a=names[0], b=names[1])
+        selected = [*query.getlist("run"), "", ""][:2]
+        a, b = (query.get(side, other)[:100] for side, other in zip("ab", selected, strict=True))
+        across = query.getlist("across")
+
+        def read() -> JsonObject:
+            known = [handle.name for handle in list_runs(self._config, limit=MAX_NAMES)]
+            experiments = [item.name for item in list_experiments(self._config, limit=MAX_LISTED)]
+            values: JsonObject = {"names": [*dict.fromkeys([*experiments, *known])], "found": None, "problem": None}
+            values |= {"figures": (), "svgs": {}}
+            if not (a and b):
+                return values
+            try:
+                values["found"] = compare_runs(self._config, {"a": a, "b": b}, across)
+                values["figures"] = self._compared_figures(a, b)
+                values["svgs"] = _draw(values["figures"])
+            except MlbenchError as error:  # the page keeps what was typed
+                values["problem"] = error
+            return values
+
+        document = await run_in_threadpool(read)
+        status = 200 if document["problem"] is None else status_of(document["problem"])
+        values: JsonObject = {"a": a, "b": b, "across": across, **document}
+        return render(request, self._config, "compare.html.j2", "Compare", status, **values)
+
+    def _compared_figures(self, a: str, b: str) -> "tuple[Figure, ...]":
+        """The curves and phases of both sides, if they did the same job."""
+        from mlbench_cli.results.report.collect import collect
+
+        handles = {run.run.id: run for name in (a, b) for run in find_runs(self._config, name) if run.is_sealed}
+        sections = collect([open_checked(run) for run in handles.values()]).sections
+        return next((section.figures for section in sections if section.heading == "Figures"), ())
+
+    async def clusters(self, request: Request) -> Response:
+        """Clusters with the nodes, ranks and resources of the runs that are in progress on them."""
+
+        def read() -> JsonObject:
+            running = list_runs(self._config, states=("running",), limit=PAGE_SIZE)
+            found = []
+            for cluster in list_clusters(self._config):
+                own = [run for run in running if run.run.spec.cluster == cluster.name]
+                nodes = [row for run in own for row in _rank_rows(run)]
+                nodes.sort(key=lambda row: (row["node"], row["run"], row["rank"]))
+                fields: JsonObject = {"name": cluster.name, "provider": cluster.provider, "state": cluster.state}
+                found.append({**fields, "expires": getattr(cluster, "expires", None), "runs": own, "nodes": nodes})
+            return {"clusters": found}
+
+        document = await run_in_threadpool(read)
+        return render(request, self._config, "clusters.html.j2", "Clusters", **document)
 
     async def report(self, request: Request) -> Response:
         """The same page that `mlbench report` writes; its own policy holds the digests of what is inside."""
@@ -242,7 +325,7 @@ class _Pages:
 
 def warm_up(config: ServerConfig) -> None:
     """Load what the first page needs, so that its reader does not wait for it; then what the next pages do."""
-    environment = make_environment(PAGES)
+    environment = _environment()
     first = [PAGES / name for name in ("overview.html.j2", "listing.html.j2", "run.html.j2")]
     for path in dict.fromkeys([*first, *PAGES.glob("*.html.j2")]):
         environment.get_template(path.name)
@@ -257,7 +340,7 @@ def render(
     request: Request, config: ServerConfig | None, template: str, title: str, status: int = 200, **values: object
 ) -> Response:
     """A page. Every value is escaped."""
-    environment = make_environment(PAGES)
+    environment = _environment()
     text = environment.get_template(template).render(
         title=title,
         version=__version__,
@@ -265,6 +348,7 @@ def render(
         is_read_only=config is not None and not config.allows_actions,
         cluster=config.cluster if config else None,
         asset=asset_path,
+        path=request.url.path,
         **values,
     )
     return HTMLResponse(text, status)
@@ -306,9 +390,49 @@ def _sum_progress(name: str, items: list[JsonObject]) -> JsonObject:
     return {"name": name, "experiments": items, "progress": progress, "eta_seconds": None}
 
 
+@cache
+def _environment() -> "Environment":
+    environment = make_environment(PAGES)
+    add_filters(environment)
+    return environment
+
+
+def _add_progress(handles: "Sequence[RunHandle]", rows: list[JsonObject]) -> None:
+    """How far the runs are that are in progress, for their cards."""
+    open_runs = {handle.run.id: handle for handle in handles if str(handle.row.state) == "running"}
+    for row in [row for row in rows if row["state"] == "running"][:MAX_CARDS]:
+        handle = open_runs.get(row["id"])
+        with suppress(MlbenchError):
+            if handle is not None:
+                found = handle.status()
+                row |= {"progress": found.get("progress"), "goal": found.get("goal")}
+
+
+def _rank_rows(run: RunHandle) -> "Iterator[JsonObject]":
+    used: dict[int, JsonObject] = {}
+    ranks: list[JsonObject] = []
+    with suppress(MlbenchError):
+        used, ranks = latest_resources(run), run.status()["ranks"]
+    nothing = dict.fromkeys(("cpu", "memory", "traffic"))
+    for rank in ranks:
+        number = rank["rank"]
+        fields = {"node": rank["node"] or "–", "run": run.name, "rank": number, "phase": rank["phase"]}
+        yield {**nothing, **fields, **used.get(number, {})}
+
+
+def _last_lines(handle: RunHandle, rank: int) -> str:
+    """The end of a failed rank's log."""
+    page = read_page(handle.folder / "logs" / f"rank-{rank}.log", -1, limit=8192)
+    return "\n".join(page.lines[-MAX_LAST_LINES:])
+
+
 def _pictures(report: "Report | None") -> dict[str, object]:
+    return _draw(report.figures if report else ())
+
+
+def _draw(figures: "Sequence[Figure]") -> dict[str, object]:
     from markupsafe import Markup
 
     from mlbench_cli.results.figures.svg import render_svg
 
-    return {figure.key: Markup(render_svg(figure)) for figure in report.figures} if report else {}
+    return {figure.key: Markup(render_svg(figure)) for figure in figures}

@@ -2,7 +2,7 @@
 
 import json
 import tempfile
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -277,13 +277,13 @@ def read_questions(config: ServerConfig) -> JsonObject:
     return {**questions, "clusters": shown, "cluster": config.cluster}
 
 
-def compare_runs(config: ServerConfig, query: object, across: list[str]) -> JsonObject:
+def compare_runs(config: ServerConfig, query: Mapping[str, str], across: list[str]) -> JsonObject:
     """Two runs, experiments or groups of repeats side by side, as `mlbench compare A B -o json`; `query` has "a" and
     "b"."""
     from mlbench_cli.results.analysis.cells import compare_cells, make_document
     from mlbench_cli.results.analysis.comparability import check_words
 
-    names = [str(getattr(query, "get")(side) or "") for side in ("a", "b")]  # noqa: B009
+    names = [query.get(side) or "" for side in ("a", "b")]
     if not all(names):
         raise UsageError("A comparison needs two runs, a and b.")
     with ExitStack() as stack:

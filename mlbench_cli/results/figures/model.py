@@ -123,6 +123,13 @@ class Figure:
             groups.setdefault(line.group or line.label, []).append(line)
         return tuple(own[0] if len(own) == 1 and not own[0].group else _add(name, own) for name, own in groups.items())
 
+    @property
+    def needs_legend(self) -> bool:
+        """Whether there are several series that nothing else names: a single one has the title, bars their rows."""
+        labels = [line.label for line in self.parts]
+        names_rows = self.kind is Kind.BARS and labels == list(self.x.categories)
+        return self.kind is Kind.SPANS or (len(labels) > 1 and not names_rows)
+
     def name_x(self, x: float) -> str:
         """A place on the x-axis as text: the name of its category, or the number."""
         return self.x.categories[int(x)] if self.x.scale is Scale.CATEGORIES else f"{x:.9g}"
@@ -156,7 +163,9 @@ def _add(name: str, lines: Sequence[Line]) -> Line:
     for line in lines:
         for x, y in zip(line.xs, line.ys, strict=True):
             sums[x] = sums.get(x, 0.0) + (y or 0.0)
-    return Line(name, tuple(sums), tuple(sums.values()), color=lines[0].color, shape=lines[0].shape)
+    first = lines[0]
+    notes = first.notes if tuple(sums) == first.xs else ()
+    return Line(name, tuple(sums), tuple(sums.values()), notes=notes, color=first.color, shape=first.shape)
 
 
 def thin(xs: Sequence[float], ys: Sequence[float | None], limit: int = 600) -> tuple[list[float], list[float | None]]:

@@ -153,11 +153,9 @@ def _count_lanes(figure: Figure) -> float:
 
 
 def _labels(figure: Figure, letters: int) -> list[str]:
-    """The entries of the legend; none for a single line."""
-    parts = figure.parts
-    if len(parts) == 1 and figure.kind is not Kind.SPANS:
-        return []
-    return [textwrap.fill(shorten(line.label, MAX_LABEL), letters) for line in parts if line.is_named]
+    """The entries of the legend."""
+    named = [line for line in figure.parts if line.is_named] if figure.needs_legend else []
+    return [textwrap.fill(shorten(line.label, MAX_LABEL), letters) for line in named]
 
 
 def _panel(axes: "Axes", figure: Figure, letters: int, *, is_named: bool) -> None:

@@ -7,11 +7,17 @@ Runs are in one figure only if they did the same job: task, goal, data and time 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 from mlbench_cli.results.analysis.comparability import ComparisonKey
-from mlbench_cli.results.analysis.numbers import MIN_RUNS, SAMPLES_PER_SECOND, SECONDS, unit_of, value_range
-from mlbench_cli.results.analysis.series import Group, Point, Series
+from mlbench_cli.results.analysis.numbers import (
+    MIN_RUNS,
+    SAMPLES_PER_SECOND,
+    SECONDS,
+    format_share,
+    unit_of,
+    value_range,
+)
+from mlbench_cli.results.analysis.series import Group, Point, Series, describe
 from mlbench_cli.results.analysis.statistics import Estimate, estimate
 from mlbench_cli.results.figures.look import PHASES, Look, choose_looks, look_of
 from mlbench_cli.results.figures.model import Axis, Figure, Kind, Line, Scale
@@ -74,7 +80,7 @@ def split_jobs(series: Series, prices: dict[str, float], *, published: bool = Tr
     return [
         Job(
             groups[0].task if tasks.count(groups[0].task) == 1 else f"{groups[0].task} ({_difference(groups[0])})",
-            tuple(groups),
+            label_groups(groups),
             prices,
             published,
         )
@@ -82,10 +88,33 @@ def split_jobs(series: Series, prices: dict[str, float], *, published: bool = Tr
     ]
 
 
+# What tells groups apart, in the order in which labels use it. Digests and versions come last: they follow from others
+# more often than they explain a difference.
+_TELLING = ("method", "network", "backend", "device", "command", "cluster", "processes_per_worker", "gpus_per_worker")
+_LAST = ("machine", "framework", "image", "code", "judge", "data", "division")
+
+
+def label_groups(groups: Sequence[Group]) -> tuple[Group, ...]:
+    """The groups of one job with labels of nothing but what tells them apart; a single one is named by its method."""
+    facts = [group.facts for group in groups]
+    if len(groups) == 1:
+        return (replace(groups[0], label=describe("method", facts[0].get("method", "")) or groups[0].label),)
+    names = dict.fromkeys(name for fact in facts for name in fact if name not in ("metric", "setting goal"))
+    order = [*_TELLING, *(name for name in names if name not in (*_TELLING, *_LAST)), *_LAST]
+    chosen: list[str] = []
+    told = 1
+    for name in order:
+        count = len({tuple(fact.get(each, "") for each in (*chosen, name)) for fact in facts})
+        if count > told:
+            chosen, told = [*chosen, name], count
+    labels = [", ".join(filter(None, (describe(name, fact.get(name, "")) for name in chosen))) for fact in facts]
+    return tuple(replace(group, label=label or group.label) for group, label in zip(groups, labels, strict=True))
+
+
 def _job_key(key: ComparisonKey) -> tuple[object, ...]:
     """Without a goal the parameters say how much is done."""
     amount = () if key.goal else key.parameters
-    shared = (key.task, key.preset, key.goal, key.metric, key.budget, key.data, key.synthetic, key.division)
+    shared = (key.task, key.preset, key.goal, key.metric, key.budget, key.data, key.synthetic)
     return (*shared, key.measure, key.label, key.command, key.judge, amount)
 
 
@@ -103,7 +132,7 @@ def scaling_figures(job: Job, number: int) -> Iterator[Figure]:
         speedup_figure(job, key),
         _efficiency(job, key),
         _compute_speedup(job, key),
-        *phase_figures(job, key),
+        phases_figure(job, key),
         *_published_phases(job, key),
         _share(job, key),
         _cost(job, key),
@@ -187,14 +216,51 @@ def phase_figures(job: Job, key: str) -> Iterator[Figure]:
         )
 
 
-def _phase_lines(points: Sequence[Point]) -> Iterator[Line]:
+def phases_figure(job: Job, key: str) -> Figure | None:
+    """All groups of a job in one figure of phases: a bar for each number of workers and group."""
+    found = [
+        (group, point)
+        for count in job.workers
+        for group in job.groups
+        for point in group.points
+        if point.workers == count and point.shown and any(point.parts.values())
+    ]
+    if not found:
+        return None
+    names = tuple(_name_place(job, group, point) for group, point in found)
+    hides = any(run.hides for _, point in found for run in point.shown)
+    return Figure(
+        f"{key}phases",
+        f"Where the time went: {job.name}",
+        Axis("configuration", Scale.CATEGORIES, categories=names),
+        Axis("seconds", from_zero=True, unit=SECONDS),
+        tuple(_phase_lines([point for _, point in found], shares=True)),
+        "Rank 0; means over repeats." + (" The backward pass hides communication." if hides else ""),
+        Kind.BARS,
+    )
+
+
+def _name_place(job: Job, group: Group, point: Point) -> str:
+    size = f"{point.workers} worker{'' if point.workers == 1 else 's'}"
+    if len(job.groups) == 1:
+        return size
+    return f"{group.label}, {size}" if len(job.workers) > 1 else group.label
+
+
+def _phase_lines(points: Sequence[Point], *, shares: bool = False) -> Iterator[Line]:
     xs = tuple(map(float, range(len(points))))
-    notes = tuple(_note(point) for point in points)
+    notes = tuple(_waiting(point) if shares else _note(point) for point in points)
     for words, color, names in PHASES:
         for name in names:
             if any(point.parts.get(name) for point in points):
                 ys = tuple(point.parts[name] for point in points)
                 yield Line(name.replace("_", " "), xs, ys, color=color, group=words, notes=notes)
+
+
+def _waiting(point: Point) -> str:
+    """ "waits 38 %": the share of the time for messages; empty without any."""
+    share = point.parts.get(COMMUNICATION, 0.0) / (sum(point.parts.values()) or 1.0)
+    return f"waits {format_share(share)}" if share > 0 else ""
 
 
 def _name_workers(counts: Sequence[int]) -> Axis:
@@ -425,13 +491,5 @@ def _figure(
 
 def _turn(lines: Sequence[Line], axis: Axis) -> tuple[Axis, Axis, tuple[Line, ...]]:
     """Values of one number of workers as bars below each other, one for each line."""
-
-    def join(name: str) -> tuple[Any, ...]:
-        columns = [getattr(line, name) or (None,) * len(line.ys) for line in lines]
-        return tuple(value for column in columns for value in column)
-
-    names = tuple(line.label for line in lines)
-    places = tuple(map(float, range(len(lines))))
-    notes = tuple(note or "" for note in join("notes"))
-    value = Line(axis.label, places, join("ys"), join("low"), join("high"), few=join("few"), notes=notes, color="step")
-    return Axis("series", Scale.CATEGORIES, categories=names), axis, (value,)
+    bars = tuple(replace(line, xs=(float(index),)) for index, line in enumerate(lines))
+    return Axis("series", Scale.CATEGORIES, categories=tuple(line.label for line in lines)), axis, bars

@@ -9,14 +9,14 @@ from html import escape
 from itertools import pairwise
 
 from mlbench_cli.results.analysis.numbers import format_value
-from mlbench_cli.results.figures.look import MARKS, look_of
+from mlbench_cli.results.figures.look import MARKS, Look, look_of
 from mlbench_cli.results.figures.model import Axis, Figure, Kind, Line, Spread
 from mlbench_cli.results.figures.ticks import Places, format_tick, place_axis, values_of
 
 MAX_MARKS = 60  # points of a line that has marks
 MAX_X_TICKS = 7
 MAX_END_LABELS = 5  # lines
-_MIN_WRITTEN = 14.0  # percent of a bar's width in which its value is written
+_MIN_WRITTEN = 18.0  # percent of a bar's width in which its value is written
 _MIN_APART = 8.0  # percent of the height between two values at the ends of lines
 
 
@@ -27,10 +27,10 @@ def render_svg(figure: Figure) -> str:
 
 
 def render_legend(figure: Figure) -> str:
-    """The names of all series with their marks; empty for a single one."""
-    parts = figure.parts
-    if len(parts) == 1 and figure.kind not in (Kind.SPANS,):
+    """The names of all series with their marks; empty where nothing has to be told apart."""
+    if not figure.needs_legend:
         return ""
+    parts = figure.parts
     items = (
         f"<li>{_sample(figure, index, line)}<span>{escape(line.label)}</span></li>"
         for index, line in enumerate(parts)
@@ -61,7 +61,8 @@ def _mark(index: int, line: Line, x: str, y: str, *, few: bool = False) -> str:
 
 
 def _stroke(figure: Figure, line: Line) -> str:
-    return "reference" if line.reference else "thin" if figure.kind is Kind.STEPS else "curve"
+    is_thin = figure.kind is Kind.STEPS or not line.is_named
+    return "reference" if line.reference else "thin" if is_thin else "curve"
 
 
 def _has_marks(figure: Figure, line: Line) -> bool:
@@ -288,3 +289,18 @@ def _lanes(figure: Figure, parts: Sequence[Line], category: float, top: float) -
             title = _title(figure, line, at, value, note)
             drawn.append(f"<g><title>{title}</title>{_mark(index, line, _percent(value / top), height, few=few)}</g>")
     return f'<svg aria-hidden="true">{"".join(drawn)}</svg>'
+
+
+# --- parts of tables ------------------------------------------------------------------------------------------------
+
+
+def render_mark(look: Look) -> str:
+    """Color and mark of a series, for a table or a sentence."""
+    line = Line("", (), (), color=look[0], shape=look[1])
+    return f'<svg class="chip" aria-hidden="true">{_mark(0, line, "8", "8")}</svg>'
+
+
+def render_share(share: float, look: Look) -> str:
+    """A bar in a cell of a table: `share`, from 0 to 1, of its width."""
+    width = _percent(max(0.0, min(1.0, share)))
+    return f'<svg class="share" aria-hidden="true"><rect class="c-{look[0]} k" width="{width}" height="100%"/></svg>'

@@ -1,13 +1,16 @@
 """From verified archives to a report."""
 
+import shlex
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from mlbench_cli.model.goals import name_metric
 from mlbench_cli.model.methods import method_phrase
 from mlbench_cli.results.analysis import collectives
-from mlbench_cli.results.analysis.comparability import conditions_of
+from mlbench_cli.results.analysis.comparability import UNKNOWN, conditions_of
 from mlbench_cli.results.analysis.foreign_collectives import read_foreign_curves
 from mlbench_cli.results.analysis.numbers import (
     NO_VALUE,
@@ -20,7 +23,7 @@ from mlbench_cli.results.analysis.numbers import (
     format_value,
     unit_of,
 )
-from mlbench_cli.results.analysis.series import Group, Point, Series
+from mlbench_cli.results.analysis.series import SUCCESSFUL, Group, Point, Series, describe
 from mlbench_cli.results.analysis.series import collect as collect_series
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.figures.collectives import collective_figures
@@ -28,11 +31,23 @@ from mlbench_cli.results.figures.curves import RunData, metric_figures, resource
 from mlbench_cli.results.figures.model import Figure
 from mlbench_cli.results.figures.published import published_sources
 from mlbench_cli.results.figures.scaling import Job, scaling_figures, split_jobs
-from mlbench_cli.results.report.model import Report, ReportTable, Section
+from mlbench_cli.results.report.model import Note, Report, ReportTable, Section, Tone
+from mlbench_cli.results.report.summary import (
+    Verdict,
+    badges_of,
+    best_of,
+    judge,
+    numbers_of,
+    sentences_of,
+    title_of,
+    workers,
+)
 from mlbench_cli.util.text import shorten
 
 MAX_MACHINE_RUNS = 4  # whose samples are drawn: the largest of each group first
+MAX_WAYS = 7  # lines in the figure of the way to the goal
 NOT_PUBLISHED = "loss over time and learning rate: the original published no numbers"
+_LEADING = ("time", "after-time", "phases", "way")  # figures that a job's section shows, by the ends of their keys
 
 
 def collect(
@@ -51,22 +66,31 @@ def collect(
     series = collect_series(archives)
     runs = [RunData(archive) for archive in _in_order(archives, series)]
     jobs = split_jobs(series, _prices(runs))
-    names = [run.name for run in runs]
+    verdicts = [judge(job, runs) for job in jobs]
+    drawn = [_draw(job, number, runs) for number, job in enumerate(jobs, 1)]
+    lead = _one_job(jobs[0], drawn[0]) if len(jobs) == 1 else _several_jobs(jobs, drawn, verdicts)
     sections = [
-        _result_section(series, jobs),
-        *(section for number, job in enumerate(jobs, 1) for section in _job_sections(job, number, runs)),
+        *lead,
         *_collective_sections(archives, foreign),
-        _finding_section(runs),
+        _finding_section(runs, left_out),
+        _difference_section(jobs, runs),
+        *_more_figures(jobs, drawn),
         *_machine_sections(runs, more),
-        *(replace(each, is_folded=True) for each in (_setting_section(series, jobs, runs), _run_section(runs))),
-        replace(_method_section(jobs), is_folded=True),
+        _setting_section(series, jobs),
+        _platform_section(runs),
+        _run_section(runs),
+        _method_section(jobs),
     ]
+    is_one = len(jobs) == 1
     return Report(
-        title or _title(series, names),
-        tuple(_headline(jobs, runs)),
+        title or _title(jobs, verdicts, runs),
+        tuple(_headline(jobs, verdicts, runs)),
         (*_warnings(runs), *left_out),
-        tuple(section for section in sections if section.tables or section.figures or section.paragraphs),
-        tuple(names),
+        tuple(section for section in sections if not section.is_empty),
+        tuple(run.name for run in runs),
+        context=_context(series, runs),
+        badges=tuple(badges_of(runs, {run.name: method_phrase(_spec(run).get("method") or {}) for run in runs})),
+        numbers=tuple(numbers_of(jobs[0], verdicts[0])) if is_one else (),
     )
 
 
@@ -87,137 +111,228 @@ def _prices(runs: Sequence[RunData]) -> dict[str, float]:
     return found
 
 
-def _title(series: Series, names: Sequence[str]) -> str:
+def _spec(run: RunData) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = run.archive.run["spec"]
+    return found
+
+
+def _title(jobs: Sequence[Job], verdicts: Sequence[Verdict | None], runs: Sequence[RunData]) -> str:
+    if len(runs) == 1:
+        return str(runs[0].archive.result["summary"]).rstrip(".")
+    return title_of(jobs[0], verdicts[0]) if len(jobs) == 1 else f"{len(jobs)} jobs, {len(runs)} runs"
+
+
+def _context(series: Series, runs: Sequence[RunData]) -> str:
+    """What the page is about: tasks, goal, place, day."""
     tasks = ", ".join(series.tasks[:3]) + (" and more" if len(series.tasks) > 3 else "")
-    return f"{tasks}: {names[0]}" if len(names) == 1 else f"{tasks}: {len(names)} runs"
+    goal = series.common.get("goal", "")
+    places = list(dict.fromkeys(str(run.archive.result["cluster"]) for run in runs))
+    where = "this machine" if places == ["local"] else ", ".join(places[:3]) + (" and more" if len(places) > 3 else "")
+    last = max((str(run.archive.result["finished"]) for run in runs), default="")[:10]
+    return " · ".join(filter(None, (tasks, goal, where, last)))
 
 
 # --- result ---------------------------------------------------------------------------------------------------------
 
 
-def _headline(jobs: Sequence[Job], runs: Sequence[RunData]) -> Iterator[str]:
-    """The result of every job in a sentence: its best time with interval, and what more workers brought."""
-    if len(runs) == 1:
-        yield str(runs[0].archive.result["summary"])
-        return
-    for job in jobs:
-        good = [(group, point) for group in job.groups for point in group.points if point.good]
-        if not good:
-            yield f"{job.name}: no run succeeded."
-            continue
-        if job.groups[0].after_time:
-            group, point = max(good, key=lambda found: found[1].value.mean if found[1].value else 0.0)
-            value = format_estimate(point.value, unit_of(group.metric))
-            yield f"{job.name}: {group.metric} {value} with {_workers(point)}."
-            continue
-        group, point = min(good, key=lambda found: found[1].seconds.mean)
-        text = f"{job.name}: {format_estimate(point.seconds, SECONDS)} with {_workers(point)} ({group.label})"
-        speedup = group.speedup(point)
-        if group.has_speedup and speedup is not None and group.baseline is not None and point is not group.baseline:
-            text += f", {format_factor(speedup)} as fast as with {_workers(group.baseline)}"
-        yield f"{text}."
+def _headline(jobs: Sequence[Job], verdicts: Sequence[Verdict | None], runs: Sequence[RunData]) -> Iterator[str]:
+    """Below the title: of one job what the title leaves out; of several that they are not compared."""
+    if len(jobs) == 1 and len(runs) > 1:
+        yield from sentences_of(jobs[0], verdicts[0])
+    elif len(jobs) > 1:
+        yield "Only runs of one job are compared: the same task, preset, goal and data."
 
 
 def _warnings(runs: Sequence[RunData]) -> Iterator[str]:
     """What the figures must not be taken for, each once with the runs that it is about."""
+    for lead, text in _conditions(runs):
+        yield f"{lead} {text}"
+
+
+def _conditions(runs: Sequence[RunData]) -> Iterator[tuple[str, str]]:
+    """ "12 runs were contended:" and "a-1 (other processes used 1.1 of 2 CPUs), ..."."""
     found: dict[str, list[str]] = {}
     for run in runs:
         result = run.archive.result
         if result["label"]["word"] == "functional":
-            found.setdefault(f"functional, not a performance measurement: {result['label']['reason']}", []).append(
-                run.name
-            )
+            text = f"{{}} functional only, not a performance measurement: {result['label']['reason']}:"
+            found.setdefault(text, []).append(run.name)
         if result["synthetic"]:
-            found.setdefault("synthetic data", []).append(run.name)
-        if phrase := conditions_of(run.archive).phrase:
-            found.setdefault(f"not measured alone or in full: {phrase}", []).append(run.name)
-        if result["outcome"] not in ("goal_reached", "budget_spent", "completed"):
-            found.setdefault(f"ended as {result['outcome']}: its times are left out", []).append(run.name)
+            found.setdefault("{} on synthetic data:", []).append(run.name)
+        for condition in conditions_of(run.archive).found:
+            found.setdefault(f"{{}} {condition.label.replace('_', '-')}:", []).append(
+                f"{run.name} ({condition.reason})"
+            )
+        if result["outcome"] not in SUCCESSFUL:
+            ending = str(result["outcome"]).replace("_", " ")
+            found.setdefault(f"{{}} left out of all times ({ending}):", []).append(run.name)
     for text, names in found.items():
-        shown = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
-        yield f"{shown}: {text}."
+        _, _, rest = text.partition("{}")
+        count = "1 run was" if len(names) == 1 else f"{len(names)} runs were"
+        yield f"{count}{rest}", f"{_names(names)}."
 
 
-def _result_section(series: Series, jobs: Sequence[Job]) -> Section:
-    head = (
-        "job",
-        "series",
-        "workers",
-        "runs",
-        "time",
-        "speed-up",
-        "efficiency",
-        "throughput",
-        "metric",
-        "conditions",
-    )
-    rows = [_result_row(job, group, point) for job in jobs for group in job.groups for point in group.points]
-    # A column that says the same of every row says nothing.
-    silent = {0: len(jobs) == 1, 9: all(row[9] == NO_VALUE for row in rows)}
-    kept = [index for index in range(len(head)) if not silent.get(index)]
+def _one_job(job: Job, drawn: Sequence[Figure]) -> Iterator[Section]:
+    """Figures first, then the table of all sizes."""
+    yield Section("Figures", _comparison_note(job), (), _leading(drawn))
+    yield _result_section(job)
+
+
+def _several_jobs(
+    jobs: Sequence[Job], drawn: Sequence[Sequence[Figure]], verdicts: Sequence[Verdict | None]
+) -> Iterator[Section]:
+    """A table with a row for each job, then a short section for each."""
+    head = ("job", "what differs", "runs", "best", "by", "conditions")
+    rows = tuple(_job_row(job) for job in jobs)
+    yield Section("Jobs", (), (ReportTable("Jobs", head, rows, (2, 3)),))
+    for job, figures, verdict in zip(jobs, drawn, verdicts, strict=True):
+        places = sum(len(group.points) for group in job.groups)
+        sentences = tuple(sentences_of(job, verdict)) or (f"{title_of(job, verdict)}.",)
+        table = _result_section(job).tables if places > 1 else ()
+        yield Section(job.name, sentences, table, _leading(figures) if places > 1 else ())
+
+
+def _job_row(job: Job) -> tuple[str, ...]:
+    points = [point for group in job.groups for point in group.points]
+    runs = [run for point in points for run in (*point.good, *point.bad)]
+    methods = {group.facts.get("method", "") for group in job.groups}
+    networks = {group.facts.get("network", "") for group in job.groups}
+    differs = [f"{len(methods)} methods"] if len(methods) > 1 else []
+    differs += [f"{len(networks)} networks"] if len(networks) > 1 else []
+    counts = job.workers
+    differs.append(workers(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]} workers")
+    best = best_of(job)
+    failed = sum(not run.good for run in runs)
+    labels = Counter(label.replace("_", "-") for run in runs for label in run.conditions.labels)
+    conditions = [f"{count} {label}" for label, count in labels.items()] + ([f"{failed} failed"] if failed else [])
+    value = NO_VALUE
+    if best is not None:
+        is_value = best.group.after_time and best.point.value is not None
+        value = (
+            format_value(best.point.value.mean, unit_of(best.group.metric))
+            if is_value and best.point.value
+            else format_value(best.point.seconds.mean, SECONDS)
+        )
+    name = (best.name if len(job.groups) > 1 else best.size) if best is not None else NO_VALUE
+    return job.name, ", ".join(differs), str(len(runs)), value, name, ", ".join(conditions) or NO_VALUE
+
+
+def _leading(figures: Sequence[Figure]) -> tuple[Figure, ...]:
+    """The figures that come first, in their order."""
+    return tuple(figure for end in _LEADING for figure in figures if figure.key.partition("-")[2] == end)
+
+
+def _result_section(job: Job) -> Section:
+    """A row for each configuration; columns that say the same of all are left out."""
+    places = [(index, group, point) for index, group in enumerate(job.groups) for point in group.points]
+    metric = name_metric(job.groups[0].metric) if job.groups[0].metric else "result"
+    names = ("series", "workers", "runs", "time", "interval", "speed-up", "efficiency", "throughput")
+    head = (*names, metric, "conditions")
+    rows = [_result_row(group, point) for _, group, point in places]
+    kept = [
+        index
+        for index, name in enumerate(head)
+        if name in ("workers", "runs", "time")
+        or (name == "series" and len(job.groups) > 1)
+        or (name != "series" and any(row[index] not in ("", NO_VALUE) for row in rows))
+    ]
+    longest = max((point.seconds.mean for _, _, point in places if point.good), default=0.0) or 1.0
+    tones = [Tone.BAD if point.bad else Tone.WARN if point.labels else Tone.PLAIN for _, _, point in places]
     table = ReportTable(
-        "Results by number of workers",
+        "Results by series and number of workers",
         tuple(head[index] for index in kept),
-        tuple(tuple(row[index] for index in kept) for row in rows),
-        tuple(kept.index(index) for index in range(2, 9)),
+        tuple(tuple(row[index] or NO_VALUE for index in kept) for row in rows),
+        tuple(kept.index(index) for index in (1, 2, 3, 5, 6, 7, 8) if index in kept),
+        looks=tuple(job.looks[index] for index, _, _ in places),
+        shares=tuple(point.seconds.mean / longest if point.good else 0.0 for _, _, point in places),
+        bar_column=kept.index(3),
+        tones=tuple(tones) if 9 in kept else (),
     )
-    note = (
-        "In parentheses: the 95 % interval of the mean (Student's t), for two runs their range; intervals of ratios "
-        "are Welch's, on logarithms."
-    )
-    has_interval = any(point.seconds.low is not None for group in series.groups for point in group.points)
-    return Section("Result", (note,) if has_interval else (), (table,))
+    return Section("All sizes" if len(job.workers) > 1 else "Results", (), (table,))
 
 
-def _result_row(job: Job, group: Group, point: Point) -> tuple[str, ...]:
+def _result_row(group: Group, point: Point) -> tuple[str, ...]:
     speedup = group.speedup(point)
+    is_baseline = group.baseline is point
     efficiency = ""
-    if speedup is not None and group.baseline is not None:
+    if speedup is not None and group.baseline is not None and group.has_speedup:
         efficiency = format_percent(speedup.mean * group.baseline.workers / point.workers)
     total = len(point.good) + len(point.bad)
-    counted = str(total) if not point.bad else f"{len(point.good)} of {total}"
+    time, _, ends = format_estimate(point.seconds, SECONDS).partition(" (") if point.good else (NO_VALUE, "", "")
+    value = format_estimate(point.value, unit_of(group.metric)).partition(" (")[0] if point.value else ""
+    throughput = format_estimate(point.throughput, SAMPLES_PER_SECOND).partition(" (")[0] if point.good else ""
     return (
-        job.name,
         group.label,
         str(point.workers),
-        counted,
-        format_estimate(point.seconds, SECONDS) if point.good else "–",
-        format_factor(speedup),
+        str(total) if not point.bad else f"{len(point.good)} of {total}",
+        time,
+        ends.rstrip(")") or ("one run" if len(point.good) == 1 else ""),
+        ("1×" if is_baseline else format_factor(speedup)) if group.has_speedup and speedup is not None else "",
         efficiency,
-        format_estimate(point.throughput, SAMPLES_PER_SECOND) if point.good else "–",
-        f"{group.metric} {format_estimate(point.value, unit_of(group.metric))}" if point.value else "–",
-        ", ".join(point.labels) or "–",
+        throughput,
+        value,
+        ", ".join((*(["failed"] if point.bad else []), *(label.replace("_", "-") for label in point.labels))),
     )
-
-
-def _workers(point: Point) -> str:
-    return f"{point.workers} worker{'s' if point.workers > 1 else ''}"
 
 
 # --- settings -------------------------------------------------------------------------------------------------------
 
 
-def _setting_section(series: Series, jobs: Sequence[Job], runs: Sequence[RunData]) -> Section:
-    """What all runs share, what each job is, and what tells the series of a job apart."""
-    common = tuple((name, shorten(value, 300)) for name, value in series.common.items() if value)
+def _difference_section(jobs: Sequence[Job], runs: Sequence[RunData]) -> Section:
+    """What tells the series of one job apart, and the commands that ran them."""
+    rows = []
+    if len(jobs) == 1:
+        facts = [group.facts for group in jobs[0].groups]
+        for name in dict.fromkeys(name for fact in facts for name in fact):
+            values = list(dict.fromkeys(describe(name, fact.get(name, "")) or NO_VALUE for fact in facts))
+            if len(values) > 1:
+                rows.append((_setting_name(name), ", ".join(shorten(value, 120) for value in values)))
+        if len(jobs[0].workers) > 1:
+            rows.append(("workers", ", ".join(map(str, jobs[0].workers))))
+    seeds = sorted({str(_spec(run).get("seed")) for run in runs})
+    if len(seeds) > 1 and len(jobs) == 1:
+        rows.append(("seed", ", ".join(seeds[:8]) + (" and more" if len(seeds) > 8 else "")))
+    lines = [(run.archive.run.get("provenance") or {}).get("command_line") or [] for run in runs]
+    commands = dict.fromkeys(shorten(shlex.join(map(str, line)), 400) for line in lines if line[:1] == ["mlbench"])
+    table = ReportTable("What differs", ("what differs", "values"), tuple(rows))
+    return Section("Settings", (), (table,) if rows else (), commands=tuple(commands)[:6])
+
+
+def _setting_name(name: str) -> str:
+    return name.removeprefix("parameter ").removeprefix("setting ").replace("_", " ")
+
+
+def _setting_section(series: Series, jobs: Sequence[Job]) -> Section:
+    """What all runs share, and what each job is."""
+    common = tuple(
+        (_setting_name(name), shorten(value.replace("_", "-") if name == "label" else value, 300))
+        for name, value in series.common.items()
+        if value and value != UNKNOWN
+    )
     tables = [ReportTable("The same for all", ("setting", "value"), common)]
-    for job in jobs:
+    for job in jobs if len(jobs) > 1 else ():
         facts = [group.facts for group in job.groups]
         rows = []
         for name in dict.fromkeys(name for fact in facts for name in fact if name not in series.common):
-            values = [fact.get(name, "") for fact in facts]
+            values = list(dict.fromkeys(fact.get(name, "") for fact in facts))
             if any(values):
-                rows.append(
-                    (name, *(shorten(value, 300) or "–" for value in (values if len(set(values)) > 1 else values[:1])))
-                )
-        alike = tuple(row for row in rows if len(row) == 2)
-        apart = tuple(row for row in rows if len(row) > 2)
-        tables.append(ReportTable(f"{job.name}: settings", ("setting", "value"), alike))
-        head = ("setting", *(group.label for group in job.groups))
-        tables.append(ReportTable(f"{job.name}: what differs between its series", head, apart))
-    platforms = dict.fromkeys(row for run in runs for row in _platform_rows(run))
-    tables.append(ReportTable("Software and machines", ("what", "value"), tuple(platforms)))
-    return Section("What was run, and on what", (), tuple(table for table in tables if table.rows))
+                rows.append((_setting_name(name), "; ".join(shorten(value, 120) or NO_VALUE for value in values)))
+        tables.append(ReportTable(job.name, ("setting", "value"), tuple(rows)))
+    kept = tuple(table for table in tables if table.rows)
+    heading = "Settings that are the same for all runs" if len(jobs) == 1 else "Settings of each job"
+    return Section(heading, (), kept, is_folded=True, summary=str(sum(len(table.rows) for table in kept)))
+
+
+def _platform_section(runs: Sequence[RunData]) -> Section:
+    rows: dict[str, dict[str, None]] = {}
+    for run in runs:
+        for name, value in _platform_rows(run):
+            rows.setdefault(name, {})[value] = None
+    table = ReportTable(
+        "Software and machines", ("what", "value"), tuple((name, "; ".join(values)) for name, values in rows.items())
+    )
+    shown = [next(iter(rows[name])) for name in ("processor", "cores", "memory", "framework") if name in rows]
+    return Section("Machines", (), (table,) if rows else (), is_folded=True, summary=", ".join(shown))
 
 
 def _platform_rows(run: RunData) -> Iterator[tuple[str, str]]:
@@ -248,14 +363,80 @@ def _gigabytes(value: object) -> str:
 # --- figures --------------------------------------------------------------------------------------------------------
 
 
-def _job_sections(job: Job, number: int, runs: Sequence[RunData]) -> Iterator[Section]:
-    figures = tuple(scaling_figures(job, number))
-    if figures:
-        yield Section(f"{job.name}: over the number of workers", _comparison_note(job), (), figures)
+def _draw(job: Job, number: int, runs: Sequence[RunData]) -> list[Figure]:
+    """All figures of a job, with titles that leave out its name."""
     own = _runs_of(job, runs)
-    curves = (*metric_figures(own, f"job{number}-"), *step_figures(own, f"job{number}-"))
-    if curves:
-        yield Section(f"{job.name}: over time", (), (), curves)
+    prefix = f"job{number}-"
+    way = _way_figure(job, own, prefix)
+    made = [
+        *scaling_figures(job, number),
+        *([way] if way else []),
+        *metric_figures(own, prefix),
+        *step_figures(own, prefix),
+    ]
+    if way is not None and len(own) == len(_largest(job)):  # nothing more to see in the figure of all runs
+        made = [figure for figure in made if figure.key != f"{prefix}goal-metric"]
+    return [replace(figure, title=figure.title.removesuffix(f": {job.name}")) for figure in made]
+
+
+def _largest(job: Job) -> dict[str, int]:
+    """The runs of the largest number of workers that all groups with successful runs have: name -> number of the
+    group."""
+    counts = [{point.workers for point in group.points if point.good} for group in job.groups]
+    known = [count for count in counts if count]
+    if not known:
+        return {}
+    shared = set.intersection(*known) or set.union(*known)
+    return {
+        run.name: index
+        for index, group in enumerate(job.groups)
+        for point in group.points
+        if point.workers == max(shared)
+        for run in point.good
+    }
+
+
+def _way_figure(job: Job, runs: Sequence[RunData], prefix: str) -> Figure | None:
+    """The goal's metric over time for one number of workers: a color for each series, a thin line for each repeat."""
+    members = _largest(job)
+    shown = [run for run in runs if run.name in members]
+    found = next((item for item in metric_figures(shown, prefix) if item.key == f"{prefix}goal-metric"), None)
+    if found is None or len(set(members.values())) > MAX_WAYS:
+        return None
+    lines, named = [], set()
+    for line in found.lines:
+        index = members.get(line.label.partition(": ")[0])
+        if index is None:
+            lines.append(line)
+            continue
+        color, shape = job.looks[index]
+        label = job.groups[index].label
+        lines.append(replace(line, label=label, color=color, shape=shape, is_named=label not in named))
+        named.add(label)
+    if not any(len([y for y in line.ys if y is not None]) > 1 for line in lines if not line.reference):
+        return None
+    counts = {run.workers for run in shown}
+    size = f", {workers(counts.pop())}" if len(job.workers) > 1 and len(counts) == 1 else ""
+    return replace(
+        found,
+        key=f"{prefix}way",
+        title=f"The way to the goal{size}",
+        y=replace(found.y, label=name_metric(job.groups[0].metric) + (", %" if found.y.unit == "%" else "")),
+        lines=tuple(lines),
+        caption="A line for each run; repeats have one color." if len(shown) > len(job.groups) else "",
+    )
+
+
+def _more_figures(jobs: Sequence[Job], drawn: Sequence[Sequence[Figure]]) -> Iterator[Section]:
+    """Folded: everything that the sections of the jobs do not show."""
+    for job, figures in zip(jobs, drawn, strict=True):
+        places = sum(len(group.points) for group in job.groups)
+        shown = {figure.key for figure in _leading(figures)} if len(jobs) == 1 or places > 1 else set()
+        rest = tuple(figure for figure in figures if figure.key not in shown)
+        heading = "More figures" if len(jobs) == 1 else f"More figures: {job.name}"
+        titles = ", ".join(figure.title[:1].lower() + figure.title[1:] for figure in rest[:3])
+        summary = f"{len(rest)}: {titles}" + (" …" if len(rest) > 3 else "")
+        yield Section(heading, (), (), rest, is_folded=True, summary=summary)
 
 
 def _comparison_note(job: Job) -> tuple[str, ...]:
@@ -285,61 +466,86 @@ def _collective_sections(archives: Sequence[Archive], foreign: Sequence[Path]) -
 
 
 def _machine_sections(runs: Sequence[RunData], more: Sequence[Figure]) -> Iterator[Section]:
+    if more:
+        yield Section("Clusters", (), (), tuple(more))
     timeline = timeline_figure(runs, "timeline")
-    figures = [*([timeline] if timeline else []), *more]
-    if figures:
-        yield Section("Where the time went", (), (), tuple(figures))
     largest = sorted(runs, key=lambda run: -run.workers)[:MAX_MACHINE_RUNS]
-    drawn = tuple(resource_figures(largest, "machine-"))
+    drawn = (*([timeline] if timeline else []), *resource_figures(largest, "machine-"))
     if drawn:
         left = len(runs) - len(largest)
-        text = (f"The {len(largest)} largest runs are drawn; {left} more are in their archives.",) if left else ()
-        yield Section("Machines over time", text, (), drawn, is_folded=True)
+        text = (f"Machines of the {len(largest)} largest runs; {left} more are in their archives.",) if left else ()
+        summary = f"{len(drawn)}: from start to archive, CPU, memory and traffic"
+        yield Section("Runs and machines over time", text, (), drawn, is_folded=True, summary=summary)
 
 
 # --- findings, runs, method -----------------------------------------------------------------------------------------
 
 
-def _finding_section(runs: Sequence[RunData]) -> Section:
-    rows = [
-        (run.name, str(found.get("code")), str(found.get("summary")), str(found.get("hint") or "–"))
-        for run in runs
-        for found in run.archive.findings
+def _finding_section(runs: Sequence[RunData], left_out: Sequence[str]) -> Section:
+    """What went wrong or must be known, each once with its runs and the next command; failures first."""
+    found: dict[tuple[str, str, str], list[str]] = {}
+    for run in runs:
+        for item in run.archive.findings:
+            key = str(item.get("code")), str(item.get("summary")), str(item.get("hint") or "")
+            found.setdefault(key, []).append(run.name)
+    failed = {run.name for run in runs if run.archive.result["outcome"] not in (*SUCCESSFUL, "goal_missed")}
+    notes = [
+        Note(f"{_names(names)}: {summary}", f"({code})", hint, Tone.BAD if failed & set(names) else Tone.WARN)
+        for (code, summary, hint), names in found.items()
     ]
-    table = ReportTable("Findings", ("run", "code", "what", "next"), tuple(rows))
-    return Section("Findings", () if rows else ("No run has a finding.",), (table,) if rows else ())
+    notes += [Note(lead, text, tone=Tone.WARN) for lead, text in _conditions(runs)]
+    notes += [Note(text, tone=Tone.WARN) for text in left_out]
+    notes.sort(key=lambda note: note.tone is not Tone.BAD)
+    divisions = {str(run.archive.result["division"].get("word") or "none") for run in runs}
+    if len(divisions) > 1:
+        notes.append(
+            Note("Not all runs are in the same division.", "Quote a comparison across divisions with this note.")
+        )
+    return Section("Findings", () if notes else ("No findings.",), notes=tuple(notes))
+
+
+def _names(names: Sequence[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 def _run_section(runs: Sequence[RunData]) -> Section:
-    head = ("run", "workers", "outcome", "time", "goal", "method", "network", "conditions", "division", "label", "id")
+    head = ("run", "workers", "outcome", "time", "goal", "method", "network", "conditions", "division", "id")
     rows = tuple(
         (
             run.name,
             str(run.workers),
-            str(run.archive.result["outcome"]),
+            str(run.archive.result["outcome"]).replace("_", " "),
             format_value(run.archive.result["task_seconds"]["wall"], SECONDS),
-            format_goal(run.archive.result["goal"], run.archive.result["outcome"]) or "–",
-            method_phrase(run.archive.run["spec"].get("method") or {}),
-            run.archive.run["spec"].get("network") or "–",
-            conditions_of(run.archive).phrase or "–",
+            format_goal(run.archive.result["goal"], run.archive.result["outcome"]) or NO_VALUE,
+            method_phrase(_spec(run).get("method") or {}),
+            _spec(run).get("network") or NO_VALUE,
+            ", ".join(label.replace("_", "-") for label in conditions_of(run.archive).labels) or NO_VALUE,
             str(run.archive.result["division"].get("word") or "none"),
-            str(run.archive.result["label"]["word"]),
             str(run.archive.run["id"]),
         )
         for run in runs
     )
+    # A column that says nothing of any run is left out.
+    kept = [index for index in range(len(head)) if any(row[index] != NO_VALUE for row in rows)]
+    table = ReportTable(
+        "All runs",
+        tuple(head[index] for index in kept),
+        tuple(tuple(row[index] for index in kept) for row in rows),
+        tuple(kept.index(index) for index in (1, 3) if index in kept),
+    )
     reasons = dict.fromkeys(
         f"No division: {reason}." for run in runs if (reason := run.archive.result["division"].get("reason"))
     )
-    return Section("Runs", tuple(reasons), (ReportTable("All runs", head, rows, (1, 3)),))
+    good = sum(run.archive.result["outcome"] in SUCCESSFUL for run in runs)
+    return Section("Runs", tuple(reasons), (table,), is_folded=True, summary=f"{len(runs)}, of which {good} succeeded")
 
 
 def _method_section(jobs: Sequence[Job]) -> Section:
-    apart = f"{len(jobs)} jobs differ in what they did and are not drawn together. " if len(jobs) > 1 else ""
+    apart = f"{len(jobs)} jobs did different things and are not drawn together. " if len(jobs) > 1 else ""
     text = (
-        f"{apart}Runs share a figure only if task, goal, data and time to spend are equal; what else differs is named "
-        "by the label of the line. Every archive was verified: its documents follow from its evidence. The data "
-        "of each figure is in a CSV file beside this page, and in the table below it; a mark shows its value under the "
-        "pointer."
+        f"{apart}Runs share a figure only if task, goal, data and time budget are equal; labels name what else "
+        "differs. Intervals are 95 % intervals of the mean (Student's t); two runs have a range, one run has neither. "
+        "Intervals of speed-ups are Welch's, on logarithms; two series are compared as by mlbench compare. "
+        "A CSV file beside this page holds the data of each figure."
     )
-    return Section("How to read this page", (text,))
+    return Section("How to read this page", (text,), is_folded=True)

@@ -12,6 +12,7 @@ from mlbench_cli.results.analysis.statistics import Estimate, EstimateDocument
 if TYPE_CHECKING:
     from jinja2 import Environment
 
+    from mlbench_cli.results.figures.look import Look
     from mlbench_cli.results.figures.model import Figure
 
 FOLDER = Path(__file__).parent
@@ -48,12 +49,48 @@ def make_environment(*folders: Path) -> "Environment":
         lstrip_blocks=True,
     )
     environment.filters["rows_of"] = rows_of
+    environment.filters["mark"] = _draw_mark
+    environment.filters["share"] = _draw_share
+    environment.filters["icon"] = _draw_icon
     environment.filters["measured"] = format_value
     environment.filters["unit_of"] = unit_of
     environment.filters["goal"] = format_goal
     environment.filters["estimate"] = _show_estimate
     environment.filters["change"] = _show_change
     return environment
+
+
+# Paths in a square of 16; a tone never speaks by its color alone.
+_ICONS = {
+    "good": "M3 8.5 6.5 12 13 4.5",
+    "warn": "M8 2 15 14H1ZM8 6.5v3.5M8 12v.5",
+    "bad": "M4 4 12 12M12 4 4 12",
+}
+
+
+def _draw_icon(tone: str) -> str:
+    from markupsafe import Markup
+
+    path = _ICONS.get(str(tone))
+    if path is None:
+        return ""
+    return Markup(f'<svg class="i" viewBox="0 0 16 16" aria-hidden="true"><path d="{path}"/></svg>')
+
+
+def _draw_mark(look: "Look") -> str:
+    from markupsafe import Markup
+
+    from mlbench_cli.results.figures.svg import render_mark
+
+    return Markup(render_mark(look))
+
+
+def _draw_share(share: float, look: "Look") -> str:
+    from markupsafe import Markup
+
+    from mlbench_cli.results.figures.svg import render_share
+
+    return Markup(render_share(share, look))
 
 
 def _show_estimate(document: EstimateDocument | None, unit: str = "") -> str:

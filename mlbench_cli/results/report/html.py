@@ -12,8 +12,8 @@ from mlbench_cli.results.report.model import Report
 _NO_FORMS = "base-uri 'none'; form-action 'none'"
 
 
-def render_html(report: Report) -> str:
-    """The page. The same report gives the same bytes."""
+def render_html(report: Report, data: str = "") -> str:
+    """The page. The same report gives the same bytes. `data`: the folder beside the page that has the CSV files."""
     from markupsafe import Markup
 
     style = f"{STYLE.read_text('utf-8')}\n{read_asset('page.css')}"
@@ -27,5 +27,6 @@ def render_html(report: Report) -> str:
             policy=f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; {_NO_FORMS}",
             style=Markup(style),
             version=__version__,
+            data=data,
         )
     )

@@ -39,9 +39,15 @@ def escape(text: str) -> str:
 def _section(section: Section) -> Iterator[str]:
     yield f"## {escape(section.heading)}"
     yield from map(escape, section.paragraphs)
+    for note in section.notes:
+        command = f" Next: {escape(note.command)}" if note.command else ""
+        yield f"- **{escape(note.lead)}** {escape(note.text)}{command}".rstrip()
     for table in section.tables:
         yield f"**{escape(table.title)}**"
         yield _table(table.head, table.rows, table.numeric)
+    if section.commands:
+        fence = "```"
+        yield "\n".join((fence, *(" ".join(line.replace("`", "'").split()) for line in section.commands), fence))
     figures = [figure for figure in section.figures if figure.x.scale is Scale.CATEGORIES or len(_xs(figure)) <= 12]
     for figure in figures:
         yield from _figure(figure)

@@ -1,35 +1,98 @@
-"""What a report says, independent of how it is rendered: sections with tables and figures."""
+"""What a report says, independent of how it is rendered: a verdict, its numbers, and sections."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 
+from mlbench_cli.results.figures.look import Look
 from mlbench_cli.results.figures.model import Figure
+
+
+class Tone(StrEnum):
+    """What a badge or note means; its color on pages."""
+
+    PLAIN = ""
+    GOOD = "good"
+    WARN = "warn"
+    BAD = "bad"
+
+
+@dataclass(frozen=True)
+class Badge:
+    """A word or two about the whole page: "18 archives verified", "2 of 18 contended"."""
+
+    text: str
+    tone: Tone = Tone.PLAIN
+
+
+@dataclass(frozen=True)
+class KeyNumber:
+    """One of at most four numbers below the title; `notes` are its interval and what it is about."""
+
+    name: str
+    value: str
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Note:
+    """A finding: the sentence `lead`, more `text`, and the `command` that helps."""
+
+    lead: str
+    text: str = ""
+    command: str = ""
+    tone: Tone = Tone.PLAIN
 
 
 @dataclass(frozen=True)
 class ReportTable:
-    """Cells are texts. `numeric` are the columns that are set flush right."""
+    """Cells are texts. `numeric` are the columns that are set flush right.
+
+    `looks` are color and mark before the first cell of each row; `shares`, from 0 to 1, are the lengths of bars behind
+    the cells of column `bar_column`; `tones` color the cells of the last column.
+    """
 
     title: str
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     numeric: tuple[int, ...] = ()
+    looks: tuple[Look, ...] = ()
+    shares: tuple[float, ...] = ()
+    bar_column: int = -1
+    tones: tuple[Tone, ...] = ()
 
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the report below one heading: paragraphs, tables and figures, in this order."""
+    """A part of the report below one heading: paragraphs, tables, figures and notes, in this order.
+
+    `summary` says on one line what is inside of a folded section. `commands` are command lines to copy.
+    """
 
     heading: str
     paragraphs: tuple[str, ...] = ()
     tables: tuple[ReportTable, ...] = ()
     figures: tuple[Figure, ...] = ()
     is_folded: bool = False  # on the screen, never in print
+    notes: tuple[Note, ...] = ()
+    summary: str = ""
+    commands: tuple[str, ...] = ()
+
+    @property
+    def count(self) -> int:
+        """How many things are inside, for the navigation; 0: nothing to count."""
+        return len(self.notes) or len(self.figures) or sum(len(table.rows) for table in self.tables)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to show."""
+        return not (self.paragraphs or self.tables or self.figures or self.notes or self.commands)
 
 
 @dataclass(frozen=True)
 class Report:
-    """`headline` is the result in a sentence; `warnings` say what its figures must not be taken for."""
+    """`title` and `headline` are the result in two sentences; `warnings` say what its figures must not be taken for.
+    `context` says what the page is about: experiment, task, place, date."""
 
     title: str
     headline: tuple[str, ...]
@@ -37,6 +100,9 @@ class Report:
     sections: tuple[Section, ...]
     runs: tuple[str, ...] = ()
     facts: Mapping[str, str] = field(default_factory=dict)
+    context: str = ""
+    badges: tuple[Badge, ...] = ()
+    numbers: tuple[KeyNumber, ...] = ()
 
     @property
     def figures(self) -> tuple[Figure, ...]:

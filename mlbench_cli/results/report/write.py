@@ -1,6 +1,7 @@
 """Writing a report: the page, and the data of its figures beside it."""
 
 from pathlib import Path
+from urllib.parse import quote
 
 from mlbench_cli.errors import UsageError
 from mlbench_cli.results.archive import layout
@@ -29,8 +30,8 @@ def write_report(report: Report, path: Path) -> list[Path]:
     """Write the page by its suffix, and NAME-data/FIGURE.csv beside it; the paths that were written."""
     check_target(path)
     is_markdown = path.suffix.lower() in SUFFIXES[2:]
-    text = render_markdown(report) if is_markdown else render_html(report)
     data = path.with_name(f"{path.stem}-data")
+    text = render_markdown(report) if is_markdown else render_html(report, quote(data.name))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -18,6 +18,12 @@
     return typeof value === "number" ? value.toLocaleString("en", { maximumSignificantDigits: 5 }) : String(value);
   }
 
+  function duration(seconds) {
+    if (seconds < 300) return Math.round(seconds) + " s";
+    var minutes = Math.round(seconds / 60);
+    return minutes < 120 ? minutes + " min" : Math.floor(minutes / 60) + " h " + minutes % 60 + " min";
+  }
+
   function act(method, target, body) {
     return fetch(target, {
       method: method, credentials: "same-origin",
@@ -75,6 +81,7 @@
       row("command", !task);
       row("preset", Boolean(task));
       row("light", Boolean(task));
+      row("method", Boolean(task));
       if (task) fill(fields.preset, task.presets.map(function (item) { return item.name; }), task.name === answers.task ? answers.preset : "spec");
       var preset = task && find(task.presets, fields.preset.value), lack = preset && cluster.is_local ? preset.lack : "";
       byId("preset-note").textContent = preset ? preset.note + (lack ? " – " + lack : "") : "";
@@ -91,7 +98,7 @@
     }
     function read() {
       var wanted = { name: fields.name.value, workers: fields.workers.value.split(/[ ,]+/).filter(Boolean).map(Number), cluster: fields.cluster.value };
-      ["task", "image", "command", "preset", "data_dir", "timeout"].forEach(function (name) {
+      ["task", "image", "command", "preset", "data_dir", "timeout", "method", "network"].forEach(function (name) {
         if (!fields[name].disabled && fields[name].value.trim()) wanted[name] = fields[name].value.trim();
       });
       if (fields.custom_backend.disabled) wanted.backend = fields.backend.value;
@@ -114,8 +121,21 @@
         status.focus();
       });
     }
-    questions.addEventListener("change", choose);
+    // The command follows the form as long as its answers make sense; what is wrong is said when somebody asks.
+    var timer = null;
+    function preview() {
+      clearTimeout(timer);
+      timer = setTimeout(function () {
+        if (!questions.checkValidity()) { same.hidden = true; return; }
+        act("POST", "/api/v1/runs?check=true", read()).then(function (plan) {
+          same.querySelector("code").textContent = plan.command;
+          same.hidden = false;
+        }, function () { same.hidden = true; });
+      }, 400);
+    }
+    questions.addEventListener("change", function () { choose(); preview(); });
     choose();
+    preview();
     byId("check").addEventListener("click", function () {
       send("/api/v1/runs?check=true", "Checking …", function (plan) {
         status.textContent = "This starts " + plan.runs.join(", ") + ".";
@@ -176,15 +196,19 @@
   }
 
   function showStatus(status) {
-    byId("state").textContent = status.state;
-    byId("state").className = "state " + (/^[a-z_]+$/.test(status.state) ? status.state : "");
-    var progress = status.progress || {}, words = [];
+    byId("state").textContent = String(status.state).replace(/_/g, " ");
+    byId("state").parentNode.className = status.state === "running" ? "badge live" : "badge";
+    var progress = status.progress || {}, words = [], goal = status.goal, bar = byId("bar");
     if (progress.phase) words.push(progress.phase);
     if (progress.epoch !== null && progress.epoch !== undefined) words.push("epoch " + progress.epoch + (progress.epochs ? " of " + progress.epochs : ""));
     if (progress.step) words.push("step " + progress.step + (progress.steps ? " of " + progress.steps : ""));
-    if (progress.elapsed) words.push("elapsed " + Math.round(progress.elapsed) + " s");
-    if (progress.eta) words.push("about " + Math.round(progress.eta) + " s left");
-    byId("progress").textContent = words.join(", ");
+    if (goal && goal.value !== null && goal.value !== undefined) words.push(goal.metric + " " + number(goal.value) + " " + goal.comparison + " " + goal.threshold);
+    if (progress.elapsed) words.push(duration(progress.elapsed) + " so far");
+    if (byId("progress")) byId("progress").textContent = words.join(", ");
+    var isSure = progress.eta && !(progress.eta_high > 2 * progress.eta);
+    if (byId("eta")) byId("eta").textContent = isSure ? "about " + duration(Number(progress.eta.toPrecision(1))) + " left" : "no estimate yet";
+    if (bar && progress.elapsed && progress.eta) bar.value = progress.elapsed / (progress.elapsed + progress.eta);
+    else if (bar && progress.epoch && progress.epochs) bar.value = progress.epoch / progress.epochs;
     var ranks = byId("ranks");
     (status.ranks || []).forEach(function (worker, index) {
       var row = ranks.rows[index];
@@ -201,13 +225,14 @@
     var list = byId("finding-list");
     list.replaceChildren();
     (status.findings || []).forEach(function (finding) {
-      var item = list.appendChild(element("li"));
+      var item = list.appendChild(element("div", null, { "class": "note warn" })).appendChild(element("p"));
       item.appendChild(element("strong", finding.summary));
       if (finding.hint) item.appendChild(document.createTextNode(" Next: " + finding.hint));
     });
     byId("findings").hidden = !list.children.length;
     var metrics = byId("metrics");
     metrics.replaceChildren();
+    byId("values").hidden = !Object.keys(status.metrics || {}).length;
     Object.keys(status.metrics || {}).forEach(function (name) {
       var row = metrics.insertRow();
       row.appendChild(element("th", name, { scope: "row" }));
@@ -241,11 +266,11 @@
     });
     source.addEventListener("problem", function (event) {
       source.close();
-      byId("progress").textContent = JSON.parse(event.data).message;
+      if (byId("progress")) byId("progress").textContent = JSON.parse(event.data).message;
     });
     source.addEventListener("over", function () { source.close(); location.reload(); });
     source.onerror = function () {
-      if (source.readyState === EventSource.CLOSED) byId("progress").textContent = "The dashboard does not answer. Load the page again.";
+      if (source.readyState === EventSource.CLOSED && byId("progress")) byId("progress").textContent = "The dashboard does not answer. Load the page again.";
     };
     source.onopen = function () { first = true; };
   }
@@ -269,7 +294,9 @@
         var made = new DOMParser().parseFromString(text, "text/html").body; // rendered and escaped by our own server
         var now = document.activeElement, focused = null;
         if (now && box.contains(now)) focused = now.getAttribute("href") || now.dataset.target;
+        var picked = Array.from(box.querySelectorAll("input[name=run]:checked")).map(function (each) { return each.value; });
         box.replaceChildren.apply(box, Array.from(made.childNodes));
+        box.querySelectorAll("input[name=run]").forEach(function (each) { each.checked = picked.indexOf(each.value) >= 0; });
         box.dataset.loaded = "yes";
         if (focused) Array.from(box.querySelectorAll("a, button")).filter(function (each) {
           return (each.getAttribute("href") || each.dataset.target) === focused;

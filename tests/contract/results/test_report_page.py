@@ -37,6 +37,7 @@ def test_every_figure_is_drawn_without_network_and_without_complaint(page: Path)
             "return Array.from(document.querySelectorAll('figure .plot, figure .bars'))"
             ".filter(f => f.getBoundingClientRect().width > 200 && f.querySelector('path, rect, circle')).length"
         )
+        browser.run("document.querySelectorAll('details.fold').forEach(fold => { fold.open = true; })")
         assert browser.run(drawn) == count > 10
         assert browser.run("return document.scripts.length") == 0
         assert browser.foreign_requests() == []

@@ -118,7 +118,7 @@ def test_the_baseline_is_the_fewest_workers_that_succeeded(tmp_path: Path) -> No
     (group,) = found.groups
     assert group.baseline is group.points[1]
     shown = texts(found)["speedup"]
-    assert {"gloo", "ideal", "Speed-up"} <= set(shown)
+    assert {"task's own method", "ideal", "Speed-up"} <= set(shown)
     (figure,) = panels(found)["speedup"]
     assert figure.lines[0].xs == (2.0, 8.0)
 

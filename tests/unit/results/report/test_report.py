@@ -55,17 +55,17 @@ def figures_of(report: Report) -> dict[str, Figure]:
 def test_a_report_has_every_figure_that_its_runs_allow(archives: Callable[..., list[Archive]]) -> None:
     report = collect(archives())
     assert set(figures_of(report)) == {
-        *("job1-time", "job1-speedup", "job1-efficiency", "job1-compute-speedup", "job1-phases-0"),
+        *("job1-time", "job1-speedup", "job1-efficiency", "job1-compute-speedup", "job1-phases"),
         *("job1-communication", "job1-price-index", "job1-throughput", "job1-loss", "job1-goal-metric"),
-        *("job1-ranks", "timeline", "machine-cpu", "machine-memory"),
+        *("job1-way", "job1-ranks", "timeline", "machine-cpu", "machine-memory"),
     }
     assert [section.heading for section in report.sections if not section.is_folded] == [
-        *("Result", "unknown-task: over the number of workers", "unknown-task: over time", "Findings"),
-        "Where the time went",
+        *("Figures", "All sizes", "Findings", "Settings"),
     ]
     assert [section.heading for section in report.sections if section.is_folded][:2] == [
-        *("Machines over time", "What was run, and on what"),
+        *("More figures", "Runs and machines over time"),
     ]
+    assert [figure.key for figure in report.sections[0].figures] == ["job1-time", "job1-phases", "job1-way"]
 
 
 def test_its_numbers_are_those_of_the_runs(archives: Callable[..., list[Archive]]) -> None:
@@ -76,9 +76,10 @@ def test_its_numbers_are_those_of_the_runs(archives: Callable[..., list[Archive]
     assert found["job1-efficiency"].lines[0].ys == pytest.approx((1.0, 100 / 120, 0.625))
     assert found["job1-price-index"].lines[0].ys == pytest.approx((1.0, 2 / (100 / 60) ** 2, 4 / 2.5**2))
     assert found["job1-communication"].lines[0].ys == pytest.approx((0.24, 0.24, 0.24))
-    stacked = found["job1-phases-0"]
+    stacked = found["job1-phases"]
     assert [sum(line.ys[place] or 0 for line in stacked.lines) for place in range(3)] == pytest.approx([100, 60, 40])
-    assert report.headline[0].startswith("unknown-task: 40.0\u00a0s with 4 workers")
+    assert report.title.startswith("unknown-task reaches its goal in 40.0\u00a0s with 4 workers")
+    assert [number.value for number in report.numbers[:3]] == ["40.0\u00a0s", "2.50×", "62\u00a0%"]
     assert "2.50× as fast as with 1 worker" in report.headline[0]
 
 
@@ -88,12 +89,36 @@ def test_the_goal_is_a_line_of_its_own(archives: Callable[..., list[Archive]]) -
 
 
 def test_the_table_of_results_leaves_out_what_is_the_same_for_all(archives: Callable[..., list[Archive]]) -> None:
-    (one,) = collect(archives()).sections[0].tables
-    assert one.head[:3] == ("series", "workers", "runs")
+    (one,) = collect(archives()).sections[1].tables
+    assert one.head[:3] == ("workers", "runs", "time")
     assert "conditions" not in one.head
-    (two,) = collect([*archives(), *archives(data="other")]).sections[0].tables
-    assert two.head[:2] == ("job", "series")
+    (two,) = collect([*archives(), *archives(backend="mpi")]).sections[1].tables
+    assert two.head[:2] == ("series", "workers")
     assert {len(row) for row in two.rows} == {len(two.head)}
+
+
+def test_several_jobs_have_a_row_and_a_section_each_and_are_not_compared(
+    archives: Callable[..., list[Archive]],
+) -> None:
+    report = collect([*archives(), *archives(data="other", task="other-task")])
+    assert report.title == "2 jobs, 6 runs"
+    assert [row[0] for row in report.sections[0].tables[0].rows] == ["other-task", "unknown-task"]
+    assert [section.heading for section in report.sections[1:3]] == ["other-task", "unknown-task"]
+    assert report.numbers == ()
+
+
+def test_one_point_is_a_sentence_and_no_figure(archives: Callable[..., list[Archive]]) -> None:
+    report = collect([*archives(), archives(task="other-task")[0]])
+    section = next(section for section in report.sections if section.heading == "other-task")
+    assert not section.figures
+    assert not section.tables
+    assert section.paragraphs[0].startswith("100\u00a0s with 1 worker")
+
+
+def test_methods_are_compared_in_the_title_only_with_enough_runs(archives: Callable[..., list[Archive]]) -> None:
+    method = {"method": {"name": "fusion"}}
+    few = collect([*archives(), *archives(**method)])
+    assert any("Too few runs to tell" in text for text in few.headline)
 
 
 def test_settings_are_folded_and_the_result_is_not() -> None:
@@ -131,7 +156,7 @@ def test_what_the_figures_must_not_be_taken_for_comes_first(archives: Callable[.
 
 def test_a_run_that_failed_is_named_and_its_time_does_not_count(tmp_path: Path) -> None:
     report = collect([Archive.open(sealed_run(tmp_path / "bad", "failed"))])
-    assert any("ended as failed" in text for text in report.warnings)
+    assert any("left out of all times (failed)" in text for text in report.warnings)
     assert "job1-time" not in figures_of(report)
 
 
@@ -258,7 +283,7 @@ def test_data_of_a_figure_are_beside_the_page(tmp_path: Path, archives: Callable
     with open(tmp_path / "out-data" / "job1-time.csv", newline="") as file:
         rows = list(csv.reader(file))
     assert rows[0] == ["line", "workers", "seconds to the goal", "low", "high"]
-    assert rows[1] == ["gloo", "1", "100.0", "", ""]
+    assert rows[1] == ["task's own method", "1", "100.0", "", ""]
 
 
 def test_a_cell_is_never_a_formula() -> None:

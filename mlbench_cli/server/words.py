@@ -1,0 +1,133 @@
+"""How pages of the dashboard say what documents hold: outcomes and progress in words, methods as marks, ratios."""
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from mlbench_cli.model.goals import name_metric
+from mlbench_cli.model.run import JsonObject
+from mlbench_cli.results.analysis.numbers import SECONDS, format_value, unit_of
+from mlbench_cli.results.analysis.statistics import EstimateDocument
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+    from markupsafe import Markup
+
+TONES = {
+    **dict.fromkeys(("goal_reached", "completed", "budget_spent"), "good"),
+    **dict.fromkeys(("failed", "deadline", "lost", "never_started", "damaged"), "bad"),
+    **dict.fromkeys(("goal_missed", "cancelled"), "warn"),
+    "running": "live",
+}
+_WIDEST = 2.0  # the ends of a strip are 1/2 and 2
+_FIGURES = {"run": "whole run", "task": "time to goal or end", "training": "training alone"}
+_SURE = 2.0  # an estimate of the time left is shown if its ends differ by less than this factor
+
+
+def add_filters(environment: "Environment") -> None:
+    """The filters that the dashboard's templates use."""
+    environment.filters |= {
+        "words": say,
+        "tone": lambda word: TONES.get(str(word), ""),
+        "method_mark": mark_method,
+        "progress_share": progress_share,
+        "progress_words": progress_words,
+        "eta_words": eta_words,
+        "round_time": lambda seconds: format_value(float(f"{seconds:.1g}"), SECONDS),
+        "figure_name": lambda name: _FIGURES.get(name) or name_metric(name),
+        "ratio_strip": draw_ratio,
+        "plain": plain_value,
+    }
+
+
+def say(word: object) -> str:
+    """ "goal reached" for "goal_reached"."""
+    return str(word).replace("_", " ")
+
+
+def plain_value(value: object) -> str:
+    """A setting as text; a dash for nothing, yes and no for a switch."""
+    if value is None or value == "":
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return ", ".join(dict.fromkeys(map(plain_value, value)))
+    return str(value)
+
+
+def mark_method(method: str) -> "Markup":
+    """Color and mark of a method, as in all figures."""
+    from markupsafe import Markup
+
+    from mlbench_cli.results.figures.look import choose_looks
+    from mlbench_cli.results.figures.svg import render_mark
+
+    return Markup(render_mark(choose_looks([method])[0]))
+
+
+def progress_share(run: JsonObject) -> float | None:
+    """How much of the way to the goal, or of the epochs, is done, from 0 to 1; None if nobody knows."""
+    progress = run.get("progress") or {}
+    elapsed, eta = progress.get("elapsed"), progress.get("eta")
+    if elapsed and eta:
+        return round(min(0.99, float(elapsed) / float(elapsed + eta)), 3)
+    epoch, epochs = progress.get("epoch"), progress.get("epochs")
+    return round(min(1.0, float(epoch) / float(epochs)), 3) if epoch and epochs else None
+
+
+def progress_words(run: JsonObject) -> str:
+    """ "training, epoch 3 of 20, top-1 accuracy 71.3 % of 80"."""
+    progress, goal = run.get("progress") or {}, run.get("goal")
+    words = [str(progress.get("phase") or "starting")]
+    if progress.get("epoch") is not None:
+        words.append(f"epoch {progress['epoch']}" + (f" of {progress['epochs']}" if progress.get("epochs") else ""))
+    if goal and goal.get("value") is not None:
+        value = format_value(goal["value"], unit_of(goal["metric"]))
+        words.append(f"{name_metric(goal['metric'])} {value} of {goal['threshold']:g}")
+    return ", ".join(words)
+
+
+def eta_words(run: JsonObject) -> str:
+    """ "about 4 min left"; "no estimate yet" unless the ends of the estimate are close."""
+    progress = run.get("progress") or {}
+    eta, high = progress.get("eta"), progress.get("eta_high")
+    if not eta or (high and high > _SURE * eta):
+        return "no estimate yet"
+    return f"about {format_value(float(f'{eta:.1g}'), SECONDS)} left"
+
+
+def draw_ratio(document: EstimateDocument | None) -> "Markup | str":
+    """B / A of a figure on a line from half to twice, with its interval."""
+    from markupsafe import Markup
+
+    if document is None or document["mean"] <= 0:
+        return ""
+
+    def place(ratio: float) -> str:
+        share = 0.5 + 0.5 * math.log(ratio) / math.log(_WIDEST) if ratio > 0 else 0.0
+        return f"{100 * min(1.0, max(0.0, share)):.1f}%"
+
+    low, high = document["low"], document["high"]
+    span = ""
+    if low is not None and high is not None and document["count"] > 2:
+        span = f'<line x1="{place(low)}" x2="{place(high)}" y1="50%" y2="50%" class="range c-step"/>'
+    middle = '<line x1="50%" x2="50%" y1="0" y2="100%" class="same"/>'
+    dot = f'<circle cx="{place(document["mean"])}" cy="50%" r="4.2" class="k c-step"/>'
+    return Markup(f'<svg class="ratio" aria-hidden="true">{middle}{span}{dot}</svg>')  # numbers only
+
+
+def facts_of(status: JsonObject, result: Mapping[str, Any] | None) -> list[tuple[str, Any]]:
+    """The facts below the name of a run: (name, text)."""
+    workers = f"{status['workers']} worker{'' if status['workers'] == 1 else 's'}"
+    where = "this machine" if status["cluster"] == "local" else status["cluster"]
+    division = (result or {}).get("division") or {}
+    found = [
+        ("Task", status["task"] + ("" if status["preset"] in ("spec", "custom") else f", preset {status['preset']}")),
+        ("Method", status["method"]),
+        ("Workers", f"{workers} on {where}, {status['backend']}, {status['device']}"),
+        ("Network", status.get("measured_network") or status["network"] or "not shaped"),
+    ]
+    if result is not None:
+        found.append(("Division", division.get("word") or "none"))
+    return found
