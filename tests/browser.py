@@ -121,6 +121,12 @@ class Browser:
         command = {"cmd": "Emulation.setDeviceMetricsOverride", "params": metrics}
         self._call("POST", f"{self._session}/goog/cdp/execute", command)
 
+    def prefer(self, scheme: str) -> None:
+        """Have pages believe that the system is "light" or "dark"."""
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        command = {"cmd": "Emulation.setEmulatedMedia", "params": {"media": "", "features": features}}
+        self._call("POST", f"{self._session}/goog/cdp/execute", command)
+
     def resize(self, width: int, height: int) -> None:
         self._call("POST", f"{self._session}/window/rect", {"width": width, "height": height})
 

@@ -1,6 +1,6 @@
 """What is printed of a run: while it runs, and when it has ended."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -222,13 +222,14 @@ def report_ended(
         )
     else:
         console.out_table(
-            ["RUN", "WORKERS", "OUTCOME", "GOAL", "TIME", "TOTAL", "EXIT"],
+            ["RUN", "WORKERS", "OUTCOME", "GOAL", "TIME", "TOTAL", "EXIT", "CONDITIONS"],
             [*map(_row, runs), *map(_row_without_answer, unanswered)],
-            droppable=["TOTAL", "EXIT", "GOAL"],
+            droppable=["TOTAL", "EXIT", "CONDITIONS", "GOAL"],
         )
         show_repeats(repeats)
     for ended in runs:
         _explain(ended)
+    _explain_together(runs)
     for ended in runs:
         if not ended.finished.run.folder.exists():
             console.warn(f"{ended.name} was deleted in the meantime.")
@@ -261,26 +262,44 @@ def _row(ended: Ended) -> list[object]:
         None if seconds is None else format_value(seconds, SECONDS),
         console.duration(result["wall_seconds"] if result else None),
         ended.exit_code,
+        ", ".join(label.replace("_", "-") for label in _labels(ended)) or None,
     ]
 
 
+def _labels(ended: Ended) -> list[str]:
+    result = ended.finished.result
+    conditions: Mapping[str, Any] = (result.get("conditions") if result else None) or {}
+    return list(conditions.get("labels") or ())
+
+
 def _row_without_answer(item: Unanswered) -> list[object]:
-    return [item.run.name, item.run.spec.workers, item.word, None, None, None, item.error.exit_code]
+    return [item.run.name, item.run.spec.workers, item.word, None, None, None, item.error.exit_code, None]
+
+
+def _explain_together(runs: Sequence[Ended]) -> None:
+    """What is said once, with the runs that it holds for: conditions with their reasons, divisions, networks."""
+    found: dict[str, list[str]] = {}
+    for ended in runs:
+        result = ended.finished.result
+        if not result:
+            continue
+        reasons: Mapping[str, Any] = result.get("conditions") or {}
+        for label in _labels(ended):
+            text = f"{label.replace('_', '-')}: {reasons[label]['reason']}"
+            found.setdefault(text, []).append(ended.name)
+        if result["division"].get("word") == "open":
+            found.setdefault(f"open division: {result['division']['reason']}", []).append(ended.name)
+        if result.get("network") and (phrase := network_phrase(result["network"])):
+            found.setdefault(f"network between the ranks: {phrase}", []).append(ended.name)
+    for text, names in found.items():
+        shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        console.note(text if len(runs) == 1 else f"{text} ({shown})")
 
 
 def _explain(ended: Ended) -> None:
     finished = ended.finished
     if ended.exit_code or finished.findings:
         console.note(finished.summary)
-    division = finished.result["division"] if finished.result else {}
-    if division.get("word") == "open":
-        console.note(f"{ended.name} is in the open division: {division['reason']}.")
-    conditions = finished.result.get("conditions") if finished.result else None
-    if conditions and conditions["labels"]:
-        console.note(f"{ended.name} did not have its machine to itself: {', '.join(conditions['labels'])}.")
-    network = finished.result.get("network") if finished.result else None
-    if network and (phrase := network_phrase(network)):
-        console.note(f"Network between the ranks of {ended.name}: {phrase}.")
     for finding in finished.findings:
         if finding.summary not in finished.summary:
             console.note(f"  {finding.summary}")

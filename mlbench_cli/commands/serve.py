@@ -45,6 +45,14 @@ def serve(
         str | None,
         typer.Option("--cluster", help="show only the runs of this cluster", autocompletion=complete_clusters),
     ] = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--token-file",
+            metavar="FILE",
+            help='tokens of other people, a line each: "read TOKEN" or "act TOKEN"; act needs --allow-actions',
+        ),
+    ] = None,
     output: Output = Format.text,
 ) -> int:
     """Serve the dashboard and its REST API on this machine until Ctrl-C.
@@ -62,7 +70,7 @@ def serve(
         from mlbench_cli.server.pages import warm_up
     except ImportError as error:
         raise UsageError(f"The dashboard needs {error.name}.", hint=install_hint("dashboard")) from None
-    from mlbench_cli.server.config import LOOPBACK, ServerConfig, write_address
+    from mlbench_cli.server.config import LOOPBACK, ServerConfig, read_grants, write_address
 
     is_loopback = _is_loopback(host)
     if (certificate is None) != (key is None):
@@ -75,6 +83,7 @@ def serve(
             f"--host {host}: without TLS everybody on the way can read the token.",
             hint="--tls-cert FILE --tls-key FILE, or ssh -L PORT:127.0.0.1:PORT, or --insecure",
         )
+    grants = read_grants(token_file) if token_file is not None else ()
     with Client(notice=console.note) as client:  # a store that cannot be used is a reason not to begin
         is_remote = cluster is not None and client.cluster(cluster).provider != "local"
     listener = _listen(host, port)
@@ -88,6 +97,7 @@ def serve(
         allows_actions=allows_actions,
         has_tls=certificate is not None,
         cluster=cluster,
+        grants=grants,
     )
     server = uvicorn.Server(
         uvicorn.Config(

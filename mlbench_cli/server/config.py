@@ -1,21 +1,72 @@
 """How a dashboard was started, and the file by which `get-dashboard-url` finds it."""
 
+import hmac
 import json
 import os
+import re
 import secrets
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 
+from mlbench_cli.errors import UsageError
 from mlbench_cli.util.files import write_atomically
 
 FILE = "dashboard.json"
+ROLE = "mlbench.role"  # in a request's scope: the role of its token
 ADMIT = "mlbench.admit"  # in a request's scope: what the guard calls once the token is right
+MIN_TOKEN = 24  # characters
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+
+
+class Role(StrEnum):
+    """What the owner of a token may do."""
+
+    READ = "read"
+    ACT = "act"  # also start, stop and delete runs, if the dashboard allows actions
+
+
+@dataclass(frozen=True)
+class Grant:
+    """A token with its role, from a token file."""
+
+    token: str = field(repr=False)
+    role: Role
+
+
+def read_grants(path: Path) -> tuple[Grant, ...]:
+    """The tokens of a file: lines such as "read TOKEN" or "act TOKEN"; "#" begins a comment.
+
+    Raises UsageError for a file that other users can read, and for lines that make no sense or have a weak token.
+    """
+    try:
+        mode, text = path.stat().st_mode, path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"The token file {path} cannot be read: {error}.") from None
+    if mode & 0o007:
+        raise UsageError(f"Every user of this machine can access the token file {path}.", hint=f"chmod 600 {path}")
+    found = []
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        if len(words) != 2 or words[0] not in tuple(Role):
+            raise UsageError(f"Line {number} of {path} is not a role and a token.", hint='"read TOKEN" or "act TOKEN"')
+        if len(words[1]) < MIN_TOKEN or not re.fullmatch(r"[A-Za-z0-9_.~-]+", words[1]):
+            raise UsageError(
+                f"The token in line {number} of {path} is weak: it needs {MIN_TOKEN} letters, digits, - or _.",
+                hint="openssl rand -hex 24",
+            )
+        found.append(Grant(words[1], Role(words[0])))
+    if not found:
+        raise UsageError(f"The token file {path} has no token.", hint='"read TOKEN" or "act TOKEN", one per line')
+    return tuple(found)
 
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """`names` are the host names under which the dashboard may be addressed. `cluster`: only runs of that cluster."""
+    """`names` are the host names under which the dashboard may be addressed. `cluster`: only runs of that cluster.
+    `grants` are tokens of other people; the owner's own `token` has every right."""
 
     home: Path
     port: int
@@ -25,6 +76,15 @@ class ServerConfig:
     allows_actions: bool = False
     has_tls: bool = False
     cluster: str | None = None
+    grants: tuple[Grant, ...] = ()
+
+    def role_of(self, given: str) -> Role | None:
+        """The role of a token; None if nobody has it. Takes as long for a wrong token as for a right one."""
+        data, role = given.encode("utf-8", "replace"), None
+        for grant in (*self.grants, Grant(self.token, Role.ACT)):
+            if hmac.compare_digest(data, grant.token.encode()):
+                role = grant.role
+        return role
 
     @property
     def scheme(self) -> str:

@@ -32,7 +32,7 @@ from mlbench_cli.server.access import (
     list_runs,
     open_checked,
 )
-from mlbench_cli.server.config import ServerConfig
+from mlbench_cli.server.config import ROLE, Role, ServerConfig
 from mlbench_cli.server.live import latest_resources
 from mlbench_cli.server.log_pages import read_page
 from mlbench_cli.server.rest import compare_runs, read_questions, whole_number
@@ -228,8 +228,10 @@ class _Pages:
         return render(request, self._config, template, f"Experiment {name[:80]}", **document)
 
     async def new(self, request: Request) -> Response:
-        if not self._config.allows_actions:
-            raise UsageError("This dashboard is read-only.", hint="mlbench serve --allow-actions")
+        if not may_act(request, self._config):
+            raise UsageError(
+                "This dashboard is read-only for you.", hint="mlbench serve --allow-actions, and a token that may act"
+            )
         from task_images.comm.presets import PRESETS
 
         questions = await run_in_threadpool(read_questions, self._config)
@@ -344,14 +346,19 @@ def render(
     text = environment.get_template(template).render(
         title=title,
         version=__version__,
-        allows_actions=bool(config and config.allows_actions),
-        is_read_only=config is not None and not config.allows_actions,
+        allows_actions=may_act(request, config),
+        is_read_only=config is not None and not may_act(request, config),
         cluster=config.cluster if config else None,
         asset=asset_path,
         path=request.url.path,
         **values,
     )
     return HTMLResponse(text, status)
+
+
+def may_act(request: Request, config: ServerConfig | None) -> bool:
+    """Whether this request's token may start, stop and delete runs."""
+    return config is not None and config.allows_actions and request.scope.get(ROLE) is Role.ACT
 
 
 def render_problem(request: Request, status: int, message: str, hint: str | None) -> Response:

@@ -7,7 +7,6 @@ rule holds for every method.
 
 import base64
 import binascii
-import hmac
 import json
 from collections.abc import Mapping
 from http.cookies import CookieError, SimpleCookie
@@ -15,7 +14,7 @@ from urllib.parse import parse_qs
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from mlbench_cli.server.config import ADMIT, ServerConfig
+from mlbench_cli.server.config import ADMIT, ROLE, Role, ServerConfig
 
 MAX_BODY_BYTES = 64 * 1024
 MAX_QUERY_BYTES = 4096
@@ -80,7 +79,7 @@ class Guard:
             raise Refusal(414, "The query is too long.")
         _check_length(headers)
         scope, is_ambient = self._authenticate(scope, headers)
-        self._check_method(scope["method"], headers, is_ambient)
+        self._check_method(scope["method"], headers, is_ambient, scope[ROLE])
         return scope
 
     def _check_origin(self, headers: Mapping[str, list[str]]) -> None:
@@ -120,27 +119,27 @@ class Guard:
 
     def _by_link(self, given: str) -> None:
         """The printed address: exchange its token for a cookie, and leave it out of the address bar."""
-        if not self._is_token(given):
+        if self._config.role_of(given) is None:
             raise Refusal(401, EXPIRED)
         flags = "HttpOnly; SameSite=Strict; Path=/" + ("; Secure" if self._config.has_tls else "")
-        cookie = f"{self._config.cookie}={self._config.token}; {flags}"
+        cookie = f"{self._config.cookie}={given}; {flags}"
         raise Refusal(303, "Go on.", {"location": "/", "set-cookie": cookie})
 
     def _require(self, given: str, scope: Scope) -> Scope:
-        if not self._is_token(given):
+        role = self._config.role_of(given)
+        if role is None:
             raise Refusal(401, EXPIRED if given else MISSING, {"www-authenticate": "Bearer"})
-        return scope
+        return {**scope, ROLE: role}
 
-    def _is_token(self, given: str) -> bool:
-        return hmac.compare_digest(given.encode("utf-8", "replace"), self._config.token.encode())
-
-    def _check_method(self, method: str, headers: Mapping[str, list[str]], is_ambient: bool) -> None:
+    def _check_method(self, method: str, headers: Mapping[str, list[str]], is_ambient: bool, role: Role) -> None:
         if method in READING:
             return
         if method not in ("POST", "DELETE"):
             raise Refusal(405, f"{method} is not answered here.")
         if not self._config.allows_actions:
             raise Refusal(405, "This dashboard is read-only. Start it with --allow-actions.")
+        if role is not Role.ACT:
+            raise Refusal(403, "This token may read only. Actions need a token with the role act.")
         if is_ambient and ACTION_HEADER not in headers:
             raise Refusal(403, f"An action needs the header {ACTION_HEADER}.")
 

@@ -105,8 +105,8 @@ def test_the_form_asks_what_the_wizard_asks_and_checks_the_answers(acting: Dashb
         browser.open(f"http://127.0.0.1:{acting.port}/new")
         browser.wait_for("return document.querySelector('[name=preset]').length > 0")
         choose(browser, task="digits_resnet", preset="tiny")
-        always = ["name", "cluster", "task", "workers", "backend", "repeat", "timeout", "share_machine"]
-        assert sorted(list_questions(browser)) == sorted([*always, "preset", "light"])
+        always = ["name", "cluster", "task", "workers", "backend", "repeat", "timeout", "share_machine", "network"]
+        assert sorted(list_questions(browser)) == sorted([*always, "preset", "light", "method"])
         choose(browser, backend="custom")
         assert "custom_backend" in list_questions(browser)
         assert "run_on_all" not in list_questions(browser)
@@ -299,7 +299,7 @@ def test_two_runs_are_compared_by_keyboard_and_their_report_opens(dashboard: Das
         browser.open(f"http://127.0.0.1:{dashboard.port}/compare")
         fill(browser, a="alpha-1", b="alpha-4")
         browser.press(ENTER)
-        browser.wait_for("return document.body.innerText.includes('Differences')")
+        browser.wait_for("return document.body.innerText.includes('What differs')")
         assert "These figures mean little together" in browser.text()  # another number of workers
         browser.run("Array.from(document.links).find(a => a.textContent === 'Report of both').focus()")
         browser.press(ENTER)
@@ -322,7 +322,7 @@ def test_a_finished_run_has_figures_and_a_paged_log(dashboard: Dashboard) -> Non
         browser.wait_for("return document.getElementById('log-place').textContent.includes('bytes 0')")
         assert browser.run("return document.querySelectorAll('button[data-action]').length") == 0
         browser.open(f"http://127.0.0.1:{dashboard.port}/compare?a=alpha-1&b=alpha-2")
-        assert "Differences" in browser.text()
+        assert "What differs" in browser.text()
         shoot(browser, "compare")
         assert browser.console() == []
 

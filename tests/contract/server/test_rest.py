@@ -166,7 +166,7 @@ def test_the_overview_comes_at_once_and_its_results_after_it(dashboard: Dashboar
     assert "60" not in re.sub(r"<time.*?</time>", "", rows)
     part = dashboard.ask("/listing?contains=alpha-2", headers={"Accept": "text/html"}).body.decode()
     assert "Prec@1 80.5\u00a0% (&gt;= 80)" in part
-    assert '<td class="number">60.0\u00a0s</td>' in part
+    assert "<strong>60.0\u00a0s</strong>" in part
     assert 'data-open="no"' in part
     assert "alpha-4" not in part
 

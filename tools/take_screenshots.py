@@ -1,0 +1,95 @@
+"""Pictures of a report and of the dashboard for README and docs: `python -m tools.take_screenshots [HOME]`.
+
+Without HOME, a data folder with finished runs, it makes runs of its own: one task with two methods, some minutes. Needs
+chromium. The pictures are real pages of real runs; nothing in them is drawn by hand.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from PIL import Image
+
+IMAGES = Path(__file__).parents[1] / "docs" / "images"
+MAX_BYTES = 100_000
+COLORS = 128  # of a picture; pages have few
+TASK = ("--task", "digits_resnet", "--preset", "tiny", "--repeat", "3", "--yes")
+RUNS = (("own", "1", "2", *TASK), ("fused", "1", "2", *TASK, "--method", "fusion"))
+WIDTH = 1200
+TIMEOUT = 900  # seconds for a command
+
+
+def main(words: Sequence[str]) -> int:
+    """Make the pictures and print their paths. Fails for a picture that is too large for the repository."""
+    browser = shutil.which("chromium") or shutil.which("chromium-browser")
+    if browser is None:
+        print("chromium is not installed: apt-get install chromium", file=sys.stderr)
+        return 2
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(words[0]).absolute() if words else Path(folder) / "home"
+        names = list(words[1:]) or [run[0] for run in RUNS]
+        if not words:
+            for run in RUNS:
+                mlbench(home, "run", *run)
+        page = Path(folder) / "report.html"
+        mlbench(home, "report", str(page), *names)
+        shoot(browser, page.as_uri(), IMAGES / "report.png", 1130)
+        with serve(home) as address:
+            shoot(browser, address, IMAGES / "dashboard.png", 760)
+    return check(IMAGES / "report.png", IMAGES / "dashboard.png")
+
+
+def mlbench(home: Path, *words: str) -> None:
+    """Run a command with its data in `home`."""
+    environment = {**os.environ, "MLBENCH_HOME": str(home)}
+    subprocess.run([sys.executable, "-m", "mlbench_cli", *words], env=environment, check=True, timeout=TIMEOUT)
+
+
+def shoot(browser: str, address: str, target: Path, height: int) -> None:
+    """A picture of the top of a page, as the browser shows it."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+        options = ("--headless=new", "--disable-gpu", "--no-sandbox", "--hide-scrollbars", "--virtual-time-budget=9000")
+        sizes = (f"--window-size={WIDTH},{height}", f"--user-data-dir={profile}", f"--screenshot={target}")
+        subprocess.run([browser, *options, *sizes, address], check=True, timeout=TIMEOUT, stderr=subprocess.DEVNULL)
+    with Image.open(target) as picture:
+        few = picture.convert("RGB").quantize(COLORS, dither=Image.Dither.NONE)
+    few.save(target, optimize=True)
+
+
+@contextmanager
+def serve(home: Path) -> Iterator[str]:
+    """The address of a dashboard of `home`, which ends with the context."""
+    words = [sys.executable, "-m", "mlbench_cli", "serve", "--port", "0", "-o", "json"]
+    environment = {**os.environ, "MLBENCH_HOME": str(home)}
+    with subprocess.Popen(
+        words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            text = ""
+            while not text.rstrip().endswith("}"):
+                line = process.stdout.readline()
+                if not line:
+                    raise SystemExit("the dashboard did not start")
+                text += line
+            address = str(json.loads(text)["url"])
+            yield address
+        finally:
+            process.terminate()
+
+
+def check(*pictures: Path) -> int:
+    """Print the pictures with their sizes; 1 if one is too large."""
+    for picture in pictures:
+        print(f"{picture} {picture.stat().st_size:,} bytes")
+    return int(any(picture.stat().st_size > MAX_BYTES for picture in pictures))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
