@@ -23,6 +23,13 @@ MLBENCH_NETWORK                  the shaped network that the engine made and mea
 MLBENCH_METHOD                   JSON object: how ranks communicate, axis -> value; empty: the task's own way
 MLBENCH_ROLE                     trainer (or empty), or server: outside the collective, RANK is WORLD_SIZE + its number
 MLBENCH_SERVERS                  number of parameter servers
+MLBENCH_ATTEMPT                  how often the ranks of this run have been started again; not there: 0
+MLBENCH_CHECKPOINT_DIR           folder of this machine for checkpoints that ranks are started again from; not there: no
+                                 rank is started again
+MLBENCH_CHECKPOINT_EVERY         time between those checkpoints (30s, 5m), or their number of updates (200)
+MLBENCH_RESUME                   the checkpoint in that folder to go on from; empty: from the beginning
+MLBENCH_SHRUNK                   1 if there are fewer ranks than when that checkpoint was written; else not there
+MLBENCH_COLLECTIVE_SECONDS       longest time that a rank may keep the others waiting in a collective
 
 Taken from every rank
 ---------------------
@@ -133,6 +140,12 @@ class Contract:
         self.method = _object(environ, "MLBENCH_METHOD")
         self.role = environ.get("MLBENCH_ROLE") or "trainer"
         self.servers = _integer(environ, "MLBENCH_SERVERS", 0)
+        self.attempt = _integer(environ, "MLBENCH_ATTEMPT", 0)
+        self.checkpoint_dir = environ.get("MLBENCH_CHECKPOINT_DIR") or None
+        self.checkpoint_every = environ.get("MLBENCH_CHECKPOINT_EVERY") or None
+        self.resume_from = environ.get("MLBENCH_RESUME") or None
+        self.is_shrunk = bool(environ.get("MLBENCH_SHRUNK"))
+        self.collective_seconds = _integer(environ, "MLBENCH_COLLECTIVE_SECONDS", 0)
         if self.role not in ("trainer", "server"):
             raise ContractError(f"MLBENCH_ROLE is {self.role!r}, not trainer or server")
         if self.role == "server":

@@ -9,7 +9,7 @@ from task_images.harness.data import ArrayData
 from task_images.harness.models.resnet import resnet
 from task_images.harness.parameters import read_parameters
 from task_images.harness.schedules import Plateau, log2_warmup
-from task_images.harness.seeds import generator, seed_all
+from task_images.harness.seeds import lasting_generator, seed_all
 from task_images.harness.session import training_session
 
 
@@ -48,7 +48,9 @@ def main(contract: Contract) -> None:
                 validation,
                 settings.batch_size,
                 contract.seed,
-                prepare_training=make_shift(settings.shift, generator(contract.seed, "augmentation", world.rank)),
+                prepare_training=make_shift(
+                    settings.shift, lasting_generator(contract.seed, "augmentation", world.rank)
+                ),
                 prepare_validation=as_channels,
             ),
             schedule=Plateau(

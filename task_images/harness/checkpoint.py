@@ -22,8 +22,12 @@ FORM = 2  # 2: the strategy's own state
 def save_checkpoint(world: World, path: Path, task: str, state: Mapping[str, Any]) -> None:
     """Write `state` (tensors, numbers, texts, lists and dictionaries of these) to `path`. Rank 0 writes; a checkpoint
     that is there already is replaced only when the new one is safely on the disk."""
-    if not world.is_first:
-        return
+    if world.is_first:
+        save_own_checkpoint(path, task, state)
+
+
+def save_own_checkpoint(path: Path, task: str, state: Mapping[str, Any]) -> None:
+    """As `save_checkpoint`, on any rank and in any thread."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replace_file(path) as file:
         torch.save({"form": FORM, "task": task, **state}, file)

@@ -227,6 +227,7 @@ def open_world(
     """
     device = _device(contract)
     backend = _find_backend(contract, device)
+    collective_seconds = contract.collective_seconds or collective_seconds
     threads = cpu_threads(contract)
     torch.set_num_threads(threads)
     keep_freed_memory()

@@ -4,14 +4,18 @@ Read `Loop.run` from top to bottom. `harness.training.Trainer` computes updates 
 another framework implements the methods that begin with an underscore and raise NotImplementedError.
 """
 
+import copy
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from math import isfinite
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
+from task_images.contract import CATEGORIES
+from task_images.harness.elastic import MAIN, ElasticCheckpoints
 from task_images.harness.goals import GoalWatch
 from task_images.harness.losses import TrainingLoss, make_divergence_error
 from task_images.harness.ranks import Ranks
@@ -148,13 +152,18 @@ class Loop(Generic[P]):
         self.losses = TrainingLoss(self._read_losses)
         self._is_done, self._spent = False, False
         self._attach()
-        earlier = self._restore() if self.plan.resume else None
+        self._elastic = self._make_elastic()
+        earlier = self._restore()
         self.world.barrier()
+        if self._elastic is not None:
+            earlier = _count_lost_time(earlier, self._elastic.begin_training())
         self.tracker.restart(earlier)
         self._begin, self._looked, self._next_look = self.tracker.snapshot(), (self._wall(), self.position.total), 0
         measured = self._measure() if self.plan.protocol.is_on else None
         while measured is None and self.position.epoch <= self.plan.epochs and not self._is_done:
             self._train(self.position.epoch)
+        if self._elastic is not None:
+            self._elastic.wait()
         end = self.tracker.snapshot()
         self.report.phase("finished")
         with self._consensus():
@@ -191,6 +200,8 @@ class Loop(Generic[P]):
                     self._begin_training(epoch)
             if self._is_checkpoint_due(step == steps or self._is_done):
                 self._keep()
+            if self._elastic is not None and self._elastic.is_on and self._keeps_elastic and not self._is_done:
+                self._keep_elastic(self._elastic)
             if self._is_done:
                 return
 
@@ -348,25 +359,68 @@ class Loop(Generic[P]):
     def _keep(self) -> None:
         """Write a checkpoint; the clock goes on from here in the run that resumes."""
         with self._consensus():
-            state = {
-                **self._state(),
-                "schedule": {
-                    name: value for name, value in vars(self.schedule).items() if isinstance(value, int | float)
-                },
-                "position": asdict(self.position),
-                "clock": asdict(self.tracker.snapshot()),
-                "goal": self.goal.state_dict() if self.goal else None,
-                "states": {name: dict(item.state_dict()) for name, item in self.states.items()},
-            }
-            self._write(self._checkpoint_path(), {**self.identity, **state})
+            self._write(self._checkpoint_path(), self._whole_state())
+
+    def _whole_state(self, is_elastic: bool = False) -> dict[str, Any]:
+        """All that a checkpoint holds. Collective, within `_consensus`."""
+        return {
+            **self.identity,
+            **(self._elastic_state() if is_elastic else self._state()),
+            "schedule": {name: value for name, value in vars(self.schedule).items() if isinstance(value, int | float)},
+            "position": asdict(self.position),
+            "clock": asdict(self.tracker.snapshot()),
+            "goal": self.goal.state_dict() if self.goal else None,
+            "states": {name: dict(item.state_dict()) for name, item in self.states.items()},
+        }
+
+    def _make_elastic(self) -> ElasticCheckpoints | None:
+        """The checkpoints that the agent starts ranks again from; None if it does not."""
+        contract = self.world.contract
+        return None if contract.checkpoint_dir is None else ElasticCheckpoints(contract, self._write_elastic)
+
+    def _keep_elastic(self, elastic: ElasticCheckpoints) -> None:
+        """Write a checkpoint beside the next steps if one is due, and report for how long it kept them waiting."""
+        position, begun = self.position, time.monotonic()
+        if not elastic.is_due(position.total, self.world.agree):
+            return
+        with self._consensus():
+            main = self._whole_state(is_elastic=True)
+        main["curve"] = [dict(point) for point in self.curve]
+        own = {"losses": self.losses.state_dict(), "own": self._own_state()}
+        elastic.keep(position.total, copy.deepcopy(main) if self.world.is_first else None, copy.deepcopy(own))
+        blocked = time.monotonic() - begun
+        self.report.metric("checkpoint_seconds", blocked, step=position.total, seconds=self._wall(), unit="s")
+
+    def _restore_elastic(self, folder: Path) -> Snapshot:
+        """Go on from a checkpoint of an earlier attempt; exact if the run has as many ranks as then."""
+        begun = time.monotonic()
+        state = self._read_elastic(folder / MAIN)
+        self._load_elastic_state(state)
+        earlier = self._take(state)
+        self.curve = [dict(point) for point in state["curve"]]
+        own = folder / f"rank-{self.world.rank}.pt"
+        if not self.world.contract.is_shrunk:
+            part = self._read_elastic(own)
+            self.losses.load_state_dict(part["losses"])
+            self._load_own_state(part["own"])
+        self.report.metric("restore_seconds", time.monotonic() - begun, step=self.position.total, unit="s")
+        return earlier
 
     def _checkpoint_path(self) -> Path:
         return Path(self.world.contract.output_dir) / "checkpoint.pt"
 
-    def _restore(self) -> Snapshot:
-        """Go on from the checkpoint; returns the clock of the run that wrote it."""
+    def _restore(self) -> Snapshot | None:
+        """Go on from the checkpoint, if there is one; returns the clock of the run that wrote it."""
+        if self._elastic is not None and self._elastic.resume is not None:
+            return self._restore_elastic(self._elastic.resume)
+        if not self.plan.resume:
+            return None
         state = self._read(Path(self.plan.resume))
         self._load_state(state)
+        return self._take(state)
+
+    def _take(self, state: Mapping[str, Any]) -> Snapshot:
+        """Go on from what a checkpoint held besides the model; returns its clock."""
         for name, value in state["schedule"].items():
             setattr(self.schedule, name, value)
         self.position = Position(**state["position"])
@@ -429,5 +483,43 @@ class Loop(Generic[P]):
     def _read(self, path: Path) -> Mapping[str, Any]:
         raise NotImplementedError
 
+    _keeps_elastic = False  # whether the methods below are implemented; else ranks are started again from the beginning
+
+    def _elastic_state(self) -> Mapping[str, Any]:
+        """As `_state`, for the checkpoints that ranks are started again from. Collective."""
+        return self._state()
+
+    def _load_elastic_state(self, state: Mapping[str, Any]) -> None:
+        """Take over what `_elastic_state` gave."""
+        self._load_state(state)
+
+    def _own_state(self) -> Mapping[str, Any]:
+        """What only this rank has, and a restart with as many ranks needs to be exact."""
+        return {}
+
+    def _load_own_state(self, state: Mapping[str, Any]) -> None:
+        """Take over what `_own_state` gave."""
+
+    def _write_elastic(self, path: Path, state: Mapping[str, Any]) -> None:
+        """Write what `_whole_state` or `_own_state` gave, on any rank and in any thread."""
+        raise NotImplementedError
+
+    def _read_elastic(self, path: Path) -> Mapping[str, Any]:
+        """What `_write_elastic` wrote, checked against this run."""
+        raise NotImplementedError
+
     def _close(self) -> None:
         """After the result."""
+
+
+def _count_lost_time(earlier: Snapshot | None, seconds: float) -> Snapshot | None:
+    """The clock of a checkpoint, advanced to `seconds` after the first update of the whole run: what was lost since
+    is time of the run, outside its training."""
+    if earlier is None:
+        if not seconds:
+            return None
+        earlier = Snapshot(dict.fromkeys(CATEGORIES, 0.0), 0.0, 0.0, 0, 0, 0)
+    lost = max(0.0, seconds - earlier.wall)
+    return replace(
+        earlier, wall=earlier.wall + lost, seconds={**earlier.seconds, "other": earlier.seconds["other"] + lost}
+    )

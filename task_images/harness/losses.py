@@ -51,6 +51,15 @@ class TrainingLoss:
         loss, self._whole = _average(world, self._whole), (0.0, 0.0)
         return loss
 
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's sums that were not asked for yet."""
+        self._fold()
+        return {"recent": list(self._recent), "whole": list(self._whole)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` gave."""
+        self._recent, self._whole = (state["recent"][0], state["recent"][1]), (state["whole"][0], state["whole"][1])
+
     def _fold(self) -> None:
         if not self._held:
             return

@@ -5,6 +5,7 @@ Initial parameters, partition and split use the run's seed itself; dropout and a
 
 import hashlib
 import random
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,6 +25,28 @@ def generator(seed: int, *path: str | int) -> "torch.Generator":
     import torch
 
     return torch.Generator().manual_seed(derive(seed, *path))
+
+
+_lasting: "dict[str, torch.Generator]" = {}
+
+
+def lasting_generator(seed: int, *path: str | int) -> "torch.Generator":
+    """As `generator`, for a stream that goes on from update to update: checkpoints that ranks are started again from
+    hold its state."""
+    made = _lasting["/".join(map(str, path))] = generator(seed, *path)
+    return made
+
+
+def read_lasting_states() -> "dict[str, torch.Tensor]":
+    """The state of each lasting generator, by its path."""
+    return {path: stream.get_state() for path, stream in _lasting.items()}
+
+
+def load_lasting_states(states: "Mapping[str, torch.Tensor]") -> None:
+    """Set lasting generators to what `read_lasting_states` gave."""
+    for path, state in states.items():
+        if path in _lasting:
+            _lasting[path].set_state(state)
 
 
 def numpy_generator(seed: int, *path: str | int) -> np.random.Generator:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from task_images.comm.base import MakeOptimizer, Placement, Strategy
-from task_images.harness.checkpoint import load_checkpoint, save_checkpoint
+from task_images.harness.checkpoint import load_checkpoint, save_checkpoint, save_own_checkpoint
 from task_images.harness.data import Batch, Data
 from task_images.harness.distributed import World, sample_gpu
 from task_images.harness.goals import GoalWatch
@@ -26,7 +26,7 @@ from task_images.harness.precision import Precision, set_arithmetic
 from task_images.harness.replicas import average_buffers
 from task_images.harness.report import Reporter
 from task_images.harness.schedules import Schedule
-from task_images.harness.seeds import seed_device
+from task_images.harness.seeds import load_lasting_states, read_lasting_states, seed_device
 from task_images.harness.settings import CudaSettings
 from task_images.harness.speed import Graphs
 from task_images.harness.tracker import Tracker
@@ -298,6 +298,24 @@ class Trainer(Loop[P], Generic[P]):
         save_checkpoint(self.world, path, self.name, state)
 
     def _read(self, path: Path) -> Mapping[str, Any]:
+        return load_checkpoint(self.world, path, self.name, self.identity)
+
+    _keeps_elastic = True
+
+    def _own_state(self) -> Mapping[str, Any]:
+        buffers = {name: buffer.detach() for name, buffer in self.model.named_buffers()}
+        return {"buffers": buffers, "random": torch.get_rng_state(), "streams": read_lasting_states()}
+
+    def _load_own_state(self, state: Mapping[str, Any]) -> None:
+        for name, buffer in self.model.named_buffers():
+            buffer.detach().copy_(state["buffers"][name])
+        torch.set_rng_state(state["random"])
+        load_lasting_states(state["streams"])
+
+    def _write_elastic(self, path: Path, state: Mapping[str, Any]) -> None:
+        save_own_checkpoint(path, self.name, {**self.identity, **state})
+
+    def _read_elastic(self, path: Path) -> Mapping[str, Any]:
         return load_checkpoint(self.world, path, self.name, self.identity)
 
     def _close(self) -> None:

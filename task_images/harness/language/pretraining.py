@@ -23,6 +23,7 @@ from task_images.harness.arrays import stream_ahead
 from task_images.harness.buffers import pin
 from task_images.harness.decay import split_decay
 from task_images.harness.distributed import World
+from task_images.harness.elastic import ElasticCheckpoints
 from task_images.harness.errors import TaskUsageError
 from task_images.harness.goals import GoalWatch
 from task_images.harness.language.checkpoints import load_method_state, load_step, read_facts, save_step
@@ -323,6 +324,16 @@ class PretrainingTrainer(Trainer[B]):
     def _load_state(self, state: Mapping[str, Any]) -> None:
         load_step(Path(self.plan.resume), self.strategy.model, self._optimizer)
         self.strategy.load_method_state(load_method_state(Path(self.plan.resume)))
+
+    def _make_elastic(self) -> ElasticCheckpoints | None:
+        self._keeps_elastic = not self.pretraining.layout.is_sharded
+        return super()._make_elastic()
+
+    def _elastic_state(self) -> Mapping[str, Any]:
+        return super()._state()
+
+    def _load_elastic_state(self, state: Mapping[str, Any]) -> None:
+        super()._load_state(state)
 
     @property
     def _optimizer(self) -> torch.optim.Optimizer | None:

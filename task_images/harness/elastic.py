@@ -1,0 +1,120 @@
+"""Checkpoints that an agent starts ranks again from: written beside the steps, exact, on the clock of the whole run.
+
+FOLDER/clock-N.json             when the training of rank N began in the first attempt, by the machine's clock
+FOLDER/training-A-N             there once rank N trains in attempt A
+FOLDER/UPDATE/main.pt           what every checkpoint holds, by rank 0
+FOLDER/UPDATE/rank-N.pt         what only rank N has: losses not yet reported, buffers, generators
+
+A checkpoint is whole when all of its files are there; each of them appears whole. Files are written by a thread from
+a copy, so that a step waits only for the copy, and for the checkpoint before if that is not written yet.
+"""
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from task_images.contract import Contract
+from task_images.harness.files import replace_file
+
+KEPT = 3  # checkpoints: another rank may be one behind, and the last one may not be whole yet
+LOOK_EVERY = 25  # most updates between two looks at the clock
+MAIN = "main.pt"
+
+
+class ElasticCheckpoints:
+    """The checkpoints of one rank in one attempt. `write` gets a path and a state, and may run in a thread."""
+
+    def __init__(self, contract: Contract, write: Callable[[Path, Mapping[str, Any]], None]) -> None:
+        assert contract.checkpoint_dir is not None
+        self.folder = Path(contract.checkpoint_dir)
+        self._rank, self._attempt = contract.rank, contract.attempt
+        self._write = write
+        self.is_on = contract.checkpoint_every is not None
+        text = contract.checkpoint_every or "60s"
+        self._updates = int(text) if text.isdecimal() else 0
+        self._seconds = 0.0 if self._updates else _seconds(text)
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self._written: list[int] = []
+        self._next_look = 0
+        self._looked: tuple[float, int] | None = None
+        self._due = time.monotonic() + self._seconds
+        self.resume = Path(contract.resume_from) if contract.resume_from else None
+
+    def is_due(self, total: int, agree: Callable[[float], float]) -> bool:
+        """Whether a checkpoint is to be written after update `total`; by rank 0's clock if `checkpoint_every` is a
+        time. Collective."""
+        if self._updates:
+            return total % self._updates == 0
+        if total < self._next_look:
+            return False
+        left = agree(self._due - time.monotonic())
+        now = time.monotonic()
+        then, updates = self._looked or (now, total)
+        each = (now - then) / max(1, total - updates)
+        self._looked = (now, total)
+        ahead = agree(min(float(LOOK_EVERY), left / 2 / each) if each > 0 and left > 0 else 1.0)
+        self._next_look = total + max(1, int(ahead))
+        return left <= 0
+
+    def keep(self, total: int, main: Mapping[str, Any] | None, own: Mapping[str, Any]) -> None:
+        """Write the checkpoint of update `total` in a thread: `own`, and on rank 0 `main`. Both belong to it now.
+
+        Raises OSError if the one before could not be written.
+        """
+        self.wait()
+        self._due = time.monotonic() + self._seconds
+        self._thread = threading.Thread(target=self._keep, args=(total, main, own), name="checkpoint", daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Until nothing is being written. Raises OSError if that failed."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def _keep(self, total: int, main: Mapping[str, Any] | None, own: Mapping[str, Any]) -> None:
+        try:
+            place = self.folder / str(total)
+            place.mkdir(parents=True, exist_ok=True)
+            self._write(place / f"rank-{self._rank}.pt", own)
+            if main is not None:
+                self._write(place / MAIN, main)
+            self._written.append(total)
+            self._drop_old()
+        except BaseException as error:  # raised by the next `wait`, where somebody hears it
+            self._error = error
+
+    def _drop_old(self) -> None:
+        while len(self._written) > KEPT:
+            place = self.folder / str(self._written.pop(0))
+            (place / f"rank-{self._rank}.pt").unlink(missing_ok=True)
+            if self._rank == 0:
+                (place / MAIN).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # another rank may still have its part in it
+                place.rmdir()
+
+    def begin_training(self) -> float:
+        """Note that this rank trains; returns the seconds since it first did in this run, by the machine's clock."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        clock, now = self.folder / f"clock-{self._rank}.json", time.monotonic()
+        try:
+            begun = float(json.loads(clock.read_bytes())["monotonic"])
+        except (OSError, ValueError, KeyError):
+            begun = now
+            with replace_file(clock) as file:
+                file.write(json.dumps({"monotonic": now}).encode())
+        (self.folder / f"training-{self._attempt}-{self._rank}").touch()
+        self._due = now + self._seconds
+        return now - begun
+
+
+def _seconds(text: str) -> float:
+    return float(text[:-1]) * {"s": 1, "m": 60, "h": 3600}[text[-1]]
