@@ -35,6 +35,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:  # `typing` would cost a tenth of the start
     from typing import Any
 
+    from mlbench_cli.agent.faults import FaultControl
     from mlbench_cli.agent.messages import NodeState
     from mlbench_cli.agent.network.shaped import ShapedNetwork
 
@@ -95,20 +96,19 @@ class Rank:
         self.pid = 0
         self.pidfd = -1
         self.begun = self.ended = 0.0  # by the monotonic clock
+        self.running = False  # its process has been started and has not ended
         self.facts = pending_facts(self.number)
 
-    @property
-    def running(self) -> bool:
-        """Whether its process has been started and has not ended."""
-        return bool(self.facts["phase"] == "running")
-
     def begin(self) -> None:
-        """Its process has been started."""
-        self.begun = time.monotonic()
-        self.facts.update({"pid": self.pid, "phase": "running", "started": time.time()})
+        """Its process has been started, for the first time or again."""
+        self.running = True
+        self.begun = self.begun or time.monotonic()
+        started = self.facts["started"] or time.time()
+        self.facts.update({"pid": self.pid, "phase": "running", "started": started, "finished": None})
 
     def end(self) -> None:
         """Its process has ended, or was given up."""
+        self.running = False
         self.ended = time.monotonic()
         self.facts.update({"finished": time.time(), "seconds": round(self.ended - self.begun, 3)})
 
@@ -135,6 +135,7 @@ class Agent:
         self.out_of_memory_before = machine.memory_kills()
         self.cancelled = False
         self.network: ShapedNetwork | None = None
+        self.faults = self._control_faults(plan.get("faults"))
         note = processes.process_note(os.getpid())
         self.state: NodeState = {
             "schema_version": 1,
@@ -161,6 +162,14 @@ class Agent:
         }
         self.selector = selectors.DefaultSelector()
 
+    def _control_faults(self, plan: Mapping[str, Any] | None) -> FaultControl | None:
+        """What injects faults and starts ranks again, if the plan asks for it."""
+        if plan is None:
+            return None
+        from mlbench_cli.agent.faults import FaultControl
+
+        return FaultControl(self, plan)
+
     # --- start --------------------------------------------------------------------------------------------------
 
     def prepare(self) -> None:
@@ -176,6 +185,8 @@ class Agent:
             self._share_cpus()
             if not self._shape_network():
                 return f"network: {self.state['network_problem']}"
+            if self.faults is not None:
+                self.faults.begin()
             for rank in self.ranks:
                 self._start(rank)
         except OSError as error:
@@ -231,7 +242,7 @@ class Agent:
         try:
             self.network.finish(f"{self.folder}/shaping.json")
         except OSError as error:
-            self._on_write_error(error)
+            self.on_write_error(error)
 
     def _hold_lock(self) -> None:
         """Held to the end of this process, whatever ends it: readers take a free lock for proof of its death."""
@@ -317,6 +328,8 @@ class Agent:
         environment = {**defaults, **users, **own}
         if rank.cpus:
             environment[cores.PINNED_FROM] = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+        if self.faults is not None:
+            environment |= self.faults.environment(rank)
         environment["PATH"] = os.path.dirname(self.python) + os.pathsep + environment.get("PATH", os.defpath)
         count, devices = self.plan["gpus_per_worker"], machine.visible_gpus(os.environ)
         if count and devices:
@@ -329,10 +342,12 @@ class Agent:
 
     def watch(self) -> None:
         """Until no rank runs any more."""
-        while any(rank.running for rank in self.ranks):
+        while any(rank.running for rank in self.ranks) or (self.faults is not None and self.faults.restarting):
             moments = [self.next_sample, self.stop_at or self.deadline]
             if self.give_up_at is not None:
                 moments.append(self.give_up_at)
+            if self.faults is not None:
+                moments.append(self.faults.next_moment())
             # With pidfds, epoll hands the ranks over in the order in which they ended, however late this process
             # gets its turn: whoever failed first is known on a crowded machine, too.
             for key, _ in self.selector.select(max(0.0, min(moments) - time.monotonic())):
@@ -359,6 +374,42 @@ class Agent:
                     rank.facts.update({"phase": "lost", "stopped": True})
         if now >= self.next_sample:
             self._sample()
+        if self.faults is not None:
+            self.faults.on_time(now)
+
+    # --- attempts: what `faults` has done -----------------------------------------------------------------------
+
+    def renew_port(self) -> None:
+        """Another port for the rendezvous: the last one may still be in use."""
+        self.port = self.state["master_port"] = machine.free_port()
+
+    def start_again(self, rank: Rank) -> None:
+        """Start a rank whose process has ended. Raises OSError."""
+        rank.facts["restarts"] = rank.facts.get("restarts", 0) + 1
+        rank.facts.update({"exit_code": None, "signal": None, "stopped": False, "out_of_memory": None})
+        self._start(rank)
+        self._write_state()
+
+    def leave_out(self, number: int) -> None:
+        """A rank is not started again, and the run goes on without it."""
+        self._mark_failed(self.ranks[number])
+
+    def fail(self, number: int, code: int) -> None:
+        """The run ends with the failure of a rank after all."""
+        self.state["first_failed"] = number
+        self.abandon_ranks()
+        self._stop("failed", grace=0)
+
+    def abandon_ranks(self) -> None:
+        """Ranks that wait for another attempt get none."""
+        for rank in self.ranks:
+            if not rank.running and rank.facts["phase"] == "running":
+                self._mark_failed(rank)
+
+    def _mark_failed(self, rank: Rank) -> None:
+        code = rank.facts["exit_code"]
+        rank.facts["phase"] = "failed" if code else "succeeded"
+        rank.facts["stopped"] = self.state["first_failed"] not in (None, rank.number)
 
     def _on_cancel(self, *_: object) -> None:
         self.cancelled = True
@@ -379,6 +430,10 @@ class Agent:
         number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
         code = os.WEXITSTATUS(status) if number is None else 128 + number
         rank.end()
+        if self.faults is not None and self.faults.take_end(rank, code, number):
+            rank.facts.update({"exit_code": code, "signal": number})  # and the phase stays: its log goes on
+            self._write_state()
+            return
         rank.facts.update(
             {
                 "phase": "failed" if code else "succeeded",
@@ -432,6 +487,8 @@ class Agent:
 
     def finish(self) -> None:
         """Nothing of the run is left when this returns, and the last state is on disk."""
+        if self.faults is not None:
+            self.faults.finish()
         self._finish_network()
         processes.kill_descendants()
         self._write_resources([self.load.row(0.0)])
@@ -470,7 +527,7 @@ class Agent:
                     os.fsync(file.fileno())
             os.replace(f"{path}.tmp", path)
         except OSError as error:
-            self._on_write_error(error)
+            self.on_write_error(error)
 
     def _sample(self) -> None:
         self.next_sample = time.monotonic() + SAMPLE
@@ -494,14 +551,14 @@ class Agent:
         try:
             log = os.open(f"{self.folder}/resources.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         except OSError as error:
-            return self._on_write_error(error)
+            return self.on_write_error(error)
         try:
             size = os.fstat(log).st_size
             if os.write(log, data) < len(data):
                 os.ftruncate(log, size)  # half a line is no line
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
-            self._on_write_error(error)
+            self.on_write_error(error)
         finally:
             os.close(log)
 
@@ -512,11 +569,12 @@ class Agent:
             with open(path, "wb") as file:
                 file.write(b"\0" * machine.PAGE)
         except OSError as error:
-            self._on_write_error(error)
+            self.on_write_error(error)
         with contextlib.suppress(OSError):
             os.unlink(path)
 
-    def _on_write_error(self, error: OSError) -> None:
+    def on_write_error(self, error: OSError) -> None:
+        """A file of the run could not be written: the run ends, and says why."""
         if machine.is_full(error):
             self.state["disk_full"] = True
         elif not os.path.isdir(self.folder):

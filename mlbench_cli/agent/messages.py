@@ -47,7 +47,25 @@ if TYPE_CHECKING:  # `typing` would cost the agent a tenth of its start
         network: str
         workers: int
 
-    class LocalPlan(RunPlan, LocalShape):
+    class FaultPlan(TypedDict):
+        """Faults, and what follows. `script` as model/faults.py reads it; `from_start`: times count from the start of
+        the ranks, and not from the first update of a training."""
+
+        script: str | None
+        seed: int
+        ranks: int
+        workers: int
+        policy: str
+        checkpoint_every: str | None
+        detect_seconds: float | None
+        from_start: bool
+
+    class LocalFaults(TypedDict, total=False):
+        """What a run meets on purpose, if it does."""
+
+        faults: FaultPlan
+
+    class LocalPlan(RunPlan, LocalShape, LocalFaults):
         """A run on one machine, within its agent's request."""
 
         ranks: list[RankPlan]
@@ -82,6 +100,7 @@ if TYPE_CHECKING:  # `typing` would cost the agent a tenth of its start
         start_error: str | None
         peak_rss_bytes: int | None  # of its largest process
         memory_limit_bytes: int | None  # of this control group or machine, if memory ran out
+        restarts: NotRequired[int]  # how often it was started again
 
     class BoundRank(TypedDict):
         """CPUs and GPUs that a rank may use; `cpus` None where the system cannot tell."""

@@ -23,7 +23,10 @@ CUSTOM = "custom"  # the task and the preset of a run with a command of its own
 OPEN = "open"  # the preset of a command of one's own that is held to a task's goal
 SEED = 42
 # Fields of RunSpec that are left out while they are empty: the hash of a spec from before them stays what it was.
-LATER_FIELDS = ("network", "method", "calibrate", "servers_on", "task_path", "pin")
+LATER_FIELDS = (
+    *("network", "method", "calibrate", "servers_on", "task_path", "pin"),
+    *("faults", "on_failure", "checkpoint_every", "detect_seconds"),
+)
 # The same of KubernetesOptions, with their defaults.
 LATER_OPTIONS: dict[str, object] = {
     "pod_labels": {},
@@ -145,6 +148,10 @@ class RunSpec:
     network: str | None = None  # shaped: "1gbit,5ms", or "model:1gbit,5ms" (network.py)
     calibrate: bool = False  # measure a few steps without communication first, for predictions
     pin: bool = False  # bind every process of the run to CPUs of its own
+    faults: str | None = None  # script of the faults that the run meets on purpose (faults.py)
+    on_failure: str | None = None  # a faults.Policy; None: the run fails with its first rank
+    checkpoint_every: str | None = None  # "30s" or a number of updates, for policies that start ranks again
+    detect_seconds: float | None = None  # after which a rank that makes no progress counts as failed
     task_path: str | None = None  # folder that the ranks import the task from; None: it is installed
     timeout: float = 86400.0
     # Of the cluster, as planned when it was made: per_hour (None: unknown), currency, source. Empty: nobody planned it.
@@ -192,6 +199,11 @@ class RunSpec:
     def has_shaped_network(self) -> bool:
         """Whether the run's workers are joined by a network that is made for it, and proved by probes."""
         return self.network is not None and not is_modelled(self.network) and self.workers > 1
+
+    @property
+    def has_faults(self) -> bool:
+        """Whether ranks meet faults on purpose, are started again, or are watched for being stopped."""
+        return any(value is not None for value in (self.faults, self.on_failure, self.detect_seconds))
 
     @property
     def servers(self) -> int:

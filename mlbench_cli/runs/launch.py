@@ -17,6 +17,7 @@ from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
 from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.model.spec import CUSTOM, MAX_TIMEOUT, OPEN, SEED, RunSpec, check_name
+from mlbench_cli.runs.fault_options import check_faults, resolve_faults
 from mlbench_cli.runs.kubernetes_options import check_mount_point, gpus_of_machine, require_folder, resolve_kubernetes
 from mlbench_cli.runs.methods import check_method, refuse_method, resolve_method, resolve_servers_on, split_set
 from mlbench_cli.runs.network_options import add_network_method, check_network, resolve_network
@@ -105,6 +106,7 @@ def resolve(
             raise UsageError(f'The cluster "{cluster.name}" has no GPUs.', hint="Leave out --gpu.")
         check_network(spec)
         check_method(spec)
+        check_faults(spec)
         if spec.preset not in (CUSTOM, OPEN):
             check_run(load_task(spec.task, tasks), spec)
     return specs
@@ -190,6 +192,7 @@ def move(spec: RunSpec, cluster: Cluster, data_dir: str | None) -> RunSpec:
         raise UsageError(f'The cluster "{cluster.name}" has no GPUs.')
     check_network(moved)
     check_method(moved)
+    check_faults(moved)
     return moved
 
 
@@ -420,6 +423,7 @@ def _placement(request: Request, cluster: Cluster) -> dict[str, Any]:
         "servers_on": resolve_servers_on(request, engine_name(cluster)),
         "network": resolve_network(request),
         "calibrate": bool(request.calibrate),
+        **resolve_faults(request),
     }
     if request.timeout is not None:
         placement["timeout"] = parse_duration(request.timeout, "--timeout")

@@ -139,6 +139,24 @@ class Request:
         "on local and hosts: pin each rank to its own CPUs; needs at least one CPU per rank",
         kind="switch",
     )
+    faults: str | None = _option(
+        "inject faults: a script or the name of its file, e.g. 'at 60s kill rank 1; every ~10m kill any rank' (local)",
+        metavar="SCRIPT|FILE",
+    )
+    on_failure: str | None = _option(
+        "what happens when a rank fails: fail (default), restart (all ranks, from the last checkpoint) or shrink (the "
+        "same without the failed workers) (local)",
+        metavar="POLICY",
+    )
+    checkpoint_every: str | None = _option(
+        "time or number of updates between the checkpoints that restarts go back to, e.g. 30s or 200; default: the "
+        "best interval for the faults",
+        metavar="DURATION|N",
+    )
+    detect: str | None = _option(
+        "count a rank as failed that is stopped, or keeps the others waiting, for this long; default: 10m",
+        metavar="DURATION",
+    )
     share_machine: bool | None = _option(
         "on local and hosts: run even if the machines are in use by other runs; the result is labeled as shared",
         kind="switch",

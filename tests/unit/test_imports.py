@@ -35,7 +35,7 @@ BASE = (
         "mlbench_cli.model.cluster_details",
     ),
     *(
-        "mlbench_cli.model.network",
+        *("mlbench_cli.model.network", "mlbench_cli.model.faults"),
         "mlbench_cli.model.methods",
         "mlbench_cli.model.silence",
         "mlbench_cli.util.yaml_text",
@@ -84,6 +84,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("mlbench_cli.errors", "mlbench_cli.config.settings", "mlbench_cli.model.run", "mlbench_cli.util.text"),
     ),
     "mlbench_cli.model.network": ("mlbench_cli.errors",),
+    "mlbench_cli.model.faults": ("mlbench_cli.errors", "mlbench_cli.model.network", "mlbench_cli.model.spec"),
     "mlbench_cli.model.methods": ("task_images.comm.presets",),
     "mlbench_cli.model.spec": ("mlbench_cli.errors", "mlbench_cli.model.network"),
     "mlbench_cli.util.yaml_text": ("mlbench_cli.errors",),
@@ -162,9 +163,12 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "mlbench_cli.runs.preflight": BASE,
     "mlbench_cli.runs.pinning": BASE,
     "mlbench_cli.runs.campaign": (*BASE, "mlbench_cli.runs"),
-    "mlbench_cli.runs.network_options": (*BASE, "mlbench_cli.runs.request"),
+    **dict.fromkeys(
+        ("mlbench_cli.runs.network_options", "mlbench_cli.runs.fault_options"),
+        (*BASE, "mlbench_cli.runs.request", "mlbench_cli.util.durations"),
+    ),
     "mlbench_cli.runs.launch": (
-        "mlbench_cli.runs.network_options",
+        *("mlbench_cli.runs.network_options", "mlbench_cli.runs.fault_options"),
         *(*BASE, "mlbench_cli.util.masking", "mlbench_cli.runs.request", "mlbench_cli.runs.kubernetes_options"),
         *("mlbench_cli.runs.preflight", "mlbench_cli.runs.pinning", "mlbench_cli.runs.methods", "mlbench_cli.__init__"),
     ),
@@ -183,6 +187,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     # What a run does with a method is a table of axes and pure functions, which a prediction shares.
     "mlbench_cli.simulator": (
         *("mlbench_cli.errors", "mlbench_cli.model.goals", "mlbench_cli.model.network"),
+        *("mlbench_cli.model.faults", "mlbench_cli.util.durations"),
         *(
             "task_images.comm.__init__",
             "task_images.comm.door",
@@ -199,7 +204,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "mlbench_cli.agent": (
         "mlbench_cli.util.files",
         "mlbench_cli.isolation",
-        "mlbench_cli.model.network",
+        *("mlbench_cli.model.network", "mlbench_cli.model.faults"),
         "task_images.harness.cores",
     ),
     "mlbench_cli.agent.channel": ("mlbench_cli.__init__", "mlbench_cli.errors", "mlbench_cli.agent"),

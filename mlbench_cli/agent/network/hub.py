@@ -1,8 +1,9 @@
 """The process that makes a run's network and, without netem in the kernel, is its switch.
 
 `main([DESCRIPTOR, WORKERS, RATE, DELAY, METHOD])` makes the namespaces, sends their descriptors and one JSON document
-over the socket DESCRIPTOR, and then answers each message there with its counters until the other end is closed. It
-dies with the agent that started it, and all namespaces with it.
+over the socket DESCRIPTOR, and then answers each message there with its counters until the other end is closed. A
+message that is JSON, {"link": WORKER, "rate": RATE, "loss": SHARE}, changes a link instead. It dies with the agent that
+started it, and all namespaces with it.
 
     agent - user namespace (ordinary users only) - hub namespace: h0 h1 ... and a bridge or the switch
                                                  - one namespace per worker: eth0 10.77.0.N, lo
@@ -83,6 +84,7 @@ class _Hub:
             namespaces.become_root_of_user_namespace()
             self.user = namespaces.open_user()
         self._own = namespaces.new_network()
+        self._delay = delay
         namespaces.configure(["link set lo up"])
         method = wanted if wanted != "auto" else NETEM if has_netem() else PACKET
         mtu = choose_mtu(rate, method)
@@ -159,10 +161,12 @@ class _Hub:
         """Answer messages with the counters until the other end is closed; move packets in between."""
 
         def answer() -> bool:
-            if not channel.recv(16):
-                return False
-            channel.send(json.dumps(self._count()).encode())
-            return True
+            message = channel.recv(1 << 10)
+            if message.startswith(b"{"):
+                channel.send(json.dumps({"problem": self._change_link(**json.loads(message))}).encode())
+            elif message:
+                channel.send(json.dumps(self._count()).encode())
+            return bool(message)
 
         if self._switch is not None:
             machine.prctl(_TIMER_SLACK, 1)
@@ -170,6 +174,24 @@ class _Hub:
         else:
             while answer():
                 pass
+
+    def _change_link(self, link: int, rate: float, loss: float) -> str | None:
+        """Another rate and loss of a worker's link, in both directions; a rate of 0 is a link that is down."""
+        if self._switch is not None:
+            self._switch.change_link(link, rate, loss)
+            return None
+        lost = f" loss {100 * loss:g}%" if loss else ""
+        kept = f"netem rate {rate or 8:.0f}bit limit 10000{lost if rate else ' loss 100%'}"
+        try:
+            _shape(f"h{link}", kept)
+            namespaces.enter(self.networks[link], namespaces.NEW_NETWORK)
+            try:
+                _shape("eth0", f"{kept} delay {self._delay * 1e6:.0f}us")
+            finally:
+                namespaces.enter(self._own, namespaces.NEW_NETWORK)
+        except (ShapingError, OSError) as error:
+            return str(error)
+        return None
 
     def _count(self) -> dict[str, object]:
         if self._switch is None:

@@ -180,6 +180,17 @@ class ShapedNetwork:
         self.channel.send(b"count")
         return cast(SwitchDocument, json.loads(self.channel.recv(1 << 16)))
 
+    def change_link(self, worker: int, rate: float | None = None, loss: float = 0.0) -> str | None:
+        """Give a worker's link another rate (bits per second; 0: it is down; None: its own) and loss of packets, both
+        ways. Returns why that cannot be done, or None."""
+        order = {"link": worker, "rate": self.shape.rate if rate is None else rate, "loss": loss}
+        try:
+            self.channel.send(json.dumps(order).encode())
+            answer = json.loads(self.channel.recv(1 << 16))
+        except (OSError, ValueError) as error:
+            return f"the process that makes the network does not answer: {error}"
+        return cast("str | None", answer.get("problem"))
+
     def _advice(self) -> str:
         if self.setup["method"] != PACKET:
             return ""

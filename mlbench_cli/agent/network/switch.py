@@ -13,6 +13,7 @@ among 4 ranks at 100 Mbit/s takes half as long again.
 import heapq
 import math
 import os
+import random
 import select
 import socket
 import time
@@ -65,7 +66,7 @@ class Scheduler:
 
     def __init__(self, links: int, rate: float, delay: float, credit: float = CREDIT_SECONDS) -> None:
         """`rate` in bits per second, `delay` one way in seconds."""
-        self._seconds_per_byte = 8 / rate
+        self._seconds_per_byte = [8 / rate] * links
         self._delay = delay
         self._credit = credit
         self._up = [0.0] * links
@@ -78,7 +79,7 @@ class Scheduler:
 
     def admit(self, now: float, packet: Packet) -> None:
         """Take in a packet that came at `now`."""
-        cost, way = packet.length * self._seconds_per_byte, packet.way
+        cost, way = packet.length * self._seconds_per_byte[packet.source], packet.way
         if packet.length < SPARSE_BYTES:
             left = max(now + cost, self._flows_up.get(way, 0.0))
         else:
@@ -86,6 +87,10 @@ class Scheduler:
             self._up[packet.source] = self._flows_up[way] = left
         self._number += 1
         heapq.heappush(self._leaving, (left, self._number, packet))
+
+    def change_rate(self, link: int, rate: float) -> None:
+        """Give a link another rate (bits per second) for packets that come from now on."""
+        self._seconds_per_byte[link] = 8 / rate
 
     def take_arrived(self, now: float) -> Iterator[tuple[float, Packet]]:
         """Every packet that has arrived by `now`, and when, in the order of arrival."""
@@ -105,7 +110,7 @@ class Scheduler:
         """When a packet that left its sender's link at `left` has passed its receiver's."""
         if packet.length < SPARSE_BYTES:
             return max(left, self._flows_down.get(packet.way, 0.0))
-        passed = max(left, self._down[packet.target] + packet.length * self._seconds_per_byte)
+        passed = max(left, self._down[packet.target] + packet.length * self._seconds_per_byte[packet.target])
         self._down[packet.target] = self._flows_down[packet.way] = passed
         return passed
 
@@ -120,6 +125,17 @@ class PacketSwitch:
         self._outputs = [link.fileno() for link in sockets]
         self._scheduler = Scheduler(len(sockets), rate, delay)
         self._held = 0
+        self._loss = [0.0] * len(sockets)  # share of packets that each link drops
+        self._random = random.Random(0)
+
+    def change_link(self, link: int, rate: float, loss: float) -> None:
+        """Give a link another rate (bits per second; 0: it is down) and loss, in both directions."""
+        self._loss[link] = loss if rate else 1.0
+        if rate:
+            self._scheduler.change_rate(link, rate)
+
+    def _is_lost(self, source: int, target: int) -> bool:
+        return any(share and self._random.random() < share for share in (self._loss[source], self._loss[target]))
 
     def run(self, control: int, answer: Callable[[], bool]) -> None:
         """Move packets until `answer`, called when `control` is readable, returns False."""
@@ -155,7 +171,7 @@ class PacketSwitch:
             self.counters.packets += 1
             self.counters.bytes += length
             self.sent_bytes[source] += length
-            if self._held > MAX_HELD_BYTES:
+            if self._held > MAX_HELD_BYTES or self._is_lost(source, target):
                 self.counters.dropped_packets += 1
                 continue
             ports = frame[_ETHERNET + _IP : _ETHERNET + _IP + 4]

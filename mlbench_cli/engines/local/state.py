@@ -257,6 +257,7 @@ def _worker(state: Mapping[str, Any], facts: Mapping[str, Any], lost: bool) -> W
         exit_code=facts["exit_code"],
         started=facts["started"],
         finished=facts["finished"],
+        restarts=facts.get("restarts", 0),
         seconds=facts.get("seconds"),
     )
 

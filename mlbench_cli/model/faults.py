@@ -1,0 +1,403 @@
+"""Faults that a run meets on purpose: the script as people write it, and the plan that follows from script and seed.
+
+    at 120s kill rank 3                         every ~600s kill any rank
+    at 60s for 20s stop rank 1                  at 60s for 60s slow rank 2 to 50% cpu
+    at 90s for 20s link 2 down                  at 90s for 60s link 2 10mbit         at 90s link any loss 2%
+    at 200s for 30s disk full                   at 300s node 1 gone
+    seed 7                                      anyway
+
+Items are separated by semicolons or lines. Times count from the first update of the training. `every 600s` is a fixed
+interval, `every ~600s` draws exponential ones of that mean. The plan is a pure function of script, seed and number of
+ranks, so that it is known before the start and can be derived again from an archive. `anyway` lets a run start whose
+checkpoints are predicted to fall behind its faults.
+"""
+
+import heapq
+import math
+import random
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
+from mlbench_cli.model.network import NetworkShape, parse_network
+
+if TYPE_CHECKING:
+    from mlbench_cli.model.spec import RunSpec
+
+MIN_INTERVAL = 0.05  # seconds between faults that repeat
+MAX_SECONDS = 30 * 86400.0
+MAX_TEXT = 64 << 10
+MAX_ITEMS = 1000
+
+
+class FaultKind(StrEnum):
+    """What is done to a rank, a link, a disk or a node."""
+
+    KILL = "kill"
+    STOP = "stop"
+    SLOW = "slow"
+    LINK = "link"
+    DISK = "disk"
+    NODE = "node"
+
+    @property
+    def targets_worker(self) -> bool:
+        """Whether its number is that of a worker (a node or its link), and not that of a rank."""
+        return self in (FaultKind.LINK, FaultKind.NODE)
+
+    @property
+    def lasts(self) -> bool:
+        """Whether it has an end, at which things are as before."""
+        return self in (FaultKind.STOP, FaultKind.SLOW, FaultKind.LINK, FaultKind.DISK)
+
+
+class Policy(StrEnum):
+    """What happens when a rank fails."""
+
+    FAIL = "fail"  # the run ends
+    RESTART = "restart"  # all ranks start again from the last checkpoint
+    SHRINK = "shrink"  # the same without the workers that failed
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault of a plan. `at` and `seconds` (None: to the end) in seconds, from the first update of the training.
+
+    target   rank, or worker for links and nodes; None: all (disk full)
+    share    of a CPU that a slowed rank keeps, or of packets that a lossy link drops
+    rate     of a slowed link, bits per second; 0: the link is down
+    """
+
+    kind: str
+    at: float
+    target: int | None = None
+    seconds: float | None = None
+    share: float | None = None
+    rate: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fault as plain values, without what it does not have."""
+        return {key: value for key, value in asdict(self).items() if value is not None}
+
+    def __str__(self) -> str:
+        """ "kill rank 3", "link 2 down for 20 s"."""
+        kind = FaultKind(self.kind)
+        where = f"{'link' if kind is FaultKind.LINK else 'node' if kind is FaultKind.NODE else 'rank'} {self.target}"
+        words = {
+            FaultKind.KILL: f"kill {where}",
+            FaultKind.STOP: f"stop {where}",
+            FaultKind.SLOW: f"slow {where} to {100 * (self.share or 0):g}% cpu",
+            FaultKind.LINK: f"{where} {self._link_words()}",
+            FaultKind.DISK: "disk full",
+            FaultKind.NODE: f"{where} gone",
+        }[kind]
+        return words if self.seconds is None else f"{words} for {self.seconds:g} s"
+
+    def _link_words(self) -> str:
+        if self.share is not None:
+            return f"loss {100 * self.share:g}%"
+        return "down" if not self.rate else str(NetworkShape(self.rate))
+
+
+@dataclass(frozen=True)
+class Item:
+    """One line of a script. `every` is None for a fault that happens once; `target` None stands for any."""
+
+    kind: FaultKind
+    at: float | None
+    every: float | None
+    is_random: bool
+    target: int | None
+    seconds: float | None
+    share: float | None = None
+    rate: float | None = None
+
+    def __str__(self) -> str:
+        when = f"at {_time(self.at or 0)}" if self.every is None else f"every {'~' * self.is_random}{_time(self.every)}"
+        lasting = "" if self.seconds is None else f" for {_time(self.seconds)}"
+        target = "any" if self.target is None else str(self.target)
+        what = {
+            FaultKind.KILL: f"kill {_ranks(target)}",
+            FaultKind.STOP: f"stop {_ranks(target)}",
+            FaultKind.SLOW: f"slow {_ranks(target)} to {100 * (self.share or 0):g}% cpu",
+            FaultKind.LINK: f"link {target} {self._link_words()}",
+            FaultKind.DISK: "disk full",
+            FaultKind.NODE: f"node {target} gone",
+        }[self.kind]
+        return f"{when}{lasting} {what}"
+
+    def _link_words(self) -> str:
+        return Fault("link", 0, 0, share=self.share, rate=self.rate)._link_words()
+
+
+@dataclass(frozen=True)
+class FaultScript:
+    """A parsed script. `seed` is None if the run's own seed decides."""
+
+    items: tuple[Item, ...]
+    seed: int | None = None
+    is_forced: bool = False
+
+    def __str__(self) -> str:
+        """The canonical text, which parses to the same script."""
+        words = [str(item) for item in self.items]
+        words += [] if self.seed is None else [f"seed {self.seed}"]
+        return "; ".join([*words, *(["anyway"] if self.is_forced else [])])
+
+    @property
+    def mtbf(self) -> float | None:
+        """Mean seconds between faults that end a rank, of those that repeat; None if none repeats."""
+        rates = [1 / item.every for item in self.items if item.every and not (item.kind.lasts and item.seconds)]
+        return 1 / sum(rates) if rates else None
+
+    @property
+    def kinds(self) -> set[FaultKind]:
+        """The kinds of fault in it."""
+        return {item.kind for item in self.items}
+
+    def plan(self, seed: int, ranks: int, workers: int) -> Iterator[Fault]:
+        """All faults in the order of their times; endless if one repeats."""
+        seed = seed if self.seed is None else self.seed
+        streams = (
+            _stream(item, random.Random(f"{seed}/{number}"), ranks, workers) for number, item in enumerate(self.items)
+        )
+        return heapq.merge(*streams, key=lambda fault: fault.at)
+
+    def check(self, ranks: int, workers: int) -> None:
+        """Raise UsageError for a rank, link or node that a run of this size does not have."""
+        for item in self.items:
+            count = workers if item.kind.targets_worker else ranks
+            if item.target is not None and item.target >= count:
+                what = {FaultKind.LINK: "link", FaultKind.NODE: "node"}.get(item.kind, "rank")
+                raise UsageError(
+                    f'--faults "{item}": there is no {what} {item.target}; the run has {count}, from 0 to {count - 1}.',
+                    hint=f"For example {what} {count - 1}, or {what} any."
+                    if item.kind.targets_worker
+                    else f"For example rank {count - 1}, or any rank.",
+                )
+
+
+def read_faults(text: str) -> FaultScript:
+    """The script in a file, or in the text itself. Raises UsageError that quotes the item and says what is wrong."""
+    if "\n" not in text and " " not in text.strip() and text.strip() not in ("", "anyway"):
+        path = Path(text.strip())
+        try:
+            with open(path, encoding="utf-8") as file:
+                text = file.read(MAX_TEXT + 1)
+        except FileNotFoundError:
+            raise NotFoundError(
+                f"--faults: there is no file {path}.", hint="A script has blanks: --faults 'at 60s kill rank 1'"
+            ) from None
+        except (OSError, UnicodeDecodeError, ValueError) as error:
+            raise UsageError(f"--faults: {path} cannot be read: {error}.") from None
+    return parse_faults(text)
+
+
+def parse_faults(text: str) -> FaultScript:
+    """The script in a text. Raises UsageError that quotes the item and says what is wrong."""
+    if len(text) > MAX_TEXT:
+        raise UsageError(f"--faults: the script is longer than {MAX_TEXT >> 10} KiB.")
+    script = FaultScript(())
+    for line in text.splitlines():
+        for part in line.partition("#")[0].split(";"):
+            words = part.lower().split()
+            if words:
+                script = _add(script, words, " ".join(part.split()))
+    if not script.items:
+        raise UsageError("--faults: the script holds no fault.", hint="--faults 'at 60s kill rank 1'")
+    return script
+
+
+def _add(script: FaultScript, words: list[str], shown: str) -> FaultScript:
+    if words == ["anyway"]:
+        return replace(script, is_forced=True)
+    if words[0] == "seed":
+        if len(words) != 2 or not words[1].isdecimal() or int(words[1]) >= 1 << 32:
+            raise _error(shown, "a seed is one number from 0 to 4294967295", "seed 7")
+        return replace(script, seed=int(words[1]))
+    if len(script.items) >= MAX_ITEMS:
+        raise UsageError(f"--faults: the script has more than {MAX_ITEMS} faults.")
+    return replace(script, items=(*script.items, _parse_item(words, shown)))
+
+
+def _parse_item(words: list[str], shown: str) -> Item:
+    at = every = seconds = None
+    is_random = False
+    while words and words[0] in ("at", "every", "for"):
+        word, value, *words = (*words, "") if len(words) == 1 else words
+        if word == "at":
+            at = _parse_time(value, shown)
+        elif word == "for":
+            seconds = _parse_time(value, shown)
+            if not seconds:
+                raise _error(shown, "it lasts 0 seconds", "at 60s for 20s stop rank 1")
+        else:
+            is_random = value.startswith("~")
+            every = _parse_time(value.removeprefix("~"), shown)
+            if every < MIN_INTERVAL:
+                raise _error(shown, f"the interval is below {MIN_INTERVAL} s", "every ~600s kill any rank")
+    if (at is None) == (every is None):
+        problem = "it says neither when nor how often" if at is None else "it has both a moment and an interval"
+        raise _error(shown, problem, "at 60s kill rank 1, or every ~600s kill any rank")
+    item = _parse_action(words, shown)
+    if seconds is not None and not item.kind.lasts:
+        raise _error(shown, "what is killed does not come back by itself", "at 60s kill rank 1")
+    return replace(item, at=at, every=every, is_random=is_random, seconds=seconds)
+
+
+_EXAMPLES = {
+    "kill": "at 60s kill rank 1",
+    "stop": "at 60s for 20s stop rank 1",
+    "slow": "at 60s for 60s slow rank 2 to 50% cpu",
+    "link": "at 90s for 20s link 2 down, or link 2 10mbit, or link 2 loss 2%",
+    "disk": "at 200s for 30s disk full",
+    "node": "at 300s node 1 gone",
+}
+
+
+def _parse_action(words: list[str], shown: str) -> Item:
+    verb = words[0] if words else ""
+    if verb not in _EXAMPLES:
+        near = did_you_mean(verb, list(_EXAMPLES)) if verb else ""
+        problem = f'"{verb}" is none of {", ".join(_EXAMPLES)}' if verb else "it does not say what happens"
+        raise _error(shown, problem + (f".{near}".rstrip(".?") + "?" if near else ""), "at 60s kill rank 1")
+    example, rest = _EXAMPLES[verb], words[1:]
+    make = Item(FaultKind(verb), None, None, False, None, None)
+    if verb in ("kill", "stop", "slow"):
+        target, rest = _parse_rank(rest, shown, example)
+        make = replace(make, target=target)
+        if verb == "slow":
+            return replace(make, share=_parse_slow(rest, shown, example))
+        if rest:
+            raise _error(shown, f'"{" ".join(rest)}" is not understood', example)
+        return make
+    if verb == "disk":
+        if rest != ["full"]:
+            raise _error(shown, "a disk can only be full", example)
+        return make
+    if len(rest) < 2 or not (rest[0] == "any" or rest[0].isdecimal()):
+        raise _error(shown, f"it names no {verb}", example)
+    make = replace(make, target=None if rest[0] == "any" else int(rest[0][:9]))
+    if verb == "node":
+        if rest[1:] != ["gone"]:
+            raise _error(shown, "a node can only be gone", example)
+        return make
+    return _parse_link(make, rest[1:], shown, example)
+
+
+def _parse_rank(words: list[str], shown: str, example: str) -> tuple[int | None, list[str]]:
+    if words[:2] == ["any", "rank"]:
+        return None, words[2:]
+    if len(words) >= 2 and words[0] == "rank" and words[1].isdecimal():
+        return int(words[1][:9]), words[2:]
+    raise _error(shown, "it names no rank", f"{example}, or any rank")
+
+
+def _parse_slow(words: list[str], shown: str, example: str) -> float:
+    match = re.fullmatch(r"to (\d{1,2}(?:\.\d{1,4})?)% ?cpu", " ".join(words))
+    if match is None or not 1 <= float(match[1]) < 100:
+        raise _error(shown, "it does not say to how much of its CPU the rank is slowed, from 1% to 99%", example)
+    return float(match[1]) / 100
+
+
+def _parse_link(item: Item, words: list[str], shown: str, example: str) -> Item:
+    if words == ["down"]:
+        return replace(item, rate=0.0)
+    if words[0] == "loss":
+        match = re.fullmatch(r"(\d{1,2}(?:\.\d{1,4})?)%", " ".join(words[1:]))
+        if match is None or not float(match[1]):
+            raise _error(shown, "the loss is a share of packets, above 0% and below 100%", example)
+        return replace(item, share=float(match[1]) / 100)
+    if len(words) != 1:
+        raise _error(shown, f'"{" ".join(words)}" is neither down, nor a rate, nor a loss', example)
+    try:
+        shape = parse_network(words[0], "the rate")
+    except UsageError as error:
+        raise _error(shown, error.message.rstrip("."), example) from None
+    if shape.delay or shape.is_modelled:
+        raise _error(shown, "only the rate of a link can change", example)
+    return replace(item, rate=shape.rate)
+
+
+def _parse_time(text: str, shown: str) -> float:
+    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,6})?)(s|m|h|)", text)
+    seconds = float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]] if match else -1.0
+    if not 0 <= seconds <= MAX_SECONDS:
+        raise _error(shown, f'"{text}" is no time', "60s, 5m or 2h")
+    return seconds
+
+
+def _error(shown: str, problem: str, example: str) -> UsageError:
+    quoted = shown if len(shown) <= 100 else f"{shown[:99]}…"
+    stop = "" if problem.endswith("?") else "."
+    return UsageError(f'--faults "{quoted}": {problem}{stop}', hint=f"For example: {example}")
+
+
+def _stream(item: Item, generator: random.Random, ranks: int, workers: int) -> Iterator[Fault]:
+    """The faults of one item. Only random() is used, whose values are the same in every version of Python."""
+    count = workers if item.kind.targets_worker else ranks
+    moment = 0.0
+    while True:
+        if item.every is None:
+            moment = item.at or 0.0
+        else:
+            moment += -item.every * math.log(1 - generator.random()) if item.is_random else item.every
+        target = item.target
+        if target is None and item.kind is not FaultKind.DISK:
+            target = int(generator.random() * count)
+        yield Fault(str(item.kind), round(moment, 3), target, item.seconds, item.share, item.rate)
+        if item.every is None:
+            return
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.10g}s"
+
+
+def _ranks(target: str) -> str:
+    return "any rank" if target == "any" else f"rank {target}"
+
+
+def plan_of(spec: "RunSpec") -> Iterator[Fault]:
+    """The plan of a run; none without a script."""
+    if spec.faults is None:
+        return iter(())
+    return parse_faults(spec.faults).plan(spec.seed, spec.world_size, spec.workers)
+
+
+def best_interval(checkpoint: float, mtbf: float) -> float:
+    """Seconds between checkpoints that lose least: Daly's estimate of higher order, of the cost of a checkpoint and the
+    mean time between faults (seconds). Source: J. T. Daly, Future Generation Computer Systems 22 (2006), eq. 37."""
+    if checkpoint >= 2 * mtbf:
+        return mtbf
+    share = checkpoint / (2 * mtbf)
+    return math.sqrt(2 * checkpoint * mtbf) * (1 + math.sqrt(share) / 3 + share / 9) - checkpoint
+
+
+def expected_ettr(mtbf: float, checkpoint: float, interval: float, restart: float) -> float:
+    """Expected share of the time that is productive (arXiv 2410.21680): faults every `mtbf`, checkpoints that block
+    for `checkpoint` every `interval`, and `restart` until training goes on, all in seconds. Never below 0."""
+    return max(0.0, (1 - (restart + interval / 2) / mtbf) / (1 + checkpoint / interval))
+
+
+def expected_attempts(mtbf: float, until_checkpoint: float) -> float:
+    """How many attempts it takes on average until one lives for `until_checkpoint` seconds."""
+    return math.exp(min(50.0, until_checkpoint / mtbf))
+
+
+def parse_every(text: str) -> tuple[float | None, int | None]:
+    """Seconds or updates between checkpoints: "30s" or "200". Raises UsageError."""
+    if text.isdecimal() and text.isascii() and int(text[:9]) > 0 and len(text) < 10:
+        return None, int(text)
+    match = re.fullmatch(r"(\d{1,7}(?:\.\d{1,3})?)(s|m|h)", text)
+    seconds = float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]] if match else 0.0
+    if not seconds:
+        raise UsageError(
+            f'--checkpoint-every "{text[:40]}" is neither a time nor a number of updates.',
+            hint="--checkpoint-every 30s, or --checkpoint-every 200 for every 200 updates",
+        )
+    return seconds, None

@@ -1,0 +1,162 @@
+"""What --faults, --on-failure, --checkpoint-every and --detect mean together, and which runs can keep it."""
+
+import math
+import sys
+from typing import Any
+
+from mlbench_cli.errors import UsageError, did_you_mean
+from mlbench_cli.model.faults import (
+    FaultKind,
+    FaultScript,
+    Policy,
+    best_interval,
+    expected_attempts,
+    parse_every,
+    parse_faults,
+    read_faults,
+)
+from mlbench_cli.model.spec import RunSpec
+from mlbench_cli.runs.request import Request
+from mlbench_cli.util.durations import parse_duration
+from mlbench_cli.util.text import shorten
+
+MIN_DETECT_SECONDS = 1.0
+# Of a small training: what a checkpoint blocks, and what passes until a new attempt trains. They choose an interval,
+# and measured ones are in the result; `mlbench predict --faults` takes others.
+CHECKPOINT_SECONDS, RESTART_SECONDS = 0.05, 4.0
+DEFAULT_SECONDS = 60.0  # between checkpoints, if faults do not repeat
+MAX_ATTEMPTS = 10.0  # on average until one lives to its first checkpoint: more is refused
+
+
+def resolve_faults(request: Request) -> dict[str, Any]:
+    """The fields of RunSpec that say which faults a run meets and what follows; empty if nothing was asked."""
+    fields: dict[str, Any] = {}
+    script = None if request.faults is None else read_faults(request.faults)
+    if script is not None:
+        fields["faults"] = str(script)
+    policy = Policy.FAIL
+    if request.on_failure is not None:
+        words = [*Policy]
+        if request.on_failure not in words:
+            near = did_you_mean(request.on_failure, words)
+            raise UsageError(
+                f'There is no --on-failure "{shorten(request.on_failure)}", only {", ".join(words)}.{near}'
+            )
+        policy = Policy(request.on_failure)
+    if request.checkpoint_every is not None:
+        if policy is Policy.FAIL:
+            raise UsageError(
+                "--checkpoint-every is for runs that start failed ranks again.", hint="Add --on-failure restart."
+            )
+        parse_every(request.checkpoint_every)
+    if policy is not Policy.FAIL:
+        fields["on_failure"] = str(policy)
+        fields["checkpoint_every"] = request.checkpoint_every or _choose_interval(script)
+    if request.detect is not None:
+        seconds = parse_duration(request.detect, "--detect")
+        if seconds < MIN_DETECT_SECONDS:
+            raise UsageError(f"--detect {shorten(request.detect)}: the least is {MIN_DETECT_SECONDS:g} s.")
+        fields["detect_seconds"] = seconds
+    return fields
+
+
+def _choose_interval(script: FaultScript | None) -> str:
+    """Daly's interval for faults that repeat."""
+    mtbf = None if script is None else script.mtbf
+    if mtbf is None:
+        return f"{DEFAULT_SECONDS:g}s"
+    return f"{max(1.0, round(best_interval(CHECKPOINT_SECONDS, mtbf), 1)):g}s"
+
+
+def check_faults(spec: RunSpec) -> None:
+    """Refuse faults and policies that this run cannot have. Raises UsageError."""
+    if spec.faults is None and spec.on_failure is None and spec.detect_seconds is None:
+        return
+    asked = "--faults" if spec.faults else "--on-failure" if spec.on_failure else "--detect"
+    if spec.engine != "local":
+        raise UsageError(
+            f"{asked} works on the local cluster only so far; on {spec.engine} nobody beside the ranks would do it.",
+            hint="Leave it out, or leave out --cluster.",
+        )
+    if sys.platform != "linux":
+        raise UsageError(f"{asked} needs Linux.", hint="Leave it out.")
+    if not spec.run_on_all:
+        raise UsageError(
+            f"{asked}: only rank 0 of this run is a process of mlbench's, and the launcher starts the others.",
+            hint="--backend gloo, or --run-on-all",
+        )
+    script = None if spec.faults is None else parse_faults(spec.faults)
+    if script is not None:
+        _check_script(spec, script)
+    if spec.on_failure is not None:
+        _check_policy(spec, script)
+
+
+def _check_script(spec: RunSpec, script: FaultScript) -> None:
+    script.check(spec.world_size, spec.workers)
+    if FaultKind.LINK in script.kinds and not spec.has_shaped_network:
+        raise UsageError(
+            "--faults: links can be changed only in a network that mlbench makes.",
+            hint="Add --network 1gbit and at least two workers, or leave out the faults of links.",
+        )
+    endless = [item for item in script.items if item.kind is FaultKind.STOP and item.seconds is None]
+    if endless and spec.detect_seconds is None:
+        raise UsageError(
+            f'--faults "{endless[0]}": the rank would stay stopped until a collective of the others times out.',
+            hint="Add --detect 10s, or say how long: for 20s stop ...",
+        )
+
+
+def _check_policy(spec: RunSpec, script: FaultScript | None) -> None:
+    if spec.servers:
+        raise UsageError(
+            f"--on-failure {spec.on_failure}: the method {spec.method.get('name')} has parameter servers, whose state "
+            "is in no checkpoint of the ranks.",
+            hint="--on-failure fail, or a method without servers (mlbench methods)",
+        )
+    if spec.parameters.get("blocks"):
+        raise UsageError(
+            f"--on-failure {spec.on_failure}: a run that measures throughput in blocks keeps no checkpoint.",
+            hint="Leave out --set blocks, or choose a preset that trains to a goal.",
+        )
+    if spec.parameters.get("resume"):
+        raise UsageError(
+            f"--on-failure {spec.on_failure} and --set resume exclude each other: a restart goes back to the run's own "
+            "checkpoints.",
+            hint="Leave out --set resume=...",
+        )
+    if spec.on_failure == Policy.SHRINK:
+        _check_shrinking(spec)
+    mtbf = None if script is None else script.mtbf
+    seconds, _ = parse_every(spec.checkpoint_every or "60s")
+    if mtbf is None or seconds is None or script is None or script.is_forced:
+        return
+    attempts = expected_attempts(mtbf, RESTART_SECONDS + seconds + CHECKPOINT_SECONDS)
+    if attempts > MAX_ATTEMPTS:
+        raise UsageError(
+            f"The run would hardly ever come to a checkpoint: with a fault every {mtbf:.4g} s on average, and "
+            f"{RESTART_SECONDS + seconds:.4g} s from a start to the first checkpoint, it takes {attempts:.3g} attempts"
+            " to get there.",
+            hint="More frequent checkpoints (--checkpoint-every), rarer faults, or the word anyway in the script",
+        )
+
+
+def _check_shrinking(spec: RunSpec) -> None:
+    """Shrinking keeps the global batch: what ranks have each must be whole for every number of workers."""
+    if spec.processes_per_worker != 1:
+        raise UsageError(
+            "--on-failure shrink is for workers of one process each.", hint="Leave out --processes-per-worker."
+        )
+    batch = spec.parameters.get("batch_size")
+    if not spec.runs_task_program or not isinstance(batch, int):
+        raise UsageError(
+            "--on-failure shrink keeps the global batch by the parameter batch_size, which this run does not have.",
+            hint="--on-failure restart, or a task with batch_size (mlbench tasks)",
+        )
+    total = batch * spec.workers
+    if spec.workers < 2 or total % (spec.workers - 1):
+        raise UsageError(
+            f"--on-failure shrink: a global batch of {total} samples cannot be shared by {spec.workers - 1} ranks "
+            "alike.",
+            hint=f"--set batch_size={math.lcm(*range(1, spec.workers + 1))}, or --on-failure restart",
+        )

@@ -1,0 +1,191 @@
+"""Faults and attempts of local runs, with real processes: what is asked happens, is recorded, and leaves nothing."""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlbench_cli.model.run import Run
+from mlbench_cli.model.spec import RunSpec
+from mlbench_cli.runs.finalize import finalize
+from tests.contract.local_runs import Lab, client, processes_of, python, shell, until
+
+# Sleeps in the first attempt; ends at once in the next.
+SECOND_TRY = 'test -n "$MLBENCH_ATTEMPT" && exit 0; exec sleep 60'
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[Lab]:
+    opened = Lab(tmp_path)
+    yield opened
+    opened.close()
+
+
+def record_of(run: Run) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads((run.folder / "faults.json").read_bytes())
+    return document
+
+
+def is_stopped(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"T"
+
+
+def test_a_killed_rank_ends_the_run_without_a_policy(lab: Lab) -> None:
+    run = lab.start(shell("sleep 60"), workers=2, faults="at 0.3s kill rank 1")
+    end = lab.end(run)
+    assert (end.ended, end.first_failed) == ("failed", 1)
+    record = record_of(run)
+    assert [event["planned"]["kind"] for event in record["events"]] == ["kill"]
+    assert 0.3 <= record["events"][0]["at"] < 10
+    assert record["attempts"][0]["why"] == "killed"
+
+
+def test_all_ranks_start_again(lab: Lab) -> None:
+    run = lab.start(shell(f"echo begun; {SECOND_TRY}"), workers=2, faults="at 0.3s kill rank 1", on_failure="restart")
+    end = lab.end(run)
+    assert end.ended == "exited"
+    assert [(worker.exit_code, worker.restarts) for worker in end.workers] == [(0, 1), (0, 1)]
+    attempts = record_of(run)["attempts"]
+    assert [attempt["rank"] for attempt in attempts] == [1, None]
+    assert lab.log(run, 0) == b"begun\nbegun\n"  # one log, of both attempts
+
+
+def test_a_run_that_never_gets_further_is_given_up(lab: Lab) -> None:
+    run = lab.start(shell("exit 3"), workers=2, on_failure="restart")
+    end = lab.end(run)
+    assert (end.ended, len(record_of(run)["attempts"])) == ("failed", 3)
+    assert "no new checkpoint" in record_of(run)["problem"]
+
+
+def test_a_usage_error_is_not_tried_again(lab: Lab) -> None:
+    run = lab.start(shell("exit 64"), workers=2, on_failure="restart")
+    assert lab.end(run).ended == "failed"
+    assert len(record_of(run)["attempts"]) == 1
+
+
+def test_a_stopped_rank_goes_on_after_its_time(lab: Lab) -> None:
+    run = lab.start(python("import time; time.sleep(2.5)"), workers=2, faults="at 0.3s for 1s stop rank 0")
+    pid = until(lambda: next(iter(processes_of(run)), None))
+    assert until(lambda: any(is_stopped(pid) for pid in processes_of(run)))
+    assert pid
+    assert lab.end(run).ended == "exited"
+    (event,) = record_of(run)["events"]
+    assert 1 <= event["until"] - event["at"] < 10
+
+
+def test_a_stopped_rank_is_found_in_seconds(lab: Lab) -> None:
+    run = lab.start(
+        shell(SECOND_TRY), workers=2, faults="at 0.3s stop rank 1", on_failure="restart", detect_seconds=1.0
+    )
+    assert lab.end(run).ended == "exited"
+    record = record_of(run)
+    assert (record["attempts"][0]["why"], record["attempts"][0]["rank"]) == ("stopped", 1)
+    assert 1 <= record["attempts"][0]["ended"] - record["events"][0]["at"] < 15
+
+
+def test_a_slowed_rank_has_its_share_of_the_time_and_is_not_taken_for_stopped(lab: Lab) -> None:
+    burn = "import time; end = time.monotonic() + 4\nwhile time.monotonic() < end: pass"
+    run = lab.start(python(burn), workers=1, faults="at 0.5s for 2.5s slow rank 0 to 30% cpu", detect_seconds=1.0)
+    assert lab.end(run).ended == "exited"
+    (event,) = record_of(run)["events"]
+    assert event["until"] - event["at"] >= 2.4
+    assert 0.5 <= event["stopped_share"] <= 0.8  # 0.7 on an idle machine
+
+
+def test_a_full_disk_fails_the_ranks_that_write(lab: Lab) -> None:
+    script = "import time\nfor n in range(100): print(n, flush=True); time.sleep(0.1)"
+    run = lab.start(python(script), workers=1, faults="at 0.5s disk full")
+    assert lab.end(run).ended == "failed"
+    assert record_of(run)["events"][0]["problem"] is None
+
+
+def test_the_node_of_a_worker_takes_all_its_ranks_along(lab: Lab) -> None:
+    run = lab.start(shell("sleep 60"), workers=2, processes_per_worker=2, faults="at 0.3s node 1 gone")
+    end = lab.end(run)
+    assert end.first_failed in (2, 3)
+    assert {worker.exit_code for worker in end.workers if worker.rank >= 2} == {137}
+
+
+def test_faults_are_those_of_the_seed(lab: Lab) -> None:
+    script = "every ~0.4s kill any rank"
+    runs = [
+        lab.start(shell("sleep 60"), workers=3, name=f"seed-{number}", seed=seed, faults=script, on_failure="restart")
+        for number, seed in enumerate((1, 1))
+    ]
+    plans = []
+    for run in runs:
+        assert lab.end(run).ended == "failed"  # three attempts without a checkpoint
+        plans.append([event["planned"] for event in record_of(run)["events"]])
+    for one, other in pairwise(plans):
+        both = min(len(one), len(other))
+        assert both >= 2
+        assert one[:both] == other[:both]
+
+
+@pytest.mark.parametrize("moment", ["stop rank 0", "slow rank 0 to 20% cpu"])
+def test_an_agent_that_is_killed_leaves_nothing_stopped(lab: Lab, moment: str) -> None:
+    # A child in the same group: it does not die with the agent by itself.
+    run = lab.start(shell("sleep 77 & sleep 77"), workers=2, faults=f"at 0.2s for 60s {moment}")
+    assert until(lambda: any(is_stopped(pid) for pid in processes_of(run)))
+    state = json.loads((run.folder / ".state" / "state.json").read_bytes())
+    stopped = [pid for pid in processes_of(run) if is_stopped(pid)]
+    os.kill(state["pid"], signal.SIGKILL)
+    until(lambda: not any(Path(f"/proc/{pid}").exists() and is_stopped(pid) for pid in stopped))
+
+
+def test_a_client_that_is_killed_leaves_nothing_stopped(lab: Lab, tmp_path: Path) -> None:
+    script = (
+        "run = lab.start(shell('sleep 77 & sleep 77'), name='theirs', workers=2, "
+        "faults='at 0.2s for 60s stop any rank', on_failure='restart')\nprint('go', flush=True)\nsys.stdin.read()"
+    )
+    with client(tmp_path, script) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "go\n"
+        run = lab.store.run("theirs").run
+        lab.runs.append(run)
+        until(lambda: any(is_stopped(pid) for pid in processes_of(run)))
+        other.kill()
+    assert lab.end(run).ended == "client_lost"
+    until(lambda: not processes_of(run))
+
+
+def test_a_cancelled_run_is_not_started_again(lab: Lab) -> None:
+    run = lab.start(shell("sleep 60"), workers=2, faults="at 0.2s for 60s stop rank 0", on_failure="restart")
+    until(lambda: any(is_stopped(pid) for pid in processes_of(run)))
+    begun = time.monotonic()
+    lab.engine.cancel(run)
+    assert lab.end(run).ended == "cancelled"
+    assert time.monotonic() - begun < 20
+    assert not processes_of(run)
+
+
+def test_a_fault_that_was_not_injected_makes_the_run_no_result(lab: Lab) -> None:
+    # Links of a run without a network of its own: the client refuses that, and the agent cannot do it.
+    run = lab.start(shell("sleep 2"), workers=2, faults="at 0.2s link 0 down")
+    end = lab.end(run)
+    assert end.ended == "exited"
+    finalize(run, lab.engine, lab.store)
+    findings = json.loads((run.folder / "findings.json").read_bytes())["findings"]
+    assert "fault_not_injected" in [found["code"] for found in findings]
+    result = json.loads((run.folder / "result.json").read_bytes())
+    assert result["doubts"] == ["fault_not_injected"]
+    assert result["faults"]["injected"] == 0
+
+
+def test_the_seconds_of_a_faulted_run_add_up(lab: Lab) -> None:
+    run = lab.start(shell(f"sleep 1; {SECOND_TRY}"), workers=2, faults="at 0.5s kill rank 0", on_failure="restart")
+    lab.end(run)
+    finalize(run, lab.engine, lab.store)
+    result = json.loads((run.folder / "result.json").read_bytes())
+    facts = result["faults"]
+    assert (facts["injected"], facts["attempts"]) == (1, 2)
+    assert abs(sum(facts["seconds"].values()) - facts["wall_seconds"]) < 0.01
+    assert facts["seconds"]["lost"] > 0
+    assert "after 1 fault and 1 restart" in result["summary"]
+    assert RunSpec.from_dict(json.loads((run.folder / "run.json").read_bytes())["spec"]).on_failure == "restart"
