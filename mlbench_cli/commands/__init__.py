@@ -50,6 +50,7 @@ PANELS: dict[str, dict[str, Command]] = {
         "predict": Command(
             "mlbench_cli.commands.predict", "predict", "Predict step times for other workers, networks, methods"
         ),
+        "goodput": Command("mlbench_cli.commands.goodput", "goodput", "Show what faults cost: goodput and its losses"),
         "get-dashboard-url": Command(
             "mlbench_cli.commands.serve", "get_dashboard_url", "Print the URL of the running dashboard"
         ),

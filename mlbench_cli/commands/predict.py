@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -15,11 +15,19 @@ from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
 from mlbench_cli.model.network import NetworkShape, format_rate, format_seconds, parse_network
 from mlbench_cli.model.run import JsonObject
 from mlbench_cli.predict.samples import SamplesToGoal, choose_model, read_noise_scale, read_point
-from mlbench_cli.results.analysis.numbers import SAMPLES_PER_SECOND, format_money, format_percent, format_value
+from mlbench_cli.results.analysis.goodput import Goodput, measure_goodput
+from mlbench_cli.results.analysis.numbers import (
+    SAMPLES_PER_SECOND,
+    SECONDS,
+    format_money,
+    format_percent,
+    format_value,
+)
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.verify import open_verified
 from mlbench_cli.results.figures.predictions import PredictedPair, draw_predictions
 from mlbench_cli.simulator.calibration import FILE, HOW, Calibration, find_link, parse_calibration, read_probe
+from mlbench_cli.simulator.faults import parse_rates, predict_faults
 from mlbench_cli.simulator.gloo import Link
 from mlbench_cli.simulator.predict import MIN_LATENCY, Prediction, Scenario, advise
 from mlbench_cli.simulator.predict import predict as predict_step
@@ -87,6 +95,15 @@ def predict(
             autocompletion=complete_runs,
         ),
     ] = None,
+    faults: Annotated[
+        str | None,
+        typer.Option(
+            "--faults",
+            metavar="mtbf=TIME,...",
+            help="productive share of the time under random faults, e.g. mtbf=10m,checkpoint=1s,restart=30s; a RUN "
+            "with faults gives what it has measured",
+        ),
+    ] = None,
     charts: Annotated[
         Path | None, typer.Option("--charts", metavar="FOLDER", help="with --check: draw it into this folder")
     ] = None,
@@ -102,6 +119,9 @@ def predict(
     Each prediction has an interval. If the calibration of the run does not support a prediction, mlbench rejects it and
     says what to measure.
     """
+    if faults is not None:
+        _show_faults(faults, runs or [], unproven, output)
+        return
     if check and (not runs or runs == [PUBLISHED]):
         _check_published(output, charts)
         return
@@ -140,6 +160,46 @@ def predict(
         found = [predict_step(calibration, link, error, scenario) for scenario in scenarios]
         needed = _find_samples(archive, more or (), unproven)
         _show(found, archive, link, error, needed, price if price is not None else _price(archive), output)
+
+
+def _show_faults(text: str, runs: Sequence[str], unproven: bool, output: Format) -> None:
+    """What checkpoints and restarts leave of the time, and of one run what it measured beside that."""
+    if len(runs) > 1:
+        raise UsageError("--faults takes one run at most.", hint="mlbench predict RUN --faults mtbf=10m")
+    measured: Goodput | None = None
+    known: dict[str, float] = {}
+    if runs:
+        with _open(runs[0], unproven) as archive:
+            measured = measure_goodput(archive)
+            facts = archive.result["faults"]
+        if facts["checkpoint_seconds"] is not None:
+            known["checkpoint"] = float(facts["checkpoint_seconds"])
+        if facts["recoveries"]:
+            costs = [each["detection"] + each["restart"] + each["loading"] for each in facts["recoveries"]]
+            known["restart"] = sum(costs) / len(costs)
+    rates = parse_rates(text, known)
+    found = predict_faults(rates)
+    if output == Format.json:
+        console.out_json(
+            {
+                "rates": asdict(rates),
+                "predictions": [asdict(item) for item in found],
+                "measured": None if measured is None else measured.value,
+            }
+        )
+        return
+    rows = [
+        [
+            format_value(item.interval, SECONDS) + (" (best)" if item.is_best else ""),
+            format_percent(item.formula),
+            format_percent(item.replayed),
+            f"{format_percent(item.low)} to {format_percent(item.high)}",
+        ]
+        for item in found
+    ]
+    console.out_table(["CHECKPOINT EVERY", "E[ETTR]", "REPLAYED", "95 % OF REPLAYS"], rows)
+    if measured is not None and measured.value is not None:
+        console.note(f"{measured.name} measured {format_percent(measured.value)}, its start-up included.")
 
 
 # --- what is asked for ------------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """A run's folder: the archive under construction, and what the tool keeps beside it in `.state`.
 
-run.json observation.json resources.jsonl logs/ output/ manifests/ shaping.json    evidence
+run.json observation.json resources.jsonl logs/ output/ manifests/ shaping.json faults.json    evidence
 result.json official_result.txt metrics.jsonl findings.json environment.json network.json   documents, from evidence
 SHA256SUMS                                                              written last: the folder is sealed
 SHA256SUMS.sig                                                          whose archive it is (mlbench sign)
@@ -32,6 +32,7 @@ RESOURCES = "resources.jsonl"
 FINDINGS = "findings.json"
 NETWORK = "network.json"  # only of runs whose network was measured or asked for
 SHAPING = "shaping.json"  # evidence: what the engine did for --network, with its probes
+FAULTS = "faults.json"  # evidence: faults that were injected, and attempts
 SUMS = "SHA256SUMS"
 SIGNATURE = "SHA256SUMS.sig"  # optional, and the only file besides SUMS that SUMS does not list
 STATE_FOLDER = ".state"

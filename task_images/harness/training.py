@@ -65,7 +65,8 @@ class Work(Protocol[W]):
     PassLoss whatever that needs as `mean`, and has a method `read_losses(means) -> list[float]`.
 
     One that knows metrics of its passes has `collect_metrics(world) -> {name: value}`, over all ranks since the last
-    call; `observe(outputs, data)`, if it has that, is called after each backward pass.
+    call; `observe(outputs, data)`, if it has that, is called after each backward pass. `read_sums` and `load_sums` keep
+    them in checkpoints.
     """
 
     def prepare(self, part: W) -> Any:
@@ -304,13 +305,21 @@ class Trainer(Loop[P], Generic[P]):
 
     def _own_state(self) -> Mapping[str, Any]:
         buffers = {name: buffer.detach() for name, buffer in self.model.named_buffers()}
-        return {"buffers": buffers, "random": torch.get_rng_state(), "streams": read_lasting_states()}
+        read = getattr(self.work, "read_sums", None)
+        return {
+            "buffers": buffers,
+            "random": torch.get_rng_state(),
+            "streams": read_lasting_states(),
+            "sums": None if read is None else read(),
+        }
 
     def _load_own_state(self, state: Mapping[str, Any]) -> None:
         for name, buffer in self.model.named_buffers():
             buffer.detach().copy_(state["buffers"][name])
         torch.set_rng_state(state["random"])
         load_lasting_states(state["streams"])
+        if state["sums"] is not None:
+            self.work.load_sums(state["sums"])  # type: ignore[attr-defined]
 
     def _write_elastic(self, path: Path, state: Mapping[str, Any]) -> None:
         save_own_checkpoint(path, self.name, {**self.identity, **state})
@@ -371,6 +380,18 @@ class SampleWork:
         outputs = outputs.detach()
         for metric in self._metrics:
             metric.update(self._scores(outputs), data[1])
+
+    def read_sums(self) -> list[list[float]]:
+        """This rank's sums of the metrics since they were last collected, for a checkpoint."""
+        sums = [metric.take() for metric in self._metrics]
+        self.load_sums(sums)
+        return sums
+
+    def load_sums(self, sums: list[list[float]]) -> None:
+        """Go on from what `read_sums` gave."""
+        for metric, own in zip(self._metrics, sums, strict=True):
+            metric.take()
+            metric.add(*own)
 
     def collect_metrics(self, world: World) -> Values:
         """The metrics since the last call, over all ranks. Collective."""

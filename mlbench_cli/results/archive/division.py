@@ -92,6 +92,10 @@ def _changed_thresholds(spec: RunSpec, rules: TaskRules) -> Iterator[str]:
 def _changes(spec: RunSpec, rules: TaskRules) -> Iterator[str]:
     if spec.preset != "spec":
         yield f"preset {spec.preset}"
+    if spec.faults:
+        yield "faults were injected"
+    if spec.on_failure:
+        yield "failed ranks were started again"
     if spec.method:
         yield f"method {spec.method['name']}"
     for name, value in spec.parameters.items():

@@ -12,6 +12,7 @@ from mlbench_cli.errors import UsageError
 from mlbench_cli.model.run import Observation, Run, WorkerState
 from mlbench_cli.model.spec import canonical_json
 from mlbench_cli.results.archive.events import DataIdentityDocument
+from mlbench_cli.results.archive.faults import FaultsDocument
 from mlbench_cli.results.archive.network import SummaryDocument
 from mlbench_cli.storage.run_folder import RUN, RunFolder
 from mlbench_cli.tasks.catalog import find_rules
@@ -120,6 +121,7 @@ class ResultDocument(TypedDict):
     conditions: dict[str, Any]  # Conditions.to_dict
     method: NotRequired[str]  # name of the method of communication, if it was not the task's own
     network: NotRequired[SummaryDocument]  # if it was measured or asked for
+    faults: NotRequired[FaultsDocument]  # if it met faults, or might have been started again
     first_failed: int | None
     ended: str | None
     worker_states: list[WorkerDocument]

@@ -38,6 +38,7 @@ class Evidence:
     samples: Callable[[], Iterable[Mapping[str, Any]]]  # the rows of resources.jsonl, blocks of samples as they are
     logs: Mapping[int, Callable[[], BinaryIO]]
     shaping: Mapping[str, Any] | None = None  # shaping.json, if the engine made the network
+    faults: Mapping[str, Any] | None = None  # faults.json, if the run met faults or may have been started again
 
     @property
     def goal(self) -> Goal | None:
@@ -68,7 +69,7 @@ def collect_evidence(run: Run, document: Mapping[str, Any], observation: Observa
     samples = partial(_read_rows, run.folder / run_folder.RESOURCES)
     shaping = folder.read_json(run_folder.SHAPING)
     head = (run.id, run.name, run.created, run.spec, rules)
-    return Evidence(*head, observation, provenance, samples, logs, shaping)
+    return Evidence(*head, observation, provenance, samples, logs, shaping, folder.read_json(run_folder.FAULTS))
 
 
 def load_evidence(archive: Archive) -> Evidence:
@@ -88,7 +89,8 @@ def load_evidence(archive: Archive) -> Evidence:
     observation, provenance = _load_observation(archive), run.get("provenance") or {}
     head = (run["id"], run["name"], run["created"], spec, rules)
     shaping = archive.document(run_folder.SHAPING) if run_folder.SHAPING in archive.names else None
-    return Evidence(*head, observation, provenance, archive.samples, logs, shaping)
+    faults = archive.document(run_folder.FAULTS) if run_folder.FAULTS in archive.names else None
+    return Evidence(*head, observation, provenance, archive.samples, logs, shaping, faults)
 
 
 def _rules(document: Mapping[str, Any], spec: RunSpec) -> TaskRules | None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, BinaryIO, cast
 
+from mlbench_cli.model.faults import Policy
 from mlbench_cli.model.goals import Goal, goal_wording, is_finite_number
 from mlbench_cli.model.run import Ending, Finding, JsonObject, Observation, Outcome
 from mlbench_cli.model.spec import OPEN, RunSpec
@@ -30,6 +31,13 @@ from mlbench_cli.results.archive.documents import (
 )
 from mlbench_cli.results.archive.events import GoalWatcher, ReportedFacts, collect_events, read_events
 from mlbench_cli.results.archive.evidence import Evidence
+from mlbench_cli.results.archive.faults import (
+    NOT_INJECTED,
+    CheckpointMarks,
+    faults_document,
+    faults_phrase,
+    find_not_injected,
+)
 from mlbench_cli.results.archive.network import NetworkDocument, find_least_sent, network_document
 from mlbench_cli.results.archive.official import official_line, official_text
 from mlbench_cli.results.archive.plausibility import (
@@ -94,7 +102,14 @@ def judge(
     if evidence.observation.ended is None:
         raise ValueError("the run has not ended")
     writers = _writers(evidence) if version >= 3 else None
-    reported = collect_events(evidence.logs, spec.world_size, write_metric, _watcher(evidence, version), writers)
+    marks = CheckpointMarks()
+
+    def take_metric(line: bytes) -> None:
+        if evidence.faults is not None:
+            marks.take(line)
+        write_metric(line)
+
+    reported = collect_events(evidence.logs, spec.world_size, take_metric, _watcher(evidence, version), writers)
     samples = SampleWatch()
     conditions = assess_conditions(
         spec, evidence.provenance, samples.watch(evidence.samples()), evidence.is_alone, reported.environments
@@ -117,6 +132,12 @@ def judge(
     asked = spec.network if spec.workers > 1 else None
     network = network_document(asked, reported.probes, evidence.shaping, find_least_sent(spec, facts["details"]))
     result = _result(evidence, reported, decision, division.to_dict(), conditions)
+    if (faults := faults_document(evidence.faults, marks)) is not None:
+        result["faults"] = faults
+        if phrase := faults_phrase(faults):
+            result["summary"] = result["summary"].replace(
+                decision.outcome.phrase, f"{decision.outcome.phrase} {phrase}", 1
+            )
     result["judge"] = version
     if doubts:
         result["doubts"] = doubts
@@ -148,7 +169,7 @@ def _decide(
 ) -> _Decision:
     result = reported.result
     goal, differing = _find_goal(evidence, result["goal"] if result else None)
-    claimed = _claimed_outcome(evidence.spec, evidence.observation, result)
+    claimed = _claimed_outcome(evidence.spec, _without_left_out(evidence), result)
     silent: list[Finding] = []
     if version >= 3 and claimed is Outcome.COMPLETED and result is None and _must_report(evidence):
         claimed = Outcome.FAILED
@@ -169,8 +190,27 @@ def _decide(
     if version >= 3:
         doubts = [finding for finding in (step, find_too_long(reported)) if finding is not None]
         doubts += find_contradictions(evidence, reported, samples, outcome.is_success, step is not None)
+    milder = find_not_injected(evidence.spec, evidence.faults, outcome.is_success)
+    if milder is not None:
+        doubts.append(milder)
     findings = (*evidence.observation.findings, *silent, *differing, *unproven, *other_code, *locked, *doubts)
     return _Decision(outcome, goal, is_proven, bool(other_code), findings)
+
+
+def _without_left_out(evidence: Evidence) -> Observation:
+    """The observation without ranks that shrinking left out: the run went on without them."""
+    record = evidence.faults
+    if record is None or evidence.spec.on_failure != Policy.SHRINK:
+        return evidence.observation
+    attempts = record.get("attempts")
+    last = attempts[-1] if isinstance(attempts, list) and attempts else None
+    size = last.get("ranks") if isinstance(last, dict) else None
+    if type(size) is not int or not 0 < size < evidence.spec.world_size:
+        return evidence.observation
+    done = tuple(
+        replace(worker, exit_code=0) if worker.rank >= size else worker for worker in evidence.observation.workers
+    )
+    return replace(evidence.observation, workers=done)
 
 
 def _must_report(evidence: Evidence) -> bool:
@@ -229,7 +269,9 @@ def _find_doubts(evidence: Evidence, decision: _Decision) -> list[str]:
     return [
         finding.code
         for finding in decision.findings
-        if finding.code.startswith(PREFIX) or (finding.code == CLOCK_STEPPED and not (is_own and spec.preset != OPEN))
+        if finding.code.startswith(PREFIX)
+        or finding.code == NOT_INJECTED
+        or (finding.code == CLOCK_STEPPED and not (is_own and spec.preset != OPEN))
     ]
 
 
@@ -484,7 +526,8 @@ def _summarize(evidence: Evidence, decision: _Decision, reported: Mapping[str, A
     begin = f"{evidence.name} {outcome.phrase}"
     if outcome.is_success:
         begin += _figures(outcome, reported or {})
-        doubts = (found for found in findings if found.code == "goal_not_proved" or found.code.startswith(PREFIX))
+        telling = ("goal_not_proved", NOT_INJECTED)
+        doubts = (found for found in findings if found.code in telling or found.code.startswith(PREFIX))
         reason = next((found.summary for found in doubts), "")
     elif outcome is Outcome.FAILED and all(found.code.startswith(PREFIX) for found in findings):
         workers = evidence.observation.workers

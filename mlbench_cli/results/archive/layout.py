@@ -19,6 +19,7 @@ from mlbench_cli.errors import CannotTellError, MlbenchError, UsageError
 from mlbench_cli.model.run import Finding
 from mlbench_cli.storage.run_folder import (
     ENVIRONMENT,
+    FAULTS,
     FINDINGS,
     LOG_PATTERN,
     METRICS,
@@ -116,7 +117,7 @@ def find_portability_problem(name: str) -> str | None:
 
 def is_in_layout(name: str) -> bool:
     """Whether an archive has a file of that name."""
-    known = {*REQUIRED, OBSERVATION, NETWORK, SHAPING, SUMS, SIGNATURE}
+    known = {*REQUIRED, OBSERVATION, NETWORK, SHAPING, FAULTS, SUMS, SIGNATURE}
     return name in known or name.startswith(("output/", "manifests/")) or LOG_PATTERN.fullmatch(name) is not None
 
 

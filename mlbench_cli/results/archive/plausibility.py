@@ -9,11 +9,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
+from mlbench_cli.model.faults import Policy
 from mlbench_cli.model.goals import is_finite_number
 from mlbench_cli.model.run import LOCAL, Finding, NodeClock, Observation, Outcome, Phase
 from mlbench_cli.results.archive import sample_blocks
 from mlbench_cli.results.archive.events import MAX_LINE_BYTES, ReportedFacts
 from mlbench_cli.results.archive.evidence import Evidence
+from mlbench_cli.results.archive.faults import find_fault_contradictions
 from mlbench_cli.util.text import one_line, significant
 from mlbench_cli.util.times import parse_timestamp
 
@@ -146,6 +148,7 @@ def find_contradictions(
         "settings": _check_settings(evidence, reported, samples),
         "figures": _check_figures(reported),
         "provenance": _check_provenance(evidence, reported),
+        "faults": find_fault_contradictions(evidence.spec, evidence.faults),
     }
     return [
         Finding(
@@ -319,6 +322,8 @@ def _check_settings(evidence: Evidence, reported: ReportedFacts, samples: Sample
         yield f"the run was {'' if spec.share_machine else 'not '}to share its machine, and did the opposite"
     for rank, facts in reported.environments.items():
         given = {"world_size": spec.world_size, "backend": spec.backend, "seed": spec.seed}
+        if spec.on_failure == Policy.SHRINK:
+            del given["world_size"]
         for name, asked in given.items():
             if spec.runs_task_program and name in facts and facts[name] != asked:
                 yield f"rank {rank} reported {name} {one_line(str(facts[name]), 40)}, and the run has {asked}"
@@ -329,6 +334,8 @@ def _check_settings(evidence: Evidence, reported: ReportedFacts, samples: Sample
     if not spec.runs_task_program or not isinstance(options, Mapping):
         return
     for name, asked in spec.parameters.items():
+        if name == "batch_size" and spec.on_failure == Policy.SHRINK:
+            continue  # the global batch is kept by fewer ranks
         if name in options and name not in _AS_USED and asked != "auto" and options[name] != asked:
             yield f"the task had {name} {one_line(str(options[name]), 40)}, and the run {one_line(str(asked), 40)}"
 

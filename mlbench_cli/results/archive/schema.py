@@ -112,6 +112,27 @@ _CLOCK = _object(
 )
 
 
+_FAULTS = _object(
+    script=_optional(_TEXT),
+    policy=_TEXT,
+    **dict.fromkeys(("planned", "injected", "attempts", "ranks", "checkpoints"), _COUNT),
+    wall_seconds=_AMOUNT,
+    seconds=_map(_NUMBER),
+    goodput=_optional(_NUMBER),
+    checkpoint_seconds=_optional(_AMOUNT),
+    timeline=_list({"type": "array"}),
+    events=_list({"type": "array"}),
+    recoveries=_list(
+        _object(
+            at=_AMOUNT,
+            rank=_optional(_COUNT),
+            why=_TEXT,
+            **dict.fromkeys(("detection", "restart", "loading", "lost", "seconds"), _NUMBER),
+        )
+    ),
+)
+
+
 def _worker(moment: Schema) -> Schema:
     return _object(
         {"restarts": _COUNT, "image_digest": _optional(_TEXT), "seconds": _AMOUNT},
@@ -156,6 +177,7 @@ SCHEMAS: Mapping[str, Schema] = {
             "network": _NETWORK,
             # Since the judge of version 3.
             "doubts": _list(_TEXT),
+            "faults": _FAULTS,
         },
         **dict.fromkeys(("run", "id", "task", "preset", "engine", "cluster", "backend", "device"), _TEXT),
         **dict.fromkeys(("workers", "world_size"), _COUNT),
@@ -195,6 +217,21 @@ SCHEMAS: Mapping[str, Schema] = {
         summary=_NETWORK,
     ),
     run_folder.SHAPING: _object(method=_TEXT, probes=_list(_ANY_OBJECT)),
+    run_folder.FAULTS: _object(
+        {
+            "checkpoint_every": _optional(_TEXT),
+            "detect_seconds": _optional(_AMOUNT),
+            "ended": _optional(_AMOUNT),
+            "zero": _optional(_AMOUNT),
+            "problem": _TEXT,
+        },
+        script=_optional(_TEXT),
+        seed=_COUNT,
+        policy=_TEXT,
+        began=_optional(_AMOUNT),
+        attempts=_list(_ANY_OBJECT),
+        events=_list(_ANY_OBJECT),
+    ),
 }
 
 

@@ -12,6 +12,7 @@ from mlbench_cli.model.methods import method_phrase
 from mlbench_cli.results.analysis import collectives
 from mlbench_cli.results.analysis.comparability import UNKNOWN, conditions_of
 from mlbench_cli.results.analysis.foreign_collectives import read_foreign_curves
+from mlbench_cli.results.analysis.goodput import has_faults, measure_goodput
 from mlbench_cli.results.analysis.numbers import (
     NO_VALUE,
     SAMPLES_PER_SECOND,
@@ -25,9 +26,11 @@ from mlbench_cli.results.analysis.numbers import (
 )
 from mlbench_cli.results.analysis.series import SUCCESSFUL, Group, Point, Series, describe
 from mlbench_cli.results.analysis.series import collect as collect_series
+from mlbench_cli.results.archive.faults import PARTS
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.figures.collectives import collective_figures
 from mlbench_cli.results.figures.curves import RunData, metric_figures, resource_figures, step_figures, timeline_figure
+from mlbench_cli.results.figures.faults import draw_faults
 from mlbench_cli.results.figures.model import Figure
 from mlbench_cli.results.figures.published import published_sources
 from mlbench_cli.results.figures.scaling import Job, scaling_figures, split_jobs
@@ -71,6 +74,7 @@ def collect(
     lead = _one_job(jobs[0], drawn[0]) if len(jobs) == 1 else _several_jobs(jobs, drawn, verdicts)
     sections = [
         *lead,
+        *_fault_sections(archives),
         *_collective_sections(archives, foreign),
         _finding_section(runs, left_out),
         _difference_section(jobs, runs),
@@ -476,6 +480,28 @@ def _machine_sections(runs: Sequence[RunData], more: Sequence[Figure]) -> Iterat
         text = (f"Machines of the {len(largest)} largest runs; {left} more are in their archives.",) if left else ()
         summary = f"{len(drawn)}: from start to archive, CPU, memory and traffic"
         yield Section("Runs and machines over time", text, (), drawn, is_folded=True, summary=summary)
+
+
+def _fault_sections(archives: Sequence[Archive]) -> Iterator[Section]:
+    """What faults cost, and the timeline of the ranks of each run that met some."""
+    faulted = [archive for archive in archives if has_faults(archive)]
+    if not faulted:
+        return
+    head = ("run", "faults", "restarts", "goodput", "E[ETTR]", "recovery", *PARTS)
+    rows = []
+    for found in map(measure_goodput, faulted):
+        shares = [NO_VALUE if share is None else format_percent(share) for share in (found.value, found.ettr)]
+        parts = [format_value(found.parts.get(part), SECONDS) for part in PARTS]
+        recovery = format_value(found.recovery, SECONDS)
+        rows.append((found.name, str(found.faults), str(found.restarts), *shares, recovery, *parts))
+    table = ReportTable("Where the time of runs with faults went", head, tuple(rows), tuple(range(1, len(head))))
+    text = (
+        "Goodput is the share of the wall time that went into the result, by each run's own speed. E[ETTR] is what the "
+        "formula of arXiv 2410.21680 expects of the measured time between failures, restarts and checkpoints."
+    )
+    drawn = enumerate(faulted[:MAX_MACHINE_RUNS])
+    figures = tuple(draw_faults(archive, f"faults{number}") for number, archive in drawn)
+    yield Section("Faults", (text,), (table,), figures)
 
 
 # --- findings, runs, method -----------------------------------------------------------------------------------------
