@@ -24,8 +24,7 @@ MLBENCH_METHOD                   JSON object: how ranks communicate, axis -> val
 MLBENCH_ROLE                     trainer (or empty), or server: outside the collective, RANK is WORLD_SIZE + its number
 MLBENCH_SERVERS                  number of parameter servers
 MLBENCH_ATTEMPT                  how often the ranks of this run have been started again; not there: 0
-MLBENCH_CHECKPOINT_DIR           folder of this machine for checkpoints that ranks are started again from; not there: no
-                                 rank is started again
+MLBENCH_CHECKPOINT_DIR           folder for checkpoints that ranks are started again from; not there: none are
 MLBENCH_CHECKPOINT_EVERY         time between those checkpoints (30s, 5m), or their number of updates (200)
 MLBENCH_RESUME                   the checkpoint in that folder to go on from; empty: from the beginning
 MLBENCH_SHRUNK                   1 if there are fewer ranks than when that checkpoint was written; else not there
