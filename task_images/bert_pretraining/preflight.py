@@ -32,7 +32,7 @@ class Plan:
     memory: Memory
 
 
-def make_plan(parameters: Mapping[str, Any], ranks: int) -> Plan:
+def make_plan(parameters: Mapping[str, Any], ranks: int, per_node: int = 1) -> Plan:
     """Raises LayoutError, with what to change, if something does not fit."""
     shape, length = SHAPES[parameters["model"]], parameters["sequence_length"]
     if parameters["vocabulary"]:
@@ -51,7 +51,7 @@ def make_plan(parameters: Mapping[str, Any], ranks: int) -> Plan:
         )
     if parameters["data"] == "legacy" and not parameters["blocks"]:
         raise LayoutError("the batch of 2020 teaches nothing: it is for throughput", "--set blocks=10")
-    layout = plan_layout(parameters["parallel"], ranks, 0, parameters["replicas"])
+    layout = plan_layout(parameters["parallel"], ranks, 0, parameters["replicas"], per_node)
     global_batch, passes, micro_batch = plan_batch(layout, parameters)
     scored = length if parameters["data"] == "legacy" else max(1, round(0.15 * length))
     memory = estimate_memory(
@@ -73,4 +73,4 @@ def make_plan(parameters: Mapping[str, Any], ranks: int) -> Plan:
 
 def check(parameters: Mapping[str, Any], ranks: int, ranks_per_memory: int, memory: float | None) -> None:
     """Raise LayoutError if `ranks` ranks cannot run this, or if `ranks_per_memory` of them need more than `memory`."""
-    check_memory(make_plan(parameters, ranks).memory, memory, ranks_per_memory)
+    check_memory(make_plan(parameters, ranks, ranks_per_memory).memory, memory, ranks_per_memory)

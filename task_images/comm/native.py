@@ -22,6 +22,7 @@ from task_images.comm.base import MakeOptimizer, MethodState, Placement, Profile
 from task_images.comm.ddp import DdpAllReduce
 from task_images.comm.methods import Method, parse_size
 from task_images.harness.distributed import require_sharding
+from task_images.harness.language.layout import count_nodes
 from task_images.harness.precision import LossScale
 from task_images.harness.tracker import Tracker
 
@@ -37,7 +38,7 @@ def make_native(method: Method) -> Strategy:
     """
     importlib.import_module("torch._dynamo")
     if method.engine in ("fsdp2", "hsdp"):
-        return ShardedModel(groups=2 if method.engine == "hsdp" else 1)
+        return ShardedModel(in_groups=method.engine == "hsdp")
     bucket_mb = parse_size(method.plan.partition(":")[2]) / 2**20
     if method.engine == "zero1":
         return ShardedOptimizer(bucket_mb)
@@ -96,19 +97,21 @@ class ShardedOptimizer(DdpAllReduce):
 
 
 class ShardedModel(Strategy):
-    """FSDP2: parameters, gradients and optimiser state in parts; with two groups each has all parts (HSDP).
+    """FSDP2: parameters, gradients and optimiser state in parts. In groups of ranks, each group has all parts (HSDP); a
+    group is a node, or half of the ranks if there is one node or one rank on each.
 
     Gradients are means over ranks; unequal batches are weighted when the loss enters the backward pass.
     """
 
-    def __init__(self, groups: int) -> None:
-        self._group_count = groups
+    def __init__(self, in_groups: bool) -> None:
+        self._in_groups = in_groups
 
     def _prepare(self, model: nn.Module) -> nn.Module:
         if self.place.size == 1:
             return model
         require_sharding(self.place.world)
-        kind, count = self.place.world.device.type, self._group_count
+        kind, local = self.place.world.device.type, self.place.world.contract.local_world_size
+        count = count_nodes(self.place.size, local) if self._in_groups else 1
         if count == 1:
             mesh = init_device_mesh(kind, (self.place.size,))
         else:

@@ -178,8 +178,8 @@ PRESETS: dict[str, Preset] = {
         "3 (P-1)/P M; 4 (P-1)/P M by gloo, whose reduce-scatter is an all-reduce", "Zhao et al. 2023, arXiv:2304.11277",
     ),
     "hsdp": Preset(
-        "fsdp2 within groups of half of the ranks, all-reduce between the two groups", {"engine": "hsdp"},
-        "6 (P/2-1)/P M + 2 M/P", "Zhao et al. 2023, arXiv:2304.11277",
+        "fsdp2 within each node, or half of the ranks, and all-reduce between these groups", {"engine": "hsdp"},
+        "3 (1-G/P) M + 2 (G-1)/P M with G groups", "Zhao et al. 2023, arXiv:2304.11277",
     ),
 }  # fmt: skip
 

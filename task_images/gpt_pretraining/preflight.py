@@ -58,10 +58,11 @@ def choose_parts(parameters: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def make_plan(parameters: Mapping[str, Any], ranks: int) -> Plan:
+def make_plan(parameters: Mapping[str, Any], ranks: int, per_node: int = 1) -> Plan:
     """Raises LayoutError, with what to change, if the mesh or the batch does not fit."""
     shape = choose_shape(parameters)
-    layout = plan_layout(parameters["parallel"], ranks, parameters["tensor_parallel"], parameters["replicas"])
+    tensor, replicas = parameters["tensor_parallel"], parameters["replicas"]
+    layout = plan_layout(parameters["parallel"], ranks, tensor, replicas, per_node)
     if layout.tensor > 1:
         if shape.positions == "learned" or shape.bias or shape.embedding_norm:
             raise LayoutError(
@@ -81,7 +82,7 @@ def make_plan(parameters: Mapping[str, Any], ranks: int) -> Plan:
     memory = estimate_memory(
         layout,
         parameters=shape.parameters,
-        largest_group=shape.padded_vocabulary * shape.width * (1 if shape.tied else 2),
+        largest_group=shape.padded_vocabulary * shape.width,  # embedding and output layer are gathered apart
         tokens=tokens,
         width=shape.width,
         hidden=shape.hidden,
@@ -97,4 +98,4 @@ def make_plan(parameters: Mapping[str, Any], ranks: int) -> Plan:
 
 def check(parameters: Mapping[str, Any], ranks: int, ranks_per_memory: int, memory: float | None) -> None:
     """Raise LayoutError if `ranks` ranks cannot run this, or if `ranks_per_memory` of them need more than `memory`."""
-    check_memory(make_plan(parameters, ranks).memory, memory, ranks_per_memory)
+    check_memory(make_plan(parameters, ranks, ranks_per_memory).memory, memory, ranks_per_memory)

@@ -97,6 +97,8 @@ def main(contract: Contract) -> None:
         make_model=make_model,
         blocks=lambda model: model.blocks,
         compiled=lambda model: (model.output,),
+        # Tied tensors belong to both ends, and to no group but the root's.
+        apart=lambda model: ((), ()) if model.shape.tied else ((model.embedding,), (model.output,)),
         deviation=lambda plan: partial(initial_deviation, shape=plan.shape),
         split_tensor=split_decoder,
         unused_rows=lambda plan: count_unused_rows(plan.shape),

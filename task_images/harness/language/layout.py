@@ -57,11 +57,12 @@ class Layout:
         return rank // self.tensor
 
 
-def plan_layout(name: str, ranks: int, tensor: int = 0, replicas: int = 0) -> Layout:
+def plan_layout(name: str, ranks: int, tensor: int = 0, replicas: int = 0, per_node: int = 1) -> Layout:
     """The mesh of `ranks` ranks for the parallelism `name`. Raises LayoutError if it does not fit.
 
     tensor     ranks that share each layer's matrices; 0: all with tp, 2 with tp+fsdp2
-    replicas   copies of the sharded model with hsdp; 0: 2
+    replicas   copies of the sharded model with hsdp; 0: one on each node, see `count_nodes`
+    per_node   ranks of one node
     """
     if name not in PARALLEL:
         raise LayoutError(f"the parallelism {name!r} is not one of {', '.join(PARALLEL)}", "--set parallel=ddp")
@@ -76,7 +77,7 @@ def plan_layout(name: str, ranks: int, tensor: int = 0, replicas: int = 0) -> La
     if name == "fsdp2":
         return Layout(name, 1, ranks, 1)
     if name == "hsdp":
-        replicas = replicas or 2
+        replicas = replicas or count_nodes(ranks, per_node)
         _require_divisor(ranks, replicas, "replicas", name)
         return Layout(name, replicas, ranks // replicas, 1)
     tensor = tensor or (ranks if name == "tp" else 2)
@@ -89,6 +90,13 @@ def plan_layout(name: str, ranks: int, tensor: int = 0, replicas: int = 0) -> La
             f"--set parallel=tp+fsdp2, or tensor_parallel={ranks}",
         )
     return Layout(name, 1, rest, tensor)
+
+
+def count_nodes(ranks: int, per_node: int) -> int:
+    """Groups of shards for hsdp: a group gathers parameters layer by layer, so it stays on one node and its fast links.
+    Two if the ranks are on one node, or each on its own."""
+    nodes, rest = divmod(ranks, per_node)
+    return 2 if per_node == 1 or nodes == 1 or rest else nodes
 
 
 def _require_divisor(ranks: int, size: int, what: str, name: str) -> None:

@@ -5,8 +5,9 @@ parameters memory and values. The optimizer comes last: made before, it would ho
 and training would go on without learning.
 """
 
+import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -28,6 +29,7 @@ from task_images.harness.speed import require_compiler
 
 # name of a parameter -> standard deviation of its initial values; None: 1 for scales, 0 for the rest
 Deviation = Callable[[str], float | None]
+DRAWN_ROWS = 64  # of a tensor that are drawn at a time
 TensorPlan = Mapping[str, ParallelStyle]
 
 
@@ -76,6 +78,7 @@ def spread(
     deviation: Deviation,
     seed: int,
     compiled: Iterable[nn.Module] = (),
+    apart: tuple[Sequence[nn.Module], Sequence[nn.Module]] = ((), ()),
     plan_tensor: Callable[[DeviceMesh], None] | None = None,
     unused_rows: Mapping[str, int] = MappingProxyType({}),
 ) -> nn.Module:
@@ -83,6 +86,8 @@ def spread(
 
     blocks        the modules that FSDP gathers one at a time and that are compiled
     compiled      further modules that are compiled with the blocks
+    apart         modules before and behind the blocks that FSDP gathers by themselves; what is left is gathered before
+                  the first of all and kept
     unused_rows   rows at the end of a parameter, by its name, that stay 0
     plan_tensor   (tensor mesh -> nothing) splits the layers; required if the layout has tensor-parallel ranks
     """
@@ -100,24 +105,29 @@ def spread(
     elif options.compile != "no":
         model.compile(fullgraph=True, mode="reduce-overhead" if options.compile == "graphs" else None)
     if mesh is not None and layout.is_sharded:
-        _shard(mesh, layout, options, model, blocks)
+        _shard(mesh, layout, options, model, [*apart[0], *blocks, *apart[1]])
     allocate(model, world.device)
     fill_parameters(model, deviation, seed, unused_rows)
     return model
 
 
 def _shard(
-    mesh: DeviceMesh, layout: Layout, options: SpreadOptions, model: nn.Module, blocks: Iterable[nn.Module]
+    mesh: DeviceMesh, layout: Layout, options: SpreadOptions, model: nn.Module, groups: Sequence[nn.Module]
 ) -> None:
-    """FSDP2 on every block and on the root, without which embeddings would get no reduction at all."""
+    """FSDP2 on every group, given in the order of the forward pass, and on the root, without which the rest would get
+    no reduction at all. Each group is gathered while the one before it computes, in both directions."""
     dimensions = ("replicas", "shards") if layout.name == "hsdp" else ("shards",)
     policy = MixedPrecisionPolicy()
     if options.precision == "bf16":
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    shard = partial(fully_shard, mesh=mesh[dimensions], mp_policy=policy, reshard_after_forward=options.reshard)
-    for block in blocks:
-        shard(block)
-    shard(model)
+    shard = partial(fully_shard, mesh=mesh[dimensions], mp_policy=policy)
+    for group in groups:
+        # The backward pass begins with the last group: what is freed behind it would be gathered again at once.
+        shard(group, reshard_after_forward=options.reshard and group is not groups[-1])
+    shard(model, reshard_after_forward=options.reshard)
+    for before, after in itertools.pairwise(groups):
+        cast("FSDPModule", before).set_modules_to_forward_prefetch([cast("FSDPModule", after)])
+        cast("FSDPModule", after).set_modules_to_backward_prefetch([cast("FSDPModule", before)])
     for name, parameter in model.named_parameters():
         assert isinstance(parameter, DTensor), f"{name} is not sharded"
 
@@ -165,11 +175,10 @@ def allocate(model: nn.Module, device: torch.device) -> None:
 def fill_parameters(
     model: nn.Module, deviation: Deviation, seed: int, unused_rows: Mapping[str, int] = MappingProxyType({})
 ) -> None:
-    """Initial values: the same for every layout, since each tensor has a generator of its own, on the CPU. Those of a
-    tensor with unused rows are the same as without these, which are 0.
+    """Initial values: the same for every layout, since each DRAWN_ROWS rows of a tensor have a generator of their own,
+    on the CPU. Those of a tensor with unused rows are the same as without these, which are 0.
 
-    Random operations on sharded tensors of a CPU mesh draw equal shards on all ranks, so each tensor is drawn whole and
-    every rank keeps its part. One whole tensor at a time is in memory.
+    A rank draws the rows that it has a part of: of 8 billion numbers over 64 ranks 125 million.
     """
     filled: set[int] = set()
     for name, parameter in model.named_parameters():
@@ -177,37 +186,54 @@ def fill_parameters(
             continue
         filled.add(id(parameter))
         with torch.no_grad():
-            unused = unused_rows.get(name, 0)
-            size = torch.Size((parameter.shape[0] - unused, *parameter.shape[1:]))
-            whole = _initial(name, size, deviation, seed)
-            _assign(parameter, nn.functional.pad(whole, (*(0, 0) * (whole.dim() - 1), 0, unused)) if unused else whole)
+            used = parameter.shape[0] - unused_rows.get(name, 0) if parameter.dim() else 0
+            local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+            part = find_part(parameter)
+            spread = deviation(name)
+            if parameter.dim() < 2:
+                local.fill_(1.0 if "norm" in name and name.endswith("weight") else 0.0)
+                continue
+            local.zero_()
+            for first, rows in draw_rows(
+                name, part[0], used, parameter.shape[1:], 0.02 if spread is None else spread, seed
+            ):
+                for dim, (start, length) in enumerate(part[1:], 1):
+                    rows = rows.narrow(dim, start, length)
+                local[first - part[0][0] :][: len(rows)].copy_(rows)
 
 
-def _initial(name: str, shape: torch.Size, deviation: Deviation, seed: int) -> Tensor:
-    spread = deviation(name)
-    if len(shape) >= 2:
-        spread = 0.02 if spread is None else spread
-        return torch.empty(shape).normal_(0.0, spread, generator=generator(seed, "initial", name))
-    return torch.ones(shape) if "norm" in name and name.endswith("weight") else torch.zeros(shape)
+def draw_rows(
+    name: str, part: tuple[int, int], used: int, shape: Sequence[int], deviation: float, seed: int
+) -> Iterator[tuple[int, Tensor]]:
+    """The rows of the tensor `name` in `part` (start, length), as far as they are used: pieces with the number of their
+    first row. A row has the given `shape`, and the same numbers whatever the part."""
+    start, end = part[0], min(part[0] + part[1], used)
+    for block in range(start // DRAWN_ROWS, -(-end // DRAWN_ROWS)):
+        first, last = block * DRAWN_ROWS, min((block + 1) * DRAWN_ROWS, used)
+        drawn = torch.empty((last - first, *shape)).normal_(
+            0.0, deviation, generator=generator(seed, "initial", name, block)
+        )
+        begin, stop = max(first, start), min(last, end)
+        yield begin, drawn[begin - first : stop - first]
 
 
-def _assign(parameter: Tensor, whole: Tensor) -> None:
-    """Copy this rank's part of `whole` into `parameter`."""
+def find_part(parameter: Tensor) -> list[tuple[int, int]]:
+    """What this rank has of a tensor: start and length in each dimension."""
+    part = [(0, size) for size in parameter.shape]
     if not isinstance(parameter, DTensor):
-        parameter.copy_(whole)
-        return
-    local = parameter.to_local()
-    part = whole
+        return part
     # Placements apply from the first mesh dimension to the last; FSDP's comes first but cuts what tensor parallelism
     # left (a strided shard), so the tensor dimension is cut before.
-    order = sorted(range(parameter.device_mesh.ndim), key=lambda dim: -dim)
-    for dim in order:
+    for dim in reversed(range(parameter.device_mesh.ndim)):
         placement = parameter.placements[dim]
         if placement.is_shard() or hasattr(placement, "split_factor"):
+            along: int = placement.dim  # type: ignore[attr-defined]
+            start, length = part[along]
             size, index = parameter.device_mesh.size(dim), parameter.device_mesh.get_local_rank(dim)
-            chunks = part.chunk(size, dim=placement.dim)  # type: ignore[attr-defined]
-            part = chunks[index] if index < len(chunks) else part.narrow(placement.dim, 0, 0)  # type: ignore[attr-defined]
-    local.copy_(part)
+            step = -(-length // size)  # as torch.chunk cuts it: the last ranks may have less, or nothing
+            skipped = min(index * step, length)
+            part[along] = start + skipped, min(step, length - skipped)
+    return part
 
 
 # --- gradients ------------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 A task says what it trains (`Program`); the order is the same for all.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -92,7 +92,7 @@ class Program(Generic[S, P, M, B]):
 
     name           of the task; what: the model in the log's words
     settings       type of its parameters; choices: words that they may be
-    make_plan      (parameters, ranks) -> plan, from numbers alone; raises LayoutError
+    make_plan      (parameters, ranks, ranks of a node) -> plan, from numbers alone; raises LayoutError
     load           (settings, contract, plan) -> corpus, and what makes the workload of a rank
     make_model     from plan and settings, without memory for its parameters
     blocks         of the model: those that are compiled, gathered and computed again one at a time
@@ -104,6 +104,7 @@ class Program(Generic[S, P, M, B]):
     unit           what throughput is counted in
     details        further facts for the result
     compiled       modules that are compiled besides the blocks
+    apart          modules before and behind the blocks that are gathered by themselves
     make_optimizer from settings and world, what makes the optimizer; None: AdamW
     check          raises TaskUsageError for settings that the device or the plan cannot have
     """
@@ -112,7 +113,7 @@ class Program(Generic[S, P, M, B]):
     what: str
     settings: type[S]
     choices: Mapping[str, tuple[str, ...]]
-    make_plan: Callable[[Mapping[str, Any], int], P]
+    make_plan: Callable[[Mapping[str, Any], int, int], P]
     load: Callable[[S, Contract, P], tuple[Corpus, MakeWorkload[B]]]
     make_model: Callable[[P, S], M]
     blocks: Callable[[M], Iterable[nn.Module]]
@@ -124,6 +125,7 @@ class Program(Generic[S, P, M, B]):
     split_tensor: Callable[[M, DeviceMesh], None] | None = None
     unused_rows: Callable[[P], Mapping[str, int]] = lambda plan: {}
     compiled: Callable[[M], Iterable[nn.Module]] = lambda model: ()
+    apart: Callable[[M], tuple[Sequence[nn.Module], Sequence[nn.Module]]] = lambda model: ((), ())
     make_optimizer: Callable[[S, World], MakeOptimizer | None] = lambda settings, world: None
     check: Callable[[S, P, World], None] = lambda settings, plan, world: None
     details: Callable[[P, S], Mapping[str, object]] = lambda plan, settings: {}
@@ -135,7 +137,7 @@ class Program(Generic[S, P, M, B]):
         """
         settings = self._read_settings(contract)
         with layout_errors_as_usage():
-            plan = self.make_plan(asdict(settings), contract.world_size)
+            plan = self.make_plan(asdict(settings), contract.world_size, contract.local_world_size)
         settings = replace(settings, global_batch=plan.global_batch)
         data = f"{settings.data} for {self.what}"
         with training_session(contract, data, settings.data in MADE_UP) as (world, report):
@@ -218,6 +220,7 @@ class Program(Generic[S, P, M, B]):
             deviation=self.deviation(plan),
             seed=world.contract.seed,
             compiled=() if plan.layout.tensor > 1 else self.compiled(model),
+            apart=self.apart(model),
             plan_tensor=partial(self.split_tensor, model) if self.split_tensor else None,
             unused_rows=self.unused_rows(plan),
         )
