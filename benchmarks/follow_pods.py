@@ -24,7 +24,7 @@ from mlbench_cli.util.times import now
 from tests.fakes.kube_api import KubeApi, Log, stamp
 
 SECONDS = 30.0
-MEMORY_LIMIT = 150
+MEMORY_LIMIT = 100
 CPU_LIMIT = 10
 PODS = "/api/v1/namespaces/default/pods"
 

@@ -24,7 +24,7 @@ from mlbench_cli.errors import (
 )
 from mlbench_cli.model.run import LOCAL, Cluster, ClusterIdentity, Experiment, Member, Outcome, Run, RunRow, RunState
 from mlbench_cli.model.spec import RunSpec
-from mlbench_cli.storage.store_schema import MIGRATIONS, SCHEMA_VERSION
+from mlbench_cli.storage.store_schema import MIGRATIONS, SCHEMA_VERSION, TASK_OF_SPEC
 from mlbench_cli.util.times import now
 
 NOTICE_SECONDS = 2.0  # after which a client says that it waits for the store
@@ -249,8 +249,7 @@ class Store:
         """The newest `size` runs, or those older than `before` (time of creation and row number)."""
         marks = ",".join("?" * len(words))
         unfinished = f"OR state <> '{RunState.FINISHED}'" if live else ""
-        # json_valid: a row that a newer mlbench wrote, or that is damaged, must not end the query.
-        task = f"json_valid(spec) AND json_extract(spec, '$.task') IN ({','.join('?' * len(tasks))})"
+        task = f"{TASK_OF_SPEC} IN ({','.join('?' * len(tasks))})"
         conditions: list[tuple[str, tuple[str | int, ...]]] = [
             *([("(created, rowid) < (?, ?)", before)] if before else []),
             *([("instr(name, ?) > 0", (contains,))] if contains else []),

@@ -61,6 +61,15 @@ def _index_runs_by_time(db: sqlite3.Connection) -> None:
     db.execute("CREATE INDEX runs_by_time ON runs (created)")
 
 
+# The task of a run by its spec; NULL for a spec that a newer mlbench wrote in another form, or that is damaged.
+TASK_OF_SPEC = "CASE WHEN json_valid(spec) THEN json_extract(spec, '$.task') END"
+
+
+def _index_runs_by_task(db: sqlite3.Connection) -> None:
+    """Without an index, a search for a task without runs would parse every spec."""
+    db.execute(f"CREATE INDEX runs_by_task ON runs ({TASK_OF_SPEC})")
+
+
 def _place_in_details(provider: str, details: Mapping[str, Any]) -> tuple[str, str]:
     """Account and location of a cluster whose record names them only among its details."""
     if provider == "eks":
@@ -75,5 +84,6 @@ def _place_in_details(provider: str, details: Mapping[str, Any]) -> tuple[str, s
 MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     *(_create_tables, _add_experiments, _identify_clusters),
     _index_runs_by_time,
+    _index_runs_by_task,
 )
 SCHEMA_VERSION = len(MIGRATIONS)

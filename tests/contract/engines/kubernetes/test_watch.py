@@ -113,5 +113,5 @@ def test_a_thousand_pods_cost_one_list_and_one_watch(server: KubeApi) -> None:
         put(server, f"p{number:04}", "Running")
     until(watch, lambda: set(list_seen(watch).values()) == {"Running"})
     watch.close()
-    assert server.requests[f"GET {PODS}"] == 4  # pages of one list
+    assert server.requests[f"GET {PODS}"] == 10  # pages of one list
     assert server.requests[f"GET {PODS} watch"] == 1
