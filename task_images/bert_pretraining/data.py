@@ -18,6 +18,7 @@ from torch import Tensor
 
 from task_images.bert_pretraining.wordpiece import BEGIN, END, MASK, PADDING, SPECIAL, WordPiece, build_vocabulary
 from task_images.harness.errors import EnvironmentUnfitError, TaskUsageError
+from task_images.harness.identity import DataIdentity
 from task_images.harness.language.tokens import BYTES, Corpus, Part, move_tensors, python_text, synthetic_tokens
 from task_images.harness.seeds import numpy_generator
 
@@ -250,3 +251,23 @@ def legacy_batch(vocabulary: int, length: int, size: int, seed: int, terms: floa
     zeros = torch.zeros_like(tokens)
     positions = torch.arange(length).repeat(size, 1)
     return Batch(tokens, zeros, None, positions, zeros, zeros[:, 0], torch.ones(size), terms)
+
+
+DEFAULT_VOCABULARY = 30_528  # BERT's 30,522, padded
+WIKIPEDIA = "https://dumps.wikimedia.org/enwiki/latest/enwiki-latest-pages-articles.xml.bz2"
+
+
+def prepare_data(folder: Path, parameters: Mapping[str, object]) -> DataIdentity:
+    """Check the texts in `folder`, and count their tokens.
+
+    Raises EnvironmentUnfitError without texts: dumps of Wikipedia change twice a month, so there is none to prescribe.
+    """
+    missing = [name for name in SPLITS.values() if not (folder / name).is_file()]
+    if missing:
+        raise EnvironmentUnfitError(
+            f"there is no {' and no '.join(missing)} in {folder}, and no official text to fetch",
+            f"Any text will do, with blank lines between documents. BERT's was Wikipedia: get {WIKIPEDIA} "
+            "(CC BY-SA 4.0), extract it with WikiExtractor, and import it: "
+            "mlbench data prepare bert_pretraining --data-dir DIR --import train.txt --import valid.txt",
+        )
+    return load_text(folder, int(str(parameters.get("vocabulary") or DEFAULT_VOCABULARY)))[0].identify()

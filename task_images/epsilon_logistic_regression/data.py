@@ -9,6 +9,7 @@ import numpy as np
 from task_images.epsilon_logistic_regression.libsvm import Dense, load_with_digest
 from task_images.harness.errors import EnvironmentUnfitError
 from task_images.harness.identity import DataIdentity, compare_data
+from task_images.harness.published import EPSILON, fetch_published
 from task_images.harness.seeds import numpy_generator
 
 FEATURES = 2000
@@ -43,7 +44,8 @@ def find_files(data_dir: str | None, features: int = FEATURES) -> tuple[Path, Pa
         missing = " and ".join(name for name, path in zip((TRAINING, VALIDATION), found, strict=True) if path is None)
         raise EnvironmentUnfitError(
             f"the data set epsilon is not here: {missing} (or the same with .bz2) is missing {place}",
-            f"Put {TRAINING}.bz2 and {VALIDATION}.bz2 there ({SOURCE}), or use generated data: --set data=synthetic",
+            f"mlbench data prepare epsilon_logistic_regression fetches them ({SOURCE}); or use generated data: "
+            "--set data=synthetic",
         )
     return training, validation
 
@@ -82,5 +84,9 @@ def generate(rows: int, seed: int, part: str, features: int = FEATURES) -> Dense
 
 
 def prepare_data(folder: Path, parameters: Mapping[str, object]) -> DataIdentity:
-    """Convert both text files into matrices that runs map, once for all of them."""
+    """Fetch both text files if they are missing, and convert them into matrices that runs map, once for all of them."""
+    try:
+        find_files(str(folder))
+    except EnvironmentUnfitError:
+        fetch_published(EPSILON, folder, print)
     return read(find_files(str(folder)))[2]

@@ -17,6 +17,7 @@ from task_images.harness.identity import DataIdentity
 from task_images.harness.language.shards import has_shards, prepare_shards
 from task_images.harness.language.tokens import BYTES, read_tokens, write_tokens
 from task_images.harness.progress import ProgressLines
+from task_images.harness.published import FINEWEB, fetch_published, is_begun
 
 TRAIN, VALID = "train.txt", "valid.txt"
 VALIDATION_EVERY = 100
@@ -27,8 +28,11 @@ Encode = Callable[[str], Sequence[int]]
 def prepare_data(folder: Path, parameters: Mapping[str, object]) -> DataIdentity:
     """Digest shards, or write train.bin, val.bin and tokens.json unless they are there.
 
-    Raises EnvironmentUnfitError without texts.
+    A folder without shards, token files and text gets FineWeb-10B, 20 GB.
     """
+    is_empty = not has_shards(folder) and not any((folder / name).exists() for name in ("tokens.json", TRAIN))
+    if is_empty or is_begun(folder):
+        fetch_published(FINEWEB, folder, print)
     if has_shards(folder):
         return prepare_shards(folder)
     if not (folder / "tokens.json").exists():

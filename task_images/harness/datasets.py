@@ -7,11 +7,12 @@ one could take for data. Standard library only.
 import errno
 import hashlib
 import http.client
+import os
 import shutil
 import time
 import urllib.error
 import urllib.request
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from task_images.contract import EXIT_RETRYABLE
@@ -32,12 +33,21 @@ class DownloadError(TaskError):
 
 @dataclass(frozen=True)
 class Archive:
-    """One file of a data set as its authors publish it. `digest` is "md5:HEX" or "sha256:HEX", `bytes` its size."""
+    """One file of a data set as its authors publish it. `digest` is "md5:HEX" or "sha256:HEX", `bytes` its size; ""
+    and 0 if nobody states them. `mirrors` are other addresses of the same file, tried in turn."""
 
     name: str
     url: str
     bytes: int
     digest: str
+    mirrors: tuple[str, ...] = ()
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where to fetch it. MLBENCH_DATA_MIRROR names a server that has all files as HOST/PATH; then nobody else is
+        asked."""
+        site = os.environ.get("MLBENCH_DATA_MIRROR", "").rstrip("/")
+        return (f"{site}/{self.url.partition('://')[2]}",) if site else (self.url, *self.mirrors)
 
 
 def fetch(archive: Archive, folder: Path, say: Say) -> Path:
@@ -53,7 +63,7 @@ def fetch(archive: Archive, folder: Path, say: Say) -> Path:
     partial = folder / f"{archive.name}.part"
     with as_task_error(partial):
         check_space(folder, archive.bytes - (partial.stat().st_size if partial.exists() else 0), archive.name)
-        resumed = _download(archive, partial, say)
+        resumed = _download_from_any(archive, partial, say)
     try:
         check_archive(archive, partial)
     except EnvironmentUnfitError:
@@ -65,6 +75,19 @@ def fetch(archive: Archive, folder: Path, say: Say) -> Path:
         return fetch(archive, folder, say)
     partial.rename(path)
     return path
+
+
+def _download_from_any(archive: Archive, partial: Path, say: Say) -> bool:
+    """As `_download`, from the first address that has the file."""
+    addresses = archive.addresses
+    for number, url in enumerate(addresses, 1):
+        try:
+            return _download(replace(archive, url=url), partial, say)
+        except DownloadError as error:
+            if number == len(addresses):
+                raise
+            say(f"{error}; next: {addresses[number]}")
+    raise AssertionError("unreachable")
 
 
 def _download(archive: Archive, partial: Path, say: Say) -> bool:
@@ -81,7 +104,8 @@ def _download(archive: Archive, partial: Path, say: Say) -> bool:
             if final or attempt == ATTEMPTS:
                 have = partial.stat().st_size if partial.exists() else 0
                 raise DownloadError(
-                    f"{archive.url} cannot be downloaded: {_words(error)}; {have} of {archive.bytes} bytes are here",
+                    f"{archive.url} cannot be downloaded: {_words(error)}; {have} of {archive.bytes or 'unknown'}"
+                    " bytes are here",
                     f"Start again to go on from there, or put the file {archive.name} into {partial.parent}.",
                 ) from None
             if isinstance(error, urllib.error.HTTPError) and error.code == 416:
@@ -93,30 +117,41 @@ def _download(archive: Archive, partial: Path, say: Say) -> bool:
 
 def _transfer(archive: Archive, partial: Path, say: Say) -> None:
     have = partial.stat().st_size if partial.exists() else 0
-    if have == archive.bytes:
+    if have and have == archive.bytes:
         return
     request = urllib.request.Request(archive.url, headers={"User-Agent": "mlbench", "Accept-Encoding": "identity"})
     if have:
         request.add_header("Range", f"bytes={have}-")
     with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
         goes_on = response.status == 206 and response.headers.get("Content-Range", "").startswith(f"bytes {have}-")
-        progress = ProgressLines(archive.name, archive.bytes, say)
+        total = archive.bytes or _find_length(response, have if goes_on else 0)
+        progress = ProgressLines(archive.name, total, say)
         progress.add(have if goes_on else 0, is_old=True)
         with open(partial, "ab" if goes_on else "wb") as file:
             done = file.tell()
             while block := response.read(_BLOCK):
                 file.write(block)
                 done += len(block)
-                if done > archive.bytes:
-                    raise http.client.HTTPException(f"the server sends more than the {archive.bytes} bytes expected")
+                if done > total:
+                    raise http.client.HTTPException(f"the server sends more than the {total} bytes expected")
                 progress.reach(done)
-    if done < archive.bytes:
-        raise http.client.HTTPException(f"the connection broke off after {done} of {archive.bytes} bytes")
+    if done < total:
+        raise http.client.HTTPException(f"the connection broke off after {done} of {total} bytes")
+
+
+def _find_length(response: http.client.HTTPResponse, have: int) -> int:
+    """The size of the whole file as the server states it. Raises HTTPException if it does not."""
+    stated = response.headers.get("Content-Length", "")
+    if not stated.isdecimal():
+        raise http.client.HTTPException("the server does not say how long the file is")
+    return have + int(stated)
 
 
 def check_archive(archive: Archive, path: Path, hint: str | None = None) -> None:
     """Compare the file's digest. Raises EnvironmentUnfitError with both, and with `hint` where to get it otherwise."""
     algorithm, _, expected = archive.digest.partition(":")
+    if not expected:
+        return
     with open(path, "rb") as file:
         found = hashlib.file_digest(file, algorithm).hexdigest()
     if found != expected:

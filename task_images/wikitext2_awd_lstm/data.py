@@ -19,6 +19,7 @@ from torch import Tensor
 from task_images.harness.cache import Arrays, cached_arrays
 from task_images.harness.errors import EnvironmentUnfitError
 from task_images.harness.identity import DataIdentity, compare_data
+from task_images.harness.published import WIKITEXT2, fetch_published
 
 SPLITS = ("train", "valid", "test")
 END = "<eos>"
@@ -83,7 +84,7 @@ def _lines(folder: Path, split: str) -> Iterator[bytes]:
     except FileNotFoundError:
         raise EnvironmentUnfitError(
             f"There is neither {name} nor {ARCHIVE} in {folder}.",
-            hint="Put WikiText-2 (word level) there, or choose the preset tiny, which brings its own text.",
+            hint="mlbench data prepare wikitext2_awd_lstm fetches it; the preset tiny brings its own text.",
         ) from None
     except (KeyError, zipfile.BadZipFile, OSError) as error:
         raise EnvironmentUnfitError(
@@ -134,5 +135,7 @@ def sequence_lengths(steps: int, base: int, least: int, short_share: float, seed
 
 
 def prepare_data(folder: Path, parameters: Mapping[str, object]) -> DataIdentity:
-    """Tokenise the three texts, once for all runs."""
+    """Fetch the archive if there are neither it nor its texts, and tokenize these, once for all runs."""
+    if len(_sources(folder)) == 0:
+        fetch_published(WIKITEXT2, folder, print)
     return read_corpus(folder).identify()

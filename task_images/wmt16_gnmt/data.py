@@ -16,8 +16,11 @@ from pathlib import Path
 from task_images.harness.cache import cached_folder
 from task_images.harness.errors import EnvironmentUnfitError
 from task_images.harness.identity import DataIdentity, compare_data
+from task_images.harness.published import WMT16, fetch_published
+from task_images.harness.translation.corpora import Part, join_parts
 from task_images.harness.translation.pairs import Pairs, digest_pairs, encode_text, lines, read_encoded, read_prepacked
 from task_images.wmt16_gnmt.prepare import LANGUAGES, REFERENCE, TEST, TRAIN, VOCABULARY
+from task_images.wmt16_gnmt.prepare import prepare as prepare_text
 from task_images.wmt16_gnmt.text import Vocabulary, read_vocabulary
 
 FOLDER = "wmt16"
@@ -89,8 +92,7 @@ def _read_pairs(folder: Path, cache: Path, name: str, vocabulary: Vocabulary, lo
     if not texts[0].is_file():
         raise EnvironmentUnfitError(
             f"there is neither {name}.bin nor {texts[0].name} in {folder}",
-            "Put WMT16 English-German there (task_images.wmt16_gnmt.prepare makes it from raw text), "
-            "or choose the preset tiny, which makes its own data.",
+            "mlbench data prepare wmt16_gnmt fetches and makes it; the preset tiny makes its own data.",
         )
 
     def build(place: Path) -> None:
@@ -105,7 +107,28 @@ def _without_starts(pairs: Pairs) -> Pairs:
     return Pairs(pairs.source, pairs.target.without_first(), pairs.left_out)
 
 
+RAW = "raw"
+PARTS = (
+    Part("de-en.tgz", ("europarl-v7.de-en.en", "europarl-v7.de-en.de")),
+    Part("training-parallel-commoncrawl.tgz", ("commoncrawl.de-en.en", "commoncrawl.de-en.de")),
+    Part("training-parallel-nc-v11.tgz", ("news-commentary-v11.de-en.en", "news-commentary-v11.de-en.de")),
+)
+TEST_PART = Part("dev.tgz", ("newstest2014-deen-ref.en.sgm", "newstest2014-deen-src.de.sgm"))
+
+
 def prepare_data(folder: Path, parameters: Mapping[str, object]) -> DataIdentity:
-    """Encode the pairs, once for all runs with the same limit of length."""
+    """Fetch the text and cut it into subwords if the folder has neither, and encode the pairs, once for all runs with
+    the same limit of length."""
+    place = folder / FOLDER if (folder / FOLDER).is_dir() else folder
+    if not (place / VOCABULARY).is_file():
+        raw = place / RAW
+        if not all(
+            (raw / f"{name}.{language}").is_file() for name in ("train", "newstest2014") for language in LANGUAGES
+        ):
+            fetch_published(WMT16, place, print)
+            join_parts(place, PARTS, raw, "train", print)
+            join_parts(place, [TEST_PART], raw, "newstest2014", print)
+        print(f"{raw}: tokenizing, and learning 32,000 merges; this takes hours for the whole corpus", flush=True)
+        prepare_text(raw, place, 32_000)
     longest, longest_test = (int(str(parameters[name])) for name in ("longest", "longest_test"))
     return read_corpus(folder, folder, longest, longest_test).identify()

@@ -17,6 +17,8 @@ from pathlib import Path
 from task_images.harness.cache import cached_folder
 from task_images.harness.errors import EnvironmentUnfitError
 from task_images.harness.identity import DataIdentity, compare_data
+from task_images.harness.published import WMT17, fetch_published
+from task_images.harness.translation.corpora import Part, join_parts
 from task_images.harness.translation.pairs import Pairs, digest_pairs, encode_text, lines, read_encoded, read_indexed
 from task_images.wmt17_transformer.subtokens import Subtokens, make_dictionary, read_dictionary
 
@@ -79,7 +81,7 @@ def _read_pairs(folder: Path, cache: Path, name: str, subtokens: Subtokens, long
     if not texts[0].is_file():
         raise EnvironmentUnfitError(
             f"there is neither {prefixes[0].name}.idx nor {texts[0].name} in {folder}",
-            "Put WMT17 English-German there, or choose the preset tiny, which makes its own data.",
+            "mlbench data prepare wmt17_transformer fetches WMT17 English-German; the preset tiny makes its own data.",
         )
 
     def build(place: Path) -> None:
@@ -98,8 +100,27 @@ def write_dictionary(folder: Path, size: int) -> None:
     (folder / f"dict.{SOURCE}.txt").write_text("".join(f"'{subtoken}'\n" for subtoken in subtokens), encoding="utf-8")
 
 
+PARTS = (
+    Part("training-parallel-nc-v12.tgz", ("news-commentary-v12.de-en.en", "news-commentary-v12.de-en.de")),
+    Part("training-parallel-commoncrawl.tgz", ("commoncrawl.de-en.en", "commoncrawl.de-en.de")),
+    Part("training-parallel-europarl-v7.tgz", ("europarl-v7.de-en.en", "europarl-v7.de-en.de")),
+)
+TEST_PART = Part("test-full.tgz", ("newstest2014-deen-src.en.sgm", "newstest2014-deen-ref.de.sgm"))
+
+
 def prepare_data(folder: Path, parameters: Mapping[str, object]) -> DataIdentity:
-    """Encode the pairs, once for all runs with the same dictionary and limit of length."""
+    """Fetch the text and make the dictionary if the folder has neither, and encode the pairs, once for all runs with
+    the same dictionary and limit of length."""
+    place = folder / FOLDER if (folder / FOLDER).is_dir() else folder
+    if not (place / f"dict.{SOURCE}.txt").is_file():
+        if not all(
+            (place / f"{name}.{language}").is_file() for name in ("train", "test") for language in (SOURCE, TARGET)
+        ):
+            fetch_published(WMT17, place, print)
+            join_parts(place, PARTS, place, "train", print)
+            join_parts(place, [TEST_PART], place, "test", print)
+        print(f"{place}: making a dictionary of about {parameters['vocabulary']} subtokens", flush=True)
+        write_dictionary(place, int(str(parameters["vocabulary"])))
     vocabulary, longest, longest_test = (
         int(str(parameters[name])) for name in ("vocabulary", "longest", "longest_test")
     )

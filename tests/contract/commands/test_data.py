@@ -54,7 +54,7 @@ def test_a_run_finds_what_was_prepared(tmp_path: Path, capsys: Captured) -> None
     [
         (["of_tomorrow"], 'There is no task "of_tomorrow"'),
         (["allreduce"], 'The data of "allreduce" could not be prepared'),
-        (["wikitext2_awd_lstm", "--data-dir", "FOLDER"], "could not be prepared"),
+        (["bert_pretraining", "--data-dir", "FOLDER"], "could not be prepared"),
         (["wikitext2_awd_lstm", "--import", "x"], "--import needs --data-dir"),
         (["wikitext2_awd_lstm", "--data-dir", "FOLDER", "--import", "x"], 'does not read a file called "x"'),
     ],
