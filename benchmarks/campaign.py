@@ -30,7 +30,7 @@ communication costs.
 
 {table}
 
-![Grouped bars: sentences per second of each method, 1 and 2 workers, 95 % intervals](../images/{name}.png)
+![Grouped bars: sentences per second of each method, 1 and 2 workers](../images/{name}.png)
 
 {runs} runs took {minutes:.1f} minutes on a machine with {cores} cores, whose load was {before:.1f} when they began
 and {after:.1f} when they ended.{warning}

@@ -1,10 +1,19 @@
 """The code blocks of README, CONTRIBUTING and docs/: which commands they have, and what those need."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from mlbench_cli.util.text import clean
+
+LINE_END = "\n"
+_UNIT = r"(?: ?(?:d|h|min|s|ms|µs|%|samples/s|images/s))?"
+_NUMBER = re.compile(rf"(?<![\w.-])\d[\d,.]*[kMG]?{_UNIT}(?: \d+ (?:min|s|h))?(?![\w-])")
+_SPACES = re.compile(r"\s+")
+# "1.45× slower (1.39 to 1.52)", "no difference seen (0.9 to 1.1×)": which one it is, depends on the machine's mood.
+_CHANGE = re.compile(r"(?:#× (?:faster|slower|higher|lower)|no difference seen)(?: \(# to #×?\))?")
+_VERDICT = re.compile(r"^(?:No difference seen: .*|\S+ is #× (?:faster|slower) than .*)$")
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
 # What a block may need that tests do not have: <!-- needs: docker --> on the line before it.
@@ -46,6 +55,12 @@ class Block:
             return [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
         return [line for line in lines if line.strip()] if self.language == "sh" else []
 
+    @property
+    def outputs(self) -> dict[str, str]:
+        """The output below each command of a `console` block that shows one."""
+        parts = re.split(r"^\$ (.*)\n", self.text, flags=re.MULTILINE)[1:] if self.language == "console" else []
+        return {command: text for command, text in zip(parts[::2], parts[1::2], strict=True) if text.strip()}
+
 
 def read_blocks(page: Path) -> list[Block]:
     """The blocks of a page from top to bottom."""
@@ -63,6 +78,21 @@ def all_blocks() -> Iterator[Block]:
 def page_name(page: Path) -> str:
     """The page relative to the repository, for the names of tests."""
     return page.relative_to(ROOT).as_posix()
+
+
+def shape(output: str) -> list[str]:
+    """The lines of an output without what differs from run to run: numbers with their units, ratios, widths."""
+    lines = [_SPACES.sub(" ", _NUMBER.sub("#", clean(line))).strip() for line in output.strip().splitlines()]
+    return [_CHANGE.sub("CHANGE", _VERDICT.sub("VERDICT", line)) for line in lines]
+
+
+def write_outputs(page: Path, outputs: Mapping[str, str]) -> None:
+    """Replace the outputs of a page's `console` blocks by those of the commands."""
+    text = page.read_text("utf-8")
+    for block in read_blocks(page):
+        for command, shown in block.outputs.items():
+            text = text.replace(f"$ {command}\n{shown}", f"$ {command}\n{clean(outputs[command], keep=LINE_END)}")
+    page.write_text(text, "utf-8")
 
 
 def expected_exit_codes(command: str) -> set[int]:

@@ -18,19 +18,36 @@ from mlbench_cli import commands
 from mlbench_cli.storage.store import Store
 from mlbench_cli.tasks.catalog import load_catalog
 from task_images import contract
-from tests.documentation import NEEDS, PAGES, ROOT, Block, all_blocks, expected_exit_codes, page_name, read_blocks
+from tests.documentation import (
+    NEEDS,
+    PAGES,
+    ROOT,
+    Block,
+    all_blocks,
+    expected_exit_codes,
+    page_name,
+    read_blocks,
+    shape,
+    write_outputs,
+)
 from tests.sampling import sampled
 from tools import reference
 from tools.check_site import find_problems
 
 COMMAND_SECONDS = 900
+# With MLBENCH_WRITE_OUTPUTS=1 the outputs that pages show are replaced by those of their commands.
+WRITE = bool(os.environ.get("MLBENCH_WRITE_OUTPUTS"))
 # Pages whose commands run in every `make test`; the other pages' trainings take minutes, and run nightly.
 EVERY_TIME = [ROOT / "docs" / name for name in ("tutorial/first-result.md", "how-to/exports.md", "how-to/report.md")]
 RUNNABLE = [page for page in PAGES if any(block.commands and not block.needs for block in read_blocks(page))]
 
 
 def run_page(page: Path, folder: Path) -> None:
-    """Write the titled files of a page, and run its commands in order, in one folder with one store."""
+    """Write the titled files of a page, and run its commands in order, in one folder with one store.
+
+    The outputs that the page shows must be those of the commands, but for measured values.
+    """
+    outputs: dict[str, str] = {}
     home, path = folder / "home", f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "MLBENCH_HOME": str(home), "OMP_NUM_THREADS": "1"}
     for block in read_blocks(page):
@@ -48,6 +65,11 @@ def run_page(page: Path, folder: Path) -> None:
                 check=False,
             )
             assert done.returncode in expected_exit_codes(command), f"{command}\n{done.stdout}{done.stderr}"
+            if command in block.outputs:
+                outputs[command] = done.stdout
+                assert WRITE or shape(done.stdout) == shape(block.outputs[command]), f"{command}\n{done.stdout}"
+    if WRITE:
+        write_outputs(page, outputs)
 
 
 @pytest.mark.slow
@@ -80,6 +102,34 @@ def test_every_block_of_commands_is_run_or_says_what_it_needs() -> None:
         "an unknown language hides commands"
     )
     assert {block.needs for block in all_blocks()} - {None} <= {*NEEDS}
+
+
+def test_outputs_are_shown_by_blocks_whose_commands_are_run() -> None:
+    pasted = re.compile(r"^(\$ |Error: |RUN  |Too few runs )", re.MULTILINE)
+    assert not [
+        page_name(block.page) for block in all_blocks() if block.language == "text" and pasted.search(block.text)
+    ]
+    assert not [block.page for block in all_blocks() if block.outputs and block.needs]
+    assert any(block.outputs for block in all_blocks())
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "is_alike"),
+    [
+        ("first-1  1  goal_reached  6.12 s  14.1 s", "first-1  1 goal_reached 612 ms 1 min 14 s", True),
+        ("first-1  1  goal_reached  6.12 s", "first-1  1  goal_missed  6.12 s", False),
+        ("first-1  1  goal_reached  6.12 s", "first-2  1  goal_reached  6.12 s", False),
+        (
+            "run  9.1 s (8.2 to 9.9)  1.4× slower (1.1 to 1.5)",
+            "run  1 s (1 to 1)  no difference seen (0.9 to 1.1×)",
+            True,
+        ),
+        ("b is 1.4× slower than a (95 %: 1.1 to 1.5; 3 and 3 runs).", "No difference seen: b takes 1 to 2 times", True),
+        ("a: ok (integrity, derivation)", "a: 2 problems", False),
+    ],
+)
+def test_outputs_differ_in_measured_values_only(one: str, other: str, is_alike: bool) -> None:
+    assert (shape(one) == shape(other)) is is_alike
 
 
 MLBENCH_LINES = [

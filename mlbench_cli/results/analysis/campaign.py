@@ -13,7 +13,13 @@ from typing import Any
 
 from mlbench_cli.model.goals import is_finite_number
 from mlbench_cli.model.run import JsonObject
-from mlbench_cli.results.analysis.numbers import format_estimate, format_factor, format_percent, format_value
+from mlbench_cli.results.analysis.numbers import (
+    format_estimate,
+    format_factor,
+    format_percent,
+    format_share,
+    format_value,
+)
 from mlbench_cli.results.analysis.rates import PublishedSeries
 from mlbench_cli.results.analysis.statistics import Estimate, estimate, ratio
 
@@ -219,7 +225,7 @@ def to_markdown(title: str, rows: Sequence[Row]) -> str:
                 cells += ["" if efficiency is None else format_percent(efficiency)]
         if has_exposed:
             shares = (row.exposed.get(count) for count in counts if count > 1)
-            cells += ["" if share is None else f"{100 * share:.1f} %" for share in shares]
+            cells += ["" if share is None else format_share(share) for share in shares]
         lines.append(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |")
     lines += ["", *_notes(rows)]
     return "\n".join(lines).rstrip() + "\n"

@@ -32,6 +32,7 @@ from mlbench_cli.results.site.pages import (
 )
 from mlbench_cli.results.site.pictures import contest_figures
 from mlbench_cli.util.csv_text import format_csv
+from mlbench_cli.util.text import one_line
 
 INDEX = "index.json"
 SIGNERS = "allowed_signers"
@@ -149,7 +150,7 @@ def _write(sources: Sources, site: Path, options: SiteOptions, notice: Callable[
 
 def refuse(refused: Sequence[Refusal]) -> RefusedArchives:
     """The error for archives that do not verify: the first three in words, all of them as details."""
-    shown = "; ".join(f"{each.source}: {each.message}" for each in refused[:3])
+    shown = "; ".join(f"{one_line(each.source)}: {one_line(each.message, 300)}" for each in refused[:3])
     more = f"; and {len(refused) - 3} more" if len(refused) > 3 else ""
     count = f"{len(refused)} archive{'' if len(refused) == 1 else 's'}"
     return RefusedArchives(

@@ -73,6 +73,12 @@ COMMANDS: dict[str, list[str]] = {
     "sign": ["sign", "A", "--key", "key", "--force"],
     "run --from": ["run", "y", "--from", "A", "--dry-run"],
     "discover": ["discover", "local"],
+    "reproduce --dry-run": ["reproduce", "A", "--dry-run"],
+    "reproduce --with": ["reproduce", "A", "--with", "B"],
+    "site build": ["site", "build", "."],
+    "site check": ["site", "check", "."],
+    "doctor": ["doctor"],
+    "list-clusters": ["list-clusters"],
     "cancel": ["cancel", "RUN"],
     "delete": ["delete", "RUN", "--yes"],
 }
