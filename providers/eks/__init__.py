@@ -24,7 +24,7 @@ from providers.base import (
 from providers.eks.aws import REGION_VARIABLES, account_of, aws_in, region_of
 from providers.eks.control_plane import AddOn, Admin, ControlPlane, access_to
 from providers.eks.devices import Device, DevicePlugin, gpu_device, gpu_probe, network_card_device
-from providers.eks.end_timer import EndTag, EndTimer, timers
+from providers.eks.end_timer import EndTag, EndTimer, PlaneEnd, PlaneEndMoved, timers
 from providers.eks.machines import (
     NOT_ON_DEMAND,
     Machine,
@@ -278,6 +278,9 @@ class EksProvider:
         if not options.no_volumes:
             found += volume_resources(plane, base)
         found += timers(ClusterDetails.of(cluster), [base, working])
+        expires = ClusterDetails.of(cluster).expires
+        if expires is not None:
+            found.append(PlaneEnd(stack, [system.name, workers.name], expires, (stack,)))
         if not workers.count:
             return found
         devices = [DevicePlugin(plane, working, workers.count, device) for device in _devices(cluster)]
@@ -309,14 +312,20 @@ class EksProvider:
         plane = ControlPlane(cluster, aws, stack)
         expires = ClusterDetails.of(cluster).expires or 0
         groups = [NodeGroup(plane, stack, group, ()) for group in (system, workers)]
-        return [EndTag(plane), *(EndTimer(group, expires, ()) for group in groups)]
+        names = [system.name, workers.name]
+        return [
+            EndTag(plane),
+            *(EndTimer(group, expires, ()) for group in groups),
+            PlaneEndMoved(stack, names, expires, ()),
+        ]
 
     def describe_end(self, cluster: Cluster) -> str:
         """Say what AWS ends by itself when the time is up, and what stays and costs money."""
+        gateway = " and the NAT gateway" if self.groups(cluster)[1].private else ""
         return (
-            "AWS itself takes the machines away at its end, by scheduled actions. The control plane"
-            f"{', the NAT gateway' if self.groups(cluster)[1].private else ''} and volumes of claims stay until "
-            "mlbench gc --expired or delete-cluster."
+            f"AWS itself takes the machines away at its end, and deletes the control plane{gateway} within half an "
+            "hour, if you may make schedules of EventBridge Scheduler. Volumes of claims, load balancers and an image "
+            "repository stay until mlbench gc --expired or delete-cluster."
         )
 
     def run_checks(self, project: str | None, location: str | None) -> "Iterator[Check]":

@@ -63,7 +63,9 @@ CODES: tuple[tuple[str, type[MlbenchError], str | None], ...] = (
     (r"UnsupportedAvailabilityZone\w*|Unsupported\w*", UsageError, "Choose another --zone or --machine-type"),
     (r"Validation\w*|Invalid\w*|\w+\.Malformed|Malformed\w*|MissingParameter\w*", UsageError, None),
 )
-YOUNG_ROLE = re.compile(r"[Rr]ole .*(could not be assumed|does not exist|not valid)")
+YOUNG_ROLE = re.compile(
+    r"[Rr]ole .*(could not be assumed|does not exist|not valid|must allow AWS EventBridge Scheduler)"
+)
 SKEWED = re.compile(r"Signature (expired|not yet current)")
 
 
@@ -217,7 +219,7 @@ def error_from_code(
         return CredentialError(message, hint=SET_CLOCK, details=details)
     if code in ("ValidationError", "ValidationException") and "does not exist" in said:
         return NotFoundError(message, details=details)
-    if code == "InvalidParameterException" and YOUNG_ROLE.search(said):
+    if code in ("InvalidParameterException", "ValidationException") and YOUNG_ROLE.search(said):
         # What IAM has just made is not known everywhere at once.
         return TransientError(message, details=details)
     for pattern, kind, hint in CODES:

@@ -1,22 +1,27 @@
-"""The end of a cluster's machines, kept by AWS itself: a scheduled action of each auto scaling group.
+"""The end of a cluster, kept by AWS itself: scheduled actions of auto scaling groups, and EventBridge Scheduler.
 
-It acts although no machine of ours runs, and takes all machines of the group away. The control plane, a NAT gateway
-and the volumes of claims stay until `mlbench gc --expired` or `delete-cluster`. EKS makes the auto scaling groups; they
-take their scheduled actions with them.
+A scheduled action takes all machines of a group away, on the second; EKS makes the groups, which take their actions
+with them. Then Scheduler deletes node groups, control plane and NAT gateway by a role of the stack, asking every ten
+minutes until each has gone. The stack itself, which costs nothing then, and volumes of claims stay until `mlbench gc`
+or `delete-cluster`. Sources: docs/clouds-assumptions.md.
 """
 
+import json
 import time
-from collections.abc import Mapping
-from datetime import UTC, datetime
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from mlbench_cli.errors import UsageError
+from mlbench_cli.errors import CredentialError, NotFoundError, UsageError
 from mlbench_cli.model.cluster_details import ClusterDetails
 from providers.base import Readiness, Resource, ResourceStatus, TransientError, ownership_tags
 from providers.eks.control_plane import ControlPlane, find_raw_cluster
+from providers.eks.network import Stack
 from providers.eks.nodes import NodeGroup
 
 ACTION = "mlbench-end"
+EVERY = "rate(10 minutes)"  # a control plane can be deleted only after its node groups
+SCHEDULE_SECONDS = 12 * 3600.0  # for which Scheduler asks; then the schedules delete themselves
 
 
 class EndTimer(Resource):
@@ -86,6 +91,114 @@ class EndTimer(Resource):
         )
         actions: list[Mapping[str, Any]] = answer["ScheduledUpdateGroupActions"]
         return actions[0] if actions else None
+
+
+class PlaneEnd(Resource):
+    """The schedules that delete node groups, control plane and NAT gateway. Without the right to make them: none."""
+
+    kind = "scheduled end of the control plane"
+    create_seconds = delete_seconds = 300.0
+
+    def __init__(self, stack: Stack, groups: Sequence[str], expires: float, needs: Sequence[Resource]) -> None:
+        self.stack = stack
+        self.aws = stack.aws
+        self.name = f"{stack.name}-end"
+        self.groups = groups
+        self.expires = int(expires)
+        self.needs = tuple(needs)
+        self.refused: str | None = None  # why there are none
+        self.remove_command = f"aws scheduler list-schedules --region {self.aws.region} --name-prefix {self.name}"
+
+    def find(self) -> ResourceStatus | None:
+        """None also for somebody who may not ask: schedules cost nothing, and delete themselves."""
+        if self.refused is not None:
+            return ResourceStatus("not armed")
+        try:
+            found = [self._find_one(name) for name in self._names()]
+        except CredentialError:
+            return None
+        if not any(found):
+            return None
+        # The schedule of a NAT gateway is there only if the stack has one.
+        lacking = [name for name, item in zip(self._names()[:-1], found[:-1], strict=True) if item is None]
+        return ResourceStatus("scheduled", broken=f"{', '.join(lacking)} are missing" if lacking else None)
+
+    def create(self) -> None:
+        """Make the schedules, or move them. Raises TransientError while IAM does not know the role everywhere."""
+        network = self.stack.network()
+        if not network.end_role:
+            self.refused = "The stack is of an older version of mlbench and has no role for it."
+            return
+        try:
+            for name, (call, given) in self._targets(network.nat).items():
+                self._put(name, call, given, network.end_role)
+        except CredentialError as error:
+            self.refused = error.message
+
+    def poll(self) -> Readiness:
+        """Ready when AWS shows them; the record says if they could not be made."""
+        if self.refused is not None:
+            return Readiness(True, facts={"end_problem": self.refused})
+        return Readiness(self.find() is not None, "AWS does not show them yet", {"end_problem": None})
+
+    def delete(self) -> None:
+        """Delete those that there are."""
+        for name in self._names():
+            try:
+                self.aws.call("scheduler", "delete_schedule", Name=name)
+            except NotFoundError:
+                continue
+
+    def _names(self) -> list[str]:
+        return [f"{self.name}-{number}" for number in range(len(self.groups))] + [
+            f"{self.name}-plane",
+            f"{self.name}-nat",
+        ]
+
+    def _targets(self, nat: str) -> dict[str, tuple[str, dict[str, str]]]:
+        """Calls and their parameters, spelled as the members of the service's model with a capital."""
+        cluster = self.stack.cluster.name
+        calls = [("eks:deleteNodegroup", {"ClusterName": cluster, "NodegroupName": name}) for name in self.groups]
+        calls.append(("eks:deleteCluster", {"Name": cluster}))
+        if nat:
+            calls.append(("ec2:deleteNatGateway", {"NatGatewayId": nat}))
+        return dict(zip(self._names(), calls, strict=False))
+
+    def _put(self, name: str, call: str, given: Mapping[str, str], role: str) -> None:
+        start = datetime.fromtimestamp(max(self.expires, int(time.time()) + 60), UTC)
+        schedule = {
+            "Name": name,
+            "ScheduleExpression": EVERY,
+            "StartDate": start,
+            "EndDate": start + timedelta(seconds=SCHEDULE_SECONDS),
+            "ActionAfterCompletion": "DELETE",
+            "FlexibleTimeWindow": {"Mode": "OFF"},
+            "Target": {"Arn": f"arn:aws:scheduler:::aws-sdk:{call}", "RoleArn": role, "Input": json.dumps(given)},
+        }
+        self.aws.call("scheduler", "update_schedule" if self._find_one(name) else "create_schedule", **schedule)
+
+    def _find_one(self, name: str) -> Mapping[str, Any] | None:
+        try:
+            found: Mapping[str, Any] = self.aws.call("scheduler", "get_schedule", Name=name)
+        except NotFoundError:
+            return None
+        return found
+
+
+class PlaneEndMoved(PlaneEnd):
+    """The same schedules at another time."""
+
+    def find(self) -> ResourceStatus | None:
+        """None, so that they are written again, which does no harm."""
+        return None if self.refused is None else ResourceStatus("not armed")
+
+    def poll(self) -> Readiness:
+        """Ready at once: AWS has taken the new time."""
+        return Readiness(True, facts={"end_problem": self.refused})
+
+    def delete(self) -> None:
+        """Do nothing: they are deleted by the cluster's own resource."""
+        return
 
 
 class EndTag(Resource):

@@ -34,6 +34,8 @@ class Network:
     control_role: str
     machine_role: str
     volume_role: str  # "" for a stack of an older version
+    end_role: str  # as that
+    nat: str  # its NAT gateway; "" without one
 
 
 class Stack(Resource):
@@ -92,6 +94,7 @@ class Stack(Resource):
         offered = zones_for(self.aws, self.machine_types, self.zone)
         zones = [*self.zones, *(zone for zone in offered if zone not in self.zones)][: max(2, len(self.zones))]
         parameters = dict(zip(ZONE_PARAMETERS, zones, strict=False))
+        parameters["ClusterName"] = self.cluster.name
         parameters |= {"PrivateMachines": "yes" if self.private else "no", "Moving": "yes" if self.zones else "no"}
         self.aws.call(
             "cloudformation",
@@ -155,6 +158,8 @@ class Stack(Resource):
                 made["ControlRole"],
                 made["MachineRole"],
                 made.get("VolumeRole", ""),
+                made.get("EndRole", ""),
+                made.get("Nat", ""),
             )
         return self._network
 

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from mlbench_cli.errors import NotFoundError
 from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.storage.store import Store
 from providers.eks import EksProvider
+from providers.eks.aws import aws_in
 from providers.gke import GkeProvider, api
 from tests.contract.providers.eks_world import REGION
 from tests.fakes.aws_server import AwsServer
@@ -29,6 +31,41 @@ def test_aws_takes_the_machines_away_although_nobody_asks(command: Command, aws:
     assert sorted(aws.pass_time(7300)) == ["ends-1-system", "ends-1-workers"]
     assert command("delete-cluster", "eks", "ends-1", "--yes").code == 0
     assert aws.list_left("ends-1") == []
+
+
+def test_aws_deletes_the_control_plane_after_its_machines(
+    command: Command, aws: AwsServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    result = command(*EKS[:3], "whole", *EKS[4:], "--ttl", "1h")
+    assert result.code == 0, result.err
+    assert "deletes the control plane within half an hour" in result.err
+    assert aws.call_schedules(3000) == []
+    assert command("extend", "whole-1", "1h").code == 0
+    assert aws.call_schedules(2 * 3600 - 600) == []
+    assert aws.call_schedules(2 * 3600 + 60) == ["whole-1-system", "whole-1-workers", "whole-1"]
+    # What is left costs nothing, and any machine finds it.
+    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "elsewhere"))
+    result = command("gc", "eks", "--location", REGION, "--everybody", "--all", "--yes")
+    assert result.code == 0, result.err
+    assert aws.list_left("whole-1") == []
+    with pytest.raises(NotFoundError):
+        aws_in(REGION).call("scheduler", "get_schedule", Name="mlbench-whole-1-end-plane")
+
+
+def test_who_may_not_make_schedules_is_told_what_stays(command: Command, aws: AwsServer) -> None:
+    aws.order("me", "deny", action="scheduler:.*", times=99)
+    try:
+        result = command(*EKS[:3], "half", *EKS[4:], "--ttl", "1h")
+        assert result.code == 0, result.err
+        assert "Nothing in the cloud deletes this cluster" in result.err
+        assert "not authorized" in result.err
+        assert sorted(aws.pass_time(3700)) == ["half-1-system", "half-1-workers"]
+        assert aws.call_schedules(3700) == []
+        assert command("extend", "half-1", "1h").code == 0
+        assert command("delete-cluster", "eks", "half-1", "--yes").code == 0
+    finally:
+        aws.calm("me")
+    assert aws.list_left("half-1") == []
 
 
 def test_a_cluster_that_is_ready_after_its_end_ends_at_once(command: Command, aws: AwsServer) -> None:
