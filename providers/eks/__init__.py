@@ -279,8 +279,8 @@ class EksProvider:
             found += volume_resources(plane, base)
         found += timers(ClusterDetails.of(cluster), [base, working])
         expires = ClusterDetails.of(cluster).expires
-        if expires is not None:
-            found.append(PlaneEnd(stack, [system.name, workers.name], expires, (stack,)))
+        if expires is not None or not options_known(cluster):
+            found.append(PlaneEnd(stack, [system.name, workers.name], expires or 0, (stack,)))
         if not workers.count:
             return found
         devices = [DevicePlugin(plane, working, workers.count, device) for device in _devices(cluster)]

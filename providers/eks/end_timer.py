@@ -168,6 +168,7 @@ class PlaneEnd(Resource):
         start = datetime.fromtimestamp(max(self.expires, int(time.time()) + 60), UTC)
         schedule = {
             "Name": name,
+            "Description": f"end of the mlbench cluster {self.stack.cluster.name}",
             "ScheduleExpression": EVERY,
             "StartDate": start,
             "EndDate": start + timedelta(seconds=SCHEDULE_SECONDS),
