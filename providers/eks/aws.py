@@ -66,6 +66,9 @@ CODES: tuple[tuple[str, type[MlbenchError], str | None], ...] = (
 YOUNG_ROLE = re.compile(
     r"[Rr]ole .*(could not be assumed|does not exist|not valid|must allow AWS EventBridge Scheduler)"
 )
+# What STS of a region that an account has not opted in to says of its credentials, and a region that is never off.
+OFF_CODES = ("InvalidClientTokenId", "UnrecognizedClientException")
+ALWAYS_ON = "us-east-1"
 SKEWED = re.compile(r"Signature (expired|not yet current)")
 
 
@@ -137,8 +140,24 @@ def session() -> Any:
 
 
 def account_of(aws: Aws) -> str:
-    """The number of the account that today's credentials belong to. Asks STS, which everybody may."""
-    return str(aws.call("sts", "get_caller_identity")["Account"])
+    """The number of the account that today's credentials belong to. Asks STS, which everybody may.
+
+    Raises UsageError for a region that is switched off for the account, whose STS calls good credentials invalid.
+    """
+    try:
+        return str(aws.call("sts", "get_caller_identity")["Account"])
+    except CredentialError as error:
+        if error.details.get("aws") not in OFF_CODES or aws.region == ALWAYS_ON:
+            raise
+        try:
+            account = str(aws_in(ALWAYS_ON).call("sts", "get_caller_identity")["Account"])
+        except MlbenchError:
+            raise error from None
+        raise UsageError(
+            f"The region {aws.region} is switched off for the account {account}: the credentials are good elsewhere.",
+            hint=f"aws account enable-region --region-name {aws.region}   switches it on within minutes; or another "
+            "--region",
+        ) from None
 
 
 def region_of(asked: str | None, zone: str | None = None) -> str:

@@ -9,8 +9,10 @@ from mlbench_cli.model.run import Cluster
 from mlbench_cli.util.times import parse_timestamp
 from providers.base import AUTO, CLUSTER_TAG, FABRIC_TAG, PartialSearchError, details_from_tags, registry_details
 from providers.gke.api import Gke, Message, region_of
+from providers.gke.end_timer import find_ended
 from providers.gke.families import fabric_facts
 from providers.gke.networks import LOCATION_TAG, NetworkMark, find_marks
+from providers.gke.orphans import LABEL, PLACE_LABEL, list_claimed_disks
 from providers.gke.repository import list_repositories, registry_of
 from providers.gke.resources import ROLE_LABEL, WORKER, WORKER_POOL
 
@@ -61,6 +63,7 @@ def _list_remains(
             **registry_details(AUTO, registry_of(project, place, name)),
         }
         yield Cluster(name, "gke", "failed", str(found.get("createTime") or ""), details, project, place)
+    yield from _list_claimants(project, location, there | listed)
     for mark in find_marks(project):
         identity = name, place = mark.tags[CLUSTER_TAG], mark.tags.get(LOCATION_TAG, "")
         if identity in there | listed or location not in ("-", place):
@@ -76,6 +79,24 @@ def _list_remains(
         }
         state = "creating" if _is_young(mark) else "failed"
         yield Cluster(name, "gke", state, mark.created, details, project, place)
+
+
+def _list_claimants(project: str, location: str, known: set[tuple[str, str]]) -> Iterator[Cluster]:
+    """Clusters that have deleted themselves and have left disks of claims; a name of somebody else's is none."""
+    names = find_ended(Gke(project, location)) - {name for name, _ in known}
+    try:
+        disks = list_claimed_disks(project) if names else []
+    except CredentialError:
+        return
+    found = {(labels.get(LABEL, ""), labels.get(PLACE_LABEL, "")) for disk in disks if (labels := disk.get("labels"))}
+    for name, place in sorted(found):
+        if name not in names or location not in ("-", place):
+            continue
+        options = {"region" if region_of(place) == place else "zone": place, "project": project}
+        details = {"project": project, "location": place, "nodes": 0, "options": options}
+        # Its clock has deleted it, so its end has come.
+        details["expires"] = int(time.time()) - 1
+        yield Cluster(name, "gke", "failed", "", details, project, place)
 
 
 def _is_young(mark: NetworkMark) -> bool:

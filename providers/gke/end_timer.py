@@ -8,6 +8,7 @@ warning. Sources: docs/clouds-assumptions.md.
 """
 
 import os
+import re
 from collections.abc import Sequence
 from types import MappingProxyType
 
@@ -29,6 +30,7 @@ IMAGE = "mirror.gcr.io/library/python:3.12-slim-bookworm"
 PAUSE = "gke.gcr.io/pause:3.8@sha256:880e63f94b145e46f1b1082bb71b85e21f16b99b180b9996407d61240ceb9830"
 PERMISSIONS_AT_ONCE = 100  # in one request, at most
 BINDING = ("resourcemanager.projects.getIamPolicy", "resourcemanager.projects.setIamPolicy")
+BOUND = re.compile(rf"/subject/ns/mlbench-end-(.+)/sa/{ACCOUNT}$")
 POLICY_VERSION = 3  # so that conditional bindings of others are read and written back as they are
 
 
@@ -233,6 +235,18 @@ def can_bind(gke: Gke) -> bool | None:
         return set(BINDING) <= Project(gke).list_granted(BINDING)
     except MlbenchError:
         return None
+
+
+def find_ended(gke: Gke) -> set[str]:
+    """Names of clusters that the policy lets delete themselves; empty if the caller may not read it.
+
+    A binding outlives its cluster, and tells by whom disks were made that bear the cluster's name.
+    """
+    try:
+        policy = Project(gke).read_policy()
+    except (CredentialError, NotFoundError):
+        return set()
+    return {match[1] for member in _members(policy) if (match := BOUND.search(member))}
 
 
 def _members(policy: Message) -> set[str]:

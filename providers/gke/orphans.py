@@ -60,6 +60,12 @@ def _list_labelled_disks(compute: Compute, cluster: Cluster) -> list[dict[str, A
     return [disk for found in zones.values() for disk in found.get("disks") or ()]
 
 
+def list_claimed_disks(project: str) -> list[dict[str, Any]]:
+    """Disks of claims of any cluster of GKE in a project, also of clusters that are gone."""
+    zones = Compute(project).get(f"/aggregated/disks?filter={quote(f'labels.{LABEL}:*')}").get("items") or {}
+    return [disk for found in zones.values() for disk in found.get("disks") or ()]
+
+
 def _list_gke_networks(compute: Compute, cluster: Cluster) -> list[OrphanedResource]:
     """Networks of RDMA that GKE made for the cluster and did not remove with it.
 

@@ -118,6 +118,8 @@ class AwsDouble(SchedulerRules, ServiceRules, NetworkRules, TopologyRules):
         try:
             if token and token in self.tokens:
                 return self.tokens[token]
+            if request.region in self.rules.get("off_regions", ()):
+                raise ApiError("InvalidClientTokenId", "The security token included in the request is invalid.", 403)
             answer = rule(request) if rule else self._pass(request)
         except ApiError as error:
             return error_answer(request.service, error.code, str(error), error.status)

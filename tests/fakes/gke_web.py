@@ -237,7 +237,14 @@ class Web(Handler):
         return {"skus": SKUS[:half], "nextPageToken": "second"}
 
     def _disk(self, handle: str) -> dict[str, object]:
-        return {"name": handle.rpartition("/")[2], "sizeGb": "10", "status": "READY", "zone": f"https://x/zones/{ZONE}"}
+        labels = {"goog-k8s-cluster-name": self.world.claimant, "goog-k8s-cluster-location": ZONE}
+        found = {
+            "name": handle.rpartition("/")[2],
+            "sizeGb": "10",
+            "status": "READY",
+            "zone": f"https://x/zones/{ZONE}",
+        }
+        return {**found, "labels": labels}
 
     def _outside(self, parts: list[str]) -> None:
         """ASSUMED: GKE labels the disks of all volumes; forwarding rules are filtered by their address."""

@@ -94,6 +94,17 @@ def test_extend_moves_the_timer_the_tag_and_the_record(command: Command, aws: Aw
     assert command("delete-cluster", "eks", "long-1", "--yes").code == 0
 
 
+def test_a_region_that_is_switched_off_is_named(command: Command, aws: AwsServer) -> None:
+    aws.rules(off_regions=["eu-central-1"])
+    try:
+        result = command("create-cluster", "eks", "1", "off", "-t", "m5.large", "--region", "eu-central-1", "--yes")
+    finally:
+        aws.rules(off_regions=[])
+    assert result.code == 2
+    assert "The region eu-central-1 is switched off for the account 123456789012" in result.err
+    assert "aws account enable-region --region-name eu-central-1" in result.err
+
+
 def test_a_cluster_without_an_end_cannot_be_extended(command: Command, aws: AwsServer) -> None:
     assert command(*EKS[:3], "never", *EKS[4:], "--ttl", "none").code == 0
     assert aws.pass_time(1e6) == []

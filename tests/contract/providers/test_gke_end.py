@@ -18,6 +18,7 @@ from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.storage.store import Store
 from providers.gke import GkeProvider
 from tests.fakes.gke import Google, World
+from tests.fakes.gke_facts import ZONE
 
 CREATE = ["create-cluster", "gke", "2", "rel", "-t", "n1-standard-4", "--yes"]
 CRON_JOB = "/apis/batch/v1/namespaces/mlbench-end-rel-2/cronjobs/mlbench-end"
@@ -122,6 +123,34 @@ def test_any_machine_finds_the_images_that_an_ended_cluster_has_left(
     assert result.code == 0, result.err
     assert gke_world.repositories == {}
     assert gke_world.policy["bindings"] == []
+
+
+def test_any_machine_finds_the_disks_that_an_ended_cluster_has_left(
+    command: Any, google: Google, gke_world: World, metadata: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert command(*CREATE, "--ttl", "1h").code == 0
+    fire(gke_world, google, metadata, expires=0)
+    gke_world.clusters.clear()
+    gke_world.outside.add(f"projects/demo-project/zones/{ZONE}/disks/pvc-1")
+    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "elsewhere"))  # CI's next runner
+    assert [(item.name, item.location) for item in GkeProvider().discover({})] == [("rel-2", ZONE)]
+    assert "rel-2" in command("list-clusters", "--cloud").out
+    result = command("gc", "gke", "--expired", "--everybody", "--yes")
+    assert result.code == 8, result.err
+    assert f"gcloud compute disks delete pvc-1 --zone {ZONE} --project demo-project" in result.err
+    assert gke_world.policy["bindings"] == []
+    gke_world.outside.clear()
+    assert command("gc", "gke", "--expired", "--everybody", "--yes").out == "There is nothing to delete.\n"
+
+
+def test_disks_of_other_people_s_clusters_are_none_of_ours(command: Any, gke_world: World) -> None:
+    assert command(*CREATE, "--ttl", "1h").code == 0
+    gke_world.outside.add(f"projects/demo-project/zones/{ZONE}/disks/pvc-1")
+    gke_world.claimant = "theirs"
+    assert [item.name for item in GkeProvider().discover({})] == ["rel-2"]
+    gke_world.policy_denied = True
+    gke_world.claimant = "rel-2"
+    assert [item.name for item in GkeProvider().discover({})] == ["rel-2"]
 
 
 def test_gc_leaves_images_that_were_kept_on_request(
