@@ -28,6 +28,7 @@ from providers.aks.resources import (
     WorkerPool,
     azure_of,
 )
+from providers.aks.subnet import SubnetAccess
 from providers.base import Plan, Resource, check_ranges, read_options, registry_details
 from providers.gpu_probe import NONE
 from providers.machine_checks import check_forced, require_vcpus, settle_gpus
@@ -124,7 +125,9 @@ class AksProvider:
         plane = ControlPlane(group, options)
         placement = Placement(group) if options.compact_placement else None
         pool = WorkerPool(plane, machine, count, placement, [plane, *([placement] if placement else [])])
-        found: list[Resource] = [group, plane, *([placement] if placement else []), pool]
+        access = [SubnetAccess(group, options.subnet)] if options.subnet else []
+        plane.obstacles = [item.describe_wait for item in access]
+        found: list[Resource] = [group, *access, plane, *([placement] if placement else []), pool]
         if details.registry_made:
             images = ImageGroup(group)
             found += [images, ImageRegistry(images, plane)]

@@ -6,7 +6,7 @@ second one; that is waited for.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from mlbench_cli.errors import CapacityError, MlbenchError, NotFoundError
 from mlbench_cli.kube.access import Access
@@ -18,7 +18,7 @@ from providers.aks.errors import AGAIN, Message
 from providers.aks.kubeconfig import access_to
 from providers.aks.machines import Machine
 from providers.aks.options import AksOptions
-from providers.base import CLUSTER_TAG, Readiness, Resource, ResourceStatus, ownership_tags
+from providers.base import CLUSTER_TAG, BusyError, Readiness, Resource, ResourceStatus, ownership_tags
 from providers.kubernetes_calls import open_young_cluster
 
 SYSTEM_POOL = "system"
@@ -36,6 +36,11 @@ CREATED_TAG = "mlbench-created"  # seconds since 1970; groups do not tell when t
 SYSTEM_NODES = 2
 SYSTEM_DISK = 128  # GB
 READY, FAILED = ("Succeeded",), ("Failed", "Canceled")
+
+
+def network_identity_of(group: "ResourceGroup") -> str:
+    """The path of the identity of a cluster in a subnet that is not its own."""
+    return f"{group.path}/providers/Microsoft.ManagedIdentity/userAssignedIdentities/mlbench-network"
 
 
 def group_of(name: str, location: str) -> str:
@@ -147,10 +152,19 @@ class ControlPlane(AzureResource):
         self.cluster = group.cluster
         self.options = options
         self.needs = (group,)
+        # Why it cannot be requested yet. What it waits for is no need: it is deleted before the group that this is in.
+        self.obstacles: list[Callable[[], str | None]] = []
         self.goes_with = group
         self.remove_command = (
             f"az aks delete --name {self.name} --resource-group {group.name} --subscription {self.azure.subscription}"
         )
+
+    def find(self) -> ResourceStatus | None:
+        """As other resources. Raises BusyError while it is not there and cannot be requested yet."""
+        found = super().find()
+        if found is None and (reason := next(filter(None, (ask() for ask in self.obstacles)), None)):
+            raise BusyError(reason)
+        return found
 
     def require_raw(self) -> Message:
         """Read the cluster. Raises NotFoundError if it does not exist."""
@@ -168,6 +182,12 @@ class ControlPlane(AzureResource):
         with open_young_cluster(self.access) as kubernetes:
             nodes = kubernetes.get("/api/v1/nodes", labelSelector=f"{ROLE_LABEL}={WORKER}")["items"]
         return [node for node in nodes if _is_ready(node)]
+
+    def _identity(self) -> Message:
+        """The identity by which AKS acts in the network: its own, or one that has a role on the given subnet."""
+        if not self.options.subnet:
+            return {"type": "SystemAssigned"}
+        return {"type": "UserAssigned", "userAssignedIdentities": {network_identity_of(self.group): {}}}
 
     def request(self) -> Message:
         """The cluster as AKS is asked for it."""
@@ -207,7 +227,7 @@ class ControlPlane(AzureResource):
             "location": self.azure.location,
             "tags": tags,
             "sku": {"name": "Base", "tier": options.tier.capitalize()},
-            "identity": {"type": "SystemAssigned"},
+            "identity": self._identity(),
             "properties": properties,
         }
 

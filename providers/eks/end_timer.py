@@ -96,7 +96,7 @@ class EndTimer(Resource):
 class PlaneEnd(Resource):
     """The schedules that delete node groups, control plane and NAT gateway. Without the right to make them: none."""
 
-    kind = "scheduled end of the control plane"
+    kind = "scheduled deletion"
     create_seconds = delete_seconds = 300.0
 
     def __init__(self, stack: Stack, groups: Sequence[str], expires: float, needs: Sequence[Resource]) -> None:

@@ -134,6 +134,7 @@ class World(CloudDouble, PoolRules):
         if path.lower() in self.clusters:
             self.alone(path)
         for pool in body["properties"]["agentPoolProfiles"]:
+            self.check_subnet(pool, body["identity"])
             self.check_quota(pool, body["location"])
             pool["provisioningState"] = "Creating"
         nodes = body["properties"]["nodeResourceGroup"]
@@ -156,6 +157,28 @@ class World(CloudDouble, PoolRules):
                 pool["provisioningState"] = properties["provisioningState"]
 
         return made, self.begin(path, finish, self.failing.get("managedClusters"))
+
+    def check_subnet(self, pool: Message, identity: Message) -> None:
+        """A subnet of somebody's is joined by rights of the caller and of the cluster's identity on it.
+
+        Source: AKS' page on its own network, issue Azure/AKS 2673. The words of the second refusal are a guess.
+        """
+        subnet = str(pool.get("vnetSubnetID") or "").lower()
+        if not subnet:
+            return
+        wanted = {"Microsoft.Network/virtualNetworks/subnets/join/action"}
+        if identity.get("userAssignedIdentities"):
+            wanted.add("Microsoft.ManagedIdentity/userAssignedIdentities/assign/action")
+        self.actions |= wanted
+        if denied := sorted(wanted & self.denied):
+            words = f"The client has permission to write, however, it does not have permission to perform {denied[0]}."
+            raise ApiError(403, "LinkedAuthorizationFailed", words)
+        own = [self.others.get(path.lower()) for path in identity.get("userAssignedIdentities") or {}]
+        principals = [item["properties"]["principalId"] for item in own if item]
+        roles = [item["properties"] for path, item in self.others.items() if path.startswith(f"{subnet}/providers/")]
+        if not any(role.get("principalId") in principals for role in roles):
+            words = f"The cluster's identity does not have permission to perform {sorted(wanted)[-1]} on {subnet}."
+            raise ApiError(400, "LinkedAuthorizationFailed", words)
 
     def find_cluster(self, path: str, look: bool = False) -> Message:
         self.find_group(path.split("/")[4])
@@ -189,6 +212,7 @@ class World(CloudDouble, PoolRules):
         self.alone(cluster_path)
         asked = {**body["properties"], "name": name}
         self.check_pool(name, asked, cluster["location"])
+        self.check_subnet(asked, cluster["identity"])
         pools = cluster["properties"]["agentPoolProfiles"]
         known = next((pool for pool in pools if pool["name"] == name), None)
         if known is not None and known.get("scaleSetPriority") != asked.get("scaleSetPriority"):

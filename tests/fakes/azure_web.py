@@ -235,7 +235,10 @@ class _Arm(BaseHTTPRequestHandler):
         if kind != "managedclusters":
             if self.command == "PUT":
                 return (*world.put_other(path, body), None)
-            return 200, world.find_other(path), None
+            found = world.find_other(path)
+            if self.command == "DELETE":
+                del world.others[path.lower()]
+            return 200, found, None
         if path.endswith("/listClusterUserCredential"):
             found = world.find_cluster(path.rpartition("/")[0])
             if found["properties"]["provisioningState"] == "Creating":

@@ -236,6 +236,41 @@ def test_the_role_is_printed_for_an_administrator(mlbench: Any) -> None:
     ]
 
 
+# --- a subnet of somebody else's ------------------------------------------------------------------------------------
+
+SUBNET = f"/subscriptions/{SUBSCRIPTION}/resourceGroups/net/providers/Microsoft.Network/virtualNetworks/n/subnets/x"
+
+
+@pytest.fixture
+def foreign_network(world: World) -> None:
+    world.groups["net"] = {"id": f"/subscriptions/{SUBSCRIPTION}/resourceGroups/net", "name": "net",
+                           "location": "eastus", "properties": {"provisioningState": "Succeeded"}}  # fmt: skip
+
+
+@pytest.mark.usefixtures("foreign_network")
+def test_a_cluster_in_a_subnet_has_a_role_there_as_long_as_it_exists(mlbench: Any, world: World) -> None:
+    rights = load_rights("aks")
+    done = mlbench(*CREATE, "--ttl", "none", "--subnet", SUBNET)
+    assert done.code == 0, done.err
+    assert sorted(world.actions - set(rights["create-cluster"])) == []
+    assert [path for path in world.others if path.startswith(f"{SUBNET.lower()}/providers/")]
+    world.actions.clear()
+    done = mlbench(*DELETE)
+    assert done.code == 0, done.err
+    assert sorted(world.actions - set(rights["delete-cluster"])) == []
+    assert (list(world.groups), world.others) == (["net"], {})
+
+
+@pytest.mark.usefixtures("foreign_network")
+def test_who_may_not_give_a_role_on_the_subnet_is_told_before_a_cluster_costs_money(mlbench: Any, world: World) -> None:
+    world.denied = {"Microsoft.Authorization/roleAssignments/write"}
+    done = mlbench(*CREATE, "--ttl", "none", "--subnet", SUBNET)
+    assert (done.code, "the role Network Contributor on the subnet" in done.err) == (3, True)
+    assert world.clusters == {}
+    assert mlbench(*DELETE).code == 0
+    assert list(world.groups) == ["net"]
+
+
 # --- images ---------------------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,80 @@
+"""The right of a cluster to use a subnet that is not its own (`--subnet`): an identity with a role on nothing else.
+
+AKS makes network cards and load balancers in the subnet by the cluster's identity. One that AKS makes with the cluster
+has no role there at first, and the creation is refused; so the identity is made before. Sources:
+docs/clouds-assumptions.md.
+"""
+
+import uuid
+
+from mlbench_cli.errors import CredentialError, NotFoundError
+from providers.aks.errors import Message
+from providers.aks.resources import ResourceGroup, network_identity_of
+from providers.base import Readiness, Resource, ResourceStatus, ownership_tags
+
+NETWORK_CONTRIBUTOR = "4d97b98b-1d4f-4787-a291-c67834d212e7"  # the built-in role's ID, the same everywhere
+
+
+class SubnetAccess(Resource):
+    """The identity in the cluster's group, and its role on the subnet, which is deleted before the group."""
+
+    kind = "access to the subnet"
+    create_seconds = delete_seconds = 600.0
+
+    def __init__(self, group: ResourceGroup, subnet: str) -> None:
+        self.group = group
+        self.name = f"{group.name}/{subnet.rpartition('/')[2]}"
+        self.needs = (group,)
+        self._identity = network_identity_of(group)
+        # A role assignment is named by a GUID: one that follows from the group, so that a repetition finds it.
+        assignment = uuid.uuid5(uuid.NAMESPACE_URL, f"{self._identity}{subnet}".lower())
+        self._assignment = f"{subnet}/providers/Microsoft.Authorization/roleAssignments/{assignment}"
+        self._is_being_made = False
+        self.remove_command = f"az role assignment delete --ids {self._assignment}"
+
+    def find(self) -> ResourceStatus | None:
+        """None until the identity has its role."""
+        try:
+            self.group.azure.get(self._assignment, "show the role on the subnet")
+        except NotFoundError:
+            return None
+        return ResourceStatus("has its role")
+
+    def create(self) -> None:
+        """Make the identity and give it its role. Raises CredentialError if the caller may not give it."""
+        self._is_being_made = True
+        azure, what = self.group.azure, "create the cluster's identity"
+        body: Message = {"location": azure.location, "tags": ownership_tags(self.group.cluster)}
+        azure.change("PUT", self._identity, what, body)
+        identity = azure.get(self._identity, what)["properties"]
+        properties = {
+            "roleDefinitionId": f"{azure.root}/providers/Microsoft.Authorization/roleDefinitions/{NETWORK_CONTRIBUTOR}",
+            "principalId": identity["principalId"],
+            "principalType": "ServicePrincipal",
+        }
+        try:
+            azure.change("PUT", self._assignment, "give the cluster a role on the subnet", {"properties": properties})
+        except CredentialError as error:
+            raise CredentialError(
+                error.message,
+                hint="With --subnet the cluster needs the role Network Contributor on the subnet, which its owner may "
+                "let you assign; or leave out --subnet",
+                details=error.details,
+            ) from None
+
+    def poll(self) -> Readiness:
+        """Ready when Azure shows the role."""
+        return Readiness(self.find() is not None, "Azure does not show its role yet")
+
+    def describe_wait(self) -> str | None:
+        """What the cluster has to wait for while this is being made; None otherwise, also in a deletion."""
+        if self._is_being_made and self.find() is None:
+            return "its identity has no role on the subnet yet"
+        return None
+
+    def delete(self) -> None:
+        """Take the role away; the identity goes with the group."""
+        try:
+            self.group.azure.change("DELETE", self._assignment, "take the role on the subnet away")
+        except NotFoundError:
+            return
