@@ -391,10 +391,18 @@ def find_unknown_fields(model: Any, document: Message, path: str = "") -> list[s
             unknown.append(f"{path}{key}")
             continue
         inner = [item for item in _classes_in(fields[key]) if hasattr(item, "_is_model")]
-        for part in value if isinstance(value, list) else [value]:
+        parts = value if isinstance(value, list) else [value]
+        if inner and _is_map(fields[key]):
+            parts = list(value.values())
+        for part in parts:
             if inner and isinstance(part, dict):
                 unknown += find_unknown_fields(inner[0], part, f"{path}{key}.")
     return unknown
+
+
+def _is_map(kind: Any) -> bool:
+    """Whether a type hint is of a mapping from names, or of one that may be missing."""
+    return typing.get_origin(kind) is dict or any(map(_is_map, typing.get_args(kind)))
 
 
 def _classes_in(kind: Any) -> list[Any]:
