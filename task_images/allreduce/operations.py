@@ -9,6 +9,7 @@ its own, filled before the clock starts.
 """
 
 import math
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -214,6 +215,46 @@ def bidirectional(buffers: Buffers, elements: int, place: str) -> Call:
     return _exchange(buffers, partner, send, result, call)
 
 
+def ring(buffers: Buffers, elements: int, place: str) -> Call:
+    """`elements` numbers from every rank to its right neighbor, all at once."""
+    ranks = buffers.world.size
+    return _send_along(buffers, elements, [(rank + 1) % ranks for rank in range(ranks)])
+
+
+def permutation(buffers: Buffers, elements: int, place: str) -> Call:
+    """`elements` numbers from every rank to another one, by a random cycle through all ranks that is always the same
+    for their number: traffic without a pattern that a switch could be made for."""
+    targets = [*range(buffers.world.size)]
+    generator = random.Random(len(targets))
+    for index in range(len(targets) - 1, 0, -1):  # Sattolo's algorithm
+        other = generator.randrange(index)
+        targets[index], targets[other] = targets[other], targets[index]
+    return _send_along(buffers, elements, targets)
+
+
+def incast(buffers: Buffers, elements: int, place: str) -> Call:
+    """elements / ranks numbers from every other rank to rank 0, all at once."""
+    pattern, rank, ranks = buffers.pattern, buffers.world.rank, buffers.world.size
+    part = elements // ranks
+    if rank:
+        send = buffers.allocate(part)
+        sent = [dist.P2POp(dist.isend, send, 0)]
+        return Call(lambda: pattern.moved.fill(send, pattern.place(rank)), lambda: _do_all(sent), lambda: 0, (send,))
+    result = buffers.allocate(elements)
+    parts = torch.split(result, part)
+    received = [dist.P2POp(dist.irecv, parts[source], source) for source in range(1, ranks)]
+
+    def fill() -> None:
+        result.fill_(_NOTHING)
+
+    return Call(
+        fill,
+        lambda: _do_all(received),
+        lambda: sum(pattern.moved.wrong(parts[source], pattern.place(source)) for source in range(1, ranks)),
+        (result,),
+    )
+
+
 @dataclass(frozen=True)
 class Collective:
     """How figures of a collective are to be read.
@@ -277,6 +318,19 @@ COLLECTIVES = {
         "pair: alpha = a, beta = 2 b, b of both directions together", _one,
         places=(OUT_OF_PLACE,), least_ranks=2, is_pair=True,
     ),
+    "ring": Collective(
+        ring, "the message of each rank", "algbw", _one, "pair: alpha = a, beta = b", _one,
+        places=(OUT_OF_PLACE,), least_ranks=2, is_pair=True,
+    ),
+    "permutation": Collective(
+        permutation, "the message of each rank", "algbw", _one, "pair: alpha = a, beta = b", _one,
+        places=(OUT_OF_PLACE,), least_ranks=2, is_pair=True,
+    ),
+    "incast": Collective(
+        incast, "what rank 0 would receive from all, k parts", _PARTS, _share,
+        "shared link: alpha = a, beta = (k - 1) / k b", _one,
+        places=(OUT_OF_PLACE,), divided=True, least_ranks=2, is_pair=True,
+    ),
 }  # fmt: skip
 
 
@@ -303,6 +357,20 @@ def _exchange(
         result.fill_(_NOTHING)
 
     return Call(fill, call, lambda: pattern.moved.wrong(result, pattern.place(partner)), (send, result), **more)
+
+
+def _send_along(buffers: Buffers, elements: int, targets: list[int]) -> Call:
+    """Every rank sends to `targets[rank]` and receives from the one whose target it is."""
+    rank = buffers.world.rank
+    send, result = buffers.allocate(elements), buffers.allocate(elements)
+    source = targets.index(rank)
+    both = [dist.P2POp(dist.isend, send, targets[rank]), dist.P2POp(dist.irecv, result, source)]
+    return _exchange(buffers, source, send, result, lambda: _do_all(both))
+
+
+def _do_all(messages: list[Any]) -> None:
+    for work in dist.batch_isend_irecv(messages):
+        work.wait()
 
 
 def _idle() -> Call:

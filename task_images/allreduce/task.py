@@ -27,6 +27,7 @@ from task_images.allreduce.measure import (
     time_samples,
 )
 from task_images.allreduce.operations import COLLECTIVES, DTYPES, IN_PLACE, PLACES, Buffers
+from task_images.allreduce.search import search
 from task_images.allreduce.sizes import from_bytes, grid, in_parts
 from task_images.contract import Contract, emit
 from task_images.harness.distributed import World, open_world
@@ -58,6 +59,7 @@ class Settings:
     min_busbw_gbps: float = 0.0
     protocol: str = "current"
     mode: str = ISOLATED
+    search_bytes: int = 0
 
 
 @dataclass
@@ -127,6 +129,7 @@ def main(contract: Contract) -> None:
     else:
         measured, refused = _all(world, tracker, report, settings)
 
+    searched = search(world, tracker, report, settings.search_bytes) if settings.search_bytes else None
     below = _below(measured, settings.min_busbw_gbps)
     rows = [row.to_dict() for one in measured for row in one.rows]
     details = {
@@ -138,6 +141,7 @@ def main(contract: Contract) -> None:
         "series": [one.to_dict(settings.samples) for one in measured],
         "not_supported": [{"series": str(series), "why": why} for series, why in refused.items()],
         "gate": {"min_busbw_gbps": settings.min_busbw_gbps, "below": below} if settings.min_busbw_gbps else None,
+        **({"search": searched} if searched is not None else {}),
         "rows": f"results/collectives.csv and .json of the output folder, {len(rows)} lines",
     }
     if world.is_first:
@@ -172,6 +176,8 @@ def _check(settings: Settings, ranks: int) -> None:
         raise TaskUsageError(f'the protocol "{settings.protocol}" is neither current nor legacy')
     if settings.protocol == "legacy" and (settings.collectives, settings.places) != (["all_reduce"], [IN_PLACE]):
         raise TaskUsageError("the protocol legacy knows the all-reduce in place only", "Leave out --preset legacy.")
+    if settings.search_bytes and ranks < 2:
+        raise TaskUsageError("a search among pairs of ranks needs two ranks at least", "Leave out search_bytes.")
     if settings.min_busbw_gbps and (ranks == 1 or settings.protocol == "legacy"):
         why = "one rank moves nothing" if ranks == 1 else "the protocol legacy measures none"
         raise TaskUsageError(f"there is no bus bandwidth to hold against min_busbw_gbps: {why}")

@@ -31,6 +31,7 @@ from mlbench_cli.results.archive.documents import (
 )
 from mlbench_cli.results.archive.events import GoalWatcher, ReportedFacts, collect_events, read_events
 from mlbench_cli.results.archive.evidence import Evidence
+from mlbench_cli.results.archive.fabric import find_slow_links
 from mlbench_cli.results.archive.faults import (
     NOT_INJECTED,
     CheckpointMarks,
@@ -190,6 +191,8 @@ def _decide(
     if version >= 3:
         doubts = [finding for finding in (step, find_too_long(reported)) if finding is not None]
         doubts += find_contradictions(evidence, reported, samples, outcome.is_success, step is not None)
+    if result is not None and (slow := find_slow_links(result["details"])) is not None:
+        doubts.append(slow)
     milder = find_not_injected(evidence.spec, evidence.faults, outcome.is_success)
     if milder is not None:
         doubts.append(milder)

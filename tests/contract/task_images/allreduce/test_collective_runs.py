@@ -75,7 +75,7 @@ def test_all_collectives_in_both_places_and_all_types(ranks: RankServer, tmp_pat
     first, second = run_task(ranks, tmp_path, backend=backend, seconds_total=0.0, **changes)
     assert [(one.code, one.stderr) for one in (first, second)] == [(0, "")] * 2
     details, document = first.result["details"], written(tmp_path)
-    assert len(details["series"]) == (5 * 2 + 3) * 4
+    assert len(details["series"]) == (5 * 2 + 6) * 4
     assert details["not_supported"] == []
     for one in details["series"]:
         assert (one["sizes"], one["left_out"]) == (4, None)
@@ -88,6 +88,7 @@ def test_all_collectives_in_both_places_and_all_types(ranks: RankServer, tmp_pat
     assert halves == {0.5}
     by_name = {row["collective"]: row["busbw"] / row["algbw"] for row in document["rows"]}
     assert by_name["bidirectional"] == 2
+    assert (by_name["ring"], by_name["permutation"], by_name["incast"]) == (1, 1, 0.5)
     # What is cut in parts is at least one number for each rank.
     least = min(
         row["bytes"] for row in document["rows"] if row["collective"] == "all_gather" and row["dtype"] == "fp32"

@@ -1,0 +1,71 @@
+"""Measures every pair of ranks by itself, and says which node or link is slow (pairs.py)."""
+
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from task_images.allreduce.pairs import Pair, Verdict, judge_pairs, make_rounds
+from task_images.harness.distributed import World
+from task_images.harness.report import Reporter
+from task_images.harness.tracker import Tracker
+
+SAMPLES = 5  # of which the least counts: a slow link is slow every time, a busy moment passes
+PASSES = 3  # if the first one finds something: what is slow only once was a busy moment
+
+
+def search(world: World, tracker: Tracker, report: Reporter, size: int) -> dict[str, Any]:
+    """Exchange `size` bytes both ways in each pair of ranks, all pairs of a round at once, and judge. Collective.
+
+    Returns what the result's details say: seconds by pair, the verdict, and the hosts that it names.
+    """
+    seconds: dict[Pair, float] = {}
+    verdict = Verdict("none", (), (), "")
+    passes = 0
+    while passes < PASSES and (not passes or verdict.kind not in ("none", "cannot_tell")):
+        for pair, value in _measure_rounds(world, tracker, size).items():
+            seconds[pair] = min(value, seconds.get(pair, value))
+        verdict, passes = judge_pairs(seconds, world.size), passes + 1
+    hosts = _hosts(world)
+    named = [f"rank {rank}" + (f" on {hosts[rank]}" if hosts else "") for rank in verdict.ranks]
+    report.say(f"pairs of ranks: {verdict.kind.replace('_', ' ')}: {', '.join(named) or verdict.reason}")
+    return {
+        "bytes": size,
+        "rounds": len(make_rounds(world.size)),
+        "passes": passes,
+        "seconds": {f"{a}-{b}": value for (a, b), value in sorted(seconds.items())},
+        "verdict": verdict.to_dict(),
+        "reason": verdict.reason,
+        "hosts": hosts,
+    }
+
+
+def _measure_rounds(world: World, tracker: Tracker, size: int) -> dict[Pair, float]:
+    """Seconds of each pair: the slower one of both sides."""
+    send = torch.ones(size, dtype=torch.uint8, device=world.device)
+    result = torch.empty_like(send)
+    found: dict[Pair, float] = {}
+    for pairs in make_rounds(world.size):
+        partner = next((sum(pair) - world.rank for pair in pairs if world.rank in pair), None)
+        own = float("inf")
+        for number in range(SAMPLES + 1):
+            world.barrier()
+            with tracker.section("communication"):
+                begun = time.perf_counter()
+                if partner is not None:
+                    both = [dist.P2POp(dist.isend, send, partner), dist.P2POp(dist.irecv, result, partner)]
+                    for work in dist.batch_isend_irecv(both):
+                        work.wait()
+                world.synchronize()
+                if number:  # the first one makes the connection
+                    own = min(own, time.perf_counter() - begun)
+        times = [row[0] for row in world.gather([own])]
+        found |= {(a, b): max(times[a], times[b]) for a, b in pairs}
+    return found
+
+
+def _hosts(world: World) -> list[str]:
+    """The host of each rank; empty if they are not known."""
+    hosts, each = world.contract.hosts, world.contract.local_world_size
+    return [hosts[rank // each] for rank in range(world.size)] if len(hosts) * each == world.size else []
