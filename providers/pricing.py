@@ -1,9 +1,10 @@
 """Prices of machines: the user's own prices.toml first, then the one beside this file. Unknown is None, never 0."""
 
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from providers.base import PlanLine
 
 SHIPPED = Path(__file__).with_name("prices.toml")
 ANY_REGION = "any"
+OLD_DAYS = 90  # from which on a plan says that prices are old
 # Regions whose prices `mlbench prices update` asks for by default.
 DEFAULT_REGIONS = {
     "gke": ("us-central1", "europe-west1", "europe-west4"),
@@ -76,6 +78,12 @@ class PriceTable:
         found = {place for layer in self.layers for place in layer.get("on-demand", {})}
         return sorted(found - {ANY_REGION})
 
+    def find_ages(self, region: str, today: date | None = None) -> list[int]:
+        """Ages of the region's prices in days; those without a date are left out."""
+        items = {item for layer in self.layers for item in _entries(layer, region)}
+        dates = [found[1] for item in items if (found := self._find_price(item, region, False)) is not None]
+        return [age for text in dates if (age := age_in_days(text, today)) is not None]
+
     def to_dict(self) -> dict[str, object]:
         """Currency, version, and the number of prices per region."""
         regions = {region: self.count_prices(region) for region in self.list_regions()}
@@ -84,6 +92,18 @@ class PriceTable:
     def count_prices(self, region: str) -> int:
         """The number of parts with a known on-demand price in the region."""
         return len({item for layer in self.layers for place in (region, ANY_REGION) for item in _entries(layer, place)})
+
+
+def age_in_days(text: str | None, today: date | None = None) -> int | None:
+    """The age of a price dated "2026-07-30", or "2025", which counts from its first day; None without a date."""
+    words = re.fullmatch(r"(\d{4})(?:-(\d\d)-(\d\d))?", text or "")
+    if words is None:
+        return None
+    try:
+        then = date(int(words[1]), int(words[2] or 1), int(words[3] or 1))
+    except ValueError:
+        return None
+    return max(0, ((today or datetime.now(UTC).date()) - then).days)
 
 
 def _entries(layer: Mapping[str, Any], place: str) -> Mapping[str, Any]:

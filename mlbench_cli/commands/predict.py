@@ -10,8 +10,9 @@ import typer
 
 from mlbench_cli import console
 from mlbench_cli.commands._archives import Unproven
-from mlbench_cli.commands._common import Format, Output, complete_runs, results_of
-from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
+from mlbench_cli.commands._calibrated import open_run, own_method, read_calibration, read_run_probe
+from mlbench_cli.commands._common import Format, Output, complete_runs
+from mlbench_cli.errors import UsageError, did_you_mean
 from mlbench_cli.model.network import NetworkShape, format_rate, format_seconds, parse_network
 from mlbench_cli.model.run import JsonObject
 from mlbench_cli.predict.samples import SamplesToGoal, choose_model, read_noise_scale, read_point
@@ -24,17 +25,15 @@ from mlbench_cli.results.analysis.numbers import (
     format_value,
 )
 from mlbench_cli.results.archive.reader import Archive
-from mlbench_cli.results.archive.verify import open_verified
 from mlbench_cli.results.figures.predictions import PredictedPair, draw_predictions
-from mlbench_cli.simulator.calibration import FILE, HOW, Calibration, find_link, parse_calibration, read_probe
+from mlbench_cli.simulator.calibration import Calibration
 from mlbench_cli.simulator.faults import parse_rates, predict_faults
 from mlbench_cli.simulator.gloo import Link
 from mlbench_cli.simulator.predict import MIN_LATENCY, Prediction, Scenario, advise
 from mlbench_cli.simulator.predict import predict as predict_step
 from mlbench_cli.simulator.published import SUPPORTED, compare_published, summarize
 from mlbench_cli.simulator.stragglers import parse_spread
-from mlbench_cli.storage.store import Store
-from task_images.comm.methods import Method, MethodError
+from task_images.comm.methods import Method
 from task_images.comm.presets import PRESETS, resolve
 
 PUBLISHED = "published"
@@ -136,9 +135,9 @@ def predict(
         raise UsageError("A prediction is made from one run.", hint="mlbench predict --check RUN RUN")
     if network is not None and network_of is not None:
         raise UsageError("--network and --network-of are two networks.", hint="Give one of them.")
-    probed = None if network_of is None else _read_probe(network_of, unproven)
-    with _open(runs[0], unproven) as archive:
-        calibration, link, error = _read(archive, required=network is None and probed is None)
+    probed = None if network_of is None else read_run_probe(network_of, unproven)
+    with open_run(runs[0], unproven) as archive:
+        calibration, link, error = read_calibration(archive, required=network is None and probed is None)
         shape, links, library, nodes = _shape(network), _inside(inside), _backend(backend), _topology(topology)
         spread = parse_spread(stragglers, calibration)
         scenarios = [
@@ -169,7 +168,7 @@ def _show_faults(text: str, runs: Sequence[str], unproven: bool, output: Format)
     measured: Goodput | None = None
     known: dict[str, float] = {}
     if runs:
-        with _open(runs[0], unproven) as archive:
+        with open_run(runs[0], unproven) as archive:
             measured = measure_goodput(archive)
             facts = archive.result["faults"]
         if facts["checkpoint_seconds"] is not None:
@@ -253,7 +252,7 @@ def _shape(text: str | None) -> NetworkShape | None:
 
 def _methods(text: str | None, archive: Archive) -> list[Method]:
     if text is None:
-        return [_own_method(archive)]
+        return [own_method(archive)]
     found = []
     for name in text.split(","):
         if name not in PRESETS:
@@ -263,59 +262,11 @@ def _methods(text: str | None, archive: Archive) -> list[Method]:
     return found
 
 
-def _own_method(archive: Archive) -> Method:
-    """The run's method; without one the task's own: a message after the backward pass, or torch's DDP."""
-    given = archive.run["spec"].get("method")
-    try:
-        if isinstance(given, dict) and given:
-            return Method.from_dict(given)
-        if isinstance(given, str) and given in PRESETS:
-            return resolve(given)
-    except MethodError:
-        pass
-    return resolve("ddp" if str(archive.run["spec"]["task"]).endswith("_ddp") else "bsp")
-
-
 def _add_buckets(scenario: Scenario, calibration: Calibration, archive: Archive) -> Scenario:
     """With the run's own messages, if it is the run that is asked for: plans that it measured for need no guess."""
-    if scenario.is_elsewhere or (scenario.ranks, scenario.method) != (calibration.ranks, _own_method(archive)):
+    if scenario.is_elsewhere or (scenario.ranks, scenario.method) != (calibration.ranks, own_method(archive)):
         return scenario
     return replace(scenario, buckets=calibration.buckets)
-
-
-# --- a run's measurements ---------------------------------------------------------------------------------------------
-
-
-def _open(name: str, unproven: bool) -> Archive:
-    path = Path(name)
-    if not path.exists():
-        path = results_of(Store(notice=console.note).run(name).run)
-    return open_verified(path, unproven=unproven)
-
-
-def _read(archive: Archive, *, required: bool) -> tuple[Calibration, Link, float]:
-    """A run's calibration, its link, and the model's error on its own collectives."""
-    if FILE not in archive.names:
-        raise NotFoundError(f'The run "{archive.run["name"]}" was not calibrated: it has no {FILE}.', hint=HOW)
-    calibration = parse_calibration(archive.read(FILE, MAX_DOCUMENT_BYTES))
-    try:
-        return (calibration, *find_link(calibration, archive.result.get("network")))
-    except UsageError:
-        if required:
-            raise
-        return calibration, Link(0.0, 0.0), 0.0
-
-
-def _read_probe(name: str, unproven: bool) -> Link:
-    """The link that a run's probe of its network found. Raises NotFoundError if it had no network of its own."""
-    with _open(name, unproven) as archive:
-        link = read_probe(archive.result.get("network"))
-        if link is None:
-            raise NotFoundError(
-                f'The run "{archive.run["name"]}" has probed no network between machines.',
-                hint="Take a run with several workers on machines, or on a shaped network, of their own.",
-            )
-        return link
 
 
 # --- answers ----------------------------------------------------------------------------------------------------------
@@ -340,7 +291,7 @@ def _find_samples(archive: Archive, more: Sequence[str], unproven: bool) -> Samp
         return None
     task = archive.run["spec"]["task"]
     for name in more:
-        with _open(name, unproven) as other:
+        with open_run(name, unproven) as other:
             if other.run["spec"]["task"] != task:
                 raise UsageError(f'The run "{name[:60]}" is of {other.run["spec"]["task"]}, not of {task}.')
             points.append(read_point(other.run, other.result))
@@ -478,9 +429,9 @@ def _check_runs(names: Sequence[str], output: Format, charts: Path | None, unpro
     """Each run's step as predicted from its own calibration, against the step that it measured."""
     rows: list[JsonObject] = []
     for name in names:
-        with _open(name, unproven) as archive:
-            calibration, link, error = _read(archive, required=True)
-            scenario = _add_buckets(Scenario(calibration.ranks, _own_method(archive)), calibration, archive)
+        with open_run(name, unproven) as archive:
+            calibration, link, error = read_calibration(archive, required=True)
+            scenario = _add_buckets(Scenario(calibration.ranks, own_method(archive)), calibration, archive)
             found = predict_step(calibration, link, error, scenario)
             measured = _measured_step(archive)
             rows.append(

@@ -34,9 +34,18 @@ def show(
         console.out_json({name: {"source": table.source, **table.to_dict()} for name, table in tables.items()})
         return
     rows = [
-        [name, region, table.count_prices(region)] for name, table in tables.items() for region in table.list_regions()
+        [name, region, table.count_prices(region), _show_ages(table.find_ages(region))]
+        for name, table in tables.items()
+        for region in table.list_regions()
     ]
-    console.out_table(["PROVIDER", "REGION", "PRICES"], rows)
+    console.out_table(["PROVIDER", "REGION", "PRICES", "AGE IN DAYS"], rows)
+    old = [
+        name
+        for name, table in tables.items()
+        if any(age > pricing.OLD_DAYS for region in table.list_regions() for age in table.find_ages(region))
+    ]
+    if old:
+        console.note(f"Prices older than {pricing.OLD_DAYS} days; today's: mlbench prices update {' '.join(old)}")
     for name, table in tables.items():
         console.note(f"{name}: {table.source}")
 
@@ -48,6 +57,13 @@ def _show_archive(output: Format) -> None:
         return
     rows = [[item.table, item.item, _amount(item.on_demand), _amount(item.spot), item.source] for item in found]
     console.out_table(["TABLE", "ITEM", "ON DEMAND USD/H", "SPOT USD/H", "SOURCE"], rows)
+
+
+def _show_ages(ages: list[int]) -> str:
+    """The newest and the oldest."""
+    if not ages:
+        return "unknown"
+    return str(ages[0]) if len(set(ages)) == 1 else f"{min(ages)} to {max(ages)}"
 
 
 def _amount(price: float | None) -> str:

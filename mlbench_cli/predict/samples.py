@@ -19,6 +19,7 @@ from mlbench_cli.model.goals import is_finite_number
 
 FITTED_ERROR = 0.15  # of a prediction within twice the range of the batches that were run
 PUBLISHED_ERROR = 0.20  # the tables' fits are 1 to 9 % off; the task's recipe is not theirs
+NO_GROWTH = 1e-6  # relative growth of samples at the largest batch that is none
 NOISE_FACTOR = 3.0  # the noise scale is within this factor of B_crit; arXiv:1812.06162 finds more for some tasks
 _Z90 = 1.2816  # standard deviations from the median to the 10th or 90th percentile
 _FILE = "published_samples.csv"
@@ -121,7 +122,7 @@ def fit(points: Sequence[GoalPoint]) -> CriticalBatch:
     a, b = sum(row[0] for row in rows), sum(row[1] for row in rows)
     determinant = aa * bb - ab * ab
     minimum, slope = (a * bb - b * ab) / determinant, (b * aa - a * ab) / determinant
-    if slope <= 0:
+    if slope <= NO_GROWTH * a / aa / max(point.batch for point in points):
         minimum, slope = a / aa, 0.0
     elif minimum <= 0:  # growth in proportion to the batch: as many updates at every size
         minimum, slope = 0.0, b / bb

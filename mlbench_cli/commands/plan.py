@@ -1,0 +1,507 @@
+"""`mlbench plan`: the cheapest or fastest way to a task's goal over clouds, machines, workers, methods, batch sizes."""
+
+import math
+import os
+import shlex
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from mlbench_cli import console
+from mlbench_cli.commands._archives import Unproven
+from mlbench_cli.commands._calibrated import open_run, own_method, read_calibration
+from mlbench_cli.commands._common import Format, Output, complete_runs, is_sealed
+from mlbench_cli.errors import MlbenchError, NotFoundError, UsageError, did_you_mean
+from mlbench_cli.model.run import JsonObject
+from mlbench_cli.predict.machines import HERE, Calibrated, MachineType, load_machines
+from mlbench_cli.predict.plan import (
+    Candidate,
+    Excluded,
+    Offer,
+    PlanResult,
+    Question,
+    count_bases,
+    explain,
+    find_sensitivities,
+    keeps_samples,
+    make_plan,
+)
+from mlbench_cli.predict.samples import GoalPoint, choose_model, read_noise_scale, read_point
+from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.figures.plans import draw_plan
+from mlbench_cli.simulator.calibration import FILE
+from mlbench_cli.storage.store import Store
+from mlbench_cli.tasks.catalog import Task, load_catalog
+from mlbench_cli.util.durations import parse_duration
+from providers import pricing, registry
+from task_images.comm.methods import Method
+from task_images.comm.presets import PRESETS, resolve
+from task_images.harness.cores import effective_cores
+
+CLOUDS = (*registry.PAID, HERE)
+DEFAULT_METHODS = ("fusion", "mgwfbp", "dear")
+ANY = "any"
+MAX_RUNS = 40  # of the task in the store, newest first, that are read without --from
+# Parameters that runs of one task may differ in and still tell of one goal.
+TUNED = ("batch_size", "global_batch", "micro_batch", "learning_rate", "epochs", "steps", "warmup")
+SHOWN = 12  # rows of the Pareto line
+
+
+def plan(
+    task: Annotated[str, typer.Argument(metavar="TASK", help="task of the catalogue")],
+    goal: Annotated[
+        str | None, typer.Option("--goal", metavar="full|light", help="goal of the task; default: the calibrated run's")
+    ] = None,
+    runs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--from",
+            metavar="RUN",
+            help="run to predict from, repeatable; the first must be calibrated; default: all of the task",
+            autocompletion=complete_runs,
+        ),
+    ] = None,
+    max_price: Annotated[
+        float | None, typer.Option("--max-price", min=0.0, metavar="USD", help="most that it may cost")
+    ] = None,
+    deadline: Annotated[
+        str | None, typer.Option("--deadline", metavar="DURATION", help="longest that it may take, e.g. 2h")
+    ] = None,
+    clouds: Annotated[
+        str, typer.Option("--clouds", metavar="NAME,NAME", help="gke, eks, aks, here; default: all")
+    ] = ",".join(CLOUDS),
+    region: Annotated[
+        list[str] | None, typer.Option("--region", help="only this region; repeatable; default: all with prices")
+    ] = None,
+    spot: Annotated[bool, typer.Option("--spot", help="also spot machines, where their price is known")] = False,
+    interruptions: Annotated[
+        float,
+        typer.Option("--interruptions", min=0.0, metavar="RATE", help="interruptions of a spot machine per hour"),
+    ] = 0.05,
+    workers: Annotated[
+        str, typer.Option("--workers", metavar="N,N", help="numbers of workers to compare")
+    ] = "1,2,4,8,16,32",
+    method: Annotated[
+        str | None,
+        typer.Option("--method", metavar="NAME,NAME|any", help="methods to compare; default: the run's and three more"),
+    ] = None,
+    batch: Annotated[
+        str, typer.Option("--batch", metavar="X,X", help="batch sizes per rank, as multiples of the calibrated one")
+    ] = "0.5,1,2,4",
+    price_here: Annotated[
+        float, typer.Option("--price-here", min=0.0, metavar="USD", help="price of this machine for an hour")
+    ] = 0.0,
+    charts: Annotated[
+        Path | None, typer.Option("--charts", metavar="FOLDER", help="draw time against price into this folder")
+    ] = None,
+    unproven: Unproven = False,
+    output: Output = Format.text,
+) -> None:
+    """Plan the way to a task's goal: which machines, how many, which method and batch size, for what time and price.
+
+    Every figure has a basis (measured, published or guessed) and an interval. Nothing is started.
+    """
+    begun = time.monotonic()
+    known = load_catalog()
+    if task not in known:
+        raise UsageError(f'There is no task "{task[:60]}".{did_you_mean(task, list(known))}', hint="mlbench tasks")
+    if goal not in (None, "full", "light"):
+        raise UsageError(f'--goal "{goal[:60]}" is neither full nor light.', hint=f"mlbench tasks {task}")
+    limit = None if deadline is None else parse_duration(deadline, "--deadline")
+    names = _clouds(clouds)
+    sizes, factors = _numbers(workers, "--workers", int), _numbers(batch, "--batch", float)
+    with ExitStack() as stack:
+        archives = _open_all(task, runs, unproven, stack)
+        question, base = _question(known[task], archives, goal, method)
+        question = replace(
+            question,
+            workers=sizes,
+            batch_factors=factors,
+            max_price=max_price,
+            deadline=limit,
+        )
+        offers, excluded = _offers(names, region or (), spot, interruptions)
+        if HERE in names:
+            offers += _offer_here(base, question, price_here, excluded)
+        result = make_plan(question, offers, excluded)
+        _check_limits(result)
+        seconds = time.monotonic() - begun
+        if charts is not None:
+            _draw(task, result, charts)
+        if output == Format.json:
+            console.out_json(_document(task, base, result, seconds))
+        else:
+            _print(task, base, result, seconds)
+
+
+# --- what is asked for ------------------------------------------------------------------------------------------------
+
+
+def _clouds(text: str) -> list[str]:
+    names = [registry.ALIASES.get(word.strip(), word.strip()) for word in text.split(",")]
+    for name in names:
+        if name not in CLOUDS:
+            raise UsageError(f'--clouds "{name[:60]}" is not known.{did_you_mean(name, CLOUDS)}', hint=",".join(CLOUDS))
+    return list(dict.fromkeys(names))
+
+
+def _numbers(text: str, flag: str, kind: type) -> list[Any]:
+    """Positive numbers in a list. Raises UsageError."""
+    try:
+        found = [kind(part) for part in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or not all(0 < number <= 10_000 for number in found):
+        raise UsageError(f'{flag} "{text[:60]}" is not a list of numbers from 1 to 10000.', hint=f"{flag} 1,2,4")
+    return sorted(set(found))
+
+
+def _open_all(task: str, names: Sequence[str] | None, unproven: bool, stack: ExitStack) -> list[Archive]:
+    """The archives to predict from, the calibrated one first. Raises NotFoundError if there is none."""
+    how = f"mlbench run cal 2 --task {task} --calibrate --num-cpus 1"
+    if names:
+        found = [stack.enter_context(open_run(name, unproven)) for name in names]
+        for archive in found:
+            if archive.run["spec"]["task"] != task:
+                raise UsageError(f"The run {archive.run['name']} is of {archive.run['spec']['task']}, not of {task}.")
+        return found
+    found = []
+    for row in Store(notice=console.note).iterate_runs(tasks=[task]):
+        if len(found) == MAX_RUNS:
+            break
+        if not is_sealed(row.run):
+            continue
+        try:
+            archive = stack.enter_context(open_run(row.run.name, unproven))
+            read_point(archive.run, archive.result)
+        except MlbenchError:
+            continue  # damaged, unproven, or short of its goal: others may do
+        found.append(archive)
+    base = next((archive for archive in found if FILE in archive.names), None)
+    if base is None:
+        raise NotFoundError(f"No calibrated run of {task} that reached its goal is known on this machine.", hint=how)
+    return [base, *(archive for archive in found if archive is not base and _is_alike(archive, base))]
+
+
+def _is_alike(archive: Archive, base: Archive) -> bool:
+    """Whether two runs of a task differ in nothing that changes its goal or its model."""
+    documents: list[Any] = [item.run["spec"]["parameters"] for item in (archive, base)]
+    own, other = ({key: value for key, value in each.items() if key not in TUNED} for each in documents)
+    return own == other
+
+
+def _question(
+    task: Task, archives: Sequence[Archive], goal: str | None, methods: str | None
+) -> tuple[Question, Archive]:
+    """What the archives tell of the task; the first of them is the one to predict from."""
+    base = archives[0]
+    calibration, link, _ = read_calibration(base, required=False)
+    if calibration.is_crowded:
+        raise UsageError(
+            f"The calibration {base.run['name']} had {calibration.ranks} ranks of {calibration.threads} threads on "
+            f"{calibration.cores:g} cores: its times are the scheduler's.",
+            hint=f"mlbench run cal 2 --task {task.name} --calibrate --num-cpus 1",
+        )
+    points: list[tuple[GoalPoint, Method]] = []
+    threshold = _threshold(base, goal)
+    for archive in archives:
+        if _threshold(archive, goal) != threshold:
+            raise UsageError(
+                f"The goals of {archive.run['name']} and {base.run['name']} differ.", hint="Leave it out of --from"
+            )
+        points.append((read_point(archive.run, archive.result, goal), own_method(archive)))
+    exact = [point for point, own in points if keeps_samples(own)] or [points[0][0]]
+    samples = choose_model(task.name, exact, read_noise_scale(base.result))
+    others = [_calibrated(archive) for archive in archives[1:] if FILE in archive.names]
+    parameter = task.parameters.get("batch_size")
+    spent = base.result["timings"].get("validation", {}).get("rank0", 0.0)
+    scaled = points[0][0].samples / max(1.0, float(base.result.get("samples") or points[0][0].samples))
+    memory = base.result["details"].get("peak_memory_bytes")
+    question = Question(
+        task.name,
+        calibration,
+        link if link.beta else None,
+        _calibrated(base),
+        samples,
+        list(_choose_methods(methods, own_method(base), points, samples.samples)),
+        validation=spent * scaled,
+        max_rank_batch=None if parameter is None or parameter.max is None else int(parameter.max),
+        memory_gib=memory / 2**30 if memory else None,
+        devices=task.devices,
+        can_resume="checkpoint" in task.parameters,
+        others=others,
+    )
+    return question, base
+
+
+def _threshold(archive: Archive, goal: str | None) -> float | None:
+    """Of a goal of the run, its own by default; None if it did not pass it."""
+    result: Any = archive.result
+    passed = (result["details"].get("goals") or {}).get(goal) if goal else result.get("goal")
+    return None if not passed else float(passed["threshold"])
+
+
+def _calibrated(archive: Archive) -> Calibrated:
+    calibration, _, _ = read_calibration(archive, required=False)
+    machine: JsonObject = archive.environment["ranks"].get("0", {})
+    gpu = str(machine.get("device_name") or "") if machine.get("device") == "cuda" else ""
+    rate = calibration.batch / max(calibration.workload.seconds, 1e-9)
+    return Calibrated(calibration.threads, gpu, rate, str(archive.result["details"].get("precision") or "fp32"))
+
+
+def _choose_methods(text: str | None, own: Method, points: Sequence[tuple[GoalPoint, Method]], samples: Any) -> Any:
+    """Methods with their factor on the samples to the goal: 1 for exact ones, as measured for others."""
+    measured: dict[str, list[float]] = {}
+    for point, method in points:
+        expected = samples(point.batch)
+        if expected:
+            measured.setdefault(method.name, []).append(math.log(point.samples / expected))
+    asked = text != ANY and text is not None
+    names = list(PRESETS) if text == ANY else text.split(",") if text else [own.name, *DEFAULT_METHODS]
+    for name in dict.fromkeys(names):
+        if name not in PRESETS and name != own.name:
+            near = did_you_mean(name, list(PRESETS))
+            raise UsageError(f'There is no method "{name[:60]}".{near}', hint="mlbench methods")
+        method = own if name == own.name else resolve(name)
+        if keeps_samples(method):
+            yield method, 1.0
+        elif name in measured:
+            yield method, math.exp(sum(measured[name]) / len(measured[name]))
+        elif asked:
+            raise UsageError(
+                f"The method {name} changes how many samples the goal takes, and no run tells by how much.",
+                hint=f"mlbench run {name} 2 --task TASK --method {name}, then: --from {name}-2",
+            )
+
+
+# --- offers -----------------------------------------------------------------------------------------------------------
+
+
+def _offers(
+    clouds: Sequence[str], regions: Sequence[str], spot: bool, interruptions: float
+) -> tuple[list[Offer], list[Excluded]]:
+    """Machines with known prices, by cloud and region, and what has no price."""
+    offers: list[Offer] = []
+    missing: Counter[str] = Counter()
+    tables = {name: pricing.load_prices(name) for name in clouds if name != HERE}
+    for name, table in tables.items():
+        places = [place for place in table.list_regions() if not regions or place in regions]
+        for machine in load_machines():
+            if machine.provider != name:
+                continue
+            before = len(offers)
+            for place in places:
+                fee = table.price("control-plane", place) or 0.0
+                for is_spot in (False, True) if spot else (False,):
+                    lines = [table.line(str(machine), 1, item, place, spot=is_spot) for item in machine.items]
+                    if any(line.price is None for line in lines):
+                        continue
+                    cost, dates = sum(line.price or 0.0 for line in lines), [line.as_of for line in lines if line.as_of]
+                    offers.append(
+                        Offer(machine, place, cost, fee, min(dates, default=None), is_spot, interruptions * is_spot)
+                    )
+            missing[name] += len(offers) == before
+    hint = "mlbench prices update {}"
+    excluded = [
+        Excluded(f"machine types of {name} have no known price in these regions", count, hint.format(name))
+        for name, count in missing.items()
+        if count
+    ]
+    return offers, excluded
+
+
+def _offer_here(base: Archive, question: Question, price: float, excluded: list[Excluded]) -> list[Offer]:
+    """This machine, if the calibration was made here."""
+    if base.run["spec"]["engine"] != "local":
+        excluded.append(
+            Excluded("the calibration was not made on this machine", 1, "A calibration here: --cluster local")
+        )
+        return []
+    is_gpu = base.run["spec"]["device"] == "gpu"
+    cores = int(effective_cores())
+    if is_gpu:
+        cores = int(question.calibration.ranks * question.calibrated.cores)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30 if hasattr(os, "sysconf") else 1e6
+    return [Offer(MachineType(HERE, "this-machine", "", int(is_gpu), cores, memory, 0.0), "here", price)]
+
+
+# --- answers ----------------------------------------------------------------------------------------------------------
+
+
+def _check_limits(result: PlanResult) -> None:
+    """Raises UsageError if no candidate is expected to keep the limits."""
+    question = result.question
+    fastest, cheapest = result.candidates[0], min(result.candidates, key=lambda item: item.price)
+    if question.deadline is not None and fastest.low > question.deadline:
+        raise UsageError(
+            f"No candidate meets the deadline of {console.duration(question.deadline)}: the fastest, {fastest.name} on "
+            f"{fastest.offer.machine.provider}, takes about {console.duration(fastest.seconds)}.",
+            hint=f"--deadline {math.ceil(fastest.high / 60)}m, more --workers, or --goal light",
+        )
+    if question.max_price is not None and cheapest.price * cheapest.low / cheapest.seconds > question.max_price:
+        raise UsageError(
+            f"No candidate costs at most {question.max_price:g} USD: the cheapest, {cheapest.name} on "
+            f"{cheapest.offer.machine.provider}, costs about {cheapest.price:.2f} USD.",
+            hint=f"--max-price {math.ceil(100 * cheapest.price * cheapest.high / cheapest.seconds) / 100:g}, or --spot",
+        )
+
+
+def _warnings(result: PlanResult) -> list[str]:
+    """What makes the plan less certain than it looks."""
+    found = []
+    old: dict[str, int] = {}
+    for item in result.candidates:
+        age = pricing.age_in_days(item.offer.as_of)
+        if age is not None and age > pricing.OLD_DAYS:
+            name = item.offer.machine.provider
+            old[name] = max(age, old.get(name, 0))
+    for name, age in old.items():
+        found.append(f"prices of {name} are up to {age} days old: mlbench prices update {name}")
+    guessed = [item for item in result.best if item.speed.basis == "guessed"]
+    if guessed:
+        names = ", ".join(sorted({str(item.offer.machine) for item in guessed}))
+        found.append(f"the speed of {names} is a guess: a calibration on one such machine costs little and replaces it")
+    return found
+
+
+def _commands(task: str, base: Archive, item: Candidate) -> list[str]:
+    """What to run for a candidate."""
+    spec, machine, name = base.run["spec"], item.offer.machine, "plan"
+    parameter = "global_batch" if "global_batch" in spec["parameters"] else "batch_size"
+    size = item.batch if parameter == "global_batch" else item.rank_batch
+    preset = f" --preset {shlex.quote(str(spec['preset']))}" if spec["preset"] not in (None, "spec") else ""
+    run = f"mlbench run {name} {item.workers} --task {task}{preset} --set {parameter}={size} --method {item.method}"
+    if machine.provider == HERE:
+        return [f"{run} --num-cpus {base.run['spec'].get('cpus') or 1:g}"]
+    place = f"--zone {item.offer.region}-b" if machine.provider == "gke" else f"--region {item.offer.region}"
+    gpu = f" --gpu-type {machine.gpu} --num-gpus {machine.gpus}" if machine.priced_as else ""
+    spot = " --spot" if item.offer.is_spot else ""
+    device = " --gpu" if machine.gpus else ""
+    return [
+        f"mlbench create-cluster {machine.provider} {item.workers} {name} "
+        f"--machine-type {machine.name}{gpu} {place}{spot} --ttl {max(1, math.ceil(item.high / 3600))}h",
+        f"{run}{device}",
+        f"mlbench delete-cluster {name}",
+    ]
+
+
+def _row(item: Candidate) -> list[object]:
+    offer = item.offer
+    ratio = item.price / item.seconds if item.seconds else 0.0
+    price = "0" if not item.price else f"{item.price:.3g} ({item.low * ratio:.3g} to {item.high * ratio:.3g})"
+    return [
+        *(offer.machine.provider, offer.region, f"{offer.machine}{' spot' if offer.is_spot else ''}", item.workers),
+        *(item.method, item.batch, f"{100 * item.kept:.0f} %"),
+        f"{console.duration(item.seconds)} ({console.duration(item.low)} to {console.duration(item.high)})",
+        price,
+        None if item.chance is None else f"{100 * item.chance:.0f} %",
+        item.speed.basis.value,
+    ]
+
+
+HEADERS = ("CLOUD", "REGION", "MACHINE", "WORKERS", "METHOD", "BATCH", "SAMPLES KEPT", "TIME", "PRICE USD")
+
+
+def _print(task: str, base: Archive, result: PlanResult, seconds: float) -> None:
+    headers, droppable = [*HEADERS, "CHANCE", "SPEED"], ["CHANCE", "SAMPLES KEPT", "REGION", "SPEED"]
+    console.out("Best:")
+    console.out_table(headers, [_row(item) for item in result.best], droppable=droppable)
+    for number, item in enumerate(result.best, 1):
+        console.out(f"{number}. {item.name}: {'; '.join(explain(item, result))}. Speed: {item.speed.note}.")
+        for line in _commands(task, base, item):
+            console.out(f"   {line}")
+    console.out("\nNothing is faster and cheaper than:")
+    shown = result.pareto if len(result.pareto) <= SHOWN else result.pareto[:: math.ceil(len(result.pareto) / SHOWN)]
+    console.out_table(headers, [_row(item) for item in shown], droppable=droppable)
+    console.out("\nThe first depends most on:")
+    console.out_table(
+        ["CAUSE", "SHARE OF UNCERTAINTY", "TIME IF 90TH PERCENTILE"],
+        [
+            [cause, f"{100 * share:.0f} %", f"x {factor:.2f}"]
+            for cause, share, factor in find_sensitivities(result.best[0])
+        ],
+    )
+    if result.excluded:
+        console.out("\nLeft out:")
+        rows = [[each.reason, each.count, each.hint or None] for each in result.excluded]
+        console.out_table(["REASON", "COUNT", "NEXT"], rows, wrap=True)
+    shares = ", ".join(f"{basis} {100 * share:.0f} %" for basis, share in count_bases(result.candidates).items())
+    note = result.question.samples.note
+    console.note(
+        f"{len(result.candidates):,} candidates in {seconds:.1f} s, from {base.run['name']}; figures: {shares}."
+    )
+    console.note(f"{note[0].upper()}{note[1:]}.")
+    console.note("Times and prices are medians with 10th and 90th percentiles. Prices: machines and control plane.")
+    for warning in _warnings(result):
+        console.warn(warning)
+
+
+def _item_document(item: Candidate) -> JsonObject:
+    ratio = item.price / item.seconds if item.seconds else 0.0
+    return {
+        "cloud": item.offer.machine.provider,
+        "region": item.offer.region,
+        "machine": str(item.offer.machine),
+        "spot": item.offer.is_spot,
+        "workers": item.workers,
+        "method": item.method,
+        "rank_batch": item.rank_batch,
+        "global_batch": item.batch,
+        "samples_to_goal": item.samples,
+        "samples_kept": item.kept,
+        "step_seconds": item.step.seconds,
+        "exposed_share": item.exposed,
+        "seconds": item.seconds,
+        "low_seconds": item.low,
+        "high_seconds": item.high,
+        "price": item.price,
+        "low_price": item.low * ratio,
+        "high_price": item.high * ratio,
+        "price_as_of": item.offer.as_of,
+        "interruption_seconds": item.overhead,
+        "checkpoint_every_seconds": item.checkpoint_every,
+        "chance": item.chance,
+        "bases": {name: basis.value for name, basis in item.bases.items()},
+        "speed_note": item.speed.note,
+    }
+
+
+def _document(task: str, base: Archive, result: PlanResult, seconds: float) -> JsonObject:
+    samples = result.question.samples
+    return {
+        "schema_version": 1,
+        "task": task,
+        "run": base.run["name"],
+        "currency": "USD",
+        "candidates": len(result.candidates),
+        "planning_seconds": seconds,
+        "samples_basis": samples.basis,
+        "samples_note": samples.note,
+        "bases": {basis.value: share for basis, share in count_bases(result.candidates).items()},
+        "best": [
+            {**_item_document(item), "reasons": explain(item, result), "commands": _commands(task, base, item)}
+            for item in result.best
+        ],
+        "pareto": [_item_document(item) for item in result.pareto],
+        "sensitivities": [
+            {"cause": cause, "share": share, "factor": factor}
+            for cause, share, factor in find_sensitivities(result.best[0])
+        ],
+        "excluded": [{"reason": each.reason, "count": each.count, "hint": each.hint} for each in result.excluded],
+        "warnings": _warnings(result),
+    }
+
+
+def _draw(task: str, result: PlanResult, folder: Path) -> None:
+    clouds: dict[str, list[tuple[float, float]]] = {}
+    for item in result.candidates:
+        clouds.setdefault(item.offer.machine.provider, []).append((item.seconds, item.price))
+    line, best = ([(item.seconds, item.price) for item in each] for each in (result.pareto, result.best))
+    for path in draw_plan(task, clouds, line, best, folder):
+        console.note(f"Written: {path}")

@@ -1,0 +1,137 @@
+"""`mlbench plan` as a command: its answer, and what it refuses with what would help."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlbench_cli.app import run
+from mlbench_cli.tasks.catalog import load_catalog
+from tests.contract.commands.test_predict import calibrated_run
+from tests.unit.results.runs import spec
+
+Captured = pytest.CaptureFixture[str]
+
+
+class Command:
+    """`mlbench plan` in this process."""
+
+    def __init__(self, captured: Captured) -> None:
+        self._captured = captured
+
+    def __call__(self, *words: str, code: int = 0) -> str:
+        """Its standard output, or its standard error if it must fail."""
+        assert run(["plan", *words]) == code
+        captured = self._captured.readouterr()
+        return captured.err if code else captured.out
+
+
+@pytest.fixture
+def plan(capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
+    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "home"))
+    return Command(capsys)
+
+
+def digits_run(folder: Path, batch: int = 64, samples: int = 5000, **changes: Any) -> str:
+    parameters = load_catalog()["digits_resnet"].resolve("tiny", {"batch_size": batch // 2})
+    run_spec = spec(task="digits_resnet", preset="tiny", parameters=parameters, device="cpu")
+    details = {
+        "global_batch": batch,
+        "goals": {kind: {"samples": samples, "threshold": 80.0} for kind in ("full", "light")},
+        **changes.pop("details", {}),
+    }
+    return str(calibrated_run(folder, run_spec=run_spec, details=details, **changes))
+
+
+def test_a_plan_has_bases_intervals_reasons_and_commands(tmp_path: Path, plan: Command) -> None:
+    near, far = digits_run(tmp_path / "a"), digits_run(tmp_path / "b", 256, 8000)
+    words = ("digits_resnet", "--from", near, "--from", far, "--workers", "1,2,4", "--batch", "1,2")
+    document = json.loads(plan(*words, "--price-here", "0.05", "-o", "json"))
+    assert document["samples_basis"] == "measured"
+    assert document["candidates"] > 500
+    assert len(document["best"]) == 3
+    for item in (*document["best"], *document["pareto"]):
+        assert item["low_seconds"] < item["seconds"] < item["high_seconds"]
+        assert item["low_price"] < item["price"] < item["high_price"]
+        assert {"speed", "samples", "price"} <= set(item["bases"])
+        assert set(item["bases"].values()) <= {"measured", "published", "guessed"}
+    assert sum(document["bases"].values()) == pytest.approx(1)
+    for item in document["best"]:
+        assert item["reasons"]
+        assert any(line.startswith("mlbench run plan") for line in item["commands"])
+    text = plan(*words)
+    assert "Nothing is faster and cheaper than:" in text
+    assert "SHARE OF UNCERTAINTY" in text
+
+
+def test_commands_of_a_plan_are_ones_that_mlbench_takes(
+    tmp_path: Path, plan: Command, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    near = digits_run(tmp_path / "a", details={"noise_scale": {"samples": 200.0}})
+    document = json.loads(plan("digits_resnet", "--from", near, "--clouds", "here", "--workers", "1", "-o", "json"))
+    (line,) = document["best"][0]["commands"]
+    assert run([*line.split()[1:], "--dry-run", "--yes"]) == 0
+    capsys.readouterr()
+    for cloud in ("gke", "eks", "aks"):
+        words = ("digits_resnet", "--from", near, "--clouds", cloud, "--workers", "2", "--batch", "1", "-o", "json")
+        for item in json.loads(plan(*words))["best"]:
+            create = item["commands"][0].split()
+            assert create[:3] == ["mlbench", "create-cluster", cloud]
+            run([*create[1:], "--dry-run"])  # without credentials it sketches the plan, or says so
+            assert "No such option" not in capsys.readouterr().err, create
+
+
+def test_spot_machines_have_prices_of_their_own_and_time_for_interruptions(tmp_path: Path, plan: Command) -> None:
+    near = digits_run(tmp_path / "a", details={"noise_scale": {"samples": 200.0}})
+    words = ("digits_resnet", "--from", near, "--clouds", "gke", "--workers", "1,2", "--batch", "1", "-o", "json")
+    assert not [item for item in json.loads(plan(*words))["pareto"] if item["spot"]]
+    found = [item for item in json.loads(plan(*words, "--spot"))["pareto"] if item["spot"]]
+    assert found
+    assert all(item["interruption_seconds"] > 0 for item in found)
+
+
+def test_the_plan_is_drawn(tmp_path: Path, plan: Command) -> None:
+    near = digits_run(tmp_path / "a", details={"noise_scale": {"samples": 200.0}})
+    plan("digits_resnet", "--from", near, "--clouds", "gke,here", "--workers", "1,2", "--charts", str(tmp_path / "c"))
+    assert (tmp_path / "c" / "plan.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (("digit_resnet",), 2, 'Did you mean "digits_resnet"'),
+        (("digits_resnet", "--goal", "best"), 2, "neither full nor light"),
+        (("digits_resnet", "--clouds", "gce"), 2, "is not known"),
+        (("digits_resnet", "--workers", "many"), 2, "--workers"),
+        (("digits_resnet", "--batch", "0"), 2, "--batch"),
+        (("digits_resnet", "--deadline", "soon"), 2, "is no duration"),
+        (("digits_resnet",), 4, "mlbench run cal 2 --task digits_resnet --calibrate"),
+        (("digits_resnet", "--from", "RUN", "--method", "bps"), 2, "There is no method"),
+        (("digits_resnet", "--from", "RUN", "--method", "dgc"), 2, "changes how many samples the goal takes"),
+        (("digits_resnet", "--from", "RUN", "--deadline", "1s"), 2, "No candidate meets the deadline"),
+        (
+            ("digits_resnet", "--from", "RUN", "--clouds", "gke", "--max-price", "0.0001"),
+            2,
+            "No candidate costs at most",
+        ),
+        (("digits_resnet", "--from", "RUN", "--clouds", "gke", "--region", "mars"), 2, "have no known price"),
+        (("mnist", "--from", "RUN"), 2, "not of mnist"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused(
+    tmp_path: Path, plan: Command, words: tuple[str, ...], code: int, message: str
+) -> None:
+    near = digits_run(tmp_path / "a", details={"noise_scale": {"samples": 200.0}})
+    assert message in plan(*(near if word == "RUN" else word for word in words), code=code)
+
+
+def test_a_run_that_missed_its_goal_is_no_basis(tmp_path: Path, plan: Command) -> None:
+    near = digits_run(tmp_path / "a", details={"goals": {}})
+    assert "has not reached the light goal" in plan("digits_resnet", "--from", near, "--goal", "light", code=2)
+
+
+def test_old_prices_are_said(tmp_path: Path, plan: Command) -> None:
+    near = digits_run(tmp_path / "a", details={"noise_scale": {"samples": 200.0}})
+    words = ("digits_resnet", "--from", near, "--clouds", "gke", "--workers", "1", "-o", "json")
+    assert any("mlbench prices update gke" in each for each in json.loads(plan(*words))["warnings"])
