@@ -35,7 +35,8 @@ from task_images.gpt_pretraining.model import Decoder, initial_deviation
 from task_images.gpt_pretraining.shapes import SHAPES
 from task_images.harness.distributed import open_world
 from task_images.harness.language.parallel import fill_parameters
-from task_images.harness.throughput import Protocol, Throughput
+from task_images.harness.settings import Protocol
+from task_images.harness.throughput import Throughput
 
 ROOT = Path(__file__).parents[1]
 SEQUENCES, TOKENS = 32, 64  # an update of the tiny decoder

@@ -6,7 +6,7 @@ A task.yaml looks like this (`extends`, `groups`, `packages`, `legacy_name`, `go
 
     name: digits_resnet                  # the folder's name
     extends: cifar10_resnet20            # a task whose keys this one takes over; optional (task_files.py)
-    groups: [training, sgd]              # parameters of task_images/parameters.yaml; optional (task_files.py)
+    groups: [training, sgd]              # of task_images/harness/settings.py; optional (task_files.py)
     number: 1a                           # the benchmark's number in the specification
     title: ResNet-20 on handwritten digits
     legacy_name: PyTorch Cifar-10 ResNet-20

@@ -4,19 +4,18 @@
 itself. Parameters and the values of the preset `spec` are merged one by one; any other preset replaces the one of its
 name. `null` removes a key, a parameter or a preset.
 
-`groups: [NAME]` adds the parameters of that group of task_images/parameters.yaml which the task does not declare. Their
-`default` is the value in the preset `spec` unless that names another.
+`groups: [NAME]` adds the parameters of that group of task_images/harness/settings.py which the task does not declare.
+Their default is the value in the preset `spec` unless that names another.
 """
 
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from mlbench_cli.errors import UsageError, did_you_mean
 from mlbench_cli.util.yaml_text import read_yaml
+from task_images.harness.settings import GROUPS, describe
 
-GROUPS_FILE = "parameters.yaml"
 MAX_ANCESTORS = 5
 
 Entries = dict[str, Any]  # of a YAML mapping, not checked yet
@@ -28,7 +27,7 @@ def compose_task(text: str, path: Path, shipped: Path) -> Entries:
     file = f"{path.parent.name}/{path.name}"
     own = _read_mapping(text, file)
     parent = own.get("extends")
-    entries = _add_groups(_extend(own, path, shipped, MAX_ANCESTORS), file, shipped / GROUPS_FILE)
+    entries = _add_groups(_extend(own, path, shipped, MAX_ANCESTORS), file)
     return entries if parent is None else {**entries, "extends": str(parent)}
 
 
@@ -70,7 +69,7 @@ def _drop_removed(entries: Mapping[str, Any]) -> Entries:
     return {name: entry for name, entry in entries.items() if entry is not None}
 
 
-def _add_groups(entries: Entries, file: str, groups_file: Path) -> Entries:
+def _add_groups(entries: Entries, file: str) -> Entries:
     """`entries` with the parameters of its groups and their defaults; a group's parameter that it declares itself stays
     as declared."""
     names = entries.pop("groups", [])
@@ -78,23 +77,15 @@ def _add_groups(entries: Entries, file: str, groups_file: Path) -> Entries:
         raise UsageError(f'{file}: "groups" is not a list of texts.')
     if not names:
         return entries
-    groups = _read_groups(groups_file)
     parameters, presets = entries.get("parameters"), entries.get("presets")
     if not isinstance(parameters, dict) or not isinstance(presets, dict) or not isinstance(presets.get("spec"), dict):
         raise UsageError(f'{file}: a task with groups has "parameters", "presets" and the preset "spec".')
     parameters, defaults = dict(parameters), {}
     for name in names:
-        if name not in groups:
-            near = did_you_mean(name, sorted(groups))
-            raise UsageError(f'{file}: there is no group "{name}" in {groups_file.name}.{near}')
-        for parameter, declared in groups[name].items():
-            entry = dict(declared)
+        if name not in GROUPS:
+            raise UsageError(f'{file}: there is no group "{name}" of parameters.{did_you_mean(name, sorted(GROUPS))}')
+        for parameter, entry in describe(GROUPS[name]).items():
             default = entry.pop("default")
             if parameter not in parameters:
                 parameters[parameter], defaults[parameter] = entry, default
     return {**entries, "parameters": parameters, "presets": {**presets, "spec": {**defaults, **presets["spec"]}}}
-
-
-@cache
-def _read_groups(path: Path) -> Mapping[str, Mapping[str, Entries]]:
-    return _read_mapping(path.read_text("utf-8"), path.name)

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 
 from task_images.cifar10_resnet20.schedule import ScheduleSettings
-from task_images.harness.settings import TrainingSettings
+from task_images.harness.settings import AccuracySettings, CheckpointSettings, SgdSettings, TrainingSettings
 
 
 @dataclass(frozen=True)
-class Settings(ScheduleSettings, TrainingSettings):
+class Settings(SgdSettings, AccuracySettings, TrainingSettings, CheckpointSettings, ScheduleSettings):
     """The parameters of task.yaml; the defaults are the preset `spec`."""
 
     data: str = "cifar10"
@@ -16,13 +16,6 @@ class Settings(ScheduleSettings, TrainingSettings):
     depth: int = 20
     batch_size: int = 128
     epochs: int = 164
-    momentum: float = 0.9
-    nesterov: bool = True
-    weight_decay: float = 1e-4
     decay_norms: bool = True
-    goal_full: float = 80.0
-    goal_light: float = 70.0
     loaders: int = 2
-    checkpoint: bool = False
-    resume: str = ""
     tf32: bool = False

@@ -19,7 +19,7 @@ from task_images.comm.prepare import prepare_strategy
 from task_images.harness.data import Data
 from task_images.harness.distributed import World
 from task_images.harness.errors import TaskUsageError
-from task_images.harness.goals import GOAL_ON, VALIDATION, GoalWatch, make_accuracy_goal
+from task_images.harness.goals import GOAL_ON, GoalWatch, make_accuracy_goal
 from task_images.harness.loop import Plan, Unit
 from task_images.harness.metrics import TopK
 from task_images.harness.models.counting import count_parameters
@@ -27,35 +27,30 @@ from task_images.harness.parameters import check_choices
 from task_images.harness.precision import FORMATS, Precision
 from task_images.harness.report import Reporter
 from task_images.harness.schedules import Schedule
-from task_images.harness.settings import CudaSettings, TrainingSettings
+from task_images.harness.settings import (
+    AccuracyOnSettings,
+    AccuracySettings,
+    CheckpointSettings,
+    CudaSettings,
+    SgdSettings,
+    SpeedSettings,
+    TrainingSettings,
+)
 from task_images.harness.speed import COMPILE, SpeedOptions
 from task_images.harness.training import Loss, make_sample_trainer
 
 
 @dataclass(frozen=True)
-class ClassifierSettings(TrainingSettings, CudaSettings):
+class ClassifierSettings(SgdSettings, AccuracySettings, AccuracyOnSettings, TrainingSettings, CudaSettings):
     """Parameters of every image classification. A task's own Settings have further ones, and their own defaults."""
 
     batch_size: int = 128
     epochs: int = 164
-    momentum: float = 0.9
-    nesterov: bool = True
-    weight_decay: float = 1e-4
-    goal_full: float = 80.0
-    goal_light: float = 70.0
-    goal_on: str = VALIDATION
 
 
 @dataclass(frozen=True)
-class CheckpointedSettings(ClassifierSettings):
+class CheckpointedSettings(CheckpointSettings, SpeedSettings, ClassifierSettings):
     """Further ones of those that run for long: interruption, and the speed options of harness.speed."""
-
-    checkpoint: bool = False
-    resume: str = ""
-    channels_last: bool = True
-    compile: str = "no"
-    precision: str = "fp32"
-    loaders: int = 2
 
     @property
     def speed(self) -> SpeedOptions:

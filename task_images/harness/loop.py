@@ -21,8 +21,8 @@ from task_images.harness.losses import TrainingLoss, make_divergence_error
 from task_images.harness.ranks import Ranks
 from task_images.harness.report import Reporter
 from task_images.harness.schedules import Schedule
+from task_images.harness.settings import Protocol as ThroughputProtocol
 from task_images.harness.throughput import Measurement, Throughput
-from task_images.harness.throughput import Protocol as ThroughputProtocol
 from task_images.harness.tracker import Snapshot, Tracker
 from task_images.harness.updates import Batches, Update
 

@@ -33,8 +33,7 @@ from task_images.harness.report import Reporter
 from task_images.harness.schedules import Constant, Cosine, MultiStep, PerEpoch, PerUpdate, Plateau, Schedule
 from task_images.harness.seeds import generator, seed_all
 from task_images.harness.session import training_session
-from task_images.harness.settings import CudaSettings, TrainingSettings, UpdateSettings
-from task_images.harness.throughput import Protocol
+from task_images.harness.settings import CudaSettings, Protocol, TrainingSettings, UpdateSettings
 from task_images.harness.tracker import Tracker
 from task_images.harness.training import PassLoss, Trainer, Work, make_sample_trainer
 from task_images.harness.updates import Batches, Update

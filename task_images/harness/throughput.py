@@ -21,6 +21,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol as Interface
 
+from task_images.harness.settings import Protocol
+
 # Quantile 0.975 of Student's distribution with 1, 2, ... 30 degrees of freedom; beyond that the normal one's is near.
 STUDENT = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
@@ -39,25 +41,6 @@ class MeasuredRanks(Interface):
     def barrier(self) -> None: ...
     def synchronize(self) -> None: ...
     def peak_memory(self) -> int: ...
-
-
-@dataclass(frozen=True)
-class Protocol:
-    """Updates of the warm-up, which are not timed; blocks; updates of each block. blocks = 0: no measurement."""
-
-    warmup: int = 10
-    blocks: int = 10
-    updates: int = 10
-
-    @property
-    def is_on(self) -> bool:
-        """Whether anything is measured."""
-        return self.blocks > 0
-
-    @property
-    def total(self) -> int:
-        """Updates of the whole run."""
-        return self.warmup + self.blocks * self.updates
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ BASE = (
         "mlbench_cli.kube.gpudirect",
     ),
     "mlbench_cli.tasks.task_files",
-    *("task_images.contract", "task_images.harness.cores"),
+    *("task_images.contract", "task_images.harness.cores", "task_images.harness.settings"),
     *("task_images.comm.methods", "task_images.comm.presets", "task_images.comm.plans"),  # tables, without torch
     "task_images.comm.door",
 )
@@ -102,7 +102,10 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *(*BASE, "mlbench_cli.tasks.registries", "mlbench_cli.__init__", "task_images.__init__"),
     ),
     "mlbench_cli.clusters.registry_login": (*BASE, "mlbench_cli.tasks.registries", "providers"),
-    "mlbench_cli.tasks.task_files": ("mlbench_cli.errors", "mlbench_cli.util.yaml_text"),
+    "mlbench_cli.tasks.task_files": (
+        *("mlbench_cli.errors", "mlbench_cli.util.yaml_text"),
+        "task_images.harness.settings",  # groups of parameters, without torch
+    ),
     "mlbench_cli.tasks.task_sources": ("mlbench_cli.errors", "mlbench_cli.isolation"),
     "mlbench_cli.tasks.datafiles": ("mlbench_cli.errors",),
     "mlbench_cli.util.durations": ("mlbench_cli.errors",),

@@ -64,8 +64,7 @@ def make_judge() -> bytes:
     own, yaml_file = json.loads(done.stdout)
     root, yaml_folder = Path(isolation.ROOT), Path(yaml_file).parent
     files = {Path(file).relative_to(root).as_posix(): Path(file) for file in own}
-    for pattern in ("task_images/*/task.yaml", "task_images/parameters.yaml"):
-        files |= {path.relative_to(root).as_posix(): path for path in root.glob(pattern)}
+    files |= {path.relative_to(root).as_posix(): path for path in root.glob("task_images/*/task.yaml")}
     files |= {f"yaml/{path.name}": path for path in yaml_folder.glob("*.py")}
     target = io.BytesIO()
     with zipfile.ZipFile(target, "w") as zipped:

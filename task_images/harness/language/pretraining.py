@@ -38,50 +38,23 @@ from task_images.harness.models.counting import count_parameters
 from task_images.harness.precision import Precision
 from task_images.harness.report import Reporter
 from task_images.harness.schedules import PerUpdate
-from task_images.harness.settings import CudaSettings, TrainingSettings
+from task_images.harness.settings import CudaSettings, LayoutSettings, TrainingSettings
 from task_images.harness.speed import Graphs
 from task_images.harness.training import PassLoss, Trainer
 from task_images.harness.updates import Update
 
 
 @dataclass(frozen=True)
-class PretrainingSettings(TrainingSettings, CudaSettings):
-    """Parameters that both tasks have; each has its own defaults."""
+class PretrainingSettings(LayoutSettings, TrainingSettings, CudaSettings):
+    """Parameters that both tasks have beside those of their groups; each has its own defaults."""
 
     model: str = ""
-    vocabulary: int = 0
     data: str = ""
-    synthetic_tokens: int = 4_194_304
     sequence_length: int = 1024
-    global_batch: int = 480
-    batch_per_rank: int = 0
-    micro_batch: int = 12
-    steps: int = 1000
-    learning_rate: float = 6e-4
-    warmup_steps: int = 100
-    schedule: str = "cosine"
-    decay_share: float = 0.7
-    final_rate: float = 0.1
-    beta1: float = 0.9
-    beta2: float = 0.95
-    epsilon: float = 1e-8
-    weight_decay: float = 0.1
-    clip: float = 1.0
-    evaluate_every: int = 50
     validation_sequences: int = 0
     parallel: str = "ddp"
     tensor_parallel: int = 0
-    replicas: int = 0
-    reshard: bool = True
-    activation_checkpointing: str = "none"
-    precision: str = "fp32"
-    compile: str = "no"
-    attention: str = "auto"
-    checkpoint_every: int = 0
-    checkpoint_dir: str = ""
-    resume: str = ""
     goal_full: float = 1.5
-    goal_light: float = 1.75
 
 
 @dataclass(frozen=True)

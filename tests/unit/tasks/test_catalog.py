@@ -243,7 +243,7 @@ def test_groups_add_parameters_with_defaults_that_spec_may_change(tmp_path: Path
         ({"extends": "nobody"}, '"extends: nobody": no such task'),
         ({"extends": "mine"}, '"extends: mine": no such task'),
         ({"extends": "other"}, "extend each other in a circle"),
-        ({**GOOD, "groups": ["sdg"]}, 'there is no group "sdg" in parameters.yaml. Did you mean "sgd"?'),
+        ({**GOOD, "groups": ["sdg"]}, 'there is no group "sdg" of parameters. Did you mean "sgd"?'),
         ({**GOOD, "groups": "sgd"}, '"groups" is not a list'),
         ({"extends": "digits_resnet", "parameters": 3}, '"parameters" is not a mapping'),
     ],

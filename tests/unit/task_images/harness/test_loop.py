@@ -18,7 +18,7 @@ from task_images.harness.goals import GoalWatch
 from task_images.harness.loop import Loop, Plan, Unit
 from task_images.harness.report import Reporter
 from task_images.harness.schedules import Constant, PerUpdate
-from task_images.harness.throughput import Protocol
+from task_images.harness.settings import Protocol
 from task_images.harness.updates import SampleBatches, Update
 from tests.contract.task_images.ranks import Record
 

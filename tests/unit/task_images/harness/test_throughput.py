@@ -8,7 +8,8 @@ import torch
 from mlbench_cli.results.analysis.statistics import estimate, student_quantile
 from task_images.contract import Contract
 from task_images.harness.distributed import World
-from task_images.harness.throughput import STUDENT, Protocol, Throughput, summarize
+from task_images.harness.settings import Protocol
+from task_images.harness.throughput import STUDENT, Throughput, summarize
 
 
 class Clock:
