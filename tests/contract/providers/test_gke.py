@@ -72,7 +72,8 @@ def test_from_create_to_delete(mlbench: Any, world: World) -> None:
     details = done.json["cluster"]["details"]
     assert (details["project"], details["location"], details["gpus_per_node"]) == (PROJECT, "europe-west1-b", 1)
     assert [entry["kind"] for entry in details["provisioning"]] == [
-        *("GKE cluster", "node pool", "identity of the end", "scheduled end", "workers", "GPU probe"),
+        *("GKE cluster", "node pool", "identity of the end", "scheduled end", "hold on the workers"),
+        *("workers", "GPU probe"),
     ]
     made = world.find_cluster("rel-2")
     assert made.resource_labels[CLUSTER_TAG] == "rel-2"
