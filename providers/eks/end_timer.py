@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from mlbench_cli.errors import CredentialError, NotFoundError, UsageError
+from mlbench_cli.errors import CapacityError, CredentialError, NotFoundError, UsageError
 from mlbench_cli.model.cluster_details import ClusterDetails
 from providers.base import Readiness, Resource, ResourceStatus, TransientError, ownership_tags
 from providers.eks.control_plane import ControlPlane, find_raw_cluster
@@ -132,7 +132,7 @@ class PlaneEnd(Resource):
         try:
             for name, (call, given) in self._targets(network.nat).items():
                 self._put(name, call, given, network.end_role)
-        except CredentialError as error:
+        except (CapacityError, CredentialError) as error:
             self.refused = error.message
 
     def poll(self) -> Readiness:
