@@ -13,7 +13,7 @@ from mlbench_cli.storage.store import Store
 
 Captured = pytest.CaptureFixture[str]
 WITHOUT = {
-    **dict.fromkeys(("kubeconfig", "create-cluster", "data"), "its sub-commands take it"),
+    **dict.fromkeys(("kubeconfig", "create-cluster", "data", "site"), "its sub-commands take it"),
     "help": "it prints help",
 }
 

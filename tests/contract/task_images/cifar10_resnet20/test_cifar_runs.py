@@ -54,7 +54,17 @@ def test_tiny_reaches_its_goal(ranks: RankServer, tmp_path: Path) -> None:
     assert result["samples"] == 600 * result["epochs"]
     assert result["updates"] == 10 * result["epochs"] == result["details"]["communication"]["messages"]
     assert result["details"]["options"]["channels_last"] is True
-    point = {"epoch", "update", "seconds", "train_loss", "samples_per_second", "loss", "Prec@1", "Prec@5"}
+    point = {
+        "epoch",
+        "update",
+        "seconds",
+        "train_loss",
+        "train_Prec@1",
+        "samples_per_second",
+        "loss",
+        "Prec@1",
+        "Prec@5",
+    }
     assert set(result["details"]["curve"][0]) == point
     throughput = result["details"]["throughput"]
     assert 0 < throughput["least"] <= throughput["samples_per_second"] <= throughput["most"]
