@@ -143,7 +143,7 @@ class FaultControl:
         }
 
     def _note_attempt(self) -> None:
-        self._trains = False
+        self._trains, self._next_look = False, 0.0
         self.document["attempts"].append(
             {
                 "number": len(self.document["attempts"]),

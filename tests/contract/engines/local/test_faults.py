@@ -56,6 +56,16 @@ def test_all_ranks_start_again(lab: Lab) -> None:
     assert lab.log(run, 0) == b"begun\nbegun\n"  # one log, of both attempts
 
 
+def test_a_fault_of_the_second_attempt_comes_in_its_time(lab: Lab) -> None:
+    script = "at 0.3s kill rank 1; at 1s for 0.5s stop rank 0"
+    run = lab.start(shell("exec sleep 3"), workers=2, faults=script, on_failure="restart")
+    assert lab.end(run).ended == "exited"
+    record = record_of(run)
+    assert record["attempts"][1]["training"] - record["attempts"][1]["started"] < 2
+    assert [event["planned"]["kind"] for event in record["events"]] == ["kill", "stop"]
+    assert record["missed"] is None
+
+
 def test_a_run_that_never_gets_further_is_given_up(lab: Lab) -> None:
     run = lab.start(shell("exit 3"), workers=2, on_failure="restart")
     end = lab.end(run)
