@@ -3,10 +3,11 @@
     .venv/bin/python -m benchmarks.goals [--write] [--repeats 3] [--ranks 2] [--networks NETWORK ...]
                                           [--methods PRESET ...] [--record FILE] [--seconds 3600]
 
-All ranks and parameter servers are processes of this machine with links of their own (see docs/how-to/network.md); the
-link is probed before its first training. Repeats differ by their seed, and all methods train once before any trains
-again. FILE gets one JSON line of each training, and a training that is in there is not repeated, so that the table can
-be made in pieces of --seconds. --write puts the page into docs/explanation/methods-measured.md.
+All ranks and parameter servers are processes of this machine with links of their own (see docs/how-to/network.md); a
+link is probed before its first training. The network "none" is this machine's own, unshaped. Repeats differ by their
+seed, and all methods train once before any trains again. FILE gets one JSON line of each training; one that ended well
+is not repeated, so that the table can be made in pieces of --seconds. --write puts the page into
+docs/explanation/methods-measured.md.
 """
 
 import argparse
@@ -16,8 +17,9 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -35,7 +37,7 @@ from task_images.comm.presets import PRESETS, resolve
 from tests.contract.task_images.forks import fork_rank
 from tests.contract.task_images.ranks import environments, read_ended
 
-NETWORKS = ("1gbit,0.5ms", "200mbit,2ms")
+NETWORKS, UNSHAPED = ("1gbit,0.5ms", "200mbit,2ms"), "none"
 SEED, REPEATS = 42, 3
 UNCOUNTED = ("fsdp2", "hsdp")  # torch sends for them
 RECORD = Path("build/goals.jsonl")
@@ -126,7 +128,9 @@ def main() -> None:
     found = [
         training
         for training in read(options.record)
-        if training["network"] in options.networks and training["seed"] < SEED + options.repeats
+        if training["network"] in options.networks
+        and training["seed"] < SEED + options.repeats
+        and training["outcome"] != "failed"
     ]
     text = make_page(rows, found, options)
     print(text)
@@ -150,15 +154,17 @@ def list_rows(names: Sequence[str], ranks: int) -> list[Row]:
 
 def train_all(rows: Sequence[Row], network: str, seed: int, options: argparse.Namespace, end: float) -> None:
     """Train every row that the record does not have yet."""
-    known = {(one["row"], one["network"], one["ranks"], one["seed"]) for one in read(options.record)}
+    done = [one for one in read(options.record) if one["outcome"] != "failed"]
+    known = {(one["row"], one["network"], one["ranks"], one["seed"]) for one in done}
     sized = [(row, row.ranks or options.ranks) for row in rows]
     missing = [(row, ranks) for row, ranks in sized if (row.title, network, ranks, seed) not in known]
     if not missing or time.monotonic() > end:
         return
     places = max(ranks + row.resolve().server_count for row, ranks in missing)
-    shaped = ShapedNetwork(parse_network(network), places)
+    shaped = None if network == UNSHAPED else ShapedNetwork(parse_network(network), places)
     try:
-        shaped.verify()
+        if shaped is not None:
+            shaped.verify()
         for row, ranks in missing:
             if time.monotonic() > end:
                 return
@@ -166,10 +172,11 @@ def train_all(rows: Sequence[Row], network: str, seed: int, options: argparse.Na
             with options.record.open("a") as file:
                 file.write(json.dumps(training) + "\n")
     finally:
-        shaped.close()
+        if shaped is not None:
+            shaped.close()
 
 
-def train(shaped: ShapedNetwork, row: Row, network: str, ranks: int, seed: int) -> Training:
+def train(shaped: ShapedNetwork | None, row: Row, network: str, ranks: int, seed: int) -> Training:
     """What became of one training."""
     found = Training(row=row.title, network=network, ranks=ranks, seed=seed, load=os.getloadavg()[0])
     method = row.resolve()
@@ -178,9 +185,9 @@ def train(shaped: ShapedNetwork, row: Row, network: str, ranks: int, seed: int) 
         changes = {
             "MLBENCH_METHOD": json.dumps(method.to_dict()),
             "MLBENCH_SEED": str(seed),
-            "MASTER_ADDR": worker_address(0),
-            "GLOO_SOCKET_IFNAME": "eth0",
         }
+        if shaped is not None:
+            changes |= {"MASTER_ADDR": worker_address(0), "GLOO_SOCKET_IFNAME": "eth0"}
         parameters = load_task(row.task).resolve("tiny", row.parameters)
         every = environments(ranks, folder, parameters, changes, method.server_count)
         started = [
@@ -188,13 +195,13 @@ def train(shaped: ShapedNetwork, row: Row, network: str, ranks: int, seed: int) 
                 f"task_images.{row.task}",
                 environment,
                 [str(folder / f"out-{rank}"), str(folder / f"err-{rank}")],
-                make_entrance(shaped, rank),
+                None if shaped is None else partial(shaped.enter_worker, rank),
             )
             for rank, environment in enumerate(every)
         ]
         ended = read_ended(wait(started), folder)
     if any(one.code for one in ended):
-        return {**found, "outcome": "failed", "why": ended[0].stderr[-300:]}
+        return {**found, "outcome": "failed", "why": f"{[one.code for one in ended]} {ended[0].stderr[-300:]}"}
     result = ended[0].result
     communication = result["details"]["communication"]
     return {
@@ -207,10 +214,6 @@ def train(shaped: ShapedNetwork, row: Row, network: str, ranks: int, seed: int) 
         "bytes_per_update": communication.get("bytes", 0.0) / max(1.0, communication.get("updates", 1.0)),
         "check_seconds": float(seconds[1]) if (seconds := CHECK.search(ended[0].stdout)) else 0.0,
     }
-
-
-def make_entrance(shaped: ShapedNetwork, rank: int) -> Callable[[], None]:
-    return lambda: shaped.enter_worker(rank)
 
 
 def wait(pids: Sequence[int]) -> list[int]:
@@ -254,7 +257,7 @@ def make_page(rows: Sequence[Row], trainings: Sequence[Training], options: argpa
     notes = [f"- {row.title}: {row.why}." for row in rows if row.why]
     facts = {
         "ranks": options.ranks,
-        "repeats": options.repeats,
+        "repeats": len({one["seed"] for one in trainings}),
         "cores": os.cpu_count(),
         "low": min(loads),
         "high": max(loads),
@@ -267,18 +270,17 @@ def make_page(rows: Sequence[Row], trainings: Sequence[Training], options: argpa
 
 
 def make_cells(row: Row, own: Sequence[Training], networks: Sequence[str]) -> list[str]:
-    ended = [one for one in own if one["outcome"] != "failed"]
-    reached = [one for one in ended if one["outcome"] == "goal_reached"]
+    reached = [one for one in own if one["outcome"] == "goal_reached"]
     # Seeds decide the updates, and not the network: a seed counts once, unless its trainings differ.
     updates = sorted({(one["seed"], one["updates"]) for one in reached})
-    size = estimate([one["bytes_per_update"] for one in ended]).mean if ended else 0.0
+    size = estimate([one["bytes_per_update"] for one in own]).mean
     title = row.title + (" \\*" if row.why else "")
     cells = [title, describe([count for _, count in updates], 0) if updates else "missed"]
     if len(reached) < len(own):
         cells[1] += f" ({len(reached)} of {len(own)} trainings)"
     cells.append("not counted" if row.name in UNCOUNTED else f"{size:,.0f}")
     for network in networks:
-        there = [one for one in ended if one["network"] == network]
+        there = [one for one in own if one["network"] == network]
         cells.append(describe([one["seconds"] for one in there if one["outcome"] == "goal_reached"], 1))
         cells.append(describe([one["samples_per_second"] for one in there], 0))
     return cells
@@ -300,10 +302,10 @@ TEXT = """\
 # What methods reach
 
 Every [method](../how-to/methods.md) trains the digits' preset `tiny` (ResNet-8, 78 042 parameters, 80 % accuracy) on
-{ranks} ranks, over each of two shaped networks, {networks} (rate of a link and one-way delay), {repeats} times with
-different seeds. The page is written by `python -m benchmarks.goals --write`. Cells are means ± half of the 95 %
-interval over the seeds. Updates and bytes are the same on every machine up to rounding, except those of `async-ps` and
-`ssp-ps`, whose workers do not wait for each other.
+{ranks} ranks, over shaped networks of {networks} (rate of a link and one-way delay). Seeds: {repeats}. The page is
+written by `python -m benchmarks.goals --write`, which takes two networks and three seeds unless told otherwise. Cells
+are means, with ± half of the 95 % interval where there are three seeds. Updates and bytes are the same on every machine
+up to rounding, except those of `async-ps` and `ssp-ps`, whose workers do not wait for each other.
 
 {table}
 

@@ -5,10 +5,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from task_images.comm.base import MethodState, Strategy, Traits
+from task_images.comm.base import MethodState, Strategy, Traits, gather_states
 from task_images.comm.codecs import join_payload, make_codec, split_payload
 from task_images.comm.link import open_link
 from task_images.comm.methods import Method
@@ -99,9 +98,7 @@ class Drifting(Strategy):
     def method_state(self) -> MethodState:
         if self.place.size == 1:
             return {}
-        ranks: list[Any] = [None] * self.place.size
-        dist.all_gather_object(ranks, self._own_state())
-        return {"update": self._update, "ranks": ranks}
+        return {"update": self._update, "ranks": gather_states(self.place.world, self._own_state())}
 
     def load_method_state(self, state: MethodState) -> None:
         if self.place.size == 1 or not state:
@@ -208,10 +205,9 @@ class PostLocalSteps(Reducer):
         return self._distance
 
     def method_state(self) -> MethodState:
-        ranks: list[Any] = [None] * self.place.size
-        if self.place.size > 1:
-            dist.all_gather_object(ranks, self.optimizer.state_dict())
-        return {**super().method_state(), "count": self._count_updates, "optimizers": ranks}
+        own = self.optimizer.state_dict()
+        states = gather_states(self.place.world, own) if self.place.size > 1 else []
+        return {**super().method_state(), "count": self._count_updates, "optimizers": states}
 
     def load_method_state(self, state: MethodState) -> None:
         if not state:

@@ -16,11 +16,10 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from task_images.comm import plans
-from task_images.comm.base import MethodState, Strategy, Traits, set_rate
+from task_images.comm.base import MethodState, Strategy, Traits, gather_states, set_rate
 from task_images.comm.client import ServerSum, make_server_transport
 from task_images.comm.exchange import Matrix, Transport, make_message, make_transport
 from task_images.comm.link import Leader, measure_cost, open_link
@@ -448,10 +447,7 @@ class Reducer(Strategy):
         if self.place.size == 1:
             return {}
         own = self._own_state()
-        ranks: list[Any] = [None] * self.place.size
-        if any(own.values()):
-            dist.all_gather_object(ranks, own)
-        return {"update": self._update, "ranks": [item for item in ranks if item]}
+        return {"update": self._update, "ranks": gather_states(self.place.world, own) if any(own.values()) else []}
 
     def load_method_state(self, state: MethodState) -> None:
         if self.place.size == 1 or not state:
@@ -493,7 +489,8 @@ class Reducer(Strategy):
     def stats(self) -> dict[str, float]:
         """The common figures.
 
-        Messages and bytes of this rank; seconds of queueing and of communication, exposed or hidden.
+        Messages and bytes of this rank; seconds of queueing and of communication, exposed or hidden. On GPUs there are
+        no seconds: the host only hands messages over, and its times say nothing of the network.
         """
         figures = super().stats()
         if self.place.size > 1:
@@ -502,12 +499,15 @@ class Reducer(Strategy):
                 messages=float(self._link.messages),
                 bytes=float(self._link.bytes),
                 wire_bytes=self._link.wire_bytes,
-                queue_seconds=sender.queue_seconds,
-                communication_seconds=sender.communication_seconds,
-                exposed_seconds=sender.exposed_seconds,
-                hidden_seconds=max(0.0, sender.communication_seconds - sender.exposed_seconds),
                 groups=float(len(self._groups)),
             )
+            if self.place.world.device.type != "cuda":
+                figures.update(
+                    queue_seconds=sender.queue_seconds,
+                    communication_seconds=sender.communication_seconds,
+                    exposed_seconds=sender.exposed_seconds,
+                    hidden_seconds=max(0.0, sender.communication_seconds - sender.exposed_seconds),
+                )
         return figures
 
     def bucket_bytes(self) -> list[int]:
