@@ -352,13 +352,15 @@ def test_a_cluster_whose_making_failed_is_made_anew(google: Google, world: World
 def test_a_foreign_cluster_of_the_name_is_never_touched(mlbench: Any, world: World, tmp_path: Path) -> None:
     _make(_cluster(), tmp_path / "other")
     world.find_cluster("rel-2").resource_labels = {"team": "production"}
-    before = len(world.log)
+    before, policy = len(world.log), dict(world.policy)
     done = mlbench(*CREATE)
     assert done.code == 2
     assert "not created by mlbench" in done.err
     assert mlbench(*DELETE).code == 4
     assert mlbench("gc", "gke", "--all", "--everybody", "--yes").out == "There is nothing to delete.\n"
-    assert all(line.startswith(("Get", "List")) for line in world.log[before:])
+    # The project's policy is read by a POST.
+    assert all(line.startswith(("Get", "List", "PolicyPOST")) for line in world.log[before:])
+    assert world.policy == policy
 
 
 def test_a_cluster_with_other_machines_is_refused(world: World, tmp_path: Path) -> None:
