@@ -11,11 +11,19 @@ import subprocess
 import sys
 from pathlib import Path
 
+from mlbench_cli.results.site.build import SiteOptions
+from mlbench_cli.results.site.build import build_site as build_results
 from tools.check_site import find_problems
 from tools.reference import StaleReferenceError, generate_pages
 
 ROOT = Path(__file__).parents[1]
-COPIED = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md", "SECURITY.md": "security.md"}
+COPIED = {
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+    "SECURITY.md": "security.md",
+    "results/README.md": "results.md",
+}
+PUBLISHED = "published"  # the results site, beside the pages
 
 
 def collect_sources(folder: Path) -> None:
@@ -29,6 +37,8 @@ def collect_sources(folder: Path) -> None:
     for name, page_name in COPIED.items():
         text = (ROOT / name).read_text("utf-8")
         (source / page_name).write_text(adapt_links(text), "utf-8")
+    with open(source / "results.md", "a", encoding="utf-8") as page:
+        page.write(f'\n<p><a href="../{PUBLISHED}/index.html">Open the results</a></p>\n')
     shutil.copy(ROOT / "docs" / "zensical.toml", folder)
 
 
@@ -46,6 +56,8 @@ def build_site(folder: Path) -> Path:
     collect_sources(folder)
     command = [sys.executable, "-m", "zensical", "build", "--strict", "--clean", "--config-file", "zensical.toml"]
     subprocess.run(command, cwd=folder, check=True)
+    # An archive that today's rules cannot prove is listed as refused; tests say which those are.
+    build_results([ROOT / "results" / "archives"], folder / "site" / PUBLISHED, SiteOptions(leave_out=True))
     return folder / "site"
 
 

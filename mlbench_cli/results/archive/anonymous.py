@@ -38,16 +38,26 @@ def write_anonymous(source: Path, target: Path) -> None:
 
     Raises DamagedArchive or UnprovenArchive for a source that does not verify.
     """
+    with open_verified(source) as archive:
+        seal_anew(archive, target, anonymize)
+
+
+def seal_anew(archive: Archive, target: Path, change: Callable[[Path], None]) -> None:
+    """Change the evidence of an archive, judge it by today's judge, and write it to `target`, which may be itself.
+
+    `change` gets the folder with the evidence. Raises CannotTellError if documents cannot be derived even then.
+    """
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as name:
-        folder = Path(name, "run")
-        with open_verified(source) as archive:
-            _copy(archive, folder)
-        anonymize(folder)
-        pack(folder, target)
-    found = verify(target)
-    if not found.ok:
-        target.unlink()
-        raise CannotTellError(f"{source} cannot be made anonymous: {[*found.problems, *found.not_derived][0]}")
+        folder, packed = Path(name, "run"), Path(name, "run.zip")
+        _copy(archive, folder)
+        change(folder)
+        _seal(folder)
+        pack(folder, packed)
+        found = verify(packed)
+        if not found.ok:
+            reason = [*found.problems, *found.not_derived][0]
+            raise CannotTellError(f"The evidence of {archive.path} cannot be sealed again: {reason}")
+        packed.replace(target)
 
 
 def _copy(archive: Archive, folder: Path) -> None:
@@ -62,7 +72,7 @@ def _copy(archive: Archive, folder: Path) -> None:
 
 
 def anonymize(folder: Path) -> None:
-    """Change the evidence in a folder that is not sealed, and seal it."""
+    """Change the evidence in a folder that is not sealed."""
     scrub = _make_scrubber(folder)
     document = _clean_run(_read(folder / run_folder.RUN), scrub)
     _write(folder / run_folder.RUN, document)
@@ -76,10 +86,14 @@ def anonymize(folder: Path) -> None:
         for path in sorted((folder / part).rglob("*")):
             if path.is_file():
                 _rewrite(path, lambda line: _clean_text(line, scrub))
+
+
+def _seal(folder: Path) -> None:
+    document = _read(folder / run_folder.RUN)
     run = Run(document["id"], RunSpec.from_dict(document["spec"]), folder, document["created"])
     observation = RunFolder(folder).read_observation()
     if observation is None:
-        raise CannotTellError(f"{folder} has no observation of its workers, so it cannot be judged again.")
+        raise CannotTellError(f"{run.name} has no observation of its workers, so it cannot be judged again.")
     seal(run, observation)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mlbench_cli.results.archive.anonymous import write_anonymous
+from mlbench_cli.results.archive.anonymous import seal_anew, write_anonymous
 from mlbench_cli.results.archive.layout import DamagedArchive
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.verify import verify
@@ -62,3 +62,11 @@ def test_a_damaged_archive_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DamagedArchive):
         write_anonymous(source, tmp_path / "run.zip")
     assert not (tmp_path / "run.zip").exists()
+
+
+def test_sealing_an_unchanged_archive_again_gives_the_same_bytes(tmp_path: Path) -> None:
+    write_anonymous(a_run(tmp_path / "run"), tmp_path / "run.zip")
+    before = (tmp_path / "run.zip").read_bytes()
+    with Archive.open(tmp_path / "run.zip") as archive:
+        seal_anew(archive, tmp_path / "again.zip", lambda _: None)
+    assert (tmp_path / "again.zip").read_bytes() == before

@@ -1,0 +1,85 @@
+"""The archives behind the published results, in results/archives.
+
+    python -m tools.results collect    # take the finished runs of results/experiment.yaml from the store, anonymously
+    python -m tools.results rejudge    # derive the documents again, after a change of the judge
+
+Both verify what they write. Until a version is released, the rules of its tasks may still grow: parameters that were
+added since, with their defaults, are added to the recorded rules. Any other change of a task's rules makes its archives
+unprovable: run them again. `python -m tools.build_docs` builds the site of these archives into the documentation.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from mlbench_cli.api import Client
+from mlbench_cli.errors import MlbenchError
+from mlbench_cli.results.archive.anonymous import anonymize, seal_anew
+from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.storage import run_folder
+from mlbench_cli.tasks.catalog import find_rules
+from mlbench_cli.util.json_text import format_parsed
+
+ROOT = Path(__file__).parents[1]
+ARCHIVES = ROOT / "results" / "archives"
+MAX_BYTES = 20_000_000  # of all archives together
+PREFIX = "experiment-"
+PARTS = ("spec", "preset")  # of the rules: parameters by name
+
+
+def collect(folder: Path) -> int:
+    """Write the archives of the store's finished runs to `folder`; how many there are."""
+
+    def change(evidence: Path) -> None:
+        add_new_parameters(evidence)
+        anonymize(evidence)
+
+    folder.mkdir(parents=True, exist_ok=True)
+    runs = [run for run in Client().runs(contains=PREFIX) if run.is_sealed]
+    for run in runs:
+        with Archive.open(run.results) as archive:
+            seal_anew(archive, folder / f"{run.name.removeprefix(PREFIX)}.zip", change)
+    return len(runs)
+
+
+def rejudge(folder: Path) -> int:
+    """Seal the archives in `folder` anew from their evidence; how many there are."""
+    paths = sorted(folder.glob("*.zip"))
+    for path in paths:
+        with Archive.open(path) as archive:
+            seal_anew(archive, path, add_new_parameters)
+    return len(paths)
+
+
+def add_new_parameters(folder: Path) -> None:
+    """Add to the recorded rules of a task those parameters that it has got since, if nothing else has changed."""
+    path = folder / run_folder.RUN
+    document: dict[str, Any] = json.loads(path.read_bytes())
+    recorded, found = document.get("task"), find_rules(document["spec"]["task"], document["spec"]["preset"])
+    if recorded is None or found is None:
+        return
+    today = found.to_dict()
+    kept = {part: {name: today[part][name] for name in recorded[part] if name in today[part]} for part in PARTS}
+    if {**today, **kept} == recorded:
+        path.write_bytes(format_parsed({**document, "task": today}))
+
+
+def main(argv: list[str]) -> int:
+    """Run one of the commands; 8 if the archives are too large together."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["collect", "rejudge"])
+    given = parser.parse_args(argv)
+    try:
+        count = collect(ARCHIVES) if given.what == "collect" else rejudge(ARCHIVES)
+    except MlbenchError as error:
+        print(error.message, file=sys.stderr)
+        return error.exit_code
+    size = sum(path.stat().st_size for path in ARCHIVES.glob("*.zip"))
+    print(f"{count} archives, {size / 1e6:.1f} MB in {ARCHIVES}")
+    return 0 if size <= MAX_BYTES else 8
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
