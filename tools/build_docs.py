@@ -38,7 +38,7 @@ def collect_sources(folder: Path) -> None:
         text = (ROOT / name).read_text("utf-8")
         (source / page_name).write_text(adapt_links(text), "utf-8")
     with open(source / "results.md", "a", encoding="utf-8") as results:
-        results.write(f'\n<p><a href="../{PUBLISHED}/index.html">Open the results</a></p>\n')
+        results.write(f'\n<p><a href="{PUBLISHED}/index.html">Open the results</a></p>\n')
     shutil.copy(ROOT / "docs" / "zensical.toml", folder)
 
 
