@@ -7,13 +7,13 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from mlbench_cli import console
+from mlbench_cli import api, console
 from mlbench_cli.commands._archives import Unproven
 from mlbench_cli.commands._calibrated import open_run, own_method, read_calibration
 from mlbench_cli.commands._common import Format, Output, complete_runs, is_sealed
@@ -100,12 +100,16 @@ def plan(
     charts: Annotated[
         Path | None, typer.Option("--charts", metavar="FOLDER", help="draw time against price into this folder")
     ] = None,
+    measure: Annotated[
+        int,
+        typer.Option("--measure", min=0, max=20, metavar="N", help="run the N best for this machine, and compare"),
+    ] = 0,
     unproven: Unproven = False,
     output: Output = Format.text,
 ) -> None:
     """Plan the way to a task's goal: which machines, how many, which method and batch size, for what time and price.
 
-    Every figure has a basis (measured, published or guessed) and an interval. Nothing is started.
+    Every figure has a basis (measured, published or guessed) and an interval. Nothing is started without --measure.
     """
     begun = time.monotonic()
     known = load_catalog()
@@ -134,10 +138,13 @@ def plan(
         seconds = time.monotonic() - begun
         if charts is not None:
             _draw(task, result, charts)
+        trials = _measure(task, base, result, goal, measure) if measure else []
         if output == Format.json:
-            console.out_json(_document(task, base, result, seconds))
-        else:
-            _print(task, base, result, seconds)
+            console.out_json({**_document(task, base, result, seconds), "measured": [vars(trial) for trial in trials]})
+            return
+        _print(task, base, result, seconds)
+        if trials:
+            _print_trials(trials)
 
 
 # --- what is asked for ------------------------------------------------------------------------------------------------
@@ -370,13 +377,92 @@ def _warnings(result: PlanResult) -> list[str]:
     return found
 
 
+def _settings(task: str, base: Archive, item: Candidate) -> dict[str, Any]:
+    """Parameters of a candidate that are not its preset's: those of the calibrated run, and the batch size."""
+    parameters: dict[str, Any] = dict(base.run["spec"]["parameters"])
+    usual = load_catalog()[task].resolve(base.run["spec"]["preset"] or "spec")
+    if "global_batch" in parameters:
+        parameters["global_batch"] = item.batch
+    else:
+        parameters["batch_size"] = item.rank_batch
+    return {key: value for key, value in parameters.items() if key in usual and value != usual[key]}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A candidate that was run: seconds of the task until the goal, planned and measured."""
+
+    run: str
+    candidate: str
+    planned_seconds: float
+    measured_seconds: float | None
+    error: float | None
+
+
+def _measure(task: str, base: Archive, result: PlanResult, goal: str | None, count: int) -> list[Trial]:
+    """Run the best candidates for this machine, one after the other. Their archives are the evidence.
+
+    Raises UsageError if no candidate is for this machine.
+    """
+    here = [item for item in result.candidates if item.offer.machine.provider == HERE]
+    if not here:
+        raise UsageError(
+            "--measure runs candidates on this machine only, and none of them is for it.",
+            hint="--clouds here; on a cloud, run the commands of the plan",
+        )
+    here.sort(key=lambda item: item.seconds)
+    chosen = here[:count]
+    stamp = f"{time.time():.0f}"[-6:]
+    trials, client = [], api.Client(notice=console.note)
+    for number, item in enumerate(chosen, 1):
+        name = f"plan-{stamp}-{number}"
+        console.note(f"{name}: {item.name}, planned {console.duration(item.seconds - item.startup)}")
+        client.run(
+            name,
+            item.workers,
+            task=task,
+            preset=base.run["spec"]["preset"],
+            set=_settings(task, base, item),
+            method=item.method,
+            num_cpus=int(base.run["spec"].get("cpus") or 1),
+            light=(goal or base.run["spec"].get("goal")) == "light" or None,
+            cluster="local",
+        ).wait()
+        run = f"{name}-{item.workers}"
+        with open_run(run, True) as archive:
+            reached = archive.result["outcome"] == "goal_reached"
+            taken = archive.result["task_seconds"]["wall"] if reached else None
+        planned = item.seconds - item.startup
+        trials.append(Trial(run, item.name, planned, taken, None if taken is None else planned / taken - 1))
+    return trials
+
+
+def _print_trials(trials: Sequence[Trial]) -> None:
+    console.out("\nMeasured:")
+    console.out_table(
+        ["RUN", "CANDIDATE", "PLANNED", "MEASURED", "ERROR"],
+        [
+            [
+                *(trial.run, trial.candidate, console.duration(trial.planned_seconds)),
+                "goal not reached" if trial.measured_seconds is None else console.duration(trial.measured_seconds),
+                None if trial.error is None else f"{100 * trial.error:+.0f} %",
+            ]
+            for trial in trials
+        ],
+    )
+    errors = sorted(abs(trial.error) for trial in trials if trial.error is not None)
+    if errors:
+        console.note(
+            f"The plan was {100 * errors[len(errors) // 2]:.0f} % off in the median; the runs are the evidence."
+        )
+
+
 def _commands(task: str, base: Archive, item: Candidate) -> list[str]:
     """What to run for a candidate."""
     spec, machine, name = base.run["spec"], item.offer.machine, "plan"
-    parameter = "global_batch" if "global_batch" in spec["parameters"] else "batch_size"
-    size = item.batch if parameter == "global_batch" else item.rank_batch
     preset = f" --preset {shlex.quote(str(spec['preset']))}" if spec["preset"] not in (None, "spec") else ""
-    run = f"mlbench run {name} {item.workers} --task {task}{preset} --set {parameter}={size} --method {item.method}"
+    sets = "".join(f" --set {shlex.quote(f'{key}={value}')}" for key, value in _settings(task, base, item).items())
+    run = f"mlbench run {name} {item.workers} --task {task}{preset}{sets} --method {item.method}"
     if machine.provider == HERE:
         return [f"{run} --num-cpus {base.run['spec'].get('cpus') or 1:g}"]
     place = f"--zone {item.offer.region}-b" if machine.provider == "gke" else f"--region {item.offer.region}"
