@@ -25,7 +25,12 @@ OPERATIONS: tuple[tuple[str, str, str, tuple[_Parameter, ...], str], ...] = (
     ),
     (
         *("post", "/api/v1/runs", "Start an experiment; the body is a spec file's mapping as JSON"),
-        (("check", "query", "boolean", "true: start nothing, and answer 200 with runs and command line"),),
+        (
+            (
+                *("check", "query", "string"),
+                "true: start nothing, answer 200 with runs and command line; try: the same, or 200 with the problem",
+            ),
+        ),
         "application/json",
     ),
     ("get", "/api/v1/runs/{name}", "A run, as mlbench status NAME -o json has it", (_NAME,), "application/json"),

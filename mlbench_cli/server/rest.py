@@ -14,7 +14,7 @@ from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import BaseRoute, Route
 
 from mlbench_cli.api import RunHandle
-from mlbench_cli.errors import NotFoundError, UsageError
+from mlbench_cli.errors import MlbenchError, NotFoundError, UsageError
 from mlbench_cli.model.run import JsonObject
 from mlbench_cli.server.access import (
     client_of,
@@ -218,18 +218,24 @@ class _Rest:
     # --- acting -----------------------------------------------------------------------------------------------------
 
     async def start(self, request: Request) -> Response:
-        """Start what a spec file's mapping, as JSON, asks for; with check=true only say what that would be."""
-        data, checks = await request.body(), request.query_params.get("check") == "true"
+        """Start what a spec file's mapping, as JSON, asks for; with check=true only say what that would be, and with
+        check=try also what is wrong with it, with status 200, for a form that is not filled in yet."""
+        data, check = await request.body(), request.query_params.get("check")
 
         def begin() -> JsonObject:
-            client, asked = client_of(self._config), self._parse(data)
-            if checks:
-                return client.plan(asked)
+            try:
+                client, asked = client_of(self._config), self._parse(data)
+                if check in ("true", "try"):
+                    return client.plan(asked)
+            except MlbenchError as error:
+                if check != "try":
+                    raise
+                return {"problem": error.message}
             experiment = client.submit(asked, command_line=("mlbench", "serve"))
             client.remember(asked)
             return {"experiment": experiment.name, "runs": [run.name for run in experiment.runs()]}
 
-        return JSONResponse(await run_in_threadpool(begin), 200 if checks else 201)
+        return JSONResponse(await run_in_threadpool(begin), 201 if check not in ("true", "try") else 200)
 
     def _parse(self, data: bytes) -> "Asked":
         """The request in a body. Raises UsageError."""

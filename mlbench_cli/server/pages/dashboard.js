@@ -127,9 +127,9 @@
       clearTimeout(timer);
       timer = setTimeout(function () {
         if (!questions.checkValidity()) { same.hidden = true; return; }
-        act("POST", "/api/v1/runs?check=true", read()).then(function (plan) {
-          same.querySelector("code").textContent = plan.command;
-          same.hidden = false;
+        act("POST", "/api/v1/runs?check=try", read()).then(function (plan) {
+          same.querySelector("code").textContent = plan.command || "";
+          same.hidden = !plan.command;
         }, function () { same.hidden = true; });
       }, 400);
     }
