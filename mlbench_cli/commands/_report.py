@@ -222,9 +222,9 @@ def report_ended(
         )
     else:
         console.out_table(
-            ["RUN", "WORKERS", "OUTCOME", "GOAL", "TIME", "TOTAL", "EXIT", "CONDITIONS"],
+            ["RUN", "WORKERS", "OUTCOME", "GOAL", "TIME", "TOTAL", "EXIT"],
             [*map(_row, runs), *map(_row_without_answer, unanswered)],
-            droppable=["TOTAL", "EXIT", "CONDITIONS", "GOAL"],
+            droppable=["TOTAL", "EXIT", "GOAL"],
         )
         show_repeats(repeats)
     for ended in runs:
@@ -262,7 +262,6 @@ def _row(ended: Ended) -> list[object]:
         None if seconds is None else format_value(seconds, SECONDS),
         console.duration(result["wall_seconds"] if result else None),
         ended.exit_code,
-        ", ".join(label.replace("_", "-") for label in _labels(ended)) or None,
     ]
 
 
@@ -273,7 +272,7 @@ def _labels(ended: Ended) -> list[str]:
 
 
 def _row_without_answer(item: Unanswered) -> list[object]:
-    return [item.run.name, item.run.spec.workers, item.word, None, None, None, item.error.exit_code, None]
+    return [item.run.name, item.run.spec.workers, item.word, None, None, None, item.error.exit_code]
 
 
 def _explain_together(runs: Sequence[Ended]) -> None:
