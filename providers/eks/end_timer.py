@@ -114,9 +114,12 @@ class PlaneEnd(Resource):
         if self.refused is not None:
             return ResourceStatus("not armed")
         try:
-            found = [self._find_one(name) for name in self._names()]
+            return self._read()
         except CredentialError:
             return None
+
+    def _read(self) -> ResourceStatus | None:
+        found = [self._find_one(name) for name in self._names()]
         if not any(found):
             return None
         # The schedule of a NAT gateway is there only if the stack has one.
@@ -136,10 +139,16 @@ class PlaneEnd(Resource):
             self.refused = error.message
 
     def poll(self) -> Readiness:
-        """Ready when AWS shows them; the record says if they could not be made."""
+        """Ready when AWS shows them, or has taken them from a caller who may not read them; the record says if they
+        could not be made.
+        """
         if self.refused is not None:
             return Readiness(True, facts={"end_problem": self.refused})
-        return Readiness(self.find() is not None, "AWS does not show them yet", {"end_problem": None})
+        try:
+            is_shown = self._read() is not None
+        except CredentialError:
+            is_shown = True
+        return Readiness(is_shown, "AWS does not show them yet", {"end_problem": None})
 
     def delete(self) -> None:
         """Delete those that there are."""
