@@ -54,7 +54,7 @@ class Dashboard:
             given = {**({"Authorization": f"Bearer {self.token}"} if token else {}), **(headers or {})}
             if host:
                 given["Host"] = host
-            if body is not None and "Content-Length" not in given:
+            if body is not None and not {"Content-Length", "Transfer-Encoding"} & set(given):
                 given["Content-Length"] = str(len(body))
             for name, value in given.items():
                 connection.putheader(name, value)
