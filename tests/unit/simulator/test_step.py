@@ -98,6 +98,9 @@ def test_computation_beside_messages_is_slowed_and_moves_them() -> None:
     assert step.compute == WORK.seconds
     assert step.trace[0].ready > plain.trace[0].ready
     assert plain.seconds < step.seconds < plain.seconds + 0.5 * plain.hidden
+    # Slowed by f, the messages follow each other from 2 f on, so the step takes 9 + 2.5 f seconds. 4.5 f of these are
+    # computation, hence 2 f are hidden, and f = 1 + 0.5 * 2 f / 4.5 = 9/7.
+    assert step.seconds == pytest.approx(9 + 2.5 * 9 / 7, rel=1e-3)
 
 
 def test_a_step_is_replayed_with_the_messages_that_the_run_had() -> None:
