@@ -319,15 +319,15 @@ COLLECTIVES = {
         places=(OUT_OF_PLACE,), least_ranks=2, is_pair=True,
     ),
     "ring": Collective(
-        ring, "the message of each rank", "algbw", _one, "pair: alpha = a, beta = b", _one,
+        ring, "the message to the right neighbor", "algbw", _one, "pair: alpha = a, beta = b", _one,
         places=(OUT_OF_PLACE,), least_ranks=2, is_pair=True,
     ),
     "permutation": Collective(
-        permutation, "the message of each rank", "algbw", _one, "pair: alpha = a, beta = b", _one,
+        permutation, "the message along a random cycle", "algbw", _one, "pair: alpha = a, beta = b", _one,
         places=(OUT_OF_PLACE,), least_ranks=2, is_pair=True,
     ),
     "incast": Collective(
-        incast, "what rank 0 would receive from all, k parts", _PARTS, _share,
+        incast, "k parts, of which rank 0 gets k - 1", _PARTS, _share,
         "shared link: alpha = a, beta = (k - 1) / k b", _one,
         places=(OUT_OF_PLACE,), divided=True, least_ranks=2, is_pair=True,
     ),

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from itertools import pairwise
@@ -154,7 +155,7 @@ def test_a_client_that_is_killed_leaves_nothing_stopped(lab: Lab, tmp_path: Path
         "run = lab.start(shell('sleep 77 & sleep 77'), name='theirs', workers=2, "
         "faults='at 0.2s for 60s stop any rank', on_failure='restart')\nprint('go', flush=True)\nsys.stdin.read()"
     )
-    with client(tmp_path, script) as other:
+    with client(tmp_path, script, stdin=subprocess.PIPE) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "go\n"
         run = lab.store.run("theirs").run
