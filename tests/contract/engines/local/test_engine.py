@@ -178,7 +178,7 @@ def test_delete_after_the_end_needs_no_force(lab: Lab) -> None:
 
 
 def test_resources_are_written_per_rank_with_their_children(lab: Lab) -> None:
-    burn = "import time; block = bytearray(40_000_000)\nwhile time.process_time() < 0.3: pass\ntime.sleep(1.2)"
+    burn = "import time; block = bytearray(40_000_000)\nwhile time.process_time() < 0.3: pass\ntime.sleep(3)"
     run = lab.start(shell(f"if [ $RANK = 0 ]; then python -c '{burn}'; exit 0; fi"), workers=2)
     lab.end(run)
     lines = [json.loads(line) for line in (run.folder / "resources.jsonl").read_text().splitlines()]
