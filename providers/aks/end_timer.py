@@ -151,7 +151,7 @@ class EndTimer(Resource):
 
 
 class AksHold(WorkerHold):
-    """The hold on the workers of a node pool, for who may not assign roles."""
+    """The hold on the workers of a node pool, for callers who may not assign roles."""
 
     image = PAUSE
     node_selector = MappingProxyType({ROLE_LABEL: WORKER})

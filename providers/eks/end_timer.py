@@ -139,7 +139,7 @@ class PlaneEnd(Resource):
             self.refused = error.message
 
     def poll(self) -> Readiness:
-        """Ready when AWS shows them, or has taken them from a caller who may not read them; the record says if they
+        """Ready once AWS lists them, or accepted them from a caller who may not list them; the record says if they
         could not be made.
         """
         if self.refused is not None:

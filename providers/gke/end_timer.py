@@ -155,7 +155,7 @@ class EndTimer(Resource):
 
 
 class GkeHold(WorkerHold):
-    """The hold on the workers of a node pool, for who may not change the project's policy."""
+    """The hold on the workers of a node pool, for callers who may not change the project's policy."""
 
     image = PAUSE
     node_selector = MappingProxyType({ROLE_LABEL: WORKER})
