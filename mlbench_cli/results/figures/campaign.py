@@ -83,13 +83,14 @@ def _short_label(row: Row) -> str:
 
 
 def _pareto(rows: Sequence[Row]) -> Figure:
-    _, unit = list_offers(rows)
+    offers, unit = list_offers(rows)
+    front = sorted((offer.cost, offer.seconds) for offer in offers if offer.is_on_front)
     return Figure(
         "pareto",
         "Time against cost",
         Axis(f"{unit} for 1,000 units", from_zero=True),
         Axis("seconds for 1,000 units", from_zero=True),
-        (*_offer_lines(rows), _front(rows)),
+        (*_offer_lines(rows), draw_front(front)),
     )
 
 
@@ -103,11 +104,9 @@ def _offer_lines(rows: Sequence[Row]) -> Iterator[Line]:
         yield Line(label, costs, seconds, notes=notes, color=color, shape=shape)
 
 
-def _front(rows: Sequence[Row]) -> Line:
-    """A staircase: cheaper costs time only at the next offer of the front."""
-    offers, _ = list_offers(rows)
-    front = sorted((offer.cost, offer.seconds) for offer in offers if offer.is_on_front)
-    corners = front[:1]
+def draw_front(front: Sequence[tuple[float, float]]) -> Line:
+    """A staircase through (cost, time) pairs by ascending cost: cheaper costs time only at the next offer."""
+    corners = list(front[:1])
     for before, after in pairwise(front):
         corners += [(after[0], before[1]), after]
     xs, ys = zip(*corners, strict=True)

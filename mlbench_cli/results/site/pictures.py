@@ -9,6 +9,7 @@ from mlbench_cli.results.analysis import collectives
 from mlbench_cli.results.analysis.numbers import SECONDS, unit_of
 from mlbench_cli.results.analysis.series import Group
 from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.figures.campaign import draw_front
 from mlbench_cli.results.figures.collectives import collective_figures
 from mlbench_cli.results.figures.curves import RunData, metric_figures
 from mlbench_cli.results.figures.look import choose_looks
@@ -58,7 +59,7 @@ def draw_offers(contest: Contest, key: str) -> Figure | None:
         f"Time against {'cost' if has_cost else 'worker-seconds'}",
         Axis("US dollars per run" if has_cost else "worker-seconds", Scale.LOG10),
         Axis(contest.job.what, Scale.LOG10, unit=SECONDS),
-        (*lines, _draw_front(sorted((price, claim.point.seconds.mean) for claim, price in offers))),
+        (*lines, draw_front(find_front(sorted((price, claim.point.seconds.mean) for claim, price in offers)))),
         caption + (f" {left} slower results are not drawn." if left else ""),
     )
 
@@ -80,20 +81,6 @@ def find_front(offers: Sequence[tuple[float, float]]) -> list[tuple[float, float
         if not front or offer[1] < front[-1][1]:
             front.append(offer)
     return front
-
-
-def _draw_front(offers: Sequence[tuple[float, float]]) -> Line:
-    """A staircase: what lies between two offers costs as much time as the cheaper one."""
-    front = find_front(offers)
-    corners = front[:1]
-    for offer in front[1:]:
-        corners += [(offer[0], corners[-1][1]), offer]
-    return Line(
-        "nothing is faster and cheaper",
-        tuple(cost for cost, _ in corners),
-        tuple(time for _, time in corners),
-        reference=True,
-    )
 
 
 def draw_trend(contest: Contest, key: str) -> Figure | None:
