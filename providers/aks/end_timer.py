@@ -5,17 +5,16 @@ one service account of this cluster (workload identity federation, without a sec
 Who may not assign roles gets a cluster without a timer, and a warning. Sources: docs/clouds-assumptions.md.
 """
 
-import uuid
 from collections.abc import Sequence
 from types import MappingProxyType
 
 from mlbench_cli.errors import CredentialError, MlbenchError, NotFoundError
 from mlbench_cli.model.cluster_details import ClusterDetails
 from providers.aks.api import Azure
-from providers.aks.errors import Message
+from providers.aks.identities import assign_role, make_identity, name_assignment
 from providers.aks.resources import ROLE_LABEL, SYSTEM_POOL, WORKER, ControlPlane, ResourceGroup, WorkerPool
 from providers.aks.rights import list_denied
-from providers.base import Readiness, Resource, ResourceStatus, TransientError, ownership_tags
+from providers.base import Readiness, Resource, ResourceStatus, TransientError
 from providers.kubernetes_calls import apply_object, open_young_cluster
 from providers.worker_hold import WorkerHold
 
@@ -45,9 +44,7 @@ class EndIdentity(Resource):
         self.refused: str | None = None  # why it may not get the role
         self.has_right = False
         self.path = f"{group.path}/providers/Microsoft.ManagedIdentity/userAssignedIdentities/{NAME}"
-        # A role assignment is named by a GUID: one that follows from the group, so that a repetition finds it.
-        assignment = uuid.uuid5(uuid.NAMESPACE_URL, self.path.lower())
-        self._assignment = f"{group.path}/providers/Microsoft.Authorization/roleAssignments/{assignment}"
+        self._assignment = name_assignment(group.path, self.path)
 
     def find(self) -> ResourceStatus | None:
         """None until the identity has its role."""
@@ -61,17 +58,10 @@ class EndIdentity(Resource):
         return ResourceStatus("has its role")
 
     def create(self) -> None:
-        azure, what = self.group.azure, "create the identity of the end"
-        body: Message = {"location": azure.location, "tags": ownership_tags(self.group.cluster)}
-        azure.change("PUT", self.path, what, body)
-        identity = azure.get(self.path, what)["properties"]
-        properties = {
-            "roleDefinitionId": f"{azure.root}/providers/Microsoft.Authorization/roleDefinitions/{CONTRIBUTOR}",
-            "principalId": identity["principalId"],
-            "principalType": "ServicePrincipal",
-        }
+        principal = make_identity(self.group, self.path, "create the identity of the end")
         try:
-            azure.change("PUT", self._assignment, "give the identity of the end its role", {"properties": properties})
+            what = "give the identity of the end its role"
+            assign_role(self.group.azure, self._assignment, CONTRIBUTOR, principal, what)
         except CredentialError as error:
             self.refused = error.message
 

@@ -5,12 +5,10 @@ has no role there at first, and the creation is refused; so the identity is made
 docs/clouds-assumptions.md.
 """
 
-import uuid
-
 from mlbench_cli.errors import CredentialError, NotFoundError
-from providers.aks.errors import Message
+from providers.aks.identities import assign_role, make_identity, name_assignment
 from providers.aks.resources import ResourceGroup, network_identity_of
-from providers.base import Readiness, Resource, ResourceStatus, ownership_tags
+from providers.base import Readiness, Resource, ResourceStatus
 
 NETWORK_CONTRIBUTOR = "4d97b98b-1d4f-4787-a291-c67834d212e7"  # the built-in role's ID, the same everywhere
 
@@ -26,9 +24,7 @@ class SubnetAccess(Resource):
         self.name = f"{group.name}/{subnet.rpartition('/')[2]}"
         self.needs = (group,)
         self._identity = network_identity_of(group)
-        # A role assignment is named by a GUID: one that follows from the group, so that a repetition finds it.
-        assignment = uuid.uuid5(uuid.NAMESPACE_URL, f"{self._identity}{subnet}".lower())
-        self._assignment = f"{subnet}/providers/Microsoft.Authorization/roleAssignments/{assignment}"
+        self._assignment = name_assignment(subnet, f"{self._identity}{subnet}")
         self._is_being_made = False
         self.remove_command = f"az role assignment delete --ids {self._assignment}"
 
@@ -43,17 +39,10 @@ class SubnetAccess(Resource):
     def create(self) -> None:
         """Make the identity and give it its role. Raises CredentialError if the caller may not give it."""
         self._is_being_made = True
-        azure, what = self.group.azure, "create the cluster's identity"
-        body: Message = {"location": azure.location, "tags": ownership_tags(self.group.cluster)}
-        azure.change("PUT", self._identity, what, body)
-        identity = azure.get(self._identity, what)["properties"]
-        properties = {
-            "roleDefinitionId": f"{azure.root}/providers/Microsoft.Authorization/roleDefinitions/{NETWORK_CONTRIBUTOR}",
-            "principalId": identity["principalId"],
-            "principalType": "ServicePrincipal",
-        }
+        principal = make_identity(self.group, self._identity, "create the cluster's identity")
         try:
-            azure.change("PUT", self._assignment, "give the cluster a role on the subnet", {"properties": properties})
+            what = "give the cluster a role on the subnet"
+            assign_role(self.group.azure, self._assignment, NETWORK_CONTRIBUTOR, principal, what)
         except CredentialError as error:
             raise CredentialError(
                 error.message,
