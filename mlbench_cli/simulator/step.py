@@ -229,11 +229,14 @@ class _Wire:
             return collectives.reduce_scatter(payload) + collectives.all_gather(payload)
         return collectives.all_reduce(payload)
 
-    def both_ways(self, part: _Part) -> tuple[float, float, float]:
-        """Seconds that a message occupies links to parameter servers, which all workers share, and back from them; the
-        one-way latency. What comes back is the sum in its shortest exact form (task_images/comm/served_codecs.py)."""
+    def both_ways(self, part: _Part, at_once: int | None = None) -> tuple[float, float, float]:
+        """Seconds that a message occupies links to parameter servers and back from them, and the one-way latency.
+
+        `at_once` workers share the servers' links, by default all of them. Servers return the sum in its shortest exact
+        form (task_images/comm/served_codecs.py).
+        """
         ranks = self._collectives.ranks
-        share = max(1.0, ranks / self._servers)
+        share = max(1.0, (at_once or ranks) / self._servers)
         size = float(part.size)
         pushed = pulled = encoded_bytes(self._method, part.sizes)
         if self._method.codec_name == "topk":  # the entries of all workers, if they chose different ones
@@ -460,11 +463,13 @@ def _scatter_then_gather(
 
 
 def _asynchronous_step(workload: Workload, parts: Sequence[_Part], wire: _Wire) -> Step:
-    """A worker waits for its own exchange, or for its turn at servers that all workers keep busy."""
+    """Workers drift apart until their messages no longer meet, so a step takes as long as a worker would alone; unless
+    the servers' links, which carry the messages of all workers in the meantime, are the bottleneck."""
     ready = [workload.backward] * len(parts)
-    starts, ends = _pipeline([(workload.backward, *wire.both_ways(part)) for part in parts])
-    last = max([workload.backward, *ends])
-    return _collect(workload, last + workload.optimizer + workload.other, parts, starts, ends, wire, ready)
+    starts, ends = _pipeline([(workload.backward, *wire.both_ways(part, 1)) for part in parts])
+    alone = max([workload.backward, *ends]) + workload.optimizer + workload.other
+    pushes, pulls, _ = zip(*map(wire.both_ways, parts), strict=True) if parts else ((), (), ())
+    return _collect(workload, max(alone, sum(pushes), sum(pulls)), parts, starts, ends, wire, ready)
 
 
 def _local_step(workload: Workload, every: int, collectives: Collectives) -> Step:

@@ -83,6 +83,14 @@ def test_servers_take_and_give_at_the_same_time() -> None:
     assert trace(step) == [(2.0, 5.0), (3.0, 8.0), (5.0, 12.0)]
 
 
+def test_asynchronous_workers_take_turns_at_the_servers() -> None:
+    """60 bytes take 6 s each way. Two workers never meet; eight keep a server's link busy for 48 s."""
+    two, eight = (run("async-ps", ring=RingCollectives(ranks, alpha=0.5, beta=0.1)) for ranks in (2, 8))
+    latency = 2 * RING.stream(60)[1]
+    assert two.seconds == pytest.approx(4.0 + 6.0 + 6.0 + latency + WORK.optimizer)
+    assert eight.seconds == pytest.approx(8 * 6.0)
+
+
 def test_half_of_the_servers_are_twice_as_slow() -> None:
     ring = RingCollectives(4, 0.0, 0.1)
     one, two = (simulate_step(WORK, Method(plan="all", transport="ps", servers=count), ring) for count in ("2", "4"))
