@@ -11,7 +11,6 @@ module imports the standard library only.
 
 import os
 import re
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from pathlib import Path
@@ -32,8 +31,6 @@ def check_run(task: Task, spec: RunSpec) -> None:
     _check_checkpoint(spec)
     if task.preflight is None:
         return
-    if spec.task_path and spec.task_path not in sys.path:
-        sys.path.append(spec.task_path)
     check = cast("Check", import_module(task.preflight).check)
     is_local = spec.engine == "local"
     memory = None if spec.device == "gpu" else local_memory() if is_local else parse_memory(spec.kubernetes.memory)

@@ -1,12 +1,11 @@
 """The catalogue of tasks: every folder under task_images/ with a `task.yaml`, and those of other people
 (task_sources.py). Parsed into Task, checked, typed.
 
-A task.yaml looks like this (`extends`, `groups`, `packages`, `legacy_name`, `goal`, `method`, `files`, `workers`,
-`preflight`, `notes` and `free` are optional):
+A task.yaml looks like this (`extends`, `settings`, `presets`, `packages`, `legacy_name`, `goal`, `method`, `files`,
+`workers`, `preflight`, `notes` and `free` are optional):
 
     name: digits_resnet                  # the folder's name
     extends: cifar10_resnet20            # a task whose keys this one takes over; optional (task_files.py)
-    groups: [training, sgd]              # of task_images/harness/settings.py; optional (task_files.py)
     number: 1a                           # the benchmark's number in the specification
     title: ResNet-20 on handwritten digits
     legacy_name: PyTorch Cifar-10 ResNet-20
@@ -23,22 +22,22 @@ A task.yaml looks like this (`extends`, `groups`, `packages`, `legacy_name`, `go
     notes: [a line]                      # further lines for `mlbench tasks NAME`
     method: {own: bsp}                   # how its ranks communicate, and limits on other methods (MethodRule); optional
     free: [loaders]                      # parameters that leave the mathematics as it is (results/archive/division.py)
-    parameters:                          # name -> type, help, and for numbers min and max; `choices` for texts, lists;
-                                         # `formerly`: the name in earlier versions
-      batch_size: {type: int, min: 1, max: 65536, help: samples per rank and step}
-    presets:                             # `spec` names a value for every parameter, the others what they change
-      spec: {batch_size: 128}
+    settings: task_images.digits_resnet.settings   # module whose class `Settings` declares the parameters
+    presets:                             # what each changes; `spec` is the defaults of Settings
       tiny: {batch_size: 32}
 
-Where a task has a goal, its parameters include `goal_full` and `goal_light`, the thresholds.
+Settings is a dataclass of fields made by task_images.harness.settings.parameter; its module imports no torch. Where a
+task has a goal, its parameters include `goal_full` and `goal_light`, the thresholds.
 """
 
 import json
 import math
 import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,12 +47,15 @@ from mlbench_cli.tasks.datafiles import DataFiles, parse_data_files
 from mlbench_cli.tasks.task_files import Entries, compose_task
 from mlbench_cli.tasks.task_sources import TaskSource, list_sources, use_task_path
 from mlbench_cli.util.sizes import parse_sizes
+from task_images.harness.settings import describe
 
 TYPES = ("int", "float", "str", "bool", "list", "sizes")
 TORCH_BACKENDS = ("gloo", "nccl", "mpi")
 BACKENDS = (*TORCH_BACKENDS, "grpc")  # TensorFlow's own; a task names those that it can use
 _TASK_NAME = re.compile(r"[A-Za-z0-9_]+")
-OPTIONAL = {"goal", "method", "files", "free", "notes", "preflight", "legacy_name", "packages", "workers", "extends"}
+_MODULE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
+REQUIRED = ("backends", "command", "data", "devices", "image", "name", "number", "title")
+DECLARE = "settings: MODULE names the module whose class Settings declares the parameters."
 BUDGET = "budget_seconds"  # the parameter of tasks that can train for a given time
 
 
@@ -149,6 +151,7 @@ class Task:
     packages: tuple[str, ...] = ()
     workers: WorkersRule | None = None
     extends: str | None = None
+    settings: str | None = None  # module of the class Settings
     folder: Path = field(default=Path(), compare=False)
     origin: str | None = None  # who brought it; None: it is mlbench's own
     search_path: str | None = None  # folder from which its ranks import it; None: it is installed
@@ -285,6 +288,8 @@ def use_task_folder(path: str | None) -> None:
 
 def _parse_source(source: TaskSource) -> Task:
     text = source.file.read_text("utf-8")
+    if source.search_path and source.search_path not in sys.path:
+        sys.path.append(source.search_path)  # for its settings and its preflight
     return replace(parse_task(text, source.file), origin=source.origin, search_path=source.search_path)
 
 
@@ -313,24 +318,23 @@ def parse_task(text: str, path: Path) -> Task:
     """The task that a task.yaml describes. Raises UsageError that names file and key."""
     file = f"{path.parent.name}/{path.name}"
     data = compose_task(text, path, _tasks_folder())
-    known = {*Task.__dataclass_fields__} - {"folder", "origin", "search_path"}
+    known = {*Task.__dataclass_fields__} - {"folder", "origin", "search_path", "parameters"}
     for key in data:
         if key not in known:
-            raise UsageError(f"{file}: unknown key {key!r}.{did_you_mean(str(key), sorted(known))}")
-    for key in sorted(known - OPTIONAL):
+            raise UsageError(
+                f"{file}: unknown key {key!r}.{did_you_mean(str(key), sorted(known))}",
+                hint=DECLARE if key in ("parameters", "groups") else None,
+            )
+    for key in REQUIRED:
         if key not in data:
             raise UsageError(f'{file}: the key "{key}" is missing.')
-    for key in ("name", "title", "image", "data", "preflight", "legacy_name"):
+    for key in ("name", "title", "image", "data", "preflight", "settings", "legacy_name"):
         if key in data and (not isinstance(data[key], str) or not data[key]):
             raise UsageError(f'{file}: "{key}" is not a text.')
-    parameters = {name: _parameter(file, name, entry) for name, entry in _mapping(file, data, "parameters").items()}
-    presets = _mapping(file, data, "presets")
-    if "spec" not in presets:
-        raise UsageError(f'{file}: the preset "spec" is missing.')
-    checked = {name: _preset(file, name, entry, parameters) for name, entry in presets.items()}
-    missing = sorted(set(parameters) - set(checked["spec"]))
-    if missing:
-        raise UsageError(f'{file}: the preset "spec" gives no value for "{missing[0]}".')
+    parameters, defaults = _read_settings(file, data.get("settings"))
+    presets = {"spec": {}, **_mapping(file, data, "presets")}
+    checked = {name: _preset(file, name, entry, parameters, data.get("settings")) for name, entry in presets.items()}
+    checked["spec"] = {**defaults, **checked["spec"]}
     return Task(
         name=data["name"],
         number=str(data["number"]),
@@ -352,33 +356,41 @@ def parse_task(text: str, path: Path) -> Task:
         packages=_texts(file, data, "packages") if "packages" in data else (),
         workers=_workers(file, data["workers"]) if "workers" in data else None,
         extends=data.get("extends"),
+        settings=data.get("settings"),
         folder=path.parent,
     )
 
 
-def _parameter(file: str, name: str, entry: Any) -> Parameter:
-    if not isinstance(entry, dict) or entry.get("type") not in TYPES or not entry.get("help"):
-        raise UsageError(f'{file}: parameter "{name}" needs a type ({", ".join(TYPES)}) and a help text.')
-    kind = entry["type"]
-    allowed = {"int": ("min", "max"), "float": ("min", "max"), "str": ("choices",), "list": ("choices",)}.get(kind, ())
-    for key in entry:
-        if key not in ("type", "help", "formerly", *allowed):
-            raise UsageError(f'{file}: {key!r} is no key of parameter "{name}", which is of type {kind}.')
-    bounds = {key: _read_float(entry[key]) for key in ("min", "max") if entry.get(key) is not None}
-    for key, bound in bounds.items():
-        if bound is None:
-            raise UsageError(f'{file}: "{key}" of parameter "{name}" is not a number.')
-    choices = entry.get("choices", [])
-    if not isinstance(choices, list):
-        raise UsageError(f'{file}: "choices" of parameter "{name}" is not a list.')
-    formerly = entry.get("formerly", "")
-    if not isinstance(formerly, str):
-        raise UsageError(f'{file}: "formerly" of parameter "{name}" is not a text.')
-    chosen = tuple(str(choice) for choice in choices)
-    return Parameter(name, kind, str(entry["help"]), choices=chosen, formerly=formerly, **bounds)
+def _read_settings(file: str, module: str | None) -> tuple[dict[str, Parameter], Entries]:
+    """The parameters that a module's class Settings declares, and their defaults. Raises UsageError."""
+    if module is None:
+        return {}, {}
+    if not _MODULE.fullmatch(module):
+        raise UsageError(f'{file}: "settings" is not the name of a module: {short(module)}.')
+    try:
+        declared = describe(import_module(module).Settings)
+    except Exception as error:  # whatever foreign code raises
+        reason = f"{type(error).__name__}: {error}"
+        raise UsageError(f'{file}: the class Settings of "{module}" cannot be read: {reason}.') from None
+    found = {name: _parameter(file, name, entry) for name, entry in declared.items()}
+    try:
+        return found, {name: found[name].check(entry["default"]) for name, entry in declared.items()}
+    except UsageError as error:
+        raise UsageError(f"{file}: a default in {module}: {error.message}") from None
 
 
-def _preset(file: str, name: str, entry: Any, parameters: Mapping[str, Parameter]) -> Entries:
+def _parameter(file: str, name: str, entry: Mapping[str, Any]) -> Parameter:
+    if entry["type"] not in TYPES or not entry.get("help"):
+        raise UsageError(
+            f'{file}: the parameter "{name}" needs a type ({", ".join(TYPES)}) and a help text.',
+            hint=f"{name}: int = parameter(1, 'what it means')",
+        )
+    least, most = (None if entry.get(key) is None else float(entry[key]) for key in ("min", "max"))
+    choices, formerly = entry.get("choices", ()), entry.get("formerly", "")
+    return Parameter(name, entry["type"], entry["help"], least, most, choices, formerly)
+
+
+def _preset(file: str, name: str, entry: Any, parameters: Mapping[str, Parameter], settings: str | None) -> Entries:
     if not isinstance(entry, dict):
         raise UsageError(f'{file}: the preset "{name}" is not a mapping.')
     for key in entry:
@@ -386,7 +398,7 @@ def _preset(file: str, name: str, entry: Any, parameters: Mapping[str, Parameter
             near = did_you_mean(str(key), list(parameters))
             raise UsageError(
                 f'{file}: the preset "{name}" sets {key!r}, which is no parameter.{near}',
-                hint=f"Declare {key} under parameters, or take over the group that has it (groups, extends).",
+                hint=f"Declare it in the class Settings of {settings}." if settings else DECLARE,
             )
     try:
         return {key: parameters[key].check(value) for key, value in entry.items()}
@@ -420,7 +432,7 @@ def _workers(file: str, entry: Any) -> WorkersRule:
 
 
 def _mapping(file: str, data: Mapping[str, Any], key: str) -> Entries:
-    value = data[key]
+    value = data.get(key, {})
     if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
         raise UsageError(f'{file}: "{key}" is not a mapping with texts as keys.')
     return value

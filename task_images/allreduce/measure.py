@@ -15,7 +15,6 @@ from task_images.harness.errors import WrongResultError
 from task_images.harness.tracker import Tracker
 
 ISOLATED, PIPELINED = "isolated", "pipelined"
-MODES = (ISOLATED, PIPELINED)
 CLOCKS = {
     ISOLATED: "before every sample the buffers are refilled and all ranks meet at a barrier, outside the clock; a "
     "sample is the maximum over ranks of the time from a rank's call to its return (on GPUs: until the device is done)",

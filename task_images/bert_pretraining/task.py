@@ -1,7 +1,6 @@
 """Pretraining of BERT: masked tokens and next sentence, AdamW with every method, to a loss or for throughput."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -19,36 +18,14 @@ from task_images.bert_pretraining.data import (
 )
 from task_images.bert_pretraining.model import Bert
 from task_images.bert_pretraining.preflight import Plan, make_plan
-from task_images.bert_pretraining.shapes import FLOPS_FORMULA, SHAPES
+from task_images.bert_pretraining.settings import Settings
+from task_images.bert_pretraining.shapes import FLOPS_FORMULA
 from task_images.contract import Contract
 from task_images.harness.distributed import World
-from task_images.harness.language.pretraining import PretrainingSettings, Workload
+from task_images.harness.language.pretraining import Workload
 from task_images.harness.language.program import MakeWorkload, Program, require_data_dir
 from task_images.harness.language.tokens import Corpus, Part
 from task_images.harness.loop import Unit
-
-
-@dataclass(frozen=True)
-class Settings(PretrainingSettings):
-    """The parameters of task.yaml; the defaults are the preset `spec`."""
-
-    model: str = "base"
-    data: str = "text"
-    validation_sequences: int = 4096
-    dropout: float = 0.1
-    sequence_length: int = 128
-    global_batch: int = 256
-    micro_batch: int = 32
-    steps: int = 1_000_000
-    learning_rate: float = 1e-4
-    warmup_steps: int = 10_000
-    final_rate: float = 0.0
-    beta2: float = 0.999
-    weight_decay: float = 0.01
-    evaluate_every: int = 1000
-    precision: str = "bf16"
-    goal_full: float = 2.0
-    goal_light: float = 2.4
 
 
 def main(contract: Contract) -> None:
@@ -57,7 +34,6 @@ def main(contract: Contract) -> None:
         "bert_pretraining",
         "BERT",
         Settings,
-        {"data": ("text", "python-text", "synthetic", "legacy"), "model": tuple(SHAPES)},
         make_plan,
         load,
         make_model=lambda plan, settings: Bert(plan.shape, settings.dropout),

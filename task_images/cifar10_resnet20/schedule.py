@@ -1,27 +1,11 @@
 """The learning rate of the image classification on CIFAR-10, for every framework that trains it."""
 
-from dataclasses import dataclass, field
-
+from task_images.cifar10_resnet20.settings import CifarSettings
 from task_images.harness.errors import TaskUsageError
 from task_images.harness.schedules import MultiStep, PerEpoch, Plateau, Schedule, log2_warmup
 
 
-@dataclass(frozen=True)
-class ScheduleSettings:
-    """Parameters of task.yaml; the defaults are the preset `spec`."""
-
-    schedule: str = "plateau"
-    learning_rate: float = 0.02
-    scale_rate: bool = True
-    warmup_epochs: int = -1
-    plateau_factor: float = 0.5
-    plateau_patience: int = 1
-    plateau_threshold: float = 0.01
-    milestones: list[int] = field(default_factory=lambda: [82, 109])
-    step_factor: float = 0.1
-
-
-def make_schedule(settings: ScheduleSettings, workers: int) -> Schedule:
+def make_schedule(settings: CifarSettings, workers: int) -> Schedule:
     """The rate of one worker, linearly warmed up to that of `workers`; then halved on plateaus, or cut at milestones.
 
     Epoch by epoch. Warm-up: warmup_epochs, or floor(log2 workers) if that is -1. Raises TaskUsageError.

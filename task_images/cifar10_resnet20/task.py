@@ -1,35 +1,17 @@
 """ResNet on CIFAR-10 with synchronous SGD to a validation accuracy: the official image classification."""
 
-from dataclasses import dataclass
-
 from task_images.cifar10_resnet20 import data as cifar
-from task_images.cifar10_resnet20.schedule import ScheduleSettings, make_schedule
+from task_images.cifar10_resnet20.schedule import make_schedule
+from task_images.cifar10_resnet20.settings import Settings
 from task_images.comm.base import Strategy
 from task_images.contract import Contract
-from task_images.harness.classification import CheckpointedSettings, check_settings, train_classifier
+from task_images.harness.classification import check_settings, train_classifier
 from task_images.harness.errors import TaskUsageError
 from task_images.harness.images import ImageData
-from task_images.harness.models.layers import NORMS
 from task_images.harness.models.resnet import resnet
-from task_images.harness.parameters import check_choices, read_parameters
+from task_images.harness.parameters import read_parameters
 from task_images.harness.seeds import seed_all
 from task_images.harness.session import training_session
-
-CHOICES = {"data": ("cifar10", "synthetic"), "schedule": ("plateau", "multistep"), "norm": NORMS}
-
-
-@dataclass(frozen=True)
-class Settings(ScheduleSettings, CheckpointedSettings):
-    """The parameters of task.yaml; the defaults are the preset `spec`."""
-
-    data: str = "cifar10"
-    training_images: int = 50_000
-    validation_images: int = 10_000
-    depth: int = 20
-    version: int = 1
-    norm: str = "batch"
-    cudnn: str = "deterministic"
-    resident: bool = False
 
 
 def main(contract: Contract) -> None:
@@ -78,7 +60,6 @@ def train(contract: Contract, settings: Settings, strategy: Strategy | None = No
 
 def _check(settings: Settings, workers: int) -> None:
     check_settings(settings)
-    check_choices(settings, CHOICES)
     make_schedule(settings, workers)
     if (settings.depth - 2) % 6:
         raise TaskUsageError(f"the depth {settings.depth} is not of the form 6n+2", "--set depth=20, 32, 44, 56 or 110")

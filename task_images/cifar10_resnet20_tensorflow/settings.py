@@ -1,21 +1,24 @@
-"""The parameters of ResNet on CIFAR-10 in TensorFlow, in a module that does not load TensorFlow."""
+"""Parameters of ResNet on CIFAR-10 in TensorFlow."""
 
 from dataclasses import dataclass
 
-from task_images.cifar10_resnet20.schedule import ScheduleSettings
-from task_images.harness.settings import AccuracySettings, CheckpointSettings, SgdSettings, TrainingSettings
+from task_images.cifar10_resnet20.settings import CifarSettings
+from task_images.harness.settings import (
+    AccuracySettings,
+    CheckpointSettings,
+    SgdSettings,
+    TrainingSettings,
+    parameter,
+)
 
 
 @dataclass(frozen=True)
-class Settings(SgdSettings, AccuracySettings, TrainingSettings, CheckpointSettings, ScheduleSettings):
-    """The parameters of task.yaml; the defaults are the preset `spec`."""
+class Settings(CifarSettings, SgdSettings, AccuracySettings, TrainingSettings, CheckpointSettings):
+    """Parameters of the task, with the preset `spec` as defaults."""
 
-    data: str = "cifar10"
-    training_images: int = 50_000
-    validation_images: int = 10_000
-    depth: int = 20
-    batch_size: int = 128
-    epochs: int = 164
-    decay_norms: bool = True
-    loaders: int = 2
-    tf32: bool = False
+    batch_size: int = parameter(128, "images per rank and step", min=1, max=65536)
+    epochs: int = parameter(164, "most epochs to train", min=1, max=100000)
+    loaders: int = parameter(2, "threads that load and augment ahead", min=0, max=64)
+    tf32: bool = parameter(False, "GPU: let fp32 products round their factors to 10 bits (TF32)")
+    weight_decay: float = parameter(0.0001, "weight decay", min=0, max=1)
+    decay_norms: bool = parameter(True, "weight decay on scales and offsets of the norms, too")

@@ -1,7 +1,5 @@
 """Logistic regression with synchronous SGD to a validation accuracy."""
 
-from dataclasses import dataclass
-
 import torch
 
 from task_images.comm.allreduce import GradientAllReduce, WeightAllReduce
@@ -15,58 +13,25 @@ from task_images.epsilon_logistic_regression.regression import (
     PlainSgd,
     RegularisedLoss,
 )
+from task_images.epsilon_logistic_regression.settings import Settings
 from task_images.harness.data import ArrayData
-from task_images.harness.goals import GOAL_ON, VALIDATION, make_accuracy_goal
+from task_images.harness.goals import make_accuracy_goal
 from task_images.harness.identity import made_up
 from task_images.harness.loop import Plan, Unit
 from task_images.harness.metrics import F1, Dice, TopK
-from task_images.harness.parameters import check_choices, read_parameters
+from task_images.harness.parameters import read_parameters
 from task_images.harness.schedules import InverseSqrt, PerUpdate, Plateau, Schedule
 from task_images.harness.seeds import seed_all
 from task_images.harness.session import training_session
-from task_images.harness.settings import CudaSettings, TrainingSettings
 from task_images.harness.training import make_sample_trainer
 
 # The rate over sqrt(t), tuned per number of workers in the 2018 specification.
 ALPHA_2018 = {1: 200.0, 2: 400.0, 4: 600.0, 8: 700.0, 16: 800.0}
 
-CHOICES = {
-    "data": ("libsvm", "synthetic"),
-    "schedule": ("plateau", "sqrt"),
-    "average": ("gradients", "weights"),
-    "goal_on": GOAL_ON,
-}
-
-
-@dataclass(frozen=True)
-class Settings(TrainingSettings, CudaSettings):
-    """The parameters of task.yaml; the defaults are the preset `spec`."""
-
-    data: str = "libsvm"
-    training_rows: int = 20000
-    validation_rows: int = 5000
-    batch_size: int = 128
-    epochs: int = 164
-    schedule: str = "plateau"
-    learning_rate: float = 4.0
-    scale_limit: int = 0
-    plateau_factor: float = 0.75
-    plateau_patience: int = 1
-    plateau_threshold: float = 0.01
-    alpha: float = 0.0
-    average: str = "gradients"
-    l1: float = 0.0
-    l2: float = 2.5e-6
-    loaders: int = 1
-    goal_full: float = 89.0
-    goal_light: float = 80.0
-    goal_on: str = VALIDATION
-
 
 def main(contract: Contract) -> None:
     """Load or generate the rows and train a logistic regression to the goal."""
     settings = read_parameters(Settings, contract.parameters)
-    check_choices(settings, CHOICES)
     synthetic = settings.data == "synthetic"
     files = None if synthetic else find_files(contract.data_dir)
     with training_session(contract, "epsilon, generated" if synthetic else "epsilon", synthetic) as (

@@ -1,7 +1,6 @@
 """Pretraining of a decoder: next-token prediction by AdamW, on any layout of ranks, to a loss or for throughput."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -11,13 +10,14 @@ from task_images.comm.base import MakeOptimizer
 from task_images.contract import Contract
 from task_images.gpt_pretraining.model import Decoder, count_unused_rows, initial_deviation, join_qkv, split_qkv
 from task_images.gpt_pretraining.preflight import Plan, make_plan
-from task_images.gpt_pretraining.shapes import ACTIVATIONS, FLOPS_FORMULA, NORMS, POSITIONS, SHAPES
+from task_images.gpt_pretraining.settings import Settings
+from task_images.gpt_pretraining.shapes import FLOPS_FORMULA
 from task_images.gpt_pretraining.split import split_decoder
 from task_images.harness.distributed import World
 from task_images.harness.errors import TaskUsageError
-from task_images.harness.language.float8 import FLOAT8, require_float8, use_float8
-from task_images.harness.language.muon import ITERATIONS, Muon
-from task_images.harness.language.pretraining import PretrainingSettings, Workload
+from task_images.harness.language.float8 import require_float8, use_float8
+from task_images.harness.language.muon import Muon
+from task_images.harness.language.pretraining import Workload
 from task_images.harness.language.program import MakeWorkload, Program, require_data_dir
 from task_images.harness.language.shards import read_shards
 from task_images.harness.language.tokens import (
@@ -34,64 +34,12 @@ from task_images.harness.language.tokens import (
 from task_images.harness.loop import Unit
 
 
-@dataclass(frozen=True)
-class Settings(PretrainingSettings):
-    """The parameters of task.yaml; the defaults are the preset `spec`."""
-
-    model: str = "124M"
-    norm: str = "model"
-    positions: str = "model"
-    activation: str = "model"
-    qk_norm: str = "model"
-    tied: str = "model"
-    softcap: float = -1.0
-    vocabulary_multiple: int = 64
-    data: str = "shards"
-    order: str = "files"
-    documents: str = "joined"
-    loss_chunk: int = 0
-    stream: str = "fp32"
-    float8: str = "none"
-    optimizer: str = "adamw"
-    matrix_rate: float = 0.0
-    matrix_decay: float = 0.1
-    orthogonalization: str = "fast"
-    embedding_rate: float = 0.0
-    head_rate: float = 0.0
-    global_batch: int = 512
-    micro_batch: int = 64
-    steps: int = 18_865
-    warmup_steps: int = 700
-    final_rate: float = 0.0
-    evaluate_every: int = 250
-    validation_sequences: int = 10_240
-    precision: str = "bf16"
-    compile: str = "whole"
-    goal_full: float = 3.28
-    goal_light: float = 3.6
-
-
 def main(contract: Contract) -> None:
     """Train a decoder. Raises TaskUsageError for settings that do not go together."""
     Program(
         "gpt_pretraining",
         "a decoder",
         Settings,
-        {
-            "data": ("shards", "tokens", "python-text", "synthetic"),
-            "model": tuple(SHAPES),
-            "documents": ("joined", "separate"),
-            "order": ("files", "shuffled"),
-            "norm": ("model", *NORMS),
-            "positions": ("model", *POSITIONS),
-            "activation": ("model", *ACTIVATIONS),
-            "qk_norm": ("model", "yes", "no"),
-            "tied": ("model", "yes", "no"),
-            "stream": ("fp32", "bf16"),
-            "float8": FLOAT8,
-            "optimizer": ("adamw", "muon"),
-            "orthogonalization": tuple(ITERATIONS),
-        },
         make_plan,
         load,
         make_model=make_model,

@@ -7,7 +7,6 @@ with training_session(contract, data="CIFAR-10") as (world, report):
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,52 +18,22 @@ from task_images.comm.prepare import prepare_strategy
 from task_images.harness.data import Data
 from task_images.harness.distributed import World
 from task_images.harness.errors import TaskUsageError
-from task_images.harness.goals import GOAL_ON, GoalWatch, make_accuracy_goal
+from task_images.harness.goals import GoalWatch, make_accuracy_goal
 from task_images.harness.loop import Plan, Unit
 from task_images.harness.metrics import TopK
 from task_images.harness.models.counting import count_parameters
-from task_images.harness.parameters import check_choices
-from task_images.harness.precision import FORMATS, Precision
+from task_images.harness.precision import Precision
 from task_images.harness.report import Reporter
 from task_images.harness.schedules import Schedule
-from task_images.harness.settings import (
-    AccuracyOnSettings,
-    AccuracySettings,
-    CheckpointSettings,
-    CudaSettings,
-    SgdSettings,
-    SpeedSettings,
-    TrainingSettings,
-)
-from task_images.harness.speed import COMPILE, SpeedOptions
+from task_images.harness.settings import CheckpointedSettings, ClassifierSettings
+from task_images.harness.speed import SpeedOptions
 from task_images.harness.training import Loss, make_sample_trainer
-
-
-@dataclass(frozen=True)
-class ClassifierSettings(SgdSettings, AccuracySettings, AccuracyOnSettings, TrainingSettings, CudaSettings):
-    """Parameters of every image classification. A task's own Settings have further ones, and their own defaults."""
-
-    batch_size: int = 128
-    epochs: int = 164
-
-
-@dataclass(frozen=True)
-class CheckpointedSettings(CheckpointSettings, SpeedSettings, ClassifierSettings):
-    """Further ones of those that run for long: interruption, and the speed options of harness.speed."""
-
-    @property
-    def speed(self) -> SpeedOptions:
-        """The speed options among the parameters."""
-        return SpeedOptions(self.channels_last, self.compile, self.precision, self.loaders)
 
 
 def check_settings(settings: ClassifierSettings) -> None:
     """Raises TaskUsageError for what does not go together, before anything is opened or loaded."""
     if settings.nesterov and not settings.momentum:
         raise TaskUsageError("nesterov needs a momentum above 0", "--set momentum=0.9, or --set nesterov=false")
-    check_choices(settings, {"goal_on": GOAL_ON})
-    if isinstance(settings, CheckpointedSettings):
-        check_choices(settings, {"compile": COMPILE, "precision": FORMATS})
 
 
 def train_classifier(
@@ -98,12 +67,13 @@ def train_classifier(
     long = settings if isinstance(settings, CheckpointedSettings) else None
     same = {"seed": world.contract.seed, "global_batch": settings.batch_size * world.size}
     facts: dict[str, Any] = {"parameters": count_parameters(model.parameters()), "global_batch": same["global_batch"]}
-    precision = long.speed.make_precision(world.device) if long else Precision("fp32", world.device)
+    speed = long and SpeedOptions(long.channels_last, long.compile, long.precision, long.loaders)
+    precision = speed.make_precision(world.device) if speed else Precision("fp32", world.device)
     chosen = prepare_strategy(world, lambda: strategy or GradientAllReduce())
-    if long:
+    if long and speed:
         _check_graphs(long, chosen, world.contract.calibrate)
-        long.speed.apply(model)
-        facts["options"] = long.speed.facts()
+        speed.apply(model)
+        facts["options"] = speed.facts()
     make_sample_trainer(
         world,
         report,
@@ -133,7 +103,7 @@ def train_classifier(
         validation_loss=nn.functional.cross_entropy,
         precision=precision,
         compiled=long is not None and long.compile != "no",
-        graphs=long.speed.graphs if long else None,
+        graphs=speed.graphs if speed else None,
         arithmetic=settings,
         unit=Unit("images"),
         name=name,

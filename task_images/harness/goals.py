@@ -7,7 +7,7 @@ from typing import Any
 
 from task_images.harness.tracker import Snapshot, Tracker
 
-VALIDATION, ON_TRAINING = GOAL_ON = ("validation", "training")  # the samples that an accuracy is of
+VALIDATION, ON_TRAINING = ("validation", "training")  # the samples that an accuracy is of
 
 
 @dataclass(frozen=True)

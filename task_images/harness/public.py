@@ -2,7 +2,8 @@
 
 run, Contract, emit          the way in and out of a rank; events
 training_session, read_parameters   the ranks of a run as a `World` and a `Reporter`; parameters as a dataclass
-TrainingSettings, CudaSettings, UpdateSettings   the parameter groups `training`, `cuda`, `updates`
+TrainingSettings, CudaSettings, UpdateSettings   shared parameters; a Settings class imports them from harness.settings,
+                             without torch
 ArrayData, Batch, Data, Batches, Update          data as batches, or as updates of several passes
 Trainer, make_sample_trainer, PassLoss, Work     the trainer; for batches of inputs and targets, or for any pass
 Plan, Unit, Protocol         how long to train, what throughput is counted in, and its protocol

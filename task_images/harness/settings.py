@@ -1,11 +1,14 @@
-"""Parameters that tasks share, each declared once: name, type, default, range and help.
+"""Parameters of tasks, each declared once: name, type, default, range and help.
 
-A class is a group that a task.yaml names under `groups`; the catalogue reads it with `describe`, and the task's own
-Settings inherit from it. A task's preset `spec` may name another default. No torch: mlbench imports this module.
+A task.yaml names the module whose class `Settings` declares its parameters (`settings: task_images.mnist.settings`).
+mlbench's catalogue, `--set`, the documentation and the program itself all read that class; its defaults are the preset
+`spec`. What several tasks share are the classes below, to inherit from; a subclass that assigns only a value gives the
+parameter another default. No torch: mlbench imports these modules.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
+from inspect import get_annotations
 from typing import Any
 
 CUDNN = ("default", "deterministic", "benchmark")
@@ -37,26 +40,36 @@ def parameter(
     min: float | None = None,
     max: float | None = None,
     choices: tuple[str, ...] = (),
+    kind: str | None = None,
+    formerly: str | None = None,
 ) -> Any:
-    """A field of a group. `min` and `max` are for numbers, `choices` for texts."""
-    limits = {"min": min, "max": max, "choices": list(choices)}
-    return field(
-        default=default,
-        metadata={**{key: value for key, value in limits.items() if value not in (None, [])}, "help": help},
-    )
+    """A field of a Settings class. `min` and `max` are for numbers, `choices` for texts and lists; `kind` is the type
+    if it is not the annotation's ("sizes": a list of bytes); `formerly` is the name in earlier versions."""
+    limits = {"min": min, "max": max, "choices": choices or None, "type": kind, "formerly": formerly}
+    metadata = {**{key: value for key, value in limits.items() if value is not None}, "help": help}
+    if isinstance(default, list):
+        return field(default_factory=lambda: list(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
-def describe(group: type) -> dict[str, dict[str, Any]]:
-    """The parameters of a group as a task.yaml writes them, with their defaults."""
-    return {
-        each.name: {"type": str(getattr(each.type, "__name__", each.type)), **each.metadata, "default": each.default}
-        for each in fields(group)
-    }
+def describe(settings: type) -> dict[str, dict[str, Any]]:
+    """The parameters of a Settings class by name: type, help, range and default. Its own come first, then those of its
+    bases. What a class redefines without `parameter` keeps the help and the range of the base."""
+    names = dict.fromkeys(name for one in settings.__mro__ for name in get_annotations(one))
+    found = {one.name: one for one in fields(settings)}
+    return {name: _describe_field(settings, found[name]) for name in names if name in found}
+
+
+def _describe_field(settings: type, one: Field[Any]) -> dict[str, Any]:
+    declared = (getattr(base, "__dataclass_fields__", {}).get(one.name) for base in settings.__mro__)
+    metadata: Mapping[str, Any] = next((item.metadata for item in declared if item and item.metadata), {})
+    default = one.default if one.default_factory is MISSING else one.default_factory()
+    return {"type": getattr(one.type, "__name__", str(one.type)), **metadata, "default": default}
 
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """Group `training`. Every training: how long it goes on, and whether its speed is measured instead."""
+    """Every training: how long it goes on, and whether its speed is measured instead."""
 
     budget_seconds: float = parameter(
         0.0,
@@ -75,7 +88,7 @@ class TrainingSettings:
 
 @dataclass(frozen=True)
 class CudaSettings:
-    """Group `cuda`. Arithmetic on NVIDIA GPUs (precision.set_arithmetic); nothing changes on CPUs."""
+    """Arithmetic on NVIDIA GPUs (precision.set_arithmetic); nothing changes on CPUs."""
 
     tf32: bool = parameter(False, "GPU: let fp32 products round their factors to 10 bits (TF32)")
     cudnn: str = parameter(
@@ -88,7 +101,7 @@ class CudaSettings:
 
 @dataclass(frozen=True)
 class AccuracyOnSettings:
-    """Group `accuracy_on`. Which samples' accuracy is the goal."""
+    """Which samples' accuracy is the goal."""
 
     goal_on: str = parameter(
         "validation",
@@ -100,7 +113,7 @@ class AccuracyOnSettings:
 
 @dataclass(frozen=True)
 class SgdSettings:
-    """Group `sgd`. SGD with momentum."""
+    """SGD with momentum."""
 
     momentum: float = parameter(0.9, "momentum of SGD", min=0, max=1)
     nesterov: bool = parameter(True, "Nesterov momentum")
@@ -109,7 +122,7 @@ class SgdSettings:
 
 @dataclass(frozen=True)
 class AccuracySettings:
-    """Group `accuracy`. Goals of a classification."""
+    """Goals of a classification."""
 
     goal_full: float = parameter(80.0, "Prec@1 in percent at which the clock stops", min=0, max=100)
     goal_light: float = parameter(70.0, "the easier goal", min=0, max=100)
@@ -117,7 +130,7 @@ class AccuracySettings:
 
 @dataclass(frozen=True)
 class CheckpointSettings:
-    """Group `checkpoints`. Checkpoints of trainings that count in epochs."""
+    """Checkpoints of trainings that count in epochs."""
 
     checkpoint: bool = parameter(False, "write a checkpoint into the results after every epoch")
     resume: str = parameter("", "a checkpoint to go on from; every worker needs a copy")
@@ -125,7 +138,7 @@ class CheckpointSettings:
 
 @dataclass(frozen=True)
 class SpeedSettings:
-    """Group `speed`. Faster ways to compute the same (harness/speed.py); all are listed in the result."""
+    """Faster ways to compute the same (harness/speed.py); all are listed in the result."""
 
     channels_last: bool = parameter(True, "memory format of images and convolutions; the same mathematics")
     compile: str = parameter(
@@ -142,7 +155,7 @@ class SpeedSettings:
 
 @dataclass(frozen=True)
 class UpdateSettings:
-    """Group `updates`. Trainings that count in updates rather than in epochs."""
+    """Trainings that count in updates rather than in epochs."""
 
     report_every: int = parameter(25, "updates between reports of the training loss", min=1, max=1000000)
     checkpoint_every: int = parameter(0, "updates between checkpoints in the output; 0 never", min=0, max=1000000000)
@@ -150,8 +163,8 @@ class UpdateSettings:
 
 
 @dataclass(frozen=True)
-class LayoutSettings:
-    """Group `pretraining`. Pretraining of language models on any layout of ranks."""
+class PretrainingSettings(TrainingSettings, CudaSettings):
+    """Pretraining of language models on any layout of ranks."""
 
     vocabulary: int = parameter(0, "tokens that the model knows; 0: those of the model's shape", min=0, max=4194304)
     synthetic_tokens: int = parameter(4194304, "tokens of synthetic data", min=1024, max=4294967296)
@@ -214,17 +227,75 @@ class LayoutSettings:
     checkpoint_every: int = parameter(0, "updates between two distributed checkpoints; 0: none", min=0, max=100000000)
     checkpoint_dir: str = parameter("", "folder for checkpoints that all ranks share")
     resume: str = parameter("", "a checkpoint (folder step-N) to go on from, on any number of ranks")
+    sequence_length: int = parameter(1024, "tokens of a sequence", min=2, max=1048576)
+    validation_sequences: int = parameter(0, "sequences of a validation; 0: all", min=0, max=100000000)
+    goal_full: float = parameter(1.5, "validation loss in nats per token at which the clock stops", min=0, max=1000)
     goal_light: float = parameter(3.6, "the easier goal", min=0, max=1000)
 
+    # Each task says which there are.
+    model: str = ""
+    data: str = ""
+    parallel: str = "ddp"
+    tensor_parallel: int = 0
 
-GROUPS: Mapping[str, type] = {
-    "training": TrainingSettings,
-    "cuda": CudaSettings,
-    "accuracy_on": AccuracyOnSettings,
-    "sgd": SgdSettings,
-    "accuracy": AccuracySettings,
-    "checkpoints": CheckpointSettings,
-    "speed": SpeedSettings,
-    "updates": UpdateSettings,
-    "pretraining": LayoutSettings,
-}
+
+@dataclass(frozen=True)
+class ClassifierSettings(SgdSettings, AccuracySettings, AccuracyOnSettings, TrainingSettings, CudaSettings):
+    """Every image classification."""
+
+    batch_size: int = parameter(128, "images per rank and step", min=1, max=65536)
+    epochs: int = parameter(164, "most epochs to train", min=1, max=100000)
+
+
+@dataclass(frozen=True)
+class CheckpointedSettings(CheckpointSettings, SpeedSettings, ClassifierSettings):
+    """Image classifications that run for long: interruption, and the speed options of harness.speed."""
+
+
+@dataclass(frozen=True)
+class PlateauSettings:
+    """Learning rates that fall when the validation loss stops falling."""
+
+    plateau_factor: float = parameter(
+        0.5, "the rate is multiplied by this on a plateau of the validation loss", min=0, max=1
+    )
+    plateau_patience: int = parameter(1, "one epoch more without improvement is a plateau", min=0, max=100000)
+    plateau_threshold: float = parameter(
+        0.01, "least decrease of the validation loss that is an improvement", min=0, max=100
+    )
+
+
+@dataclass(frozen=True)
+class TranslationSettings(TrainingSettings, UpdateSettings, CudaSettings):
+    """Both translations."""
+
+    longest_test: int = parameter(150, "most subwords of a test sentence; 0 leaves none out", min=0, max=1024)
+    epochs: int = parameter(8, "most epochs", min=1, max=100000)
+    label_smoothing: float = parameter(0.1, "share of the target spread over the vocabulary", min=0, max=0.99)
+    learning_rate: float = parameter(0.002, "greatest rate of Adam", min=0, max=10)
+    precision: str = parameter(
+        "fp16", "number format; fp16 on a GPU, fp32 in its place on a CPU", choices=("fp32", "bf16", "fp16")
+    )
+    loss_scale: float = parameter(1024.0, "first loss scale of fp16", min=1, max=16777216)
+    loss_scale_window: int = parameter(
+        128, "updates without overflow until the loss scale doubles", min=1, max=10000000
+    )
+    beam: int = parameter(5, "hypotheses of the beam search", min=1, max=1000)
+    length_power: float = parameter(0.6, "power of the length penalty", min=0, max=10)
+    validation_share: float = parameter(0.3, "share of an epoch between validations", min=0.01, max=1)
+    evaluation_batch: int = parameter(64, "sentences per batch of the test set", min=1, max=100000)
+    goal_bleu: str = parameter(
+        "lowercased",
+        "which BLEU the goal is held against; the goals were set on lower-cased text",
+        choices=("lowercased", "cased"),
+    )
+    goal_full: float = parameter(24.0, "corpus BLEU of the full goal", min=0, max=100)
+    goal_light: float = parameter(20.0, "corpus BLEU of the light goal", min=0, max=100)
+
+    # Each task says what they are.
+    data: str = "sample"
+    longest: int = 75
+    global_batch: int = 2048
+    largest_pass: int = 128
+    reshuffle: bool = True
+    longest_translation: int = 150

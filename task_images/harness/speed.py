@@ -15,8 +15,6 @@ from task_images.harness.precision import LossScale, Precision
 FIRST_LOSS_SCALE = 65536.0
 
 
-COMPILE = ("no", "blocks", "whole", "graphs")
-
 # For each block, at most: the usual batch, and once more for whatever else torch finds changed.
 COMPILATIONS = 2
 

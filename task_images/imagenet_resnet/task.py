@@ -7,18 +7,30 @@ from torch.nn.functional import cross_entropy
 from task_images.comm.ddp import DdpAllReduce
 from task_images.contract import Contract
 from task_images.harness.cache import data_folder
-from task_images.harness.classification import train_classifier
+from task_images.harness.classification import check_settings, train_classifier
 from task_images.harness.decay import split_decay
 from task_images.harness.distributed import World
+from task_images.harness.errors import TaskUsageError
 from task_images.harness.identity import made_up
 from task_images.harness.models.imagenet import imagenet_model
+from task_images.harness.models.inception import LEAST_SIDE
 from task_images.harness.parameters import read_parameters
 from task_images.harness.report import Reporter
 from task_images.harness.seeds import seed_all
 from task_images.harness.session import training_session
 from task_images.imagenet_resnet.data import FakeData, FileData, generate
 from task_images.imagenet_resnet.folders import load, load_silently
-from task_images.imagenet_resnet.settings import NAMES, Settings, check, check_batches, make_schedule
+from task_images.imagenet_resnet.schedule import make_schedule
+from task_images.imagenet_resnet.settings import Settings
+
+# From this size on even a single image has more than one pixel at the end of every network.
+SIDE_FOR_ONE = 64
+
+NAMES = {
+    "imagenet": "ImageNet (ILSVRC 2012)",
+    "generated": "images in the folders of ImageNet, generated",
+    "fake": "one batch of random numbers, no files and no decoding",
+}
 
 
 def main(contract: Contract) -> None:
@@ -88,3 +100,35 @@ def make_data(world: World, settings: Settings, report: Reporter) -> tuple[FileD
         "decoding": "draft" if settings.draft else "full",
         "images": [len(images.training), len(images.validation)],
     }
+
+
+def check(settings: Settings, workers: int) -> None:
+    """Raises TaskUsageError for what does not go together, before anything is opened or loaded."""
+    check_settings(settings)
+    make_schedule(settings, workers, 1)
+    if settings.decoders == "processes" and not settings.loaders:
+        raise TaskUsageError("decoders=processes needs a number of them", "--set loaders=4")
+    if settings.data == "generated" and min(settings.training_images, settings.validation_images) < settings.classes:
+        raise TaskUsageError(
+            f"{settings.training_images} and {settings.validation_images} images are too few for"
+            f" {settings.classes} classes",
+            f"--set classes={min(settings.training_images, settings.validation_images)}, or more images",
+        )
+    if settings.model.startswith("inception") and settings.side < LEAST_SIDE:
+        raise TaskUsageError(
+            f"images of {settings.side} pixels vanish on their way through {settings.model}", "--set side=299"
+        )
+    if settings.shorter < settings.side:
+        raise TaskUsageError(
+            f"the middle {settings.side} pixels cannot be cut out of images scaled to {settings.shorter}",
+            f"--set shorter={settings.side * 8 // 7}",
+        )
+
+
+def check_batches(settings: Settings, least: int) -> None:
+    """Small images are one pixel at the end of the network: a batch of one has no statistics then."""
+    if least == 1 and settings.norm == "batch" and settings.side < SIDE_FOR_ONE:
+        raise TaskUsageError(
+            f"a rank has 1 image in a step: no statistics of a batch if images have {settings.side} pixels",
+            f"--set norm=group, side={SIDE_FOR_ONE}, or another batch_size",
+        )

@@ -1,13 +1,13 @@
 """The tutorial's network and training as a task of the catalogue: synchronous SGD on MNIST to a validation accuracy."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from torch.nn.functional import nll_loss
 
 from task_images.contract import Contract
 from task_images.harness.arrays import synthetic_images
 from task_images.harness.cache import data_folder
-from task_images.harness.classification import ClassifierSettings, check_settings, train_classifier
+from task_images.harness.classification import check_settings, train_classifier
 from task_images.harness.distributed import World
 from task_images.harness.errors import TaskUsageError
 from task_images.harness.images import ImageData
@@ -17,22 +17,7 @@ from task_images.harness.seeds import seed_all
 from task_images.harness.session import training_session
 from task_images.mnist.data import CLASSES, DEVIATION, MEAN, SIDE, Mnist, read
 from task_images.mnist.ordinary import Net
-
-
-@dataclass(frozen=True)
-class Settings(ClassifierSettings):
-    """The parameters of task.yaml; the defaults are the preset `spec`."""
-
-    data: str = "mnist"
-    training_images: int = 60_000
-    validation_images: int = 10_000
-    batch_size: int = 128
-    epochs: int = 10
-    learning_rate: float = 0.01
-    momentum: float = 0.5
-    nesterov: bool = False
-    weight_decay: float = 0.0
-    loaders: int = 2
+from task_images.mnist.settings import Settings
 
 
 def main(contract: Contract) -> None:

@@ -18,39 +18,16 @@ from task_images.harness.translation.bleu import international_bleu, mean_of_bat
 from task_images.harness.translation.extras import need
 from task_images.harness.translation.program import Source, train
 from task_images.harness.translation.sample import write_sample
-from task_images.harness.translation.training import TranslationSettings, TranslationTask
+from task_images.harness.translation.training import TranslationTask
 from task_images.harness.updates import plan_passes
 from task_images.wmt16_gnmt.data import Corpus, read_corpus
 from task_images.wmt16_gnmt.model import Gnmt, Size
 from task_images.wmt16_gnmt.prepare import prepare
+from task_images.wmt16_gnmt.settings import Settings
 from task_images.wmt16_gnmt.text import END, PADDING, START
 
 NAME = "wmt16_gnmt"
 SAMPLE_MERGES = 600
-
-
-@dataclass(frozen=True)
-class Settings(TranslationSettings):
-    """As in task.yaml, with the preset `spec` as defaults."""
-
-    data: str = "wmt16"
-    width: int = 1024
-    layers: int = 4
-    dropout: float = 0.2
-    initial_range: float = 0.1
-    learning_rate: float = 2e-3
-    warmup_updates: int = 200
-    warmup_start: float = 0.0
-    decay_from: float = 0.4
-    decay_every: float = 0.05
-    decays: int = 4
-    decay_factor: float = 0.5
-    gradient_mean: str = "global"
-    clip: float = 5.0
-    loss_scale: float = 2.0**10
-    loss_scale_window: int = 128
-    largest_loss_scale: float = 2.0**13
-    coverage: float = 0.1
 
 
 def main(contract: Contract) -> None:

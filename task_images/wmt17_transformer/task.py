@@ -1,7 +1,7 @@
 """The Transformer's parameters and how the shared translation loop is put together from them."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -18,41 +18,14 @@ from task_images.harness.translation.bleu import mean_of_batches, split_punctuat
 from task_images.harness.translation.extras import need
 from task_images.harness.translation.program import Source, train
 from task_images.harness.translation.sample import write_sample
-from task_images.harness.translation.training import TranslationSettings, TranslationTask
+from task_images.harness.translation.training import TranslationTask
 from task_images.harness.updates import plan_passes
 from task_images.wmt17_transformer.data import Corpus, read_corpus, write_dictionary
 from task_images.wmt17_transformer.model import Size, Transformer
+from task_images.wmt17_transformer.settings import Settings
 from task_images.wmt17_transformer.subtokens import END, PADDING
 
 NAME = "wmt17_transformer"
-
-
-@dataclass(frozen=True)
-class Settings(TranslationSettings):
-    """As in task.yaml, with the preset `spec` as defaults."""
-
-    data: str = "wmt17"
-    vocabulary: int = 33712
-    longest: int = 80
-    longest_test: int = 80
-    global_batch: int = 2**17
-    largest_pass: int = 2**13
-    epochs: int = 10
-    width: int = 1024
-    inner: int = 4096
-    layers: int = 6
-    heads: int = 16
-    dropout: float = 0.1
-    attention_dropout: float = 0.1
-    inner_dropout: float = 0.1
-    learning_rate: float = 1.976e-3
-    warmup_updates: int = 1000
-    loss_scale: float = 2.0**7
-    loss_scale_window: int = 2000
-    beam: int = 4
-    translation_extra: int = 50
-    longest_translation: int = 0
-    goal_full: float = 25.0
 
 
 def main(contract: Contract) -> None:

@@ -21,14 +21,18 @@ TASK = {
     "devices": ["cpu"],
     "data": "none",
     "goal": {"metric": "score", "comparison": ">=", "wording": "score {threshold}"},
-    "groups": ["training"],
-    "parameters": {
-        "words": {"type": "int", "min": 1, "max": 9, "help": "number of words"},
-        "goal_full": {"type": "float", "help": "goal"},
-        "goal_light": {"type": "float", "help": "easier goal"},
-    },
-    "presets": {"spec": {"words": 3, "goal_full": 2.0, "goal_light": 1.0}},
+    "settings": "greetings.tasks.hello.settings",
 }
+SETTINGS = """
+from dataclasses import dataclass
+from task_images.harness.settings import TrainingSettings, parameter
+
+@dataclass(frozen=True)
+class Settings(TrainingSettings):
+    words: int = parameter(3, "number of words", min=1, max=9)
+    goal_full: float = parameter(2.0, "goal")
+    goal_light: float = parameter(1.0, "easier goal")
+"""
 PROGRAM = """
 from task_images.contract import Contract, emit
 from greetings import WORD
@@ -57,6 +61,7 @@ def packages(tmp_path: Path) -> Path:
     (task.parent / "__init__.py").touch()
     (task / "__init__.py").touch()
     (task / "__main__.py").write_text(PROGRAM)
+    (task / "settings.py").write_text(SETTINGS)
     (task / "task.yaml").write_text(yaml.safe_dump(TASK))
     info = folder / "greetings-1.2.dist-info"
     info.mkdir()
@@ -108,7 +113,7 @@ def test_a_task_of_an_installed_package_is_listed_run_and_verified(tmp_path: Pat
 def test_a_folder_of_tasks_is_named_by_option_or_variable(tmp_path: Path, packages: Path) -> None:
     home, folder = tmp_path / "home", tmp_path / "mine"
     shutil.copytree(packages / "greetings" / "tasks", folder)
-    own = {**TASK, "command": ["python", "-m", "hello"]}
+    own = {**TASK, "command": ["python", "-m", "hello"], "settings": "hello.settings"}
     (folder / "hello" / "task.yaml").write_text(yaml.safe_dump(own))
     (folder / "hello" / "__main__.py").write_text(PROGRAM.replace("from greetings import WORD", "WORD = 'ciao '"))
     assert "Says hello" in mlbench(home, "tasks", "--task-path", str(folder))

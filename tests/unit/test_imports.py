@@ -94,6 +94,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("mlbench_cli.errors", "mlbench_cli.model.goals", "mlbench_cli.util.sizes", "mlbench_cli.tasks.datafiles"),
         *("mlbench_cli.util.yaml_text", "task_images.contract"),
         *("mlbench_cli.tasks.task_files", "mlbench_cli.tasks.task_sources"),
+        "task_images.harness.settings",  # how parameters are declared, without torch
     ),
     "mlbench_cli.tasks.images": (),
     "mlbench_cli.kube.gpudirect": (),
@@ -102,10 +103,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *(*BASE, "mlbench_cli.tasks.registries", "mlbench_cli.__init__", "task_images.__init__"),
     ),
     "mlbench_cli.clusters.registry_login": (*BASE, "mlbench_cli.tasks.registries", "providers"),
-    "mlbench_cli.tasks.task_files": (
-        *("mlbench_cli.errors", "mlbench_cli.util.yaml_text"),
-        "task_images.harness.settings",  # groups of parameters, without torch
-    ),
+    "mlbench_cli.tasks.task_files": ("mlbench_cli.errors", "mlbench_cli.util.yaml_text"),
     "mlbench_cli.tasks.task_sources": ("mlbench_cli.errors", "mlbench_cli.isolation"),
     "mlbench_cli.tasks.datafiles": ("mlbench_cli.errors",),
     "mlbench_cli.util.durations": ("mlbench_cli.errors",),

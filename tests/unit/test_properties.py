@@ -7,7 +7,7 @@ A wider search: HYPOTHESIS_PROFILE=wide pytest THIS_FILE
 import json
 import os
 import shlex
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from mlbench_cli.runs.request import OPTIONS, Request, equivalent_command, merge
 from mlbench_cli.tasks.catalog import TYPES, Parameter, load_catalog, parse_task
 from mlbench_cli.util.yaml_text import read_yaml
 from task_images import contract
+from task_images.harness.settings import parameter
 
 WIDE = os.environ.get("HYPOTHESIS_PROFILE") == "wide"
 NEW = os.environ.get("MLBENCH_TEST_INPUTS") == "new"
@@ -202,7 +203,14 @@ def test_pairs(entries: list[str]) -> None:
 
 
 TASK_KEYS = ["name", "number", "title", "legacy_name", "image", "command", "backends", "devices", "goal", "data"]
-TASK_KEYS += ["parameters", "presets"]
+TASK_KEYS += ["settings", "presets"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    a: int = parameter(1, "h", min=1)
+
+
 TASK = {
     "name": "t",
     "number": "1",
@@ -212,33 +220,13 @@ TASK = {
     "backends": ["gloo"],
     "devices": ["cpu"],
     "data": "none",
-    "parameters": {"a": {"type": "int", "help": "h", "min": 1}},
+    "settings": "tests.unit.test_properties",
     "presets": {"spec": {"a": 1}},
 }
-parameter_entries = st.dictionaries(
-    st.sampled_from(["type", "help", "min", "max", "choices", "other"]), scalars | st.sampled_from(TYPES), max_size=5
-)
-right_parameters = st.dictionaries(
-    texts,
-    st.fixed_dictionaries(
-        {"type": st.sampled_from(TYPES), "help": st.text("ab", min_size=1)},
-        optional={"min": st.integers() | st.floats(), "max": st.integers() | st.floats()},
-    ),
-    max_size=3,
-)
 task_changes = st.one_of(
-    st.builds(
-        lambda parameters, value, presets: {
-            "parameters": parameters,
-            "presets": {"spec": dict.fromkeys(parameters, value), **presets},
-        },
-        right_parameters,
-        scalars,
-        st.dictionaries(texts, st.just({}), max_size=2),
-    ),
     st.fixed_dictionaries({}, optional={"title": texts, "data": texts, "number": scalars, "legacy_name": texts}),
     st.dictionaries(st.sampled_from(TASK_KEYS), documents, max_size=3),
-    st.fixed_dictionaries({"parameters": st.dictionaries(texts, parameter_entries, max_size=3)}),
+    st.fixed_dictionaries({"settings": st.sampled_from(["json", "tests", "no.such", "a-b", ""]) | texts}),
     st.fixed_dictionaries({"presets": st.dictionaries(st.just("spec") | texts, documents, max_size=3)}),
 )
 

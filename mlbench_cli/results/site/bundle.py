@@ -32,6 +32,8 @@ https://github.com/pyodide/pyodide, tag {PYODIDE}. It contains CPython, under th
 _CLOSURE = """
 import json, sys
 import mlbench_cli.results.site.judge_here, mlbench_cli.util.yaml_text
+from mlbench_cli.tasks.catalog import load_catalog
+load_catalog()
 own = [module.__file__ for name, module in sys.modules.items()
        if name.partition('.')[0] in ('mlbench_cli', 'task_images', 'providers') and getattr(module, '__file__', None)]
 import yaml

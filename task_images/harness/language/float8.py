@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from task_images.harness.errors import TaskUsageError
 
-FLOAT8 = ("none", "head", "all")
 FORWARD, BACKWARD = torch.float8_e4m3fn, torch.float8_e5m2
 TILE = 16  # torch._scaled_mm wants multiples in both dimensions of the second factor
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 PARALLEL = ("ddp", "fsdp2", "hsdp", "tp", "tp+fsdp2")
-CHECKPOINTING = ("none", "selective", "full")
 
 
 class LayoutError(ValueError):

@@ -38,23 +38,10 @@ from task_images.harness.models.counting import count_parameters
 from task_images.harness.precision import Precision
 from task_images.harness.report import Reporter
 from task_images.harness.schedules import PerUpdate
-from task_images.harness.settings import CudaSettings, LayoutSettings, TrainingSettings
+from task_images.harness.settings import PretrainingSettings
 from task_images.harness.speed import Graphs
 from task_images.harness.training import PassLoss, Trainer
 from task_images.harness.updates import Update
-
-
-@dataclass(frozen=True)
-class PretrainingSettings(LayoutSettings, TrainingSettings, CudaSettings):
-    """Parameters that both tasks have beside those of their groups; each has its own defaults."""
-
-    model: str = ""
-    data: str = ""
-    sequence_length: int = 1024
-    validation_sequences: int = 0
-    parallel: str = "ddp"
-    tensor_parallel: int = 0
-    goal_full: float = 1.5
 
 
 @dataclass(frozen=True)

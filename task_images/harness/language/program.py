@@ -18,26 +18,18 @@ from task_images.comm.base import MakeOptimizer
 from task_images.contract import Contract
 from task_images.harness.distributed import World
 from task_images.harness.errors import EnvironmentUnfitError, TaskUsageError
-from task_images.harness.language.attention import ATTENTION, choose_attention
-from task_images.harness.language.layout import CHECKPOINTING, PARALLEL, Layout, LayoutError, Memory, check_memory
+from task_images.harness.language.attention import choose_attention
+from task_images.harness.language.layout import Layout, LayoutError, Memory, check_memory
 from task_images.harness.language.parallel import Deviation, SpreadOptions, choose_runner, spread
-from task_images.harness.language.pretraining import Batch, Pretraining, PretrainingSettings, Workload
+from task_images.harness.language.pretraining import Batch, Pretraining, Workload
 from task_images.harness.language.tokens import Corpus
 from task_images.harness.loop import Unit
-from task_images.harness.parameters import check_choices, read_parameters
+from task_images.harness.parameters import read_parameters
 from task_images.harness.seeds import seed_all
 from task_images.harness.session import training_session
-from task_images.harness.speed import COMPILE
+from task_images.harness.settings import PretrainingSettings
 
 MADE_UP = ("synthetic", "legacy")  # values of the parameter `data`
-CHOICES = {
-    "parallel": PARALLEL,
-    "activation_checkpointing": CHECKPOINTING,
-    "precision": ("fp32", "bf16"),
-    "compile": COMPILE,
-    "attention": tuple(ATTENTION),
-    "schedule": ("cosine", "linear"),
-}
 # What a resumed run may change: how it is spread, computed, validated and stored, and when it ends. Everything else,
 # every hyperparameter among it, must be as in the run that made the checkpoint.
 RESUMABLE = frozenset(
@@ -91,7 +83,7 @@ class Program(Generic[S, P, M, B]):
     """What one pretraining has of its own.
 
     name           of the task; what: the model in the log's words
-    settings       type of its parameters; choices: words that they may be
+    settings       type of its parameters
     make_plan      (parameters, ranks, ranks of a node) -> plan, from numbers alone; raises LayoutError
     load           (settings, contract, plan) -> corpus, and what makes the workload of a rank
     make_model     from plan and settings, without memory for its parameters
@@ -112,7 +104,6 @@ class Program(Generic[S, P, M, B]):
     name: str
     what: str
     settings: type[S]
-    choices: Mapping[str, tuple[str, ...]]
     make_plan: Callable[[Mapping[str, Any], int, int], P]
     load: Callable[[S, Contract, P], tuple[Corpus, MakeWorkload[B]]]
     make_model: Callable[[P, S], M]
@@ -187,7 +178,6 @@ class Program(Generic[S, P, M, B]):
 
     def _read_settings(self, contract: Contract) -> S:
         settings = read_parameters(self.settings, contract.parameters)
-        check_choices(settings, {**CHOICES, **self.choices})
         if settings.compile in ("whole", "graphs") and settings.parallel != "ddp":
             raise TaskUsageError(
                 f"compile={settings.compile} needs the whole model, and parallel={settings.parallel} has it in parts",

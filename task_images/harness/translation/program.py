@@ -14,10 +14,10 @@ from task_images.harness.distributed import World
 from task_images.harness.errors import EnvironmentUnfitError
 from task_images.harness.goals import GoalWatch
 from task_images.harness.identity import DataIdentity, made_up
-from task_images.harness.parameters import check_choices
 from task_images.harness.seeds import seed_all
 from task_images.harness.session import training_session
-from task_images.harness.translation.training import GOAL_BLEU, TranslationSettings, TranslationTask, train_translation
+from task_images.harness.settings import TranslationSettings
+from task_images.harness.translation.training import TranslationTask, train_translation
 
 C = TypeVar("C")
 S = TypeVar("S", bound=TranslationSettings)
@@ -55,7 +55,6 @@ def train(
     contract: Contract, settings: S, source: Source[C], make_task: Callable[[S, World, C], TranslationTask]
 ) -> None:
     """Train to the goal and report the result. `data` is "sample" for made-up sentences. Raises TaskUsageError."""
-    check_choices(settings, {"goal_bleu": GOAL_BLEU})
     generate = settings.data == "sample"
     kind = "made-up" if generate else source.name
     with training_session(contract, f"{kind} English-German", generate) as (world, report):

@@ -23,7 +23,7 @@ from task_images.harness.partition import Indices
 from task_images.harness.precision import LossScale, Precision
 from task_images.harness.report import Reporter
 from task_images.harness.schedules import PerUpdate
-from task_images.harness.settings import CudaSettings, TrainingSettings, UpdateSettings
+from task_images.harness.settings import TranslationSettings
 from task_images.harness.training import PassLoss, Trainer
 from task_images.harness.translation.batches import Batches
 from task_images.harness.translation.beam import Search, beam_search
@@ -54,47 +54,6 @@ class TranslationModel(nn.Module):
     def select(self, state: Any, sentences: Tensor, beams: Tensor) -> Any:
         """The state of chosen hypotheses: sentences [B'] of the B, and beams [B', K] of each."""
         raise NotImplementedError
-
-
-GOAL_BLEU = ("lowercased", "cased")
-
-
-@dataclass(frozen=True)
-class TranslationSettings(TrainingSettings, UpdateSettings, CudaSettings):
-    """Parameters that both tasks have; each has its own defaults.
-
-    goal_bleu   which BLEU the goal is held against: lowercased (on which the goals were set) or cased
-    """
-
-    data: str = "sample"
-    longest: int = 75
-    longest_test: int = 150
-    global_batch: int = 2048
-    largest_pass: int = 128
-    reshuffle: bool = True
-    epochs: int = 8
-    label_smoothing: float = 0.1
-    precision: str = "fp16"
-    beam: int = 5
-    length_power: float = 0.6
-    longest_translation: int = 150
-    validation_share: float = 0.3
-    evaluation_batch: int = 64
-    goal_bleu: str = "lowercased"
-    goal_full: float = 24.0
-    goal_light: float = 20.0
-
-    def plan(self, updates: int) -> Plan:
-        """How long to train, and what to do on the way, if an epoch has so many updates."""
-        return Plan(
-            self.epochs,
-            self.budget_seconds,
-            validate_every=max(1, round(self.validation_share * updates)),
-            loss_every=self.report_every,
-            checkpoint_every=self.checkpoint_every,
-            resume=self.resume,
-            protocol=self.protocol,
-        )
 
 
 @dataclass
@@ -147,6 +106,19 @@ class Batch(NamedTuple):
         return len(self.expected)
 
 
+def make_plan(settings: TranslationSettings, updates: int) -> Plan:
+    """How long to train, and what to do on the way, if an epoch has so many updates."""
+    return Plan(
+        settings.epochs,
+        settings.budget_seconds,
+        validate_every=max(1, round(settings.validation_share * updates)),
+        loss_every=settings.report_every,
+        checkpoint_every=settings.checkpoint_every,
+        resume=settings.resume,
+        protocol=settings.protocol,
+    )
+
+
 def train_translation(world: World, report: Reporter, task: TranslationTask, goal: GoalWatch) -> None:
     """Train to the goal and report the result."""
     precision = Precision(task.settings.precision, world.device, task.loss_scale)
@@ -158,7 +130,7 @@ def train_translation(world: World, report: Reporter, task: TranslationTask, goa
         report,
         PairBatches(task),
         PerUpdate(task.learning_rate),
-        task.settings.plan(task.batches.steps),
+        make_plan(task.settings, task.batches.steps),
         name=task.name,
         validate=validator,
         goal=goal,

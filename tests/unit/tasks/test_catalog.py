@@ -1,8 +1,12 @@
 """The catalogue: every shipped task is sound, and a task.yaml that is not is refused with file and key."""
 
 import re
+import subprocess
+import sys
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -11,6 +15,7 @@ import yaml
 from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.tasks.catalog import Parameter, load_catalog, load_task, parse_task, short
 from mlbench_cli.util.yaml_text import read_yaml
+from task_images.harness.settings import SgdSettings, describe, parameter
 
 GOOD: dict[str, Any] = {
     "name": "t",
@@ -22,13 +27,18 @@ GOOD: dict[str, Any] = {
     "devices": ["cpu"],
     "data": "none",
     "goal": {"metric": "Prec@1", "comparison": ">=", "wording": "{threshold}%"},
-    "parameters": {
-        "rate": {"type": "float", "min": 0, "max": 1, "help": "learning rate"},
-        "goal_full": {"type": "float", "help": "goal"},
-        "goal_light": {"type": "float", "help": "easier goal"},
-    },
-    "presets": {"spec": {"rate": 0.1, "goal_full": 80, "goal_light": 70}, "tiny": {"rate": "1e-3"}},
+    "settings": __name__,
+    "presets": {"tiny": {"rate": "1e-3"}},
 }
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What GOOD and its variants name: this module."""
+
+    rate: float = parameter(0.1, "learning rate", min=0, max=1)
+    goal_full: float = parameter(80.0, "goal")
+    goal_light: float = parameter(70.0, "easier goal")
 
 
 def parse(**changes: Any) -> Any:
@@ -84,20 +94,13 @@ def test_a_parameter_is_found_by_its_former_name() -> None:
         ({"devices": "cpu"}, '"devices" is not a list'),
         ({"goal": {"metric": "x"}}, "exactly metric, comparison and wording"),
         ({"goal": {"metric": "x", "comparison": ">", "wording": "x"}}, "neither >= nor <="),
-        ({"parameters": []}, '"parameters" is not a mapping'),
-        ({"parameters": {"rate": {"type": "float"}}}, 'parameter "rate" needs a type'),
-        ({"parameters": {"a": {"type": "str", "help": "h", "min": 1}}}, "'min' is no key of parameter \"a\""),
-        ({"parameters": {"a": {"type": "int", "help": "h", "min": "low"}}}, '"min" of parameter "a" is not a number'),
-        (
-            {"parameters": {"a": {"type": "str", "help": "h", "choices": "x"}}},
-            '"choices" of parameter "a" is not a list',
-        ),
-        (
-            {"parameters": {"a": {"type": "str", "help": "h", "formerly": 1}}},
-            '"formerly" of parameter "a" is not a text',
-        ),
-        ({"presets": {"tiny": {}}}, 'preset "spec" is missing'),
-        ({"presets": {"spec": {"rate": 0.1}}}, 'preset "spec" gives no value for "goal_full"'),
+        ({"parameters": {}}, "unknown key 'parameters'"),
+        ({"presets": []}, '"presets" is not a mapping'),
+        ({"settings": 3}, '"settings" is not a text'),
+        ({"settings": ".settings"}, "\"settings\" is not the name of a module: '.settings'"),
+        ({"settings": "no_such.settings"}, 'class Settings of "no_such.settings" cannot be read: ModuleNotFoundError'),
+        ({"settings": "json"}, 'class Settings of "json" cannot be read: AttributeError'),
+        ({"settings": "task_images.allreduce.settings", "presets": {}}, "has the parameters goal_full and goal_light"),
         ({"presets": {**GOOD["presets"], "tiny": {"size": 1}}}, "sets 'size', which is no parameter"),
         (
             {"presets": {**GOOD["presets"], "tiny": {"rate": 2}}},
@@ -109,6 +112,54 @@ def test_wrong_tasks(changes: dict[str, object], words: str) -> None:
     with pytest.raises(UsageError, match=re.escape(words)) as caught:
         parse(**changes)
     assert caught.value.message.startswith("t/task.yaml: ")
+
+
+def wrong(**fields: Any) -> type:
+    return dataclass(frozen=True)(
+        type("Settings", (), {"__annotations__": {name: kind for name, (kind, _) in fields.items()}}
+             | {name: default for name, (_, default) in fields.items()})
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (wrong(a=(int, 3)), 'the parameter "a" needs a type (int, float, str, bool, list, sizes) and a help text'),
+        (wrong(a=(dict, field(default_factory=dict, metadata={"help": "h"}))), 'the parameter "a" needs a type'),
+        (wrong(a=(int, parameter(7, "h", max=5))), 'a default in mine: The parameter "a" is 7, the most is 5'),
+        (wrong(a=(str, parameter("x", "h", choices=("y",)))), "The parameter \"a\" is 'x', not one of y"),
+        (int, 'the class Settings of "mine" cannot be read: TypeError'),
+    ],
+)
+def test_a_wrong_declaration_is_refused(monkeypatch: pytest.MonkeyPatch, settings: type, words: str) -> None:
+    module = ModuleType("mine")
+    module.__dict__["Settings"] = settings
+    monkeypatch.setitem(sys.modules, "mine", module)
+    with pytest.raises(UsageError, match=re.escape(words)) as caught:
+        parse(settings="mine", goal=None, presets={})
+    assert caught.value.message.startswith("t/task.yaml: ")
+
+
+def test_a_subclass_changes_a_default_and_keeps_help_and_range() -> None:
+    @dataclass(frozen=True)
+    class Changed(SgdSettings):
+        steps: list[int] = parameter([1, 2], "own", formerly="marks")
+        momentum: float = 0.5
+        weight_decay: float = parameter(0.0, "another meaning")
+
+    found = describe(Changed)
+    assert list(found) == ["steps", "momentum", "weight_decay", "nesterov"]
+    assert found["steps"] == {"type": "list", "help": "own", "default": [1, 2], "formerly": "marks"}
+    assert found["momentum"] == {**describe(SgdSettings)["momentum"], "default": 0.5}
+    assert found["weight_decay"] == {"type": "float", "help": "another meaning", "default": 0.0}
+    assert Changed().steps is not Changed().steps
+
+
+def test_reading_every_declaration_loads_no_framework() -> None:
+    code = "import sys; from mlbench_cli.tasks.catalog import load_catalog; load_catalog(); print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert "task_images.mnist.settings" in loaded
+    assert {"torch", "numpy", "tensorflow"}.isdisjoint(loaded)
 
 
 def test_a_missing_key() -> None:
@@ -188,7 +239,7 @@ def test_giants_are_shown_short() -> None:
     assert len(short(laughs)) < 1000
 
 
-# --- extends and groups ----------------------------------------------------------------------------------------------
+# --- extends ---------------------------------------------------------------------------------------------------------
 
 
 def write_tasks(folder: Path, **tasks: Any) -> Path:
@@ -207,15 +258,14 @@ def test_a_task_extends_a_sibling_key_by_key(tmp_path: Path) -> None:
     child = {
         "extends": "parent",
         "title": "Child",
-        "goal": None,
-        "parameters": {"goal_full": None, "goal_light": None, "extra": {"type": "int", "help": "more"}},
-        "presets": {"spec": {"rate": 0.3, "extra": 4}, "tiny": {"extra": 1}},
+        "legacy_name": None,
+        "presets": {"spec": {"rate": 0.3}, "tiny": {"goal_full": 1}},
     }
-    folder = write_tasks(tmp_path, parent={**GOOD, "name": "parent"}, child=child)
+    folder = write_tasks(tmp_path, parent={**GOOD, "name": "parent", "legacy_name": "old"}, child=child)
     task = parse_in(folder, "child")
-    assert (task.name, task.title, task.image, task.goal) == ("child", "Child", "t", None)
-    assert task.resolve() == {"rate": 0.3, "extra": 4}
-    assert task.resolve("tiny") == {"rate": 0.3, "extra": 1}  # replaced, not merged
+    assert (task.name, task.title, task.image, task.legacy_name) == ("child", "Child", "t", None)
+    assert task.resolve() == {"rate": 0.3, "goal_full": 80.0, "goal_light": 70.0}
+    assert task.resolve("tiny") == {**task.resolve(), "goal_full": 1.0}  # replaced, not merged
 
 
 def test_a_preset_can_be_removed_and_a_shipped_task_be_extended(tmp_path: Path) -> None:
@@ -227,25 +277,14 @@ def test_a_preset_can_be_removed_and_a_shipped_task_be_extended(tmp_path: Path) 
     assert task.resolve() == {**parent.resolve(), "depth": 32}
 
 
-def test_groups_add_parameters_with_defaults_that_spec_may_change(tmp_path: Path) -> None:
-    spec = {**GOOD["presets"]["spec"], "momentum": 0.5}
-    folder = write_tasks(
-        tmp_path, mine={**GOOD, "name": "mine", "groups": ["sgd", "accuracy"], "presets": {"spec": spec}}
-    )
-    task = parse_in(folder, "mine")
-    assert task.resolve() == {**spec, "nesterov": True, "weight_decay": 0.0001}
-    assert task.parameters["goal_full"].help == "goal"  # its own declaration counts
-
-
 @pytest.mark.parametrize(
     ("entries", "words"),
     [
         ({"extends": "nobody"}, '"extends: nobody": no such task'),
         ({"extends": "mine"}, '"extends: mine": no such task'),
         ({"extends": "other"}, "extend each other in a circle"),
-        ({**GOOD, "groups": ["sdg"]}, 'there is no group "sdg" of parameters. Did you mean "sgd"?'),
-        ({**GOOD, "groups": "sgd"}, '"groups" is not a list'),
-        ({"extends": "digits_resnet", "parameters": 3}, '"parameters" is not a mapping'),
+        ({"extends": "digits_resnet", "presets": 3}, '"presets" is not a mapping'),
+        ({**GOOD, "groups": ["sgd"]}, "unknown key 'groups'"),
     ],
 )
 def test_wrong_inheritance_is_refused_with_the_file(tmp_path: Path, entries: Mapping[str, Any], words: str) -> None:

@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,6 @@ from mlbench_cli.tasks.catalog import load_task
 from task_images.cifar10_resnet20.data import Cifar
 from task_images.cifar10_resnet20_tensorflow.data import PADDING, Images, cut
 from task_images.cifar10_resnet20_tensorflow.rendezvous import rendezvous
-from task_images.cifar10_resnet20_tensorflow.settings import Settings
 from task_images.contract import Contract
 from task_images.harness.arrays import synthetic_images
 from task_images.harness.errors import PeerLostError
@@ -96,10 +94,6 @@ def test_crops_are_parts_of_the_padded_image_mirrored_or_not() -> None:
         down, across = offsets[:, number, 0]
         part = padded[:, down : down + 32, across : across + 32].transpose(1, 2, 0)
         np.testing.assert_array_equal(found[number], part[:, ::-1] if mirrored[number, 0] else part)
-
-
-def test_the_defaults_are_the_preset_spec() -> None:
-    assert asdict(Settings()) == load_task(NAME).resolve()
 
 
 def test_nothing_of_it_needs_torch() -> None:

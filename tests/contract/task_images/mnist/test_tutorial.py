@@ -5,7 +5,6 @@ import gzip
 import hashlib
 import struct
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,6 @@ from task_images.harness.arrays import synthetic_images
 from task_images.harness.datasets import Archive
 from task_images.harness.errors import EnvironmentUnfitError
 from task_images.mnist.data import FILES, load, read
-from task_images.mnist.task import Settings
 from tests.contract.task_images.ranks import ROOT, RankServer
 from tests.fakes.file_server import FileServer, serving
 
@@ -88,10 +86,6 @@ def test_a_batch_smaller_than_the_ranks_is_refused(ranks: RankServer, tmp_path: 
     for one in ranks.run("task_images.mnist", 2, tmp_path, parameters):
         assert one.code == 64
         assert "--set batch_size=2, or more" in one.stderr
-
-
-def test_the_defaults_are_the_preset_spec() -> None:
-    assert asdict(Settings()) == load_task("mnist").resolve()
 
 
 def test_files_are_read_exactly(folder: Path) -> None:

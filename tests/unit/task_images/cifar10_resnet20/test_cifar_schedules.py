@@ -6,8 +6,8 @@ import pytest
 
 from mlbench_cli.tasks.catalog import load_task
 from task_images.cifar10_resnet20.schedule import make_schedule
-from task_images.cifar10_resnet20.task import Settings
-from task_images.cifar10_resnet20_ddp.task import Settings as DdpSettings
+from task_images.cifar10_resnet20.settings import Settings
+from task_images.cifar10_resnet20_ddp.settings import Settings as DdpSettings
 from task_images.harness.errors import TaskUsageError
 from task_images.harness.models.resnet import resnet
 from task_images.harness.parameters import read_parameters
@@ -77,11 +77,6 @@ def test_a_warm_up_beyond_the_first_milestone_is_refused() -> None:
         make_schedule(Settings(schedule="multistep", warmup_epochs=82), 2)
     with pytest.raises(TaskUsageError, match="milestones"):
         make_schedule(Settings(schedule="multistep", milestones=["x"]), 2)  # type: ignore[list-item]
-
-
-@pytest.mark.parametrize(("kind", "task"), [(Settings, "cifar10_resnet20"), (DdpSettings, "cifar10_resnet20_ddp")])
-def test_the_defaults_are_the_specification(kind: type[Settings], task: str) -> None:
-    assert read_parameters(kind, load_task(task).resolve("spec")) == kind()
 
 
 def test_deviations_of_the_presets() -> None:

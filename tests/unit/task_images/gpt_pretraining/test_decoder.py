@@ -1,6 +1,6 @@
 """The decoder: sizes as published, outputs as transformers', documents kept apart."""
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,11 +10,9 @@ from mlbench_cli.tasks.catalog import load_task
 from task_images.gpt_pretraining.model import Decoder, count_unused_rows
 from task_images.gpt_pretraining.preflight import choose_shape
 from task_images.gpt_pretraining.shapes import SHAPES, Shape
-from task_images.gpt_pretraining.task import Settings
 from task_images.harness.language.chunked_loss import sum_cross_entropy
 from task_images.harness.language.parallel import fill_parameters
 from task_images.harness.language.tokens import IGNORED, separate_documents
-from task_images.harness.parameters import read_parameters
 
 PUBLISHED = {"tiny": 125_248, "124M": 124_439_808, "124M-modern": 162_282_577, "1B": 1_235_814_400, "8B": 8_030_261_248}
 SMALL = Shape(100, 32, 64, 2, 4, 2, 176, theta=500_000.0)
@@ -220,10 +218,3 @@ def test_gpt_2_has_a_head_of_round_size_by_default() -> None:
     assert (shape.vocabulary, shape.padded_vocabulary) == (50_257, 50_304)
     assert shape.parameters == PUBLISHED["124M"]
     assert choose_shape(load_task("gpt_pretraining").resolve("tiny")).padded_vocabulary == 256
-
-
-def test_the_defaults_are_the_preset_spec_and_every_preset_is_accepted() -> None:
-    task = load_task("gpt_pretraining")
-    assert asdict(Settings()) == task.resolve("spec")
-    for preset in task.presets:
-        assert asdict(read_parameters(Settings, task.resolve(preset))) == task.resolve(preset)

@@ -16,7 +16,7 @@ from task_images.comm.ddp import DdpAllReduce
 from task_images.comm.presets import resolve
 from task_images.comm.reducer import Reducer
 from task_images.contract import Contract, parse_event
-from task_images.harness.classification import CheckpointedSettings, train_classifier
+from task_images.harness.classification import train_classifier
 from task_images.harness.data import ArrayData
 from task_images.harness.distributed import open_world
 from task_images.harness.errors import EnvironmentUnfitError, TaskUsageError
@@ -27,7 +27,7 @@ from task_images.harness.models.resnet import resnet
 from task_images.harness.precision import refuse_bf16_lstm, set_arithmetic
 from task_images.harness.report import Reporter
 from task_images.harness.schedules import Constant, PerUpdate
-from task_images.harness.settings import CudaSettings
+from task_images.harness.settings import CheckpointedSettings, CudaSettings
 from task_images.harness.speed import SpeedOptions, blocks_of, require_compiler
 from task_images.harness.training import make_sample_trainer
 

@@ -28,9 +28,11 @@ from task_images.wikitext2_awd_lstm.settings import Settings as AwdLstmSettings
 from task_images.wmt16_gnmt import task as gnmt
 from task_images.wmt16_gnmt.data import read_corpus as read_wmt16
 from task_images.wmt16_gnmt.prepare import prepare
+from task_images.wmt16_gnmt.settings import Settings as GnmtSettings
 from task_images.wmt17_transformer import task as transformer
 from task_images.wmt17_transformer.data import read_corpus as read_wmt17
 from task_images.wmt17_transformer.data import write_dictionary
+from task_images.wmt17_transformer.settings import Settings as TransformerSettings
 from tests.contract.task_images.ranks import Parameters
 
 STREAMS = 8  # of AWD-LSTM, all ranks together
@@ -101,7 +103,7 @@ def train_awd_lstm(contract: Contract, world: World, texts: Path, resume: str) -
 
 
 def train_gnmt(contract: Contract, world: World, texts: Path, resume: str) -> nn.Module:
-    parameters = gnmt.Settings(
+    parameters = GnmtSettings(
         **COMMON,
         global_batch=32,
         largest_pass=8,
@@ -121,7 +123,7 @@ def train_gnmt(contract: Contract, world: World, texts: Path, resume: str) -> nn
 
 
 def train_transformer(contract: Contract, world: World, texts: Path, resume: str) -> nn.Module:
-    parameters = transformer.Settings(
+    parameters = TransformerSettings(
         **COMMON,
         vocabulary=208,
         global_batch=1024,

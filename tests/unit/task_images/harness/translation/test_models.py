@@ -11,7 +11,7 @@ from task_images.harness.translation.beam import Search, beam_search
 from task_images.harness.translation.training import TranslationModel
 from task_images.wmt16_gnmt.model import Attention, Gnmt
 from task_images.wmt16_gnmt.model import Size as GnmtSize
-from task_images.wmt16_gnmt.task import Settings as GnmtSettings
+from task_images.wmt16_gnmt.settings import Settings as GnmtSettings
 from task_images.wmt16_gnmt.task import make_rate
 from task_images.wmt17_transformer.model import Size, Transformer, sinusoids
 
