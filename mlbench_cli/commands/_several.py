@@ -8,6 +8,7 @@ from mlbench_cli import console
 from mlbench_cli.api import CampaignHandle, Client, FinishedRun, OpenExperiment, RunHandle
 from mlbench_cli.commands._common import Format
 from mlbench_cli.commands._members import follow_run
+from mlbench_cli.config.settings import data_dir
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.run import JsonObject
 from mlbench_cli.results.analysis.campaign import Row, to_csv, to_document, to_markdown
@@ -16,6 +17,7 @@ from mlbench_cli.runs.matrix import MAX_CONFIRMED, MAX_MEMBERS
 from mlbench_cli.util.files import write_atomically
 
 BUDGET_SPENT = 124
+TABLES = "tables"  # folder of the data folder, for tables and figures by the name of their file
 
 
 class Limits(NamedTuple):
@@ -53,7 +55,7 @@ def run_file(file: str, limits: Limits, how: How, to: Path | None, output: Forma
     ended: list[FinishedRun] = []
     stopped = None if how.only_report else _run_all(found, ended, command_line)
     rows = found.rows()
-    folder = _write_report(found, rows, to or Path(found.campaign.name))
+    folder = _write_report(found, rows, to or data_dir() / TABLES / found.campaign.name)
     _print_report(found, rows, folder, output)
     if stopped is not None:
         console.note(f"Not all runs have started: {stopped}. To go on: mlbench run -f {file}, with a higher limit.")

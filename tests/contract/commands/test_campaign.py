@@ -39,12 +39,12 @@ def answer(capsys: Captured, *argv: str, code: int = 0) -> Any:
     return json.loads(capsys.readouterr().out)
 
 
-def test_a_dry_run_lists_the_runs_in_their_order_and_starts_none(capsys: Captured) -> None:
+def test_a_dry_run_lists_the_runs_in_their_order_and_starts_none(capsys: Captured, home: Path) -> None:
     document = answer(capsys, "run", "-f", "demo.yaml", "--dry-run")
     assert [entry["run"] for entry in document["list"]] == ["demo-good-1", "demo-bad-1", "demo-good-2"]
     assert (document["runs"], document["left"], document["unknown"]) == (3, 3, 3)
     assert not Store().runs()
-    assert not Path("demo").exists()
+    assert not (home / "home" / "tables").exists()
 
 
 def test_the_earlier_command_does_the_same(capsys: Captured) -> None:
@@ -70,11 +70,15 @@ def test_a_campaign_goes_on_keeps_failures_and_writes_its_table(capsys: Captured
     assert [cell["workers"] for cell in rows["good"]["cells"]] == [1, 2]
     assert rows["bad"]["cells"][0]["value"] is None
     assert "exit" in rows["bad"]["cells"][0]["problems"][0]
-    assert sorted(path.name for path in Path("demo").iterdir()) == [
+    table = Path(document["folder"])
+    assert table.parent.name == "tables"
+    assert table.is_relative_to(home / "home")
+    assert not (home / "demo").exists()
+    assert sorted(path.name for path in table.iterdir()) == [
         *("campaign.csv", "campaign.json", "campaign.md"),
         *("throughput.png", "throughput.svg"),
     ]
-    assert "- demo-bad-1:" in Path("demo/campaign.md").read_text()
+    assert "- demo-bad-1:" in (table / "campaign.md").read_text()
     started = (home / "started").read_text().split()
     assert sorted(set(started)) == ["demo-good-1", "demo-good-2"]
     again = answer(capsys, "run", "-f", "demo.yaml")
