@@ -10,10 +10,13 @@ One row a second goes into resources.jsonl. Counters are cumulative since the ru
     waiting_seconds    time in which at least one process of the machine waited for a CPU (pressure stall information)
     throttled_periods  how often the kernel paused the run's control groups because a CPU quota was used up
     throttled_seconds  for how long
+    cpu_joules         energy of all CPU packages and their memory by RAPL's counters, other programs' included; only
+                       where the kernel lets this user read them (since 2020 that is root alone)
 
 The first row also has what does not change: `cores` (usable, quota included), `quota` (CPUs, or null), `lock`
 ("held", "shared" or "unavailable", see lock.py) and `lock_reason`.
-Sources: proc_stat(5), Documentation/accounting/psi.rst, task_images/harness/cores.py.
+Sources: proc_stat(5), Documentation/accounting/psi.rst, Documentation/power/powercap/powercap.rst,
+task_images/harness/cores.py.
 """
 
 from __future__ import annotations
@@ -42,6 +45,9 @@ class LoadMeter:
             "lock_reason": lock_reason,
         }
         self._begun = time.monotonic()
+        self._zones = _find_zones(root)
+        self._energy: dict[str, int] = {}  # zone -> its counter at the last look
+        self._joules = 0.0
         self._before = self._counters(0.0)
         self._own = 0.0
 
@@ -65,7 +71,19 @@ class LoadMeter:
             "own_seconds": running_seconds + times.user + times.system + times.children_user + times.children_system,
             "throttled_periods": throttling.periods,
             "throttled_seconds": throttling.seconds,
+            **self._count_energy(),
         }
+
+    def _count_energy(self) -> dict[str, float]:
+        """Joules of all zones since the first look; each counter begins again at 0 behind its largest value."""
+        for zone, most in self._zones.items():
+            now = _read_number(f"{zone}/energy_uj")
+            if now is None:
+                continue
+            before = self._energy.get(zone, now)
+            self._joules += (now - before if now >= before else now - before + most) / 1e6
+            self._energy[zone] = now
+        return {"cpu_joules": self._joules} if self._energy else {}
 
 
 def _cpu_times(root: str) -> dict[str, float]:
@@ -94,6 +112,29 @@ def _pressure(root: str) -> dict[str, float]:
         if kind == "some" and total.isdigit():
             return {"waiting_seconds": int(total) / 1e6}
     return {}
+
+
+def _find_zones(root: str) -> dict[str, int]:
+    """RAPL's zones that may be read, none of which contains another, with the largest value of each counter: packages,
+    and memory, which is below a package in the tree but not in its counter. "psys" contains all of them."""
+    folder = f"{root}/sys/class/powercap"
+    try:
+        names = sorted(name for name in os.listdir(folder) if name.startswith("intel-rapl:"))  # AMD's, too
+    except OSError:
+        return {}
+    found = {}
+    for name in names:
+        zone = f"{folder}/{name}"
+        what = "".join(_read_lines(f"{zone}/name")[:1])
+        most = _read_number(f"{zone}/max_energy_range_uj")
+        if what.startswith(("package", "dram")) and most is not None and _read_number(f"{zone}/energy_uj") is not None:
+            found[zone] = most
+    return found
+
+
+def _read_number(path: str) -> int | None:
+    text = "".join(_read_lines(path)[:1]).strip()
+    return int(text) if text.isdigit() else None
 
 
 def _read_lines(path: str) -> list[str]:

@@ -124,6 +124,8 @@ def _show(found: Comparison) -> None:
     for obstacle in found.obstacles:
         accept = f" Accept it with --across {obstacle.word}." if obstacle.word else ""
         console.warn(f"{obstacle.text}{accept}")
+    if found.energy_sources:
+        console.note(f"Energy by {'; '.join(found.energy_sources)}. Per sample: mean power over samples per second.")
     if found.sessions.warning:
         console.warn(found.sessions.warning)
     console.note(f"{LEGEND}\nSessions: {found.sessions.note}.")

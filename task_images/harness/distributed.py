@@ -184,7 +184,8 @@ def sample_gpu(world: World) -> AbstractContextManager[GpuSampler | None]:
         return nullcontext()
     properties: Any = torch.cuda.get_device_properties(world.device)
     address = f"{properties.pci_domain_id:08x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
-    return GpuSampler(address, Path(world.contract.output_dir))
+    is_amd = torch.version.hip is not None
+    return GpuSampler(address, Path(world.contract.output_dir), is_amd=is_amd)
 
 
 class CudaMarks:

@@ -1,6 +1,7 @@
-"""Utilisation, memory, power and energy of this rank's GPU while it trains, by NVIDIA's management library.
+"""Utilisation, memory, power and energy of this rank's GPU while it trains, by its maker's management library.
 
-Needs the package nvidia-ml-py (extra `gpu`); without it, or without a driver, nothing is sampled and nothing fails.
+NVIDIA: the package nvidia-ml-py (extra `gpu`). AMD: the package amdsmi, which ROCm brings. Without it, or without a
+driver, nothing is sampled and nothing fails.
 Samples go to gpu.jsonl in the rank's output folder, the sums into the result.
 """
 
@@ -12,24 +13,35 @@ from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 FILE = "gpu.jsonl"
 SECONDS = 1.0
 
 
-class GpuSampler:
-    """A thread that samples the GPU with PCI address `address` from `with` on until the end of the block."""
+class Reader(Protocol):
+    """One GPU, as its maker's library shows it."""
 
-    def __init__(self, address: str, folder: Path, seconds: float = SECONDS) -> None:
+    def take(self) -> dict[str, float] | None:
+        """utilization_percent, memory_bytes, power_watts and, if the GPU counts it, energy_joules; None if the driver
+        refuses (a GPU that fell off the bus)."""
+
+
+class GpuSampler:
+    """A thread that samples the GPU with PCI address `address` from `with` on until the end of the block.
+
+    is_amd   the GPU is AMD's, else NVIDIA's
+    """
+
+    def __init__(self, address: str, folder: Path, seconds: float = SECONDS, *, is_amd: bool = False) -> None:
         self._address, self._folder, self._seconds = address, folder, seconds
-        self._library, self._handle = _open(address)
+        self._reader = (_open_amd if is_amd else _open_nvidia)(address)
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._samples: list[Mapping[str, float]] = []
 
     def __enter__(self) -> "GpuSampler":
-        if self._library is not None:
+        if self._reader is not None:
             self._thread = threading.Thread(target=self._run, name="gpu-sampler", daemon=True)
             self._thread.start()
         return self
@@ -67,12 +79,20 @@ class GpuSampler:
                 if self._stop.wait(self._seconds):
                     return
 
-    def _take(self) -> Mapping[str, float] | None:
-        """One sample; None if the driver refuses (a GPU that fell off the bus)."""
+    def _take(self) -> Mapping[str, Any] | None:
+        """One sample; None if the driver refuses."""
+        sample = None if self._reader is None else self._reader.take()
+        return sample and {"time": time.time(), "address": self._address, **sample}
+
+
+class _Nvidia:
+    def __init__(self, library: Any, handle: Any) -> None:
+        self._library, self._handle = library, handle
+
+    def take(self) -> dict[str, float] | None:
         library, handle = self._library, self._handle
         try:
             sample = {
-                "time": time.time(),
                 "utilization_percent": float(library.nvmlDeviceGetUtilizationRates(handle).gpu),
                 "memory_bytes": float(library.nvmlDeviceGetMemoryInfo(handle).used),
                 "power_watts": library.nvmlDeviceGetPowerUsage(handle) / 1e3,
@@ -84,17 +104,56 @@ class GpuSampler:
         return sample
 
 
-def _open(address: str) -> tuple[Any, Any]:
-    """The library and the GPU's handle; None for both if it cannot be had."""
+class _Amd:
+    """Power is the current one (MI300) or an average (MI200), whichever the GPU has; the other is the text "N/A"."""
+
+    def __init__(self, library: Any, handle: Any) -> None:
+        self._library, self._handle = library, handle
+
+    def take(self) -> dict[str, float] | None:
+        library, handle = self._library, self._handle
+        try:
+            power = library.amdsmi_get_power_info(handle)
+            watts = [power.get(name) for name in ("current_socket_power", "average_socket_power")]
+            sample = {
+                "utilization_percent": float(library.amdsmi_get_gpu_activity(handle)["gfx_activity"]),
+                "memory_bytes": library.amdsmi_get_gpu_vram_usage(handle)["vram_used"] * 2.0**20,
+                "power_watts": next(float(each) for each in watts if isinstance(each, int | float)),
+            }
+        except (library.AmdSmiException, KeyError, TypeError, ValueError, StopIteration):
+            return None
+        with contextlib.suppress(library.AmdSmiException, KeyError, TypeError):  # virtual machines do not see it
+            count = library.amdsmi_get_energy_count(handle)
+            sample["energy_joules"] = (
+                count["energy_accumulator"] * count["counter_resolution"] / 1e6
+            )  # from microjoules
+        return sample
+
+
+def _open_nvidia(address: str) -> Reader | None:
+    """The GPU; None if it cannot be had."""
     try:
         library = import_module("pynvml")
     except ImportError:
-        return None, None
+        return None
     try:
         library.nvmlInit()
-        return library, library.nvmlDeviceGetHandleByPciBusId(address)
+        return _Nvidia(library, library.nvmlDeviceGetHandleByPciBusId(address))
     except library.NVMLError:
-        return None, None
+        return None
+
+
+def _open_amd(address: str) -> Reader | None:
+    """The GPU; None if it cannot be had."""
+    try:
+        library = import_module("amdsmi")
+    except (ImportError, OSError, KeyError):  # the package looks for ROCm's library when it is imported
+        return None
+    try:
+        library.amdsmi_init()
+        return _Amd(library, library.amdsmi_get_processor_handle_from_bdf(address[-12:]))  # four digits of domain
+    except library.AmdSmiException:
+        return None
 
 
 def _mean(samples: list[Mapping[str, float]], name: str) -> float:

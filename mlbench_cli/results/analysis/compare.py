@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mlbench_cli.model.methods import method_phrase
-from mlbench_cli.results.analysis import collectives
+from mlbench_cli.results.analysis import collectives, energy
 from mlbench_cli.results.analysis.comparability import (
     CONDITIONS,
     WORKERS,
@@ -71,6 +71,7 @@ class Comparison:
     across: tuple[str, ...] = ()
     conditions: Mapping[str, str] = field(default_factory=dict)
     sessions: Sessions = field(default_factory=lambda: Sessions((), ()))
+    energy_sources: tuple[str, ...] = ()
 
     @property
     def verdict(self) -> str | None:
@@ -126,6 +127,7 @@ class Comparison:
                 "in_blocks": self.sessions.in_blocks,
             },
             "conditions": dict(self.conditions),
+            "energy_sources": list(self.energy_sources),
             "seconds": {
                 name: [side.mean if side else None for side in (row.a, row.b)] for name, row in self.seconds.items()
             },
@@ -166,6 +168,7 @@ def compare(
         tuple(sorted(across)),
         {name: phrase for name, phrase in labelled.items() if phrase},
         sessions,
+        tuple(dict.fromkeys(found.label for run in (*a, *b) if (found := energy.find_energy(run)))),
     )
 
 
@@ -238,7 +241,7 @@ def _others(archive: Archive) -> dict[str, float | None]:
     found = measure(archive)
     goal = archive.result["goal"]
     figures = {**({goal["metric"]: found.value} if goal else {}), THROUGHPUT: found.throughput}
-    return {**figures, **collectives.figures_of(archive)}
+    return {**figures, **energy.figures_of(archive), **collectives.figures_of(archive)}
 
 
 def _rows(
@@ -297,4 +300,4 @@ def _directions(archive: Archive) -> dict[str, bool]:
     goal = archive.result["goal"]
     own = {goal["metric"]: goal["comparison"] == ">="} if goal else {}
     curves = {name: not name.endswith("alpha us") for name in collectives.figures_of(archive)}
-    return {**own, THROUGHPUT: True, **curves}
+    return {**own, THROUGHPUT: True, **dict.fromkeys(energy.FIGURES, False), **curves}

@@ -15,6 +15,7 @@ from mlbench_cli.util.text import decimals, significant
 NO_VALUE = "–"
 SECONDS = "s"
 SAMPLES_PER_SECOND = "samples/s"
+JOULES = "J"
 MIN_RUNS = 3  # for an interval that says more than the range
 _SPACE = "\u00a0"  # between a number and its unit
 _PREFIXES = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
@@ -32,7 +33,7 @@ def format_value(value: float | None, unit: str = "") -> str:
         return _format_seconds(value)
     if unit == "%":
         return f"{value:.1f}{_SPACE}%"
-    if unit in ("B", "B/s", "bit/s"):
+    if unit in ("B", "B/s", "bit/s", JOULES):
         number = _with_prefix(value)
         prefix = number[-1] if number[-1] in "kMG" else ""
         return f"{number.removesuffix(prefix)}{_SPACE}{prefix}{unit}"
@@ -163,6 +164,8 @@ def unit_of(metric: str) -> str:
     plain = metric.removeprefix("val_").removeprefix("train_")
     if plain in ("samples per second", "samples_per_second", "throughput"):
         return SAMPLES_PER_SECOND
+    if plain in ("energy", "energy per sample", "energy per token"):
+        return JOULES
     endings = {"GB/s": "GB/s", " us": "µs", "seconds": SECONDS}
     return next((unit for ending, unit in endings.items() if plain.endswith(ending)), "")
 

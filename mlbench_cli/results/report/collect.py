@@ -11,9 +11,11 @@ from mlbench_cli.model.goals import name_metric
 from mlbench_cli.model.methods import method_phrase
 from mlbench_cli.results.analysis import collectives
 from mlbench_cli.results.analysis.comparability import UNKNOWN, conditions_of
+from mlbench_cli.results.analysis.energy import Energy, find_energy
 from mlbench_cli.results.analysis.foreign_collectives import read_foreign_curves
 from mlbench_cli.results.analysis.goodput import has_faults, measure_goodput
 from mlbench_cli.results.analysis.numbers import (
+    JOULES,
     NO_VALUE,
     SAMPLES_PER_SECOND,
     SECONDS,
@@ -535,7 +537,11 @@ def _names(names: Sequence[str]) -> str:
 
 
 def _run_section(runs: Sequence[RunData]) -> Section:
-    head = ("run", "workers", "outcome", "time", "goal", "method", "network", "conditions", "division", "id")
+    head = (
+        *("run", "workers", "outcome", "time", "goal", "method", "network", "conditions", "division", "id"),
+        *("energy", "per sample", "per token", "energy by"),
+    )
+    energies = {run.name: find_energy(run.archive) for run in runs}
     rows = tuple(
         (
             run.name,
@@ -548,6 +554,7 @@ def _run_section(runs: Sequence[RunData]) -> Section:
             ", ".join(label.replace("_", "-") for label in conditions_of(run.archive).labels) or NO_VALUE,
             str(run.archive.result["division"].get("word") or "none"),
             str(run.archive.run["id"]),
+            *_energy_cells(energies[run.name]),
         )
         for run in runs
     )
@@ -557,13 +564,21 @@ def _run_section(runs: Sequence[RunData]) -> Section:
         "All runs",
         tuple(head[index] for index in kept),
         tuple(tuple(row[index] for index in kept) for row in rows),
-        tuple(kept.index(index) for index in (1, 3) if index in kept),
+        tuple(kept.index(index) for index in (1, 3, 10, 11, 12) if index in kept),
     )
     reasons = dict.fromkeys(
         f"No division: {reason}." for run in runs if (reason := run.archive.result["division"].get("reason"))
     )
     good = sum(run.archive.result["outcome"] in SUCCESSFUL for run in runs)
     return Section("Runs", tuple(reasons), (table,), is_folded=True, summary=f"{len(runs)}, of which {good} succeeded")
+
+
+def _energy_cells(found: Energy | None) -> tuple[str, str, str, str]:
+    if found is None:
+        return (NO_VALUE,) * 4
+    figures = (found.joules, found.per_sample, found.per_token)
+    total, sample, token = (format_value(each, JOULES) for each in figures)
+    return total, sample, token, found.label
 
 
 def _method_section(jobs: Sequence[Job]) -> Section:

@@ -39,7 +39,7 @@ SIGNERS = "allowed_signers"
 CSV_HEAD = (
     *("id", "task", "preset", "goal", "division", "machine", "method", "network", "workers", "value", "low", "high"),
     *("unit", "runs", "failed_runs", "cost_usd", "cost_is_list_price", "conditions", "signers", "date", "mlbench"),
-    "status",
+    *("status", "energy_joules", "energy_source"),
 )
 
 

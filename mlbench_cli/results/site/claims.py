@@ -119,6 +119,18 @@ class Claim:
         known = [cost for cost in costs if cost is not None]
         return estimate(known) if known and len(known) == len(costs) else None
 
+    @cached_property
+    def energy(self) -> Estimate | None:
+        """Joules of one run; None unless it is known of all that succeeded."""
+        names = {run.name for run in self.point.good}
+        known = [entry.energy.joules for entry in self.entries if entry.name in names and entry.energy]
+        return estimate(known) if known and len(known) == len(names) else None
+
+    @property
+    def energy_source(self) -> str:
+        """What the energy was measured by."""
+        return "; ".join(sorted({entry.energy.label for entry in self.entries if entry.energy}))
+
     @property
     def has_list_price(self) -> bool:
         """Whether the cost is that of the cloud's price list, recorded with the runs."""
@@ -188,6 +200,8 @@ class Claim:
             "failed_runs": len(self.point.bad),
             "cost_usd": None if cost is None else cost.mean,
             "cost_is_list_price": None if cost is None else self.has_list_price,
+            "energy_joules": None if self.energy is None else self.energy.mean,
+            "energy_source": self.energy_source or None,
             "conditions": list(self.point.labels),
             "signers": list(self.signers),
             "date": self.date,

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mlbench_cli.errors import NotFoundError, UsageError
+from mlbench_cli.results.analysis.energy import Energy, find_energy
 from mlbench_cli.results.analysis.series import Measurement, measure
 from mlbench_cli.results.archive.layout import DamagedArchive, UnprovenArchive
 from mlbench_cli.results.archive.pack import pack
@@ -57,6 +58,7 @@ class Entry:
     machine: str
     measurement: Measurement
     price: float | None
+    energy: Energy | None
     wall_seconds: float
     summary: str
     official_line: str | None
@@ -183,6 +185,7 @@ def _read(path: Path, archive: Archive, copy: Path, signers: Path | None) -> Ent
         machine=measurement.key.machine or "unknown machine",
         measurement=measurement,
         price=float(price) if isinstance(price, int | float) else None,
+        energy=find_energy(archive),
         wall_seconds=float(result["wall_seconds"] or 0.0),
         summary=str(result["summary"]),
         official_line=result["official_line"],

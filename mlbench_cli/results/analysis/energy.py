@@ -1,0 +1,147 @@
+"""Energy of a run: joules of its GPUs and of its machines' CPUs, by sample, by token, and to the goal.
+
+Sources, the best first. GPUs: the counter of the GPU itself; else the sampled power, integrated over time, which is an
+estimate. CPUs: RAPL's counters of packages and memory, where the kernel lets the agent read them. They count the whole
+machine, other programs included. Fans, disks, network cards and power supplies are in none of them.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from mlbench_cli.model.goals import is_finite_number
+from mlbench_cli.results.archive.layout import DamagedArchive
+from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.storage import run_folder
+from mlbench_cli.util.json_text import parse_document
+
+GPU_SAMPLES = "/gpu.jsonl"  # in a rank's output folder, see task_images/harness/gpu_sampler.py
+GPU_COUNTER, GPU_POWER, CPU_COUNTER = "GPU counter", "GPU power, integrated", "CPU counter (RAPL)"
+MOST = 1e15  # of any figure of a sample; joules of a year of a large machine room
+FIGURES = JOULES, PER_SAMPLE, PER_TOKEN = "energy", "energy per sample", "energy per token"
+
+
+@dataclass(frozen=True)
+class Energy:
+    """What was used over the sampled time, and what a sample of training costs at the mean power of that time.
+
+    joules     of all devices that were sampled; for a run that reached its goal, the energy to the goal
+    sources    of the figures; with GPU_POWER among them they are estimates
+    """
+
+    joules: float
+    per_sample: float | None
+    per_token: float | None
+    sources: tuple[str, ...]
+
+    @property
+    def is_estimate(self) -> bool:
+        """Whether a part was integrated from samples instead of counted by the device."""
+        return GPU_POWER in self.sources
+
+    @property
+    def label(self) -> str:
+        """ "GPU counter + CPU counter (RAPL)", with "estimate" before it where it is one."""
+        return f"{'estimate: ' if self.is_estimate else ''}{' + '.join(self.sources)}"
+
+
+@dataclass(frozen=True)
+class _Used:
+    joules: float
+    seconds: float
+    source: str
+
+
+def find_energy(archive: Archive) -> Energy | None:
+    """The energy of a run from its samples; None if nothing was sampled."""
+    found = [*_read_gpus(archive), *_read_machines(archive)]
+    if not found:
+        return None
+    watts = sum(one.joules / one.seconds for one in found)
+    result = archive.result
+    details: Mapping[str, Any] = result.get("details") or {}
+    samples, seconds = result["samples"], result["task_seconds"]["training"] or result["task_seconds"]["wall"]
+    per_sample = watts * seconds / samples if samples and seconds else None
+    tokens, batch = _amount(details.get("tokens_per_update")), _amount(details.get("global_batch"))
+    return Energy(
+        sum(one.joules for one in found),
+        per_sample,
+        per_sample * batch / tokens if per_sample is not None and tokens and batch else None,
+        tuple(sorted({one.source for one in found}, reverse=True)),
+    )
+
+
+def figures_of(archive: Archive) -> dict[str, float | None]:
+    """The figures of `find_energy` in joules, by the names in FIGURES; empty without any."""
+    found = find_energy(archive)
+    if found is None:
+        return {}
+    named = {JOULES: found.joules, PER_SAMPLE: found.per_sample, PER_TOKEN: found.per_token}
+    return {name: value for name, value in named.items() if value is not None}
+
+
+def _read_gpus(archive: Archive) -> list[_Used]:
+    """One entry for each GPU: ranks that share one have sampled the same GPU, and the longest series counts."""
+    best: dict[tuple[str, str], _Used] = {}
+    nodes = {str(state["rank"]): state["node"] for state in archive.result["worker_states"]}
+    for name in archive.names:
+        if not name.endswith(GPU_SAMPLES):
+            continue
+        try:
+            rows = list(archive.rows(name))
+        except DamagedArchive:  # any task may write a file of that name
+            continue
+        used = _sum_gpu(rows)
+        if used is None:
+            continue
+        rank = name.removesuffix(GPU_SAMPLES).rpartition("-")[2]
+        address = next((row["address"] for row in rows if isinstance(row.get("address"), str)), f"rank {rank}")
+        place = nodes.get(rank) or "", address
+        if place not in best or used.seconds > best[place].seconds:
+            best[place] = used
+    return list(best.values())
+
+
+def _sum_gpu(rows: Iterable[Mapping[str, Any]]) -> _Used | None:
+    """By the counter if every row has it and it never falls, else the integral of power by trapezoids."""
+    samples = [
+        (time, watts, _amount(row.get("energy_joules")))
+        for row in rows
+        if (time := _amount(row.get("time"))) is not None and (watts := _amount(row.get("power_watts"))) is not None
+    ]
+    samples.sort(key=lambda sample: sample[0])
+    seconds = samples[-1][0] - samples[0][0] if samples else 0.0
+    if seconds <= 0:
+        return None
+    counted = [joules for _, _, joules in samples if joules is not None]
+    if len(counted) == len(samples) and all(a <= b for a, b in pairwise(counted)):
+        return _Used(counted[-1] - counted[0], seconds, GPU_COUNTER)
+    joules = sum((b[0] - a[0]) * (a[1] + b[1]) / 2 for a, b in pairwise(samples))
+    return _Used(joules, seconds, GPU_POWER)
+
+
+def _read_machines(archive: Archive) -> list[_Used]:
+    """One entry for each machine: workers that share a node have read the same counters."""
+    nodes = {state["rank"]: state["node"] for state in archive.result["worker_states"]}
+    ranks = archive.run["spec"].get("processes_per_worker", 1)
+    best: dict[object, _Used] = {}
+    for line in archive.lines(run_folder.RESOURCES) if run_folder.RESOURCES in archive.names else ():
+        if b"cpu_joules" not in line:
+            continue  # the other lines are many, and take long to parse
+        try:
+            row = parse_document(line)
+        except ValueError:
+            continue
+        joules, seconds = _amount(row.get("cpu_joules")), _amount(row.get("elapsed_seconds"))
+        worker = row.get("worker", 0)
+        if row.get("kind") != "machine" or joules is None or not seconds or not isinstance(worker, int):
+            continue
+        place = nodes.get(worker * ranks) or worker
+        if place not in best or seconds > best[place].seconds:
+            best[place] = _Used(joules, seconds, CPU_COUNTER)
+    return list(best.values())
+
+
+def _amount(value: object) -> float | None:
+    return float(value) if is_finite_number(value) and 0 <= value <= MOST else None
