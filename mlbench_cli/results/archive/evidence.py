@@ -175,7 +175,7 @@ def _whole_rows(samples: BinaryIO) -> Iterator[dict[str, Any]]:
         try:
             row = parse_document(line)
             if row.get("kind") == sample_blocks.KIND:
-                sample_blocks.read_columns(row)
+                sample_blocks.check(row)
             else:
                 row = make_strict(row)
         except ValueError:

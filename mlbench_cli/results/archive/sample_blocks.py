@@ -21,6 +21,7 @@ KIND = "samples"
 BLOCK_ROWS = 60
 _MAX_DECIMALS = 6
 _MAX_EXACT = 2**53  # below it integers and their quotients by powers of ten have one float
+_MAX_STEP = 2**63
 _NO_COLUMNS = ("rank", "kind")
 
 Row = dict[str, Any]
@@ -74,10 +75,7 @@ def read_columns(row: Mapping[str, Any], names: Iterable[str] | None = None) -> 
     if type(row.get("rank")) is not int:
         raise ValueError("a block of samples without a rank")
     wanted = row if names is None else ["time", *names]
-    try:
-        columns = {name: _read_column(row[name]) for name in wanted if isinstance(row.get(name), dict)}
-    except (KeyError, TypeError, OverflowError):
-        raise ValueError("a block of samples with a column that is none") from None
+    columns = {name: _read_column(column) for name in wanted if isinstance(column := row.get(name), dict)}
     times = columns.get("time", ())
     if not times or not (min(times) >= 0 and max(times) <= MAX_SECONDS):
         raise ValueError("a block of samples without times")
@@ -86,23 +84,40 @@ def read_columns(row: Mapping[str, Any], names: Iterable[str] | None = None) -> 
     return columns
 
 
+def check(row: Mapping[str, Any]) -> None:
+    """Raises ValueError for a block that `read_columns` cannot read, in half of its time."""
+    count = len(read_columns(row, ())["time"])
+    if any(len(_read_numbers(column)) != count for column in row.values() if isinstance(column, dict)):
+        raise ValueError("a block of samples with columns of different lengths")
+
+
 def _read_column(column: Mapping[str, Any]) -> Sequence[float]:
+    numbers = _read_numbers(column)
     if "values" in column:
-        values: list[float] = column["values"]
-        if not all(map(is_finite_number, values)):
-            raise ValueError("a block of samples with values that are no numbers")
-        return values
-    steps = column["steps"]
-    if type(steps) is not list or {*map(type, steps)} != {int}:
-        raise ValueError("a block of samples with steps that are no integers")
-    found = list(accumulate(steps))
+        return numbers
+    found = list(accumulate(numbers))
     if "decimals" not in column:
         return found
-    decimals = column["decimals"]
+    unit = 10 ** column["decimals"]
+    return [value / unit for value in found]
+
+
+def _read_numbers(column: Mapping[str, Any]) -> Sequence[float]:
+    """The numbers that a column is made of: its values or steps. Raises ValueError for what is no column."""
+    if "values" in column:
+        values = column["values"]
+        if type(values) is not list or not all(map(is_finite_number, values)):
+            raise ValueError("a block of samples with values that are no numbers")
+        return values
+    steps = column.get("steps")
+    if type(steps) is not list or {*map(type, steps)} != {int}:
+        raise ValueError("a block of samples with steps that are no integers")
+    if max(steps) >= _MAX_STEP or min(steps) <= -_MAX_STEP:
+        raise ValueError("a block of samples with steps of more than 64 bits")
+    decimals = column.get("decimals", 1)
     if type(decimals) is not int or not 0 < decimals <= _MAX_DECIMALS:
         raise ValueError(f"a block of samples with {decimals!r} decimals")
-    unit = 10**decimals
-    return [value / unit for value in found]
+    return steps
 
 
 def _is_sample(row: Row) -> bool:
@@ -138,7 +153,7 @@ def _make_block(rows: Sequence[Row]) -> Row:
 
 
 def _make_column(values: Sequence[float]) -> dict[str, Any]:
-    if all(type(value) is int for value in values):
+    if all(type(value) is int and abs(value) < _MAX_STEP // 2 for value in values):
         return {"steps": _steps(values)}
     decimals = max(map(_count_decimals, values))
     if 0 < decimals <= _MAX_DECIMALS and max(map(abs, values)) * 10**decimals < _MAX_EXACT:

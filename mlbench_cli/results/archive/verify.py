@@ -277,7 +277,7 @@ def _find_unusual_row(archive: Archive) -> int | None:
         try:
             row = parse_document(line)
             if row.get("kind") == sample_blocks.KIND:
-                sample_blocks.read_columns(row)
+                sample_blocks.check(row)
         except ValueError as error:
             raise DamagedArchive(
                 archive.path, run_folder.RESOURCES, f"line {number}: {error}", problem="schema"

@@ -14,7 +14,7 @@ from mlbench_cli.results.archive.evidence import normalize_samples, read_last_sa
 from mlbench_cli.results.archive.log_times import read_log_sizes
 from mlbench_cli.results.archive.plausibility import SampleWatch
 from mlbench_cli.results.archive.reader import Archive
-from mlbench_cli.results.archive.sample_blocks import BLOCK_ROWS, KIND, expand, pack, read_columns
+from mlbench_cli.results.archive.sample_blocks import BLOCK_ROWS, KIND, check, expand, pack, read_columns
 from mlbench_cli.results.archive.verify import verify
 from mlbench_cli.results.figures.curves import RunData, resource_figures
 from mlbench_cli.util.times import timestamp
@@ -113,6 +113,9 @@ def test_rows_that_differ_are_in_no_block_together(change: Row) -> None:
         {"time": {"decimals": 3, "steps": [10**30] * BLOCK_ROWS}},
         {"rss_bytes": {"steps": [1, 2]}},
         {"rss_bytes": {"steps": [1.5] * BLOCK_ROWS}},
+        {"rss_bytes": {"steps": [10**400] * BLOCK_ROWS}},
+        {"rss_bytes": {"decimals": 1, "steps": [10**400] * BLOCK_ROWS}},
+        {"rss_bytes": {"decimals": True, "steps": [1] * BLOCK_ROWS}},
         {"rss_bytes": {"steps": "1"}},
         {"rss_bytes": {}},
         {"rss_bytes": {"values": ["x"] * BLOCK_ROWS}},
@@ -126,6 +129,8 @@ def test_damaged_blocks_are_refused_and_sealing_drops_them(change: Row, tmp_path
     damaged = {**block, **change}
     with pytest.raises(ValueError, match="a block of samples"):
         read_columns(damaged)
+    with pytest.raises(ValueError, match="a block of samples"):
+        check(damaged)
     path = tmp_path / "resources.jsonl"
     path.write_text(json.dumps(damaged) + "\n" + json.dumps(block) + "\n")
     normalize_samples(path)
