@@ -19,10 +19,10 @@ comma  := ,
 DEMO   := MLBENCH_HOME=$(CURDIR)/demo $(BIN)/mlbench
 STAMP  := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
 
-.PHONY: help install demo test test-nightly test-lowest test-busy ssh browser actionlint shellcheck lint docs dist installs audit pins lock coverage mutate bench gpu images publish-images e2e e2e-machines clean
+.PHONY: help install demo test test-nightly test-lowest test-busy ssh browser actionlint shellcheck lint docs dist release-rehearsal installs audit sbom pins lock coverage mutate bench gpu images publish-images e2e e2e-machines clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(STAMP)  ## make .venv and install the project into it
 
@@ -94,17 +94,26 @@ lint: install  ## ruff and mypy
 docs: install  ## build the documentation into build/site, strictly, with links checked
 	$(BIN)/python -m tools.build_docs
 
-dist: $(VENV)/.tools-dist  ## build wheel and source distribution into dist, and check both
+dist: $(VENV)/.tools-dist  ## build wheel and source distribution into dist, and check both (IMAGES=FILE: its images by digest)
 	rm -rf dist
+	$(BIN)/python -m tools.release --commit "$$(git rev-parse HEAD)" $(if $(IMAGES),--images "$(IMAGES)")
 	$(BIN)/python -m build --no-isolation
+	$(BIN)/python -m tools.release --clean
 	$(BIN)/twine check --strict dist/*
 	$(BIN)/python -m tools.check_dist dist
+
+release-rehearsal: $(VENV)/.tools-dist  ## all of a release that needs no network: build, sign, install, use (KIND=1: images, too)
+	$(BIN)/python -m tools.rehearse_release $(if $(KIND),--kind)
 
 installs: install  ## install the wheel by pip, pipx and uv, each into a fresh folder, and use what they have installed
 	$(BIN)/python -m tools.check_installs
 
 audit: $(VENV)/.tools-audit  ## look up the pinned packages of CI in the database of known vulnerabilities
 	$(BIN)/pip-audit --strict --disable-pip --no-deps --requirement requirements-ci.txt
+
+sbom: $(VENV)/.tools-audit  ## list the pinned packages as a CycloneDX bill of materials in build/sbom.json
+	mkdir -p build
+	$(BIN)/pip-audit --disable-pip --no-deps --requirement requirements-ci.txt --format cyclonedx-json --output build/sbom.json
 
 pins: install  ## fail if the support of a version that the tool chooses ends within 60 days
 	$(BIN)/mlbench pins --check
@@ -133,7 +142,8 @@ images: install  ## build the base image and one image per task, as KIND cluster
 
 publish-images: install  ## build all images of tasks and push them: REGISTRY=ghcr.io/me PLATFORM=linux/amd64,linux/arm64
 	test -n "$(REGISTRY)" || { echo "publish-images: name a registry of yours, REGISTRY=ghcr.io/me" >&2; exit 2; }
-	$(BIN)/mlbench images push --registry "$(REGISTRY)" $(if $(PLATFORM),--platform "$(PLATFORM)")
+	$(BIN)/mlbench images push --registry "$(REGISTRY)" $(if $(PLATFORM),--platform "$(PLATFORM)") \
+	  $(if $(IMAGES),-o json >"$(IMAGES)")
 
 e2e: install  ## the whole story on a KIND cluster; TESTS=tests/e2e for all tests that need one
 	sh tests/e2e/run.sh $(TESTS)

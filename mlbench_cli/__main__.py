@@ -7,6 +7,7 @@ import sys
 from io import TextIOWrapper
 
 from mlbench_cli import __version__
+from mlbench_cli.commit import describe_version
 from mlbench_cli.isolation import protect_path
 
 # New objects after which Python looks for cycles. Nearly all that a start makes lives as long as the command: with
@@ -34,7 +35,7 @@ def _main(argv: list[str]) -> int:
             stream.reconfigure(errors="backslashreplace")
     # These are answered before Typer is imported, which alone takes five times as long as the interpreter's start.
     if argv == ["--version"]:
-        return _answer(f"mlbench {__version__}\n")
+        return _answer(f"mlbench {describe_version(__version__)}\n")
     if argv in ([], ["-h"], ["--help"]) and "_MLBENCH_COMPLETE" not in os.environ:
         from mlbench_cli.commands import help_text
 

@@ -21,6 +21,7 @@ from typer.main import get_command
 
 from mlbench_cli import __version__, commands, console
 from mlbench_cli.commands._values import FOLDED, HELP_ALL, build_command
+from mlbench_cli.commit import describe_version
 from mlbench_cli.errors import (
     Explanation,
     Interrupted,
@@ -104,7 +105,7 @@ app = typer.Typer(cls=LazyGroup, rich_markup_mode=None, context_settings=HELP_NA
 @app.callback()
 def _root(context: typer.Context, version: Annotated[bool, typer.Option("--version")] = False) -> None:
     if version:
-        console.out(f"mlbench {__version__}")
+        console.out(f"mlbench {describe_version(__version__)}")
         raise typer.Exit
     if context.invoked_subcommand is None:
         console.out(commands.help_text().rstrip())

@@ -16,8 +16,9 @@ from typing import Any
 
 from mlbench_cli.api import Client
 from mlbench_cli.errors import MlbenchError
-from mlbench_cli.results.archive.anonymous import anonymize, seal_anew
+from mlbench_cli.results.archive.anonymous import anonymize
 from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.archive.reseal import seal_anew
 from mlbench_cli.storage import run_folder
 from mlbench_cli.tasks.catalog import find_rules
 from mlbench_cli.util.json_text import format_parsed

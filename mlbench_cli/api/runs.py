@@ -327,8 +327,8 @@ class RunHandle:
     def download(self, target: Path, *, anonymous: bool = False) -> Path:
         """Write the archive as a zip: the same archive gives the same bytes. `anonymous` leaves out what it tells of
         its author: host names, command line, most packages, home folders."""
-        from mlbench_cli.results.archive.anonymous import write_anonymous
         from mlbench_cli.results.archive.pack import pack
+        from mlbench_cli.results.archive.reseal import write_anonymous
 
         (write_anonymous if anonymous else pack)(self.results, target)
         return target

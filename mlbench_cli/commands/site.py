@@ -9,6 +9,7 @@ import typer
 
 from mlbench_cli import console
 from mlbench_cli.commands._common import Format
+from mlbench_cli.util.text import one_line, shorten
 
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 
@@ -82,9 +83,10 @@ def build(
         f"{summary.claims} results from {summary.archives} archives ({console.size(summary.bytes)}), "
         f"{summary.receipts} receipts; largest page {console.size(summary.largest_page)}"
     )
-    if disclosed:
-        told = ", ".join(f"{count} {kind}" for kind, count in disclosed.items())
-        console.note(f"The archives tell of their authors: {told}. mlbench download NAME --anonymous leaves these out.")
+    if summary.disclosed:
+        console.note("Everybody will read this in the archives (mlbench download NAME --anonymous leaves it out):")
+        for kind, values in summary.disclosed.items():
+            console.note(f"  {kind}: {shorten(one_line(', '.join(sorted(values))), 300)}")
     console.note(f"Next: python -m http.server --directory {target}")
 
 

@@ -24,7 +24,7 @@ OPEN = "open"  # the preset of a command of one's own that is held to a task's g
 SEED = 42
 # Fields of RunSpec that are left out while they are empty: the hash of a spec from before them stays what it was.
 LATER_FIELDS = (
-    *("network", "method", "calibrate", "servers_on", "task_path", "pin"),
+    *("network", "method", "calibrate", "servers_on", "task_path", "pin", "anonymous"),
     *("faults", "on_failure", "checkpoint_every", "detect_seconds"),
 )
 # The same of KubernetesOptions, with their defaults.
@@ -142,6 +142,7 @@ class RunSpec:
     goal: str = "full"
     seed: int = SEED
     data_dir: str | None = None
+    anonymous: bool = False  # the archive leaves out what it would tell of its author (anonymous.py)
     share_machine: bool = False  # local: do not wait until this machine is free, and say so in the result
     method: Mapping[str, str] = field(default_factory=dict)  # how ranks communicate; empty: the task's own way
     servers_on: tuple[str, ...] = ()  # hosts of the parameter servers, which then have no workers

@@ -25,7 +25,7 @@ from mlbench_cli.runs.pinning import check_pinning
 from mlbench_cli.runs.preflight import check_run
 from mlbench_cli.runs.request import KUBERNETES, OPTIONS, Request, flag, parse_duration
 from mlbench_cli.tasks.catalog import BACKENDS, BUDGET, Task, load_catalog, load_task, short, use_task_folder
-from mlbench_cli.tasks.images import LOCAL_REGISTRY, name_image
+from mlbench_cli.tasks.images import LOCAL_REGISTRY, name_image, name_released_image
 from mlbench_cli.util.masking import refuse_secrets
 from mlbench_cli.util.text import shorten
 from task_images.harness.cores import effective_cores
@@ -291,6 +291,8 @@ def task_image(task: Task, cluster: Cluster, registry: str | None = None) -> str
         return name_image(details.registry, task.image, __version__, details.images)
     if cluster.provider == "kind" or details.functional_only:  # images of this machine, loaded onto the nodes
         return name_image(LOCAL_REGISTRY, task.image, __version__)
+    if released := name_released_image(task.image, __version__):
+        return released
     raise UsageError(
         f'No registry is known that the cluster "{cluster.name}" gets the image of {task.name} from.',
         hint="Name one of your own: --registry ghcr.io/me, or mlbench config set registry ghcr.io/me; "
@@ -419,6 +421,7 @@ def _placement(request: Request, cluster: Cluster) -> dict[str, Any]:
         "cpus": None if request.num_cpus is None else float(request.num_cpus),
         "data_dir": request.data_dir,
         "share_machine": bool(request.share_machine),
+        "anonymous": bool(request.anonymous),
         "pin": bool(request.pin),
         "servers_on": resolve_servers_on(request, engine_name(cluster)),
         "network": resolve_network(request),

@@ -157,6 +157,10 @@ class Request:
         "count a rank as failed that is stopped, or keeps the others waiting, for this long; default: 10m",
         metavar="DURATION",
     )
+    anonymous: bool | None = _option(
+        "leave host names, command line, home folders and packages that do not compute out of the archive",
+        kind="switch",
+    )
     share_machine: bool | None = _option(
         "on local and hosts: run even if the machines are in use by other runs; the result is labeled as shared",
         kind="switch",

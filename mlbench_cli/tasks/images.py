@@ -2,15 +2,19 @@
 
 A registry is a prefix, "ghcr.io/me", whose images are "ghcr.io/me/TASK:VERSION"; or, with ":" at its end, one
 repository whose tags name the task, "123456789012.dkr.ecr.eu-west-1.amazonaws.com/mlbench-test-4:", because ECR wants
-every repository to be made before a push. Nothing defaults to a name on a public registry: whoever owned it could run
-code on other people's clusters.
+every repository to be made before a push. A release names its own images by digest; nothing defaults to a name alone on
+a public registry: whoever owned it could run code on other people's clusters.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 # Of images that are built here and loaded onto nodes. The name "localhost" is no registry, so that nothing is pulled.
 LOCAL_REGISTRY = "localhost/mlbench"
+# Registry and digests of a release's images. `python -m tools.release` writes it before the wheel is built.
+RELEASED = Path(__file__).with_name("released.json")
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,16 @@ def name_image(registry: str, image: str, version: str, digests: Mapping[str, st
         base, tagged = f"{registry}/{image}", f"{registry}/{image}:{version}"
     digest = (digests or {}).get(f"{image}:{version}")
     return f"{base}@{digest}" if digest else tagged
+
+
+def name_released_image(image: str, version: str, released: Path | None = None) -> str | None:
+    """The reference, by digest, of an image that this release has published; None in a checkout."""
+    try:
+        document = json.loads((released or RELEASED).read_bytes())
+    except FileNotFoundError:
+        return None
+    digests = document["digests"]
+    return name_image(document["registry"], image, version, digests) if f"{image}:{version}" in digests else None
 
 
 def parse_image(name: str) -> ImageReference:

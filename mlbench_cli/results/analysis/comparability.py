@@ -33,6 +33,7 @@ _OPTIONS = "kubernetes."
 NEUTRAL = {
     "name": "a label",
     "cluster": "its kind is a fact; the name stands for it where the kind is unknown",
+    "anonymous": "what the archive leaves out",
     "share_machine": "a condition, shown beside the figures",
     "workers": "the axis of a chart; every presenter compares it by itself",
     "seed": "repeats have different seeds",

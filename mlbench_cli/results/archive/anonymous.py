@@ -1,25 +1,16 @@
-"""An archive without what it tells of its author: host names, command line, most packages, home folders.
+"""Evidence without what it tells of its author: host names, command line, most packages, home folders.
 
-The evidence is changed, judged again and sealed anew, so that every figure still follows from it. What the figures rest
-on stays: hardware, versions of what computes, settings, times. A signature of the original does not fit any more.
+It is changed before it is judged and sealed, so that every figure follows from it. What the figures rest on stays:
+hardware, versions of what computes, settings, times.
 """
 
 import json
 import re
-import shutil
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from mlbench_cli.errors import CannotTellError
-from mlbench_cli.model.run import Run
 from mlbench_cli.model.spec import RunSpec
-from mlbench_cli.results.archive import layout
-from mlbench_cli.results.archive.pack import pack
-from mlbench_cli.results.archive.reader import Archive
-from mlbench_cli.results.archive.seal import seal
-from mlbench_cli.results.archive.verify import open_verified, verify
 from mlbench_cli.storage import run_folder
 from mlbench_cli.storage.run_folder import RunFolder
 from mlbench_cli.util.json_text import format_parsed
@@ -31,44 +22,6 @@ KEPT_PACKAGES = re.compile(
     r"|sacremoses|mlbench-cli|nvidia-.*|cuda-.*|intel-.*|mkl|oneccl.*)"
 )
 _HOME = re.compile(r"(/home/|/Users/)[^/\s\"']+|/root(?=/)")
-
-
-def write_anonymous(source: Path, target: Path) -> None:
-    """Write the archive at `source` as a zip to `target`, without what it tells of its author.
-
-    Raises DamagedArchive or UnprovenArchive for a source that does not verify.
-    """
-    with open_verified(source) as archive:
-        seal_anew(archive, target, anonymize)
-
-
-def seal_anew(archive: Archive, target: Path, change: Callable[[Path], None]) -> None:
-    """Change the evidence of an archive, judge it by today's judge, and write it to `target`, which may be itself.
-
-    `change` gets the folder with the evidence. Raises CannotTellError if documents cannot be derived even then.
-    """
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as name:
-        folder, packed = Path(name, "run"), Path(name, "run.zip")
-        _copy(archive, folder)
-        change(folder)
-        _seal(folder)
-        pack(folder, packed)
-        found = verify(packed)
-        if not found.ok:
-            reason = [*found.problems, *found.not_derived][0]
-            raise CannotTellError(f"The evidence of {archive.path} cannot be sealed again: {reason}")
-        packed.replace(target)
-
-
-def _copy(archive: Archive, folder: Path) -> None:
-    """The evidence of an archive; documents and checksums are made again."""
-    made = {*layout.DOCUMENTS, run_folder.NETWORK, run_folder.SUMS, run_folder.SIGNATURE}
-    for name in archive.names:
-        if name not in made:
-            target = folder / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with archive.open_file(name) as file, open(target, "wb") as copy:
-                shutil.copyfileobj(file, copy)
 
 
 def anonymize(folder: Path) -> None:
@@ -86,15 +39,6 @@ def anonymize(folder: Path) -> None:
         for path in sorted((folder / part).rglob("*")):
             if path.is_file():
                 _rewrite(path, lambda line: _clean_text(line, scrub))
-
-
-def _seal(folder: Path) -> None:
-    document = _read(folder / run_folder.RUN)
-    run = Run(document["id"], RunSpec.from_dict(document["spec"]), folder, document["created"])
-    observation = RunFolder(folder).read_observation()
-    if observation is None:
-        raise CannotTellError(f"{run.name} has no observation of its workers, so it cannot be judged again.")
-    seal(run, observation)
 
 
 def _make_scrubber(folder: Path) -> Callable[[str], str]:

@@ -10,19 +10,39 @@ Numbers are in the archives only, and nothing generated is committed.
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from mlbench_cli import __version__
 from mlbench_cli.errors import UsageError, did_you_mean
+from mlbench_cli.results.analysis.convergence import (
+    MIN_REFERENCE,
+    TrainingKey,
+    decide_convergence,
+    epochs_to_goal,
+    training_key,
+)
 from mlbench_cli.results.analysis.series import group_runs
+from mlbench_cli.results.analysis.verdict import Verdict
+from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.site.bundle import PYODIDE
-from mlbench_cli.results.site.entries import ENTRY, Entry, Refusal, find_sources, read_entry
+from mlbench_cli.results.site.entries import (
+    ENTRY,
+    WITHDRAWN,
+    Entry,
+    Refusal,
+    Withdrawal,
+    find_sources,
+    read_entry,
+)
 from mlbench_cli.util.yaml_text import read_yaml
 
 TEMPLATES = Path(__file__).parent / "repository"
 RESULTS, RULES, SIGNERS = "results", "rules", "allowed_signers"
+MAX_MISSING = 5  # repeats that are named one by one
+_REPEAT = re.compile(r"(.+)-r(\d+)")
 _CLAIM = re.compile(r"\d{4}-\d{2}-\d{2}_[a-z0-9][a-z0-9._-]{0,60}")
 
 
@@ -78,7 +98,7 @@ def check_repository(folder: Path, work: Path) -> tuple[int, list[Objection]]:
     if not results.is_dir():
         raise UsageError(f"{folder} is no repository of results.", hint=f"mlbench site init {folder}")
     objections: list[Objection] = []
-    runs: dict[str, str] = {}
+    known = _Known()
     claims = sorted({path.parent for path in find_sources([results]).archives})
     stray = [path for path in sorted(results.rglob("*")) if path.is_file() and path.parent not in claims]
     objections += [
@@ -87,8 +107,44 @@ def check_repository(folder: Path, work: Path) -> tuple[int, list[Objection]]:
         if path.name != ".gitkeep"
     ]
     for claim in claims:
-        objections += _check_claim(claim, folder, work, runs)
+        objections += _check_claim(claim, folder, work, known)
+    objections += _check_convergence(known)
+    objections += _check_withdrawals(find_sources([folder]).withdrawn, known)
     return len(claims), objections
+
+
+@dataclass
+class _Known:
+    """What the claims that were read have told: run to claim, digests by claim, epochs to the goal by training."""
+
+    runs: dict[str, str] = field(default_factory=dict)
+    digests: dict[str, set[str]] = field(default_factory=dict)
+    epochs: dict[TrainingKey, dict[str, list[float]]] = field(default_factory=dict)
+
+
+def _check_convergence(known: _Known) -> Iterator[Objection]:
+    """Claims that reached the goal in fewer epochs than the same training of all other claims together allows."""
+    for claims in known.epochs.values():
+        for place, epochs in claims.items():
+            others = [value for other, own in claims.items() if other != place for value in own]
+            if len(others) < MIN_REFERENCE:
+                continue
+            found = decide_convergence(others, epochs)
+            if found.verdict is Verdict.FAILED:
+                yield Objection(place, f"it is outside the convergence band of the other claims: {found.reason}")
+
+
+def _check_withdrawals(withdrawn: Sequence[Withdrawal], known: _Known) -> Iterator[Objection]:
+    """A claim is withdrawn whole, or not at all."""
+    gone = {each.digest for each in withdrawn}
+    for place, digests in known.digests.items():
+        if digests & gone and digests - gone:
+            yield Objection(
+                WITHDRAWN,
+                f"it withdraws {len(digests & gone)} of the {len(digests)} runs of {place}: a claim is withdrawn whole",
+            )
+    for digest in sorted(gone.difference(*known.digests.values())):
+        yield Objection(WITHDRAWN, f"no archive here has the digest {digest[:16]}...")
 
 
 def read_rules(folder: Path, task: str) -> Rules:
@@ -125,8 +181,8 @@ def _parse_rules(path: Path, document: Any) -> Mapping[str, Any]:
     return found
 
 
-def _check_claim(claim: Path, folder: Path, work: Path, runs: dict[str, str]) -> Iterator[Objection]:
-    """The objections to one claim; `runs` are those of the claims before, by id."""
+def _check_claim(claim: Path, folder: Path, work: Path, known: _Known) -> Iterator[Objection]:
+    """The objections to one claim; `known` has what the claims before have told, and gets what this one tells."""
     place = _relative(claim, folder)
     parts = claim.relative_to(folder / RESULTS).parts
     if len(parts) != 3 or not _CLAIM.fullmatch(parts[2]):
@@ -143,9 +199,13 @@ def _check_claim(claim: Path, folder: Path, work: Path, runs: dict[str, str]) ->
             yield Objection(where, found.message)
             continue
         entries.append(found)
-        if found.run in runs:
-            yield Objection(where, f"it is a run of {runs[found.run]}, too")
-        runs[found.run] = place
+        if found.run in known.runs:
+            yield Objection(where, f"it is a run of {known.runs[found.run]}, too")
+        known.runs[found.run] = place
+        known.digests.setdefault(place, set()).add(found.digest)
+        with Archive.open(path) as archive:
+            if (key := training_key(archive)) is not None:
+                known.epochs.setdefault(key, {}).setdefault(place, []).extend(epochs_to_goal([archive]))
         yield from _check_entry(found, where, rules, task, preset)
     if entries and not (claim / ENTRY).is_file():
         yield Objection(place, f"there is no {ENTRY}: who submits it, on what hardware")
@@ -153,9 +213,21 @@ def _check_claim(claim: Path, folder: Path, work: Path, runs: dict[str, str]) ->
     settings = [point for group in series.groups for point in group.points]
     if len(settings) > 1:
         yield Objection(place, f"a claim is one setting and one number of workers, but this has {len(settings)}")
+    for missing in _missing_repeats(entries):
+        yield Objection(place, f"{missing} is not here: a claim has all of its repeats, also those that failed")
     good = sum(entry.measurement.good for entry in entries)
     if good < rules.repeats:
         yield Objection(place, f"{good} successful runs; {task} needs {rules.repeats}")
+
+
+def _missing_repeats(entries: Sequence[Entry]) -> list[str]:
+    """Names of repeats that must have run, because a later one is here: NAME-r2 beside NAME-r1 and NAME-r3."""
+    found: dict[str, set[int]] = {}
+    for entry in entries:
+        if match := _REPEAT.fullmatch(entry.name):
+            found.setdefault(match[1], set()).add(int(match[2]))
+    missing = (f"{name}-r{number}" for name, own in found.items() for number in range(1, max(own)) if number not in own)
+    return list(islice(missing, MAX_MISSING))
 
 
 def _check_entry(entry: Entry, where: str, rules: Rules, task: str, preset: str) -> Iterator[Objection]:

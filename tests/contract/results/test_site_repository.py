@@ -11,7 +11,9 @@ import yaml
 
 from mlbench_cli.app import run
 from mlbench_cli.results.archive.pack import pack
+from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.sign import sign
+from mlbench_cli.results.receipts import archive_digest
 from tests.unit.results.runs import sealed_run
 
 CLAIM = "results/mnist/spec/2025-10-09_demo"
@@ -32,8 +34,8 @@ def repository(tmp_path: Path, key: Path) -> Path:
     return folder
 
 
-def add_claim(repository: Path, key: Path | None, repeats: int = 3, **changes: object) -> Path:
-    claim = repository / CLAIM
+def add_claim(repository: Path, key: Path | None, repeats: int = 3, place: str = CLAIM, **changes: object) -> Path:
+    claim = repository / place
     claim.mkdir(parents=True)
     for number in range(1, repeats + 1):
         name = f"demo-2-r{number}"
@@ -95,6 +97,35 @@ def test_two_settings_are_no_claim_and_one_run_is_in_one_claim(
     found = dict(objections(repository, capsys))
     assert "this has 2" in found[CLAIM]
     assert f"it is a run of {CLAIM}, too" in found["results/mnist/spec/2025-10-10_again/demo-2-r1.zip"]
+
+
+def test_a_claim_has_all_of_its_repeats_and_is_withdrawn_whole(
+    repository: Path, key: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    claim = add_claim(repository, key, repeats=4)
+    with Archive.open(claim / "demo-2-r1.zip") as archive:
+        line = {"digest": archive_digest(archive), "date": "2026-01-01", "by": "me", "reason": "wrong clock"}
+    (repository / "withdrawn.jsonl").write_text(json.dumps(line) + "\n")
+    words = f"it withdraws 1 of the 4 runs of {CLAIM}: a claim is withdrawn whole"
+    assert objections(repository, capsys) == [("withdrawn.jsonl", words)]
+    (repository / "withdrawn.jsonl").write_text(json.dumps({**line, "digest": "0" * 64}) + "\n")
+    assert "no archive here has the digest 0000" in objections(repository, capsys)[0][1]
+    (repository / "withdrawn.jsonl").write_text("")
+    (claim / "demo-2-r2.zip").unlink()
+    assert objections(repository, capsys)[0][1].startswith("demo-2-r2 is not here: a claim has all of its repeats")
+
+
+def test_a_training_that_converges_faster_than_all_others_is_outside_their_band(
+    repository: Path, key: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for day, epochs in ((1, 20), (2, 21), (3, 20)):
+        add_claim(repository, key, place=f"results/mnist/spec/2025-10-{day:02}_honest", epochs=epochs)
+    assert objections(repository, capsys) == []
+    fast = "results/mnist/spec/2025-11-01_fast"
+    add_claim(repository, key, place=fast, epochs=12)
+    found = objections(repository, capsys)
+    assert [file for file, _ in found] == [fast]
+    assert "outside the convergence band of the other claims: 12.0 epochs to the goal" in found[0][1]
 
 
 def test_a_number_in_the_description_is_refused(

@@ -2,12 +2,14 @@
 
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from mlbench_cli.results.archive.anonymous import seal_anew, write_anonymous
 from mlbench_cli.results.archive.layout import DamagedArchive
+from mlbench_cli.results.archive.pack import pack
 from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.archive.reseal import seal_anew, write_anonymous
 from mlbench_cli.results.archive.verify import verify
 from mlbench_cli.results.site.entries import find_disclosed
 from tests.unit.results.runs import sealed_run
@@ -21,7 +23,7 @@ PROVENANCE = {
 }
 
 
-def a_run(folder: Path) -> Path:
+def a_run(folder: Path, **changes: Any) -> Path:
     from mlbench_cli import __version__
 
     environment = {"host": "this-host", "packages": PACKAGES, "note": "log in /home/jane/logs on this-host"}
@@ -32,6 +34,7 @@ def a_run(folder: Path) -> Path:
         environment=environment,
         data_dir="/home/jane/data",
         provenance={**PROVENANCE, "mlbench": __version__},
+        **changes,
     )
 
 
@@ -54,6 +57,17 @@ def test_nothing_of_the_author_is_left_and_every_figure_stays(tmp_path: Path) ->
         everything = b"".join(packed.read(name) for name in packed.namelist())
     for word in (b"this-host", b"jane", b"secret-project", b"--data-dir"):
         assert word not in everything, word
+
+
+def test_an_anonymous_run_is_sealed_as_its_anonymous_copy_would_be(tmp_path: Path) -> None:
+    sealed = a_run(tmp_path / "run", anonymous=True)
+    assert verify(sealed).ok
+    everything = b"".join(path.read_bytes() for path in sealed.rglob("*") if path.is_file())
+    for word in (b"this-host", b"jane", b"secret-project", b"--data-dir"):
+        assert word not in everything, word
+    pack(sealed, tmp_path / "run.zip")
+    write_anonymous(sealed, tmp_path / "copy.zip")
+    assert (tmp_path / "copy.zip").read_bytes() == (tmp_path / "run.zip").read_bytes()
 
 
 def test_a_damaged_archive_is_refused(tmp_path: Path) -> None:

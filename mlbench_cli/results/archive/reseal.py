@@ -1,0 +1,67 @@
+"""Archives whose evidence is changed, judged again and sealed anew. A signature of the original no longer fits."""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from mlbench_cli.errors import CannotTellError
+from mlbench_cli.model.run import Run
+from mlbench_cli.model.spec import RunSpec
+from mlbench_cli.results.archive import layout
+from mlbench_cli.results.archive.anonymous import anonymize
+from mlbench_cli.results.archive.pack import pack
+from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.archive.seal import seal
+from mlbench_cli.results.archive.verify import open_verified, verify
+from mlbench_cli.storage import run_folder
+from mlbench_cli.storage.run_folder import RunFolder
+
+
+def write_anonymous(source: Path, target: Path) -> None:
+    """Write the archive at `source` as a zip to `target`, without what it tells of its author.
+
+    Raises DamagedArchive or UnprovenArchive for a source that does not verify.
+    """
+    with open_verified(source) as archive:
+        seal_anew(archive, target, anonymize)
+
+
+def seal_anew(archive: Archive, target: Path, change: Callable[[Path], None]) -> None:
+    """Change the evidence of an archive, judge it by today's judge, and write it to `target`, which may be itself.
+
+    `change` gets the folder with the evidence. Raises CannotTellError if documents cannot be derived even then.
+    """
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as name:
+        folder, packed = Path(name, "run"), Path(name, "run.zip")
+        _copy(archive, folder)
+        change(folder)
+        _seal(folder)
+        pack(folder, packed)
+        found = verify(packed)
+        if not found.ok:
+            reason = [*found.problems, *found.not_derived][0]
+            raise CannotTellError(f"The evidence of {archive.path} cannot be sealed again: {reason}")
+        packed.replace(target)
+
+
+def _copy(archive: Archive, folder: Path) -> None:
+    """The evidence of an archive; documents and checksums are made again."""
+    made = {*layout.DOCUMENTS, run_folder.NETWORK, run_folder.SUMS, run_folder.SIGNATURE}
+    for name in archive.names:
+        if name not in made:
+            target = folder / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with archive.open_file(name) as file, open(target, "wb") as copy:
+                shutil.copyfileobj(file, copy)
+
+
+def _seal(folder: Path) -> None:
+    document: dict[str, Any] = json.loads((folder / run_folder.RUN).read_bytes())
+    run = Run(document["id"], RunSpec.from_dict(document["spec"]), folder, document["created"])
+    observation = RunFolder(folder).read_observation()
+    if observation is None:
+        raise CannotTellError(f"{run.name} has no observation of its workers, so it cannot be judged again.")
+    seal(run, observation)
