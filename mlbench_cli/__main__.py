@@ -7,8 +7,8 @@ import sys
 from io import TextIOWrapper
 
 from mlbench_cli import __version__
-from mlbench_cli.commit import describe_version
 from mlbench_cli.isolation import protect_path
+from mlbench_cli.util.commit import describe_version
 
 # New objects after which Python looks for cycles. Nearly all that a start makes lives as long as the command: with
 # Python's own 700 it is searched some 50 times, for a seventh of the time of `mlbench status`.

@@ -21,7 +21,6 @@ from typer.main import get_command
 
 from mlbench_cli import __version__, commands, console
 from mlbench_cli.commands._values import FOLDED, HELP_ALL, build_command
-from mlbench_cli.commit import describe_version
 from mlbench_cli.errors import (
     Explanation,
     Interrupted,
@@ -31,6 +30,7 @@ from mlbench_cli.errors import (
     UsageError,
     did_you_mean,
 )
+from mlbench_cli.util.commit import describe_version
 
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 # What a shell reports of a program that SIGPIPE ended: the reader of a pipe went away, as in `mlbench logs x | head`.

@@ -29,7 +29,7 @@ from functools import partial
 from pathlib import Path
 
 from mlbench_cli import __version__
-from mlbench_cli.commit import find_commit
+from mlbench_cli.util.commit import find_commit
 from tools import check_dist, release
 
 ROOT = Path(__file__).parents[1]

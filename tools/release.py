@@ -11,8 +11,8 @@ import re
 import sys
 from pathlib import Path
 
-from mlbench_cli.commit import FILE
 from mlbench_cli.tasks.images import RELEASED
+from mlbench_cli.util.commit import FILE
 
 PACKAGE = Path(__file__).parents[1] / "mlbench_cli"
 COMMIT = re.compile("[0-9a-f]{40}")

@@ -21,6 +21,7 @@ from mlbench_cli.runs.defaults import default_cluster
 from mlbench_cli.runs.request import Request
 from mlbench_cli.storage.store import Store
 from mlbench_cli.tasks.catalog import Task, load_task
+from mlbench_cli.util.text import one_line
 from task_images.contract import EXIT_ENVIRONMENT, EXIT_USAGE
 
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
@@ -63,6 +64,22 @@ def prepare(
             "--claim", metavar="PVC", help="prepare the data in this PersistentVolumeClaim, with a run on the cluster"
         ),
     ] = None,
+    size: Annotated[
+        str | None,
+        typer.Option("--size", metavar="SIZE", help="with --claim: create the claim with this size, e.g. 200Gi"),
+    ] = None,
+    storage_class: Annotated[
+        str | None,
+        typer.Option("--storage-class", metavar="CLASS", help="with --size: storage class; default: the cluster's"),
+    ] = None,
+    access: Annotated[
+        str | None,
+        typer.Option(
+            "--access",
+            metavar="[rwx|rwo]",
+            help="with --size: mount on many nodes or on one; default: many, if the storage class can",
+        ),
+    ] = None,
     cluster: Annotated[
         str | None,
         typer.Option("--cluster", help="with --claim: cluster to run on", autocompletion=complete_clusters),
@@ -73,15 +90,19 @@ def prepare(
 
     Official archives are downloaded if their licence allows it; others must be in the folder, or named with --import.
     After an interruption the same command continues the work. Prints what the data are: number of samples, a
-    digest, and whether they are the official ones. With --claim a run of one worker from the task's image does it.
+    digest, and whether they are the official ones. With --claim a run of one worker from the task's image does it;
+    with --size the claim is created if there is none.
     """
     task = load_task(name)
+    _check_claim_options(claim, size, storage_class, access)
     parameters = task.resolve(preset)
     if claim is not None:
         if import_files:
             raise UsageError("--import copies files of this machine; a claim is filled on the cluster.")
         store = Store(notice=console.note)
         found = store.cluster(cluster) if cluster else default_cluster(store)
+        if size is not None:
+            _ensure_claim(found, claim, size, storage_class, access)
         _start_filling(request_filling(task, parameters, claim, found, str(data_dir or "/data")), output)
         return
     if cluster is not None:
@@ -102,6 +123,33 @@ def prepare(
     words = {True: "official data", False: "not the official data", None: "not known to be the official data"}
     reason = f" ({identity['reason']})" if identity["reason"] else ""
     console.out(f"  {words[identity['official']]}{reason}")
+
+
+def _check_claim_options(claim: str | None, size: str | None, storage_class: str | None, access: str | None) -> None:
+    if size is not None and claim is None:
+        raise UsageError("--size belongs to --claim NAME.")
+    for option, value in (("--storage-class", storage_class), ("--access", access)):
+        if value is not None and size is None:
+            raise UsageError(f"{option} belongs to --size, with which the claim is created.")
+    if access not in (None, "rwx", "rwo"):
+        raise UsageError(f"--access {one_line(str(access), 60)}: choose rwx (many nodes) or rwo (one node).")
+
+
+def _ensure_claim(cluster: Cluster, name: str, size: str, storage_class: str | None, access: str | None) -> None:
+    """Create the claim unless it is there, and say what it is."""
+    from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
+    from mlbench_cli.runs.connect import connect_engine
+
+    engine = connect_engine(cluster)
+    if not isinstance(engine, KubernetesEngine):
+        raise UsageError(f'The cluster "{cluster.name}" has no persistent volume claims.', hint="--cluster NAME")
+    found = engine.ensure_claim(name, size, storage_class, access)
+    made = "created" if found.is_new else "exists and is used as it is"
+    console.note(f"The claim {found.name} {made}: {found.size}, storage class {found.storage_class}.")
+    if not found.is_shared:
+        console.warn(
+            "Only the workers of one node at a time can mount it; for several nodes use a class with --access rwx."
+        )
 
 
 def _start_filling(request: Request, output: Format) -> None:

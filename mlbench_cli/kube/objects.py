@@ -15,6 +15,7 @@ PREFIXES = {
     "Secret": ("/api/v1", "secrets"),
     "Pod": ("/api/v1", "pods"),
     "Event": ("/api/v1", "events"),
+    "PersistentVolumeClaim": ("/api/v1", "persistentvolumeclaims"),
 }
 
 

@@ -67,10 +67,12 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "mlbench_cli.__main__": (
         *("mlbench_cli.app", "mlbench_cli.commands.__init__", "mlbench_cli.isolation", "mlbench_cli.__init__"),
+        "mlbench_cli.util.commit",
     ),
     "mlbench_cli.app": (
         *("mlbench_cli.commands.__init__", "mlbench_cli.console", "mlbench_cli.errors", "mlbench_cli.__init__"),
         "mlbench_cli.commands._values",
+        "mlbench_cli.util.commit",
     ),
     "mlbench_cli.errors": (),
     "mlbench_cli.config.extras": (),

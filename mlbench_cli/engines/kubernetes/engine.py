@@ -44,6 +44,7 @@ from mlbench_cli.engines.kubernetes.workers import Pod, Summary, by_worker, has_
 from mlbench_cli.errors import CleanupError, UsageError
 from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.api import Api, ApiError, ObjectNotFound
+from mlbench_cli.kube.claims import DataClaim, ensure_claim
 from mlbench_cli.kube.objects import collection_path, object_path
 from mlbench_cli.kube.watch import list_pods
 from mlbench_cli.model.run import Ending, Finding, Observation, Phase, Run, WorkerState
@@ -305,6 +306,11 @@ class KubernetesEngine:
             keeper = self._keeper(api, run)
             results = keeper.read(patience=0) if keeper else None
         return results.until if results else None
+
+    def ensure_claim(self, name: str, size: str, storage_class: str | None, mode: str | None) -> DataClaim:
+        """The claim for data sets of that name, made if there is none. Raises UsageError, ApiError."""
+        with self._access.client() as api:
+            return ensure_claim(api, self._access.namespace, name, size, storage_class, mode)
 
     def discover(self, namespace: str | None = None) -> list[FoundRun | UnreadableRun]:
         """All runs in the namespace, oldest first, whoever started them."""

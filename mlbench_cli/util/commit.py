@@ -8,7 +8,7 @@ DIGITS = 12
 
 def describe_version(version: str) -> str:
     """ "4.0.0 (4d251577f0a1)", or the version alone if the commit is unknown."""
-    commit = find_commit(Path(__file__).parent)[:DIGITS]
+    commit = find_commit(Path(__file__).parents[1])[:DIGITS]
     return f"{version} ({commit})" if commit else version
 
 

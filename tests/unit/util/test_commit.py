@@ -3,7 +3,7 @@
 import subprocess
 from pathlib import Path
 
-from mlbench_cli.commit import FILE, find_commit
+from mlbench_cli.util.commit import FILE, find_commit
 
 GIT = ("git", "-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "init.defaultBranch=main")
 
