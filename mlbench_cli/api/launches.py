@@ -112,12 +112,15 @@ class OpenExperiment:
     def _handle_of(self, run: Run) -> RunHandle:
         return RunHandle(self.workspace, self.workspace.store.find_run(run.id) or RunRow(run, RunState.CREATED, None))
 
-    def record(self) -> None:
-        """Record the experiment with its new runs, all of it or nothing. Raises UsageError for a name that is taken."""
+    def record(self, search: JsonObject | None = None) -> None:
+        """Record the experiment with its new runs, all of it or nothing. Raises UsageError for a name that is taken.
+
+        `search` goes into the provenance of new runs: what was tried to choose their parameters.
+        """
         from mlbench_cli.runs.recording import record
         from mlbench_cli.runs.start import document_writer
 
-        record(self.plan.experiment, self.plan.new, self.workspace.store, document_writer(self.command_line))
+        record(self.plan.experiment, self.plan.new, self.workspace.store, document_writer(self.command_line, search))
 
     @property
     def dies_with_client(self) -> bool:

@@ -30,6 +30,7 @@ from mlbench_cli.commands._report import Ended, report_ended
 from mlbench_cli.commands._values import HELP_ALL
 from mlbench_cli.config.settings import set_unreachable_timeout
 from mlbench_cli.errors import UsageError
+from mlbench_cli.model.run import JsonObject
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.runs.defaults import with_defaults
 from mlbench_cli.runs.launch import check_names, local_machine
@@ -146,6 +147,7 @@ def run(
     if wrong := [name for name in _given(context) if name in _OF_RUNS]:
         raise UsageError(f"{', '.join(map(flag, wrong))}: only for a file with runs.", hint="mlbench run -f FILE")
     client = Client(notice=console.note)
+    searched: JsonObject | None = None
     request = _request(name, workers, file, options)
     if source is None and (signers is not None or run_foreign_command):
         word = "--run-foreign-command" if run_foreign_command else "--signers"
@@ -157,7 +159,21 @@ def run(
         use_task_folder(request.task_path)
         request = _complete(client.recall(request), client, ask=not yes, is_dry=dry_run)
         most = MAX_CONFIRMED if yes else MAX_MEMBERS
-        launch = client.prepare(request, require_goal=require_goal, most=most)
+        if request.search is not None:
+            from mlbench_cli.commands import _search
+
+            if detach:
+                raise UsageError("--search chooses as its trials end, so it cannot be detached.", hint="Without -d")
+            search, launch = _search.plan_search(request, client)
+            if not dry_run:
+                words = ("mlbench", *context.obj)
+                request, searched = _search.run_search(
+                    request, search, launch, client, words, logs=logs, retry_failed=retry_failed
+                )
+            else:
+                console.note(f"{_search.describe_search(request, search)} This is the first round.")
+        if request.search is None:
+            launch = client.prepare(request, require_goal=require_goal, most=most)
     submissions = launch.render(offline=dry_run)
     if save is not None:
         _save(launch.request, save, source)
@@ -171,7 +187,7 @@ def run(
         require_images(launch.specs, client.cluster)
     with launch.open(("mlbench", *context.obj), retry_failed=retry_failed) as opened:
         _explain_plan(opened, launch.is_known)
-        opened.record()
+        opened.record(searched)
         if detach:
             code = start_detached(opened, output)
         else:

@@ -11,6 +11,7 @@ KINDS = ("full", "light")
 PREFIXES = ("", "val_", "val_global_")
 TRAINING = "train_"  # before the name of a metric of the training samples
 GOAL_ON = "goal_on"  # the parameter that says of which samples a goal is
+HOLD_OUT = "hold_out"  # the parameter that scores on a share of the training samples instead of the validation set
 _NAMES = {"Prec@1": "top-1 accuracy", "Prec@5": "top-5 accuracy", "BLEU-Score": "BLEU"}  # as people say them
 
 

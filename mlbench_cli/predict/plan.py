@@ -31,6 +31,7 @@ from mlbench_cli.simulator.gloo import Link
 from mlbench_cli.simulator.predict import FAR_ERROR, INSIDE_LINKS, MAX_GROWTH, OTHER_ERROR, REPLAY_ERROR
 from mlbench_cli.simulator.step import Step, simulate_step
 from mlbench_cli.simulator.workload import Tensor, Workload
+from mlbench_cli.util.front import find_front
 from task_images.comm.methods import Method
 
 # Seconds from `create-cluster` to the first step, within a factor of 1.5; a guess.
@@ -173,7 +174,8 @@ def make_plan(question: Question, offers: Sequence[Offer], excluded: Sequence[Ex
         first = left_out[0] if left_out else Excluded("there is no offer", 0)
         raise UsageError(f"No candidate remains: {first.reason}.", hint=first.hint or "Other --clouds or --workers")
     found.sort(key=lambda item: (item.seconds, item.price))
-    return PlanResult(tuple(found), tuple(_pareto(found)), tuple(_choose(found, question)), tuple(left_out), question)
+    front = find_front(found, lambda item: (item.seconds, item.price))
+    return PlanResult(tuple(found), tuple(front), tuple(_choose(found, question)), tuple(left_out), question)
 
 
 def count_bases(candidates: Sequence[Candidate]) -> dict[Basis, float]:
@@ -404,15 +406,6 @@ def _chance(item: Candidate, question: Question) -> float | None:
         return None if question.deadline is None and question.max_price is None else 1.0
     distance = math.log(max(min(limits), 1e-9) / item.seconds)
     return NormalDist().cdf(distance / item.spread) if item.spread else float(distance >= 0)
-
-
-def _pareto(found: Sequence[Candidate]) -> Iterator[Candidate]:
-    """Those of candidates, sorted by time, that are cheaper than all faster ones."""
-    cheapest = math.inf
-    for item in found:
-        if item.price < cheapest:
-            cheapest = item.price
-            yield item
 
 
 def _choose(found: Sequence[Candidate], question: Question, count: int = 3) -> list[Candidate]:

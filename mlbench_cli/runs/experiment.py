@@ -55,6 +55,10 @@ def expand(
     points that name none are for `cluster`.
     Raises UsageError or NotFoundError, as `launch.resolve` does, if any of them cannot work, or for more than `most`.
     """
+    if request.search is not None:
+        raise UsageError("--search chooses as its trials end: only the command mlbench run does that.")
+    if request.search_budget is not None:
+        raise UsageError("--search-budget is the length of the trials of --search.", hint="--search 'set.KEY=V,V'")
     if request.parallel is not None and not 1 <= request.parallel <= MAX_MEMBERS:
         raise UsageError(f"--parallel {request.parallel}: the number must be from 1 to {MAX_MEMBERS}.")
     points = matrix_of(request).points(most)

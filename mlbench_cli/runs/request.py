@@ -119,6 +119,16 @@ class Request:
     exclude: tuple[Mapping[str, Any], ...] = _option(
         "skip the points of the matrix with all these values", kind="points", metavar="KEY=V,KEY=V"
     )
+    search: str | None = _option(
+        "first find the best values of parameters by short trials on the first number of workers, then run with them, "
+        "e.g. 'set.alpha=1e-6..1e-2 log 8; set.batch_size=32,64'",
+        metavar="'KEY=VALUES; ...'",
+    )
+    search_budget: str | None = _option(
+        "length of the longest trial: epochs (steps, if the task counts in them), or a time such as 2m; default: 9 "
+        "epochs",
+        metavar="EPOCHS|DURATION",
+    )
     parallel: int | None = _option("number of concurrent runs on clusters; default: 1", kind="integer", metavar="N")
     data_dir: str | None = _option("folder of the data sets", metavar="DIR")
     timeout: str | None = _common_option(
@@ -239,7 +249,7 @@ OPTIONS = tuple(item for item in fields(Request) if item.metadata)
 _KINDS: dict[str, str] = {item.name: item.metadata["kind"] for item in OPTIONS}
 REPEATABLE = ("texts", "pairs", "axes", "points")
 # What says which runs there are, or how they are started, and nothing about any one of them.
-OF_EXPERIMENT = ("repeat", "matrix", "include", "exclude", "parallel")
+OF_EXPERIMENT = ("repeat", "matrix", "include", "exclude", "parallel", "search", "search_budget")
 GIVEN_BY_ENGINE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 

@@ -30,8 +30,9 @@ def plan_experiment(
     return make_plan(experiment, existing, candidates, make_run, retry_failed=retry_failed)
 
 
-def document_writer(command_line: Sequence[str]) -> Callable[[Run], None]:
-    """Writes run.json with the provenance of the run, which is collected once for each program."""
+def document_writer(command_line: Sequence[str], search: JsonObject | None = None) -> Callable[[Run], None]:
+    """Writes run.json with the provenance of the run, which is collected once for each program. `search`: what chose
+    its parameters."""
     from mlbench_cli.tasks.provenance import collect_provenance
 
     known: dict[tuple[str, tuple[str, ...]], JsonObject] = {}
@@ -40,6 +41,8 @@ def document_writer(command_line: Sequence[str]) -> Callable[[Run], None]:
         key = (run.spec.task, run.spec.argv)
         if key not in known:
             known[key] = collect_provenance(run.spec, command_line).to_dict()
+            if search is not None:
+                known[key]["search"] = search
         write_run_document(run, known[key])
 
     return write

@@ -33,17 +33,23 @@ class Split(NamedTuple):
     validation: tuple[Floats, Labels]
 
 
-def load_split(seed: int, validation_share: float) -> Split:
-    """The digits, cut by `seed` so that every class gives `validation_share` of its images to the validation set."""
+def load_split(seed: int, validation_share: float, hold_out: float = 0.0) -> Split:
+    """The digits, cut by `seed` so that every class gives `validation_share` of its images to the validation set.
+
+    With `hold_out` that set is left out, and every class gives that share of its other images instead.
+    """
     images, labels = _load()
     generator = numpy_generator(seed, "split")
-    held_out = np.zeros(len(labels), dtype=bool)
+    trains, validates = np.zeros(len(labels), dtype=bool), np.zeros(len(labels), dtype=bool)
     for label in np.unique(labels):
         members = generator.permutation(np.flatnonzero(labels == label))
-        held_out[members[: round(validation_share * len(members))]] = True
-    mean, deviation = images[~held_out].mean(), images[~held_out].std()
+        held, rest = np.split(members, [round(validation_share * len(members))])
+        if hold_out:
+            held, rest = np.split(rest, [round(hold_out * len(rest))])
+        validates[held], trains[rest] = True, True
+    mean, deviation = images[trains].mean(), images[trains].std()
     images = (images - mean) / deviation
-    return Split((images[~held_out], labels[~held_out]), (images[held_out], labels[held_out]))
+    return Split((images[trains], labels[trains]), (images[validates], labels[validates]))
 
 
 def identify() -> DataIdentity:

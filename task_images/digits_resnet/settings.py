@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from task_images.harness.settings import ClassifierSettings, PlateauSettings, parameter
+from task_images.harness.settings import ClassifierSettings, HoldOutSettings, PlateauSettings, parameter
 
 
 @dataclass(frozen=True)
-class Settings(PlateauSettings, ClassifierSettings):
+class Settings(PlateauSettings, ClassifierSettings, HoldOutSettings):
     """Parameters of the task, with the preset `spec` as defaults."""
 
     depth: int = parameter(20, "layers of the ResNet, 6n+2", min=8, max=1202)

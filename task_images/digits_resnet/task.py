@@ -16,7 +16,7 @@ def main(contract: Contract) -> None:
     """Split the digits by the seed and train ResNet on them to the goal."""
     settings = read_parameters(Settings, contract.parameters)
     check_settings(settings)
-    training, validation = load_split(contract.seed, settings.validation_share)
+    training, validation = load_split(contract.seed, settings.validation_share, settings.hold_out)
     with training_session(contract, "scikit-learn digits") as (world, report):
         report.data_identity(identify())
         seed_all(contract.seed)

@@ -6,6 +6,7 @@ from task_images.harness.settings import (
     AccuracyOnSettings,
     AccuracySettings,
     CudaSettings,
+    HoldOutSettings,
     PlateauSettings,
     TrainingSettings,
     parameter,
@@ -13,7 +14,7 @@ from task_images.harness.settings import (
 
 
 @dataclass(frozen=True)
-class Settings(PlateauSettings, AccuracySettings, AccuracyOnSettings, TrainingSettings, CudaSettings):
+class Settings(PlateauSettings, AccuracySettings, AccuracyOnSettings, HoldOutSettings, TrainingSettings, CudaSettings):
     """Parameters of the task, with the preset `spec` as defaults."""
 
     data: str = parameter(

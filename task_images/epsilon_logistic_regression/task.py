@@ -6,7 +6,7 @@ from task_images.comm.allreduce import GradientAllReduce, WeightAllReduce
 from task_images.comm.base import Strategy
 from task_images.comm.prepare import prepare_strategy
 from task_images.contract import Contract
-from task_images.epsilon_logistic_regression.data import FEATURES, count_rows, find_files, generate, read
+from task_images.epsilon_logistic_regression.data import FEATURES, count_rows, find_files, generate, hold_out, read
 from task_images.epsilon_logistic_regression.regression import (
     LogisticRegression,
     LogisticWork,
@@ -44,6 +44,8 @@ def main(contract: Contract) -> None:
         else:
             training, validation, identity = read(files)
         report.data_identity(made_up(count_rows(training, validation)) if files is None else identity)
+        if settings.hold_out:
+            training, validation = hold_out(training, settings.hold_out)
         seed_all(contract.seed)
         model = LogisticRegression(FEATURES).to(world.device)
         loss = RegularisedLoss(model, settings.l1, settings.l2)

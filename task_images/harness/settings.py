@@ -112,6 +112,19 @@ class AccuracyOnSettings:
 
 
 @dataclass(frozen=True)
+class HoldOutSettings:
+    """Scoring on training samples that were held out, so that the validation set chooses nothing."""
+
+    hold_out: float = parameter(
+        0.0,
+        "share of the training samples that is held out and takes the place of the validation set, as in trials of "
+        "--search; 0: the validation set",
+        min=0,
+        max=0.5,
+    )
+
+
+@dataclass(frozen=True)
 class SgdSettings:
     """SGD with momentum."""
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from mlbench_cli.model.goals import GOAL_ON
+from mlbench_cli.model.goals import GOAL_ON, HOLD_OUT
 from mlbench_cli.model.spec import CUSTOM, OPEN, RunSpec
 from mlbench_cli.results.archive.events import DataIdentityDocument
 from mlbench_cli.tasks.catalog import BUDGET, TaskRules
@@ -87,6 +87,8 @@ def _changed_thresholds(spec: RunSpec, rules: TaskRules) -> Iterator[str]:
     usual = rules.spec.get(GOAL_ON)
     if (chosen := spec.parameters.get(GOAL_ON, usual)) != usual:
         yield f"{GOAL_ON} {chosen} instead of {usual}"
+    if held_out := spec.parameters.get(HOLD_OUT):
+        yield f"{HOLD_OUT} {held_out} instead of 0"
 
 
 def _changes(spec: RunSpec, rules: TaskRules) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """The figures of a site: time against cost with its Pareto line, the trend of a setting over time, one claim's runs."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -17,6 +17,7 @@ from mlbench_cli.results.figures.model import Axis, Figure, Line, Scale
 from mlbench_cli.results.figures.scaling import Job, phase_figures
 from mlbench_cli.results.figures.svg import MAX_MARKS
 from mlbench_cli.results.site.claims import Claim, Contest
+from mlbench_cli.util.front import find_front
 
 MAX_TREND_LINES = 7
 SHOWN_CURVES = ("goal-metric", "loss")
@@ -54,12 +55,13 @@ def draw_offers(contest: Contest, key: str) -> Figure | None:
         )
     left = len(offers) - sum(len(line.xs) for line in lines)
     caption = "Lower left is better. Dashed: no other result is both faster and cheaper."
+    front = find_front(((price, claim.point.seconds.mean) for claim, price in offers), lambda offer: offer)
     return Figure(
         key,
         f"Time against {'cost' if has_cost else 'worker-seconds'}",
         Axis("US dollars per run" if has_cost else "worker-seconds", Scale.LOG10),
         Axis(contest.job.what, Scale.LOG10, unit=SECONDS),
-        (*lines, draw_front(find_front(sorted((price, claim.point.seconds.mean) for claim, price in offers)))),
+        (*lines, draw_front(front)),
         caption + (f" {left} slower results are not drawn." if left else ""),
     )
 
@@ -72,15 +74,6 @@ def _price(claim: Claim, has_cost: bool) -> float | None:
 def _place(claim: Claim) -> str:
     words = [f"{claim.point.workers} × {claim.machine}", claim.network, *claim.point.labels]
     return ", ".join(filter(None, words))
-
-
-def find_front(offers: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The (cost, time) pairs that no other pair beats in both, by ascending cost. `offers` are sorted."""
-    front: list[tuple[float, float]] = []
-    for offer in offers:
-        if not front or offer[1] < front[-1][1]:
-            front.append(offer)
-    return front
 
 
 def draw_trend(contest: Contest, key: str) -> Figure | None:

@@ -20,7 +20,6 @@ from mlbench_cli.results.archive.sign import sign
 from mlbench_cli.results.archive.verify import verify
 from mlbench_cli.results.site.build import RefusedArchives, SiteOptions, build_site
 from mlbench_cli.results.site.bundle import make_judge
-from mlbench_cli.results.site.pictures import find_front
 from tests.browser import open_browser
 from tests.pyodide import find_pyodide
 from tests.unit.results.runs import sealed_run
@@ -165,12 +164,6 @@ def test_foreign_text_is_no_markup(tmp_path: Path) -> None:
     for page in (tmp_path / "site").rglob("*.html"):
         assert "<script>alert" not in page.read_text()
         assert "<img" not in page.read_text()
-
-
-def test_the_front_is_what_nothing_else_beats_in_both() -> None:
-    offers = [(1.0, 9.0), (2.0, 5.0), (3.0, 6.0), (4.0, 5.0), (5.0, 1.0)]
-    beaten = {a for a in offers for b in offers if b != a and b[0] <= a[0] and b[1] <= a[1]}
-    assert find_front(offers) == [offer for offer in offers if offer not in beaten]
 
 
 def test_the_command_builds_and_says_what_archives_tell(
