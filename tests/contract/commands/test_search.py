@@ -24,7 +24,9 @@ def test_a_search_chooses_what_then_runs_and_a_second_one_starts_nothing(capfd: 
     client = Client()
     assert sorted(each.name for each in client.runs()) == [*("s-1", "s-search1-1e-7-1", "s-search1-learningrate0p02-1")]
     with client.find_run("s-1").archive() as archive:
-        found = archive.run["provenance"]["search"]
+        provenance = archive.run["provenance"]
+        assert provenance is not None
+        found = provenance["search"]
         assert archive.run["spec"]["parameters"]["learning_rate"] == 0.02
         assert archive.run["spec"]["parameters"]["hold_out"] == 0.0
     assert found["chosen"] == {"set.learning_rate": "0.02"}
