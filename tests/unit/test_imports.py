@@ -201,7 +201,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "mlbench_cli.predict": (
         *("mlbench_cli.errors", "mlbench_cli.model.goals", "mlbench_cli.model.network", "mlbench_cli.simulator"),
-        *("task_images.comm.methods", "task_images.comm.presets"),
+        *("mlbench_cli.util.front", "task_images.comm.methods", "task_images.comm.presets"),
     ),
     # It runs on machines without the client: of the tool, only what is copied there.
     "mlbench_cli.agent": (
@@ -220,7 +220,10 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "mlbench_cli.engines": (*BASE, "mlbench_cli.agent", "mlbench_cli.kube", "templates", "mlbench_cli.__init__"),
     # The variables that a host file's environment may not set: names of secrets.
     "mlbench_cli.engines.hosts": (*BASE, "mlbench_cli.agent", "mlbench_cli.engines", "mlbench_cli.util.masking"),
-    "mlbench_cli.results": (*BASE, "mlbench_cli.tasks.provenance", "mlbench_cli.engines.base", "mlbench_cli.__init__"),
+    "mlbench_cli.results": (
+        *(*BASE, "mlbench_cli.tasks.provenance", "mlbench_cli.engines.base", "mlbench_cli.util.front"),
+        "mlbench_cli.__init__",
+    ),
     "mlbench_cli.runs.start": (*BASE, "mlbench_cli.runs", "mlbench_cli.results", "mlbench_cli.tasks.provenance"),
     "mlbench_cli.runs.hooks": (*BASE, "mlbench_cli.config.file", "mlbench_cli.runs.finished"),
     "mlbench_cli.runs.defaults": (*BASE, "mlbench_cli.config.file", "mlbench_cli.runs.request"),
