@@ -153,10 +153,20 @@ def _position(what: str, number: float | None, count: float | None) -> str:
 
 def in_words(spec: RunSpec) -> str:
     """What a spec runs, on what: "digits_resnet on local, 2 workers, gloo, cpu"."""
-    what = "a command" if spec.task == CUSTOM else spec.task + ("" if spec.preset == "spec" else f" ({spec.preset})")
-    workers = f"{spec.workers} worker{'s' if spec.workers > 1 else ''}"
-    each = f" of {spec.processes_per_worker} ranks" if spec.processes_per_worker > 1 else ""
-    return f"{what} on {spec.cluster}, {workers}{each}, {spec.backend}, {spec.device}"
+    return run_in_words({**vars(spec), "world_size": spec.world_size})
+
+
+def run_in_words(run: Mapping[str, Any]) -> str:
+    """The same of a run as `status -o json` describes it."""
+    what = (
+        "a command"
+        if run["task"] == CUSTOM
+        else run["task"] + ("" if run["preset"] == "spec" else f" ({run['preset']})")
+    )
+    workers = f"{run['workers']} worker{'s' if run['workers'] > 1 else ''}"
+    ranks = run["world_size"] // run["workers"]
+    each = f" of {ranks} ranks" if ranks > 1 else ""
+    return f"{what} on {run['cluster']}, {workers}{each}, {run['backend']}, {run['device']}"
 
 
 # --- when it has ended ----------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import typer
 
 from mlbench_cli import console
 from mlbench_cli.api import Client, RunHandle
+from mlbench_cli.commands._dashboard import DashboardUrl, connect, download_runs, require_names
 from mlbench_cli.commands._selection import All, Names, NewerThan, OlderThan, States, Tasks, make_filter
 from mlbench_cli.errors import MlbenchError, UsageError
 
@@ -24,6 +25,7 @@ class DownloadKind(StrEnum):
 
 
 def download(
+    context: typer.Context,
     names: Names = None,
     to: Annotated[
         Path | None, typer.Option("--to", metavar="PATH", help="output file or folder; default: results.zip")
@@ -45,6 +47,7 @@ def download(
     tasks: Tasks = None,
     older_than: OlderThan = None,
     newer_than: NewerThan = None,
+    dashboard: DashboardUrl = None,
 ) -> None:
     """Write the archives of finished runs to zip files.
 
@@ -56,6 +59,10 @@ def download(
     if anonymous and kind is not DownloadKind.archive:
         raise UsageError("--anonymous is for archives; the format mlbench-v3 has no such form.")
     target, as_json = _target(" ".join(names or ["NAME"]), to, path, output)
+    if dashboard is not None:
+        there = connect(context, dashboard, "to", "path", "force")
+        download_runs(there, require_names(names, "download"), target, force=force, as_json=as_json)
+        return
     client = Client(notice=console.note)
     filter = make_filter(states, tasks, older_than, newer_than)
     chosen = client.select(names or (), all_runs=all_runs, filter=filter)

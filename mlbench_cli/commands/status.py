@@ -11,12 +11,13 @@ from mlbench_cli import console
 from mlbench_cli.api import Client, RunHandle
 from mlbench_cli.api.client import Chosen
 from mlbench_cli.commands._common import Format, Output, complete_clusters, complete_tasks
+from mlbench_cli.commands._dashboard import DashboardUrl, connect, require_names, show_status
 from mlbench_cli.commands._experiments import is_queue_problem, show_experiment
 from mlbench_cli.commands._repeats import show_repeats
-from mlbench_cli.commands._report import Reporter, format_eta, in_words
+from mlbench_cli.commands._report import Reporter, format_eta, run_in_words
 from mlbench_cli.commands._selection import complete_names
 from mlbench_cli.errors import UsageError, did_you_mean
-from mlbench_cli.model.methods import OWN, method_phrase
+from mlbench_cli.model.methods import OWN
 from mlbench_cli.model.run import DAMAGED, FindingDocument, JsonObject, Outcome, RunState
 from mlbench_cli.results.analysis.numbers import SECONDS, format_goal, format_value, unit_of
 from mlbench_cli.runs.experiment_status import ExperimentStatus
@@ -61,6 +62,7 @@ class Choice(NamedTuple):
 
 
 def status(
+    context: typer.Context,
     names: Annotated[
         list[str] | None,
         typer.Argument(
@@ -100,6 +102,7 @@ def status(
             "--since", metavar="TIME", help="only runs created since this time, e.g. 2d or 2026-01-31T10:00:00Z"
         ),
     ] = None,
+    dashboard: DashboardUrl = None,
     output: Output = Format.text,
 ) -> None:
     """Show the newest runs, or a run, experiment or cluster in detail."""
@@ -110,6 +113,22 @@ def status(
         )
     if choice.is_filter and cluster is not None:
         raise UsageError("--state, --task and --since choose among runs.", hint="mlbench status --state running")
+    if dashboard is not None:
+        there = connect(context, dashboard, "metric", "watch", "verbose", "limit", "state", "task", "since")
+        show_status(
+            there,
+            require_names(names, "status") if names else (),
+            output,
+            limit=limit,
+            state=state,
+            task=task,
+            since=choice.since,
+            show=lambda document: _show_one(document, metric, verbose),
+            show_rows=show_rows,
+            metric=metric,
+            watch=watch,
+        )
+        return
     client = Client(notice=console.note)
     if cluster is not None:
         from mlbench_cli.commands._cluster_status import show_cluster
@@ -149,7 +168,7 @@ def _show_run(run: RunHandle, metric: str | None, watch: bool, verbose: bool, ou
     if output == Format.json:
         console.out_json(document)
     else:
-        _show_one(run, document, metric, verbose)
+        _show_one(document, metric, verbose)
 
 
 def _show_named(chosen: Chosen, client: Client, choice: Choice, verbose: bool, output: Format) -> None:
@@ -192,7 +211,7 @@ def _show_rows(
     if not states:
         _explain_empty_store(client)
         return
-    show_runs(shown)
+    show_rows([{**status.to_dict(), **figures} for status, figures in shown])
     show_repeats(repeats)
     for status, _ in shown:
         if status.problem and not (experiments and is_queue_problem(status)):
@@ -212,29 +231,28 @@ def _explain_empty_store(client: Client) -> None:
     console.note("There are no runs yet.\nNext: mlbench tasks, then mlbench run NAME 1 2 --task TASK")
 
 
-def show_runs(shown: Sequence[tuple[RunStatus, JsonObject]]) -> None:
-    """The table of runs with their figures. Columns in which no run says anything are left out."""
-    states, figures = [status for status, _ in shown], [each for _, each in shown]
+def show_rows(runs: Sequence[JsonObject]) -> None:
+    """The table of runs, each as `status -o json` describes it. Columns in which no run says anything are left out."""
     columns: dict[str, list[object]] = {
-        "RUN": [status.row.run.name for status in states],
-        "WORKERS": [status.row.run.spec.workers for status in states],
-        "STATE": [status.state for status in states],
-        "OUTCOME": [status.outcome for status in states],
-        "GOAL": [format_goal(each["goal"], status.outcome) for status, each in zip(states, figures, strict=True)],
-        "TIME": [None if each["seconds"] is None else format_value(each["seconds"], SECONDS) for each in figures],
+        "RUN": [run["name"] for run in runs],
+        "WORKERS": [run["workers"] for run in runs],
+        "STATE": [run["state"] for run in runs],
+        "OUTCOME": [run["outcome"] for run in runs],
+        "GOAL": [format_goal(run.get("goal"), run["outcome"]) for run in runs],
+        "TIME": [None if run.get("seconds") is None else format_value(run["seconds"], SECONDS) for run in runs],
     }
     special: dict[str, list[object]] = {
-        "METHOD": [method_phrase(status.row.run.spec.method) for status in states],
-        "NETWORK": [status.row.run.spec.network for status in states],
-        "LABEL": ["functional" if status.row.run.spec.functional_only else None for status in states],
-        "CONDITIONS": [_labels(each["conditions"]) for each in figures],
+        "METHOD": [run["method"] for run in runs],
+        "NETWORK": [run["network"] for run in runs],
+        "LABEL": ["functional" if run["functional_only"] else None for run in runs],
+        "CONDITIONS": [_labels(run.get("conditions")) for run in runs],
     }
     columns |= {name: cells for name, cells in special.items() if set(cells) - {None, OWN}}
     columns |= {
-        "TASK": [status.row.run.spec.task for status in states],
-        "BACKEND": [status.row.run.spec.backend for status in states],
-        "CLUSTER": [status.row.run.spec.cluster for status in states],
-        "CREATED": [console.ago(status.row.run.created) for status in states],
+        "TASK": [run["task"] for run in runs],
+        "BACKEND": [run["backend"] for run in runs],
+        "CLUSTER": [run["cluster"] for run in runs],
+        "CREATED": [console.ago(run["created"]) for run in runs],
     }
     droppable = ["BACKEND", "CLUSTER", "CREATED", "TASK", "GOAL", "LABEL", "CONDITIONS", "NETWORK", "TIME"]
     rows = list(zip(*columns.values(), strict=True))
@@ -246,9 +264,9 @@ def _labels(conditions: Sequence[str] | None) -> str | None:
     return ", ".join(phrase.partition(":")[0] for phrase in conditions or ()) or None
 
 
-def _show_one(run: RunHandle, document: dict[str, Any], metric: str | None, verbose: bool) -> None:
+def _show_one(document: dict[str, Any], metric: str | None, verbose: bool) -> None:
     facts: list[tuple[str, str | None]] = [
-        ("Run", f"{run.name}: {in_words(run.run.spec)}"),
+        ("Run", f"{document['name']}: {run_in_words(document)}"),
         ("State", document["state"] + (f", {document['outcome']}" if document["outcome"] else "")),
         ("Result", document.get("summary")),
         ("Progress", _progress(document["progress"])),
@@ -279,7 +297,7 @@ def _show_one(run: RunHandle, document: dict[str, Any], metric: str | None, verb
         if verbose:
             _show_evidence(finding)
     if document["findings"] and not verbose:
-        console.note(f"\nEvidence: mlbench status {run.name} --verbose")
+        console.note(f"\nEvidence: mlbench status {document['name']} --verbose")
 
 
 def _show_evidence(finding: FindingDocument) -> None:

@@ -17,13 +17,15 @@ _EVENT = contract.PREFIX.encode()
 
 @dataclass(frozen=True)
 class LogPage:
-    """Whole lines from `offset` to `end`, in bytes of the log. `before` is the offset of the page before it."""
+    """Lines from `offset` to `end`, in bytes of the log. `before` is the offset of the page before it. `cut` is where
+    the last line begins if the log has no line end for it yet, else None."""
 
     offset: int
     end: int
     size: int
     before: int | None
     lines: tuple[str, ...]
+    cut: int | None = None
 
     def to_dict(self) -> JsonObject:
         """The page as the REST API gives it."""
@@ -55,7 +57,10 @@ def read_page(path: Path, offset: int, *, raw: bool = False, limit: int = PAGE_B
     except FileNotFoundError:
         return LogPage(0, 0, 0, None, ())
     lines = tuple(text for line in data.splitlines() if (text := _show(line, raw)) is not None)
-    return LogPage(start, start + len(data), size, max(0, start - limit) if start else None, lines)
+    whole = _last_line_end(data)
+    is_open = whole < len(data) and start + len(data) == size and _show(data[whole:], raw) is not None
+    before = max(0, start - limit) if start else None
+    return LogPage(start, start + len(data), size, before, lines, start + whole if is_open else None)
 
 
 def _find_start(file: BinaryIO, start: int, limit: int) -> int:
