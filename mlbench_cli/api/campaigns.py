@@ -5,6 +5,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from mlbench_cli.api.calibrated import predictor
 from mlbench_cli.api.launches import Launch, OpenExperiment, make_launch
 from mlbench_cli.api.runs import RunHandle
 from mlbench_cli.api.workspace import API_COMMAND, Workspace
@@ -185,6 +186,6 @@ def plan_campaign(workspace: Workspace, found: Campaign, most: int | None, *, re
         entries = tuple((name, with_defaults(request, chosen[0])) for name, request in entries)
     lots = make_lots(replace(found, entries=entries), chosen, most=MAX_MEMBERS if most is None else most)
     launches = tuple(make_launch(workspace, lot.request, lot.candidates) for lot in lots)
-    handle = CampaignHandle(workspace, found, lots, published, retry_failed, History(store), launches)
+    handle = CampaignHandle(workspace, found, lots, published, retry_failed, History(store, predictor(store)), launches)
     handle.plan()
     return handle

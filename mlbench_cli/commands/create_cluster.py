@@ -3,7 +3,7 @@
 import inspect
 import time
 from collections.abc import Sequence
-from dataclasses import Field, fields
+from dataclasses import Field, fields, replace
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin, get_type_hints
 
@@ -14,7 +14,13 @@ from mlbench_cli import console
 from mlbench_cli.clusters import changes as cluster_changes
 from mlbench_cli.clusters import manage as clusters
 from mlbench_cli.clusters.manage import UNATTENDED_TTL, CreationRequest, PlannedCluster, Ttl, plan_cluster
-from mlbench_cli.commands._clusters import StepPrinter, cluster_document, show_plan
+from mlbench_cli.commands._clusters import (
+    StepPrinter,
+    cluster_document,
+    describe_estimate,
+    estimate_document,
+    show_plan,
+)
 from mlbench_cli.commands._common import Format, Output, Yes
 from mlbench_cli.commands._values import build_command
 from mlbench_cli.config.file import find_default
@@ -29,6 +35,7 @@ from providers.base import AUTO, CanCreate
 from providers.operation_errors import delete_command
 
 if TYPE_CHECKING:
+    from mlbench_cli.predict.plan import Candidate
     from providers.helm.install import Installation
 
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
@@ -90,6 +97,7 @@ def create(
     dry_run: bool,
     yes: bool,
     output: Format,
+    for_task: str | None = None,
 ) -> None:
     """Plan, print, ask and create, in this order; `--dry-run` ends after the plan.
 
@@ -103,21 +111,32 @@ def create(
     store = Store(notice=console.note)
     _check_registry(provider, options.get("registry"))
     try:
-        _create(store, request, ttl, dry_run, yes, output)
+        _create(store, request, ttl, dry_run, yes, output, for_task)
     except (CredentialError, UsageError) as error:
         # "There are no credentials": what the cluster would be and cost can be shown all the same.
         if not dry_run or error.details.get("configured", True) or (sketch := clusters.sketch_cluster(request)) is None:
             raise
-        _print_plan(sketch, output)
+        _print_plan(sketch, output, _estimate(store, sketch, for_task))
 
 
-def _create(store: Store, request: CreationRequest, ttl: str | None, dry_run: bool, yes: bool, output: Format) -> None:
+def _create(
+    store: Store,
+    request: CreationRequest,
+    ttl: str | None,
+    dry_run: bool,
+    yes: bool,
+    output: Format,
+    for_task: str | None,
+) -> None:
     with plan_cluster(store, request) as planned:
         planned = _choose_end(store, planned, ttl)
+        estimate = _estimate(store, planned, for_task)
         if dry_run:
-            _print_plan(planned, output)
+            _print_plan(planned, output, estimate)
             return
         show_plan(planned.cluster, planned.plan)
+        if estimate is not None:
+            console.note(describe_estimate(estimate, planned.plan.currency))
         _show_chart(planned.installation)
         if end := _describe_end(planned):
             console.note(f"{end} {cluster_changes.describe_end(planned.cluster)}")
@@ -181,7 +200,18 @@ def _parse_ttl(ttl: str | None) -> Ttl | None:
     return None if ttl in (None, KEEP) else Ttl(str(ttl), parse_duration(str(ttl), "--ttl"))
 
 
-def _print_plan(planned: PlannedCluster, output: Format) -> None:
+def _estimate(store: Store, planned: PlannedCluster, task: str | None) -> "Candidate | None":
+    """What a task takes on the planned workers, with the start of the cluster. Raises what says why nobody knows."""
+    if task is None:
+        return None
+    from mlbench_cli.api.calibrated import estimate_on_cluster
+
+    record = {"price_per_hour": planned.plan.total}
+    cluster = replace(planned.cluster, details={**planned.cluster.details, "plan": record})
+    return estimate_on_cluster(store, task, cluster, is_new=True)
+
+
+def _print_plan(planned: PlannedCluster, output: Format, estimate: "Candidate | None") -> None:
     resources, installation = planned.resources, planned.installation
     chart: dict[str, object] | None = None
     if installation is not None:
@@ -189,9 +219,13 @@ def _print_plan(planned: PlannedCluster, output: Format) -> None:
     if output == Format.json:
         plan = planned.plan.to_dict()
         document = {"cluster": cluster_document(planned.cluster), "plan": plan, "resources": resources}
+        if estimate is not None:
+            document["estimate"] = estimate_document(estimate)
         console.out_json({**document, "helm_chart": chart} if chart else document)
         return
     show_plan(planned.cluster, planned.plan)
+    if estimate is not None:
+        console.note(describe_estimate(estimate, planned.plan.currency))
     _show_chart(installation)
     if ttl := ClusterDetails.of(planned.cluster).ttl:
         console.note(f"It ends after {ttl}. {cluster_changes.describe_end(planned.cluster)}")
@@ -354,6 +388,19 @@ _COMMON = [
                 help="delete the cluster after this time, e.g. 90m, 8h, 2d, or none; default: none, but "
                 f"{UNATTENDED_TTL} for paid clusters if there is no terminal",
                 metavar="DURATION",
+            ),
+        ],
+        None,
+    ),
+    _keyword(
+        "for_task",
+        Annotated[
+            str | None,
+            typer.Option(
+                "--for",
+                help="also say how long this task takes on the cluster, and what that costs, from calibrated runs on "
+                "this machine (mlbench plan)",
+                metavar="TASK",
             ),
         ],
         None,

@@ -14,12 +14,12 @@ from typing import Annotated, Any
 import typer
 
 from mlbench_cli import api, console
+from mlbench_cli.api.calibrated import make_question, open_archives, open_run
 from mlbench_cli.commands._archives import Unproven
-from mlbench_cli.commands._calibrated import open_run, own_method, read_calibration
-from mlbench_cli.commands._common import Format, Output, complete_runs, is_sealed
-from mlbench_cli.errors import MlbenchError, NotFoundError, UsageError, did_you_mean
+from mlbench_cli.commands._common import Format, Output, complete_runs
+from mlbench_cli.errors import UsageError, did_you_mean
 from mlbench_cli.model.run import JsonObject
-from mlbench_cli.predict.machines import HERE, Calibrated, MachineType, load_machines
+from mlbench_cli.predict.machines import HERE, MachineType, load_machines
 from mlbench_cli.predict.plan import (
     Candidate,
     Excluded,
@@ -29,27 +29,17 @@ from mlbench_cli.predict.plan import (
     count_bases,
     explain,
     find_sensitivities,
-    keeps_samples,
     make_plan,
 )
-from mlbench_cli.predict.samples import GoalPoint, choose_model, read_noise_scale, read_point
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.figures.plans import draw_plan
-from mlbench_cli.simulator.calibration import FILE
 from mlbench_cli.storage.store import Store
-from mlbench_cli.tasks.catalog import Task, load_catalog
+from mlbench_cli.tasks.catalog import load_catalog
 from mlbench_cli.util.durations import parse_duration
 from providers import pricing, registry
-from task_images.comm.methods import Method
-from task_images.comm.presets import PRESETS, resolve
 from task_images.harness.cores import effective_cores
 
 CLOUDS = (*registry.PAID, HERE)
-DEFAULT_METHODS = ("fusion", "mgwfbp", "dear")
-ANY = "any"
-MAX_RUNS = 40  # of the task in the store, newest first, that are read without --from
-# Parameters that runs of one task may differ in and still tell of one goal.
-TUNED = ("batch_size", "global_batch", "micro_batch", "learning_rate", "epochs", "steps", "warmup")
 SHOWN = 12  # rows of the Pareto line
 
 
@@ -120,9 +110,10 @@ def plan(
     limit = None if deadline is None else parse_duration(deadline, "--deadline")
     names = _clouds(clouds)
     sizes, factors = _numbers(workers, "--workers", int), _numbers(batch, "--batch", float)
+    store = Store(notice=console.note)
     with ExitStack() as stack:
-        archives = _open_all(task, runs, unproven, stack)
-        question, base = _question(known[task], archives, goal, method)
+        archives = open_archives(store, task, runs, unproven, stack)
+        question, base = make_question(known[task], archives, goal, method)
         question = replace(
             question,
             workers=sizes,
@@ -167,124 +158,6 @@ def _numbers(text: str, flag: str, kind: type) -> list[Any]:
     if not found or not all(0 < number <= 10_000 for number in found):
         raise UsageError(f'{flag} "{text[:60]}" is not a list of numbers from 1 to 10000.', hint=f"{flag} 1,2,4")
     return sorted(set(found))
-
-
-def _open_all(task: str, names: Sequence[str] | None, unproven: bool, stack: ExitStack) -> list[Archive]:
-    """The archives to predict from, the calibrated one first. Raises NotFoundError if there is none."""
-    how = f"mlbench run cal 2 --task {task} --calibrate --num-cpus 1"
-    if names:
-        found = [stack.enter_context(open_run(name, unproven)) for name in names]
-        for archive in found:
-            if archive.run["spec"]["task"] != task:
-                raise UsageError(f"The run {archive.run['name']} is of {archive.run['spec']['task']}, not of {task}.")
-        return found
-    found = []
-    for row in Store(notice=console.note).iterate_runs(tasks=[task]):
-        if len(found) == MAX_RUNS:
-            break
-        if not is_sealed(row.run):
-            continue
-        try:
-            archive = stack.enter_context(open_run(row.run.name, unproven))
-            read_point(archive.run, archive.result)
-        except MlbenchError:
-            continue  # damaged, unproven, or short of its goal: others may do
-        found.append(archive)
-    base = next((archive for archive in found if FILE in archive.names), None)
-    if base is None:
-        raise NotFoundError(f"No calibrated run of {task} that reached its goal is known on this machine.", hint=how)
-    return [base, *(archive for archive in found if archive is not base and _is_alike(archive, base))]
-
-
-def _is_alike(archive: Archive, base: Archive) -> bool:
-    """Whether two runs of a task differ in nothing that changes its goal or its model."""
-    documents: list[Any] = [item.run["spec"]["parameters"] for item in (archive, base)]
-    own, other = ({key: value for key, value in each.items() if key not in TUNED} for each in documents)
-    return own == other
-
-
-def _question(
-    task: Task, archives: Sequence[Archive], goal: str | None, methods: str | None
-) -> tuple[Question, Archive]:
-    """What the archives tell of the task; the first of them is the one to predict from."""
-    base = archives[0]
-    calibration, link, _ = read_calibration(base, required=False)
-    if calibration.is_crowded:
-        raise UsageError(
-            f"The calibration {base.run['name']} had {calibration.ranks} ranks of {calibration.threads} threads on "
-            f"{calibration.cores:g} cores: its times are the scheduler's.",
-            hint=f"mlbench run cal 2 --task {task.name} --calibrate --num-cpus 1",
-        )
-    points: list[tuple[GoalPoint, Method]] = []
-    threshold = _threshold(base, goal)
-    for archive in archives:
-        if _threshold(archive, goal) != threshold:
-            raise UsageError(
-                f"The goals of {archive.run['name']} and {base.run['name']} differ.", hint="Leave it out of --from"
-            )
-        points.append((read_point(archive.run, archive.result, goal), own_method(archive)))
-    exact = [point for point, own in points if keeps_samples(own)] or [points[0][0]]
-    samples = choose_model(task.name, exact, read_noise_scale(base.result))
-    others = [_calibrated(archive) for archive in archives[1:] if FILE in archive.names]
-    parameter = task.parameters.get("batch_size")
-    spent = base.result["timings"].get("validation", {}).get("rank0", 0.0)
-    scaled = points[0][0].samples / max(1.0, float(base.result.get("samples") or points[0][0].samples))
-    memory = base.result["details"].get("peak_memory_bytes")
-    question = Question(
-        task.name,
-        calibration,
-        link if link.beta else None,
-        _calibrated(base),
-        samples,
-        list(_choose_methods(methods, own_method(base), points, samples.samples)),
-        validation=spent * scaled,
-        max_rank_batch=None if parameter is None or parameter.max is None else int(parameter.max),
-        memory_gib=memory / 2**30 if memory else None,
-        devices=task.devices,
-        can_resume="checkpoint" in task.parameters,
-        others=others,
-    )
-    return question, base
-
-
-def _threshold(archive: Archive, goal: str | None) -> float | None:
-    """Of a goal of the run, its own by default; None if it did not pass it."""
-    result: Any = archive.result
-    passed = (result["details"].get("goals") or {}).get(goal) if goal else result.get("goal")
-    return None if not passed else float(passed["threshold"])
-
-
-def _calibrated(archive: Archive) -> Calibrated:
-    calibration, _, _ = read_calibration(archive, required=False)
-    machine: JsonObject = archive.environment["ranks"].get("0", {})
-    gpu = str(machine.get("device_name") or "") if machine.get("device") == "cuda" else ""
-    rate = calibration.batch / max(calibration.workload.seconds, 1e-9)
-    return Calibrated(calibration.threads, gpu, rate, str(archive.result["details"].get("precision") or "fp32"))
-
-
-def _choose_methods(text: str | None, own: Method, points: Sequence[tuple[GoalPoint, Method]], samples: Any) -> Any:
-    """Methods with their factor on the samples to the goal: 1 for exact ones, as measured for others."""
-    measured: dict[str, list[float]] = {}
-    for point, method in points:
-        expected = samples(point.batch)
-        if expected:
-            measured.setdefault(method.name, []).append(math.log(point.samples / expected))
-    asked = text != ANY and text is not None
-    names = list(PRESETS) if text == ANY else text.split(",") if text else [own.name, *DEFAULT_METHODS]
-    for name in dict.fromkeys(names):
-        if name not in PRESETS and name != own.name:
-            near = did_you_mean(name, list(PRESETS))
-            raise UsageError(f'There is no method "{name[:60]}".{near}', hint="mlbench methods")
-        method = own if name == own.name else resolve(name)
-        if keeps_samples(method):
-            yield method, 1.0
-        elif name in measured:
-            yield method, math.exp(sum(measured[name]) / len(measured[name]))
-        elif asked:
-            raise UsageError(
-                f"The method {name} changes how many samples the goal takes, and no run tells by how much.",
-                hint=f"mlbench run {name} 2 --task TASK --method {name}, then: --from {name}-2",
-            )
 
 
 # --- offers -----------------------------------------------------------------------------------------------------------
@@ -429,7 +302,7 @@ def _measure(task: str, base: Archive, result: PlanResult, goal: str | None, cou
             cluster="local",
         ).wait()
         run = f"{name}-{item.workers}"
-        with open_run(run, True) as archive:
+        with open_run(client.store, run, True) as archive:
             reached = archive.result["outcome"] == "goal_reached"
             taken = archive.result["task_seconds"]["wall"] if reached else None
         planned = item.seconds - item.startup

@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from mlbench_cli import console
+from mlbench_cli.api.calibrated import open_run, own_method, read_calibration, read_run_probe
 from mlbench_cli.commands._archives import Unproven
-from mlbench_cli.commands._calibrated import open_run, own_method, read_calibration, read_run_probe
 from mlbench_cli.commands._common import Format, Output, complete_runs
 from mlbench_cli.errors import UsageError, did_you_mean
 from mlbench_cli.model.network import NetworkShape, format_rate, format_seconds, parse_network
@@ -33,6 +33,7 @@ from mlbench_cli.simulator.predict import MIN_LATENCY, Prediction, Scenario, adv
 from mlbench_cli.simulator.predict import predict as predict_step
 from mlbench_cli.simulator.published import SUPPORTED, compare_published, summarize
 from mlbench_cli.simulator.stragglers import parse_spread
+from mlbench_cli.storage.store import Store
 from task_images.comm.methods import Method
 from task_images.comm.presets import PRESETS, resolve
 
@@ -135,8 +136,8 @@ def predict(
         raise UsageError("A prediction is made from one run.", hint="mlbench predict --check RUN RUN")
     if network is not None and network_of is not None:
         raise UsageError("--network and --network-of are two networks.", hint="Give one of them.")
-    probed = None if network_of is None else read_run_probe(network_of, unproven)
-    with open_run(runs[0], unproven) as archive:
+    probed = None if network_of is None else read_run_probe(Store(notice=console.note), network_of, unproven)
+    with open_run(Store(notice=console.note), runs[0], unproven) as archive:
         calibration, link, error = read_calibration(archive, required=network is None and probed is None)
         shape, links, library, nodes = _shape(network), _inside(inside), _backend(backend), _topology(topology)
         spread = parse_spread(stragglers, calibration)
@@ -168,7 +169,7 @@ def _show_faults(text: str, runs: Sequence[str], unproven: bool, output: Format)
     measured: Goodput | None = None
     known: dict[str, float] = {}
     if runs:
-        with open_run(runs[0], unproven) as archive:
+        with open_run(Store(notice=console.note), runs[0], unproven) as archive:
             measured = measure_goodput(archive)
             facts = archive.result["faults"]
         if facts["checkpoint_seconds"] is not None:
@@ -291,7 +292,7 @@ def _find_samples(archive: Archive, more: Sequence[str], unproven: bool) -> Samp
         return None
     task = archive.run["spec"]["task"]
     for name in more:
-        with open_run(name, unproven) as other:
+        with open_run(Store(notice=console.note), name, unproven) as other:
             if other.run["spec"]["task"] != task:
                 raise UsageError(f'The run "{name[:60]}" is of {other.run["spec"]["task"]}, not of {task}.')
             points.append(read_point(other.run, other.result))
@@ -429,7 +430,7 @@ def _check_runs(names: Sequence[str], output: Format, charts: Path | None, unpro
     """Each run's step as predicted from its own calibration, against the step that it measured."""
     rows: list[JsonObject] = []
     for name in names:
-        with open_run(name, unproven) as archive:
+        with open_run(Store(notice=console.note), name, unproven) as archive:
             calibration, link, error = read_calibration(archive, required=True)
             scenario = _add_buckets(Scenario(calibration.ranks, own_method(archive)), calibration, archive)
             found = predict_step(calibration, link, error, scenario)

@@ -236,7 +236,8 @@ def _run_several(context: typer.Context, file: Path) -> int | None:
     given = context.params
     limits = Limits([given["cluster"]] if given["cluster"] else (), given["max_hours"], given["max_cost"])
     how = How(*(given[name] for name in How._fields))
-    return run_file(str(file), limits, how, given["to"], given["output"], ("mlbench", "campaign", str(file)))
+    to = None if given["to"] is None else Path(given["to"])  # the context has texts
+    return run_file(str(file), limits, how, to, given["output"], ("mlbench", "campaign", str(file)))
 
 
 def _agree(program: "AuthorsProgram", *, yes: bool, is_trusted: bool, is_dry: bool) -> None:

@@ -86,6 +86,7 @@ class Question:
     others: Sequence[Calibrated] = ()
     workers: Sequence[int] = WORKERS
     batch_factors: Sequence[float] = BATCH_FACTORS
+    is_started: bool = False  # the machines run already
     max_price: float | None = None
     deadline: float | None = None
 
@@ -116,6 +117,7 @@ class Candidate:
     overhead: float = 0.0
     checkpoint_every: float | None = None
     chance: float | None = None
+    task: str = ""
 
     @property
     def low(self) -> float:
@@ -360,7 +362,7 @@ def _evaluate(
     step = simulate(speed.factor, rank_batch / own.batch, gbits, workers, machine.ranks, inside, method)
     validation = question.validation * speed.factor * own.ranks / ranks * samples / question.samples.known
     work = samples / batch * step.seconds + validation
-    startup = STARTUP[machine.provider]
+    startup = 0.0 if question.is_started else STARTUP[machine.provider]
     rate = workers * offer.interrupted / 3600
     overhead, every = find_interruption_cost(work, rate, question.can_resume)
     seconds = startup + work + overhead
@@ -387,7 +389,7 @@ def _evaluate(
         *(offer, workers, method.name, rank_batch, batch, samples, kept, step, seconds, price, startup, spread),
         *(parts, bases, speed, overhead, every),
     )
-    return replace(item, chance=_chance(item, question))
+    return replace(item, chance=_chance(item, question), task=question.task)
 
 
 def _spread_of(errors: tuple[float, float]) -> float:

@@ -13,7 +13,7 @@ Each entry of `runs` is an experiment on each cluster, with everything that expe
 exclude, repeats, resuming by content hash.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -254,9 +254,13 @@ class RunEstimate:
 
 
 class History:
-    """What finished runs took, by what they ran: the same content apart from seed, else task, preset and size."""
+    """What finished runs took, by what they ran: the same content apart from seed, else task, preset and size.
 
-    def __init__(self, store: Store) -> None:
+    `predict` gives the seconds of a run of which none is known; None if it cannot either.
+    """
+
+    def __init__(self, store: Store, predict: Callable[[RunSpec, Cluster], float | None] | None = None) -> None:
+        self._predict = predict
         self._exact: dict[str, list[float]] = {}
         self._similar: dict[tuple[object, ...], list[float]] = {}
         for row in store.runs():
@@ -274,9 +278,9 @@ class History:
     def estimate(self, spec: RunSpec, cluster: Cluster) -> RunEstimate:
         """What a run is expected to take, in seconds, and to cost, in the plan's currency; None if nothing is known."""
         known = self._exact.get(_exact_key(spec)) or self._similar.get(_similar_key(spec))
-        if not known:
+        seconds = sum(known) / len(known) if known else self._predict(spec, cluster) if self._predict else None
+        if seconds is None:
             return RunEstimate(None, None)
-        seconds = sum(known) / len(known)
         plan = ClusterDetails.of(cluster).plan
         per_hour = plan.get("price_per_hour") if plan else 0.0 if cluster.provider == "local" else None
         return RunEstimate(seconds, None if per_hour is None else seconds / 3600 * per_hour)

@@ -237,6 +237,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "mlbench_cli.api": (
         *(*BASE, "mlbench_cli.runs", "mlbench_cli.results", "mlbench_cli.engines.base", "mlbench_cli.clusters.manage"),
         *("mlbench_cli.util.durations", "mlbench_cli.tasks.provenance", "mlbench_cli.__init__"),
+        *("mlbench_cli.predict", "mlbench_cli.simulator", "task_images.comm.methods", "task_images.comm.presets"),
     ),
     "mlbench_cli.server": (
         *(*BASE, "mlbench_cli.api", "mlbench_cli.results", "mlbench_cli.runs.request", "mlbench_cli.util.masking"),

@@ -67,6 +67,7 @@ COMMANDS: dict[str, list[str]] = {
     "export mllog": ["export", "mllog", "mllog", "A"],
     "export nccl": ["export", "nccl", "nccl", "A"],
     "predict": ["predict", "A"],
+    "plan": ["plan", "cifar10_resnet20", "--from", "A"],
     "baselines check": ["baselines", "check", "A"],
     "baselines record": ["baselines", "record", "A"],
     "download": ["download", "RUN", "--to", "copy.zip"],

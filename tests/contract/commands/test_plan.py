@@ -6,7 +6,11 @@ from typing import Any
 
 import pytest
 
+from mlbench_cli.api.calibrated import predictor
 from mlbench_cli.app import run
+from mlbench_cli.model.run import Cluster
+from mlbench_cli.runs.campaign import History
+from mlbench_cli.storage.store import Store
 from mlbench_cli.tasks.catalog import load_catalog
 from tests.contract.commands.test_predict import calibrated_run
 from tests.unit.results.runs import spec
@@ -135,3 +139,56 @@ def test_old_prices_are_said(tmp_path: Path, plan: Command) -> None:
     near = digits_run(tmp_path / "a", details={"noise_scale": {"samples": 200.0}})
     words = ("digits_resnet", "--from", near, "--clouds", "gke", "--workers", "1", "-o", "json")
     assert any("mlbench prices update gke" in each for each in json.loads(plan(*words))["warnings"])
+
+
+@pytest.fixture
+def known(tmp_path: Path, plan: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A calibrated run of digits_resnet in the store, and no credentials of a cloud."""
+    made = Path(digits_run(tmp_path / "made", details={"noise_scale": {"samples": 200.0}}))
+    run_id = json.loads((made / "run.json").read_text())["id"]
+    (tmp_path / "home/runs").mkdir(parents=True)
+    made.rename(tmp_path / "home/runs" / run_id)
+    assert run(["discover", "local"]) == 0
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/nowhere/key.json")
+
+
+def test_a_cluster_says_what_a_task_takes_on_it(known: None, capsys: Captured) -> None:
+    words = ["create-cluster", "gke", "2", "rel", "-t", "n1-standard-4", "--dry-run", "--for", "digits_resnet"]
+    capsys.readouterr()
+    assert run([*words, "-o", "json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    found, per_hour = document["estimate"], document["plan"]["price_per_hour"]
+    assert found["low_seconds"] < found["seconds"] < found["high_seconds"]
+    assert found["seconds"] > 480  # the cluster starts first
+    assert found["price"] == pytest.approx(per_hour * found["seconds"] / 3600)
+    assert run(words) == 0
+    assert "for digits_resnet: about" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "text"),
+    [
+        (("-t", "n1-standard-4", "--for", "digit_resnet"), 2, 'Did you mean "digits_resnet"'),
+        (("-t", "n1-standard-4", "--for", "mnist"), 4, "No calibrated run of mnist"),
+        (("-t", "n2-standard-4", "--for", "digits_resnet"), 2, "speed of n2-standard-4 machines is not known"),
+        (("-t", "n1-standard-4", "--zone", "asia-east1-a", "--for", "digits_resnet"), 2, "mlbench prices update gke"),
+    ],
+)
+def test_a_cluster_for_a_task_that_cannot_be_planned_is_said(
+    known: None, words: tuple[str, ...], code: int, text: str, capsys: Captured
+) -> None:
+    assert run(["create-cluster", "gke", "2", "rel", "--dry-run", *words]) == code
+    assert text in capsys.readouterr().err
+
+
+def test_limits_on_cost_know_what_the_plan_says_of_runs_that_never_ran(known: None, capsys: Captured) -> None:
+    """A run on a paid cluster of which none like it has ended: its seconds are the plan's, its price the cluster's."""
+    details = {"nodes": 2, "machine_type": "n1-standard-4", "plan": {"price_per_hour": 0.5}}
+    store = Store()
+    cluster = Cluster("rel-2", "gke", details=details, account="project", location="us-central1-a")
+    run_spec = spec(task="digits_resnet", preset="tiny", cluster="rel-2")
+    found = History(store, predictor(store)).estimate(run_spec, cluster)
+    assert found.seconds is not None
+    assert found.price == pytest.approx(found.seconds * 0.5 / 3600)
+    unknown = History(store, predictor(store)).estimate(spec(task="mnist", preset="tiny"), cluster)
+    assert (unknown.seconds, unknown.price) == (None, None)

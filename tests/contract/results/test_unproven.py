@@ -77,7 +77,13 @@ def test_no_command_presents_what_is_not_proven(name: str, forged: str, capsys: 
 
 
 @pytest.mark.parametrize(
-    "words", [["predict", "ARCHIVE"], ["baselines", "check", "ARCHIVE"], ["baselines", "record", "ARCHIVE"]]
+    "words",
+    [
+        ["predict", "ARCHIVE"],
+        ["plan", "cifar10_resnet20", "--from", "ARCHIVE"],
+        ["baselines", "check", "ARCHIVE"],
+        ["baselines", "record", "ARCHIVE"],
+    ],
 )
 def test_no_command_draws_conclusions_from_it(words: list[str], forged: str, capsys: Captured) -> None:
     assert run([forged if word == "ARCHIVE" else word for word in words]) == 9
