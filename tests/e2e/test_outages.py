@@ -4,7 +4,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from mlbench_cli.runs.finished import FinishedRun
 from mlbench_cli.runs.progress import Progress
 from mlbench_cli.storage.store import Store
 from tests.e2e.runs import Cluster, Runs, log
+from tests.e2e.test_kubernetes_engine import without_dns
 from tests.e2e.troubles import nodes_can_be_paused, nodes_go_on
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
@@ -146,6 +147,28 @@ def kill_server_repeatedly(api: Api, run: Run) -> None:
         time.sleep(20)
 
 
+def upgrade_control_plane(api: Api, run: Run) -> None:
+    """What kubeadm's upgrade does to it: new certificates, then each part as a new pod."""
+    name = control_plane(api)
+    docker("exec", name, "kubeadm", "certs", "renew", "all")
+    manifests = "/etc/kubernetes/manifests/*.yaml"
+    docker("exec", name, "sh", "-c", f"sed -i '0,/^  labels:/s//  labels:\\n    upgraded: \"yes\"/' {manifests}")
+    selector = "upgraded=yes,component=kube-apiserver"
+    end = time.monotonic() + 180
+    while time.monotonic() < end:
+        with suppress(ApiError):
+            if api.get("/api/v1/namespaces/kube-system/pods", labelSelector=selector)["items"]:
+                return
+        time.sleep(1)
+    raise AssertionError("the API server did not come back as a new pod")
+
+
+def drain(api: Api, node: str) -> None:
+    """As an administrator does before maintenance."""
+    words = ("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout=120s")
+    docker("exec", control_plane(api), "kubectl", "--kubeconfig=/etc/kubernetes/admin.conf", *words)
+
+
 def restart(service: str, namespace: str) -> Callable[[Api, Run], None]:
     def fault(api: Api, run: Run) -> None:
         node = node_of(api, namespace, f"mlbench/run={run.name},{INDEX_LABEL}=1")
@@ -199,3 +222,43 @@ def test_a_node_that_is_gone_with_the_keeper_is_a_verdict_of_every_client(
     assert max(map(len, lines)) > 1
     for rank in lines:
         assert "".join(f"{line}\n" for line in rank) == WHOLE[: sum(len(line) + 1 for line in rank)]
+
+
+def test_a_control_plane_that_is_upgraded_and_has_new_certificates(runs: Runs, store: Store) -> None:
+    run, finished, _ = follow_through(runs, store, "upgraded", upgrade_control_plane)
+    is_whole(run, finished)
+
+
+def test_a_node_that_is_drained_ends_the_run_with_what_was_said_so_far(runs: Runs, store: Store) -> None:
+    """The keeper is on that node, too, and moves."""
+    namespace = runs.cluster.access.namespace
+    drained: list[str] = []
+
+    def fault(api: Api, run: Run) -> None:
+        drained.append(node_of(api, namespace, f"mlbench/run={run.name},mlbench/role=keeper"))
+        time.sleep(5)
+        drain(api, drained[0])
+
+    try:
+        run, finished, _ = follow_through(runs, store, "drained", fault)
+    finally:
+        with runs.cluster.access.client() as api:
+            for node in drained:
+                api.patch(f"/api/v1/nodes/{node}", {"spec": {"unschedulable": None}})
+    assert finished.outcome is Outcome.FAILED
+    assert finished.exit_code(require_goal=False) == 7
+    assert "drained" in {finding.code for finding in finished.findings}
+    for rank in range(run.spec.workers):
+        assert log(run, rank).startswith("line 1\nline 2\n")
+        assert WHOLE.startswith(log(run, rank))
+
+
+def test_names_that_nobody_resolves_until_after_the_end(runs: Runs, store: Store) -> None:
+    """Workers hand over their output while DNS is away."""
+
+    def fault(api: Api, run: Run) -> None:
+        with without_dns(api):
+            time.sleep(LINES + 30)
+
+    run, finished, _ = follow_through(runs, store, "nameless", fault)
+    is_whole(run, finished)
