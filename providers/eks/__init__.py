@@ -25,6 +25,7 @@ from providers.eks.aws import REGION_VARIABLES, account_of, aws_in, region_of
 from providers.eks.control_plane import AddOn, Admin, ControlPlane, access_to
 from providers.eks.devices import Device, DevicePlugin, gpu_device, gpu_probe, network_card_device
 from providers.eks.end_timer import EndTag, EndTimer, PlaneEnd, PlaneEndMoved, timers
+from providers.eks.given_subnets import split_subnets
 from providers.eks.machines import (
     NOT_ON_DEMAND,
     Machine,
@@ -112,6 +113,18 @@ class EksOptions:
         None, "--capacity-reservation", help="capacity reservation or capacity block (cr-…) to take the workers from"
     )
     placement_group: bool = option(False, "--placement-group", help="put the workers close together")
+    subnets: str | None = option(
+        None,
+        "--subnets",
+        help="subnet IDs of a network that others made, one for each of two zones or more; default: a network made "
+        "with the cluster",
+    )
+    private_nodes: bool = option(
+        False, "--private-nodes", help="machines without public addresses, which go out through a NAT gateway"
+    )
+    permissions_boundary: str | None = option(
+        None, "--permissions-boundary", help="ARN of the IAM policy that limits the roles made for the cluster"
+    )
     efa: bool = option(False, "--efa", help="EFA network cards, with a placement group; runs request them")
     node_image: str = option(
         "al2023",
@@ -225,7 +238,12 @@ class EksProvider:
         machine = _recorded_machine(cluster, options)
         types = require_equivalent(machine, options.spot_type) if options.spot_type else equivalent_types(machine)
         system = Group(
-            f"{cluster.name}-system", (options.system_machine_type,), SYSTEM_MACHINES, SYSTEM_DISK, worker=False
+            f"{cluster.name}-system",
+            (options.system_machine_type,),
+            SYSTEM_MACHINES,
+            SYSTEM_DISK,
+            worker=False,
+            private=options.private_nodes,
         )
         workers = Group(
             worker_group(cluster),
@@ -249,7 +267,11 @@ class EksProvider:
         aws = aws_in(_region(cluster))
         machine = _recorded_machine(cluster, options)
         system, workers = self.groups(cluster)
-        stack = Stack(cluster, aws, list(workers.types), options.zone, workers.private, workers.zones)
+        stack = Stack(
+            *(cluster, aws, list(workers.types), options.zone, workers.private, workers.zones),
+            split_subnets(options.subnets),
+            options.permissions_boundary,
+        )
         plane = ControlPlane(cluster, aws, stack, options.kubernetes_version, options.allow_from)
         before = tuple(AddOn(plane, addon, plain=options.no_network_policies) for addon in BEFORE_NODES)
         # A cluster of which nothing but the name is known may have any of the optional resources.
@@ -269,7 +291,8 @@ class EksProvider:
             placement = None if options.capacity_reservation else PlacementGroup(cluster, aws, stack)
             cards = machine if options.efa else None
             template = LaunchTemplate(
-                *(plane, options.disk_size, cards, placement, options.node_image, options.capacity_reservation)
+                *(plane, options.disk_size, cards, placement, options.node_image, options.capacity_reservation),
+                private=workers.private,
             )
             found += [*([placement] if placement else []), template]
         base = NodeGroup(plane, stack, system, before)
@@ -321,7 +344,8 @@ class EksProvider:
 
     def describe_end(self, cluster: Cluster) -> str:
         """Say what AWS ends by itself when the time is up, and what stays and costs money."""
-        gateway = " and the NAT gateway" if self.groups(cluster)[1].private else ""
+        has_gateway = self.groups(cluster)[1].private and not read_options(cluster, EksOptions).subnets
+        gateway = " and the NAT gateway" if has_gateway else ""
         return (
             f"AWS itself takes the machines away at its end, and deletes the control plane{gateway} within half an "
             "hour, if you may make schedules of EventBridge Scheduler. Volumes of claims, load balancers and an image "
@@ -498,12 +522,21 @@ def _check_network(options: EksOptions, machine: Machine) -> None:
             raise UsageError(
                 f'--admin "{arn}" is not the ARN of a user or role.', hint="aws sts get-caller-identity shows yours"
             )
+    split_subnets(options.subnets)
+    if options.zones and options.subnets:
+        raise UsageError("--zones and --subnets exclude each other: the workers are in the first subnet, or in --zone.")
+    boundary = options.permissions_boundary
+    if boundary and not re.fullmatch(r"arn:aws[a-z-]*:iam::(\d{12}|aws):policy/.+", boundary):
+        raise UsageError(
+            f'--permissions-boundary "{boundary}" is not the ARN of a policy.',
+            hint="For example arn:aws:iam::123456789012:policy/boundary: aws iam list-policies --scope Local",
+        )
     check_ranges(options.allow_from)
 
 
 def _private(options: EksOptions, machine: Machine) -> bool:
-    """EC2 gives no public address to a machine with several network interfaces."""
-    return options.efa and machine.efa > 1
+    """Also because EC2 gives no public address to a machine with several network interfaces."""
+    return options.private_nodes or (options.efa and machine.efa > 1)
 
 
 def _region(cluster: Cluster) -> str:

@@ -31,7 +31,20 @@ def clear_network(aws: Aws, vpcs: Sequence[str]) -> None:
             detaching = interface
     if detaching:
         raise BusyError(f"The network interface {detaching['NetworkInterfaceId']} is {detaching['Status']}.")
-    _delete_groups(aws, vpcs)
+    _delete_groups(aws, _within(vpcs))
+
+
+def clear_cluster(aws: Aws, name: str) -> None:
+    """Delete what EKS and its network plugin made for a cluster in a network that others made.
+
+    Raises BusyError while something of it still exists. Sources: docs/clouds-assumptions.md.
+    """
+    marked = [{"Name": "tag:cluster.k8s.amazonaws.com/name", "Values": [name]}]
+    for interface in aws.pages("ec2", "describe_network_interfaces", "NetworkInterfaces", Filters=marked):
+        if interface["Status"] != "available":
+            raise BusyError(f"The network interface {interface['NetworkInterfaceId']} is {interface['Status']}.")
+        _delete(aws, "delete_network_interface", NetworkInterfaceId=interface["NetworkInterfaceId"])
+    _delete_groups(aws, [{"Name": "tag:aws:eks:cluster-name", "Values": [name]}])
 
 
 def list_interfaces(aws: Aws, vpcs: Sequence[str]) -> list[Item]:
@@ -64,9 +77,9 @@ def _delete_endpoints(aws: Aws, vpcs: Sequence[str]) -> None:
         raise BusyError(f"The endpoint {left[0]['VpcEndpointId']} ({left[0].get('ServiceName')}) is being deleted.")
 
 
-def _delete_groups(aws: Aws, vpcs: Sequence[str]) -> None:
+def _delete_groups(aws: Aws, filters: Sequence[Item]) -> None:
     """Revoke the rules between groups before the groups are deleted: AWS deletes none that another refers to."""
-    groups = aws.pages("ec2", "describe_security_groups", "SecurityGroups", Filters=_within(vpcs))
+    groups = aws.pages("ec2", "describe_security_groups", "SecurityGroups", Filters=filters)
     for group in groups:
         for key, operation in (
             ("IpPermissions", "revoke_security_group_ingress"),

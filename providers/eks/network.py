@@ -1,5 +1,6 @@
 """The network and the roles of a cluster, in one CloudFormation stack; and what keeps its machines close together."""
 
+import re
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -10,11 +11,24 @@ from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, Not
 from mlbench_cli.model.run import Cluster
 from providers.base import CLUSTER_TAG, BusyError, Readiness, Resource, ResourceStatus, ownership_tags
 from providers.eks.aws import ELSEWHERE, Aws, error_from_code, tag_list, tags_of
-from providers.eks.leftovers import clear_network, is_in_use, list_interfaces
+from providers.eks.given_subnets import find_subnets
+from providers.eks.leftovers import clear_cluster, clear_network, is_in_use, list_interfaces
 
 TEMPLATE = "cloudformation/network.yaml"
 ZONE_PARAMETERS = ("FirstZone", "SecondZone", "ThirdZone", "FourthZone")
 MAX_ZONES = len(ZONE_PARAMETERS)
+# What policies of organizations commonly deny, and the option that does without it.
+FORBIDDEN = (
+    (
+        r"\biam:(CreateRole|AttachRolePolicy|PutRolePolicy)\b",
+        "If roles have to be limited: --permissions-boundary ARN of the policy; else ask for that right, or have a "
+        "cluster made and mlbench attach-cluster",
+    ),
+    (
+        r"\bec2:(Create(Vpc|Subnet|InternetGateway|NatGateway|Route\w*)|AttachInternetGateway|AllocateAddress)\b",
+        "Use a network that you were given: --subnets subnet-…,subnet-…",
+    ),
+)
 CREATE_MINUTES = 20
 # After this the stack's deletion is requested although interfaces are still attached: its NAT gateway and address,
 # which cost money, go at once; subnets and network, which do not, follow when the interfaces are gone.
@@ -36,6 +50,7 @@ class Network:
     volume_role: str  # "" for a stack of an older version
     end_role: str  # as that
     nat: str  # its NAT gateway; "" without one
+    public: frozenset[str]  # zones where machines get a public address
 
 
 class Stack(Resource):
@@ -54,10 +69,15 @@ class Stack(Resource):
         zone: str | None = None,
         private: bool = False,
         zones: Sequence[str] = (),
+        subnets: Sequence[str] = (),
+        boundary: str | None = None,
     ) -> None:
+        """`subnets`: of a network that others made; then the stack has roles only, within `boundary`."""
         self.cluster = cluster
         self.aws = aws
         self.name = f"mlbench-{cluster.name}"
+        self.subnets = subnets
+        self.boundary = boundary
         self.machine_types = machine_types
         self.zone = zone
         self.private = private
@@ -92,9 +112,14 @@ class Stack(Resource):
         from templates import render
 
         offered = zones_for(self.aws, self.machine_types, self.zone)
-        zones = [*self.zones, *(zone for zone in offered if zone not in self.zones)][: max(2, len(self.zones))]
+        subnets = self._order_subnets(offered) if self.subnets else {}
+        zones = (
+            list(subnets)[:2]
+            or [*self.zones, *(zone for zone in offered if zone not in self.zones)][: max(2, len(self.zones))]
+        )
         parameters = dict(zip(ZONE_PARAMETERS, zones, strict=False))
-        parameters["ClusterName"] = self.cluster.name
+        parameters |= {"ClusterName": self.cluster.name, "Subnets": ",".join(subnets.values())}
+        parameters["Boundary"] = self.boundary or ""
         parameters |= {"PrivateMachines": "yes" if self.private else "no", "Moving": "yes" if self.zones else "no"}
         self.aws.call(
             "cloudformation",
@@ -128,6 +153,7 @@ class Stack(Resource):
         self._raise_denied()
         try:
             clear_network(self.aws, self._vpcs())
+            clear_cluster(self.aws, self.cluster.name)
         except BusyError:
             if not self._is_late():
                 raise
@@ -151,17 +177,25 @@ class Stack(Resource):
             made = {item["OutputKey"]: item["OutputValue"] for item in stack.get("Outputs", [])}
             if stack.get("StackStatus") not in WHOLE or "MachineRole" not in made:
                 raise NotFoundError(f"The stack {self.name} is not complete: {stack.get('StackStatus', 'absent')}.")
+            own = _subnets_by_zone(made, ("FirstSubnet", "SecondSubnet", "ThirdSubnet", "FourthSubnet"))
+            given = find_subnets(self.aws, made["Subnets"].split(",")) if made.get("Subnets") else None
             self._network = Network(
-                made["Vpc"],
-                _subnets_by_zone(made, ("FirstSubnet", "SecondSubnet", "ThirdSubnet", "FourthSubnet")),
+                given.vpc if given else made["Vpc"],
+                given.by_zone if given else own,
                 _subnets_by_zone(made, ("PrivateSubnet", "SecondPrivate", "ThirdPrivate", "FourthPrivate")),
                 made["ControlRole"],
                 made["MachineRole"],
                 made.get("VolumeRole", ""),
                 made.get("EndRole", ""),
                 made.get("Nat", ""),
+                given.public if given else frozenset(own),
             )
         return self._network
+
+    def _order_subnets(self, offered: Sequence[str]) -> dict[str, str]:
+        """The given subnets by zone, first those where the machines are."""
+        by_zone = find_subnets(self.aws, self.subnets).by_zone
+        return {zone: by_zone[zone] for zone in sorted(by_zone, key=[*offered, *by_zone].index)}
 
     def _describe(self) -> dict[str, Any] | None:
         try:
@@ -173,6 +207,12 @@ class Stack(Resource):
 
     def _difference(self, stack: dict[str, Any]) -> str | None:
         given = {item["ParameterKey"]: item.get("ParameterValue") for item in stack.get("Parameters", [])}
+        has = given.get("Subnets") or ""
+        has = given.get("Subnets") or ""
+        if set(self.subnets) != set(filter(None, has.split(","))):
+            return f"it is in {has or 'a network of its own'}, not in {','.join(self.subnets) or 'one of its own'}"
+        if self.subnets:
+            return None
         zones = [zone for key in ZONE_PARAMETERS if (zone := given.get(key))]
         lacking = [zone for zone in (self.zone, *self.zones) if zone and zone not in zones]
         if lacking:
@@ -198,7 +238,9 @@ class Stack(Resource):
                 or (code == "AccessDenied" and "not authorized" in cause)
                 or (code == "LimitExceeded" and "maximum number of" in cause)
             ):
-                return error_from_code(code, message, cause)
+                error = error_from_code(code, message, cause)
+                hint = next((hint for pattern, hint in FORBIDDEN if re.search(pattern, cause)), None)
+                return CredentialError(message, hint=hint) if hint and isinstance(error, CredentialError) else error
         return MlbenchError(message, hint=f"aws cloudformation describe-stack-events --stack-name {self.name}")
 
     # --- what others leave in the network -----------------------------------------------------------------------
@@ -287,6 +329,19 @@ def zones_for(aws: Aws, machine_types: list[str], zone: str | None) -> list[str]
         # us-east-1e and its like: EKS has no control planes there.
         if item.get("ZoneId") not in ("use1-az3", "usw1-az2", "cac1-az3")
     )
+    offering = zones_with(aws, machine_types)
+    if zone and zone not in offering:
+        raise UsageError(
+            f"The zone {zone} does not have {machine_types[0]}.", hint=f"These have it: {', '.join(sorted(offering))}"
+        )
+    ordered = sorted(zones, key=lambda name: (name != zone, name not in offering, name))
+    if len(ordered) < 2:
+        raise UsageError(f"EKS needs two zones, and {aws.region} has {len(ordered)} that it can use.")
+    return ordered
+
+
+def zones_with(aws: Aws, machine_types: list[str]) -> set[str]:
+    """The zones of the region that have the first of these types. Raises CapacityError if none has."""
     offers = aws.pages(
         "ec2",
         "describe_instance_type_offerings",
@@ -299,11 +354,4 @@ def zones_for(aws: Aws, machine_types: list[str], zone: str | None) -> list[str]
         raise CapacityError(
             f"{machine_types[0]} is offered in no zone of {aws.region}.", hint=f"Choose another --region. {ELSEWHERE}"
         )
-    if zone and zone not in offering:
-        raise UsageError(
-            f"The zone {zone} does not have {machine_types[0]}.", hint=f"These have it: {', '.join(sorted(offering))}"
-        )
-    ordered = sorted(zones, key=lambda name: (name != zone, name not in offering, name))
-    if len(ordered) < 2:
-        raise UsageError(f"EKS needs two zones, and {aws.region} has {len(ordered)} that it can use.")
-    return ordered
+    return offering

@@ -93,7 +93,9 @@ class LaunchTemplate(Resource):
         placement: PlacementGroup | None = None,
         system: str = AL2023,
         reservation: str | None = None,
+        private: bool = False,
     ) -> None:
+        self.private = private
         self.cluster = plane.cluster
         self.aws = plane.aws
         self.plane = plane
@@ -173,7 +175,8 @@ class LaunchTemplate(Resource):
             }
             for card in range(cards)
         ]
-        if cards == 1:  # with more EC2 gives no public address, and they are in the private subnet
+        # With more, EC2 gives no public address, and they are in the private subnet.
+        if cards == 1 and not self.private and self.plane.stack.network().public:
             interfaces[0]["AssociatePublicIpAddress"] = True
         return interfaces
 

@@ -1,20 +1,22 @@
 """What a cluster on EKS will be and cost, and whether AWS is going to allow it. Reads only."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol
 
-from mlbench_cli.errors import CapacityError, MlbenchError
+from mlbench_cli.errors import CapacityError, MlbenchError, UsageError
 from mlbench_cli.model.run import Cluster
 from providers import pricing
 from providers.base import Plan, PlanLine, TransientError
 from providers.eks.aws import MORE_QUOTA, Aws, aws_in
 from providers.eks.capacity import check_reservation, find_reservation
+from providers.eks.given_subnets import split_subnets
 from providers.eks.machines import Machine, machine_of
 from providers.eks.network import zones_for
 from providers.eks.nodes import Group
+from providers.eks.subnet_checks import check_subnets
 from providers.eks.versions import check_version
 
 
@@ -58,6 +60,10 @@ class PlannedOptions(Protocol):
         """Whether machines may be taken away."""
 
     @property
+    def subnets(self) -> str | None:
+        """Subnets of a network that others made; None for a network of the cluster's own."""
+
+    @property
     def kubernetes_version(self) -> str | None:
         """Kubernetes X.Y; None for EKS' own default."""
 
@@ -71,6 +77,12 @@ def make_plan(cluster: Cluster, options: PlannedOptions, groups: tuple[Group, Gr
     for other in workers.zones[1:]:
         zones_for(aws, list(workers.types), other)
     warnings = check_version(aws, options.kubernetes_version)
+    given = split_subnets(options.subnets)
+    if given:
+        zone, more = check_subnets(aws, given, groups)
+        warnings += more
+    else:
+        _check_public_access(aws, groups)
     if workers.reservation:  # bought before: quotas of vCPUs do not count for blocks, and were granted for others
         warnings += check_reservation(
             find_reservation(aws, workers.reservation), workers.types[0], workers.count, options.zone
@@ -81,7 +93,28 @@ def make_plan(cluster: Cluster, options: PlannedOptions, groups: tuple[Group, Gr
     if options.spot and len(workers.types) > 1:
         warnings.append(f"Any of these machines may come, all of one type or mixed: {', '.join(workers.types)}.")
     workers_line = _spot(aws, workers, zone)
-    return _price(groups, aws.region, zone, warnings, workers_line)
+    return _price(groups, aws.region, zone, warnings, workers_line, is_given=bool(given))
+
+
+def _check_public_access(aws: Aws, groups: Sequence[Group]) -> None:
+    """Raise UsageError if the account blocks internet gateways, through which machines would reach the cluster."""
+    try:
+        told = aws.call("ec2", "describe_vpc_block_public_access_options")["VpcBlockPublicAccessOptions"]
+    except TransientError:
+        raise
+    except MlbenchError:
+        return  # one need not be allowed to ask
+    mode = str(told.get("InternetGatewayBlockMode") or "off")
+    if mode == "block-bidirectional":
+        raise UsageError(
+            f"VPC Block Public Access is {mode} in {aws.region}: machines of a network made by mlbench would not join.",
+            hint="Use a network that goes out by another way: --subnets subnet-…,subnet-…",
+        )
+    if mode == "block-ingress" and not all(group.private for group in groups):
+        raise UsageError(
+            f"VPC Block Public Access is {mode} in {aws.region}: machines get out through a NAT gateway only.",
+            hint="--private-nodes, or a network of yours: --subnets subnet-…,subnet-…",
+        )
 
 
 UNCHECKED = (
@@ -97,7 +130,8 @@ def sketch_plan(cluster: Cluster, options: PlannedOptions, groups: tuple[Group, 
     if workers.spot:
         line = PlanLine(f"worker {workers.types[0]} (spot)", workers.count, None)
     warnings = [UNCHECKED, *_fabric_warnings(options, workers, machine)]
-    return _price(groups, cluster.location, options.zone or cluster.location, warnings, line)
+    zone = options.zone or cluster.location
+    return _price(groups, cluster.location, zone, warnings, line, is_given=bool(options.subnets))
 
 
 def _fabric_warnings(options: PlannedOptions, workers: Group, machine: Machine) -> list[str]:
@@ -119,8 +153,13 @@ def _price(
     zone: str,
     warnings: list[str],
     workers_line: PlanLine | None,
+    *,
+    is_given: bool,
 ) -> Plan:
-    """The priced parts. `workers_line`: the workers at a price of now; None: at that of the table."""
+    """The priced parts. `workers_line`: the workers at a price of now; None: at that of the table.
+
+    `is_given`: the network is others', who pay for its gateways.
+    """
     system, workers = groups
     prices = pricing.load_prices("eks")
     lines = [
@@ -129,9 +168,9 @@ def _price(
         workers_line or prices.line(f"worker {workers.types[0]}", workers.count, workers.types[0], region),
         prices.line("GB of disk", system.count * system.disk + workers.count * workers.disk, "disk-gb", region),
     ]
-    public = system.count + (0 if workers.private else workers.count)
-    lines.append(prices.line("public address", public, "public-address", region))
-    if workers.private:
+    if public := sum(group.count for group in groups if not group.private):
+        lines.append(prices.line("public address", public, "public-address", region))
+    if workers.private and not is_given:
         lines.append(prices.line("NAT gateway, without its traffic", 1, "nat-gateway", region))
     return Plan(tuple(lines), zone, prices.currency, prices.source, prices.version, tuple(warnings))
 

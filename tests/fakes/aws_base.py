@@ -167,8 +167,8 @@ class Base:
     def _subnet(self, region: str, name: str) -> Any:
         return get_backend("ec2")[ACCOUNT][region].get_subnet(name)
 
-    def _interface(self, ec2: Any, subnet: Any, description: str, used: bool) -> None:
-        eni = ec2.create_network_interface(subnet, "", description=description)
+    def _interface(self, ec2: Any, subnet: Any, description: str, used: bool, **tags: str) -> None:
+        eni = ec2.create_network_interface(subnet, "", description=description, tags=tags)
         eni.status = "in-use" if used else "available"
 
     def _release(self, eni: Any) -> None:

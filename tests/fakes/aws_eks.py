@@ -48,7 +48,9 @@ class EksRules(Base):
             cluster.certificate_authority = {"data": base64.b64encode(ca.encode()).decode()}
             vpc = subnets[0].vpc_id
             ec2 = get_backend("ec2")[ACCOUNT][request.region]
-            group = ec2.create_security_group(f"eks-cluster-sg-{cluster.name}-1", "EKS created security group", vpc)
+            tags = {"aws:eks:cluster-name": cluster.name}
+            name = f"eks-cluster-sg-{cluster.name}-1"
+            group = ec2.create_security_group(name, "EKS created security group", vpc, tags=tags)
             cluster.resources_vpc_config = {
                 **given["resourcesVpcConfig"],
                 "clusterSecurityGroupId": group.id,
@@ -124,6 +126,7 @@ class EksRules(Base):
         given = request.parameters
         kind = self._check_template(request.region, given)
         misplaced = self._is_misplaced(request.region, given)
+        self._check_addresses(request.region, given)
         answer = self._pass(request)
         if answer.status < 300:
             group = cluster.nodegroups[request.parameters["nodegroupName"]]
@@ -154,6 +157,27 @@ class EksRules(Base):
                 "InvalidParameterException", "CAPACITY_BLOCK and the market type of the launch template do not match"
             )
         return kind
+
+    def _check_addresses(self, region: str, given: Mapping[str, Any]) -> None:
+        """Machines of a subnet whose way out is an internet gateway need public addresses, or they do not join.
+
+        Source: EKS' user guide, `Ec2SubnetInvalidConfiguration`; several network cards: EC2's user guide on EFA.
+        """
+        ec2 = get_backend("ec2")[ACCOUNT][region]
+        subnet = self._subnet(region, given["subnets"][0])
+        tables = [item for item in ec2.route_tables.values() if subnet.id in item._associations.values()]
+        ways = [route.gateway for table in tables for route in table._routes.values() if route.gateway]
+        cards = self._template(region, given).get("NetworkInterfaces") or []
+        is_public = str(subnet.map_public_ip_on_launch).lower() == "true" and len(cards) < 2
+        is_blocked = self.rules.get("public_access") == "block-bidirectional" or (
+            self.rules.get("public_access") == "block-ingress" and is_public
+        )
+        if any(str(way.id).startswith("igw-") for way in ways) and (not is_public or is_blocked):
+            raise ApiError(
+                "InvalidRequestException",
+                f"One or more Amazon EC2 Subnets of [{subnet.id}] for node group {given['nodegroupName']} does not "
+                "automatically assign public IP addresses to instances launched into it.",
+            )
 
     def _is_misplaced(self, region: str, given: Mapping[str, Any]) -> bool:
         """Whether machines of a reservation are asked for in a placement group that the reservation is not in.
@@ -241,7 +265,8 @@ class EksRules(Base):
     def _interfaces_of(self, group: Any, region: str) -> None:
         ec2 = get_backend("ec2")[ACCOUNT][region]
         description = f"aws-K8S-{group.cluster_name}-{group.nodegroup_name}"
-        self._interface(ec2, self._subnet(region, group.subnets[0]), description, used=True)
+        mark = {"cluster.k8s.amazonaws.com/name": group.cluster_name}  # as the network plugin marks those it makes
+        self._interface(ec2, self._subnet(region, group.subnets[0]), description, used=True, **mark)
 
     # --- EKS: add-ons and access ----------------------------------------------------------------------------------
 

@@ -58,6 +58,12 @@ class NetworkRules(Base):
 
     # --- requests -------------------------------------------------------------------------------------------------
 
+    def _ec2_DescribeVpcBlockPublicAccessOptions(self, request: Request) -> Answer:
+        mode = self.rules.get("public_access", "off")
+        inner = f"<internetGatewayBlockMode>{mode}</internetGatewayBlockMode>"
+        body = f"<vpcBlockPublicAccessOptions>{inner}</vpcBlockPublicAccessOptions>"
+        return xml_answer("DescribeVpcBlockPublicAccessOptionsResponse", EC2_SPACE, body)
+
     def _ec2_DescribeVpcEndpoints(self, request: Request) -> Answer:
         wanted = [value for key, value in request.parameters.items() if key.startswith("Filter.1.Value.")]
         for identifier, item in list(self.endpoints.items()):

@@ -1,0 +1,119 @@
+"""What EKS and machines want of subnets that others made (`--subnets`), checked before money is spent.
+
+Sources: docs/clouds-assumptions.md.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from mlbench_cli.errors import CapacityError, CredentialError, UsageError
+from providers.eks.aws import Aws
+from providers.eks.given_subnets import BLOCK, Subnets, find_subnets
+from providers.eks.network import zones_for, zones_with
+from providers.eks.nodes import Group
+
+# Interfaces of the control plane while it is upgraded. Source: EKS' user guide on network requirements.
+PLANE_ADDRESSES = 6
+
+
+def check_subnets(aws: Aws, names: Sequence[str], groups: Sequence[Group]) -> tuple[str, list[str]]:
+    """Check the subnets for the machines of the system and the workers: the workers' zone, and warnings.
+
+    Raises UsageError or CapacityError for what EKS would refuse, or machines could not join through.
+    """
+    subnets = find_subnets(aws, names)
+    ordered = zones_for(aws, list(groups[-1].types), groups[-1].zone)
+    if barred := [zone for zone in subnets.by_zone if zone not in ordered]:
+        raise UsageError(f"--subnets: EKS has no control planes in the zone {barred[0]}.", hint=BLOCK)
+    zone = _place_workers(subnets, groups[-1], zones_with(aws, list(groups[-1].types)))
+    _check_dns(aws, subnets.vpc)
+    first = min(subnets.by_zone, key=ordered.index)  # where the machines of the system are
+    needed = dict.fromkeys(subnets.by_zone, 0)
+    for place, group in ((first, groups[0]), (zone, groups[-1])):
+        needed[place] += group.count
+    for place, free in subnets.free.items():
+        if free < needed[place] + PLANE_ADDRESSES:
+            raise CapacityError(
+                f"The subnet {subnets.by_zone[place]} has {free} free addresses; control plane and machines take "
+                f"{needed[place] + PLANE_ADDRESSES} at least, and each pod one more.",
+                hint="Give a larger subnet with --subnets, or use fewer machines.",
+            )
+    warnings = []
+    for place in dict.fromkeys((first, zone)):
+        warnings += _check_way_out(aws, subnets, place, groups[-1] if place == zone else groups[0])
+    return zone, warnings
+
+
+def _place_workers(subnets: Subnets, workers: Group, offered: Collection[str]) -> str:
+    """The zone of the workers. Raises UsageError if there is no subnet where such machines are."""
+    wanted = [workers.zone] if workers.zone else [zone for zone in subnets.by_zone if zone in offered]
+    found = next((zone for zone in wanted if zone in subnets.by_zone), None)
+    if found is None:
+        raise UsageError(
+            f"--subnets has none in {workers.zone or ' or '.join(sorted(offered))}, where {workers.types[0]} is to be "
+            f"had: they are in {' and '.join(subnets.by_zone)}.",
+            hint=BLOCK,
+        )
+    return found
+
+
+def _check_dns(aws: Aws, vpc: str) -> None:
+    """Nodes of EKS find the control plane by names of the network."""
+    for attribute, key in (("enableDnsSupport", "EnableDnsSupport"), ("enableDnsHostnames", "EnableDnsHostnames")):
+        try:
+            answer = aws.call("ec2", "describe_vpc_attribute", VpcId=vpc, Attribute=attribute)
+        except CredentialError:  # a right that one need not have
+            return
+        if not answer[key]["Value"]:
+            change = attribute.removeprefix("enableDns").lower()
+            raise UsageError(
+                f"The network {vpc} has {attribute} off: machines would not find the control plane.",
+                hint=f"aws ec2 modify-vpc-attribute --region {aws.region} --vpc-id {vpc} --enable-dns-{change}",
+            )
+
+
+def _check_way_out(aws: Aws, subnets: Subnets, zone: str, group: Group) -> list[str]:
+    """Whether machines there reach EKS and registries. Raises UsageError if they surely cannot."""
+    subnet = subnets.by_zone[zone]
+    try:
+        target = _default_route(aws, subnets.vpc, subnet)
+    except CredentialError:
+        return [f"The routes of {subnet} cannot be read, so whether machines there reach EKS is not known."]
+    if target is None:
+        return [
+            f"{subnet} has no default route: machines join only if the network has endpoints for ec2, ecr.api, "
+            "ecr.dkr, s3, sts and eks, and pull images only from ECR."
+        ]
+    if not target.startswith("igw-"):
+        return []
+    if zone not in subnets.public:
+        raise UsageError(
+            f"{subnet} goes out by {target}, and gives machines no public address: they would not join the cluster.",
+            hint=f"aws ec2 modify-subnet-attribute --region {aws.region} --subnet-id {subnet} "
+            "--map-public-ip-on-launch, or name a subnet with a NAT gateway",
+        )
+    if group.private:
+        raise UsageError(
+            f"{subnet} goes out by {target}, which takes a public address: machines with several network cards get "
+            "none from EC2, and those of --private-nodes are to have none.",
+            hint="Name subnets whose default route is a NAT gateway or another way of your network.",
+        )
+    return []
+
+
+def _default_route(aws: Aws, vpc: str, subnet: str) -> str | None:
+    """What the subnet's default route leads to: igw-…, nat-…, tgw-…, or the like; None without one."""
+
+    def ask(name: str, value: str) -> list[dict[str, Any]]:
+        return aws.pages("ec2", "describe_route_tables", "RouteTables", Filters=[{"Name": name, "Values": [value]}])
+
+    tables = ask("association.subnet-id", subnet)
+    if not tables:  # it has the network's main one
+        tables = [
+            table for table in ask("vpc-id", vpc) if any(item.get("Main") for item in table.get("Associations", ()))
+        ]
+    for route in (route for table in tables for route in table["Routes"]):
+        if route.get("DestinationCidrBlock") == "0.0.0.0/0" and route.get("State") != "blackhole":
+            ways = (str(value) for key, value in route.items() if key.endswith(("GatewayId", "InterfaceId")))
+            return next(ways, "another way")
+    return None
