@@ -19,6 +19,7 @@ from providers.base import Resource
 
 ROLE = "mlbench"
 GPU = "nvidia.com/gpu"
+AUTOPILOT_PREFIX = "gk3-"  # of the names of GKE Autopilot's nodes; those of other clusters begin with gke-
 # The first whose Jobs have a success policy without a feature gate (failure policy: 1.26, replacement policy: 1.29).
 MIN_VERSION = (1, 31)
 # The rights that the kubernetes engine uses: API group, resource, verbs, whether no run is possible without.
@@ -140,6 +141,7 @@ class NodeFacts:
     gpus_per_node: int
     gpu: str | None
     devices: tuple[str, ...]  # names of resources, e.g. rdma/hca
+    autopilot: bool = False  # of GKE
 
 
 def read_node_facts(access: Access) -> NodeFacts | None:
@@ -157,7 +159,8 @@ def read_node_facts(access: Access) -> NodeFacts | None:
         if count > gpus:
             gpus, name = count, (node["metadata"].get("labels") or {}).get("nvidia.com/gpu.product")
         devices |= {key for key, amount in allocatable.items() if _is_device(key) and amount not in ("0", 0)}
-    return NodeFacts(len(nodes), gpus, name, tuple(sorted(devices)))
+    autopilot = any(str(node["metadata"].get("name")).startswith(AUTOPILOT_PREFIX) for node in nodes)
+    return NodeFacts(len(nodes), gpus, name, tuple(sorted(devices)), autopilot)
 
 
 def _is_device(resource: str) -> bool:

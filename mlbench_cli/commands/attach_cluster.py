@@ -76,6 +76,8 @@ def attach_cluster(
     facts = read_node_facts(access)
     if facts is not None and facts.gpus_per_node:  # none today may be some tomorrow: an autoscaler's nodes come later
         details |= {"gpus_per_node": facts.gpus_per_node, "gpu": facts.gpu}
+    if facts is not None and facts.autopilot:
+        details["autopilot"] = True
     cluster = replace(cluster, details=details)
     if is_kind(access):
         cluster = replace(cluster, details={**cluster.details, "functional_only": True})
@@ -88,6 +90,8 @@ def attach_cluster(
         console.warn(f"Missing rights that only some runs need: {', '.join(unneeded)}.")
     if cluster.details.get("functional_only"):
         console.warn("It is a KIND cluster: results are functional, not a performance measurement.")
+    if cluster.details.get("autopilot"):
+        console.note("It is GKE Autopilot, whose pods get what they ask for: runs need --num-cpus N --memory N.")
     if facts is not None and facts.gpus_per_node:
         console.note(
             f"Its nodes have up to {facts.gpus_per_node} GPUs each; a run with --gpu has a rank for each of them."

@@ -101,6 +101,7 @@ class ClusterDetails:
     topology_problem: str | None = fact(str)  # why the workers' places in the network are not known
     provisioning_class: str | None = fact(str)  # by which runs book the machines of all of their workers at once
     network_policies: bool = fact(bool, default=True)  # whether runs may create them
+    autopilot: bool = fact(bool, default=False)  # GKE makes nodes for what pods ask for, and lets them use no more
     functional_only: bool = fact(bool, default=False)  # timings on the cluster mean nothing
     registry: str | None = fact(str)  # where task images come from, unless a run names another one
     registry_problem: str | None = fact(str)  # why its machines may not be allowed to pull from it

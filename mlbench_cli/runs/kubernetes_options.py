@@ -59,6 +59,11 @@ def resolve_kubernetes(request: Request, cluster: Cluster) -> KubernetesOptions:
     }
     if request.cpu_limit is not None and request.cpu_limit < 1:
         raise UsageError(f"--cpu-limit {request.cpu_limit}: the least is 1.")
+    if ClusterDetails.of(cluster).autopilot and None in (request.num_cpus, request.memory):
+        raise UsageError(
+            f"The cluster {cluster.name} is GKE Autopilot, where workers get only the CPUs and memory they ask for.",
+            hint="--num-cpus N --memory N, of one machine, e.g. --num-cpus 8 --memory 32Gi",
+        )
     if request.collect not in (None, "rank0", "all"):
         raise UsageError(f'--collect "{shorten(request.collect)}" is neither rank0 nor all.')
     for key in request.node_selector:

@@ -315,6 +315,7 @@ def _check(options: GkeOptions, machine: Machine) -> None:
         if value not in known:
             raise UsageError(f'{flag} "{value}" is none of {", ".join(known)}.')
     check_ranges(options.allow_from)
+    _check_network(options)
     ways = [flag for flag, on in (("--spot", options.spot), ("--flex-start", options.flex_start)) if on]
     if options.reservation:
         parse_reservation(options.reservation)
@@ -336,6 +337,19 @@ def _check(options: GkeOptions, machine: Machine) -> None:
     if options.compact_placement and machine.name.startswith(("e2-", "n1-")):
         raise UsageError(
             f"--compact-placement is not possible with {machine.name}.", hint="For example: g2, a2, a3, c2."
+        )
+
+
+def _check_network(options: GkeOptions) -> None:
+    """A shared network's host project gives its secondary ranges; GKE may add none there."""
+    ranges = (options.pods_range, options.services_range)
+    if any(ranges) and not options.subnetwork:
+        raise UsageError("--pods-range and --services-range need the --subnetwork that has them.")
+    owner = re.match(r"projects/([^/]+)/", options.network or options.subnetwork or "")
+    if owner and owner[1] != options.project and not (options.subnetwork and all(ranges)):
+        raise UsageError(
+            f"The project {owner[1]} shares this network: name its --subnetwork, --pods-range and --services-range.",
+            hint=f"gcloud container subnets list-usable --network-project {owner[1]}   lists subnetworks and ranges",
         )
 
 

@@ -58,6 +58,19 @@ CAUSES: tuple[tuple[re.Pattern[str], type[MlbenchError], str], ...] = (
         "project. gcloud resource-manager org-policies list --project PROJECT   lists the policies.",
     ),
     (
+        re.compile(r"hostServiceAgentUser|compute\.(subnetworks|networks)\.(use|get)\b.*projects/"),
+        CredentialError,
+        "The host project's administrator has to let GKE of this project in: roles/container.hostServiceAgentUser "
+        "there, and roles/compute.networkUser on the subnetwork, for service-NUMBER@container-engine-robot.iam."
+        "gserviceaccount.com. gcloud projects describe PROJECT --format='value(projectNumber)'   tells the number.",
+    ),
+    (
+        re.compile(r"[Ss]econdary (IP )?range"),
+        UsageError,
+        "--pods-range NAME --services-range NAME of the subnetwork: gcloud container subnets list-usable "
+        "--network-project HOST   lists them.",
+    ),
+    (
         re.compile(r"IP_SPACE_EXHAUSTED|IP space of .* is exhausted"),
         CapacityError,
         "The subnetwork has no free addresses: --network NAME --subnetwork NAME of a larger one, or fewer workers. "

@@ -81,8 +81,22 @@ class GkeOptions:
         "--allow-from",
         help="CIDR with access to the Kubernetes API; repeatable; default: all, by DNS name",
     )
-    network: str | None = option(None, "--network", help="VPC network; default: the project's default")
-    subnetwork: str | None = option(None, "--subnetwork", help="subnetwork of that network")
+    network: str | None = option(
+        None,
+        "--network",
+        help="VPC network; default: the project's default; a shared one: projects/HOST/global/networks/NAME",
+    )
+    subnetwork: str | None = option(
+        None,
+        "--subnetwork",
+        help="subnetwork of that network; a shared one: projects/HOST/regions/REGION/subnetworks/NAME",
+    )
+    pods_range: str | None = option(
+        None, "--pods-range", help="secondary range of the subnetwork for pods; default: one that GKE adds"
+    )
+    services_range: str | None = option(
+        None, "--services-range", help="secondary range of the subnetwork for Services; default: one that GKE adds"
+    )
 
 
 @dataclass(frozen=True)

@@ -174,7 +174,7 @@ class ControlPlane(GkeResource):
             "resource_labels": labels,
             "locations": zones,
             "release_channel": {"channel": options.release_channel.upper()},
-            "ip_allocation_policy": {"use_ip_aliases": True},
+            "ip_allocation_policy": _ranges(options),
             "network_config": {
                 "datapath_provider": "ADVANCED_DATAPATH",
                 # Only at the creation: pods of a cluster that has it may have interfaces in several networks.
@@ -395,6 +395,15 @@ def access_to(found: Any) -> Access:
     return Access(
         f"https://{found.endpoint}", ca=base64.b64decode(found.master_auth.cluster_ca_certificate), token=token
     )
+
+
+def _ranges(options: GkeOptions) -> Message:
+    """Where pods and Services get their addresses: from ranges that GKE adds to the subnetwork, or from those named."""
+    named = {
+        "cluster_secondary_range_name": options.pods_range,
+        "services_secondary_range_name": options.services_range,
+    }
+    return {"use_ip_aliases": True, **{key: value for key, value in named.items() if value}}
 
 
 def _endpoints(allowed: Sequence[str]) -> Message:

@@ -156,6 +156,7 @@ class World(CloudDouble, PoolRules):
             raise ApiError(Code.ALREADY_EXISTS, f"Already exists: {path}.")
         self.check_exclusions(asked)
         self.check_policy("CreateCluster")
+        self.check_shared_network(asked, request.parent.split("/")[1])
         if self.max_clusters is not None and len(self.clusters) >= self.max_clusters:
             zone = request.parent.split("/")[3]
             raise ApiError(

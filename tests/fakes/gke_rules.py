@@ -42,6 +42,7 @@ class PoolRules:
     quotas: dict[str, float] = field(default_factory=lambda: {"NVIDIA_L4_GPUS": 8, "NVIDIA_T4_GPUS": 8})
     used: dict[str, float] = field(default_factory=dict)  # of the quotas
     taken_later: dict[str, float] = field(default_factory=dict)  # of the quotas, by others, after the plan was made
+    shared_ranges: set[str] = field(default_factory=set)  # of the subnetworks of other projects
     policies: dict[str, str] = field(default_factory=dict)  # request -> words of an organization's refusal
 
     def check_zones(self, zones: Any, place: str) -> None:
@@ -84,6 +85,21 @@ class PoolRules:
             if end and end > latest:
                 words = f"Maintenance exclusion cannot end after the end of support of the version, {latest:%Y-%m-%d}."
                 raise ApiError(Code.INVALID_ARGUMENT, words)  # ASSUMED: the words
+
+    def check_shared_network(self, asked: g.Cluster, project: str) -> None:
+        """In a network of another project the ranges of pods and Services are its administrator's, and named.
+
+        Source: Google's page on clusters with Shared VPC; the words are ASSUMED.
+        """
+        parts = asked.subnetwork.split("/")
+        if len(parts) < 2 or parts[1] == project:
+            return
+        policy = asked.ip_allocation_policy
+        for name in (policy.cluster_secondary_range_name, policy.services_secondary_range_name):
+            if name not in self.shared_ranges:
+                raise ApiError(
+                    Code.INVALID_ARGUMENT, f'Secondary range "{name}" does not exist in subnetwork "{parts[-1]}".'
+                )
 
     def check_policy(self, method: str) -> None:
         """What an organization refuses: its words are in the rule `policies`."""

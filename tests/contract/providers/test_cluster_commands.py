@@ -241,6 +241,7 @@ class Server:
         self.denied: set[str] = set()
         self.asked: list[dict[str, str]] = []
         self.provider_id: str | None = None
+        self.node = "n"
         self.version: str | None = None  # MAJOR.MINOR
         self.allocatable: dict[str, str] = {}
         server = self
@@ -267,7 +268,7 @@ class Server:
                     self._answer(403, {"kind": "Status", "message": "nodes is forbidden", "reason": "Forbidden"})
                 else:
                     labels = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
-                    node = {"metadata": {"name": "n", "labels": labels}, "spec": {"providerID": server.provider_id}}
+                    node = {"metadata": {"name": server.node, "labels": labels}, "spec": {"providerID": server.provider_id}}
                     node["status"] = {"allocatable": server.allocatable}
                     self._answer(200, {"kind": "NodeList", "items": [node]})
 
@@ -356,6 +357,17 @@ def test_what_the_nodes_offer_is_discovered(mlbench: Any, api: Server) -> None:
     details = Store().cluster("fleet").details
     assert (details["gpus_per_node"], details["gpu"]) == (8, "NVIDIA-H100-80GB-HBM3")
     assert details["version"] == "v1.34+.1"
+
+
+def test_autopilot_is_known_by_its_nodes_and_its_runs_say_what_they_need(mlbench: Any, api: Server) -> None:
+    api.provider_id, api.node = "gce://p/z/gk3-fleet-pool-1-abcd", "gk3-fleet-pool-1-abcd"
+    done = mlbench("attach-cluster", "fleet", "--kubeconfig", str(api.kubeconfig))
+    assert "GKE Autopilot" in done.err
+    run = ("run", "r", "1", "--image", "i:1", "--command", "true", "--dry-run", "--yes")
+    refused = mlbench(*run)
+    assert refused.code == 2
+    assert "--num-cpus N --memory N" in refused.err
+    assert mlbench(*run, "--num-cpus", "8", "--memory", "32Gi").code == 0
 
 
 def test_a_server_that_is_too_old_is_refused_with_its_version(mlbench: Any, api: Server) -> None:

@@ -94,6 +94,40 @@ def test_policies_and_networks_are_named(
         assert "zones list" not in refused.err
 
 
+SHARED = (
+    *("--network", "projects/host/global/networks/net"),
+    *("--subnetwork", "projects/host/regions/europe-west1/subnetworks/net-1"),
+)
+
+
+def test_a_shared_network_takes_the_ranges_of_its_host_project(command: Callable[..., Any], gke_world: World) -> None:
+    gke_world.shared_ranges = {"pods", "services"}
+    refused = command(*CREATE, *SHARED)
+    assert refused.code == 2, refused.err
+    assert "--pods-range" in refused.err
+    assert "list-usable --network-project host" in refused.err
+    assert not any(line.startswith("CreateCluster") for line in gke_world.log)
+    refused = command(*CREATE, *SHARED, "--pods-range", "pods", "--services-range", "other")
+    assert refused.code == 2, refused.err
+    assert "list-usable" in refused.err
+    made = command(*CREATE, *SHARED, "--pods-range", "pods", "--services-range", "services", "--private-nodes")
+    assert made.code == 0, made.err
+    (cluster,) = gke_world.clusters.values()
+    assert cluster.ip_allocation_policy.cluster_secondary_range_name == "pods"
+    assert cluster.network_config.default_enable_private_nodes
+    assert command(*DELETE).code == 0
+
+
+def test_a_host_project_that_has_not_let_gke_in_is_named(command: Callable[..., Any], gke_world: World) -> None:
+    gke_world.policies["CreateCluster"] = (
+        "Google Compute Engine: Required 'compute.subnetworks.use' permission for "
+        "'projects/host/regions/europe-west1/subnetworks/net-1'."
+    )
+    refused = command(*CREATE, *SHARED, "--pods-range", "pods", "--services-range", "services")
+    assert refused.code == 3, refused.err
+    assert "hostServiceAgentUser" in refused.err
+
+
 @pytest.mark.parametrize(
     "words",
     [
