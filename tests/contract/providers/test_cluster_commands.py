@@ -268,7 +268,8 @@ class Server:
                     self._answer(403, {"kind": "Status", "message": "nodes is forbidden", "reason": "Forbidden"})
                 else:
                     labels = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
-                    node = {"metadata": {"name": server.node, "labels": labels}, "spec": {"providerID": server.provider_id}}
+                    metadata = {"name": server.node, "labels": labels}
+                    node = {"metadata": metadata, "spec": {"providerID": server.provider_id}}
                     node["status"] = {"allocatable": server.allocatable}
                     self._answer(200, {"kind": "NodeList", "items": [node]})
 
