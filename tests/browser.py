@@ -121,10 +121,10 @@ class Browser:
         command = {"cmd": "Emulation.setDeviceMetricsOverride", "params": metrics}
         self._call("POST", f"{self._session}/goog/cdp/execute", command)
 
-    def prefer(self, scheme: str) -> None:
-        """Have pages believe that the system is "light" or "dark"."""
+    def prefer(self, scheme: str, media: str = "") -> None:
+        """Have pages believe that the system is "light" or "dark", or that they are for another medium, "print"."""
         features = [{"name": "prefers-color-scheme", "value": scheme}]
-        command = {"cmd": "Emulation.setEmulatedMedia", "params": {"media": "", "features": features}}
+        command = {"cmd": "Emulation.setEmulatedMedia", "params": {"media": media, "features": features}}
         self._call("POST", f"{self._session}/goog/cdp/execute", command)
 
     def resize(self, width: int, height: int) -> None:

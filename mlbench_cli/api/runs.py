@@ -168,7 +168,7 @@ class RunHandle:
         if finished is None:
             raise UsageError(
                 f'The run "{self.name}" has not ended yet.',
-                hint=f"mlbench wait {self.name}, or mlbench cancel {self.name}",
+                hint=f"mlbench wait {self.name}, mlbench cancel {self.name}, or mlbench download {self.name} --partial",
             )
         if finished.result is None:
             raise CleanupError(finished.findings[-1].summary, hint=finished.findings[-1].hint)
@@ -331,6 +331,24 @@ class RunHandle:
         from mlbench_cli.results.archive.reseal import write_anonymous
 
         (write_anonymous if anonymous else pack)(self.results, target)
+        return target
+
+    def download_partial(self, target: Path) -> Path:
+        """Write an archive of what a run that goes on has left on this machine so far; it says that it is partial.
+
+        Raises UsageError if the run has not been started.
+        """
+        from mlbench_cli.results.archive.reseal import seal_partial
+
+        if self.finished is not None:
+            return self.download(target)
+        observation = self.workspace.engine_of(self.run).look(self.run)
+        if observation.ended is not None:
+            self.complete()
+            return self.download(target)
+        if not any(worker.started for worker in observation.workers):
+            raise UsageError(f'The run "{self.name}" has not started yet.', hint=f"mlbench status {self.name}")
+        seal_partial(self.run, observation, target)
         return target
 
     def download_v3(self, target: Path) -> Path:

@@ -41,6 +41,9 @@ def download(
             "--anonymous", help="leave out host names, command line, packages that do not compute, and home folders"
         ),
     ] = False,
+    partial: Annotated[
+        bool, typer.Option("--partial", help="also of a run that has not ended: an archive of what there is so far")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="overwrite the file")] = False,
     all_runs: All = False,
     states: States = None,
@@ -53,11 +56,13 @@ def download(
 
     mlbench verify and mlbench charts read these archives. The format mlbench-v3 is for old scripts and cannot be
     verified. Several runs go to a folder, one NAME.zip each; with --all or a filter, unfinished runs are skipped. A zip
-    file appears only when it is complete. With --anonymous the evidence is changed, judged again and sealed anew; a
-    signature of the original does not fit it.
+    file appears only when it is complete. With --partial the run goes on, and its archive says that it is partial. With
+    --anonymous the evidence is changed, judged again and sealed anew; a signature of the original does not fit it.
     """
     if anonymous and kind is not DownloadKind.archive:
         raise UsageError("--anonymous is for archives; the format mlbench-v3 has no such form.")
+    if partial and (anonymous or kind is not DownloadKind.archive or all_runs):
+        raise UsageError("--partial goes with the names of runs, and with no other form of archive.")
     target, as_json = _target(" ".join(names or ["NAME"]), to, path, output)
     if dashboard is not None:
         there = connect(context, dashboard, "to", "path", "force")
@@ -74,7 +79,7 @@ def download(
     documents = []
     for run, file in targets:
         try:
-            documents.append(_download(run, file, kind, is_quiet=as_json, anonymous=anonymous))
+            documents.append(_download(run, file, kind, is_quiet=as_json, anonymous=anonymous, partial=partial))
         except MlbenchError as error:
             if len(targets) == 1:
                 raise
@@ -101,12 +106,17 @@ def _targets(runs: Sequence[RunHandle], to: Path | None) -> list[tuple[RunHandle
     return [(run, folder / f"{run.name}.zip") for run in runs]
 
 
-def _download(run: RunHandle, path: Path, kind: DownloadKind, *, is_quiet: bool, anonymous: bool) -> dict[str, object]:
+def _download(
+    run: RunHandle, path: Path, kind: DownloadKind, *, is_quiet: bool, anonymous: bool, partial: bool
+) -> dict[str, object]:
     """Write a run's file; its facts as JSON, and unless `is_quiet` in words."""
-    run.complete()
-    if kind is DownloadKind.archive:
+    if partial:
+        run.download_partial(path)
+    elif kind is DownloadKind.archive:
+        run.complete()
         run.download(path, anonymous=anonymous)
     else:
+        run.complete()
         run.download_v3(path)
     size = path.stat().st_size
     if not is_quiet:

@@ -59,6 +59,7 @@ from mlbench_cli.util.times import timestamp
 MIN_MEMLOCK = 1 << 30
 
 _NO_RESULT: Mapping[str, Any] = {"timings": {}, "details": {}, "synthetic": False}
+STILL_RUNNING = "still_running"  # the finding of an archive that was written before its run had ended
 
 
 @dataclass(frozen=True)
@@ -526,7 +527,8 @@ def _amount(value: Any) -> float | None:
 def _summarize(evidence: Evidence, decision: _Decision, reported: Mapping[str, Any] | None) -> str:
     """One sentence for people, with the reason if there is one."""
     outcome, findings = decision.outcome, decision.findings
-    begin = f"{evidence.name} {outcome.phrase}"
+    is_unfinished = any(found.code == STILL_RUNNING for found in evidence.observation.findings)
+    begin = f"{evidence.name} {'had not ended' if is_unfinished else outcome.phrase}"
     if outcome.is_success:
         begin += _figures(outcome, reported or {})
         telling = ("goal_not_proved", NOT_INJECTED)

@@ -4,20 +4,28 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from mlbench_cli.errors import CannotTellError
-from mlbench_cli.model.run import Run
+from mlbench_cli.model.run import Ending, Finding, Observation, Run
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.results.archive import layout
 from mlbench_cli.results.archive.anonymous import anonymize
+from mlbench_cli.results.archive.judge import STILL_RUNNING
 from mlbench_cli.results.archive.pack import pack
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.seal import seal
 from mlbench_cli.results.archive.verify import open_verified, verify
 from mlbench_cli.storage import run_folder
 from mlbench_cli.storage.run_folder import RunFolder
+
+_UNFINISHED = Finding(
+    STILL_RUNNING,
+    "This archive was written while the run went on: it holds what there was by then.",
+    hint="Download it again when the run has ended.",
+)
 
 
 def write_anonymous(source: Path, target: Path) -> None:
@@ -27,6 +35,23 @@ def write_anonymous(source: Path, target: Path) -> None:
     """
     with open_verified(source) as archive:
         seal_anew(archive, target, anonymize)
+
+
+def seal_partial(run: Run, observation: Observation, target: Path) -> None:
+    """Write what a run that has not ended has left in its folder so far as an archive that says so; the run goes on.
+
+    Raises CannotTellError if no archive can be made of it.
+    """
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as name:
+        folder, packed = Path(name, "run"), Path(name, "run.zip")
+        shutil.copytree(run.folder, folder, ignore=shutil.ignore_patterns(run_folder.STATE_FOLDER))
+        found = (_UNFINISHED, *observation.findings)
+        seal(replace(run, folder=folder), replace(observation, ended=Ending.CANCELLED, findings=found))
+        pack(folder, packed)
+        if not (checked := verify(packed)).ok:
+            reason = [*checked.problems, *checked.not_derived][0]
+            raise CannotTellError(f"{run.name} cannot be archived while it runs: {reason}")
+        packed.replace(target)
 
 
 def seal_anew(archive: Archive, target: Path, change: Callable[[Path], None]) -> None:

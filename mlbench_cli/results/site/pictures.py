@@ -80,7 +80,8 @@ def draw_trend(contest: Contest, key: str) -> Figure | None:
     """The value of equal settings over the days; a line needs two of them."""
     series: dict[str, list[Claim]] = {}
     for claim in contest.good:
-        words = (claim.method, claim.machine, f"{claim.point.workers} workers", claim.network)
+        workers = f"{claim.point.workers} worker{'s' * (claim.point.workers > 1)}"
+        words = (claim.method, claim.machine, workers, claim.network)
         series.setdefault(", ".join(filter(None, words)), []).append(claim)
     found = {name: own for name, own in series.items() if len({claim.date for claim in own}) > 1}
     if not found:
@@ -109,8 +110,16 @@ def draw_trend(contest: Contest, key: str) -> Figure | None:
         Axis(f"days since {first}"),
         Axis(group.metric if group.after_time else contest.job.what, from_zero=True, unit=unit),
         tuple(lines),
-        "One line per method, machine and number of workers. Bars: 95 % intervals.",
+        f"One line per method, machine and number of workers. Bars: 95 % intervals. {_say_versions(chosen)}".strip(),
     )
+
+
+def _say_versions(chosen: Sequence[tuple[str, Sequence[Claim]]]) -> str:
+    """From which day on each version of mlbench ran, if there are several."""
+    first: dict[str, str] = {}
+    for claim in sorted((claim for _, own in chosen for claim in own), key=lambda claim: claim.date):
+        first.setdefault(claim.version, claim.date)
+    return f"mlbench {', '.join(f'{name} from {day}' for name, day in first.items())}." if len(first) > 1 else ""
 
 
 def claim_figures(claim: Claim, site: Path) -> list[Figure]:

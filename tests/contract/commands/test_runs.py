@@ -15,6 +15,7 @@ from mlbench_cli.app import run
 from mlbench_cli.engines.local.engine import LocalEngine
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.model.spec import canonical_json
+from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.storage.store import Store
 from task_images.contract import PREFIX
 from tests.contract.local_runs import until
@@ -169,6 +170,16 @@ def test_a_detached_run(capsys: Captured) -> None:
     assert answer(capsys, "status")["runs"][0]["state"] == "running"
     assert run(["download", "far-2"]) == 2
     assert "has not ended yet" in capsys.readouterr().err
+    assert run(["download", "far-2", "--partial", "--to", "partial.zip"]) == 0
+    assert run(["verify", "partial.zip"]) == 0
+    with Archive.open(Path("partial.zip")) as archive:
+        assert archive.result["summary"].startswith(
+            "far-2 had not ended. This archive was written while the run went on"
+        )
+        assert archive.result["outcome"] == "cancelled"
+        assert b"begun" in archive.read("logs/rank-1.log", 1000)
+    capsys.readouterr()
+    assert answer(capsys, "status")["runs"][0]["state"] == "running"
     assert run(["delete", "far-2", "--yes"]) == 2
     assert run(["wait", "far-2", "--timeout", "0.1s"]) == 124
     capsys.readouterr()

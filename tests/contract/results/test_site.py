@@ -22,8 +22,10 @@ from mlbench_cli.results.site.build import RefusedArchives, SiteOptions, build_s
 from mlbench_cli.results.site.bundle import make_judge
 from tests.browser import open_browser
 from tests.pyodide import find_pyodide
+from tests.unit.results import runs
 from tests.unit.results.runs import sealed_run
 
+A4 = 794  # CSS pixels of its width
 METHODS: tuple[dict[str, Any], ...] = ({}, {"method": {"name": "topk"}})
 
 
@@ -319,6 +321,59 @@ def test_bit_flips_get_the_same_words_in_webassembly(archives: Path, tmp_path: P
     native = [[str(each) for each in verify(flips / f"{number}.zip").problems] for number in range(100)]
     assert all(native)
     assert found == native
+
+
+def test_trend_and_receipts_are_drawn_on_every_width_in_the_dark_and_on_paper(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Equal settings on two days with other code, the later of which reproduces the earlier."""
+    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "home"))
+    folder = tmp_path / "in"
+    folder.mkdir()
+    sides: list[list[str]] = []
+    for day in range(2):
+        monkeypatch.setattr(runs, "START", 1_760_000_000.0 + 30 * 86400 * day)
+        digest = {"code_digest": str(day).ljust(64, "0")}
+        sides.append([])
+        for repeat in range(3):
+            name = f"run-2-r{3 * day + repeat + 1}"
+            seconds = 40.0 + repeat / 10 + day / 10
+            made = sealed_run(tmp_path / name, name=name, task="mnist", seconds=seconds, environment=digest)
+            pack(made, folder / f"{name}.zip")
+            sides[day].append(str(folder / f"{name}.zip"))
+    others = [word for path in sides[1] for word in ("--with", path)]
+    assert run(["reproduce", *sides[0], *others, "--receipt", str(folder / "receipt.json")]) == 0
+    site = tmp_path / "site"
+    summary = build_site([folder], site, SiteOptions())
+    assert (summary.claims, summary.receipts) == (2, 1)
+    result = next(each for each in read_index(site)["results"] if each["date"] == "2025-10-09")
+    marks = "return document.querySelectorAll('figure[id$=trend] > .plot .k').length"
+    with_address = serve(site)
+    address = next(with_address)
+    try:
+        with open_browser() as browser:
+            views = [(width, scheme, "") for width in (400, 1400) for scheme in ("light", "dark")]
+            for width, scheme, media in [*views, (A4, "light", "print")]:
+                browser.emulate(width)
+                browser.prefer(scheme, media)
+                for page in ("index.html", "tasks/mnist.html", result["page"]):
+                    browser.open(f"{address}/{page}")
+                    wide = browser.run("return document.documentElement.scrollWidth - innerWidth")
+                    assert wide <= 0, (page, width, scheme, media)
+                    assert browser.console() == []
+                text = browser.text()
+                assert "Run again by others" in text
+                assert "reproduced" in text
+                assert "10 %" in text
+                is_hidden = "return getComputedStyle(document.querySelector('.top nav')).display === 'none'"
+                assert browser.run(is_hidden) is (media == "print")
+                paper = browser.run("return getComputedStyle(document.body).backgroundColor")
+                assert (paper == "rgb(17, 18, 20)") is (scheme == "dark")
+            browser.open(f"{address}/tasks/mnist.html")
+            assert "Over time" in browser.text()
+            assert browser.run(marks) == 2
+    finally:
+        next(with_address, None)
 
 
 def test_pages_need_no_javascript_and_stay_small(site: Path) -> None:

@@ -11,6 +11,7 @@ from mlbench_cli.model.run import Ending, Observation, Run, WorkerState
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.results.archive.documents import write_run_document
 from mlbench_cli.results.archive.seal import seal
+from mlbench_cli.util.times import timestamp
 from task_images.contract import format_event
 
 START = 1_760_000_000.0  # 2025-10-09T08:53:20Z
@@ -123,7 +124,7 @@ def new_run(folder: Path, run_spec: RunSpec | None = None, logs: Mapping[int, It
     """A run whose ranks have ended, not yet sealed."""
     run_spec = run_spec or spec()
     identity = hashlib.sha256(str(folder).encode()).hexdigest()[:12]
-    run = Run(identity, run_spec, folder, "2025-10-09T08:53:19.000Z")
+    run = Run(identity, run_spec, folder, timestamp(START - 1))
     (folder / "logs").mkdir(parents=True)
     if logs is None:
         logs = {rank: training_log(rank) for rank in range(run_spec.workers)}
