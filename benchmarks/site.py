@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from datetime import UTC, datetime, timedelta
-from functools import partial
+from functools import cache, partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.reseal import seal_anew
+from mlbench_cli.results.archive.verify import verify
 from mlbench_cli.results.site.build import SiteOptions, build_site
 from mlbench_cli.storage import run_folder
 from mlbench_cli.util.json_text import format_parsed
@@ -35,9 +36,10 @@ DAYS = 30  # between two variants of a result on the same machine
 MOMENTS = ("time", "started", "finished")  # seconds since 1970
 
 
+@cache
 def find_settings() -> list[list[Path]]:
-    """The published archives, the repeats of a setting together."""
-    paths = sorted(ARCHIVES.glob("*.zip"))
+    """The published archives that today's rules prove, the repeats of a setting together."""
+    paths = [path for path in sorted(ARCHIVES.glob("*.zip")) if verify(path).ok]
     return [list(group) for _, group in groupby(paths, lambda path: path.stem.rpartition("-r")[0])]
 
 

@@ -1,6 +1,6 @@
 """The figures of a site: time against cost with its Pareto line, the trend of a setting over time, one claim's runs."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
