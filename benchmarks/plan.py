@@ -1,18 +1,20 @@
 """A blind test of plans on this machine: plan from two calibrations, then measure cells that are drawn at random.
 
-    python -m benchmarks.plan [--workers N,N] [--methods M,M] [--networks "N;N"] [--batches N,N] [--cells N] [--seed N]
+    python -m benchmarks.plan --folder FOLDER [--minutes 20] [--cells 24] [--seed N]
     python -m benchmarks.plan --count RUN
 
-Cells are workers x methods x shaped networks x batch sizes per rank of digits_resnet (preset tiny). Two calibrated runs
-of two workers, at the smallest and the largest batch, are all that predictions are made from, before the first cell
-runs. Then --cells of them, drawn by --seed, train to the goal, one after the other. Prints predicted and measured
-seconds of training to the goal, the median error, the rank correlation, and how much longer the plan's best of the
-drawn cells took than their measured best. Learning rates are in proportion to the global batch. The exit code is 1 if
-the median error is above 15 %, the correlation below 0.9, or the best more than 10 % off.
+Cells are workers x methods x shaped networks x batch sizes per rank of digits_resnet (preset tiny): 219 by default. Two
+calibrated runs of two workers, at the smallest and the largest batch, are all that predictions are made from, before
+the first cell runs. Then --cells of them, drawn by --seed, train to the goal, one after the other. Prints predicted and
+measured seconds of training to the goal, the median error, the rank correlation, how much longer the plan's best of the
+drawn cells took than their measured best, and the total time. Learning rates are in proportion to the global batch. The
+exit code is 1 if the median error is above 15 %, the correlation below 0.9, or the best more than 10 % off.
 
-Ranks should have a core each, and nothing else should run: on a machine with other load neither steps nor shaped
-networks are what they are on an idle one. An empty network is the machine's own. With --count no cell runs: candidates
-of `mlbench plan` from a calibrated run are counted and timed.
+Every cell is a run with an archive in FOLDER, so the same command goes on after an interruption; no cell starts after
+--minutes. Networks are slow, so that communication and not the processor decides: ranks that share a core are predicted
+to compute as much longer as there are more ranks than cores. Nothing else should run: on a machine with other load
+neither steps nor shaped networks are what they are on an idle one. An empty network is the machine's own. With --count
+no cell runs: candidates of `mlbench plan` from a calibrated run are counted and timed.
 """
 
 import argparse
@@ -25,6 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,6 +39,7 @@ from mlbench_cli.simulator.calibration import Calibration, find_link, parse_cali
 from mlbench_cli.simulator.predict import Scenario
 from mlbench_cli.simulator.predict import predict as predict_step
 from task_images.comm.presets import resolve
+from task_images.harness.cores import effective_cores
 
 ROOT = Path(__file__).parents[1]
 MAX_ERROR, MIN_CORRELATION, MAX_REGRET = 0.15, 0.9, 0.10
@@ -75,9 +79,10 @@ class Lab:
         if done.returncode:
             print(f"{name}: exit code {done.returncode}: {done.stderr.strip()[-300:]}", file=sys.stderr)
             return None
-        for path in (self._home / "runs").iterdir():
-            if json.loads((path / "run.json").read_text("utf-8"))["name"] == f"{name}-{cell.workers}":
-                return path
+        for path in (self._home / "runs").glob("*/result.json"):  # an interrupted run has none
+            result = json.loads(path.read_text("utf-8"))
+            if result["run"].partition("-try")[0] == f"{name}-{cell.workers}" and result["outcome"] == "goal_reached":
+                return path.parent
         return None
 
 
@@ -90,8 +95,7 @@ def read_result(folder: Path) -> tuple[float, float]:
 
 def predict(cell: Cell, calibration: Calibration, result: dict[str, Any], samples: SamplesToGoal) -> float:
     """Seconds of training until the goal."""
-    scale = cell.batch / calibration.batch
-    work = scale_batch(calibration, scale)
+    work = scale_batch(calibration, cell.batch / calibration.batch, max(1.0, cell.workers / effective_cores()))
     link, error = find_link(calibration, result.get("network"))
     shape = parse_network(cell.network) if cell.workers > 1 and cell.network else None
     method = resolve(cell.method)
@@ -105,10 +109,10 @@ def predict(cell: Cell, calibration: Calibration, result: dict[str, Any], sample
     return needed / total * step
 
 
-def scale_batch(calibration: Calibration, factor: float) -> Calibration:
-    """The same with another batch per rank; the update costs the same."""
+def scale_batch(calibration: Calibration, factor: float, crowd: float) -> Calibration:
+    """The same with another batch per rank, and `crowd` ranks on each core; the update costs the same for any batch."""
     low, middle, high = (
-        replace(work.scale(factor), optimizer=work.optimizer)
+        replace(work.scale(factor * crowd), optimizer=work.optimizer * crowd)
         for work in (calibration.low, calibration.workload, calibration.high)
     )
     batch = int(calibration.batch * factor)
@@ -135,8 +139,9 @@ def test(given: argparse.Namespace) -> int:
         )
         if int(workers) > 1 or (method, network) == (given.methods.split(",")[0], given.networks.split(";")[0])
     ]
+    begun = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        lab = Lab(Path(folder), given)
+        lab = Lab((given.folder or Path(folder)).resolve(), given)
         calibrated = []
         for batch in (batches[0], batches[-1]):
             path = lab.run(f"cal{batch}", Cell(2, "bsp", "", batch), "--calibrate")
@@ -161,8 +166,11 @@ def test(given: argparse.Namespace) -> int:
             f"{'workers':>7} {'method':>10} {'network':>14} {'batch':>5} {'planned':>8} {'measured':>8}"
             f" {'error':>7} load"
         )
-        for number, cell in enumerate(drawn):
-            path = lab.run(f"cell{number}", cell)
+        for cell in drawn:
+            if time.monotonic() - begun > 60 * given.minutes:
+                print(f"{given.minutes:g} minutes are over: the same command with --folder goes on")
+                break
+            path = lab.run(f"c{zlib.crc32(repr(cell).encode()):08x}", cell)
             if path is None:
                 continue
             measured[cell] = read_result(path)[1]
@@ -170,6 +178,7 @@ def test(given: argparse.Namespace) -> int:
             row = f"{cell.workers:>7} {cell.method:>10} {cell.network:>14} {cell.batch:>5}"
             row += f" {planned[cell]:>8.2f} {measured[cell]:>8.2f} {error:>+7.1%}"
             print(f"{row} {os.getloadavg()[0]:.1f}", flush=True)
+    print(f"total time {(time.monotonic() - begun) / 60:.1f} min")
     if len(measured) < 3:
         print("fewer than three cells reached the goal")
         return 1
@@ -206,12 +215,14 @@ def count(run: str, task: str) -> int:
 def main() -> int:
     """Test, or count."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--workers", default="1,2")
+    parser.add_argument("--workers", default="1,2,3,4")
     parser.add_argument("--methods", default="bsp,wfbp,fusion,mgwfbp,dear,fp16")
     parser.add_argument("--networks", default="50mbit,10ms;100mbit,5ms;500mbit,5ms;1gbit,1ms", help="separated by ;")
     parser.add_argument("--batches", default="16,32,128")
     parser.add_argument("--cells", type=int, default=24)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--folder", type=Path, help="keeps all runs, to go on with; default: a temporary one")
+    parser.add_argument("--minutes", type=float, default=20.0, help="after which no cell starts")
     parser.add_argument("--rate", type=float, default=0.01, help="learning rate at a global batch of 64")
     parser.add_argument("--goal", type=float, default=93.0)
     parser.add_argument("--count", metavar="RUN", help="count and time candidates from this run instead")

@@ -80,7 +80,8 @@ def update(
 ) -> None:
     """Ask the clouds for today's prices and keep them, dated, for the plans of this machine.
 
-    Needs credentials: pricing:GetProducts on AWS; any signed-in account on Google; none on Azure.
+    Google needs a signed-in account. AWS and Azure publish their prices: with an account on AWS (pricing:GetProducts)
+    only a few are asked for, without one the price list file of each region is read, some hundred megabytes.
     """
     names = [registry.ALIASES.get(name, name) for name in providers or registry.PAID]
     for name in names:

@@ -1,12 +1,15 @@
 """`mlbench prices update` against answers in the clouds' own form: what has no price stays unknown."""
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 
 from mlbench_cli.config import settings
 from providers.pricing import fetched_price_file, load_prices
+from tests.contract.providers.eks_world import forget
 from tests.fakes.aws_server import AwsServer
 from tests.fakes.gke import World
 
@@ -69,3 +72,71 @@ def test_the_prices_of_the_originals_results_are_kept_and_used_by_no_plan(comman
     text = command("prices", "--archive").out
     assert "unknown" in text
     assert "mlbench-2020" not in str(command("prices", "-o", "json").json)
+
+
+HEADER = (
+    "SKU,TermType,Unit,PricePerUnit,Currency,Product Family,Instance Type,Operating System,Pre Installed S/W,"
+    "CapacityStatus,Tenancy"
+)
+OFFERS = f"""FormatVersion,v1.0
+Disclaimer,"This pricing list is for informational purposes only"
+Publication Date,2026-11-20T00:00:00Z
+Version,20261120000000
+OfferCode,AmazonEC2
+{HEADER}
+A,OnDemand,Hrs,1.1230000000,USD,Compute Instance,g5.xlarge,Linux,NA,Used,Shared
+B,OnDemand,Hrs,1.5000000000,USD,Compute Instance,g5.xlarge,Windows,NA,Used,Shared
+C,OnDemand,Hrs,0.0000000000,USD,Compute Instance,g6.xlarge,Linux,NA,Used,Shared
+D,Reserved,Hrs,0.7000000000,USD,Compute Instance,g6.xlarge,Linux,NA,Used,Shared
+E,OnDemand,Hrs,9.0000000000,USD,Compute Instance,g5.xlarge,Linux,SQL Std,Used,Shared
+F,OnDemand,Hrs,0.1070000000,USD,Compute Instance,m5.large,Linux,NA,Used,Shared
+G,OnDemand,Hrs,0.2000000000,USD,Compute Instance,m5.large,Linux,NA,Used,Dedicated
+H,OnDemand,Hrs,1.0000000000,USD,Compute Instance,m7i.large,Linux,NA,Used,Shared
+"""
+
+
+class OfferFiles(BaseHTTPRequestHandler):
+    """The public server of price list files; one region has none, one a page of something else."""
+
+    def do_GET(self) -> None:
+        region = self.path.removeprefix("/offers/v1.0/aws/AmazonEC2/current/").removesuffix("/index.csv")
+        self.send_response({"eu-west-1": 200, "page-1": 200, "down-1": 503}.get(region, 403))
+        self.end_headers()
+        self.wfile.write((OFFERS if region == "eu-west-1" else "<html>" * 9).encode())
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing is printed."""
+
+
+@pytest.fixture
+def without_account(aws: AwsServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for key in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION"):
+        monkeypatch.delenv(key, raising=False)
+    forget()
+    with ThreadingHTTPServer(("127.0.0.1", 0), OfferFiles) as server:
+        monkeypatch.setenv("MLBENCH_AWS_PRICES_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield
+        server.shutdown()
+        thread.join()
+    forget()
+
+
+def test_aws_prices_need_no_account(command: Command, without_account: None) -> None:
+    settings.config_dir().mkdir(parents=True, exist_ok=True)
+    result = command("prices", "update", "eks", "--region", "eu-west-1", "--region", "mars-1", "-o", "json")
+    assert result.code == 0, result.err
+    assert result.json["eks"] == {"source": "AWS price list file", "prices": 2}
+    table = load_prices("eks")
+    assert (table.price("g5.xlarge", "eu-west-1"), table.price("m5.large", "eu-west-1")) == (1.123, 0.107)
+    assert table.price("g6.xlarge", "eu-west-1") is None
+
+
+@pytest.mark.parametrize(("region", "code"), [("mars-1", 2), ("page-1", 10), ("down-1", 10)])
+def test_files_of_prices_that_cannot_be_had_are_said(
+    command: Command, without_account: None, region: str, code: int
+) -> None:
+    result = command("prices", "update", "eks", "--region", region)
+    assert (result.code, region in result.err) == (code, True)
+    assert not fetched_price_file("eks").exists()
