@@ -31,7 +31,7 @@ from mlbench_cli.simulator.faults import parse_rates, predict_faults
 from mlbench_cli.simulator.gloo import Link
 from mlbench_cli.simulator.predict import MIN_LATENCY, Prediction, Scenario, advise
 from mlbench_cli.simulator.predict import predict as predict_step
-from mlbench_cli.simulator.published import SUPPORTED, compare_published, summarize
+from mlbench_cli.simulator.published import ALL_REDUCE, SUPPORTED, compare_order, compare_published, summarize
 from mlbench_cli.simulator.stragglers import parse_spread
 from mlbench_cli.storage.store import Store
 from task_images.comm.methods import Method
@@ -506,7 +506,8 @@ def _check_published(output: Format, charts: Path | None) -> None:
             }
             for item in found
         ]
-        console.out_json({"schema_version": 1, "cells": cells})
+        orders = {"all": asdict(compare_order(found)), "all_reduce": asdict(compare_order(found, ALL_REDUCE))}
+        console.out_json({"schema_version": 1, "cells": cells, "order": orders})
         return
     console.out_table(
         ["METHOD", "CELLS", "MEAN ERROR", "WORST", "CLAIM"],
@@ -515,6 +516,11 @@ def _check_published(output: Format, charts: Path | None) -> None:
             for method, count, mean, worst in summarize(found)
         ],
     )
+    for what, order in (("all-reduce methods", compare_order(found, ALL_REDUCE)), ("methods", compare_order(found))):
+        console.note(
+            f"The fastest of the {what} is the predicted one in {order.fastest} of {order.settings} settings, and "
+            f"{order.right} of {order.pairs} pairs are in their order."
+        )
     console.note(
         "ddl-benchmarks of 2020-05-29: three models, three networks, 8 to 32 GPUs, samples per second. For each "
         "network, two cells of ResNet-50 on 8 GPUs give its constants. All cells: -o json"

@@ -7,10 +7,11 @@ that a run uses. The feasibility study had used the same cells and an O(n^2) pla
 """
 
 import csv
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from itertools import combinations
 
 from mlbench_cli.simulator.collectives import RingCollectives
 from mlbench_cli.simulator.models import MODELS, workload_of
@@ -31,6 +32,8 @@ METHODS = {
     "ByteScheduler-PS": "bytescheduler-ps",
 }
 SUPPORTED = ("BSP-A2A", "MG-WFBP")  # for which this is a claim; the others show how far the model goes
+ALL_REDUCE = ("BSP-A2A", "WFBP-A2A", "MG-WFBP")  # all-reduces, without priorities or servers
+MIN_DIFFERENCE = 0.03  # between two rates of which one is said to be higher
 _REFERENCE, _RATE_CELL, _START_CELL = "ResNet-50", "BSP-A2A", "WFBP-A2A"
 _CELL_GPUS = 8
 _FILE = "published_methods.csv"
@@ -120,6 +123,42 @@ def summarize(found: Sequence[PublishedComparison]) -> Iterator[tuple[str, int, 
         errors = [abs(item.error) for item in found if item.cell.method == method and not item.is_calibration]
         if errors:
             yield method, len(errors), sum(errors) / len(errors), max(errors)
+
+
+@dataclass(frozen=True)
+class Order:
+    """How well predictions sort the methods of each model, network and number of GPUs.
+
+    fastest   settings in which the method predicted to be the fastest is
+    whole     settings in which all methods are in their order
+    right     pairs of methods of a setting, at least MIN_DIFFERENCE apart, that are; `pairs`: all of them
+    """
+
+    settings: int
+    fastest: int
+    whole: int
+    right: int
+    pairs: int
+
+
+def compare_order(found: Sequence[PublishedComparison], methods: Collection[str] = tuple(METHODS)) -> Order:
+    """The order of `methods` as predicted, against the order as measured."""
+    settings: dict[tuple[str, str, int], list[PublishedComparison]] = {}
+    for item in found:
+        if item.cell.method in methods:
+            settings.setdefault((item.cell.model, item.cell.network, item.cell.gpus), []).append(item)
+    fastest = whole = right = pairs = 0
+    for items in settings.values():
+        measured = [item.cell.method for item in sorted(items, key=lambda item: -item.cell.rate)]
+        predicted = [item.cell.method for item in sorted(items, key=lambda item: -item.predicted_rate)]
+        fastest += measured[0] == predicted[0]
+        whole += measured == predicted
+        for one, other in combinations(items, 2):
+            ratio = one.cell.rate / other.cell.rate
+            if max(ratio, 1 / ratio) > 1 + MIN_DIFFERENCE:
+                pairs += 1
+                right += (ratio > 1) == (one.predicted_rate > other.predicted_rate)
+    return Order(len(settings), fastest, whole, right, pairs)
 
 
 def _compare(cell: PublishedCell, constants: Constants) -> PublishedComparison:

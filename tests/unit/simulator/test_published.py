@@ -1,9 +1,18 @@
 """The public table of methods as check data: its models, its cells, and the errors of its prediction."""
 
+from dataclasses import replace
+
 import pytest
 
 from mlbench_cli.simulator.models import MODELS
-from mlbench_cli.simulator.published import PublishedComparison, compare_published, load_cells, summarize
+from mlbench_cli.simulator.published import (
+    ALL_REDUCE,
+    PublishedComparison,
+    compare_order,
+    compare_published,
+    load_cells,
+    summarize,
+)
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +42,18 @@ def test_two_cells_a_network_predict_the_others(comparisons: list[PublishedCompa
     assert errors["BSP-A2A"][1] <= 0.10
     assert errors["MG-WFBP"][0] == 27
     assert errors["MG-WFBP"][1] <= 0.15
+
+
+def test_the_order_of_all_reduce_methods_is_predicted_and_that_of_all_methods_is_not(
+    comparisons: list[PublishedComparison],
+) -> None:
+    found, whole = compare_order(comparisons, ALL_REDUCE), compare_order(comparisons)
+    assert found.settings == whole.settings == 27
+    assert found.fastest >= 22
+    assert found.right >= 0.85 * found.pairs
+    assert whole.right >= 0.65 * whole.pairs
+    reversed_rates = [replace(item, predicted_rate=1 / item.predicted_rate) for item in comparisons]
+    assert compare_order(reversed_rates, ALL_REDUCE).right == found.pairs - found.right
 
 
 @pytest.mark.parametrize(
