@@ -12,12 +12,15 @@ import shutil
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from task_images.contract import EXIT_RETRYABLE
 from task_images.harness.cache import Say, as_task_error
 from task_images.harness.errors import EnvironmentUnfitError, TaskError
+from task_images.harness.object_stores import SCHEMES, Source, open_object
 from task_images.harness.progress import ProgressLines
 
 TIMEOUT = 60.0
@@ -119,17 +122,16 @@ def _transfer(archive: Archive, partial: Path, say: Say) -> None:
     have = partial.stat().st_size if partial.exists() else 0
     if have and have == archive.bytes:
         return
-    request = urllib.request.Request(archive.url, headers={"User-Agent": "mlbench", "Accept-Encoding": "identity"})
-    if have:
-        request.add_header("Range", f"bytes={have}-")
-    with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
-        goes_on = response.status == 206 and response.headers.get("Content-Range", "").startswith(f"bytes {have}-")
-        total = archive.bytes or _find_length(response, have if goes_on else 0)
+    is_object = archive.url.partition("://")[0] in SCHEMES
+    with (open_object if is_object else _open_web)(archive.url, have, TIMEOUT) as (read, goes_on, length):
+        total = archive.bytes or length
+        if not total:
+            raise http.client.HTTPException("the server does not say how long the file is")
         progress = ProgressLines(archive.name, total, say)
         progress.add(have if goes_on else 0, is_old=True)
         with open(partial, "ab" if goes_on else "wb") as file:
             done = file.tell()
-            while block := response.read(_BLOCK):
+            while block := read(_BLOCK):
                 file.write(block)
                 done += len(block)
                 if done > total:
@@ -139,12 +141,16 @@ def _transfer(archive: Archive, partial: Path, say: Say) -> None:
         raise http.client.HTTPException(f"the connection broke off after {done} of {total} bytes")
 
 
-def _find_length(response: http.client.HTTPResponse, have: int) -> int:
-    """The size of the whole file as the server states it. Raises HTTPException if it does not."""
-    stated = response.headers.get("Content-Length", "")
-    if not stated.isdecimal():
-        raise http.client.HTTPException("the server does not say how long the file is")
-    return have + int(stated)
+@contextmanager
+def _open_web(url: str, start: int, timeout: float) -> Iterator[Source]:
+    """The file, from byte `start` on if the server can do that."""
+    request = urllib.request.Request(url, headers={"User-Agent": "mlbench", "Accept-Encoding": "identity"})
+    if start:
+        request.add_header("Range", f"bytes={start}-")
+    with urllib.request.urlopen(request, timeout=timeout) as response:
+        goes_on = response.status == 206 and response.headers.get("Content-Range", "").startswith(f"bytes {start}-")
+        stated = response.headers.get("Content-Length", "")
+        yield Source(response.read, goes_on, int(stated) + (start if goes_on else 0) if stated.isdecimal() else 0)
 
 
 def check_archive(archive: Archive, path: Path, hint: str | None = None) -> None:
