@@ -35,7 +35,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:  # `typing` would cost a tenth of the start
     from typing import Any
 
-    from mlbench_cli.agent.faults import FaultControl
+    from mlbench_cli.agent.faults import FaultHands
     from mlbench_cli.agent.messages import NodeState
     from mlbench_cli.agent.network.shaped import ShapedNetwork
 
@@ -116,6 +116,8 @@ class Rank:
 class Agent:
     """Owns the ranks of a run on one machine and their folder, and writes its state whenever it changes."""
 
+    node, count = 0, 1  # of this machine, and of all of the run
+
     def __init__(self, folder: str, request: dict[str, Any], leash: int) -> None:
         plan = request["plan"]
         self.folder = folder
@@ -162,13 +164,13 @@ class Agent:
         }
         self.selector = selectors.DefaultSelector()
 
-    def _control_faults(self, plan: Mapping[str, Any] | None) -> FaultControl | None:
+    def _control_faults(self, plan: Mapping[str, Any] | None) -> FaultHands | None:
         """What injects faults and starts ranks again, if the plan asks for it."""
         if plan is None:
             return None
-        from mlbench_cli.agent.faults import FaultControl
+        from mlbench_cli.agent.faults import FaultControl, FaultHands
 
-        return FaultControl(self, plan)
+        return FaultHands(self, plan) if self.node else FaultControl(self, plan)
 
     # --- start --------------------------------------------------------------------------------------------------
 
@@ -342,7 +344,7 @@ class Agent:
 
     def watch(self) -> None:
         """Until no rank runs any more."""
-        while any(rank.running for rank in self.ranks) or (self.faults is not None and self.faults.restarting):
+        while any(rank.running for rank in self.ranks) or (self.faults is not None and self.faults.waits):
             moments = [self.next_sample, self.stop_at or self.deadline]
             if self.give_up_at is not None:
                 moments.append(self.give_up_at)
@@ -379,9 +381,17 @@ class Agent:
 
     # --- attempts: what `faults` has done -----------------------------------------------------------------------
 
-    def renew_port(self) -> None:
-        """Another port for the rendezvous: the last one may still be in use."""
-        self.port = self.state["master_port"] = machine.free_port()
+    def find_node(self, *, rank: int | None = None, worker: int | None = None) -> int:
+        """The node of a rank or of a worker."""
+        return 0
+
+    def send_faults(self, node: int, message: Mapping[str, Any]) -> None:
+        """Tell another node what `faults` there shall do, or node 0 what was done."""
+        raise NotImplementedError("a run on one machine")
+
+    def set_port(self, port: int) -> None:
+        """Another port for the rendezvous of the ranks."""
+        self.port = self.state["master_port"] = port
 
     def start_again(self, rank: Rank) -> None:
         """Start a rank whose process has ended. Raises OSError."""
@@ -390,9 +400,9 @@ class Agent:
         self._start(rank)
         self._write_state()
 
-    def leave_out(self, number: int) -> None:
+    def leave_out(self, rank: Rank) -> None:
         """A rank is not started again, and the run goes on without it."""
-        self._mark_failed(self.ranks[number])
+        self._mark_failed(rank)
 
     def fail(self, number: int, code: int) -> None:
         """The run ends with the failure of a rank after all."""

@@ -1,9 +1,13 @@
-"""What an agent does to its ranks on purpose, and how it starts them again: faults, attempts, and the record of both.
+"""What agents do to their ranks on purpose, and how they start them again: faults, attempts, and the record of both.
 
 An *attempt* is one start of all ranks. A rank that fails ends its attempt; by the run's policy the run fails with it,
 or all ranks start again from the last whole checkpoint. faults.json in the run's folder says what was planned, what
 was done at which moment, and what became of each attempt. Its times are seconds since the first rank was started, by
 the monotonic clock.
+
+Every agent of a run has `FaultHands`, which do things to the ranks of its machine. Those of node 0 are a
+`FaultControl`: it decides, tells the hands of all nodes what to do (`obey`), and hears what became of it (`hear`).
+On one machine that is all one object.
 
 Nothing is left stopped or slowed: ranks die with the agent, and a guard process kills the groups of stopped ranks if
 the agent is killed itself.
@@ -43,14 +47,18 @@ if TYPE_CHECKING:
         plan: Any
         state: Any
         network: ShapedNetwork | None
+        node: int
+        count: int
 
         @property
         def ranks(self) -> Sequence[Rank]:
-            """All ranks."""
+            """The ranks of its machine."""
 
-        def renew_port(self) -> None: ...
+        def find_node(self, *, rank: int | None = None, worker: int | None = None) -> int: ...
+        def send_faults(self, node: int, message: Mapping[str, Any]) -> None: ...
+        def set_port(self, port: int) -> None: ...
         def start_again(self, rank: Any) -> None: ...
-        def leave_out(self, number: int) -> None: ...
+        def leave_out(self, rank: Any) -> None: ...
         def fail(self, number: int, code: int) -> None: ...
         def abandon_ranks(self) -> None: ...
         def on_write_error(self, error: OSError) -> None: ...
@@ -63,10 +71,11 @@ MAX_BARREN = 3  # attempts in a row that end without a new checkpoint
 FINAL_CODES = (64, 70, 78, 126, 127)
 COLLECTIVE_FACTOR = 3  # the collectives' patience is this many times that of the watch on stopped ranks
 MAIN = "main.pt"
+UNCONFIRMED = "its machine has not confirmed it"
 
 
-class FaultControl:
-    """The faults and attempts of the ranks of one agent."""
+class FaultHands:
+    """What is done to the ranks of one agent, at the word of node 0."""
 
     def __init__(self, agent: Agent, plan: Mapping[str, Any]) -> None:
         self._agent = agent
@@ -74,37 +83,14 @@ class FaultControl:
         self.policy = Policy(plan["policy"])
         self._detect: float | None = plan["detect_seconds"]
         self.folder = f"{agent.folder}/.state/checkpoints"
-        script = plan["script"]
-        self._due: Iterator[Fault] = iter(())
-        if script is not None:
-            self._due = parse_faults(script).plan(plan["seed"], plan["ranks"], plan["workers"])
-        self._next: Fault | None = next(self._due, None)
-        self._begun = 0.0  # when the first rank started, by the monotonic clock
-        self._zero: float | None = None  # the first update of the training, from which faults count
-        self._trains = False  # the ranks of this attempt have begun to train
         self._next_look = 0.0
         self._lasting: list[_Lasting] = []
         self._stalled: dict[int, tuple[float, int]] = {}  # rank: since when it is stopped, its CPU time then
         self._guard = -1
-        self.restarting = False
-        self._resume: int | None = None
-        self._resumed_size = self._plan["ranks"]  # ranks that wrote the checkpoint
-        self._barren = 0
-        self._size = len(agent.ranks)  # ranks of this attempt: those below it
-        self._last = (0, 1)  # the rank that failed last, and its exit code
-        self.document: dict[str, Any] = {
-            "schema_version": 1,
-            "script": script,
-            "seed": plan["seed"],
-            "policy": str(self.policy),
-            "checkpoint_every": plan["checkpoint_every"],
-            "detect_seconds": self._detect,
-            "began": None,
-            "zero": None,
-            "ended": None,
-            "attempts": [],
-            "events": [],
-        }
+        # What `attempt` said last: its number, how many ranks it has, and the checkpoint they go on from.
+        self._attempt: Mapping[str, Any] = {"number": 0, "size": plan["ranks"], "resume": None, "resumed_size": None}
+        self._halted = self._is_idle = False  # between two attempts, and node 0 knows that nothing runs here any more
+        self._is_over = self.policy is Policy.FAIL  # no other attempt will come
 
     # --- start --------------------------------------------------------------------------------------------------
 
@@ -112,11 +98,6 @@ class FaultControl:
         """Before the first rank starts."""
         os.makedirs(self.folder, mode=0o700, exist_ok=True)
         self._start_guard()
-        self._begun = time.monotonic()
-        self.document["began"] = round(time.time(), 3)
-        if self._plan["from_start"]:
-            self._zero = self._begun
-        self._note_attempt()
 
     def environment(self, rank: Rank) -> dict[str, str]:
         """The variables of the contract that one rank gets for this attempt."""
@@ -125,79 +106,78 @@ class FaultControl:
             found["MLBENCH_CHECKPOINT_EVERY"] = str(self._plan["checkpoint_every"])
         if self._detect is not None:
             found["MLBENCH_COLLECTIVE_SECONDS"] = str(max(10, round(COLLECTIVE_FACTOR * self._detect)))
-        if number := len(self.document["attempts"]) - 1:
+        if number := self._attempt["number"]:
+            resume = self._attempt["resume"]
             found["MLBENCH_ATTEMPT"] = str(number)
-            found["MLBENCH_RESUME"] = "" if self._resume is None else f"{self.folder}/{self._resume}"
-        if self._size < self._plan["ranks"]:
+            found["MLBENCH_RESUME"] = "" if resume is None else f"{self.folder}/{resume}"
+        if self._attempt["size"] < self._plan["ranks"]:
             found |= self._shrunk_environment()
         return found
 
     def _shrunk_environment(self) -> dict[str, str]:
         """As many ranks as are left, with the global batch that all had together."""
+        size, resumed_size = self._attempt["size"], self._attempt["resumed_size"]
         parameters = json.loads(self._agent.plan["environment"]["MLBENCH_PARAMETERS"])
-        parameters["batch_size"] = parameters["batch_size"] * self._plan["ranks"] // self._size
+        parameters["batch_size"] = parameters["batch_size"] * self._plan["ranks"] // size
         return {
-            "WORLD_SIZE": str(self._size),
+            "WORLD_SIZE": str(size),
             "MLBENCH_PARAMETERS": json.dumps(parameters, sort_keys=True, separators=(",", ":")),
-            **({"MLBENCH_SHRUNK": "1"} if self._resumed_size != self._size else {}),
+            **({"MLBENCH_SHRUNK": "1"} if resumed_size != size else {}),
         }
 
-    def _note_attempt(self) -> None:
-        self._trains, self._next_look = False, 0.0
-        self.document["attempts"].append(
-            {
-                "number": len(self.document["attempts"]),
-                "started": self._now(),
-                "training": None,
-                "ended": None,
-                "ranks": self._size,
-                "resumed_update": self._resume,
-                "rank": None,
-                "exit_code": None,
-                "why": None,
-            }
-        )
+    # --- words --------------------------------------------------------------------------------------------------
 
-    def _now(self) -> float:
-        return round(time.monotonic() - self._begun, 4)
+    def _report(self, message: Mapping[str, Any]) -> None:
+        """Tell node 0."""
+        self._agent.send_faults(0, message)
+
+    def take(self, node: int, message: Mapping[str, Any]) -> None:
+        """A message from another node: of this run's node 0, since it has no link to others."""
+        self.obey(message)
+
+    def obey(self, message: Mapping[str, Any]) -> None:
+        """Do what node 0 says."""
+        if self._agent.state["ended"] is not None:
+            return
+        if "inject" in message:
+            self._inject(int(message["event"]), Fault(**message["inject"]))
+        elif "halt" in message:
+            self._halt()
+        elif "attempt" in message:
+            self._start_attempt(message["attempt"])
+        elif "over" in message:
+            self._is_over = True
 
     # --- time ---------------------------------------------------------------------------------------------------
 
+    @property
+    def waits(self) -> bool:
+        """Whether the agent stays although none of its ranks runs: another attempt may come."""
+        return self._halted or not self._is_over
+
     def next_moment(self) -> float:
         """When `on_time` wants to be called next, by the monotonic clock."""
-        moments = [self._next_look, *(lasting.next for lasting in self._lasting)]
-        if self.restarting:
-            return 0.0 if not self._running() else min(moments)
-        if self._trains and self._next is not None and self._zero is not None:
-            moments.append(self._zero + self._next.at)
-        return min(moments)
+        if self._halted and not self._is_idle and not self._running():
+            return 0.0
+        return min(self._next_look, *(lasting.next for lasting in self._lasting), float("inf"))
 
     def on_time(self, now: float) -> None:
         """Do what is due."""
         if self._agent.state["ended"] is not None:
             self._give_up()
             return
-        if self.restarting and not self._running():
-            self._restart()
+        if self._halted and not self._is_idle and not self._running():
+            self._is_idle = True
+            self._report({"idle": self._list_checkpoints()})
         if now >= self._next_look:
             self._look(now)
-        while self._trains and not self.restarting and self._is_due(now):
-            fault, self._next = self._next, next(self._due, None)
-            assert fault is not None
-            self._inject(fault, now)
         for lasting in list(self._lasting):
             if now >= lasting.next and lasting.turn(now):
                 self._end_lasting(lasting)
-                self.write()
-
-    def _is_due(self, now: float) -> bool:
-        return self._next is not None and self._zero is not None and now >= self._zero + self._next.at
 
     def _look(self, now: float) -> None:
-        """Whether ranks train by now, and whether one is stopped."""
-        self._next_look = now + (MARK_SECONDS if not self._trains else max(0.25, (self._detect or 40.0) / 8))
-        if not self._trains:
-            self._look_for_training()
+        """Whether a rank is stopped."""
+        self._next_look = now + max(0.25, (self._detect or 40.0) / 8)
         if self._detect is None:
             return
         for rank in self._running():
@@ -210,58 +190,43 @@ class FaultControl:
             if used != before:  # slowed, not stopped
                 self._stalled[rank.number] = (now, used)
             elif now - since >= self._detect:
-                self._note_end(rank.number, None, "stopped")
+                self._report({"end": rank.number, "code": None, "why": "stopped"})
                 processes.signal_group(rank.pid, signal.SIGKILL)
                 return
-
-    def _look_for_training(self) -> None:
-        attempt = self.document["attempts"][-1]
-        if self._plan["from_start"]:
-            self._trains = True
-        elif os.path.exists(f"{self.folder}/training-{attempt['number']}-0"):
-            self._trains = True
-            if self._zero is None:
-                with open(f"{self.folder}/clock-0.json", encoding="ascii") as file:
-                    self._zero = float(json.load(file)["monotonic"])
-        if self._trains:
-            attempt["training"] = self._now()
-            if self._zero is not None:
-                self.document["zero"] = round(self._zero - self._begun, 4)
-            self.write()
 
     def _running(self) -> list[Rank]:
         return [rank for rank in self._agent.ranks if rank.running]
 
     # --- faults -------------------------------------------------------------------------------------------------
 
-    def _inject(self, fault: Fault, now: float) -> None:
-        note: dict[str, Any] = {"planned": fault.to_dict(), "at": self._now(), "until": None, "problem": None}
-        self.document["events"].append(note)
+    def _inject(self, event: int, fault: Fault) -> None:
+        problem = None
         try:
-            self._do(fault, note, now)
+            problem = self._do(event, fault, time.monotonic())
         except OSError as error:
-            note["problem"] = error.strerror or str(error)
-        self.write()
+            problem = error.strerror or str(error)
+        self._report({"event": event, "facts": {"problem": problem}})
 
-    def _do(self, fault: Fault, note: dict[str, Any], now: float) -> None:
+    def _do(self, event: int, fault: Fault, now: float) -> str | None:
+        """Carry out a fault; why that cannot be done, or None. Raises OSError."""
         kind = FaultKind(fault.kind)
         if kind is FaultKind.LINK:
             self._change_link(fault)
-            self._lasting.append(_ChangedLink(self, fault, note, now))
-            return
+            self._lasting.append(_ChangedLink(self, event, fault, now))
+            return None
         targets = self._targets(fault)
         if not targets:
-            note["problem"] = "nothing of it runs any more"
-            return
+            return "nothing of it runs any more"
         if kind in (FaultKind.KILL, FaultKind.NODE):
             for rank in targets:
                 processes.signal_group(rank.pid, signal.SIGKILL)
         elif kind is FaultKind.STOP:
-            self._lasting.append(_Stopped(self, targets[0], fault, note, now))
+            self._lasting.append(_Stopped(self, targets[0], event, fault, now))
         elif kind is FaultKind.SLOW:
-            self._lasting.append(_Slowed(self, targets[0].number, fault, note, now))
+            self._lasting.append(_Slowed(self, targets[0].number, event, fault, now))
         else:
-            self._lasting.append(_FullDisk(targets, fault, note, now))
+            self._lasting.append(_FullDisk(targets, event, fault, now))
+        return None
 
     def _targets(self, fault: Fault) -> list[Rank]:
         def is_meant(rank: Rank) -> bool:
@@ -294,6 +259,11 @@ class FaultControl:
         """Give a link its own rate again, without loss."""
         with contextlib.suppress(OSError):
             self._change_link(None, worker)
+
+    def _end_lasting(self, lasting: _Lasting) -> None:
+        lasting.end()
+        self._lasting.remove(lasting)
+        self._report({"event": lasting.event, "facts": lasting.facts, "is_over": True})
 
     # --- guard --------------------------------------------------------------------------------------------------
 
@@ -337,98 +307,311 @@ class FaultControl:
         """A rank's process has ended; True if its run goes on with another attempt. Any agent's rank, any code."""
         if self._agent.state["ended"] is not None:
             return False
-        if self.restarting:
+        if self._halted:
             return True
         if not code:
+            self._note_success()
             return False
-        self._note_end(rank.number, code, "killed" if number is not None else "failed")
-        if self.policy is Policy.FAIL or code in FINAL_CODES:
-            return False
-        self._last = (rank.number, code)
-        self.restarting = True
-        for other in self._running():
-            processes.signal_group(other.pid, signal.SIGKILL)
-        return True
+        is_final = self.policy is Policy.FAIL or code in FINAL_CODES
+        why = "killed" if number is not None else "failed"
+        self._report({"end": rank.number, "code": code, "why": why, "is_final": is_final})
+        if not is_final:
+            self._halt()
+        return not is_final
 
-    def _note_end(self, rank: int, code: int | None, why: str) -> None:
-        """The first reason of an attempt's end stays."""
-        attempt = self.document["attempts"][-1]
-        if attempt["ended"] is None:
-            attempt.update({"ended": self._now(), "rank": rank, "why": why})
-        if attempt["rank"] == rank and code is not None:
-            attempt["exit_code"] = code
-        self.write()
+    def _note_success(self) -> None:
+        if not self._running():
+            self._report({"done": self._attempt["number"]})
 
-    def _restart(self) -> None:
-        """Start all ranks again, from the last whole checkpoint."""
-        self.restarting = False
+    def _halt(self) -> None:
+        """End what runs, before another attempt."""
+        if not self._halted:
+            self._halted, self._is_idle = True, False
+            for rank in self._running():
+                processes.signal_group(rank.pid, signal.SIGKILL)
+
+    def _list_checkpoints(self) -> dict[str, list[str]]:
+        """The files of each checkpoint on this machine, by the update that it was written after."""
+        found = {}
+        with contextlib.suppress(OSError):
+            for name in filter(str.isdecimal, os.listdir(self.folder)):
+                found[name] = os.listdir(f"{self.folder}/{name}")
+        return found
+
+    def _start_attempt(self, attempt: Mapping[str, Any]) -> None:
+        """Start the ranks again that take part."""
+        self._halted = False
+        self._next_look = 0.0
         for lasting in [lasting for lasting in self._lasting if not lasting.outlives_attempt]:
             self._end_lasting(lasting)
         self._stalled.clear()
-        found = self._find_checkpoint()
-        self._barren = self._barren + 1 if found == self._resume else 0
-        self._resume = found
-        problem = self._shrink() if self.policy is Policy.SHRINK else None
+        left_out = range(attempt["size"], self._attempt["size"])
+        self._attempt = attempt
+        self._agent.set_port(attempt["port"])
+        try:
+            for rank in self._agent.ranks:
+                if rank.number < attempt["size"]:
+                    self._agent.start_again(rank)
+                elif rank.number in left_out:
+                    self._agent.leave_out(rank)
+        except OSError as error:
+            self._report({"broken": error.strerror or str(error)})
+        self._note_success()  # of a machine none of whose ranks takes part any more
+
+    def _give_up(self) -> None:
+        """The run ends: nobody is started again, and who is stopped shall hear of it."""
+        self._is_over = True
+        if self._halted:
+            self._halted = False
+            self._agent.abandon_ranks()
+        for lasting in list(self._lasting):
+            self._end_lasting(lasting)
+
+    def finish(self) -> None:
+        """Undo what lasts."""
+        self._give_up()
+        if self._guard >= 0:
+            os.close(self._guard)
+
+
+class FaultControl(FaultHands):
+    """The hands of node 0, which also lead those of the others: they know the plan, and keep the record."""
+
+    def __init__(self, agent: Agent, plan: Mapping[str, Any]) -> None:
+        super().__init__(agent, plan)
+        script = plan["script"]
+        self._due: Iterator[Fault] = iter(())
+        if script is not None:
+            self._due = parse_faults(script).plan(plan["seed"], plan["ranks"], plan["workers"])
+        self._next: Fault | None = next(self._due, None)
+        self._begun = 0.0  # when the first rank started, by the monotonic clock
+        self._zero: float | None = None  # the first update of the training, from which faults count
+        self._trains = False  # the ranks of this attempt have begun to train
+        self._next_mark = 0.0
+        self._restarting = False
+        self._barren = 0
+        self._last = (0, 1)  # the rank that failed last, and its exit code
+        self._done: set[int] = set()  # nodes whose ranks have all ended well
+        self._idle: dict[int, Mapping[str, list[str]]] = {}  # nodes that have halted: their checkpoints
+        self.document: dict[str, Any] = {
+            "schema_version": 1,
+            "script": script,
+            "seed": plan["seed"],
+            "policy": str(self.policy),
+            "checkpoint_every": plan["checkpoint_every"],
+            "detect_seconds": self._detect,
+            "began": None,
+            "zero": None,
+            "ended": None,
+            "attempts": [],
+            "events": [],
+        }
+
+    def begin(self) -> None:
+        """Before the first rank starts."""
+        super().begin()
+        self._begun = time.monotonic()
+        self.document["began"] = round(time.time(), 3)
+        if self._plan["from_start"]:
+            self._zero = self._begun
+        self._note_attempt(self._attempt)
+
+    def _note_attempt(self, attempt: Mapping[str, Any]) -> None:
+        self._trains, self._next_mark = False, 0.0
+        self.document["attempts"].append(
+            {
+                "number": attempt["number"],
+                "started": self._now(),
+                "training": None,
+                "ended": None,
+                "ranks": attempt["size"],
+                "resumed_update": attempt["resume"],
+                "rank": None,
+                "exit_code": None,
+                "why": None,
+            }
+        )
+
+    def _now(self) -> float:
+        return round(time.monotonic() - self._begun, 4)
+
+    # --- words --------------------------------------------------------------------------------------------------
+
+    def _report(self, message: Mapping[str, Any]) -> None:
+        self.hear(self._agent.node, message)
+
+    def _tell(self, node: int | None, message: Mapping[str, Any]) -> None:
+        """Tell the hands of a node what to do; None: all, this one last, because what it does may end the run."""
+        for other in [node] if node is not None else reversed(range(self._agent.count)):
+            if other == self._agent.node:
+                self.obey(message)
+            else:
+                self._agent.send_faults(other, message)
+
+    def take(self, node: int, message: Mapping[str, Any]) -> None:
+        """A message from the hands of another node."""
+        self.hear(node, message)
+
+    def hear(self, node: int, message: Mapping[str, Any]) -> None:
+        """What the hands of a node say."""
+        if "event" in message:
+            self._take_event(node, message)
+        elif "end" in message:
+            self._take_failure(message)
+        elif "idle" in message:
+            self._idle[node] = message["idle"]
+        elif "done" in message and message["done"] == self._attempt["number"]:
+            self._done.add(node)
+            if len(self._done) == self._agent.count:
+                self._tell(None, {"over": True})
+        elif "broken" in message:
+            self.document["problem"] = str(message["broken"])
+            self._end_for_good()
+
+    def _take_event(self, node: int, message: Mapping[str, Any]) -> None:
+        note = self.document["events"][message["event"]]
+        facts = dict(message["facts"])
+        if note["problem"] not in (None, UNCONFIRMED):  # of another node, whose ranks it was meant for, too
+            facts.pop("problem", None)
+        note.update(facts)
+        if message.get("is_over"):
+            note["until"] = self._now()
+        self.write()
+
+    def _take_failure(self, message: Mapping[str, Any]) -> None:
+        """A rank has failed, or will be killed because it is stopped. The first reason of an attempt's end stays."""
+        rank, code, attempt = message["end"], message["code"], self.document["attempts"][-1]
+        if attempt["ended"] is None:
+            attempt.update({"ended": self._now(), "rank": rank, "why": message["why"]})
+        if attempt["rank"] == rank and code is not None:
+            attempt["exit_code"] = code
+        self.write()
+        if code is None or message["is_final"]:
+            return
+        if not self._restarting:
+            self._restarting, self._last = True, (rank, code)
+            self._tell(None, {"halt": True})
+
+    # --- time ---------------------------------------------------------------------------------------------------
+
+    def next_moment(self) -> float:
+        """When `on_time` wants to be called next, by the monotonic clock."""
+        if self._restarting and len(self._idle) == self._agent.count:
+            return 0.0
+        moments = [super().next_moment()]
+        if not self._trains:
+            moments.append(self._next_mark)
+        elif self._next is not None and self._zero is not None and not self._restarting:
+            moments.append(self._zero + self._next.at)
+        return min(moments)
+
+    def on_time(self, now: float) -> None:
+        """Do what is due."""
+        super().on_time(now)
+        if self._agent.state["ended"] is not None:
+            return
+        if self._restarting and len(self._idle) == self._agent.count:
+            self._restart()
+        if not self._trains and now >= self._next_mark:
+            self._next_mark = now + MARK_SECONDS
+            self._look_for_training()
+        while self._trains and not self._restarting and self._is_due(now):
+            fault, self._next = self._next, next(self._due, None)
+            assert fault is not None
+            self._order(fault)
+
+    def _is_due(self, now: float) -> bool:
+        return self._next is not None and self._zero is not None and now >= self._zero + self._next.at
+
+    def _order(self, fault: Fault) -> None:
+        """Have a fault carried out on the node of its target."""
+        events = self.document["events"]
+        events.append({"planned": fault.to_dict(), "at": self._now(), "until": None, "problem": UNCONFIRMED})
+        node = None
+        if fault.target is not None:
+            kind = "worker" if FaultKind(fault.kind).targets_worker else "rank"
+            node = self._agent.find_node(**{kind: fault.target})
+        self._tell(node, {"inject": fault.to_dict(), "event": len(events) - 1})
+        self.write()
+
+    def _look_for_training(self) -> None:
+        attempt = self.document["attempts"][-1]
+        if self._plan["from_start"]:
+            self._trains = True
+        elif os.path.exists(f"{self.folder}/training-{attempt['number']}-0"):
+            self._trains = True
+            if self._zero is None:
+                with open(f"{self.folder}/clock-0.json", encoding="ascii") as file:
+                    self._zero = float(json.load(file)["monotonic"])
+        if self._trains:
+            attempt["training"] = self._now()
+            if self._zero is not None:
+                self.document["zero"] = round(self._zero - self._begun, 4)
+            self.write()
+
+    # --- attempts -----------------------------------------------------------------------------------------------
+
+    def _restart(self) -> None:
+        """Start all ranks again, from the last whole checkpoint."""
+        found, resumed_size = self._find_checkpoint()
+        self._restarting = False
+        self._idle.clear()
+        self._done.clear()
+        self._barren = self._barren + 1 if found == self._attempt["resume"] else 0
+        size = self._attempt["size"]
+        problem = None
+        if self.policy is Policy.SHRINK:
+            problem = self._explain_no_shrinking()
+            size -= 1
         if self._barren >= MAX_BARREN:
             problem = f"{MAX_BARREN} attempts in a row came to no new checkpoint"
         if problem is not None:
             self.document["problem"] = problem
             self._end_for_good()
             return
-        self._agent.renew_port()
-        self._note_attempt()
-        try:
-            for rank in self._agent.ranks:
-                if rank.number < self._size:
-                    self._agent.start_again(rank)
-        except OSError as error:
-            self.document["problem"] = error.strerror or str(error)
-            self._end_for_good()
+        attempt = {
+            "number": self._attempt["number"] + 1,
+            "size": size,
+            "resume": found,
+            "resumed_size": resumed_size,
+            "port": machine.free_port(),  # another one: the last may still be in use
+        }
+        self._tell(None, {"attempt": attempt})
         self.write()
 
-    def _shrink(self) -> str | None:
-        """Go on with one rank less; why that cannot be done, or None. Ranks are numbered without gaps, so that it is
-        the number of the last one that is not there any more."""
+    def _start_attempt(self, attempt: Mapping[str, Any]) -> None:
+        self._note_attempt(attempt)
+        super()._start_attempt(attempt)
+
+    def _explain_no_shrinking(self) -> str | None:
+        """Why the run cannot go on with one rank less, or None. Ranks are numbered without gaps, so that it is the
+        number of the last one that is not there any more."""
+        size = self._attempt["size"]
         total = json.loads(self._agent.plan["environment"]["MLBENCH_PARAMETERS"])["batch_size"] * self._plan["ranks"]
-        if self._size < 2 or total % (self._size - 1):
-            return f"the global batch of {total} samples cannot be shared by {self._size - 1} ranks alike"
-        self._size -= 1
-        self._agent.leave_out(self._size)
+        if size < 2 or total % (size - 1):
+            return f"the global batch of {total} samples cannot be shared by {size - 1} ranks alike"
         return None
 
-    def _find_checkpoint(self) -> int | None:
-        """The greatest update of which all ranks have written their part, as many as there were then."""
-        whole: dict[int, int] = {}
-        with contextlib.suppress(OSError):
-            for name in filter(str.isdecimal, os.listdir(self.folder)):
-                files = set(os.listdir(f"{self.folder}/{name}"))
-                for size in dict.fromkeys(attempt["ranks"] for attempt in self.document["attempts"]):
-                    if {MAIN, *(f"rank-{number}.pt" for number in range(size))} <= files:
-                        whole.setdefault(int(name), size)
-        found = max(whole, default=None)
-        self._resumed_size = self._size if found is None else whole[found]
-        return found
+    def _find_checkpoint(self) -> tuple[int | None, int]:
+        """The greatest update of which all ranks have written their part, as many as there were then: and how many."""
+        files: dict[int, set[str]] = {}
+        for listed in self._idle.values():
+            for name, names in listed.items():
+                files.setdefault(int(name), set()).update(names)
+        sizes = dict.fromkeys(attempt["ranks"] for attempt in self.document["attempts"])
+        for update in sorted(files, reverse=True):
+            for size in sizes:
+                if {MAIN, *(f"rank-{number}.pt" for number in range(size))} <= files[update]:
+                    return update, size
+        return None, self._attempt["size"]
 
     def _end_for_good(self) -> None:
         rank, code = self._last
         self._agent.fail(rank, code)
 
-    def _give_up(self) -> None:
-        """The run ends: nobody is started again, and who is stopped shall hear of it."""
-        if self.restarting:
-            self.restarting = False
-            self._agent.abandon_ranks()
-        for lasting in list(self._lasting):
-            self._end_lasting(lasting)
-
-    def _end_lasting(self, lasting: _Lasting) -> None:
-        lasting.end()
-        lasting.note["until"] = self._now()
-        self._lasting.remove(lasting)
-
     def finish(self) -> None:
         """Undo what lasts, and write the record for good."""
-        self._give_up()
+        super().finish()
         if self.document["attempts"] and self.document["attempts"][-1]["ended"] is None:
             self.document["attempts"][-1]["ended"] = self._now()
         self.document["ended"] = self._now()
@@ -440,8 +623,6 @@ class FaultControl:
         )
         self.document["never_trained"] = self._zero is None
         self.write()
-        if self._guard >= 0:
-            os.close(self._guard)
 
     def write(self) -> None:
         """Write faults.json."""
@@ -459,8 +640,9 @@ class _Lasting:
 
     outlives_attempt = False
 
-    def __init__(self, fault: Fault, note: dict[str, Any], now: float) -> None:
-        self.note = note
+    def __init__(self, event: int, fault: Fault, now: float) -> None:
+        self.event = event
+        self.facts: dict[str, Any] = {}  # for the record
         self.over = now + fault.seconds if fault.seconds is not None else float("inf")
         self.next = self.over
 
@@ -473,13 +655,13 @@ class _Lasting:
 
 
 class _Stopped(_Lasting):
-    def __init__(self, control: FaultControl, rank: Rank, fault: Fault, note: dict[str, Any], now: float) -> None:
-        super().__init__(fault, note, now)
-        self._control, self._pid = control, rank.pid
-        control.hold(rank.pid)
+    def __init__(self, hands: FaultHands, rank: Rank, event: int, fault: Fault, now: float) -> None:
+        super().__init__(event, fault, now)
+        self._hands, self._pid = hands, rank.pid
+        hands.hold(rank.pid)
 
     def end(self) -> None:
-        self._control.free(self._pid)
+        self._hands.free(self._pid)
 
 
 class _Slowed(_Lasting):
@@ -487,10 +669,10 @@ class _Slowed(_Lasting):
 
     outlives_attempt = True
 
-    def __init__(self, control: FaultControl, number: int, fault: Fault, note: dict[str, Any], now: float) -> None:
-        super().__init__(fault, note, now)
+    def __init__(self, hands: FaultHands, number: int, event: int, fault: Fault, now: float) -> None:
+        super().__init__(event, fault, now)
         assert fault.share is not None
-        self._control, self._number, self._share = control, number, fault.share
+        self._hands, self._number, self._share = hands, number, fault.share
         self._held: int | None = None
         self._since = self._begun = now
         self._stopped = 0.0
@@ -504,17 +686,17 @@ class _Slowed(_Lasting):
             self._release(now)
             self.next = min(self.over, now + PERIOD * self._share)
             return False
-        rank = self._control.find_rank(self._number)
+        rank = self._hands.find_rank(self._number)
         if rank is not None:  # else it is between two attempts
             with contextlib.suppress(OSError):
-                self._control.hold(rank.pid)
+                self._hands.hold(rank.pid)
                 self._held, self._since = rank.pid, now
         self.next = min(self.over, now + PERIOD * (1 - self._share))
         return False
 
     def _release(self, now: float) -> None:
         if self._held is not None:
-            self._control.free(self._held)
+            self._hands.free(self._held)
             self._stopped += now - self._since
             self._held = None
 
@@ -522,14 +704,14 @@ class _Slowed(_Lasting):
         now = time.monotonic()
         self._release(now)
         if now > self._begun:
-            self.note["stopped_share"] = round(self._stopped / (now - self._begun), 4)
+            self.facts["stopped_share"] = round(self._stopped / (now - self._begun), 4)
 
 
 class _FullDisk(_Lasting):
     """No file of the ranks can grow: RLIMIT_FSIZE, which gives EFBIG where a full disk gives ENOSPC."""
 
-    def __init__(self, ranks: list[Rank], fault: Fault, note: dict[str, Any], now: float) -> None:
-        super().__init__(fault, note, now)
+    def __init__(self, ranks: list[Rank], event: int, fault: Fault, now: float) -> None:
+        super().__init__(event, fault, now)
         self._pids: list[int] = []
         for rank in ranks:
             resource.prlimit(rank.pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
@@ -544,10 +726,10 @@ class _FullDisk(_Lasting):
 class _ChangedLink(_Lasting):
     outlives_attempt = True
 
-    def __init__(self, control: FaultControl, fault: Fault, note: dict[str, Any], now: float) -> None:
-        super().__init__(fault, note, now)
+    def __init__(self, hands: FaultHands, event: int, fault: Fault, now: float) -> None:
+        super().__init__(event, fault, now)
         assert fault.target is not None
-        self._control, self._worker = control, fault.target
+        self._hands, self._worker = hands, fault.target
 
     def end(self) -> None:
-        self._control.restore_link(self._worker)
+        self._hands.restore_link(self._worker)

@@ -28,25 +28,6 @@ if TYPE_CHECKING:  # `typing` would cost the agent a tenth of its start
         workers: list[int]
         ranks: list[RankPlan]
 
-    class RunPlan(TypedDict):
-        """What every plan says. Times are in seconds."""
-
-        kind: str
-        schema_version: int
-        name: str
-        spec_hash: str
-        timeout: float
-        gpus_per_worker: int
-        environment: Mapping[str, str]  # of all ranks
-        defaults: Mapping[str, str]  # where the user's environment has no such variable
-        pin: NotRequired[bool]
-
-    class LocalShape(TypedDict, total=False):
-        """The network between so many workers on one machine, if it is shaped."""
-
-        network: str
-        workers: int
-
     class FaultPlan(TypedDict):
         """Faults, and what follows. `script` as model/faults.py reads it; `from_start`: times count from the start of
         the ranks, and not from the first update of a training."""
@@ -60,12 +41,27 @@ if TYPE_CHECKING:  # `typing` would cost the agent a tenth of its start
         detect_seconds: float | None
         from_start: bool
 
-    class LocalFaults(TypedDict, total=False):
-        """What a run meets on purpose, if it does."""
+    class RunPlan(TypedDict):
+        """What every plan says. Times are in seconds."""
 
-        faults: FaultPlan
+        kind: str
+        schema_version: int
+        name: str
+        spec_hash: str
+        timeout: float
+        gpus_per_worker: int
+        environment: Mapping[str, str]  # of all ranks
+        defaults: Mapping[str, str]  # where the user's environment has no such variable
+        pin: NotRequired[bool]
+        faults: NotRequired[FaultPlan]
 
-    class LocalPlan(RunPlan, LocalShape, LocalFaults):
+    class LocalShape(TypedDict, total=False):
+        """The network between so many workers on one machine, if it is shaped."""
+
+        network: str
+        workers: int
+
+    class LocalPlan(RunPlan, LocalShape):
         """A run on one machine, within its agent's request."""
 
         ranks: list[RankPlan]

@@ -80,6 +80,7 @@ class NodeAgent(Agent):
 
     def __init__(self, place: str, folder: str, node: int, plan: Mapping[str, Any]) -> None:
         own = plan["nodes"][node]
+        self.run_folder, self.node, self.count = folder, node, len(plan["nodes"])
         request = {
             "run_id": plan["name"],
             "python": plan["python"],
@@ -89,7 +90,6 @@ class NodeAgent(Agent):
             "plan": {**plan, "ranks": own["ranks"]},
         }
         super().__init__(place, request, -1)
-        self.run_folder, self.node, self.count = folder, node, len(plan["nodes"])
         self.workers: list[list[int]] = [entry["workers"] for entry in plan["nodes"]]
         self.name = own["name"] or os.environ.get("SLURMD_NODENAME") or os.uname().nodename
         self.links: list[RankLink] = []
@@ -339,6 +339,8 @@ class NodeAgent(Agent):
             self.is_gathered = True
         elif "lock" in message:
             self.is_asked_to_lock = True
+        elif "faults" in message and self.faults is not None and link.node is not None:
+            self.faults.take(link.node, message["faults"])
         elif "clock" in message:
             link.send({"clock_was": message["clock"], "time": time.time()})
         elif "clock_was" in message:
@@ -353,6 +355,30 @@ class NodeAgent(Agent):
         elif "bye" in message:
             link.has_left = True
             link.close()
+
+    # --- faults and attempts: node 0 leads ------------------------------------------------------------------------
+
+    def find_node(self, *, rank: int | None = None, worker: int | None = None) -> int:
+        """The node of a rank or of a worker."""
+        for number, node in enumerate(self.plan["nodes"]):
+            if worker in node["workers"] or rank in (entry["rank"] for entry in node["ranks"]):
+                return number
+        raise LookupError(f"no node has rank {rank} or worker {worker}")
+
+    def send_faults(self, node: int, message: Mapping[str, Any]) -> None:
+        """Tell another node what `faults` there shall do, or node 0 what was done."""
+        link = self._present().get(node)
+        if link is not None:  # else it has been lost, which ends the run
+            link.send({"faults": message})
+
+    def fail(self, number: int, code: int) -> None:
+        """The run ends with the failure of a rank of any node after all."""
+        node = self.find_node(rank=number)
+        self.state["first"] = {"why": "failed", "node": node, "rank": number, "time": time.time()}
+        self._send_stop()
+        super().fail(number, code)
+
+    # --- clocks -----------------------------------------------------------------------------------------------------
 
     def _ask_clock(self) -> None:
         """Ask node 0 for its time."""
@@ -476,7 +502,7 @@ class NodeAgent(Agent):
         results: dict[str, object] = {"schema_version": 1, "archive": None, "logs": {}, "problem": None}
         try:
             with tarfile.open(f"{path}.part", "w") as archive:
-                for name in ("output", "resources.jsonl"):
+                for name in ("output", "resources.jsonl", "faults.json"):
                     if os.path.exists(f"{self.folder}/{name}"):
                         archive.add(f"{self.folder}/{name}", name)
             os.replace(f"{path}.part", path)

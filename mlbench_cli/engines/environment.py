@@ -64,6 +64,17 @@ def plan_ranks(spec: RunSpec, kind: str, environment: Mapping[str, str], default
     }
     if spec.pin:
         plan["pin"] = True
+    if spec.has_faults:
+        plan["faults"] = {
+            "script": spec.faults,
+            "seed": spec.seed,
+            "ranks": spec.world_size,
+            "workers": spec.workers,
+            "policy": spec.on_failure or "fail",
+            "checkpoint_every": spec.checkpoint_every,
+            "detect_seconds": spec.detect_seconds,
+            "from_start": not spec.runs_task_program or "goal_full" not in spec.parameters,
+        }
     return plan
 
 

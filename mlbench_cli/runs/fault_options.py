@@ -73,12 +73,13 @@ def check_faults(spec: RunSpec) -> None:
     if spec.faults is None and spec.on_failure is None and spec.detect_seconds is None:
         return
     asked = "--faults" if spec.faults else "--on-failure" if spec.on_failure else "--detect"
-    if spec.engine != "local":
+    if spec.engine == "kubernetes":
         raise UsageError(
-            f"{asked} works on the local cluster only so far; on {spec.engine} nobody beside the ranks would do it.",
-            hint="Leave it out, or leave out --cluster.",
+            f"{asked} does not work on Kubernetes: a pod holds its rank alone, and nothing beside it could inject "
+            "faults or start it again.",
+            hint="Leave it out, or run on this machine, on hosts or on Slurm.",
         )
-    if sys.platform != "linux":
+    if spec.engine == "local" and sys.platform != "linux":
         raise UsageError(f"{asked} needs Linux.", hint="Leave it out.")
     if not spec.run_on_all:
         raise UsageError(

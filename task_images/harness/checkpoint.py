@@ -33,6 +33,22 @@ def save_own_checkpoint(path: Path, task: str, state: Mapping[str, Any]) -> None
         torch.save({"form": FORM, "task": task, **state}, file)
 
 
+def share_file(world: World, path: Path) -> None:
+    """Give rank 0's file to the ranks that do not have it, because they are on other machines. Collective."""
+    if not world.sum([0.0 if path.exists() else 1.0])[0]:
+        return
+    data = path.read_bytes() if world.is_first and path.exists() else b""
+    size = int(world.agree(len(data)))
+    if not size:
+        return
+    content = torch.frombuffer(bytearray(data.ljust(size, b"\0")), dtype=torch.uint8)
+    content = world.broadcast(content.to(world.device if world.backend == "nccl" else "cpu"))
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replace_file(path) as file:
+            file.write(content.cpu().numpy().tobytes())
+
+
 def load_checkpoint(world: World, path: Path, task: str, expected: Mapping[str, Any]) -> Mapping[str, Any]:
     """The state in `path`, tensors on the CPU. Nothing but data is unpickled.
 

@@ -394,6 +394,7 @@ class Loop(Generic[P]):
     def _restore_elastic(self, folder: Path) -> Snapshot:
         """Go on from a checkpoint of an earlier attempt; exact if the run has as many ranks as then."""
         begun = time.monotonic()
+        self._share_elastic(folder / MAIN)
         state = self._read_elastic(folder / MAIN)
         self._load_elastic_state(state)
         earlier = self._take(state)
@@ -503,6 +504,9 @@ class Loop(Generic[P]):
     def _write_elastic(self, path: Path, state: Mapping[str, Any]) -> None:
         """Write what `_whole_state` or `_own_state` gave, on any rank and in any thread."""
         raise NotImplementedError
+
+    def _share_elastic(self, path: Path) -> None:
+        """Give a file of rank 0's to ranks on other machines, which do not have it. Collective."""
 
     def _read_elastic(self, path: Path) -> Mapping[str, Any]:
         """What `_write_elastic` wrote, checked against this run."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from task_images.comm.base import MakeOptimizer, Placement, Strategy
-from task_images.harness.checkpoint import load_checkpoint, save_checkpoint, save_own_checkpoint
+from task_images.harness.checkpoint import load_checkpoint, save_checkpoint, save_own_checkpoint, share_file
 from task_images.harness.data import Batch, Data
 from task_images.harness.distributed import World, sample_gpu
 from task_images.harness.goals import GoalWatch
@@ -323,6 +323,9 @@ class Trainer(Loop[P], Generic[P]):
 
     def _write_elastic(self, path: Path, state: Mapping[str, Any]) -> None:
         save_own_checkpoint(path, self.name, {**self.identity, **state})
+
+    def _share_elastic(self, path: Path) -> None:
+        share_file(self.world, path)
 
     def _read_elastic(self, path: Path) -> Mapping[str, Any]:
         return load_checkpoint(self.world, path, self.name, self.identity)

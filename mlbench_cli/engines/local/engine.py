@@ -43,7 +43,7 @@ from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.util.files import remove_folder
 
 if TYPE_CHECKING:
-    from mlbench_cli.agent.messages import FaultPlan, LocalFaults, LocalPlan, LocalShape, RankPlan
+    from mlbench_cli.agent.messages import LocalPlan, LocalShape, RankPlan
 
 POLL = 0.02  # seconds between two looks at the agent's state
 HEARTBEAT = 1.0  # seconds between two observations while nothing changes
@@ -81,8 +81,7 @@ class LocalEngine:
             environment |= {"MLBENCH_NETWORK": str(spec.network), "GLOO_SOCKET_IFNAME": "eth0"}
             shape = {"network": str(spec.network), "workers": spec.unit_count}
         ranks = [_plan_rank(spec, rank) for rank in range(spec.process_count)]
-        faults: LocalFaults = {"faults": _plan_faults(spec)} if spec.has_faults else {}
-        plan: LocalPlan = {**plan_ranks(spec, "LocalRun", environment, defaults), "ranks": ranks, **shape, **faults}
+        plan: LocalPlan = {**plan_ranks(spec, "LocalRun", environment, defaults), "ranks": ranks, **shape}
         return Submission(spec, (plan,))
 
     # --- start --------------------------------------------------------------------------------------------------
@@ -306,19 +305,6 @@ def _adopt(run: Run) -> bool:
             f'The folder {run.folder} holds another run, "{state["name"]}".', hint=f"mlbench delete {state['name']}"
         )
     return True
-
-
-def _plan_faults(spec: RunSpec) -> "FaultPlan":
-    return {
-        "script": spec.faults,
-        "seed": spec.seed,
-        "ranks": spec.world_size,
-        "workers": spec.workers,
-        "policy": spec.on_failure or "fail",
-        "checkpoint_every": spec.checkpoint_every,
-        "detect_seconds": spec.detect_seconds,
-        "from_start": not spec.runs_task_program or "goal_full" not in spec.parameters,
-    }
 
 
 def _prepare(run: Run, submission: Submission, finalizer: str | None, lease: MachineLock) -> None:

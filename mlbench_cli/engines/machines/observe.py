@@ -235,4 +235,5 @@ def _worker(own: Facts, report: NodeReport, name: str | None, snapshot: Snapshot
         started=own["started"],
         finished=own["finished"],
         seconds=own.get("seconds"),
+        restarts=own.get("restarts", 0),
     )

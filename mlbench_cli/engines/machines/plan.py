@@ -22,7 +22,10 @@ LEASE_SECONDS = 60.0
 GRACE_SECONDS = 5.0
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 # What the machines need of the tool itself, besides the tasks.
-_MODULES = ("mlbench_cli/__init__.py", "mlbench_cli/isolation.py")
+_MODULES = (
+    *("mlbench_cli/__init__.py", "mlbench_cli/isolation.py", "mlbench_cli/errors.py"),
+    *("mlbench_cli/model/__init__.py", "mlbench_cli/model/faults.py", "mlbench_cli/model/network.py"),
+)
 _FOLDERS = ("task_images", "mlbench_cli/agent")
 _START = (
     "import sys; sys.path.insert(0, sys.argv.pop(1)); "
