@@ -9,6 +9,9 @@ A pair is slow if it takes more than SLOW times the median of all pairs. Of the 
     link A-B    only the pair of A and B is slow: the way between them
     several     the fewest ranks whose pairs explain all slow ones
     none        no pair is slow
+
+A busy moment of a machine makes a good pair look slow, and not twice in a row. So whatever looks slow is measured
+again until chance explains it no more (`is_certain`), or until it does not look slow.
 """
 
 import statistics
@@ -17,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 SLOW = 1.5  # times the median
+ALPHA = 0.001  # probability of a false alarm in a search, if busy moments come independently in each pass
 LEAST_RANKS = 3  # with two there is nothing to compare with
 
 Pair = tuple[int, int]
@@ -52,9 +56,7 @@ def judge_pairs(seconds: Mapping[Pair, float], ranks: int) -> Verdict:
     """Who is slow, by the seconds that each pair took."""
     if ranks < LEAST_RANKS or len(seconds) < ranks:
         return Verdict("cannot_tell", (), (), f"{ranks} ranks have too few pairs to compare")
-    median = statistics.median(seconds.values())
-    # With few ranks one bad node spoils half of all pairs, and the median with them.
-    usual = median if ranks > 4 else min(median, _lower_quarter([*seconds.values()]))
+    usual = _usual(seconds, ranks)
     slow = tuple(pair for pair, value in sorted(seconds.items()) if value > SLOW * usual)
     if not slow:
         return Verdict("none", (), (), f"no pair takes more than {SLOW:g} times the usual time")
@@ -67,6 +69,29 @@ def judge_pairs(seconds: Mapping[Pair, float], ranks: int) -> Verdict:
     if len(slow) > len(seconds) / 2 and len(culprits) > ranks / 2:
         return Verdict("cannot_tell", (), slow, "most pairs are slow: nothing is usual here")
     return Verdict("several", culprits, slow, f"{len(slow)} of {len(seconds)} pairs are slow")
+
+
+def is_certain(passes: Sequence[Mapping[Pair, float]], slow: Sequence[Pair], ranks: int) -> bool:
+    """Whether chance does not explain that the pairs `slow` were slow in all of these passes over all pairs.
+
+    The other pairs tell how often a good one looks slow: in a share q of their measurements. One of P pairs then looks
+    slow in all of n passes with a probability of at most P q^n.
+    """
+    others = busy = 0
+    for seconds in passes:
+        usual = _usual(seconds, ranks)
+        good = [value for pair, value in seconds.items() if pair not in slow]
+        others += len(good)
+        busy += sum(value > SLOW * usual for value in good)
+    share = (busy + 1) / (others + 2)  # Laplace's rule: nothing is impossible because it was not seen yet
+    return len(passes[0]) * share ** len(passes) <= ALPHA
+
+
+def _usual(seconds: Mapping[Pair, float], ranks: int) -> float:
+    """What a good pair takes."""
+    median = statistics.median(seconds.values())
+    # With few ranks one bad node spoils half of all pairs, and the median with them.
+    return median if ranks > 4 else min(median, _lower_quarter([*seconds.values()]))
 
 
 def _lower_quarter(values: Sequence[float]) -> float:

@@ -6,13 +6,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from task_images.allreduce.pairs import Pair, Verdict, judge_pairs, make_rounds
+from task_images.allreduce.pairs import Pair, Verdict, is_certain, judge_pairs, make_rounds
 from task_images.harness.distributed import World
 from task_images.harness.report import Reporter
 from task_images.harness.tracker import Tracker
 
 SAMPLES = 5  # of which the least counts: a slow link is slow every time, a busy moment passes
-PASSES = 3  # if the first one finds something: what is slow only once was a busy moment
+MAX_PASSES = 12  # until what looks slow is certain
 
 
 def search(world: World, tracker: Tracker, report: Reporter, size: int) -> dict[str, Any]:
@@ -20,20 +20,24 @@ def search(world: World, tracker: Tracker, report: Reporter, size: int) -> dict[
 
     Returns what the result's details say: seconds by pair, the verdict, and the hosts that it names.
     """
-    seconds: dict[Pair, float] = {}
-    verdict = Verdict("none", (), (), "")
-    passes = 0
-    while passes < PASSES and (not passes or verdict.kind not in ("none", "cannot_tell")):
-        for pair, value in _measure_rounds(world, tracker, size).items():
-            seconds[pair] = min(value, seconds.get(pair, value))
-        verdict, passes = judge_pairs(seconds, world.size), passes + 1
+    passes: list[dict[Pair, float]] = []
+    while True:
+        passes.append(_measure_rounds(world, tracker, size))
+        seconds = {pair: min(each[pair] for each in passes) for pair in passes[0]}
+        verdict = judge_pairs(seconds, world.size)
+        if verdict.kind in ("none", "cannot_tell") or is_certain(passes, verdict.slow, world.size):
+            break
+        if len(passes) == MAX_PASSES:
+            reason = f"too many pairs look slow now and then, in {MAX_PASSES} passes"
+            verdict = Verdict("cannot_tell", (), verdict.slow, reason)
+            break
     hosts = _hosts(world)
     named = [f"rank {rank}" + (f" on {hosts[rank]}" if hosts else "") for rank in verdict.ranks]
     report.say(f"pairs of ranks: {verdict.kind.replace('_', ' ')}: {', '.join(named) or verdict.reason}")
     return {
         "bytes": size,
         "rounds": len(make_rounds(world.size)),
-        "passes": passes,
+        "passes": len(passes),
         "seconds": {f"{a}-{b}": value for (a, b), value in sorted(seconds.items())},
         "verdict": verdict.to_dict(),
         "reason": verdict.reason,

@@ -1,10 +1,13 @@
 """Faults and attempts of local runs, with real processes: what is asked happens, is recorded, and leaves nothing."""
 
+import contextlib
 import json
 import os
+import random
 import signal
 import subprocess
 import time
+import uuid
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -15,6 +18,7 @@ import pytest
 from mlbench_cli.model.run import Run
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.runs.finalize import finalize
+from tests.contract.engines.local.test_shaped_network import find_obstacle
 from tests.contract.local_runs import Lab, client, processes_of, python, shell, until
 
 # Sleeps in the first attempt; ends at once in the next.
@@ -200,3 +204,85 @@ def test_the_seconds_of_a_faulted_run_add_up(lab: Lab) -> None:
     assert facts["seconds"]["lost"] > 0
     assert "after 1 fault and 1 restart" in result["summary"]
     assert RunSpec.from_dict(json.loads((run.folder / "run.json").read_bytes())["spec"]).on_failure == "restart"
+
+
+EVERYTHING = "at 0.1s for 60s slow rank 0 to 30% cpu; at 0.3s for 0.3s link 0 down; at 0.7s for 60s stop rank 1"
+MOMENTS = random.Random(33)
+
+
+def marked(mark: str) -> list[int]:
+    """Live processes that have inherited the variable MLBENCH_TEST_MARK from the client: all that it has started."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            is_dead = (path / "stat").read_bytes().rpartition(b")")[2].split()[0] in b"ZX"
+            if f"MLBENCH_TEST_MARK={mark}".encode() in (path / "environ").read_bytes() and not is_dead:
+                found.append(int(path.name))
+    return found
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seconds", [round(MOMENTS.uniform(0.1, 6), 2) for _ in range(12)])
+def test_a_client_killed_at_any_moment_leaves_nothing(lab: Lab, tmp_path: Path, seconds: float) -> None:
+    """Whatever there is then: a network that is made or probed, ranks, a stopped one, a link that is down."""
+    if (obstacle := find_obstacle()) is not None:
+        pytest.skip(obstacle)
+    script = (
+        "print('go', flush=True)\n"
+        "run = lab.start(shell('sleep 77 & sleep 77'), name='theirs', workers=2, "
+        f"network='50mbit,1ms', faults={EVERYTHING!r}, on_failure='restart', checkpoint_every='60s')\nsys.stdin.read()"
+    )
+    mark = uuid.uuid4().hex
+    environment = {**os.environ, "MLBENCH_TEST_MARK": mark}
+    with client(tmp_path, script, stdin=subprocess.PIPE, env=environment) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "go\n"
+        time.sleep(seconds)
+        other.kill()
+    until(lambda: not marked(mark))
+
+
+# Rank 1 sends 20 KB to rank 0 and back, and prints when it began and how long that took.
+ECHO = """
+import os, socket, time
+def receive(connection, left):
+    while left:
+        data = connection.recv(left)
+        if not data: raise SystemExit
+        left -= len(data)
+if os.environ["RANK"] == "0":
+    connection, _ = socket.create_server(("", 5555)).accept()
+    while True:
+        receive(connection, 20000)
+        connection.sendall(bytes(20000))
+for _ in range(100):
+    try: connection = socket.create_connection((os.environ["MASTER_ADDR"], 5555)); break
+    except OSError: time.sleep(0.05)
+end = time.monotonic() + 8
+while time.monotonic() < end:
+    begun = time.time()
+    connection.sendall(bytes(20000))
+    receive(connection, 20000)
+    print(begun, time.time() - begun, flush=True)
+    time.sleep(0.02)
+"""
+
+
+def test_a_link_is_down_and_slowed_for_its_time_and_then_as_before(lab: Lab) -> None:
+    if (obstacle := find_obstacle()) is not None:
+        pytest.skip(obstacle)
+    script = "at 1s for 1s link 1 down; at 4s for 1s link 1 400kbit"
+    run = lab.start(python(ECHO), workers=2, network="50mbit,5ms", faults=script)
+    assert lab.end(run).ended == "exited"
+    finalize(run, lab.engine, lab.store)
+    result = json.loads((run.folder / "result.json").read_bytes())
+    assert (result["faults"]["injected"], result.get("doubts")) == (2, [])
+    record = record_of(run)
+    down, slowed = ([record["began"] + event[name] for name in ("at", "until")] for event in record["events"])
+    echoes = [tuple(map(float, line.split())) for line in lab.log(run, 1).decode().splitlines()]
+    assert max(took for begun, took in echoes if down[0] - 1 < begun < down[1]) >= 0.9
+    # 160,000 bits each way at 400 kbit/s
+    assert max(took for begun, took in echoes if slowed[0] - 0.1 < begun < slowed[1]) >= 0.4
+    calm = sorted(took for begun, took in echoes if begun < down[0] - 0.2 or begun > slowed[1] + 1)
+    assert calm[len(calm) // 2] < 0.2
+    assert sum(begun > slowed[1] + 1 for begun, _ in echoes) > 3
