@@ -17,6 +17,10 @@ MAX_LOG_BYTES = 1 << 20
 _CHOSEN = re.compile(r"Using network (\S+(?: \S+)?)$", re.MULTILINE)
 _PLUGIN = re.compile(r"NET/(\w+)\s*: Using (.*\[\d+\].+)")  # without a number there is no interface
 _VIA = re.compile(r"\bvia (NET/(?:AWS )?\w+|P2P/\w+|SHM/?\w*)")
+# "AllReduce: 1048576 Bytes -> Algo RING proto LL128 channel{Lo..Hi}={0..15}": on rank 0 with NCCL_DEBUG_SUBSYS=TUNING,
+# since NCCL 2.24.3, for each launch.
+_CHOICE = re.compile(r"(\w+): (\d+) Bytes -> Algo (\w+) proto (\w+) channel\{Lo\.\.Hi\}=\{(\d+)\.\.(\d+)\}")
+_CHANNELS = re.compile(r"(\d+) coll channels\b.* (\d+) p2p channels\b")
 _VERSION = re.compile(r"NCCL version (\S+)")
 
 
@@ -49,14 +53,23 @@ def describe(environ: Mapping[str, str] = os.environ) -> dict[str, object]:
 
 
 def parse_log(text: str) -> dict[str, object]:
-    """version, network (IB, Socket, a plugin's name), interfaces, and by which ways channels run, as far as named."""
+    """version, network (IB, Socket, a plugin's name), interfaces, by which ways channels run, how many there are, and
+    NCCL's algorithm, protocol and channels for each collective and size in bytes, as far as named."""
     chosen, plugin, version = _CHOSEN.findall(text), _PLUGIN.search(text), _VERSION.search(text)
     network = chosen[-1] if chosen else plugin[1] if plugin else None  # of several attempts, the last counts
     ways = sorted(set(_VIA.findall(text)))
+    choices = {
+        (name, int(size)): {"algorithm": algorithm, "protocol": protocol, "channels": int(last) - int(first) + 1}
+        for name, size, algorithm, protocol, first, last in _CHOICE.findall(text)
+    }
+    channels = _CHANNELS.search(text)
     found = {
         "version": version[1] if version else None,
         "network": network,
         "interfaces": plugin[2].strip() if plugin else None,
         "ways": ways or None,
+        "channels": {"collective": int(channels[1]), "p2p": int(channels[2])} if channels else None,
+        "choices": [{"collective": name, "bytes": size, **choice} for (name, size), choice in sorted(choices.items())]
+        or None,
     }
     return {name: value for name, value in found.items() if value is not None}

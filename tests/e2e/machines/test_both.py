@@ -55,6 +55,21 @@ def test_a_task_trains_to_an_archive_that_verifies(machines: Client) -> None:
     assert machines.result("task-2")["outcome"] == "completed"
 
 
+def test_a_training_goes_on_after_a_fault_with_the_curve_of_one_without(machines: Client) -> None:
+    words = ["--task", "digits_resnet", "--preset", "tiny", "--set", "goal_full=100", "--set", "epochs=10", "--yes"]
+    words += ["--on-failure", "restart", "--checkpoint-every", "2"]
+    machines.ok("run", "calm", "2", *words)
+    machines.ok("run", "faulted", "2", *words, "--faults", "at 1s kill rank 1")
+    machines.ok("verify", str(machines.folder("faulted-2")))
+    calm, faulted = machines.result("calm-2"), machines.result("faulted-2")
+    assert (faulted["faults"]["injected"], faulted["faults"]["attempts"]) == (1, 2)
+    assert "doubts" not in faulted
+    for one, other in zip(calm["details"]["curve"], faulted["details"]["curve"], strict=True):
+        for name in ("update", "train_loss", "loss", "Prec@1"):
+            assert one[name] == pytest.approx(other[name], rel=1e-6), name
+    assert faulted["details"]["resumed"]["updates"] > 0
+
+
 def test_the_first_rank_that_fails_ends_the_run_and_is_named(machines: Client) -> None:
     done = machines.shell("crash", 3, "sleep 1; [ $RANK = 1 ] && exit 9; exec sleep 600")
     assert done.returncode == 7

@@ -115,7 +115,8 @@ GPUS = Machine(cores=64, gpus=64)
 def test_every_shipped_campaign_resolves_to_runs(name: str) -> None:
     found = read_campaign(find_file(name))
     assert found.title != found.name
-    clusters = (LOCAL,) if name in ("methods-on-cpu", "seed-252", "goodput", "thin-links", "fabric") else (REMOTE,)
+    local = ("methods-on-cpu", "seed-252", "goodput", "thin-links", "thin-links-quick", "fabric")
+    clusters = (LOCAL,) if name in local else (REMOTE,)
     lots = make_lots(found, clusters, GPUS)
     runs = list(interleave(lots))
     assert len(runs) == sum(len(lot.candidates) for lot in lots) > 2

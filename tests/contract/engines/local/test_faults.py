@@ -276,7 +276,7 @@ def test_a_link_is_down_and_slowed_for_its_time_and_then_as_before(lab: Lab) -> 
     assert lab.end(run).ended == "exited"
     finalize(run, lab.engine, lab.store)
     result = json.loads((run.folder / "result.json").read_bytes())
-    assert (result["faults"]["injected"], result.get("doubts")) == (2, [])
+    assert (result["faults"]["injected"], result.get("doubts")) == (2, None)
     record = record_of(run)
     down, slowed = ([record["began"] + event[name] for name in ("at", "until")] for event in record["events"])
     echoes = [tuple(map(float, line.split())) for line in lab.log(run, 1).decode().splitlines()]

@@ -33,6 +33,24 @@ def test_the_network_and_the_ways_of_channels_are_read() -> None:
     assert parse_log("nothing of NCCL") == {}
 
 
+# The forms of src/enqueue.cc and src/init.cc of NCCL 2.30.
+TUNING = """gpu-1:51:77 [0] NCCL INFO 16 coll channels, 16 collnet channels, 0 nvls channels, 16 p2p channels, 2 p2p
+gpu-1:51:51 [0] NCCL INFO AllReduce: 1048576 Bytes -> Algo RING proto LL128 channel{Lo..Hi}={0..15}
+gpu-1:51:51 [0] NCCL INFO AllReduce: 1048576 Bytes -> Algo RING proto LL128 channel{Lo..Hi}={0..15}
+gpu-1:51:51 [0] NCCL INFO Broadcast: 8 Bytes -> Algo TREE proto LL channel{Lo..Hi}={0..0}
+"""
+
+
+def test_algorithms_protocols_and_channels_are_read() -> None:
+    assert parse_log(TUNING) == {
+        "channels": {"collective": 16, "p2p": 16},
+        "choices": [
+            {"collective": "AllReduce", "bytes": 1048576, "algorithm": "RING", "protocol": "LL128", "channels": 16},
+            {"collective": "Broadcast", "bytes": 8, "algorithm": "TREE", "protocol": "LL", "channels": 1},
+        ],
+    }
+
+
 # As public logs of a machine with EFA and of one with GPUDirect show them; a first attempt had failed.
 EFA = """ip-10-0-0-7:51:77 [0] NCCL INFO NET/Plugin: Could not find: libnccl-net.so. Using internal network plugin.
 ip-10-0-0-7:51:77 [0] NCCL INFO Using network Socket
