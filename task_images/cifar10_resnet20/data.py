@@ -114,6 +114,11 @@ def load(folder: Path, say: Say, archives: tuple[Archive, Archive] = (BINARY, PY
     return Cifar(training, validation, entry.digest)  # type: ignore[arg-type]
 
 
+def validation_arrays(folder: Path) -> tuple[Bytes, Labels]:
+    """Images [n, 3, 32, 32] of bytes and labels [n] of the validation set. Raises as `load`."""
+    return load(folder, print).validation
+
+
 def read(source: Path) -> Arrays:
     """Training and validation images and labels from an archive or from the folder that is in it."""
     found = dict(_files(source))

@@ -7,7 +7,9 @@ TrainingSettings, CudaSettings, UpdateSettings   shared parameters; a Settings c
 ArrayData, Batch, Data, Batches, Update          data as batches, or as updates of several passes
 Trainer, make_sample_trainer, PassLoss, Work     the trainer; for batches of inputs and targets, or for any pass
 Plan, Unit, Protocol         how long to train, what throughput is counted in, and its protocol
-GoalWatch, Metric, Mean, TopK, Perplexity, F1    goals, and metrics over the whole data set
+GoalWatch, Metric, Mean, TopK, Perplexity, F1, Dice   goals, and metrics over the whole data set
+corpus_bleu, Bleu            BLEU as the translation tasks' goals have it, by sacrebleu
+load_validation              the official validation set of a catalogue task
 Tracker                      where the time goes
 Schedule, PerUpdate, PerEpoch, Plateau, Constant, Cosine, MultiStep   learning rates
 GradientAllReduce, prepare_strategy              how gradients travel; `--method` replaces it
@@ -27,7 +29,7 @@ from task_images.harness.errors import DivergedError, EnvironmentUnfitError, Tas
 from task_images.harness.goals import GoalWatch
 from task_images.harness.identity import DataIdentity, compare_data, made_up
 from task_images.harness.loop import Plan, Unit
-from task_images.harness.metrics import F1, Mean, Metric, Perplexity, TopK
+from task_images.harness.metrics import F1, Dice, Mean, Metric, Perplexity, TopK
 from task_images.harness.parameters import read_parameters
 from task_images.harness.precision import Precision
 from task_images.harness.report import Reporter
@@ -37,19 +39,23 @@ from task_images.harness.session import training_session
 from task_images.harness.settings import CudaSettings, Protocol, TrainingSettings, UpdateSettings
 from task_images.harness.tracker import Tracker
 from task_images.harness.training import PassLoss, Trainer, Work, make_sample_trainer
+from task_images.harness.translation.bleu import Bleu, corpus_bleu
 from task_images.harness.updates import Batches, Update
+from task_images.harness.validation import load_validation
 
 __all__ = [
     "F1",
     "ArrayData",
     "Batch",
     "Batches",
+    "Bleu",
     "Constant",
     "Contract",
     "Cosine",
     "CudaSettings",
     "Data",
     "DataIdentity",
+    "Dice",
     "DivergedError",
     "EnvironmentUnfitError",
     "GoalWatch",
@@ -79,8 +85,10 @@ __all__ = [
     "Work",
     "World",
     "compare_data",
+    "corpus_bleu",
     "emit",
     "generator",
+    "load_validation",
     "made_up",
     "make_sample_trainer",
     "prepare_strategy",

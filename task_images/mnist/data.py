@@ -75,6 +75,11 @@ def read(folder: Path, say: Say, archives: tuple[Archive, ...] = ARCHIVES) -> Mn
     return Mnist(read_part(place, "training"), read_part(place, "validation"))
 
 
+def validation_arrays(folder: Path) -> tuple[Bytes, Labels]:
+    """Images [n, 1, 28, 28] of bytes and labels [n] of the validation set. Raises as `load`."""
+    return read_part(find(folder, print), "validation")
+
+
 def find(folder: Path, say: Say, archives: tuple[Archive, ...] = ARCHIVES) -> Path:
     """The folder that has the four files: `folder`, its sub-folder, or where the first rank that comes downloads them.
 

@@ -1,0 +1,33 @@
+"""The official validation sets of catalogue tasks, for programs of other people that are held to a task's goal."""
+
+import importlib
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from task_images.harness.errors import TaskUsageError
+
+Array = npt.NDArray[np.generic]
+
+
+def load_validation(task: str, folder: str | Path) -> tuple[Array, Array]:
+    """Inputs and targets of the whole validation set of a task, in their published order and unscaled: images
+    [n, channels, height, width] of bytes with labels [n], or features [n, d] with targets [n].
+
+    `folder` is that of the data sets; files that are missing are fetched, checked and kept there. Raises TaskUsageError
+    for a task without such a set, and what reading the data raises.
+    """
+    name = task if task.isidentifier() else "_"
+    try:
+        found = getattr(importlib.import_module(f"task_images.{name}.data"), "validation_arrays", None)
+    except ModuleNotFoundError as error:
+        if error.name not in (f"task_images.{name}", f"task_images.{name}.data"):
+            raise
+        found = None
+    if found is None:
+        raise TaskUsageError(
+            f"the task {task[:60]!r} has no validation set of arrays", "mnist, cifar10_resnet20 and its variants do."
+        )
+    inputs, targets = found(Path(folder))
+    return inputs, targets
