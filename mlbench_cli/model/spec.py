@@ -43,6 +43,7 @@ LATER_OPTIONS: dict[str, object] = {
     "cpu_limit": None,
 }
 KEEP_SECONDS = 86400
+OWN_PRICE = {"currency": "USD", "source": "named by the user (--worker-hour)", "table": None}
 
 
 def check_name(name: str, what: str = "run name") -> str:

@@ -4,6 +4,7 @@ Every combination that cannot work is refused here, before anything is touched, 
 """
 
 import json
+import math
 import os
 import re
 import shlex
@@ -16,7 +17,7 @@ from mlbench_cli import __version__
 from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
 from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.model.run import Cluster
-from mlbench_cli.model.spec import CUSTOM, MAX_TIMEOUT, OPEN, SEED, RunSpec, check_name
+from mlbench_cli.model.spec import CUSTOM, MAX_TIMEOUT, OPEN, OWN_PRICE, SEED, RunSpec, check_name
 from mlbench_cli.runs.fault_options import check_faults, resolve_faults
 from mlbench_cli.runs.kubernetes_options import check_mount_point, gpus_of_machine, require_folder, resolve_kubernetes
 from mlbench_cli.runs.methods import check_method, refuse_method, resolve_method, resolve_servers_on, split_set
@@ -27,7 +28,7 @@ from mlbench_cli.runs.request import KUBERNETES, OPTIONS, Request, flag, parse_d
 from mlbench_cli.tasks.catalog import BACKENDS, BUDGET, Task, load_catalog, load_task, short, use_task_folder
 from mlbench_cli.tasks.images import LOCAL_REGISTRY, name_image, name_released_image
 from mlbench_cli.util.masking import refuse_secrets
-from mlbench_cli.util.text import shorten
+from mlbench_cli.util.text import one_line, shorten
 from task_images.harness.cores import effective_cores
 
 MAX_LOCAL_RANKS = 64
@@ -97,7 +98,8 @@ def resolve(
         machine = machine or local_machine()
         if common["cpus"] is None:
             common["cpus"] = _equal_cpus(request.workers, common["processes_per_worker"], machine)
-    specs = tuple(_spec(size, cluster, common) for size in sizes(request))
+    price = _own_price(request)
+    specs = tuple(_spec(size, cluster, common, price) for size in sizes(request))
     for spec in specs:
         check_pinning(spec, cluster, machine.cores if machine else None)
         if machine and local:
@@ -153,14 +155,30 @@ def sizes(request: Request) -> list[Size]:
     ]
 
 
-def _spec(size: Size, cluster: Cluster, common: Mapping[str, Any]) -> RunSpec:
+def _own_price(request: Request) -> float | None:
+    """What the user says that a worker costs per hour. Raises UsageError."""
+    if request.worker_hour is None:
+        return None
+    try:
+        price = float(request.worker_hour)
+    except ValueError:
+        price = math.nan
+    if not 0 <= price < 1e6:
+        raise UsageError(
+            f"--worker-hour {one_line(request.worker_hour, 60)}: a price in US dollars, such as 0.05, is needed."
+        )
+    return price
+
+
+def _spec(size: Size, cluster: Cluster, common: Mapping[str, Any], price: float | None) -> RunSpec:
+    """`price` is that of a worker per hour, if the user names one."""
     return RunSpec(
         name=size.name,
         cluster=cluster.name,
         engine=engine_name(cluster),
         workers=size.workers,
         seed=size.seed,
-        price=_price(cluster),
+        price=_price(cluster) if price is None else {**OWN_PRICE, "per_hour": price * size.workers},
         cluster_kind=_cluster_kind(cluster),
         functional_only=FUNCTIONAL_ONLY if ClusterDetails.of(cluster).functional_only else None,
         **common,

@@ -167,6 +167,10 @@ class Request:
         "count a rank as failed that is stopped, or keeps the others waiting, for this long; default: 10m",
         metavar="DURATION",
     )
+    worker_hour: str | None = _option(
+        "price of a worker per hour in US dollars, for machines of your own; the cost is then part of the result",
+        metavar="USD",
+    )
     anonymous: bool | None = _option(
         "leave host names, command line, home folders and packages that do not compute out of the archive",
         kind="switch",

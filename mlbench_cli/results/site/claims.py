@@ -134,7 +134,7 @@ class Claim:
     @property
     def has_list_price(self) -> bool:
         """Whether the cost is that of the cloud's price list, recorded with the runs."""
-        return all(entry.price is not None for entry in self.entries)
+        return all(entry.price is not None and not entry.has_own_price for entry in self.entries)
 
     def _cost_of(self, entry: Entry) -> float | None:
         if entry.price is not None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mlbench_cli.errors import NotFoundError, UsageError
+from mlbench_cli.model.spec import OWN_PRICE
 from mlbench_cli.results.analysis.energy import Energy, find_energy
 from mlbench_cli.results.analysis.series import Measurement, measure
 from mlbench_cli.results.archive.layout import DamagedArchive, UnprovenArchive
@@ -40,7 +41,7 @@ class Entry:
     digest      SHA-256 of its SHA256SUMS: what receipts name it by; a signature does not change it
     file        its place on the site, such as archives/digits-2-0f3a….zip, with `sha256` and `size` of that file
     source      where it came from
-    price       US dollars that the run cost; None if no price is known
+    price       US dollars that the run cost; None if no price is known. `has_own_price`: its submitter named it
     disclosed   what it tells of its author, by kind: host names, command line, number of packages
     said        entry.json beside it: words of its submitter, no figures
     """
@@ -58,6 +59,7 @@ class Entry:
     machine: str
     measurement: Measurement
     price: float | None
+    has_own_price: bool
     energy: Energy | None
     wall_seconds: float
     summary: str
@@ -186,6 +188,7 @@ def _read(path: Path, archive: Archive, copy: Path, signers: Path | None) -> Ent
         measurement=measurement,
         price=float(price) if isinstance(price, int | float) else None,
         energy=find_energy(archive),
+        has_own_price=(result["price"] or {}).get("source") == OWN_PRICE["source"],
         wall_seconds=float(result["wall_seconds"] or 0.0),
         summary=str(result["summary"]),
         official_line=result["official_line"],

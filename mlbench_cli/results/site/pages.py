@@ -25,7 +25,7 @@ POLICY = (
     "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; worker-src 'self'; connect-src 'self'; "
     "style-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'"
 )
-ROWS = 250  # of a page of a task; 300 kB
+ROWS = 200  # of a page of a task; at most 300 kB
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from mlbench_cli.errors import MlbenchError, NotFoundError, UsageError
 from mlbench_cli.model.cluster_details import PlanRecord
 from mlbench_cli.model.run import LOCAL, Cluster
 from mlbench_cli.model.spec import RunSpec
+from mlbench_cli.results.archive.documents import price_of
 from mlbench_cli.runs.launch import Machine, check_names, local_machine, move, resolve
 from mlbench_cli.runs.request import Request, apply_point, matrix_of
 from mlbench_cli.tasks.catalog import load_catalog
@@ -365,6 +366,14 @@ def test_refused_without_enough_gpus() -> None:
     assert "one GPU per rank" in refusal(DIGITS, machine=WITH_GPUS, workers=(3,), gpu=True).message
     no_gpus = Cluster("far", "kind", details={"gpus_per_node": 0})
     assert "has no GPUs" in refusal(DIGITS, no_gpus, gpu=True).message
+
+
+def test_machines_of_ones_own_have_the_price_that_is_named() -> None:
+    spec = one(Request("x", (2,), task="digits_resnet", worker_hour="0.05"))
+    assert (spec.price["per_hour"], spec.price["currency"]) == (0.1, "USD")
+    assert price_of(spec.price, 1800.0) == {**spec.price, "amount": 0.05}
+    for wrong in ("free", "-1", "nan", "inf"):
+        assert "a price in US dollars" in refusal(Request("x", (2,), task="digits_resnet", worker_hour=wrong)).message
 
 
 def test_a_run_keeps_the_price_of_its_cluster_and_gets_its_network_cards() -> None:

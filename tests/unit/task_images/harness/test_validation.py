@@ -4,6 +4,7 @@ import gzip
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from task_images.harness import public
@@ -11,7 +12,7 @@ from task_images.harness.errors import TaskUsageError
 from task_images.mnist.data import FILES
 
 
-def write_idx(path: Path, array: "np.ndarray[tuple[int, ...], np.dtype[np.uint8]]") -> None:
+def write_idx(path: Path, array: npt.NDArray[np.uint8]) -> None:
     head = bytes([0, 0, 8, array.ndim]) + b"".join(length.to_bytes(4, "big") for length in array.shape)
     path.write_bytes(gzip.compress(head + array.tobytes()))
 
@@ -24,8 +25,8 @@ def test_a_validation_set_comes_whole_unscaled_and_in_its_order(tmp_path: Path) 
         written[part] = images, chance.integers(0, 10, count, dtype=np.uint8)
         for name, array in zip(FILES[part], written[part], strict=True):
             write_idx(tmp_path / f"{name}.gz", array)
-    images, labels = public.load_validation("mnist", tmp_path)
-    assert np.array_equal(images, written["validation"][0][:, None])
+    found, labels = public.load_validation("mnist", tmp_path)
+    assert np.array_equal(found, written["validation"][0][:, None])
     assert np.array_equal(labels, written["validation"][1])
 
 
