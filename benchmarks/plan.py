@@ -217,7 +217,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workers", default="1,2,3,4")
     parser.add_argument("--methods", default="bsp,wfbp,fusion,mgwfbp,dear,fp16")
-    parser.add_argument("--networks", default="50mbit,10ms;100mbit,5ms;500mbit,5ms;1gbit,1ms", help="separated by ;")
+    parser.add_argument("--networks", default="20mbit,10ms;50mbit,10ms;100mbit,5ms;200mbit,5ms", help="separated by ;")
     parser.add_argument("--batches", default="16,32,128")
     parser.add_argument("--cells", type=int, default=24)
     parser.add_argument("--seed", type=int, default=1)

@@ -84,14 +84,26 @@ class Client(Workspace):
         if problem := questions.remember(request):
             self.notify(problem)
 
-    def plan(self, request: "Request") -> JsonObject:
+    def plan(self, request: "Request", *, estimate: bool = False) -> JsonObject:
         """What a `Request` would start, checked as far as it can be without starting it: "runs" by name, and "command",
-        the line that asks for the same."""
+        the line that asks for the same.
+
+        With `estimate` also what the runs take together, from runs like them or a plan (`mlbench plan`): "seconds" and
+        "price" in US dollars, and "unknown", the number of runs of which nothing is known.
+        """
         from mlbench_cli.runs.request import equivalent_command
 
         launch = self.prepare(request)
         launch.render()
-        return {"runs": [spec.name for spec in launch.specs], "command": equivalent_command(launch.request)}
+        planned = {"runs": [spec.name for spec in launch.specs], "command": equivalent_command(launch.request)}
+        if not estimate:
+            return planned
+        from mlbench_cli.api.calibrated import predictor
+        from mlbench_cli.runs.campaign import History, forecast
+
+        entries = [(spec, self.store.cluster(spec.cluster)) for spec in launch.specs]
+        ahead = forecast(entries, len(entries), History(self.store, predictor(self.store)))
+        return {**planned, "seconds": ahead.seconds, "price": ahead.price, "unknown": ahead.unknown}
 
     def prepare(self, request: "Request", *, require_goal: bool = False, most: int | None = None) -> "Launch":
         """The runs that a `Request` asks for, with its defaults; nothing is recorded or started.

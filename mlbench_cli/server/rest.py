@@ -226,7 +226,7 @@ class _Rest:
             try:
                 client, asked = client_of(self._config), self._parse(data)
                 if check in ("true", "try"):
-                    return client.plan(asked)
+                    return client.plan(asked, estimate=check == "true")
             except MlbenchError as error:
                 if check != "try":
                     raise

@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
+from mlbench_cli.api import Client
 from mlbench_cli.api.calibrated import predictor
 from mlbench_cli.app import run
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.runs.campaign import History
+from mlbench_cli.runs.request import Request
 from mlbench_cli.storage.store import Store
 from mlbench_cli.tasks.catalog import load_catalog
 from tests.contract.commands.test_predict import calibrated_run
@@ -192,3 +194,15 @@ def test_limits_on_cost_know_what_the_plan_says_of_runs_that_never_ran(known: No
     assert found.price == pytest.approx(found.seconds * 0.5 / 3600)
     unknown = History(store, predictor(store)).estimate(spec(task="mnist", preset="tiny"), cluster)
     assert (unknown.seconds, unknown.price) == (None, None)
+
+
+def test_the_form_says_what_runs_take_together(known: None, tmp_path: Path) -> None:
+    """As the dashboard asks: from runs like them, here the one in the store; of others nothing is known."""
+    client = Client()
+    asked = Request(name="x", workers=(2,), task="digits_resnet", preset="tiny", share_machine=True)
+    found = client.plan(asked, estimate=True)
+    assert found["runs"] == ["x-2"]
+    assert (found["seconds"] > 0, found["price"], found["unknown"]) == (True, 0.0, 0)
+    other = client.plan(Request(name="x", workers=(1,), command="true", share_machine=True), estimate=True)
+    assert (other["seconds"], other["unknown"]) == (0.0, 1)
+    assert "seconds" not in client.plan(asked)
