@@ -248,6 +248,9 @@ def _check_event_times(evidence: Evidence, reported: ReportedFacts, samples: Sam
 def _check_order(evidence: Evidence, reported: ReportedFacts) -> Iterator[str]:
     rules = evidence.rules  # a task that is not mlbench's own may report in any order
     is_own = evidence.spec.runs_task_program and rules is not None and rules.origin is None
+    attempts = (evidence.faults or {}).get("attempts")
+    if isinstance(attempts, list) and len(attempts) > 1:
+        return  # rank 0 had reported its result when another rank failed, and all started again
     if is_own and 0 in reported.logs and reported.logs[0].is_measured_late:
         yield "rank 0 reported a metric after its result"
 

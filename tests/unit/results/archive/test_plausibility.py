@@ -44,6 +44,7 @@ class Story:
     )
     provenance: Mapping[str, Any] = field(default_factory=lambda: CODE)
     result: Mapping[str, Any] = field(default_factory=dict)
+    faults: Mapping[str, Any] | None = None
 
     def judge(self) -> Judgement:
         goal = {
@@ -74,6 +75,7 @@ class Story:
                 provenance=self.provenance,
                 samples=lambda: list(self.samples),
                 logs={rank: partial(io.BytesIO, data) for rank, data in bytes_of.items()},
+                faults=self.faults,
             )
         )
 
@@ -254,6 +256,18 @@ def test_a_task_that_reports_no_result_has_failed(task: str) -> None:
     assert found.outcome is Outcome.FAILED
     assert codes(found) == ["no_result"]
     assert "reported no result" in found.result["summary"]
+
+
+def test_metrics_after_a_result_are_no_contradiction_if_the_ranks_were_started_again() -> None:
+    # A rank may be killed between the result of rank 0 and its own end.
+    late = Story(
+        spec=honest_spec(on_failure="restart", checkpoint_every="60s"),
+        logs=lambda logs: {**logs, 0: [*logs[0], event("metric", at=101.5, name="train_loss", value=0.0)]},
+    )
+    record: dict[str, Any] = {"script": None, "policy": "restart", "events": [], "began": START, "ended": 103.0}
+    attempts = [{"started": 0.0, "training": 1.0, "ended": 50.0}, {"started": 51.0, "training": 52.0, "ended": 103.0}]
+    assert "implausible_order" in codes(replace(late, faults={**record, "attempts": attempts[:1]}).judge())
+    assert "implausible_order" not in codes(replace(late, faults={**record, "attempts": attempts}).judge())
 
 
 def test_code_of_which_no_digest_is_known_is_not_closed() -> None:
