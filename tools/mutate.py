@@ -44,6 +44,9 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "providers.aks.errors": ("providers/test_aks_errors.py",),
 }
 OWN_PACKAGES = ("mlbench_cli", "providers", "templates", "task_images", "tests")
+MOST_FILES = 4  # test files of a module of the whole product: those that name it most often
+BASELINE_SECONDS = 150.0  # CPU time of them without a mutant; a module whose tests take longer is left out
+MINUTES = 60  # for a sample of the whole product
 SLOWER, MIN_SECONDS = 10, 30.0  # a mutant is stopped after so many times the quiet duration, and not before so long
 
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
@@ -205,43 +208,64 @@ def list_product() -> list[str]:
 
 
 def find_tests(module: str) -> list[str]:
-    """The unit tests that import a module, else the contract tests that do, else the unit tests of its package."""
+    """Tests of a module: the unit tests that import it, else the contract tests that do, else the unit tests of its
+    package. At most MOST_FILES, those first that use most of its names, and of these the shortest."""
     package, _, name = module.rpartition(".")
     spellings = (f"from {module} import", f"import {module}\n", f"from {package} import {name}\n")
     for folder in ("unit", "contract"):
-        paths = sorted((ROOT / "tests" / folder).rglob("test_*.py"))
-        found = [path for path in paths if any(text in path.read_text("utf-8") for text in spellings)]
+        texts = {path: path.read_text("utf-8") for path in sorted((ROOT / "tests" / folder).rglob("test_*.py"))}
+        found = [path for path, text in texts.items() if any(spelling in text for spelling in spellings)]
         if found:
-            return [path.relative_to(ROOT).as_posix() for path in found]
+            public = set(re.findall(r"^(?:class|def) ([A-Za-z]\w*)", _source(module), re.MULTILINE))
+            uses = {path: len(public & set(re.findall(r"\w+", texts[path]))) for path in found}
+            found.sort(key=lambda path: (path.stem != f"test_{name}", -uses[path], len(texts[path])))
+            return [path.relative_to(ROOT).as_posix() for path in found[:MOST_FILES]]
     parts = package.removeprefix("mlbench_cli").strip(".").split(".")
     place = ROOT.joinpath("tests", "unit", *parts)
     return [place.relative_to(ROOT).as_posix()] if any(place.glob("test_*.py")) else []
 
 
-def check_product(count: int, seed: int) -> int:
-    """Mutants at random places of the product, each with the tests that are about its module. Prints the share."""
-    everything = [
-        mutant
-        for module in list_product()
-        for mutant in list_mutants(module, (ROOT / (module.replace(".", "/") + ".py")).read_text("utf-8"))
-    ]
+def _source(module: str) -> str:
+    return (ROOT / (module.replace(".", "/") + ".py")).read_text("utf-8")
+
+
+def check_product(count: int, seed: int, minutes: float) -> int:
+    """Mutants at random places of the product, each with the tests that are about its module, for so many minutes.
+    Prints how many were killed, and how many were not tried and why."""
+    end = time.monotonic() + 60 * minutes
+    everything = [mutant for module in list_product() for mutant in list_mutants(module, _source(module))]
     chosen = random.Random(seed).sample(everything, min(count, len(everything)))
     by_module: dict[str, list[Mutant]] = {}
     for mutant in chosen:
         by_module.setdefault(mutant.module, []).append(mutant)
     tests = {module: find_tests(module) for module in sorted(by_module)}
     load_third_parties(sorted({name for names in tests.values() for name in names}))
-    survived = 0
-    for module, names in tests.items():
-        if names:
-            survived += len(check_module(module, names, None, seed, None, by_module[module])[1])
-            continue
-        survived += len(by_module[module])
-        for mutant in by_module[module]:
-            print(f"  survived, line {mutant.line}: {mutant}   (no test imports {module})", flush=True)
-    killed = len(chosen) - survived
-    print(f"{killed} of {len(chosen)} mutants killed, {killed / len(chosen):.1%}; the product has {len(everything)}")
+    survived, left_out = 0, 0
+    # In a random order: what the time does not suffice for is a random part, too.
+    for module in random.Random(seed).sample(list(tests), len(tests)):
+        mutants = by_module[module]
+        if time.monotonic() >= end:
+            left_out += len(mutants)
+        elif not tests[module]:
+            survived += len(mutants)
+            for mutant in mutants:
+                print(f"  survived, line {mutant.line}: {mutant}   (no test imports {module})", flush=True)
+        else:
+            try:
+                survived += len(check_module(module, tests[module], None, seed, None, mutants)[1])
+            except CannotCheck as reason:
+                left_out += len(mutants)
+                print(f"  left out: {reason}", flush=True)
+    tried = len(chosen) - left_out
+    killed = tried - survived
+    share = f", {killed / tried:.1%}" if tried else ""
+    print(f"{killed} of {tried} mutants killed{share}; {left_out} of {len(chosen)} were not tried (no time, or")
+    print(f"tests that fail or take too long); the product has {len(everything)}")
     return 0
+
+
+class CannotCheck(Exception):
+    """The tests of a module fail without a mutant, or take too long."""
 
 
 def run_tests(tests: Sequence[str], finder: _MutantFinder | None, seconds: float) -> int | None:
@@ -268,7 +292,21 @@ def run_tests(tests: Sequence[str], finder: _MutantFinder | None, seconds: float
 def _pytest(arguments: Sequence[str]) -> int:
     import pytest
 
-    return int(pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header", *arguments]))
+    return int(
+        pytest.main(
+            [
+                "-q",
+                "-p",
+                "no:cacheprovider",
+                "-p",
+                "no:xdist",
+                "--no-header",
+                "-m",
+                "not nightly and not cluster",
+                *arguments,
+            ]
+        )
+    )
 
 
 def check_module(
@@ -292,8 +330,8 @@ def check_module(
         chosen = random.Random(seed).sample(mutants, sample)
         mutants = sorted(chosen, key=lambda mutant: (mutant.line, mutant.node, mutant.variant))
     begin = time.monotonic()
-    if run_tests(tests, None, 600) != 0:
-        raise SystemExit(f"The tests of {module} fail without a mutant.")
+    if run_tests(tests, None, 600 if only is None else BASELINE_SECONDS) != 0:
+        raise CannotCheck(f"the tests of {module} fail without a mutant, or take too long: {' '.join(tests)}")
     limit = max(MIN_SECONDS, SLOWER * (time.monotonic() - begin))
     survivors = []
     for number, mutant in enumerate(mutants, 1):
@@ -327,19 +365,23 @@ def main(argv: list[str]) -> int:
     parser.add_argument("modules", nargs="*", default=list(TARGETS), help="modules; default: all that are listed")
     parser.add_argument("--sample", type=int, metavar="N", help="only N mutants of each module, chosen by --seed")
     parser.add_argument("--product", type=int, metavar="N", help="N mutants at random places of the whole product")
+    parser.add_argument("--minutes", type=float, default=MINUTES, help="most time for --product (default: 60)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--again", type=Path, metavar="FILE", help="only the survivors that an earlier run has printed")
     options = parser.parse_args(argv)
     os.chdir(ROOT)
     if options.product is not None:
-        return check_product(options.product, options.seed)
+        return check_product(options.product, options.seed, options.minutes)
     files = {module: [f"tests/unit/{name}" for name in TARGETS[module]] for module in options.modules}
     load_third_parties([name for names in files.values() for name in names])
     explained = EXPLANATIONS.read_text("utf-8")
     again = None if options.again is None else options.again.read_text("utf-8")
     count, unexplained = 0, []
     for module, tests in files.items():
-        number, survivors = check_module(module, tests, options.sample, options.seed, again)
+        try:
+            number, survivors = check_module(module, tests, options.sample, options.seed, again)
+        except CannotCheck as reason:
+            raise SystemExit(str(reason)) from None
         count += number
         unexplained += [mutant for mutant in survivors if str(mutant) not in explained]
     print(f"{len(unexplained)} survivors of {count} mutants are not explained in {EXPLANATIONS.relative_to(ROOT)}")

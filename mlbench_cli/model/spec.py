@@ -251,15 +251,18 @@ class RunSpec:
         """As `hash`, of what the run computes: two runs with the same content hash repeat each other exactly."""
         import hashlib
 
-        return hashlib.sha256(canonical_json(self.content())).hexdigest()[:16]
+        return hashlib.sha256(self._content()).hexdigest()[:16]
 
     def content(self) -> dict[str, Any]:
         """The spec without its name and without what is only known about its cluster, as plain JSON values."""
-        return {
-            key: value
-            for key, value in json.loads(canonical_json(self.to_dict())).items()
-            if key not in ("name", "price", "functional_only")
-        }
+        document: dict[str, Any] = json.loads(self._content())
+        return document
+
+    def _content(self) -> bytes:
+        document = self.to_dict()
+        for name in ("name", "price", "functional_only"):
+            document.pop(name, None)
+        return canonical_json(document)
 
     def to_dict(self) -> dict[str, Any]:
         """The spec as plain values; fields that came later are left out at their defaults, so old hashes stay."""

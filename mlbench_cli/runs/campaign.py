@@ -277,7 +277,9 @@ class History:
 
     def estimate(self, spec: RunSpec, cluster: Cluster) -> RunEstimate:
         """What a run is expected to take, in seconds, and to cost, in the plan's currency; None if nothing is known."""
-        known = self._exact.get(_exact_key(spec)) or self._similar.get(_similar_key(spec))
+        known = self._similar.get(_similar_key(spec))
+        if known:  # otherwise there is none of the same content, whose hash takes longer
+            known = self._exact.get(_exact_key(spec)) or known
         seconds = sum(known) / len(known) if known else self._predict(spec, cluster) if self._predict else None
         if seconds is None:
             return RunEstimate(None, None)

@@ -71,8 +71,11 @@ def expand(
     count = len(points) * max(1, len(request.workers)) * max(1, request.repeat or 1)
     if count > most:
         raise UsageError(f"These are {count} runs, more than {most}.", hint=hint_for(count))
+    here = machine
+    if here is None and any(chosen.provider == "local" for chosen in clusters):
+        here = launch.local_machine()  # once, not at each of thousands of points
     specs = [
-        _resolve_point(request, point, chosen, machine, tasks, with_defaults)
+        _resolve_point(request, point, chosen, here if chosen.provider == "local" else machine, tasks, with_defaults)
         for point, chosen in zip(points, clusters, strict=True)
     ]
     sizes = max(1, len(request.workers))
