@@ -45,7 +45,6 @@ PROBE = (
     "except Exception: v, g = None, 0\n"
     "print(json.dumps({'python': sys.version.split()[0], 'torch': v, 'gpus': g}))"
 )
-MEMBERS = ("logs", "output", "resources.jsonl", ".state")
 
 
 class Refused(Exception):

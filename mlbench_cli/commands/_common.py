@@ -90,14 +90,6 @@ UnreachableTimeout = Annotated[
         help="how long to wait for a cluster that does not answer (default: 15m); the run continues there",
     ),
 ]
-RunName = Annotated[
-    str,
-    typer.Argument(
-        metavar="NAME",
-        help="name of the run, as mlbench status shows it",
-        autocompletion=complete_runs,
-    ),
-]
 
 
 # --- runs ----------------------------------------------------------------------------------------------------------

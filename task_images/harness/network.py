@@ -22,7 +22,7 @@ from typing import Any, Protocol, TypedDict, TypeVar
 
 _T = TypeVar("_T")
 
-FORMS = FULL, SHORT, AFTER = "full", "short", "after"
+FULL, SHORT, AFTER = "full", "short", "after"
 
 CONNECT_SECONDS = 10.0
 STEP_SECONDS = 20.0  # in which a neighbour answers, on the slowest link

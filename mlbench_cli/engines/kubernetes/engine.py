@@ -316,12 +316,6 @@ class KubernetesEngine:
         """All runs in the namespace, oldest first, whoever started them."""
         return discover_runs(self._access, namespace)
 
-    def active_runs(self, namespace: str | None = None) -> tuple[str, ...]:
-        """Names of the runs that were released and have not ended: their workers have nodes, or wait for some."""
-        with self._access.client() as api:
-            jobs = _run_jobs(api, namespace or self._access.namespace)
-        return tuple(job["metadata"]["name"] for job in jobs if not is_over(job) and not job["spec"].get("suspend"))
-
     def cancel(self, run: Run) -> None:
         """Stop the workers in order: each has time to pack what it has, and it can still be fetched."""
         with self._access.client() as api:

@@ -33,7 +33,6 @@ from mlbench_cli.util.files import remove_folder, write_atomically
 from mlbench_cli.util.text import rough_duration
 
 POLL_SECONDS = 0.5
-HEARTBEAT_SECONDS = 1.0
 CANCEL_SECONDS = 8.0  # in which agents have seen a cancellation and stopped their ranks
 BLOCK = 1 << 20
 MAX_PARALLEL = 32

@@ -216,15 +216,6 @@ def test_an_old_cluster_is_refused_before_anything_is_made(
         submit(server, a_run(tmp_path))
 
 
-def test_runs_that_use_nodes_are_named(server: KubeApi, tmp_path: Path) -> None:
-    engine = KubernetesEngine(server.access)
-    assert engine.active_runs() == ()
-    submit(server, a_run(tmp_path))
-    assert engine.active_runs() == ("r-2",)
-    server.put("jobs", {**job_of(server), "status": {"conditions": [{"type": "Complete", "status": "True"}]}})
-    assert engine.active_runs() == ()
-
-
 # --- look -----------------------------------------------------------------------------------------------------------
 
 

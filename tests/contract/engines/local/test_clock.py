@@ -1,7 +1,6 @@
 """A wall clock that is set while a run goes on: no figure comes of it, and the archive says so."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +27,6 @@ if STEP:
 time.sleep(0.2)
 report(90)
 """
-
-
-@pytest.fixture
-def lab(tmp_path: Path) -> Iterator[Lab]:
-    lab = Lab(tmp_path)
-    yield lab
-    lab.close()
 
 
 @pytest.mark.parametrize("step", [0, 3600, -3600, 5, -5, 0.1, -0.1])

@@ -5,8 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -16,13 +14,6 @@ from mlbench_cli.runs import supervise
 from tests.contract.local_runs import SLEEP, Lab
 
 UNSHARE = ["unshare", "--pid", "--fork", "--mount-proc"]
-
-
-@pytest.fixture
-def lab(tmp_path: Path) -> Iterator[Lab]:
-    lab = Lab(tmp_path)
-    yield lab
-    lab.close()
 
 
 def elsewhere(lab: Lab, *argv: str) -> "subprocess.CompletedProcess[str]":

@@ -24,13 +24,6 @@ STUBBORN = shell(
 )
 
 
-@pytest.fixture
-def lab(tmp_path: Path) -> Iterator[Lab]:
-    lab = Lab(tmp_path)
-    yield lab
-    lab.close()
-
-
 def state_of(run: Run) -> dict[str, Any]:
     state: dict[str, Any] = json.loads((run.folder / ".state/state.json").read_bytes())
     return state

@@ -3,7 +3,6 @@
 import json
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +20,6 @@ REPORT = python(
     "import json, os, sys; open(os.environ['MLBENCH_OUTPUT_DIR'] + '/seen.json', 'w').write(json.dumps("
     "{'env': dict(os.environ), 'argv': sys.argv, 'python': sys.executable, 'cwd': os.getcwd()}))"
 )
-
-
-@pytest.fixture
-def lab(tmp_path: Path) -> Iterator[Lab]:
-    lab = Lab(tmp_path)
-    yield lab
-    lab.close()
 
 
 def seen_by(run: Run, rank: int) -> dict[str, Any]:

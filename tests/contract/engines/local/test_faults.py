@@ -8,7 +8,6 @@ import signal
 import subprocess
 import time
 import uuid
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,13 +22,6 @@ from tests.contract.local_runs import Lab, client, processes_of, python, shell, 
 
 # Sleeps in the first attempt; ends at once in the next.
 SECOND_TRY = 'test -n "$MLBENCH_ATTEMPT" && exit 0; exec sleep 60'
-
-
-@pytest.fixture
-def lab(tmp_path: Path) -> Iterator[Lab]:
-    opened = Lab(tmp_path)
-    yield opened
-    opened.close()
 
 
 def record_of(run: Run) -> dict[str, Any]:

@@ -101,13 +101,6 @@ def test_ports_are_free_and_not_those_of_outgoing_connections() -> None:
 
 
 @pytest.fixture
-def lab(tmp_path: Path) -> Iterator[Lab]:
-    lab = Lab(tmp_path)
-    yield lab
-    lab.close()
-
-
-@pytest.fixture
 def small_memory() -> Iterator[Path]:
     """A control group of 32 MiB; its file of members."""
     for root, limit in (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")):

@@ -46,13 +46,6 @@ def possible() -> None:
 
 
 @pytest.fixture
-def lab(tmp_path: Path) -> Iterator[Lab]:
-    lab = Lab(tmp_path)
-    yield lab
-    lab.close()
-
-
-@pytest.fixture
 def network() -> Iterator[ShapedNetwork]:
     made = ShapedNetwork(parse_network(SLOW), 3)
     yield made

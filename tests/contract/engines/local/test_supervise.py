@@ -7,7 +7,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,13 +29,6 @@ from task_images.contract import format_event
 from tests.contract.local_runs import SLEEP, Lab, client, processes_of, python, shell, until
 
 GOAL = {"metric": "Prec@1", "comparison": ">=", "threshold": 80, "kind": "full", "value": 81.5}
-
-
-@pytest.fixture
-def lab(tmp_path: Path) -> Iterator[Lab]:
-    lab = Lab(tmp_path)
-    yield lab
-    lab.close()
 
 
 def event(kind: str, **fields: Any) -> str:
