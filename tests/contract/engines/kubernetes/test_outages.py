@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -133,6 +134,25 @@ def test_a_server_that_was_restarted_between_two_requests_may_refuse_at_first(
                     put_pod(server, worker, **terminated_pod(0))
                     server.end_log(f"r-2-{worker}-x")
     assert seen.ended is Ending.EXITED
+
+
+@pytest.mark.parametrize(("status", "least", "most"), [({"phase": "Pending"}, 4, 1000), (RUNNING, 1, 2)])
+def test_the_job_is_asked_about_often_only_until_all_workers_run(
+    server: KubeApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: dict[str, Any], least: int, most: int
+) -> None:
+    monkeypatch.setattr("mlbench_cli.engines.kubernetes.engine.QUICK_POLL", 0.05)
+    monkeypatch.setattr("mlbench_cli.engines.kubernetes.engine.SLOW_POLL", 1000.0)
+    monkeypatch.setattr("mlbench_cli.engines.kubernetes.engine.HEARTBEAT", 0.1)
+    run = a_run(tmp_path)
+    submit(server, run)
+    for worker in (0, 1):
+        put_pod(server, worker, **status)
+    before = sum(count for request, count in server.requests.items() if request.endswith("/jobs/r-2"))
+    with closing(KubernetesEngine(server.access).watch(run)) as observations:
+        for _ in range(8):
+            next(observations)
+    after = sum(count for request, count in server.requests.items() if request.endswith("/jobs/r-2"))
+    assert least <= after - before <= most
 
 
 def test_a_refusal_without_an_outage_is_one(server: KubeApi, tmp_path: Path) -> None:
