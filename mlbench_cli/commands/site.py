@@ -79,9 +79,10 @@ def build(
         )
         return
     console.out(str(target / "index.html"))
+    receipts = f"{summary.receipts} receipt{'' if summary.receipts == 1 else 's'}"
     console.note(
         f"{summary.claims} results from {summary.archives} archives ({console.size(summary.bytes)}), "
-        f"{summary.receipts} receipts; largest page {console.size(summary.largest_page)}"
+        f"{receipts}; largest page {console.size(summary.largest_page)}"
     )
     if summary.disclosed:
         console.note("Everybody will read this in the archives (mlbench download NAME --anonymous leaves it out):")

@@ -6,14 +6,19 @@ hardware, versions of what computes, settings, times.
 
 import json
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from mlbench_cli.model.spec import RunSpec
+from mlbench_cli.results.archive import sample_blocks
+from mlbench_cli.results.archive.evidence import read_samples
 from mlbench_cli.storage import run_folder
 from mlbench_cli.storage.run_folder import RunFolder
-from mlbench_cli.util.json_text import format_parsed
+from mlbench_cli.util.files import replace_file
+from mlbench_cli.util.json_text import format_parsed, format_row
 from task_images.contract import PREFIX, format_event, parse_event
 
 # Packages that compute or communicate; all others say something of the author only.
@@ -32,9 +37,9 @@ def anonymize(folder: Path) -> None:
     for name in (run_folder.OBSERVATION, run_folder.SHAPING):
         if (folder / name).is_file():
             _write(folder / name, _walk(_read(folder / name), scrub))
-    _rewrite(folder / run_folder.RESOURCES, lambda line: _clean_row(line, scrub))
-    for path in RunFolder(folder).logs().values():
-        _rewrite(path, lambda line: _clean_log_line(line, scrub))
+    logs = RunFolder(folder).logs()
+    moved = {rank: _rewrite(path, lambda line: _clean_log_line(line, scrub)) for rank, path in logs.items()}
+    _rewrite_samples(folder / run_folder.RESOURCES, scrub, moved)
     for part in ("output", "manifests"):
         for path in sorted((folder / part).rglob("*")):
             if path.is_file():
@@ -90,13 +95,37 @@ def _clean_log_line(line: bytes, scrub: Callable[[str], str]) -> bytes:
     return line if changed == event else format_event(changed).encode() + b"\n"
 
 
-def _clean_row(line: bytes, scrub: Callable[[str], str]) -> bytes:
-    try:
-        row = json.loads(line)
-    except ValueError:
-        return b""
-    changed = _walk(row, scrub)
-    return line if changed == row else json.dumps(changed, separators=(",", ":")).encode() + b"\n"
+def _rewrite_samples(path: Path, scrub: Callable[[str], str], logs: Mapping[int, "_Moved"]) -> None:
+    """Clean the samples, whose sizes of logs become those that the changed logs had."""
+
+    def change(row: Mapping[str, Any]) -> dict[str, Any]:
+        changed: dict[str, Any] = _walk(dict(row), scrub)
+        size, moved = row.get("log_bytes"), logs.get(row["rank"]) if type(row.get("rank")) is int else None
+        if type(size) is int and moved is not None:
+            changed["log_bytes"] = moved.find(size)
+        return changed
+
+    if path.is_file():
+        with replace_file(path) as file:
+            file.writelines(map(format_row, sample_blocks.pack(map(change, read_samples(path)))))
+
+
+@dataclass
+class _Moved:
+    """Where the bytes of a file are after lines of it were changed: for each changed line where it began and ended, and
+    where it begins and ends now."""
+
+    lines: list[tuple[int, int, int, int]] = field(default_factory=list)  # ascending
+
+    def find(self, offset: int) -> int:
+        """The size that the changed file had when the original had `offset` bytes."""
+        index = bisect_right(self.lines, offset, key=lambda line: line[0])
+        if index == 0:
+            return offset
+        _, old_end, new_begin, new_end = self.lines[index - 1]
+        if offset >= old_end:
+            return new_end + offset - old_end
+        return min(new_begin + offset - self.lines[index - 1][0], new_end)
 
 
 def _clean_text(line: bytes, scrub: Callable[[str], str]) -> bytes:
@@ -117,14 +146,19 @@ def _walk(value: Any, scrub: Callable[[str], str]) -> Any:
     return value
 
 
-def _rewrite(path: Path, change: Callable[[bytes], bytes]) -> None:
+def _rewrite(path: Path, change: Callable[[bytes], bytes]) -> _Moved:
     """Replace each line of a file; lines of any length are read whole, because a name may be anywhere in them."""
+    moved, old, new = _Moved(), 0, 0
     if not path.is_file():
-        return
-    copy = path.with_name(f"{path.name}.new")
-    with open(path, "rb") as file, open(copy, "wb") as target:
-        target.writelines(map(change, file))
-    copy.replace(path)
+        return moved
+    with replace_file(path) as target, open(path, "rb") as file:
+        for line in file:
+            changed = change(line)
+            target.write(changed)
+            if len(changed) != len(line):
+                moved.lines.append((old, old + len(line), new, new + len(changed)))
+            old, new = old + len(line), new + len(changed)
+    return moved
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
+from mlbench_cli.results.archive import sample_blocks
 from mlbench_cli.results.archive.layout import DamagedArchive
 from mlbench_cli.results.archive.pack import pack
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.reseal import seal_anew, write_anonymous
 from mlbench_cli.results.archive.verify import verify
 from mlbench_cli.results.site.entries import find_disclosed
-from tests.unit.results.runs import sealed_run
+from tests.unit.results.runs import START, sealed_run
 
 PACKAGES = {"torch": "2.15.0", "numpy": "2.4.6", "secret-project": "0.1", "nvidia-nccl-cu13": "2.30"}
 PROVENANCE = {
@@ -68,6 +69,25 @@ def test_an_anonymous_run_is_sealed_as_its_anonymous_copy_would_be(tmp_path: Pat
     pack(sealed, tmp_path / "run.zip")
     write_anonymous(sealed, tmp_path / "copy.zip")
     assert (tmp_path / "copy.zip").read_bytes() == (tmp_path / "run.zip").read_bytes()
+
+
+def test_sizes_of_logs_in_samples_are_those_of_the_changed_logs(tmp_path: Path) -> None:
+    """A log that got shorter would contradict the size that it had while the run went on."""
+    whole = (a_run(tmp_path / "first") / "logs/rank-0.log").read_bytes()
+    line = whole.index(b"\n", whole.index(b'"environment"')) + 1
+    sizes = (5, line - 20, line, line + 30, len(whole))
+    samples = [{"time": START + second, "rank": 0, "log_bytes": size} for second, size in enumerate(sizes)]
+    source = a_run(tmp_path / "run", samples=samples)
+    write_anonymous(source, tmp_path / "run.zip")
+    with Archive.open(source) as before, Archive.open(tmp_path / "run.zip") as after:
+        assert [found["code"] for found in after.findings] == [found["code"] for found in before.findings]
+        assert after.result["division"] == before.result["division"]
+        log = after.read("logs/rank-0.log", 1 << 20)
+        rows = [row["log_bytes"] for row in sample_blocks.expand(map(dict, after.samples()))]
+    end = log.index(b"\n", log.index(b'"environment"')) + 1
+    assert len(log) < len(whole)
+    assert (rows[0], rows[2:]) == (5, [end, end + 30, len(log)])
+    assert 5 < rows[1] <= end
 
 
 def test_a_damaged_archive_is_refused(tmp_path: Path) -> None:
