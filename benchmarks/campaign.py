@@ -24,7 +24,7 @@ WANTED_SECONDS = 600.0
 TEXT = """\
 # Methods on two cores
 
-The campaign that is shipped as `{name}` trains BERT's form, tiny, by seven [methods](../how-to/methods.md) on
+The file `{name}`, which comes with mlbench, trains a tiny BERT with seven [methods](../how-to/methods.md) on
 one machine, with the [throughput protocol](throughput.md). `noop` sends nothing, so it shows what the others'
 communication costs.
 
