@@ -1,8 +1,10 @@
 """`mlbench serve` and `mlbench get-dashboard-url`."""
 
 import ipaddress
+import secrets
 import socket
 import threading
+import urllib.parse
 from pathlib import Path
 from typing import Annotated
 
@@ -53,6 +55,23 @@ def serve(
             help='tokens of other people, a line each: "read TOKEN" or "act TOKEN"; act needs --allow-actions',
         ),
     ] = None,
+    public_url: Annotated[
+        str | None,
+        typer.Option(
+            "--public-url",
+            metavar="URL",
+            help="URL under which a proxy or ingress serves the dashboard; only tokens of --token-file are valid then",
+        ),
+    ] = None,
+    max_workers: Annotated[
+        int | None, typer.Option("--max-workers", metavar="N", min=1, help="most workers of a run that is started here")
+    ] = None,
+    max_cpus: Annotated[
+        float | None, typer.Option("--max-cpus", metavar="N", min=0, help="likewise, most CPUs per worker")
+    ] = None,
+    max_gpus: Annotated[
+        int | None, typer.Option("--max-gpus", metavar="N", min=0, help="likewise, most GPUs per worker")
+    ] = None,
     output: Output = Format.text,
 ) -> int:
     """Serve the dashboard and its REST API on this machine until Ctrl-C.
@@ -70,20 +89,24 @@ def serve(
         from mlbench_cli.server.pages import warm_up
     except ImportError as error:
         raise UsageError(f"The dashboard needs {error.name}.", hint=install_hint("dashboard")) from None
-    from mlbench_cli.server.config import LOOPBACK, ServerConfig, read_grants, write_address
+    from mlbench_cli.server.config import LOOPBACK, Limits, ServerConfig, read_grants, write_address
 
     is_loopback = _is_loopback(host)
     if (certificate is None) != (key is None):
-        raise UsageError("--tls-cert and --tls-key belong together.")
+        raise UsageError("--tls-cert and --tls-key must be given together.")
     for path in (certificate, key):
         if path is not None and not path.is_file():
             raise NotFoundError(f"There is no file {path}.")
     if not is_loopback and certificate is None and not is_insecure:
         raise UsageError(
-            f"--host {host}: without TLS everybody on the way can read the token.",
+            f"--host {host}: without TLS, anyone on the network path can read the token.",
             hint="--tls-cert FILE --tls-key FILE, or ssh -L PORT:127.0.0.1:PORT, or --insecure",
         )
     grants = read_grants(token_file) if token_file is not None else ()
+    if public_url is not None:
+        public_url = _check_public_url(public_url)
+        if not grants:
+            raise UsageError("--public-url needs tokens that stay the same.", hint="--token-file FILE")
     with Client(notice=console.note) as client:  # a store that cannot be used is a reason not to begin
         is_remote = cluster is not None and client.cluster(cluster).provider != "local"
     listener = _listen(host, port)
@@ -98,6 +121,9 @@ def serve(
         has_tls=certificate is not None,
         cluster=cluster,
         grants=grants,
+        public_url=public_url,
+        limits=Limits(max_workers, max_cpus, max_gpus),
+        token="" if public_url else secrets.token_urlsafe(24),
     )
     server = uvicorn.Server(
         uvicorn.Config(
@@ -138,7 +164,7 @@ def get_dashboard_url(output: Output = Format.text) -> None:
 
     found = read_address(settings.data_dir())
     if found is None:
-        raise NotFoundError("No dashboard runs on this machine.", hint="mlbench serve")
+        raise NotFoundError("No dashboard is running on this machine.", hint="mlbench serve")
     if output is Format.json:
         console.out_json({"url": found.url, "client_url": found.client_url, "pid": found.pid})
     else:
@@ -147,15 +173,30 @@ def get_dashboard_url(output: Output = Format.text) -> None:
 
 def _explain(client_url: str, is_loopback: bool, allows_actions: bool, has_tls: bool) -> None:
     if not is_loopback:
-        how = "with TLS" if has_tls else "WITHOUT TLS: whoever can read the traffic has the token"
+        how = "with TLS" if has_tls else "WITHOUT TLS: anyone who can read the traffic has the token"
         console.warn(f"The dashboard can be reached from other machines, {how}.")
     kind = (
-        "It may start, stop and delete runs."
+        "It can start, stop and delete runs."
         if allows_actions
-        else "It is read-only; --allow-actions lets it start runs."
+        else "It is read-only; start it with --allow-actions to control runs from it."
     )
-    console.note(f"Open the address above. {kind} Ctrl-C ends it.")
+    console.note(f"Open the URL above. {kind} Press Ctrl-C to stop it.")
     console.note(f'Client of MLBench 3: ApiClient(in_cluster=False, url="{client_url}")')
+
+
+def _check_public_url(url: str) -> str:
+    """The URL without a slash at its end. Raises UsageError unless it is scheme, host and port only."""
+    try:
+        parts = urllib.parse.urlsplit(url.rstrip("/"))
+        is_usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.username is None
+        _ = parts.port
+    except ValueError:
+        is_usable = False
+    if not is_usable or parts.path or parts.query or parts.fragment:
+        raise UsageError(
+            f"--public-url {url[:100]} is not a URL of scheme, host and port.", hint="https://mlbench.example.com"
+        )
+    return f"{parts.scheme}://{parts.netloc}"
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -5,11 +5,14 @@ import json
 import os
 import re
 import secrets
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from mlbench_cli.errors import UsageError
+from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.util.files import write_atomically
 
 FILE = "dashboard.json"
@@ -32,6 +35,29 @@ class Grant:
 
     token: str = field(repr=False)
     role: Role
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The most that a run started here can ask for; None: no limit."""
+
+    workers: int | None = None
+    cpus: float | None = None  # of each worker
+    gpus: int | None = None  # of each worker
+
+    def check(self, specs: Iterable[RunSpec]) -> None:
+        """Raises UsageError for a run that asks for more."""
+        for spec in specs:
+            asked: tuple[tuple[str, float | None, float | None], ...] = (
+                ("workers", spec.workers, self.workers),
+                ("CPUs per worker", spec.cpus, self.cpus),
+                ("GPUs per worker", spec.gpus_per_worker, self.gpus),
+            )
+            for what, wanted, limit in asked:
+                if limit is not None and wanted is not None and wanted > limit:
+                    raise UsageError(
+                        f"{spec.name} asks for {wanted:g} {what}; the limit of this dashboard is {limit:g}."
+                    )
 
 
 def read_grants(path: Path) -> tuple[Grant, ...]:
@@ -66,7 +92,8 @@ def read_grants(path: Path) -> tuple[Grant, ...]:
 @dataclass(frozen=True)
 class ServerConfig:
     """`names` are the host names under which the dashboard may be addressed. `cluster`: only runs of that cluster.
-    `grants` are tokens of other people; the owner's own `token` has every right."""
+    `grants` are tokens of other people; the owner's own `token` has every right, and is empty if there is none.
+    `public_url` is where a proxy or ingress serves the dashboard, e.g. https://mlbench.example.com."""
 
     home: Path
     port: int
@@ -77,11 +104,14 @@ class ServerConfig:
     has_tls: bool = False
     cluster: str | None = None
     grants: tuple[Grant, ...] = ()
+    public_url: str | None = None
+    limits: Limits = Limits()
 
     def role_of(self, given: str) -> Role | None:
         """The role of a token; None if nobody has it. Takes as long for a wrong token as for a right one."""
         data, role = given.encode("utf-8", "replace"), None
-        for grant in (*self.grants, Grant(self.token, Role.ACT)):
+        own = (Grant(self.token, Role.ACT),) if self.token else ()
+        for grant in (*self.grants, *own):
             if hmac.compare_digest(data, grant.token.encode()):
                 role = grant.role
         return role
@@ -96,12 +126,19 @@ class ServerConfig:
         """Values of the Host header that are accepted."""
         default = {443: True, 80: False}.get(self.port)
         bare = self.names if default is self.has_tls else ()
-        return frozenset({f"{name}:{self.port}" for name in self.names} | set(bare))
+        public = {urlsplit(self.public_url).netloc.lower()} if self.public_url else set()
+        return frozenset({f"{name}:{self.port}" for name in self.names} | set(bare) | public)
 
     @property
     def origins(self) -> frozenset[str]:
         """The origins from which a browser may change something."""
-        return frozenset(f"{self.scheme}://{host}" for host in self.hosts)
+        own = {f"{self.scheme}://{host}" for host in self.hosts}
+        return frozenset(own | ({self.public_url.lower()} if self.public_url else set()))
+
+    def is_secure(self, host: str) -> bool:
+        """Whether browsers reach the dashboard by HTTPS under that Host header."""
+        public = urlsplit(self.public_url or "")
+        return self.has_tls or (public.scheme == "https" and host.lower() == public.netloc.lower())
 
     @property
     def cookie(self) -> str:
@@ -111,12 +148,12 @@ class ServerConfig:
     @property
     def address(self) -> str:
         """The address to open in a browser."""
-        return f"{self.scheme}://{self.names[0]}:{self.port}/"
+        return f"{self.public_url}/" if self.public_url else f"{self.scheme}://{self.names[0]}:{self.port}/"
 
     @property
     def url(self) -> str:
         """The address with the token, for a person's browser."""
-        return f"{self.address}?token={self.token}"
+        return f"{self.address}?token={self.token}" if self.token else self.address
 
     @property
     def client_url(self) -> str:

@@ -225,6 +225,7 @@ class _Rest:
         def begin() -> JsonObject:
             try:
                 client, asked = client_of(self._config), self._parse(data)
+                self._config.limits.check(client.prepare(asked).specs)
                 if check in ("true", "try"):
                     return client.plan(asked, estimate=check == "true")
             except MlbenchError as error:
@@ -244,9 +245,9 @@ class _Rest:
         try:
             document = json.loads(data)
         except (ValueError, RecursionError):
-            raise UsageError("The request is no JSON.") from None
+            raise UsageError("The request is not JSON.") from None
         if not isinstance(document, dict):
-            raise UsageError("The request is no JSON object of options to values.")
+            raise UsageError("The request is not a JSON object of options and values.")
         asked = parse_file(json.dumps(document))
         if not asked.name or not asked.workers or not (asked.task or asked.command):
             raise UsageError("A run needs name, workers, and task or command.")

@@ -86,13 +86,13 @@ class Guard:
         """Exactly one Host, one of ours (DNS rebinding); Origin and Sec-Fetch-Site, if a browser sends them, ours."""
         hosts = headers.get("host", [])
         if len(hosts) != 1 or hosts[0].lower() not in self._config.hosts:
-            raise Refusal(421, "This address is not served under that name.")
+            raise Refusal(421, "The dashboard is not served under this host name.")
         for origin in headers.get("origin", []):
             if origin.lower() not in self._config.origins:
-                raise Refusal(403, "Another site may not ask here.")
+                raise Refusal(403, "Requests from other sites are not allowed.")
         for site in headers.get("sec-fetch-site", []):
             if site not in ("none", "same-origin"):
-                raise Refusal(403, "Another site may not ask here.")
+                raise Refusal(403, "Requests from other sites are not allowed.")
 
     def _authenticate(self, scope: Scope, headers: Mapping[str, list[str]]) -> tuple[Scope, bool]:
         """The request, and whether a browser sends its credentials by itself."""
@@ -100,7 +100,7 @@ class Guard:
         if path.startswith(PREFIX):
             return self._by_prefix(scope, path)
         if path == "/" and (given := parse_qs(scope["query_string"].decode("latin-1")).get("token")):
-            self._by_link(given[0])
+            self._by_link(given[0], headers["host"][0])
         kind, _, value = " ".join(headers.get("authorization", [])).partition(" ")
         if kind.lower() == "bearer":
             return self._require(value.strip(), scope), False
@@ -117,11 +117,11 @@ class Guard:
         changed = {**scope, "path": f"/{rest}", "raw_path": b"/" + (raw[3] if len(raw) > 3 else b"")}
         return self._require(given, changed), False
 
-    def _by_link(self, given: str) -> None:
+    def _by_link(self, given: str, host: str) -> None:
         """The printed address: exchange its token for a cookie, and leave it out of the address bar."""
         if self._config.role_of(given) is None:
             raise Refusal(401, EXPIRED)
-        flags = "HttpOnly; SameSite=Strict; Path=/" + ("; Secure" if self._config.has_tls else "")
+        flags = "HttpOnly; SameSite=Strict; Path=/" + ("; Secure" if self._config.is_secure(host) else "")
         cookie = f"{self._config.cookie}={given}; {flags}"
         raise Refusal(303, "Go on.", {"location": "/", "set-cookie": cookie})
 
@@ -135,18 +135,19 @@ class Guard:
         if method in READING:
             return
         if method not in ("POST", "DELETE"):
-            raise Refusal(405, f"{method} is not answered here.")
+            raise Refusal(405, f"{method} is not supported here.")
         if not self._config.allows_actions:
             raise Refusal(405, "This dashboard is read-only. Start it with --allow-actions.")
         if role is not Role.ACT:
-            raise Refusal(403, "This token may read only. Actions need a token with the role act.")
+            raise Refusal(403, "This token is read-only. Actions need a token with the role act.")
         if is_ambient and ACTION_HEADER not in headers:
             raise Refusal(403, f"An action needs the header {ACTION_HEADER}.")
 
 
-MISSING = "A token is needed. Open the address that mlbench serve has printed, or: mlbench get-dashboard-url"
+MISSING = "A token is required. Open the URL that mlbench serve printed, or run: mlbench get-dashboard-url"
 EXPIRED = (
-    "That token is not, or no longer, valid: each start has its own. The present address: mlbench get-dashboard-url"
+    "This token is not valid, or has expired: every start of the dashboard creates a new one. "
+    "To print the current URL: mlbench get-dashboard-url"
 )
 
 
@@ -186,7 +187,7 @@ def _headers_of(scope: Scope) -> dict[str, list[str]]:
 def _check_length(headers: Mapping[str, list[str]]) -> None:
     for length in headers.get("content-length", []):
         if not length.isdecimal() or int(length) > MAX_BODY_BYTES:
-            raise Refusal(413, f"A request has at most {MAX_BODY_BYTES} bytes.")
+            raise Refusal(413, f"The request is larger than {MAX_BODY_BYTES} bytes.")
 
 
 class BodyTooLong(Exception):
