@@ -56,7 +56,7 @@ def settle_gpus(
     if is_gpu_family and not count:
         raise UsageError(
             f"{machine.name} belongs to a family with GPUs, but how many it has is not known.",
-            hint="--gpus-per-node N tells it.",
+            hint="Set it with --gpus-per-node N.",
         )
     if asked is not None and asked != count:
         raise UsageError(

@@ -50,10 +50,10 @@ class LockHolder(namedtuple("LockHolder", ("run", "user", "since", "deadline")))
 
     @property
     def phrase(self) -> str:
-        """ "x-2 of user ann has it since 3 min, and for 2 h at most"."""
+        """ "x-2 of user ann, running for 3 min, at most 2 h more"."""
         now = time.time()
         running, left = format_duration(now - self.since), format_duration(self.deadline - now)
-        return f"{self.run} of user {self.user} has it since {running}, and for {left} at most"
+        return f"{self.run} of user {self.user}, running for {running}, at most {left} more"
 
 
 class MachineLock:

@@ -66,7 +66,7 @@ class Client(Workspace):
         sizes = (workers,) if isinstance(workers, int) else tuple(workers)
         unknown = sorted(set(options) - set(Request.__dataclass_fields__))
         if unknown:
-            raise UsageError(f"{unknown[0][:60]} is no option of a run.", hint="mlbench run --help")
+            raise UsageError(f"{unknown[0][:60]} is not an option of a run.", hint="mlbench run --help")
         return self.submit(Request(name=name, workers=sizes, **options), require_goal=require_goal)
 
     def questions(self) -> "Questions":

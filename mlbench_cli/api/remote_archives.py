@@ -57,9 +57,11 @@ def _check(url: str) -> None:
     except ValueError:
         usable = False
     if not usable or " " in url:
-        raise UsageError(f'"{one_line(url)}" is no address of an archive.', hint="It begins with https:// or http://.")
+        raise UsageError(
+            f'"{one_line(url)}" is not the address of an archive.', hint="It begins with https:// or http://."
+        )
     if parts.username is not None or parts.password is not None:
-        raise UsageError("The address holds a user name or password.", hint="Download the archive yourself.")
+        raise UsageError("The address contains a user name or password.", hint="Download the archive yourself.")
 
 
 class _SafeRedirects(urllib.request.HTTPRedirectHandler):

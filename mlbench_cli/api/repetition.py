@@ -93,7 +93,7 @@ def repeat_archive(
             word = "a number of workers" if item.name == "workers" else flag(item.name)
             raise UsageError(
                 f"--from repeats a run exactly; {word} would change it.",
-                hint="mlbench run NAME --from ARCHIVE, with nothing else that says what to run",
+                hint="mlbench run NAME --from ARCHIVE, without other options that say what to run",
             )
     with _open(source, workspace) as archive:
         frozen = _read(archive, source, workspace, signers)
@@ -102,7 +102,7 @@ def repeat_archive(
     name = request.name or _default_name(spec, "again")
     spec = replace(spec, name=f"{name}-{spec.workers}")
     if not spec.runs_task_program:
-        workspace.notify("Warning: The run has a command of its own: its files are used as they are now.")
+        workspace.notify("Warning: The run uses a custom command: its files are used in their current state.")
     return _make_launch(workspace, name, frozen, [spec], require_goal=require_goal)
 
 
@@ -129,7 +129,7 @@ def reproduce_archives(
     if place.cluster is None and spec.engine != "local":
         raise UsageError(
             f'The original ran on the cluster "{one_line(spec.cluster)}" ({spec.engine}).',
-            hint="Say where to repeat it: --cluster NAME (mlbench list-clusters)",
+            hint="Choose where to repeat it: --cluster NAME (mlbench list-clusters)",
         )
     cluster = store.cluster(place.cluster or "local")
     if launch.engine_name(cluster) != spec.engine or cluster.name != spec.cluster:
@@ -155,8 +155,10 @@ def refuse_to_reproduce(program: AuthorsProgram) -> None:
     """Refuse what the author of an original chose: a reproduction has no word by which to agree to it."""
     hint = "Look at it, run it yourself (mlbench run NAME --from ARCHIVE), then: mlbench reproduce ARCHIVE --with NAME"
     if {name for name, _ in program.choices} == {"data_dir"}:
-        hint = "Say where these data are here: --data-dir FOLDER"
-    raise UsageError(f"{program}\nmlbench reproduce runs nothing of an archive's author.", hint=hint)
+        hint = "Name the folder of these data on this machine: --data-dir FOLDER"
+    raise UsageError(
+        f"{program}\nmlbench reproduce does not run commands chosen by the author of an archive.", hint=hint
+    )
 
 
 @dataclass(frozen=True)

@@ -159,7 +159,7 @@ def describe_end(cluster: Cluster) -> str | None:
     provider = registry.load(cluster.provider)
     if isinstance(provider, EndsClusters):
         return provider.describe_end(cluster)
-    return "Nothing of it ends by itself: mlbench gc --expired deletes it."
+    return "It does not delete itself when it expires: run mlbench gc --expired."
 
 
 def _require_record(store: Store, cluster: Cluster) -> Cluster:

@@ -373,11 +373,11 @@ def find_cluster(store: Store, name: str, provider_name: str | None, scope: Mapp
         raise PartialSearchError(
             f'Whether there is a cluster "{name}" is not known. {silent.message}',
             found,
-            hint=silent.hint or "Repeat the command, or say which place is meant: --zone ZONE, --region REGION",
+            hint=silent.hint or "Repeat the command, or specify the place: --zone ZONE, --region REGION",
         )
     others = [*discovered, *(cluster for cluster in store.clusters() if cluster.provider == wanted)]
     raise NotFoundError(
-        f'{wanted} has no cluster "{name}" of ours{_describe(scope)}, neither whole nor half created.'
+        f'{wanted} has no cluster "{name}" of ours{_describe(scope)}, complete or partly created.'
         f"{did_you_mean(name, [cluster.name for cluster in others])}",
         hint="mlbench list-clusters",
         details={"found": sorted(cluster.name for cluster in discovered)},
@@ -403,7 +403,7 @@ def _only_one(name: str, clusters: Sequence[Cluster]) -> Cluster:
     places = "; ".join(f"{cluster.provider} in {_place(cluster)}" for cluster in clusters)
     raise UsageError(
         f'{len(clusters)} clusters of ours are called "{name}": {places}.',
-        hint=f"Say which one is meant:\n{lines}",
+        hint=f"Specify which one:\n{lines}",
         details={"clusters": [vars(cluster.identity) for cluster in clusters]},
     )
 
@@ -451,7 +451,7 @@ def require_account(provider: Provider, cluster: Cluster) -> None:
     if account != cluster.account:
         raise CredentialError(
             f'The cluster "{cluster.name}" is in the account {cluster.account}; today\'s credentials are those of '
-            f"{account}, so that it cannot be found.",
+            f"{account}, so it cannot be found.",
             hint=f"Use credentials of {cluster.account}, then repeat: {delete_command(cluster)}",
         )
 
@@ -462,12 +462,12 @@ def require_account(provider: Provider, cluster: Cluster) -> None:
 def removal_reason(
     cluster: Cluster, known: Sequence[ClusterIdentity], *, only_expired: bool, include_unknown: bool
 ) -> str | None:
-    """Why `gc` deletes the cluster: "expired", "half created", "half deleted" or "unknown here"; None if it stays."""
+    """Why `gc` deletes the cluster: "expired", "partly created", "partly deleted", "unknown here"; None if not."""
     expires = ClusterDetails.of(cluster).expires
     if expires is not None and expires < time.time():
         return "expired"
     if only_expired:
         return None
     if cluster.state in ("failed", "deleting"):
-        return "half created" if cluster.state == "failed" else "half deleted"
+        return "partly created" if cluster.state == "failed" else "partly deleted"
     return "unknown here" if include_unknown and not is_known(cluster, known) else None

@@ -89,7 +89,7 @@ def wait_for_queue(opened: OpenExperiment, *, require_goal: bool) -> list[Ended]
         except (KeyboardInterrupt, Stopped) as stopped:
             raise explain_stop(
                 stopped,
-                f'The experiment "{opened.name}" goes on without this client.',
+                f'The experiment "{opened.name}" continues without this client.',
                 f"mlbench wait {opened.name}, or mlbench cancel {opened.name}",
             ) from None
         ended.append(Ended(finished, finished.exit_code(require_goal=require_goal)))
@@ -137,7 +137,7 @@ def _announce_keeping(run: Run) -> None:
 def _stop(opened: OpenExperiment, run: RunHandle, later: Sequence[RunHandle], stopped: BaseException) -> Stopped:
     """What is true of a run whose client was stopped: it had ended, it is cancelled with its client, or it goes on."""
     names = ", ".join(item.name for item in later)
-    never = f" Not started: {names}; to go on: mlbench run {opened.name}" if later else ""
+    never = f" Not started: {names}; to resume: mlbench run {opened.name}" if later else ""
     if (finished := run.finished) is not None:
         return explain_stop(
             stopped, f"{finished.summary} Its archive is complete.{never}", f"mlbench status {run.name}"
@@ -145,7 +145,7 @@ def _stop(opened: OpenExperiment, run: RunHandle, later: Sequence[RunHandle], st
     if not run.dies_with_client:
         return explain_stop(
             stopped,
-            f'The run "{run.name}" goes on without this client.{never}',
+            f'The run "{run.name}" continues without this client.{never}',
             f"mlbench wait {run.name}, mlbench status {run.name}, or mlbench cancel {run.name}",
         )
     try:

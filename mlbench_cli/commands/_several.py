@@ -58,7 +58,7 @@ def run_file(file: str, limits: Limits, how: How, to: Path | None, output: Forma
     folder = _write_report(found, rows, to or data_dir() / TABLES / found.campaign.name)
     _print_report(found, rows, folder, output)
     if stopped is not None:
-        console.note(f"Not all runs have started: {stopped}. To go on: mlbench run -f {file}, with a higher limit.")
+        console.note(f"Not all runs have started: {stopped}. To resume: mlbench run -f {file}, with a higher limit.")
         return BUDGET_SPENT
     return max((finished.exit_code() for finished in ended), default=0)
 

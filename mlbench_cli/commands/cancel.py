@@ -69,10 +69,10 @@ def _show(cancelled: list[_Cancelled], experiments: list[str]) -> None:
     for item in cancelled:
         console.out(item.text)
     if not cancelled:
-        console.note("Nothing is left to cancel: all these runs have ended.")
+        console.note("Nothing to cancel: all these runs have already ended.")
         return
     if any(item.outcome is None for item in cancelled):
-        console.note(f"Next: {', '.join(f'mlbench run {name}' for name in experiments)} to go on")
+        console.note(f"Next: {', '.join(f'mlbench run {name}' for name in experiments)} to resume")
     ended = [item for item in cancelled if item.outcome is not None]
     if ended:
         run = ended[0].run

@@ -138,4 +138,4 @@ def _choose(runs: Sequence[RunHandle], *, ask: bool) -> Sequence[RunHandle]:
         words = answer.replace(",", " ").split()
         if all(word.isascii() and word.isdecimal() and int(word) < len(runs) for word in words):
             return [runs[int(word)] for word in dict.fromkeys(words)]
-        console.note(f"Answer with numbers from 0 to {len(runs) - 1}, or all.")
+        console.note(f"Enter numbers from 0 to {len(runs) - 1}, or all.")

@@ -45,7 +45,7 @@ def compare(
         typer.Option("--metric", metavar="NAME", help="figure for --fail-above; default: seconds"),
     ] = None,
     direction: Annotated[
-        Direction | None, typer.Option("--direction", help="what is better; default: as the figure's kind has it")
+        Direction | None, typer.Option("--direction", help="which direction is better; default: depends on the figure")
     ] = None,
     across: Annotated[
         list[str] | None,
@@ -76,7 +76,7 @@ def compare(
                 console.out(f"{chr(10) if number else ''}{describe_cell(values)}")
             _show(comparison)
     if alone:
-        console.warn(f"Left out, for only one side has it: {'; '.join(alone)}.")
+        console.warn(f"Left out, because only one side has it: {'; '.join(alone)}.")
     for values, gate in gates.items():
         about = f"{describe_cell(values)}: " if values else ""
         console.note(f"{about}{gate.verdict.replace('_', ' ').capitalize()}. {gate.reason}")

@@ -36,4 +36,4 @@ def completion(
         return
     console.out(script.rstrip())
     if console.interactive():
-        console.note(f"\nPut this into {_FILES[shell]}")
+        console.note(f"\nAdd this to {_FILES[shell]}")

@@ -39,7 +39,7 @@ class PreparedData(TypedDict):
 
 @data.callback()
 def about() -> None:
-    """Make the data of tasks ready before a run begins."""
+    """Prepare the data sets of tasks before a run."""
 
 
 @data.command(context_settings=HELP_NAMES)
@@ -86,7 +86,7 @@ def prepare(
     ] = None,
     output: Output = Format.text,
 ) -> None:
-    """Fetch, check and convert the data of a task once, so that no run has to wait for it.
+    """Download, check and convert the data of a task, so runs start without waiting.
 
     Official archives are downloaded if their licence allows it; others must be in the folder, or named with --import.
     After an interruption the same command continues the work. Prints what the data are: number of samples, a
@@ -193,7 +193,7 @@ def _make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"The folder {folder} cannot be made: {error.strerror or error}.") from None
+        raise UsageError(f"The folder {folder} cannot be created: {error.strerror or error}.") from None
 
 
 def _import_file(path: Path, data_dir: Path | None, task: Task) -> None:

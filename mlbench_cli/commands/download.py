@@ -56,13 +56,13 @@ def download(
 
     mlbench verify and mlbench charts read these archives. The format mlbench-v3 is for old scripts and cannot be
     verified. Several runs go to a folder, one NAME.zip each; with --all or a filter, unfinished runs are skipped. A zip
-    file appears only when it is complete. With --partial the run goes on, and its archive says that it is partial. With
+    file appears only when it is complete. With --partial, the run continues, and its archive is marked as partial. With
     --anonymous the evidence is changed, judged again and sealed anew; a signature of the original does not fit it.
     """
     if anonymous and kind is not DownloadKind.archive:
-        raise UsageError("--anonymous is for archives; the format mlbench-v3 has no such form.")
+        raise UsageError("--anonymous is for archives; the format mlbench-v3 does not support it.")
     if partial and (anonymous or kind is not DownloadKind.archive or all_runs):
-        raise UsageError("--partial goes with the names of runs, and with no other form of archive.")
+        raise UsageError("--partial needs names of runs, and works only with --format archive, without --anonymous.")
     target, as_json = _target(" ".join(names or ["NAME"]), to, path, output)
     if dashboard is not None:
         there = connect(context, dashboard, "to", "path", "force")

@@ -46,7 +46,7 @@ def export(
     ],
     target: Annotated[
         str,
-        typer.Argument(metavar="TARGET", help="folder; FILE.parquet; of mlflow sqlite:///FILE or http://HOST:PORT"),
+        typer.Argument(metavar="TARGET", help="folder, FILE.parquet, or for mlflow sqlite:///FILE or http://HOST:PORT"),
     ],
     sources: Annotated[
         list[str] | None,
@@ -181,5 +181,5 @@ def _make_folder(folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"The folder {folder} cannot be made: {error.strerror or error}.") from None
+        raise UsageError(f"The folder {folder} cannot be created: {error.strerror or error}.") from None
     return folder

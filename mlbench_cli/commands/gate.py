@@ -28,7 +28,7 @@ def gate(
         typer.Option(
             "--baseline",
             metavar="FOLDER|NAME",
-            help="folder with archives, or a run or experiment, to hold them against",
+            help="folder with archives, or a run or experiment, to compare them with",
         ),
     ],
     checks: Annotated[

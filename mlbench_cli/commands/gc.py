@@ -36,7 +36,7 @@ def gc(
     yes: Yes = False,
     output: Output = Format.text,
 ) -> None:
-    """Delete expired clusters (--ttl) and clusters that were left partly created or partly deleted.
+    """Delete expired clusters (--ttl) and clusters that were only partly created or deleted.
 
     On attached hosts and Slurm clusters, it ends processes of runs that have no agent.
 

@@ -1,4 +1,4 @@
-"""`mlbench goodput`: how much of the time of runs with faults went into their results, and where the rest went."""
+"""`mlbench goodput`: the useful share of the time of runs with faults, and where the rest was lost."""
 
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -33,7 +33,7 @@ def goodput(
     unproven: Unproven = False,
     output: Output = Format.text,
 ) -> None:
-    """Show the goodput of runs with faults, and what the rest of their time went into.
+    """Show the goodput of runs with faults, and where the rest of the time was lost.
 
     Goodput is the time of the useful samples, divided by the wall time of all attempts. ETTR is what the published
     formula expects of the measured time between faults, cost of a checkpoint and restart.

@@ -18,7 +18,7 @@ def pins(
 ) -> None:
     """List the versions of add-ons, device plugins and node images that mlbench chooses.
 
-    All other versions are the clouds' own defaults. Entries of a pins.toml in the config folder go first.
+    All other versions are the defaults of the clouds. Entries of a pins.toml in the config folder take precedence.
     """
     found = list_pins()
     ending = [pin for pin in found if pin.ends_soon()]
@@ -31,7 +31,7 @@ def pins(
             rows,
             droppable=["NOTE", "SUPPORTED UNTIL"],
         )
-        console.note(f"Your own versions go first: {user_pin_file()}")
+        console.note(f"Your versions take precedence: {user_pin_file()}")
     if not ending:
         return
     ends = {f"{pin.group} {pin.kubernetes} on {pin.ends}": None for pin in ending}

@@ -58,10 +58,10 @@ def plan(
         ),
     ] = None,
     max_price: Annotated[
-        float | None, typer.Option("--max-price", min=0.0, metavar="USD", help="most that it may cost")
+        float | None, typer.Option("--max-price", min=0.0, metavar="USD", help="maximum price")
     ] = None,
     deadline: Annotated[
-        str | None, typer.Option("--deadline", metavar="DURATION", help="longest that it may take, e.g. 2h")
+        str | None, typer.Option("--deadline", metavar="DURATION", help="maximum time, e.g. 2h")
     ] = None,
     clouds: Annotated[
         str, typer.Option("--clouds", metavar="NAME,NAME", help="gke, eks, aks, here; default: all")
@@ -79,7 +79,11 @@ def plan(
     ] = "1,2,4,8,16,32",
     method: Annotated[
         str | None,
-        typer.Option("--method", metavar="NAME,NAME|any", help="methods to compare; default: the run's and three more"),
+        typer.Option(
+            "--method",
+            metavar="NAME,NAME|any",
+            help="methods to compare; default: the method of the run and three others",
+        ),
     ] = None,
     batch: Annotated[
         str, typer.Option("--batch", metavar="X,X", help="batch sizes per rank, as multiples of the calibrated one")
@@ -97,7 +101,7 @@ def plan(
     unproven: Unproven = False,
     output: Output = Format.text,
 ) -> None:
-    """Plan the way to a task's goal: which machines, how many, which method and batch size, for what time and price.
+    """Plan a training to its goal: which machines, how many, which method and batch size, at what time and price.
 
     Every figure has a basis (measured, published or guessed) and an interval. Nothing is started without --measure.
     """

@@ -108,7 +108,7 @@ def predict(
         Path | None, typer.Option("--charts", metavar="FOLDER", help="with --check: draw it into this folder")
     ] = None,
     check: Annotated[
-        bool, typer.Option("--check", help="hold predictions against measurements: of RUNs, or of published tables")
+        bool, typer.Option("--check", help="compare predictions with measurements: of RUNs, or of published tables")
     ] = False,
     advice: Annotated[bool, typer.Option("--advise", help="show what would help most")] = False,
     unproven: Unproven = False,

@@ -23,7 +23,7 @@ def show(
     ] = False,
     output: Output = Format.text,
 ) -> None:
-    """Show the tables of prices: source, date, and regions with their number of prices."""
+    """Show the price tables: source, date, and the number of prices per region."""
     if context.invoked_subcommand is not None:
         return
     if archive:

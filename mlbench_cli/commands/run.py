@@ -376,7 +376,9 @@ def _request(name: str | None, workers: list[int] | None, file: Path | None, opt
     sizes = tuple(workers or ())
     if name is not None and name.isascii() and name.isdecimal():  # no name begins with a digit
         if file is None:
-            raise UsageError(f"{name} is no name of a run: NAME comes before the numbers.", hint="mlbench run NAME 1 2")
+            raise UsageError(
+                f"{name} is not the name of a run: NAME comes before the numbers.", hint="mlbench run NAME 1 2"
+            )
         sizes = (int(name[:9]), *sizes)
         name = None
     given = Request(name=name, workers=sizes, **values)

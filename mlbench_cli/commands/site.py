@@ -111,7 +111,7 @@ def check(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="repository of results")] = Path(),
     output: Annotated[Format, typer.Option("-o", help="text, or one JSON document")] = Format.text,
 ) -> int:
-    """Verify every archive of a repository of results, and hold every claim against the rules.
+    """Verify every archive of a repository of results, and check every claim against the rules.
 
     On GitHub the objections become annotations. The exit code is 7 if there are any.
     """

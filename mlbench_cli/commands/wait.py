@@ -46,7 +46,7 @@ def wait(
     client = Client(notice=console.note)
     chosen = client.select(names or (), all_runs=all_runs, filter=make_filter(states, tasks, older_than, newer_than))
     if not chosen.runs:
-        console.note("There is no such run: nothing to wait for.")
+        console.note("No such run: nothing to wait for.")
     deadline = None if seconds is None else time.monotonic() + seconds
     ended: list[Ended] = []
     unanswered: list[Unanswered] = []
@@ -75,7 +75,7 @@ def _wait_for(run: RunHandle, seconds: float | None, deadline: float | None, req
             finished = run.wait(left, report=report)
     except (KeyboardInterrupt, Stopped) as stopped:
         raise explain_stop(
-            stopped, f"Waiting for {run.name} was stopped; the run goes on.", f"mlbench wait {run.name}"
+            stopped, f"Waiting for {run.name} was stopped; the run continues.", f"mlbench wait {run.name}"
         ) from None
     experiment = run.experiment
     must_reach = require_goal or bool(experiment and experiment.require_goal)

@@ -107,7 +107,7 @@ def check_mount_point(path: str) -> str:
     taken = ("/", "/dev", "/mlbench", "/proc", "/results", "/sys", "/tmp")
     if not path.startswith("/") or os.path.normpath(path) in taken or path.startswith("/dev/"):
         raise UsageError(
-            f'--data-dir "{shorten(path)}" is no place for data in a container.',
+            f'--data-dir "{shorten(path)}" cannot be used for data in a container.',
             hint="Name an absolute path, as /data.",
         )
     return os.path.normpath(path)

@@ -69,7 +69,9 @@ class Matrix:
             raise UsageError("The matrix has no point left: everything is excluded.")
         if not self:
             if self.exclude:
-                raise UsageError("exclude drops points of a matrix, and there is none.", hint="--matrix KEY=V1,V2")
+                raise UsageError(
+                    "exclude removes points of a matrix, but there is no matrix.", hint="--matrix KEY=V1,V2"
+                )
             return [{}]
         return points
 
@@ -103,7 +105,7 @@ def point_suffix(point: Point, limit: int) -> str:
     room = limit - len(digest) - 1
     if room < 1:
         raise UsageError(
-            "The name of the experiment is too long: there is no room for the point of the matrix in the runs' names.",
+            "The name of the experiment is too long: the names of its runs have no room for the point of the matrix.",
             hint="Choose a shorter name.",
         )
     return f"{readable[:room].strip('-')}-{digest}".lstrip("-")

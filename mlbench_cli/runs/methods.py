@@ -66,7 +66,9 @@ def resolve_servers_on(request: Request, engine: str) -> tuple[str, ...]:
     if engine != "hosts":
         raise UsageError(
             f"--servers-on names hosts; on the engine {engine} nobody can say which machine runs what.",
-            hint="Leave it out: parameter servers then run beside the workers." if engine != "kubernetes" else None,
+            hint="Leave it out: parameter servers then run on the nodes of the workers."
+            if engine != "kubernetes"
+            else None,
         )
     names = tuple(name.strip() for name in request.servers_on.split(","))
     for name in names:

@@ -199,7 +199,7 @@ class Request:
     )
     keep_storage: str | None = _cluster_option("disk size for the kept results, e.g. 50Gi; default: 10Gi")
     hold: str | None = _cluster_option(
-        "how long a finished worker holds its results if no other pod can keep them; default: 15m",
+        "how long a finished worker keeps its results if no other pod can; default: 15m",
         metavar="DURATION",
     )
     collect: str | None = _cluster_option("workers whose output folder is kept: rank0 (default) or all")
@@ -534,7 +534,7 @@ def _checked_axes(axes: Mapping[Any, Any]) -> dict[str, tuple[Any, ...]]:
 
 def _checked_point(entry: Any) -> dict[str, object]:
     if not isinstance(entry, Mapping) or not entry:
-        raise UsageError(f"{short(entry)} is no point of a matrix: it is not a mapping of options to values.")
+        raise UsageError(f"{short(entry)} is not a point of a matrix: it must be a mapping of options to values.")
     checked = {_axis_key(key): value for key, value in entry.items()}
     return {key: _checked_scalar(key, value) for key, value in checked.items()}
 

@@ -37,12 +37,12 @@ async def _explain(request: Request, error: Exception) -> Response:
 
 
 async def _refuse_body(request: Request, error: Exception) -> Response:
-    return _answer(request, 413, f"A request has at most {MAX_BODY_BYTES} bytes.")
+    return _answer(request, 413, f"The request is larger than {MAX_BODY_BYTES} bytes.")
 
 
 async def _explain_status(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    texts = {404: "There is no such page.", 405: f"{request.method} is not answered here."}
+    texts = {404: "There is no such page.", 405: f"{request.method} is not supported here."}
     return _answer(request, error.status_code, texts.get(error.status_code, str(error.detail)))
 
 

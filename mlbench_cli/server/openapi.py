@@ -65,7 +65,7 @@ OPERATIONS: tuple[tuple[str, str, str, tuple[_Parameter, ...], str], ...] = (
         "application/json",
     ),
     (
-        *("get", "/api/v1/runs/{name}/events", "Server-sent events until the run is over: status, metrics, log, over"),
+        *("get", "/api/v1/runs/{name}/events", "Server-sent events until the run ends: status, metrics, log, over"),
         (_NAME,),
         "text/event-stream",
     ),

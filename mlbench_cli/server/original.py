@@ -188,7 +188,7 @@ def parse_form(body: bytes) -> list[tuple[str, str]]:
     try:
         return parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=100)
     except (UnicodeDecodeError, ValueError):
-        raise UsageError("The body is no form.") from None
+        raise UsageError("The request body is not a form.") from None
 
 
 # --- runs and pods --------------------------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ class AksProvider:
     """The provider "aks": a resource group with a cluster, its small system pool, and a pool of equal workers."""
 
     name = "aks"
-    summary = "Kubernetes on Azure's machines, with GPUs or without; it costs money"
+    summary = "Kubernetes on Azure, with or without GPUs; costs money"
     options = AksOptions
 
     def new_cluster(self, name: str, nodes: int, options: AksOptions) -> Cluster:

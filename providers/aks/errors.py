@@ -89,7 +89,7 @@ def capacity_error(message: str, codes: set[str]) -> CapacityError | None:
     if codes & STOCK_OUT or any(code in message.lower() for code in STOCK_OUT):
         return CapacityError(
             message,
-            hint="Azure has none left there: repeat with --zones 1,2,3, without --compact-placement, in another "
+            hint="Azure has no capacity there: repeat with --zones 1,2,3, without --compact-placement, in another "
             "--region, or later.",
             details={"reason": "stock_out"},
         )

@@ -156,7 +156,7 @@ class EksProvider:
     """The provider "eks": a stack for the network, a control plane, a system group and a group of workers."""
 
     name = "eks"
-    summary = "Kubernetes on Amazon's machines, with GPUs or without; it costs money"
+    summary = "Kubernetes on AWS, with or without GPUs; costs money"
     options = EksOptions
 
     def new_cluster(self, name: str, nodes: int, options: EksOptions) -> Cluster:

@@ -167,7 +167,7 @@ def region_of(asked: str | None, zone: str | None = None) -> str:
         raise UsageError(f'--zone "{zone}" is not the name of a zone.', hint="For example: --zone eu-west-1a")
     if asked and from_zone and from_zone[1] != asked:
         raise UsageError(
-            f"The zone {zone} is not in the region {asked}.", hint="Leave out --region: the zone tells it."
+            f"The zone {zone} is not in the region {asked}.", hint="Leave out --region: it follows from the zone."
         )
     ours = session()
     region = asked or (from_zone[1] if from_zone else None)

@@ -78,7 +78,7 @@ def check_reservation(reservation: Reservation, machine: str, count: int, zone: 
         begin = f"{datetime.fromtimestamp(reservation.begins):%Y-%m-%d %H:%M}"
         raise CapacityError(
             f"The capacity reservation {name} begins at {begin}: no machine starts before.",
-            hint="Repeat the command when it has begun.",
+            hint="Repeat the command after the run has started.",
         )
     if reservation.free < count:
         raise CapacityError(

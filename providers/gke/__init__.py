@@ -57,7 +57,7 @@ class GkeProvider:
     """The provider "gke": a control plane with a small system pool, and a pool of equal workers."""
 
     name = "gke"
-    summary = "Kubernetes on Google's machines, with GPUs or without; it costs money"
+    summary = "Kubernetes on Google Cloud, with or without GPUs; costs money"
     options = GkeOptions
 
     def new_cluster(self, name: str, nodes: int, options: GkeOptions) -> Cluster:
@@ -325,7 +325,7 @@ def _check(options: GkeOptions, machine: Machine) -> None:
     if machine.name in NOT_ON_DEMAND and not ways:
         raise UsageError(
             f"Google sells {machine.name} only as spot, flex-start or from a reservation.",
-            hint="--spot: cheap, may be taken away. --flex-start: queued until there are some, for at most 7 days. "
+            hint="--spot: cheap, but may be interrupted. --flex-start: queued until available, for at most 7 days. "
             "--reservation NAME: bought before.",
         )
     if options.fast_network and machine.name not in FABRICS:

@@ -309,7 +309,7 @@ def capacity_error(message: str, project: str, said: str = "") -> CapacityError:
     if any(phrase in f"{message} {said}" for phrase in STOCK_OUT):
         return CapacityError(
             message,
-            hint="The zone has none left: repeat with --zones a,b,c, without --spot, or later.",
+            hint="The zone has no capacity: repeat with --zones a,b,c, without --spot, or later.",
             details={"reason": "stock_out"},
         )
     if short := SHORT_QUOTA.search(f"{message} {said}"):

@@ -149,7 +149,7 @@ def _download_chart(reference: ChartReference, folder: Path, location: str, read
         raise UsageError(
             f"{url} is not what {reference.repository} promises: its SHA-256 is {digest}, not {promised}. "
             "It is not used.",
-            hint="Somebody has changed it, or it was damaged on its way. Repeat; then ask the repository's owner.",
+            hint="It was changed, or damaged in transit. Try again; then ask the owner of the repository.",
         )
     chart = _load_chart(unpack(data, folder, url), location, f"sha256:{digest}", warnings)
     if (chart.name, chart.version) != (reference.name, reference.version):

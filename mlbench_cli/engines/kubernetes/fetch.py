@@ -221,7 +221,7 @@ def _receive(access: Access, namespace: str, pod: str, path: str, size: int, par
                     raise
             if time.monotonic() - last_progress > PATIENCE_SECONDS:
                 raise FetchError(
-                    f"The results of the pod {pod} do not come: {trouble}", hint="Fetch again; it goes on where it was."
+                    f"The results of the pod {pod} do not come: {trouble}", hint="Fetch again to resume the download."
                 )
             time.sleep(PAUSE_SECONDS)
         file.flush()

@@ -234,7 +234,7 @@ def log_gap(gaps: Mapping[int, Sequence[int]], ranks: Sequence[int], late: Seque
         Finding(
             LOG_GAP,
             f"Lines of worker {worker} are missing in its log: {why}.{others}",
-            hint="A node keeps the last 10 MiB or so: follow a run that writes much (mlbench wait), or write less.",
+            hint="A node keeps about the last 10 MiB: follow runs that write a lot (mlbench wait), or write less.",
             evidence={"missing_before_byte": places, **({"unfinished": unfinished} if unfinished else {})},
         )
     ]

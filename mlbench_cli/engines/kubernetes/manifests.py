@@ -115,7 +115,7 @@ def _refuse_doubles(documents: Sequence[Mapping[str, Any]]) -> None:
         if names.count((kind, name)) > 1:
             raise UsageError(
                 f'The templates of the run\'s objects give two objects the name {kind} "{name}".',
-                hint="In a job.yaml.j2 of your own: metadata.name is {{ job_name }}, subdomain is {{ name }}.",
+                hint="In your own job.yaml.j2: metadata.name is {{ job_name }}, subdomain is {{ name }}.",
             )
 
 
@@ -384,7 +384,7 @@ def _check(spec: RunSpec) -> None:
     if foreign and spec.runs_task_program:
         raise UsageError(
             f"--env {foreign[0]}: a task of the catalogue runs the code of its image and no other.",
-            hint="Leave it out, or run a command of your own with --command.",
+            hint="Leave it out, or run your own command with --command.",
         )
     quantities = (
         ("--memory", options.memory),

@@ -154,16 +154,14 @@ def _failure_finding(name: str, facts: Facts, lines: list[str]) -> Finding:
 
 
 def _deadline(state: Facts, timeout: float) -> Finding:
-    return Finding(
-        "deadline", f"The run was stopped at its deadline of {timeout:g} s.", hint="Give it more with --timeout."
-    )
+    return Finding("deadline", f"The run was stopped at its deadline of {timeout:g} s.", hint="Set a longer --timeout.")
 
 
 def _client_lost(state: Facts, timeout: float) -> Finding:
     return Finding(
         "client_lost",
         "The mlbench that had started the run died, and the run with it.",
-        hint="A run that shall outlive its client is started with --detach.",
+        hint="Start runs that should outlive the client with --detach.",
         retryable=True,
     )
 

@@ -41,8 +41,8 @@ def acquire_machine(run: Run, *, report: Callable[[str], None]) -> MachineLock:
 def _waiting_sentence(run: Run, holder: LockHolder | None, seconds: float) -> str:
     return (
         f"{run.name} waits for this machine: {describe_holder(holder)}. "
-        f"It waits for {format_duration(seconds)} at most (--timeout); "
-        "with --share-machine it would start at once and its result would say so."
+        f"Timeout {format_duration(seconds)} (--timeout); "
+        "--share-machine starts it at once and labels the result as shared."
     )
 
 

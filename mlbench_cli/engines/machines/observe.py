@@ -161,10 +161,10 @@ def _node_findings(snapshot: Snapshot, first: Facts | None, ended: Ending | None
     found = []
     for why in snapshot.unreachable.values():
         found.append(
-            Finding("host_unreachable", why, hint="The run goes on there, as far as can be known.", retryable=True)
+            Finding("host_unreachable", why, hint="As far as is known, the run continues there.", retryable=True)
         )
     if waits := find_wait(snapshot):
-        hint = "It waits for its --timeout at most; with --share-machine it starts at once, and its result says so."
+        hint = "It waits up to its --timeout; --share-machine starts it at once and labels the result as shared."
         found.append(Finding("machine_busy", f"The run waits for {waits}.", hint=hint, retryable=True))
     lost = {number for number, report in snapshot.nodes.items() if report.is_lost}
     if first is not None and first["why"] == "lost":

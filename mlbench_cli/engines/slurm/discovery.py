@@ -131,7 +131,7 @@ def _check_association(channel: Channel, details: SlurmDetails) -> None:
     allowed = {name for account in accounts for name in known[account]}
     if details.qos is not None and allowed and details.qos not in allowed:
         raise NotFoundError(
-            f'You may not use the QOS "{details.qos}", only {", ".join(sorted(allowed))}.',
+            f'Your account cannot use the QOS "{details.qos}", only {", ".join(sorted(allowed))}.',
             hint="sacctmgr show assoc user=$USER format=account,qos",
         )
 

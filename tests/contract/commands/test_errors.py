@@ -62,7 +62,7 @@ WRONG: list[tuple[list[str], int, str]] = [
     (["charts", "demo-1"], 2, '"demo-1" is a run, not a folder for figures'),
     (["compare", "./demo-1", "demo-2"], 4, "no archive ./demo-1"),
     (["download", "demo-1", "--output", "json"], 2, '"json" is a format'),
-    (["download", "demo-1", "-o", "jsn"], 2, "is no format, only text or json"),
+    (["download", "demo-1", "-o", "jsn"], 2, "is not a format; use text or json"),
     (["download", "demo-1", "--to", "a.zip", "--output", "b.zip"], 2, "Two files are named"),
     (["logs", "demo-1", "--since", "soon"], 2, "is no duration"),
     (["logs", "demo-1", "--since", "2026-13-01"], 2, "neither a duration nor a time"),

@@ -288,11 +288,11 @@ def test_an_archive_is_fetched_and_named_by_its_digest(folder: Path, server: str
 @pytest.mark.parametrize(
     ("url", "code", "message"),
     [
-        ("file:///etc/passwd", 2, "is no address of an archive"),
-        ("ftp://example.org/x.zip", 2, "is no address of an archive"),
-        ("http://", 2, "is no address of an archive"),
-        ("http://[x/a.zip", 2, "is no address of an archive"),
-        ("http://ada:secret@example.org/x.zip", 2, "holds a user name or password"),
+        ("file:///etc/passwd", 2, "is not the address of an archive"),
+        ("ftp://example.org/x.zip", 2, "is not the address of an archive"),
+        ("http://", 2, "is not the address of an archive"),
+        ("http://[x/a.zip", 2, "is not the address of an archive"),
+        ("http://ada:secret@example.org/x.zip", 2, "contains a user name or password"),
         ("http://127.0.0.1:1/x.zip", 10, "cannot be fetched"),
     ],
 )

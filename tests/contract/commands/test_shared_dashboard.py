@@ -91,7 +91,7 @@ def test_errors_say_what_the_dashboard_refused(
     assert run(["status", "-u", "http://127.0.0.1:1"]) == 10
     monkeypatch.setenv("MLBENCH_DASHBOARD_TOKEN", READ)
     assert run(["cancel", "alpha-1", "-u", url]) == 3
-    assert "may read only" in capsys.readouterr().err
+    assert "is read-only" in capsys.readouterr().err
     monkeypatch.setenv("MLBENCH_DASHBOARD_TOKEN", "x" * 24)
     assert run(["status", "-u", url]) == 3
     monkeypatch.delenv("MLBENCH_DASHBOARD_TOKEN")

@@ -104,7 +104,7 @@ def test_ctrl_c_cancels_and_keeps(home: Path, tmp_path: Path) -> None:
     code, printed = person.finish()
     assert code == 130
     assert 'The run "a-1" was cancelled' in printed
-    assert "Not started: a-2; to go on: mlbench run a" in printed
+    assert "Not started: a-2; to resume: mlbench run a" in printed
     assert gone(pid)
     rows = Store(home).runs()
     assert [(row.run.name, row.outcome) for row in rows] == [("a-1", "cancelled"), ("a-2", None)]

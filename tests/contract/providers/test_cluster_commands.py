@@ -87,7 +87,7 @@ def test_the_words_of_the_original_are_taken(mlbench: Any, world: World) -> None
         (["create-cluster", "kind", "2", "rel", "--ttl", "soon"], 2, "--ttl"),
         (["create-cluster", "kind", "2", "rel", "--num-gpus", "1"], 2, "no GPUs"),
         (["delete-cluster", "rel-2"], 4, "no cluster"),
-        (["delete-cluster", "kind", "rel-2"], 4, "half created"),
+        (["delete-cluster", "kind", "rel-2"], 4, "partly created"),
         (["delete-cluster", "local", "--yes"], 2, "this machine"),
         (["delete-cluster", "a", "b", "c"], 2, "3 words"),
         (["delete-cluster", "kindd", "rel-2"], 2, 'Did you mean "kind"?'),
@@ -189,7 +189,7 @@ def test_gc_takes_what_was_left_half_made(mlbench: Any, world: World) -> None:
     assert mlbench("create-cluster", "kind", "2", "rel").code == 2
     assert world.left == ["mlbench-rel-2"]
     done = mlbench("gc", "--yes")
-    assert "half created" in done.out
+    assert "partly created" in done.out
     assert world.left == []
 
 

@@ -30,7 +30,7 @@ def test_what_cannot_be_served_is_refused_before_it_starts(
             (["--port", str(taken.getsockname()[1])], 2, "--port 0"),
             (["--host", "0.0.0.0"], 2, "--insecure"),
             (["--host", "192.0.2.1", "--insecure"], 2, "cannot listen on 192.0.2.1"),
-            (["--tls-cert", str(certificate)], 2, "belong together"),
+            (["--tls-cert", str(certificate)], 2, "must be given together"),
             (["--tls-cert", str(certificate), "--tls-key", str(tmp_path / "none")], 4, "no file"),
             (["--cluster", "nowhere"], 4, "nowhere"),
         ]

@@ -335,9 +335,9 @@ def test_refused_on_this_machine(request_: Request, changes: dict[str, Any], wor
         ({"template_dir": "/no/such/folder"}, "there is no folder"),
         ({"env_secret": "My Token"}, "not a Kubernetes name"),
         ({"data_claim": "a/b"}, "not a Kubernetes name"),
-        ({"data_claim": "sets", "data_dir": "data"}, "no place for data"),
-        ({"data_claim": "sets", "data_dir": "/dev/shm"}, "no place for data"),
-        ({"data_dir": "/tmp/"}, "no place for data"),
+        ({"data_claim": "sets", "data_dir": "data"}, "cannot be used for data"),
+        ({"data_claim": "sets", "data_dir": "/dev/shm"}, "cannot be used for data"),
+        ({"data_dir": "/tmp/"}, "cannot be used for data"),
     ],
 )
 def test_refused_on_a_cluster(changes: dict[str, Any], words: str) -> None:

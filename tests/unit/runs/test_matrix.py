@@ -223,7 +223,7 @@ matrix:
         ({"backend": "gloo", "seed": 7},),
         ({"backend": "mpi", "set.batch_size": 64},),
     )
-    with pytest.raises(UsageError, match="is no point of a matrix"):
+    with pytest.raises(UsageError, match="is not a point of a matrix"):
         parse_file("matrix: {include: [3]}")
 
 

@@ -71,7 +71,7 @@ def disruption(facts: Facts, worker: int) -> Finding | None:
         return finding(
             "drained",
             f"Worker {worker} had to leave {node}: the node was being drained.",
-            "Run again when the maintenance is over.",
+            "Run it again after the maintenance.",
         )
     if word == "UnexpectedAdmissionError" or word.startswith("OutOf"):
         return finding(
@@ -117,7 +117,7 @@ def deadline(facts: Facts, worker: int | None = None) -> Finding:
     never = not facts.summaries and not any(has_started(pod) for pod in facts.pods.values())
     who = "The run" if worker is None else f"Worker {worker}"
     what = "passed its deadline before any worker had started" if never else "was stopped at its deadline"
-    return Finding("deadline", f"{who} {what}.", hint="Give it more with --timeout.", evidence={"never_ran": never})
+    return Finding("deadline", f"{who} {what}.", hint="Set a longer --timeout.", evidence={"never_ran": never})
 
 
 def _was_stopped(facts: Facts, worker: int) -> bool:
@@ -128,7 +128,7 @@ def _shut_down(finding: Callable[..., Finding], worker: int, node: object, spot:
     if spot:
         return finding(
             "spot_lost",
-            f"The node {node} of worker {worker} was a spot machine and was taken back.",
+            f"The node {node} of worker {worker} was a spot machine and was interrupted.",
             "Run again, or use machines that are not spot.",
         )
     return finding("node_shut_down", f"The node {node} of worker {worker} was shut down.", "Run again.")

@@ -129,7 +129,7 @@ def _container(facts: Facts, worker: int, pod: Pod) -> Finding | None:
     if word == "InvalidImageName":
         return finding("image_name_invalid", f'"{facts.image}" is not the name of an image.', "--image NAME:TAG")
     if word == "ErrImageNeverPull":
-        summary = f'The image "{facts.image}" is not on the node, and may not be pulled.'
+        summary = f'The image "{facts.image}" is not on the node, and the pull policy forbids pulling it.'
         return finding("image_not_found", summary, "Load it onto every node.")
     if word in IMAGE_REASONS:
         return _pull(facts, worker, pod, message)

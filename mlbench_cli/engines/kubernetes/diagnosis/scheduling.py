@@ -130,7 +130,9 @@ def _never(facts: Facts) -> str | None:
         if workers > len(fitting) - held:
             beside = f", as servers of the run have {held}" if held else ""
             free = len(fitting) - held
-            return f"{workers} workers want a node each, and {free} can take one{beside} (--no-spread lets them share)"
+            return (
+                f"{workers} workers need one node each, and {free} can take one{beside} (--no-spread lets them share)"
+            )
     return None
 
 

@@ -103,7 +103,7 @@ def test_the_state_in_the_store_goes_from_created_to_running_to_finished(lab: La
     run = lab.record(SLEEP)
     assert lab.store.run(run.name).state == "created"
     lab.engine.submit(run, lab.engine.render(run.spec))
-    with pytest.raises(DeadlineError, match=r"1 running.*It goes on") as caught:
+    with pytest.raises(DeadlineError, match=r"1 running.*It continues") as caught:
         follow(lab, run, timeout=0.05)
     assert (caught.value.exit_code, f"mlbench wait {run.name}" in str(caught.value.hint)) == (124, True)
     assert lab.store.run(run.name).state == "running"

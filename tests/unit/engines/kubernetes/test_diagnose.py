@@ -29,7 +29,7 @@ def load_recording(name: str) -> tuple[dict[str, Any], list[Finding]]:
     [
         ("unschedulable_cpu", "unschedulable", True, False, "each asks for 500 cpu, and the largest of 2 nodes has 2"),
         ("unschedulable_gpu", "unschedulable", True, False, "each asks for 1 nvidia.com/gpu"),
-        ("too_few_nodes", "unschedulable", True, False, "3 workers want a node each, and 2 can take one"),
+        ("too_few_nodes", "unschedulable", True, False, "3 workers need one node each, and 2 can take one"),
         ("no_such_label", "unschedulable", True, False, "not one of the 3 nodes has the labels"),
         ("registry_unreachable", "image_pull", False, True, "no such host"),
         ("image_name_invalid", "image_name_invalid", True, False, '"A b:1" is not the name of an image'),
@@ -384,7 +384,9 @@ def test_nodes_of_the_runs_own_servers_are_no_nodes_on_which_others_measure(spre
     pods = [a_pod(0), unscheduled_pod(1, message=message), server]
     (finding,) = diagnose(a_job(affinity=terms[False]), pods, [], [a_node("n0"), a_node("n1")], now=NOW)
     assert (finding.code, finding.permanent) == (code, spread)
-    assert ("2 workers want a node each, and 1 can take one, as servers of the run have 1" in finding.summary) is spread
+    assert (
+        "2 workers need one node each, and 1 can take one, as servers of the run have 1" in finding.summary
+    ) is spread
 
 
 SPREAD: dict[str, Any] = {
@@ -422,7 +424,7 @@ def test_as_many_workers_as_nodes_may_fit_later_and_one_more_never(workers: int,
     nodes = [a_node(f"n{number}", cpu="2") for number in range(3)]
     (finding,) = diagnose(job, [unscheduled_pod(index) for index in range(workers)], [], nodes, now=NOW)
     assert (finding.code, finding.permanent) == ("unschedulable", permanent)
-    assert (f"{workers} workers want a node each, and 3 can take one" in finding.summary) is permanent
+    assert (f"{workers} workers need one node each, and 3 can take one" in finding.summary) is permanent
 
 
 def test_what_one_node_has_too_little_of_another_one_may_have() -> None:
