@@ -1,4 +1,4 @@
-"""Parameters that all training tasks share mean the same in each: each test is for the whole catalogue."""
+"""Parameters that all training tasks share mean the same in each: nightly, each test is for the whole catalogue."""
 
 import math
 from pathlib import Path
@@ -8,9 +8,15 @@ import pytest
 from mlbench_cli.simulator.calibration import parse_calibration
 from mlbench_cli.tasks.catalog import BUDGET, load_catalog
 from tests.contract.task_images.ranks import Parameters, RankServer
+from tests.sampling import sampled
 
 # Tasks that have a goal are trained to it. TensorFlow's is tested if TensorFlow is installed.
 TRAINED = [name for name, task in load_catalog().items() if task.goal and "tensorflow" not in name]
+# One of each kind of training loop and work; the others are for the nightly run.
+EACH_KIND = sampled(
+    TRAINED,
+    ["digits_resnet", "epsilon_logistic_regression", "gpt_pretraining", "wikitext2_awd_lstm", "wmt17_transformer"],
+)
 SMALL: dict[str, Parameters] = {
     "digits_resnet": {"depth": 8},
     "imagenet_resnet": {"training_images": 64, "validation_images": 16},
@@ -22,7 +28,7 @@ SMALL: dict[str, Parameters] = {
 }
 
 
-@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize("name", EACH_KIND)
 def test_a_budget_ends_every_training_soon_after_it(ranks: RankServer, tmp_path: Path, name: str) -> None:
     """Without end otherwise: there are epochs enough for hours, and the goal is met at once but ends nothing."""
     task = load_catalog()[name]
@@ -47,7 +53,7 @@ def test_a_budget_ends_every_training_soon_after_it(ranks: RankServer, tmp_path:
     assert math.isfinite(result["goal"]["last"])
 
 
-@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize("name", EACH_KIND)
 def test_every_training_is_measured_by_the_protocol_and_names_its_options(
     ranks: RankServer, tmp_path: Path, name: str
 ) -> None:
