@@ -5,7 +5,9 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 
+from mlbench_cli.results.analysis.comparability import ComparisonKey
 from mlbench_cli.results.analysis.numbers import SAMPLES_PER_SECOND, SECONDS, format_estimate, unit_of, value_range
 from mlbench_cli.results.analysis.series import Group, Point, group_runs
 from mlbench_cli.results.analysis.statistics import Estimate, estimate
@@ -267,7 +269,10 @@ def make_contests(
 ) -> list[Contest]:
     """The contests of all entries, by task; each run counts once."""
     unique = {entry.run: entry for entry in reversed(entries)}
-    gone = {each.digest: each for each in withdrawn}
+    named = {each.digest: each for each in withdrawn}
+    # A claim is withdrawn whole: without its slowest repeats it would be a better one.
+    sets = {_repeats_of(entry): named[entry.digest] for entry in unique.values() if entry.digest in named}
+    gone = {entry.digest: sets[where] for entry in unique.values() if (where := _repeats_of(entry)) in sets}
     contests: dict[str, Contest] = {}
     for is_withdrawn in (False, True):
         own = [entry for entry in unique.values() if (entry.digest in gone) is is_withdrawn]
@@ -277,6 +282,11 @@ def make_contests(
             together = [*(known.claims if known else ()), *claims]
             contests[job.name] = Contest(job.name, known.job if known else job, _rank(together))
     return sorted(contests.values(), key=lambda contest: (contest.job.task, contest.name))
+
+
+def _repeats_of(entry: Entry) -> tuple[str, ComparisonKey, int]:
+    """What the repeats of one claim have in common: folder, setting and number of workers."""
+    return str(Path(entry.source).parent), entry.measurement.key, entry.measurement.workers
 
 
 def _split(entries: Sequence[Entry]) -> list[Job]:
