@@ -203,7 +203,7 @@ def test_every_command_takes_several_names_and_filters(capsys: Captured) -> None
         (["logs", "a-1", "--queue"], 2, "--queue is about experiments"),
         (["run", "a-1", "1", "--command", "true"], 2, 'already a run "a-1"'),
         (["run", "c", "1", "--matrix", "bakend=x", "--command", "true"], 2, 'Did you mean "backend"'),
-        (["run", "c", "1", "--exclude", "backend=x", "--command", "true"], 2, "there is none"),
+        (["run", "c", "1", "--exclude", "backend=x", "--command", "true"], 2, "there is no matrix"),
         (["run", "c", "1", "--parallel", "2", "--command", "true"], 2, "--parallel is for clusters"),
         (["run", "c", "1", "--parallel", "0", "--command", "true"], 2, "--parallel 0"),
     ],

@@ -129,7 +129,7 @@ def test_a_strangers_command_is_never_run(folder: Path, capsys: Captured) -> Non
         assert run(["reproduce", archive, *words]) == 2
         error = capsys.readouterr().err
         assert "command: sh -c 'touch pwned'" in error
-        assert "mlbench reproduce runs nothing of an archive's author" in error
+        assert "mlbench reproduce does not run commands chosen by the author of an archive" in error
     assert not Path("pwned").exists()
     assert not Store().runs()
 

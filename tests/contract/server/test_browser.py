@@ -355,7 +355,7 @@ def test_pages_work_on_a_narrow_screen_and_by_keyboard(dashboard: Dashboard) -> 
 def test_a_rebinding_name_is_refused(dashboard: Dashboard) -> None:
     with open_browser() as browser:
         browser.open(f"http://rebound.example:{dashboard.port}/")
-        assert "not served under that name" in browser.text()
+        assert "not served under this host name" in browser.text()
 
 
 def test_without_a_valid_token_a_page_says_what_to_do(dashboard: Dashboard) -> None:

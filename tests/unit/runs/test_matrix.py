@@ -15,6 +15,7 @@ from mlbench_cli.runs.experiment import expand
 from mlbench_cli.runs.launch import Machine
 from mlbench_cli.runs.matrix import Matrix, format_axis, format_point, parse_axes, parse_point, point_suffix, point_text
 from mlbench_cli.runs.request import (
+    OF_EXPERIMENT,
     OPTIONS,
     Request,
     equivalent_command,
@@ -62,7 +63,7 @@ def test_include_adds_options_to_fitting_points_and_is_a_point_otherwise() -> No
 def test_a_matrix_without_points_or_with_too_many_is_refused() -> None:
     with pytest.raises(UsageError, match="everything is excluded"):
         Matrix({"a": (1,)}, exclude=({"a": 1},)).points()
-    with pytest.raises(UsageError, match="exclude drops points of a matrix"):
+    with pytest.raises(UsageError, match="exclude removes points of a matrix"):
         Matrix(exclude=({"a": 1},)).points()
     with pytest.raises(UsageError, match="1000000 points"):
         Matrix({key: tuple(range(100)) for key in "abc"}).points()
@@ -131,7 +132,7 @@ def test_a_long_name_is_refused_before_anything_else() -> None:
     "option", [item.name for item in OPTIONS if item.metadata["kind"] in ("text", "integer", "switch")]
 )
 def test_every_option_of_a_run_can_be_an_axis(option: str) -> None:
-    if option in ("repeat", "parallel"):
+    if option in OF_EXPERIMENT:
         with pytest.raises(UsageError, match="can be no key of a matrix"):
             given_value("matrix", [f"{option}=1"])
     else:
