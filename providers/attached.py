@@ -15,11 +15,13 @@ from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.kubeconfig import current_context, uses_service_account
 from mlbench_cli.model.cluster_details import ClusterDetails, fact
 from mlbench_cli.model.run import Cluster
+from mlbench_cli.model.spec import AMD_GPU, GPU_RESOURCES, NVIDIA_GPU
 from providers.base import Resource
 
 ROLE = "mlbench"
-GPU = "nvidia.com/gpu"
 AUTOPILOT_PREFIX = "gk3-"  # of the names of GKE Autopilot's nodes; those of other clusters begin with gke-
+# The labels that tell the product, of NVIDIA's feature discovery and of AMD's node labeller.
+PRODUCTS = {NVIDIA_GPU: "nvidia.com/gpu.product", AMD_GPU: "amd.com/gpu.product-name"}
 # The first whose Jobs have a success policy without a feature gate (failure policy: 1.26, replacement policy: 1.29).
 MIN_VERSION = (1, 31)
 # The rights that the kubernetes engine uses: API group, resource, verbs, whether no run is possible without.
@@ -140,6 +142,7 @@ class NodeFacts:
     nodes: int
     gpus_per_node: int
     gpu: str | None
+    gpu_resource: str | None  # Kubernetes' name of them
     devices: tuple[str, ...]  # names of resources, e.g. rdma/hca
     autopilot: bool = False  # of GKE
 
@@ -152,20 +155,21 @@ def read_node_facts(access: Access) -> NodeFacts | None:
         nodes = access.client().get("/api/v1/nodes").get("items", [])
     except (AccessDenied, ObjectNotFound):
         return None
-    gpus, name, devices = 0, None, set()
+    gpus, name, resource, devices = 0, None, None, set()
     for node in nodes:
         allocatable = (node.get("status") or {}).get("allocatable") or {}
-        count = int(allocatable.get(GPU, 0))
-        if count > gpus:
-            gpus, name = count, (node["metadata"].get("labels") or {}).get("nvidia.com/gpu.product")
+        labels = node["metadata"].get("labels") or {}
+        for each, label in PRODUCTS.items():
+            if (count := int(allocatable.get(each, 0))) > gpus:
+                gpus, name, resource = count, labels.get(label), each
         devices |= {key for key, amount in allocatable.items() if _is_device(key) and amount not in ("0", 0)}
     autopilot = any(str(node["metadata"].get("name")).startswith(AUTOPILOT_PREFIX) for node in nodes)
-    return NodeFacts(len(nodes), gpus, name, tuple(sorted(devices)), autopilot)
+    return NodeFacts(len(nodes), gpus, name, resource, tuple(sorted(devices)), autopilot)
 
 
 def _is_device(resource: str) -> bool:
     """Whether it is of a device plugin: what Kubernetes itself offers has no "/"."""
-    return "/" in resource and not resource.startswith((GPU, "attachable-volumes", "kubernetes.io/"))
+    return "/" in resource and not resource.startswith((*GPU_RESOURCES, "attachable-volumes", "kubernetes.io/"))
 
 
 def require_version(access: Access) -> str:

@@ -59,15 +59,30 @@ def free_port() -> int:
     raise OSError(errno.EADDRINUSE, "no free port")
 
 
-def visible_gpus(environ: Mapping[str, str]) -> list[str]:
-    """NVIDIA GPUs that a process may use: CUDA_VISIBLE_DEVICES if it is set, else the numbers of /dev/nvidiaN."""
+def visible_gpus(environ: Mapping[str, str], root: str = "") -> list[str]:
+    """GPUs that a process may use: CUDA_VISIBLE_DEVICES if it is set, which ROCm heeds, too; else the numbers of
+    /dev/nvidiaN, or AMD's GPUs in the order of the kernel's topology. `root` holds dev/ and sys/."""
     given = environ.get("CUDA_VISIBLE_DEVICES")
     if given is not None:
         return [device for device in given.split(",") if device]
     try:
-        return sorted((name[6:] for name in os.listdir("/dev") if name[:6] == "nvidia" and name[6:].isdigit()), key=int)
+        files = os.listdir(f"{root}/dev")
     except OSError:
         return []
+    nvidia = sorted((name[6:] for name in files if name[:6] == "nvidia" and name[6:].isdigit()), key=int)
+    return nvidia or [str(number) for number in range(_count_amd_gpus(root) if "kfd" in files else 0)]
+
+
+def _count_amd_gpus(root: str) -> int:
+    """Nodes of AMD's compute driver that are no CPUs (Linux, Documentation/gpu/amdgpu: gpu_id is 0 for CPUs)."""
+    folder = f"{root}/sys/class/kfd/kfd/topology/nodes"
+    count = 0
+    with contextlib.suppress(OSError):
+        for name in os.listdir(folder):
+            # A container's cgroup may forbid some GPUs; their files cannot be read then.
+            with contextlib.suppress(OSError, ValueError), open(f"{folder}/{name}/gpu_id", encoding="ascii") as file:
+                count += int(file.read()) != 0
+    return count
 
 
 def gpus_of_worker(worker: int, count: int, devices: list[str]) -> list[str]:

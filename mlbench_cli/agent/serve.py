@@ -25,7 +25,7 @@ import tarfile
 import time
 from pathlib import Path
 
-from mlbench_cli.agent import processes
+from mlbench_cli.agent import machine, processes
 from mlbench_cli.agent.interfaces import interface_addresses
 from mlbench_cli.util.files import remove_folder
 
@@ -74,7 +74,7 @@ def hello(base: str = "~", python: str = "") -> Answer:
         "python": sys.version.split()[0],
         "free_bytes": shutil.disk_usage(parent).free,
         "writable": os.access(parent, os.W_OK),
-        "gpus": sum(1 for name in os.listdir("/dev") if name[:6] == "nvidia" and name[6:].isdigit()),
+        "gpus": len(machine.visible_gpus({})),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "addresses": [{"interface": name, "address": own, "mask": mask} for name, own, mask in interface_addresses()],
         "connection": os.environ.get("SSH_CONNECTION", ""),

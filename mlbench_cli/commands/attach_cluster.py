@@ -75,7 +75,7 @@ def attach_cluster(
         details["network_policies"] = False
     facts = read_node_facts(access)
     if facts is not None and facts.gpus_per_node:  # none today may be some tomorrow: an autoscaler's nodes come later
-        details |= {"gpus_per_node": facts.gpus_per_node, "gpu": facts.gpu}
+        details |= {"gpus_per_node": facts.gpus_per_node, "gpu": facts.gpu, "gpu_resource": facts.gpu_resource}
     if facts is not None and facts.autopilot:
         details["autopilot"] = True
     cluster = replace(cluster, details=details)

@@ -33,7 +33,8 @@ TORCH_SECONDS = 120
 TORCH_PROBE = """
 import torch, torch.distributed as d
 backends = [name for name in ("gloo", "nccl", "mpi") if d.is_available() and d.is_backend_available(name)]
-print(torch.__version__, torch.cuda.device_count(), ",".join(backends) or "none")
+maker = "AMD (ROCm)" if torch.version.hip else "NVIDIA" if torch.version.cuda else "no"
+print(torch.__version__, torch.cuda.device_count(), ",".join(backends) or "none", maker, sep="\t")
 """
 
 
@@ -242,8 +243,8 @@ def _torch() -> Check:
     if probe.returncode != 0:
         last = (probe.stderr.strip().splitlines() or ["it cannot be imported"])[-1]
         return Check("torch", "missing", last, hint)
-    version, gpus, backends = probe.stdout.split()[-3:]
-    return Check("torch", "ok", f"{version}, backends {backends}, {gpus} GPUs")
+    version, gpus, backends, maker = probe.stdout.strip().splitlines()[-1].split("\t")
+    return Check("torch", "ok", f"{version}, backends {backends}, built for {maker} GPUs, {gpus} of them here")
 
 
 def _package(what: str, package: str, extra: str, use: str) -> Callable[[], Check]:

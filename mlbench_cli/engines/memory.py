@@ -4,7 +4,7 @@ import re
 
 from mlbench_cli.util.text import size
 
-GPU_MEMORY = re.compile(r"CUDA out of memory|torch\.(cuda\.)?OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED")
+GPU_MEMORY = re.compile(r"(CUDA|HIP) out of memory|torch\.(cuda\.)?OutOfMemoryError|(CU|HIP)BLAS_STATUS_ALLOC_FAILED")
 _SIZE = r"([\d.]+ [KMG]iB)"
 _CAPACITY = re.compile(rf"total capacity of {_SIZE}")
 _IN_USE = re.compile(rf"has {_SIZE} memory in use")

@@ -90,6 +90,7 @@ class ClusterDetails:
     nodes: int | None = fact(int)  # worker machines; None: not known
     gpus_per_node: int | None = fact(int)
     gpu: str | None = fact(str)  # as the cloud calls it
+    gpu_resource: str | None = fact(str)  # Kubernetes' name of the GPUs; None: NVIDIA's
     machine_type: str | None = fact(str)
     arm: bool = fact(bool, default=False)  # the workers have Arm processors
     # Other devices of each worker, by Kubernetes' name of the resource.

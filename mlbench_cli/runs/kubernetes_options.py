@@ -12,7 +12,7 @@ from typing import Any
 from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
 from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.model.run import Cluster
-from mlbench_cli.model.spec import KubernetesOptions, is_rdma_device
+from mlbench_cli.model.spec import GPU_RESOURCES, KubernetesOptions, is_rdma_device
 from mlbench_cli.runs.request import GIVEN_BY_ENGINE, Request, flag, parse_duration
 from mlbench_cli.util.masking import is_secret_variable
 from mlbench_cli.util.text import shorten
@@ -55,6 +55,7 @@ def resolve_kubernetes(request: Request, cluster: Cluster) -> KubernetesOptions:
         "network_policy": False if _lacks_policies(request, cluster) else request.network_policy,
         "fabric": _choose_fabric(request, cluster),
         "provisioning_class": ClusterDetails.of(cluster).provisioning_class,
+        "gpu_resource": ClusterDetails.of(cluster).gpu_resource,
         "registry": None if request.registry is None else request.registry.rstrip("/"),
     }
     if request.cpu_limit is not None and request.cpu_limit < 1:
@@ -167,8 +168,8 @@ def _check_devices(given: Mapping[str, str]) -> dict[str, str]:
                 f'--device "{shorten(name)}={shorten(amount)}" is not of the form RESOURCE=N.',
                 hint="For example --device rdma/hca=1; kubectl describe nodes   lists what nodes offer",
             )
-        if name == "nvidia.com/gpu":
-            raise UsageError("--device nvidia.com/gpu: GPUs have options of their own.", hint="--gpu")
+        if name in GPU_RESOURCES:
+            raise UsageError(f"--device {name}: GPUs have options of their own.", hint="--gpu")
     return dict(given)
 
 

@@ -10,10 +10,10 @@ import re
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from mlbench_cli import __version__
+from mlbench_cli.agent.machine import visible_gpus
 from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
 from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.model.run import Cluster
@@ -50,12 +50,8 @@ class Machine:
 
 
 def local_machine() -> Machine:
-    """This machine, examined without importing a framework: its NVIDIA devices are files."""
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if chosen is not None:
-        gpus = sum(1 for device in chosen.split(",") if device.strip() not in ("", "-1"))
-    else:
-        gpus = sum(1 for _ in Path("/dev").glob("nvidia[0-9]*"))
+    """This machine, examined without importing a framework: its GPUs are files."""
+    gpus = sum(device.strip() not in ("", "-1") for device in visible_gpus(os.environ))
     threads = re.match(r"[1-9]\d{0,3}(?!\d)", os.environ.get("OMP_NUM_THREADS", "").strip())  # "4" or "4,2"
     return Machine(effective_cores(), gpus, int(threads[0]) if threads else None)
 
@@ -473,7 +469,7 @@ def check_local(spec: RunSpec, machine: Machine) -> None:
         )
     if spec.device == "gpu" and not machine.gpus:
         raise UsageError(
-            "--gpu: this machine has no NVIDIA GPU (there is no /dev/nvidia0).",
+            "--gpu: this machine has no GPU (there is neither /dev/nvidia0 nor an AMD GPU at /dev/kfd).",
             hint="Leave out --gpu, or choose a cluster with --cluster.",
         )
     if spec.backend == "nccl" and spec.world_size > machine.gpus:

@@ -289,10 +289,11 @@ def require_sharding(world: World) -> None:
 
 def _cuda_libraries() -> dict[str, str]:
     """Versions of what torch was built with or has loaded for GPUs."""
-    found: dict[str, Any] = {"cuda": torch.version.cuda}
-    found["cudnn"] = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+    is_amd = torch.version.hip is not None  # whose libraries torch knows by the names of NVIDIA's
+    found: dict[str, Any] = {"cuda": torch.version.cuda, "rocm": torch.version.hip}
+    found["miopen" if is_amd else "cudnn"] = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
     if dist.is_nccl_available():
-        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+        found["rccl" if is_amd else "nccl"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
     return {name: str(version) for name, version in found.items() if version is not None}
 
 

@@ -14,6 +14,7 @@ from task_images.harness.cores import count_usable, cpu_quota, pinned_cpus
 
 ROOT = Path(__file__).parents[2]  # the folder that holds task_images
 NVIDIA = Path("/proc/driver/nvidia")
+AMD, AMD_MODULE = Path("/sys/bus/pci"), Path("/sys/module/amdgpu")
 CAP_IPC_LOCK = 14  # linux/capability.h
 
 _REFERENCE = re.compile(rb"\btask_images\.([A-Za-z_][A-Za-z0-9_]*)")
@@ -75,21 +76,26 @@ def cpu_model() -> str | None:
     return platform.processor() or None
 
 
-def gpu_models(driver: Path = NVIDIA) -> list[str]:
-    """The model of each NVIDIA GPU, in the order of their addresses on the bus."""
+def gpu_models(driver: Path = NVIDIA, amd: Path = AMD) -> list[str]:
+    """The model of each GPU of NVIDIA's and then AMD's, in the order of their addresses on the bus."""
     models = []
     for path in sorted(driver.glob("gpus/*/information")):
         with suppress(OSError):
             lines = path.read_text("utf-8", "replace").splitlines()
             models += [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
+    for path in sorted(amd.glob("drivers/amdgpu/*/product_name")):
+        with suppress(OSError):
+            models.append(path.read_text("utf-8", "replace").strip() or "AMD GPU")
     return models
 
 
-def gpu_driver(driver: Path = NVIDIA) -> str | None:
-    """Version of the NVIDIA driver, or None."""
+def gpu_driver(driver: Path = NVIDIA, amd: Path = AMD_MODULE) -> str | None:
+    """Version of the NVIDIA driver, or of AMD's; None without, and for the AMD driver of the kernel itself."""
     with suppress(OSError):
         found = re.search(r"Kernel Module.*?\s(\d+(?:\.\d+)+)\s", (driver / "version").read_text("utf-8", "replace"))
         return found[1] if found else None
+    with suppress(OSError):
+        return f"amdgpu {(amd / 'version').read_text('utf-8', 'replace').strip()}"
     return None
 
 

@@ -1,4 +1,4 @@
-"""What NCCL says of itself: version, variables, and the network that it chose.
+"""What NCCL, or AMD's RCCL, says of itself: version, variables, and the network that it chose.
 
 NCCL writes its choices to a log if NCCL_DEBUG=INFO. `log_to` lets it write into the rank's output folder, beside the
 user's own settings; `describe` reads them back when the first collective is done.
@@ -21,7 +21,7 @@ _VIA = re.compile(r"\bvia (NET/(?:AWS )?\w+|P2P/\w+|SHM/?\w*)")
 # since NCCL 2.24.3, for each launch.
 _CHOICE = re.compile(r"(\w+): (\d+) Bytes -> Algo (\w+) proto (\w+) channel\{Lo\.\.Hi\}=\{(\d+)\.\.(\d+)\}")
 _CHANNELS = re.compile(r"(\d+) coll channels\b.* (\d+) p2p channels\b")
-_VERSION = re.compile(r"NCCL version (\S+)")
+_VERSION = re.compile(r"[NR]CCL version(?: :)? (\S+)")  # AMD's RCCL: "RCCL version : 2.22.3-develop:8fdb8c0"
 
 
 def log_to(folder: Path, environ: MutableMapping[str, str]) -> None:
@@ -39,7 +39,7 @@ def describe(environ: Mapping[str, str] = os.environ) -> dict[str, object]:
     `nominal_gbits` is the bandwidth of the machine's fast network in Gbit/s, `fabric` its name. Empty entries are left
     out.
     """
-    variables = {name: value for name, value in sorted(environ.items()) if name.startswith("NCCL_")}
+    variables = {name: value for name, value in sorted(environ.items()) if name.startswith(("NCCL_", "RCCL_"))}
     facts: dict[str, object] = {"variables": variables}
     gbits, _, name = environ.get(FABRIC, "").partition(" ")
     if gbits.isdecimal():

@@ -32,7 +32,7 @@ def resource_requests(spec: RunSpec) -> dict[str, str]:
 
 def resource_limits(spec: RunSpec) -> dict[str, str]:
     """Memory, GPUs and other devices of each worker; CPUs only if asked for: limits slow ranks down now and then."""
-    gpus = {"nvidia.com/gpu": str(spec.gpus_per_worker)} if spec.gpus_per_worker else {}
+    gpus = {spec.kubernetes.gpu_resource: str(spec.gpus_per_worker)} if spec.gpus_per_worker else {}
     memory = {"memory": spec.kubernetes.memory} if spec.kubernetes.memory else {}
     return {**cpu_limit(spec), **memory, **gpus, **spec.kubernetes.devices}
 
@@ -93,7 +93,8 @@ def list_tolerations(spec: RunSpec) -> list[dict[str, Any]]:
         {"key": f"node.kubernetes.io/{key}", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": seconds}
         for key, seconds in (("not-ready", NODE_LOSS_SECONDS), ("unreachable", NODE_LOSS_SECONDS))
     ]
-    gpu = [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}] if spec.gpus_per_worker else []
+    resource = spec.kubernetes.gpu_resource  # its name is the key of the taint by custom
+    gpu = [{"key": resource, "operator": "Exists", "effect": "NoSchedule"}] if spec.gpus_per_worker else []
     return [*lost, *gpu, *(toleration(text) for text in spec.kubernetes.tolerations)]
 
 

@@ -113,7 +113,7 @@ WRONG: list[tuple[list[str], int, str]] = [
     (["run", "-f", "nope.yaml"], 4, "no file nope.yaml"),
 ]
 if not any(Path("/dev").glob("nvidia[0-9]*")):
-    WRONG.append((["run", "x", "1", *TASK, "--gpu"], 2, "no NVIDIA GPU"))
+    WRONG.append((["run", "x", "1", *TASK, "--gpu"], 2, "this machine has no GPU"))
 
 
 @pytest.mark.parametrize(("argv", "code", "words"), WRONG, ids=[" ".join(argv)[:60] for argv, _, _ in WRONG])

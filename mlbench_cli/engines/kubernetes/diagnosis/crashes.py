@@ -16,9 +16,13 @@ SHARED_MEMORY = re.compile(
     r"|insufficient shared memory|/dev/shm[^\n]*No space left|No space left[^\n]*/dev/shm"
 )
 ARCHITECTURE = re.compile(r"exec format error", re.IGNORECASE)
-DRIVER = re.compile(r"CUDA driver version is insufficient|NVIDIA driver on your system is too old|no NVIDIA driver")
+DRIVER = re.compile(
+    r"CUDA driver version is insufficient|NVIDIA driver on your system is too old|no NVIDIA driver"
+    r"|No HIP GPUs are available|HIP driver version is insufficient|/dev/kfd: (No such file|Permission denied)"
+)
 GPU_FAULT = re.compile(
-    r"\bXid\b|uncorrectable ECC|GPU has fallen off the bus|CUDA error: (unspecified launch|an illegal)"
+    r"\bXid\b|uncorrectable ECC|GPU has fallen off the bus|(CUDA|HIP) error: (unspecified launch|an illegal)"
+    r"|Memory access fault by GPU node|HW Exception by GPU node|amdgpu: GPU reset"
 )
 RUNTIME = re.compile(r"^.*OCI runtime create failed:.*?(?=exec: )|: unknown$")
 DISK = re.compile(r"No space left on device|Disk quota exceeded")
@@ -61,8 +65,8 @@ def crash(name: str, worker: int, code: int, reason: str, message: str, log: str
     if DRIVER.search(text):
         return finding(
             "driver_mismatch",
-            f"The NVIDIA driver of worker {worker}'s node is missing or too old for the image.",
-            "Use nodes with a newer driver, or an image for an older CUDA.",
+            f"The GPU driver of worker {worker}'s node is missing or too old for the image.",
+            "Use nodes with a newer driver, or an image for an older CUDA or ROCm.",
         )
     if GPU_FAULT.search(text):
         return finding(

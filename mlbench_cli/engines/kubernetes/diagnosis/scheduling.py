@@ -8,10 +8,12 @@ from mlbench_cli.engines.kubernetes.diagnosis.facts import Facts, Object, when
 from mlbench_cli.engines.kubernetes.workers import Pod
 from mlbench_cli.kube.objects import condition
 from mlbench_cli.model.run import Finding
+from mlbench_cli.model.spec import GPU_RESOURCES
 from mlbench_cli.util.text import shorten_line
 
-GPU = "nvidia.com/gpu"
+# Labels of nodes with GPUs, whether their driver works or not: of the clouds, of NVIDIA's and of AMD's operator.
 GPU_LABELS = ("cloud.google.com/gke-accelerator", "k8s.amazonaws.com/accelerator", "kubernetes.azure.com/accelerator")
+GPU_MARKS = ("nvidia.com/gpu.present", "feature.node.kubernetes.io/amd-gpu")
 AUTOSCALER = ("TriggeredScaleUp", "NotTriggerScaleUp", "FailedScaleUp")
 PASSING_TAINTS = ("node.kubernetes.io/", "node.cloudprovider.kubernetes.io/")
 _SUFFIXES = {"m": "0.001", "k": "1e3", "M": "1e6", "G": "1e9", "T": "1e12", "P": "1e15"} | {
@@ -117,7 +119,7 @@ def _never(facts: Facts) -> str | None:
     for resource, amount in asked.items():
         largest = max(_allocatable(node, resource) for node in usable)
         if amount > largest:
-            if resource == GPU and _driver(facts):
+            if resource in GPU_RESOURCES and _driver(facts):
                 return None
             has = f"the largest of {len(usable)} nodes has {_number(largest)}"
             return f"each asks for {_number(amount)} {resource}, and {has}"
@@ -191,12 +193,14 @@ def _tolerates(toleration: Object, taint: Object) -> bool:
 
 def _driver(facts: Facts) -> str | None:
     """What to say if a node has GPUs that cannot be had yet."""
-    if not _requests(facts.template).get(GPU):
+    requested = _requests(facts.template)
+    resource = next((name for name in GPU_RESOURCES if requested.get(name)), None)
+    if resource is None:
         return None
     for node in facts.nodes:
         labels = node.get("metadata", {}).get("labels", {})
-        has_gpu = any(key in labels for key in GPU_LABELS) or labels.get("nvidia.com/gpu.present") == "true"
-        if has_gpu and not _allocatable(node, GPU):
+        has_gpu = any(key in labels for key in GPU_LABELS) or any(labels.get(key) == "true" for key in GPU_MARKS)
+        if has_gpu and not _allocatable(node, resource):
             return f"The node {node['metadata'].get('name')} has GPUs, but its driver or device plugin is not ready."
     return None
 

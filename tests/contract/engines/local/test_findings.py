@@ -94,6 +94,21 @@ def test_workers_share_gpus_only_where_there_are_too_few() -> None:
     assert visible_gpus({"CUDA_VISIBLE_DEVICES": ""}) == []
 
 
+def test_gpus_of_both_makers_are_found_as_their_drivers_show_them(tmp_path: Path) -> None:
+    dev, nodes = tmp_path / "dev", tmp_path / "sys/class/kfd/kfd/topology/nodes"
+    dev.mkdir()
+    assert visible_gpus({}, str(tmp_path)) == []
+    (dev / "kfd").touch()
+    # Two CPUs and three MI300X, as the kernel numbers them.
+    for number, gpu in enumerate((0, 0, 28851, 51499, 57683)):
+        (nodes / str(number)).mkdir(parents=True)
+        (nodes / str(number) / "gpu_id").write_text(f"{gpu}\n")
+    assert visible_gpus({}, str(tmp_path)) == ["0", "1", "2"]
+    for name in ("nvidia1", "nvidia0", "nvidiactl"):
+        (dev / name).touch()
+    assert visible_gpus({}, str(tmp_path)) == ["0", "1"]
+
+
 def test_ports_are_free_and_not_those_of_outgoing_connections() -> None:
     ports = {free_port() for _ in range(50)}
     assert len(ports) > 40

@@ -190,6 +190,8 @@ SCALING, NO_SCALING = (
 )
 BACKING_OFF = [an_event("Failed", f"Failed to pull image: {MANIFEST}"), an_event("Failed", "Error: ErrImagePull")]
 GKE_GPU = a_node(labels={"cloud.google.com/gke-accelerator": "nvidia-l4"})
+AMD_GPUS = {"limits": {"amd.com/gpu": "8"}}
+AMD_NODE = a_node(labels={"feature.node.kubernetes.io/amd-gpu": "true"})
 AKS_GPU = a_node(labels={"kubernetes.azure.com/accelerator": "nvidia"})
 SHUTDOWN = "Pod was terminated in response to imminent node shutdown."
 CREATING = a_pod(created=LONG_AGO, state=waiting("ContainerCreating"))
@@ -242,6 +244,14 @@ BUILT = {
     "scaled up after all": case("scaling_up", unscheduled_pod(), events=[SCALING, NO_SCALING]),
     "stock-out": case("scale_up_failed", unscheduled_pod(), events=[an_event("FailedScaleUp", "GCE out of resources")]),
     "driver not ready": case("driver_not_ready", unscheduled_pod(), job=a_job(1, resources=GPUS), nodes=[GKE_GPU]),
+    "AMD driver not ready": case(
+        "driver_not_ready", unscheduled_pod(), job=a_job(1, resources=AMD_GPUS), nodes=[AMD_NODE]
+    ),
+    "AMD driver missing": from_log("driver_mismatch", "RuntimeError: No HIP GPUs are available"),
+    "AMD GPU memory": from_log("gpu_out_of_memory", "torch.OutOfMemoryError: HIP out of memory."),
+    "AMD GPU fault": from_log(
+        "gpu_fault", "Memory access fault by GPU node-4 (Agent handle: 0x55d) on address 0x7f2c. Reason: Unknown."
+    ),
     "webhook": case(
         "admission_denied",
         events=[an_event("FailedCreate", 'admission webhook "x" denied the request: no', "job")],

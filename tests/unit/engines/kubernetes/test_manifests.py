@@ -244,7 +244,8 @@ def test_the_names_of_all_workers_must_fit_into_one_variable_of_the_command(leng
 
 
 def test_gpus_only_when_asked() -> None:
-    assert "nvidia" not in templates.dump([manifests(a_spec(), "default")[0]])
+    plain = pod_of(a_spec())
+    assert not any("gpu" in json.dumps(plain[part]) for part in ("containers", "tolerations"))
     pod = pod_of(a_spec(device="gpu", gpus_per_worker=2))
     assert pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "2"
     assert {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in pod["tolerations"]
@@ -370,6 +371,14 @@ def test_parameter_servers_have_a_job_whose_pods_come_after_those_of_the_workers
     pytest.importorskip("kubernetes.client").V1Job.model_validate(servers)
     (index,) = by_worker([{"metadata": {"labels": {**template["metadata"]["labels"], INDEX_LABEL: "1"}}}])
     assert index == 3
+
+
+def test_amd_gpus_are_asked_for_by_their_own_name() -> None:
+    options = KubernetesOptions(gpu_resource="amd.com/gpu")
+    pod = pod_of(a_spec(device="gpu", gpus_per_worker=8, kubernetes=options))
+    limits = pod["containers"][0]["resources"]["limits"]
+    assert (limits["amd.com/gpu"], "nvidia.com/gpu" in limits) == ("8", False)
+    assert {"key": "amd.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in pod["tolerations"]
 
 
 def test_a_parameter_server_gets_what_a_worker_gets_but_for_gpus_cards_and_data() -> None:

@@ -124,6 +124,18 @@ def test_gpus_without_a_framework(tmp_path: Path) -> None:
     assert (gpu_models(tmp_path / "absent"), gpu_driver(tmp_path / "absent")) == ([], None)
 
 
+def test_amd_gpus_without_a_framework(tmp_path: Path) -> None:
+    for address in ("0000:2f:00.0", "0000:05:00.0"):
+        folder = tmp_path / "drivers" / "amdgpu" / address
+        folder.mkdir(parents=True)
+        (folder / "product_name").write_text("AMD Instinct MI300X OAM\n")
+    (tmp_path / "version").write_text("6.10.5\n")
+    absent = tmp_path / "absent"
+    assert gpu_models(absent, tmp_path) == ["AMD Instinct MI300X OAM"] * 2
+    assert gpu_driver(absent, tmp_path) == "amdgpu 6.10.5"
+    assert gpu_driver(absent, absent) is None
+
+
 def test_nothing_but_the_standard_library_is_needed() -> None:
     code = "import sys; from task_images.harness import environment as e; e.machine_facts(); e.code_facts(); "
     code += "assert not {'torch', 'numpy'} & {*sys.modules}"

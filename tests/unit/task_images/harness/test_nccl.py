@@ -31,6 +31,9 @@ def test_the_network_and_the_ways_of_channels_are_read() -> None:
     }
     assert parse_log(SOCKETS) == {"network": "Socket", "interfaces": "[0]eth0:10.8.0.4<0>"}
     assert parse_log("nothing of NCCL") == {}
+    rccl = "RCCL version : 2.22.3-develop:8fdb8c0\nHIP version  : 6.4.43482-0f2d60242\n"
+    found = parse_log(rccl + SOCKETS)
+    assert (found["version"], found["network"]) == ("2.22.3-develop:8fdb8c0", "Socket")
 
 
 # The forms of src/enqueue.cc and src/init.cc of NCCL 2.30.
