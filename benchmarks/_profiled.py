@@ -1,7 +1,8 @@
 """A task under torch's profiler for the updates of its first timed block: `python -m benchmarks._profiled TASK FILE`.
 
-FILE gets the 20 kernels that took most time, how long the device was busy and idle between kernels, and how many
-kernels an update launched. On a CPU operations take the place of kernels.
+FILE gets the 20 kernels that took most time, how long the device was busy and idle between kernels, how many kernels
+an update launched, and how often and how long the host launched and waited. On a CPU operations take the place of
+kernels.
 """
 
 import runpy
@@ -15,6 +16,12 @@ from torch.autograd.profiler_util import EventList
 from torch.profiler import ProfilerActivity, profile
 
 from task_images.harness.throughput import Throughput
+
+# Calls of the CUDA and HIP runtimes, by what the host does in them.
+HOST_CALLS = {
+    "launches": ("LaunchKernel", "GraphLaunch"),
+    "waits": ("StreamSynchronize", "DeviceSynchronize", "EventSynchronize"),
+}
 
 
 def main() -> None:
@@ -56,11 +63,19 @@ def describe(profiler: Any, updates: int, seconds: float, has_gpu: bool) -> str:
         busy += max(0.0, last - max(first, reached))
         reached = max(reached, last)
     whole = 1e6 * seconds
+    calls = {
+        word: [event for event in profiler.events() if any(name in event.name for name in names)]
+        for word, names in HOST_CALLS.items()
+    }
+    host = "; ".join(
+        f"{word} {len(found) / updates:.1f} times, {sum(each.cpu_time_total for each in found) / updates / 1e3:.2f} ms"
+        for word, found in calls.items()
+    )
     what = "kernels" if has_gpu else "operations"
     return (
         f"{updates} updates in {seconds:.3f} s under the profiler: {1e3 * seconds / updates:.2f} ms each, "
         f"{len(spans) / updates:.0f} {what} an update; busy {busy / whole:.0%},"
-        f" between {what} {1 - busy / whole:.0%}\n\n"
+        f" between {what} {1 - busy / whole:.0%}\nthe host, an update: {host}\n\n"
         + str(averages.table(sort_by=order, row_limit=20, max_name_column_width=60))  # type: ignore[no-untyped-call]
     )
 

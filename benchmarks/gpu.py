@@ -6,8 +6,9 @@
 Lines of tasks are runs of the task itself, one rank, with the preset `throughput` and the changes named. They are held
 against a nanoGPT in plain torch (nanogpt.py), torch's own fastest matrix product, and what others have published.
 FOLDER gets lines.jsonl, table.md, and profiles/ with a profile of the runs that have one (docs/gpu keeps those of a
-machine). Lines that no longer fit into the minutes are listed as not run. MFU: share of the datasheet's dense rate in
-the format of the run; without a datasheet, or in fp32, of the matrix product that was measured.
+machine). Lines that no longer fit into the minutes are listed as not run; called again with the same FOLDER on the same
+machine, it measures those alone, and what failed. MFU: share of the datasheet's dense rate in the format of the run;
+without a datasheet, or in fp32, of the matrix product that was measured.
 """
 
 import argparse
@@ -104,7 +105,7 @@ class Found:
     mfu: float | None = None
     milliseconds: float | None = None
     gigabytes: float | None = None
-    joules_per_sample: float | None = None  # mean power over the run divided by the rate: an estimate
+    joules_per_sample: float | None = None  # mean power over the rate; by the GPU's counter where it has one
     seconds: float = 0.0
 
 
@@ -117,10 +118,14 @@ def main() -> int:
     named = torch.cuda.get_device_name() if given.device == "cuda" else f"CPU, {platform.machine()}"
     title = f"{named}, torch {torch.__version__}" + (", tiny sizes: no figures" if given.tiny else "")
     end, found = time.monotonic() + 60 * given.minutes, []
+    known = read_measured(folder / "lines.jsonl", title)
     lines = [line for line in LINES if not given.only or any(word in line.name for word in given.only)]
     for line in lines:
         begin = time.monotonic()
         left = end - begin
+        if line.name in known:
+            found.append(known[line.name])
+            continue
         one = Found(line.name, "not run: no time left") if left < 20 else measure(line, given, folder, left)
         one.label, one.goal, one.seconds = line.label, line.goal, round(time.monotonic() - begin, 1)
         found.append(one)
@@ -129,6 +134,16 @@ def main() -> int:
         (folder / "table.md").write_text(make_table(title, found))
         print(make_row(one), flush=True)
     return int(any(one.ended.startswith("failed") for one in found))
+
+
+def read_measured(file: Path, title: str) -> dict[str, Found]:
+    """The lines that an earlier call has measured on this machine with this torch, by name."""
+    known = {}
+    for text in file.read_text("utf-8").splitlines() if file.exists() else ():
+        row = json.loads(text)
+        if row.pop("machine") == title and row["ended"] == "measured":
+            known[row["name"]] = Found(**row)
+    return known
 
 
 def parse() -> argparse.Namespace:

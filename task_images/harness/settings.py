@@ -1,6 +1,6 @@
 """Parameters of tasks, each declared once: name, type, default, range and help.
 
-A task.yaml names the module whose class `Settings` declares its parameters (`settings: task_images.mnist.settings`).
+A task.yaml names the module whose class `Settings` declares its parameters (`settings: task_images.TASK.settings`).
 mlbench's catalogue, `--set`, the documentation and the program itself all read that class; its defaults are the preset
 `spec`. What several tasks share are the classes below, to inherit from; a subclass that assigns only a value gives the
 parameter another default. No torch: mlbench imports these modules.
