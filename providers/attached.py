@@ -13,9 +13,8 @@ from typing import Any
 from mlbench_cli.errors import UsageError
 from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.kubeconfig import current_context, uses_service_account
-from mlbench_cli.model.cluster_details import ClusterDetails, fact
+from mlbench_cli.model.cluster_details import AMD_GPU, GPU_RESOURCES, NVIDIA_GPU, ClusterDetails, fact
 from mlbench_cli.model.run import Cluster
-from mlbench_cli.model.spec import AMD_GPU, GPU_RESOURCES, NVIDIA_GPU
 from providers.base import Resource
 
 ROLE = "mlbench"

@@ -13,6 +13,10 @@ from typing import Any, Self, TypedDict
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.run import Cluster
 
+# Kubernetes' names of GPUs, by their makers' device plugins.
+NVIDIA_GPU, AMD_GPU = "nvidia.com/gpu", "amd.com/gpu"
+GPU_RESOURCES = (NVIDIA_GPU, AMD_GPU)
+
 
 class PlanLineRecord(TypedDict):
     """One priced part. `price_per_hour` is of one piece, null if unknown; `as_of` is the date of the price."""

@@ -18,9 +18,6 @@ _REPEAT = re.compile(r"(.+-\d+)-r\d+")
 MAX_WORKERS = 4096
 MAX_TIMEOUT = 30 * 86400
 DEVICES = ("cpu", "gpu")
-# Kubernetes' names of GPUs, by their makers' device plugins.
-NVIDIA_GPU, AMD_GPU = "nvidia.com/gpu", "amd.com/gpu"
-GPU_RESOURCES = (NVIDIA_GPU, AMD_GPU)
 GOALS = ("full", "light")
 CUSTOM = "custom"  # the task and the preset of a run with a command of its own
 OPEN = "open"  # the preset of a command of one's own that is held to a task's goal
@@ -101,7 +98,7 @@ class KubernetesOptions:
     assigned_user: bool = False  # the cluster assigns user and group, and rejects pods that name one
     cpu_limit: int | None = None  # of each pod; None: none, because limits throttle
     writable_root: bool = False
-    gpu_resource: str = NVIDIA_GPU  # what the machines call their GPUs, of GPU_RESOURCES
+    gpu_resource: str | None = None  # Kubernetes' name of the machines' GPUs; None: NVIDIA's
     devices: Mapping[str, str] = field(default_factory=dict)  # besides GPUs, of each worker: resource and count
     pod_labels: Mapping[str, str] = field(default_factory=dict)  # of the workers' pods, besides ours
     pod_annotations: Mapping[str, str] = field(default_factory=dict)

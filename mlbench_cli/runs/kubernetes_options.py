@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
-from mlbench_cli.model.cluster_details import ClusterDetails
+from mlbench_cli.model.cluster_details import GPU_RESOURCES, ClusterDetails
 from mlbench_cli.model.run import Cluster
-from mlbench_cli.model.spec import GPU_RESOURCES, KubernetesOptions, is_rdma_device
+from mlbench_cli.model.spec import KubernetesOptions, is_rdma_device
 from mlbench_cli.runs.request import GIVEN_BY_ENGINE, Request, flag, parse_duration
 from mlbench_cli.util.masking import is_secret_variable
 from mlbench_cli.util.text import shorten

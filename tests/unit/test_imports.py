@@ -174,6 +174,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("mlbench_cli.runs.network_options", "mlbench_cli.runs.fault_options"),
         *(*BASE, "mlbench_cli.util.masking", "mlbench_cli.runs.request", "mlbench_cli.runs.kubernetes_options"),
         *("mlbench_cli.runs.preflight", "mlbench_cli.runs.pinning", "mlbench_cli.runs.methods", "mlbench_cli.__init__"),
+        "mlbench_cli.agent.machine",  # which GPUs there are
     ),
     "mlbench_cli.runs.methods": (*BASE, "mlbench_cli.runs.request"),
     "mlbench_cli.runs.questions": (*BASE, "mlbench_cli.runs.request", "mlbench_cli.runs.launch"),

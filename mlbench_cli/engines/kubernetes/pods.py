@@ -4,6 +4,7 @@ import re
 from typing import Any
 
 from mlbench_cli.errors import UsageError
+from mlbench_cli.model.cluster_details import NVIDIA_GPU
 from mlbench_cli.model.spec import RunSpec
 
 RUN_LABEL = "mlbench/run"
@@ -32,9 +33,14 @@ def resource_requests(spec: RunSpec) -> dict[str, str]:
 
 def resource_limits(spec: RunSpec) -> dict[str, str]:
     """Memory, GPUs and other devices of each worker; CPUs only if asked for: limits slow ranks down now and then."""
-    gpus = {spec.kubernetes.gpu_resource: str(spec.gpus_per_worker)} if spec.gpus_per_worker else {}
+    gpus = {gpu_resource(spec): str(spec.gpus_per_worker)} if spec.gpus_per_worker else {}
     memory = {"memory": spec.kubernetes.memory} if spec.kubernetes.memory else {}
     return {**cpu_limit(spec), **memory, **gpus, **spec.kubernetes.devices}
+
+
+def gpu_resource(spec: RunSpec) -> str:
+    """Kubernetes' name of the machines' GPUs."""
+    return spec.kubernetes.gpu_resource or NVIDIA_GPU
 
 
 def cpu_limit(spec: RunSpec) -> dict[str, str]:
@@ -93,7 +99,7 @@ def list_tolerations(spec: RunSpec) -> list[dict[str, Any]]:
         {"key": f"node.kubernetes.io/{key}", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": seconds}
         for key, seconds in (("not-ready", NODE_LOSS_SECONDS), ("unreachable", NODE_LOSS_SECONDS))
     ]
-    resource = spec.kubernetes.gpu_resource  # its name is the key of the taint by custom
+    resource = gpu_resource(spec)  # its name is the key of the taint by custom
     gpu = [{"key": resource, "operator": "Exists", "effect": "NoSchedule"}] if spec.gpus_per_worker else []
     return [*lost, *gpu, *(toleration(text) for text in spec.kubernetes.tolerations)]
 

@@ -268,6 +268,7 @@ class Server:
                     self._answer(403, {"kind": "Status", "message": "nodes is forbidden", "reason": "Forbidden"})
                 else:
                     labels = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
+                    labels["amd.com/gpu.product-name"] = "AMD_Instinct_MI300X_OAM"
                     metadata = {"name": server.node, "labels": labels}
                     node = {"metadata": metadata, "spec": {"providerID": server.provider_id}}
                     node["status"] = {"allocatable": server.allocatable}

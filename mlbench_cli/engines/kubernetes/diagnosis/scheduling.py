@@ -7,8 +7,8 @@ from decimal import Decimal, InvalidOperation
 from mlbench_cli.engines.kubernetes.diagnosis.facts import Facts, Object, when
 from mlbench_cli.engines.kubernetes.workers import Pod
 from mlbench_cli.kube.objects import condition
+from mlbench_cli.model.cluster_details import GPU_RESOURCES
 from mlbench_cli.model.run import Finding
-from mlbench_cli.model.spec import GPU_RESOURCES
 from mlbench_cli.util.text import shorten_line
 
 # Labels of nodes with GPUs, whether their driver works or not: of the clouds, of NVIDIA's and of AMD's operator.
