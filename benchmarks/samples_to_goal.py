@@ -1,11 +1,15 @@
 """How well samples to a goal are predicted for batch sizes that were left out.
 
     python -m benchmarks.samples_to_goal [--task TASK] [--batches N,N,...] [--seeds N,N,N] [--rate RATE] [--goal VALUE]
+    python -m benchmarks.samples_to_goal --task epsilon_logistic_regression --rate 1 --goal 84
+    python -m benchmarks.samples_to_goal --task gpt_pretraining --batches 4,8,16,32,64,128 --rate 0.003 --power 0.5 \
+        --goal 3.0 --length 2000 --set evaluate_every=10
 
 Runs TASK (digits_resnet, preset tiny) with `mlbench run` at each batch size with each seed, one worker on one CPU, at a
-learning rate in proportion to the batch, and averages the samples to the goal over the seeds. Then every batch size in
-turn, and every pair of neighbors, is left out, and predicted from the others by `mlbench_cli.predict.samples`. Prints a
-row for each prediction and the median error; the exit code is 1 if that is above 15 %.
+learning rate in proportion to the batch (or to a --power of it), and averages the samples to the goal over the seeds.
+Then every batch size in turn, and every pair of neighbors, is left out, and predicted from the others by
+`mlbench_cli.predict.samples`. Prints a row for each prediction and the median error; the exit code is 1 if that is
+above 15 %.
 
 Samples do not depend on how busy the machine is, so any machine will do. Some four minutes by default.
 """
@@ -22,6 +26,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from mlbench_cli.predict.samples import GoalPoint, choose_model, fit
+from mlbench_cli.tasks.catalog import load_catalog
 
 MAX_ERROR = 0.15
 ROOT = Path(__file__).parents[1]
@@ -33,7 +38,7 @@ def measure(task: str, batch: int, seed: int, rate: float, extra: Sequence[str],
     command = [
         *(sys.executable, "-m", "mlbench_cli", "run", name, "1", "--task", task, "--preset", "tiny", "--yes"),
         *("--seed", str(seed), "--num-cpus", "1", "--share-machine"),
-        *("--set", f"batch_size={batch}", "--set", f"learning_rate={rate:g}", *extra),
+        *("--set", f"learning_rate={rate:g}", *_batch(task, batch), *extra),
     ]
     done = subprocess.run(
         command, cwd=ROOT, env={**os.environ, "MLBENCH_HOME": str(home)}, capture_output=True, text=True, timeout=900
@@ -46,6 +51,13 @@ def measure(task: str, batch: int, seed: int, rate: float, extra: Sequence[str],
         if result["run"].startswith(name) and result["outcome"] == "goal_reached":
             return float(result["samples"])
     return None
+
+
+def _batch(task: str, batch: int) -> list[str]:
+    """The options for a global batch of one worker, in a single pass."""
+    if "global_batch" not in load_catalog()[task].parameters:
+        return ["--set", f"batch_size={batch}"]
+    return ["--set", f"global_batch={batch}", "--set", "micro_batch=0"]
 
 
 def folds(batches: Sequence[int]) -> Iterator[tuple[int, ...]]:
@@ -62,17 +74,26 @@ def main() -> int:
     parser.add_argument("--seeds", default="1,2,3")
     parser.add_argument("--rate", type=float, default=0.01, help="learning rate at a batch of 64")
     parser.add_argument("--goal", type=float, default=93.0)
-    parser.add_argument("--epochs", type=int, default=100)
+    parser.add_argument("--power", type=float, default=1.0, help="of the batch, to which the rate is in proportion")
+    parser.add_argument("--length", type=int, default=100, help="most epochs, or steps")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="further parameters; repeatable"
+    )
     parser.add_argument("--out", type=Path, help="write the points as JSON")
     given = parser.parse_args()
     batches = [int(word) for word in given.batches.split(",")]
     seeds = [int(word) for word in given.seeds.split(",")]
-    extra = ["--set", f"epochs={given.epochs}", "--set", f"goal_full={given.goal:g}"]
+    length = "epochs" if "epochs" in load_catalog()[given.task].parameters else "steps"
+    extra = ["--set", f"{length}={given.length}", "--set", f"goal_full={given.goal:g}"]
+    extra += [word for pair in given.set for word in ("--set", pair)]
     points: dict[int, GoalPoint] = {}
     print(f"{'batch':>6} {'seeds':>5} {'samples to goal':>15} {'least':>9} {'most':>9}")
     with tempfile.TemporaryDirectory() as folder:
         for batch in batches:
-            found = [measure(given.task, batch, seed, given.rate * batch / 64, extra, Path(folder)) for seed in seeds]
+            found = [
+                measure(given.task, batch, seed, given.rate * (batch / 64) ** given.power, extra, Path(folder))
+                for seed in seeds
+            ]
             reached = [value for value in found if value is not None]
             if not reached:
                 print(f"{batch:>6} {0:>5} goal not reached", flush=True)
