@@ -4,7 +4,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -115,10 +115,7 @@ def test_wrong_tasks(changes: dict[str, object], words: str) -> None:
 
 
 def wrong(**fields: Any) -> type:
-    return dataclass(frozen=True)(
-        type("Settings", (), {"__annotations__": {name: kind for name, (kind, _) in fields.items()}}
-             | {name: default for name, (_, default) in fields.items()})
-    )  # fmt: skip
+    return make_dataclass("Settings", [(name, kind, default) for name, (kind, default) in fields.items()], frozen=True)
 
 
 @pytest.mark.parametrize(
