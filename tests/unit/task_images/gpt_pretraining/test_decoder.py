@@ -1,5 +1,6 @@
 """The decoder: sizes as published, outputs as transformers', documents kept apart."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -7,9 +8,12 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from mlbench_cli.tasks.catalog import load_task
+from task_images.contract import Contract
 from task_images.gpt_pretraining.model import Decoder, count_unused_rows
 from task_images.gpt_pretraining.preflight import choose_shape
 from task_images.gpt_pretraining.shapes import SHAPES, Shape
+from task_images.gpt_pretraining.task import main
+from task_images.harness.errors import TaskUsageError
 from task_images.harness.language.chunked_loss import sum_cross_entropy
 from task_images.harness.language.parallel import fill_parameters
 from task_images.harness.language.tokens import IGNORED, separate_documents
@@ -218,3 +222,18 @@ def test_gpt_2_has_a_head_of_round_size_by_default() -> None:
     assert (shape.vocabulary, shape.padded_vocabulary) == (50_257, 50_304)
     assert shape.parameters == PUBLISHED["124M"]
     assert choose_shape(load_task("gpt_pretraining").resolve("tiny")).padded_vocabulary == 256
+
+
+@pytest.mark.parametrize("compiled", ["whole", "graphs"])
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        ({"parallel": "fsdp2"}, "parallel=fsdp2 has it in parts"),
+        ({"activation_checkpointing": "full"}, "the model cannot be compiled as a whole"),
+    ],
+)
+def test_a_model_in_parts_is_not_compiled_as_a_whole(compiled: str, other: dict[str, str], words: str) -> None:
+    contract = Contract({"MLBENCH_PARAMETERS": json.dumps({"compile": compiled, **other})})
+    with pytest.raises(TaskUsageError, match=words) as caught:
+        main(contract)
+    assert "--set compile=blocks" in str(caught.value.hint)
