@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from mlbench_cli.runs.request import Request
 
 POLL_SECONDS = 2.0
+ARCHIVE_SECONDS = 60.0  # in which the dashboard's machine completes the archive of a run that has ended
 MAX_RUNS = 1000  # the most that the dashboard lists at once
 
 DashboardUrl = Annotated[
@@ -241,12 +242,19 @@ def wait_for(
 def _wait(dashboard: RemoteDashboard, names: Sequence[str], timeout: float | None) -> list[JsonObject]:
     deadline = None if timeout is None else time.monotonic() + timeout
     line = console.ProgressLine()
+    ended: float | None = None  # when all had ended, but an archive was incomplete
     try:
         while True:
             runs = find_runs(dashboard, names)
             running = [run for run in runs if not _has_ended(run)]
-            if not running:
+            sealing = [run for run in runs if run["state"] == ENDED]
+            if not running and not sealing:
                 return runs
+            if not running:
+                ended = ended or time.monotonic()
+                if time.monotonic() - ended >= ARCHIVE_SECONDS:
+                    return runs
+                running = sealing
             if deadline is not None and time.monotonic() >= deadline:
                 raise DeadlineError(
                     f"{len(running)} of {len(runs)} runs have not ended after {console.duration(timeout)}: "
