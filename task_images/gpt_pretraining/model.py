@@ -8,10 +8,11 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.functional import gelu, relu, rms_norm, scaled_dot_product_attention, silu
 
 from task_images.gpt_pretraining.shapes import Shape
-from task_images.harness.language.chunked_loss import sum_cross_entropy, sum_in_chunks
+from task_images.harness.language.chunked_loss import sum_cross_entropy, sum_in_chunks, sum_over_ranks
 
 Rotation = tuple[Tensor, Tensor]  # cosines and sines, [T, head size], or [B, 1, T, head size] with own positions
 Run = Callable[..., Tensor]
@@ -87,12 +88,23 @@ class Output(nn.Module):
         self.vocabulary, self.softcap = shape.vocabulary, shape.softcap
         self.norm = make_norm(shape)
         self.head = nn.Linear(shape.width, shape.padded_vocabulary, bias=shape.bias and not shape.tied)
+        self.first_word = 0
+        self.mesh: DeviceMesh | None = None
+
+    def split_over(self, mesh: DeviceMesh) -> None:
+        """The head gives each rank of `mesh` its part of the words, and the loss needs no more."""
+        self.mesh = mesh
+        self.first_word = mesh.get_local_rank() * -(-self.head.out_features // mesh.size())  # as torch.chunk cuts rows
 
     def forward(self, x: Tensor, targets: Tensor | None = None, loss_chunk: int = 0) -> Tensor:
-        """[B, T, D] to logits [B, T, vocabulary]; with `targets` [B, T] to the sum of cross-entropies."""
+        """[B, T, D] to logits [B, T, vocabulary]; with `targets` [B, T] to the sum of cross-entropies. If the head is
+        split, the logits are those of this rank's words."""
         features = self.norm(x)
         if targets is None:
             return self.compute_logits(features)
+        if self.mesh is not None:
+            logits = self.compute_logits(features).flatten(0, 1)
+            return sum_over_ranks(logits, targets.flatten(), self.first_word, self.mesh.get_group())
         if loss_chunk:
             return sum_in_chunks(self.compute_logits, features, targets, loss_chunk)
         return sum_cross_entropy(self.compute_logits(features).flatten(0, 1), targets.flatten())
@@ -100,7 +112,7 @@ class Output(nn.Module):
     def compute_logits(self, features: Tensor) -> Tensor:
         """[..., D] to [..., vocabulary], in fp32. Words that only pad the output layer are left out here, so losses and
         gradients are those without them."""
-        logits: Tensor = self.head(features)[..., : self.vocabulary].float()
+        logits: Tensor = self.head(features)[..., : max(0, self.vocabulary - self.first_word)].float()
         if self.softcap:
             logits = self.softcap * logits * (logits.square() + self.softcap**2).rsqrt()
         return logits

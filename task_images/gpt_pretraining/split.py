@@ -16,12 +16,13 @@ from task_images.harness.language.parallel import split_layers
 
 def split_decoder(model: Decoder, mesh: DeviceMesh) -> None:
     """Tensor parallel with sequence parallel: matrices are split by heads and channels; what lies between them (norms,
-    the residual stream) by positions. Tied embeddings have to be tied again: splitting makes two tensors of them."""
+    the residual stream) by positions; output layer and loss by words. Tied embeddings have to be tied again: splitting
+    makes two tensors of them."""
     whole, by_position = Replicate(), Shard(1)
     plan: dict[str, ParallelStyle] = {
         "embedding": RowwiseParallel(input_layouts=whole, output_layouts=by_position),
         "output.norm": SequenceParallel(),
-        "output.head": ColwiseParallel(input_layouts=by_position, output_layouts=whole),
+        "output.head": ColwiseParallel(input_layouts=by_position),
     }
     for number in range(len(model.blocks)):
         block = f"blocks.{number}"
@@ -38,5 +39,6 @@ def split_decoder(model: Decoder, mesh: DeviceMesh) -> None:
             f"{block}.feed_forward.down": RowwiseParallel(output_layouts=by_position),
         }
     split_layers(model, mesh, plan)
+    model.output.split_over(mesh)
     if model.shape.tied:
         model.output.head.weight = model.embedding.weight
