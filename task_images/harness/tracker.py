@@ -21,6 +21,7 @@ marks on a device's queue are read later, and those of another stream not at all
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -140,6 +141,20 @@ class Tracker:
                 except StopIteration:
                     return
             yield item
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """The block's time counts nowhere. Ranks that may wait for each other in it have to meet before, or their
+        waiting would not count, either. Raises RuntimeError inside a section or step."""
+        if self._stack or self._step.open:
+            raise RuntimeError("the tracker cannot pause inside a section or step")
+        self._book()
+        self._resolve()
+        try:
+            yield
+        finally:
+            self._last_mark = self._marks.record() if self._marks else None
+            self._mark = self._now()
 
     def snapshot(self) -> Snapshot:
         """The figures up to now. The clock goes on."""

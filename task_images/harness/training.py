@@ -251,8 +251,14 @@ class Trainer(Loop[P], Generic[P]):
         return self.strategy.consensus()
 
     def _check_replicas(self) -> Values:
-        distance = self.strategy.check_replicas()
         average_buffers(self.world, self.model)
+        return self._compare_replicas()
+
+    def _compare_replicas(self) -> Values:
+        """Not on the clock: a checksum of all weights is no part of a training."""
+        self.world.barrier()  # waiting for slower ranks is on the clock
+        with self.tracker.paused():
+            distance = self.strategy.check_replicas()
         return {} if distance is None else {"replica_distance": distance}
 
     def _facts(self, updates_per_second: float | None) -> Mapping[str, Any]:

@@ -11,7 +11,16 @@ from task_images.comm.choose import make_strategy
 from task_images.comm.methods import NATIVE, Method
 from task_images.comm.presets import PRESETS, resolve
 from tests.documentation import ROOT
-from tests.unit.task_images.comm.equality import DIFFERENCES, SETTINGS, SIZES, Cell, judge, list_methods, train
+from tests.unit.task_images.comm.equality import (
+    DIFFERENCES,
+    SETTINGS,
+    SIZES,
+    UNCOMMON,
+    Cell,
+    judge,
+    list_methods,
+    train,
+)
 from tests.unit.task_images.comm.threads import ThreadWorld, run_ranks
 
 OWN = [method for method in list_methods() if method.engine not in NATIVE]
@@ -48,28 +57,38 @@ def test_every_codec_skips_the_updates_that_the_mean_skips(name: str) -> None:
         assert [update for update, done in enumerate(made, 1) if not done] == [5, 8]
 
 
-def test_ranks_that_train_alone_make_no_collective_because_of_clipping() -> None:
-    """Nor because of a loss scale."""
-    for name in ("localsgd", "dpsgd", "choco", "noop"):
-        for setting in ("clip", "fp16"):
-            counts = run_ranks(2, partial(count, method=resolve(name), setting=setting))
-            assert counts[0] == 0, (name, setting)
+@pytest.mark.parametrize("method", [one for one in list_methods() if one.name in UNCOMMON], ids=lambda one: one.name)
+def test_ranks_that_train_alone_wait_for_nobody_because_of_clipping(method: Method) -> None:
+    """Nor because of a loss scale: there are as many collectives and messages as without."""
+    plain = run_ranks(2, partial(count, method=method, setting="momentum"), method)
+    for setting in ("clip", "fp16"):
+        assert run_ranks(2, partial(count, method=method, setting=setting), method) == plain, setting
 
 
-def count(world: ThreadWorld, method: Method, setting: str) -> int:
-    """Collectives of the training thread after the strategy has been attached."""
+def count(world: ThreadWorld, method: Method, setting: str) -> tuple[int, float]:
+    """Collectives of the training threads (on rank 0) and this rank's messages, after the strategy was attached."""
+    found: list[tuple[int, float]] = []
 
     def make(method: Method) -> Strategy:
         strategy = make_strategy(method)
-        begin = strategy.begin
+        attach, close = strategy.attach, strategy.close
 
-        def begin_counting(*values: Any, **more: Any) -> None:
-            begin(*values, **more)
-            begins.append(world.shared.collectives)
+        def note() -> None:
+            world.barrier()
+            found.append((world.shared.collectives if world.is_first else 0, strategy.stats()["messages"]))
+            world.barrier()
 
-        strategy.begin = begin_counting  # type: ignore[method-assign]
+        def attach_counting(*values: Any, **more: Any) -> Any:
+            module = attach(*values, **more)
+            note()
+            return module
+
+        def close_counting() -> None:
+            note()
+            close()
+
+        strategy.attach, strategy.close = attach_counting, close_counting  # type: ignore[method-assign]
         return strategy
 
-    begins: list[int] = []
     train(world, method, setting, make)
-    return begins[-1] - begins[0]
+    return found[1][0] - found[0][0], found[1][1] - found[0][1]

@@ -116,6 +116,18 @@ def test_an_exception_leaves_nothing_open_and_its_step_uncounted(tracker: Tracke
     assert (after.updates, after.samples) == (0, 0)
 
 
+def test_what_is_paused_counts_nowhere(tracker: Tracker, clock: Clock) -> None:
+    clock.work(1)
+    with tracker.paused():
+        clock.work(10)
+    with tracker.section("validation"):
+        clock.work(2)
+        with pytest.raises(RuntimeError, match="cannot pause inside"), tracker.paused():
+            pass
+    after = tracker.snapshot()
+    assert (after.wall, after.seconds["other"], after.seconds["validation"]) == (3.0, 1.0, 2.0)
+
+
 def test_restart_forgets_what_was_before(tracker: Tracker, clock: Clock) -> None:
     clock.work(5.0)
     with tracker.step(samples=3), tracker.section("loss"):

@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -213,3 +214,10 @@ def test_a_gpu_is_looked_at_rarely_and_nothing_is_overlooked() -> None:
     assert not watch.look()  # before a validation or a checkpoint
     assert watch.look()
     assert not NormWatch(CPU).add(torch.tensor(torch.inf))
+
+
+def test_comparing_the_replicas_of_ranks_is_not_on_the_clock(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GradientAllReduce, "check_replicas", lambda _: time.sleep(0.5))
+    begun = time.monotonic()
+    _, _, trainer = train(world, Precision("fp32", CPU), [torch.ones(1, 4)])
+    assert trainer.curve[-1]["seconds"] <= trainer.tracker.snapshot().wall < time.monotonic() - begun - 0.5
