@@ -29,6 +29,7 @@ from task_images.harness.replicas import broadcast_state, check_identical
 from task_images.harness.tracker import Tracker
 
 MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
+Gather = Callable[[World, object], list[Any]]  # collects what each rank has
 
 NOTHING: AbstractContextManager[object] = contextlib.nullcontext()
 
@@ -125,6 +126,19 @@ class StrategyState(TypedDict):
     model: Mapping[str, Any]
     optimizer: Mapping[str, Any]
     method: MethodState
+
+
+def gather_states(world: World, own: object) -> list[Any]:
+    """Every rank's `own`, by rank, on rank 0, which writes checkpoints; nothing elsewhere: 64 ranks with residuals of
+    0.5 GB each need not have 32 GB each. Collective."""
+    states: list[Any] | None = [None] * world.size if world.is_first else None
+    dist.gather_object(own, states)
+    return states or []
+
+
+def keep_own(world: World, own: object) -> list[Any]:
+    """Only this rank's `own`, in its place among all ranks'. No message."""
+    return [own if rank == world.rank else None for rank in range(world.size)]
 
 
 class Strategy:
@@ -235,9 +249,10 @@ class Strategy:
         self.optimizer.load_state_dict(state["optimizer"])
         self.load_method_state(state.get("method") or MethodState())
 
-    def method_state(self) -> MethodState:
-        """The part of `state_dict` besides model and optimiser: residuals, momenta and the like of all ranks, by
-        parameter name. Empty if there is none. Collective."""
+    def method_state(self, gather: Gather = gather_states) -> MethodState:
+        """The part of `state_dict` besides model and optimiser: residuals, momenta and the like, by parameter name.
+        Empty if there is none. Collective. `gather`: `gather_states`, or `keep_own` for files that every rank writes
+        by itself."""
         return {}
 
     def load_method_state(self, state: MethodState) -> None:
@@ -322,14 +337,6 @@ class Strategy:
 
     def _section(self, name: str) -> AbstractContextManager[object]:
         return NOTHING if self._tracker is None else self._tracker.section(name)
-
-
-def gather_states(world: World, own: object) -> list[Any]:
-    """Every rank's `own`, by rank, on rank 0, which writes checkpoints; nothing elsewhere: 64 ranks with residuals of
-    0.5 GB each need not have 32 GB each. Collective."""
-    states: list[Any] | None = [None] * world.size if world.is_first else None
-    dist.gather_object(own, states)
-    return states or []
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

@@ -1,11 +1,13 @@
 """Distributed checkpoints (torch.distributed.checkpoint): every rank writes its part, any number of ranks can go on.
 
 A checkpoint is a folder step-N with the parts and `mlbench.json`: position and clock of the training, and what must be
-equal in the run that goes on from it.
+equal in the run that goes on from it. What a method keeps of a rank is in `method-RANK.pt`, and `rank-RANK.sha256` has
+the digests of the files that a rank has written, for `sha256sum -c`, too: nothing is collected on one rank.
 It gets its name only when all ranks have written their part, so a folder with that name is whole. The folder must be
 the same for all ranks: on several machines, on a shared file system.
 """
 
+import hashlib
 import json
 import shutil
 import warnings
@@ -24,8 +26,9 @@ from task_images.harness.distributed import World
 from task_images.harness.errors import EnvironmentUnfitError, TaskUsageError
 
 FACTS = "mlbench.json"
-METHOD = "method.pt"
-FORM = 2  # 2: position and clock of the training, too
+METHOD = "method-{}.pt"  # of a rank
+DIGESTS = "rank-{}.sha256"  # of what a rank has written
+FORM = 3  # 2: position and clock of the training, too; 3: a file per rank of what methods keep, and digests
 
 
 def save_step(
@@ -39,8 +42,8 @@ def save_step(
     """Write the folder `target`: parts of model and optimizer, and `facts` (what JSON can hold). Every rank must call
     it.
 
-    `method_state` is what `comm.base.Strategy.method_state` gave, for `load_method_state` to read. `optimizer` is None
-    if its state is in there.
+    `method_state` is what `comm.base.Strategy.method_state` gave for `keep_own`, for `load_method_state` to read.
+    `optimizer` is None if its state is in there.
     """
     partial = target.with_name(f"{target.name}.partial")
     if world.is_first:
@@ -49,11 +52,16 @@ def save_step(
     world.barrier()
     with _without_single_process_warning():
         save(_collect(model, optimizer), checkpoint_id=str(partial))
+    own = sorted(partial.glob(f"__{world.rank}_*.distcp"))
+    # A method may keep nothing of single ranks.
+    if method_state and (world.is_first or any(isinstance(kept, list) and kept for kept in method_state.values())):
+        own.append(partial / METHOD.format(world.rank))
+        torch.save({**method_state}, own[-1])
+    sums = "".join(f"{_digest(file)}  {file.name}\n" for file in own)
+    (partial / DIGESTS.format(world.rank)).write_text(sums)
     world.barrier()
     if world.is_first:
-        if method_state:
-            torch.save({**method_state}, partial / METHOD)
-        place = {} if optimizer is not None else {"optimizer": METHOD}
+        place = {} if optimizer is not None else {"optimizer": "method"}
         (partial / FACTS).write_text(json.dumps({"form": FORM, **place, **facts}) + "\n")
         shutil.rmtree(target, ignore_errors=True)
         partial.rename(target)
@@ -63,7 +71,7 @@ def save_step(
 def load_step(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
     """Set model and optimizer to the checkpoint in `path`. `optimizer` is None if the method has its state. Raises
     EnvironmentUnfitError if a part is damaged, TaskUsageError if the optimizer's state is in the other place."""
-    if (read_facts(path, {}).get("optimizer") == METHOD) != (optimizer is None):
+    if (read_facts(path, {}).get("optimizer") == "method") != (optimizer is None):
         raise TaskUsageError(
             f"{path} has its optimizer's state in another form than this method, which keeps it in parts or whole",
             "Resume with the method that made it.",
@@ -87,16 +95,49 @@ def _collect(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[
     return {"model": own, "optimizer": moments}
 
 
-def load_method_state(path: Path) -> MethodState:
-    """The method's state in the checkpoint; empty if it has none. Raises EnvironmentUnfitError if it is damaged."""
-    if not (path / METHOD).exists():
-        return {}
+def load_method_state(path: Path, rank: int, size: int) -> MethodState:
+    """The method's state in the checkpoint; empty if it has none. Of as many ranks as wrote it each gets its own, in
+    its place; of another number each gets all. Raises EnvironmentUnfitError if it is damaged."""
+    files = [path / METHOD.format(number) for number in range(len(list(path.glob(METHOD.format("*")))))]
+    if len(files) == size:
+        return _read_method_state(files[rank])
+    states = [_read_method_state(file) for file in files]
+    found: MethodState = {**states[0]} if states else {}
+    for key in ("ranks", "optimizers"):
+        if kept := found.get(key):
+            found[key] = [state[key][number] for number, state in enumerate(states)] if len(states) > 1 else kept
+    return found
+
+
+def _read_method_state(file: Path) -> MethodState:
     try:
-        found: MethodState = torch.load(path / METHOD, map_location="cpu", weights_only=True)
+        found: MethodState = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file raises what its reader raises
         why = " ".join(str(error).split())[:200] or type(error).__name__
-        raise EnvironmentUnfitError(f"{path / METHOD} cannot be read: {why}", "Take an earlier checkpoint.") from None
+        raise EnvironmentUnfitError(f"{file} cannot be read: {why}", "Take an earlier checkpoint.") from None
     return found
+
+
+def check_digests(world: World, path: Path) -> None:
+    """Raise EnvironmentUnfitError, on every rank, if a file of the checkpoint is not as it was written. Each rank reads
+    its share of the files. Collective."""
+    lines = [line for one in sorted(path.glob(DIGESTS.format("*"))) for line in one.read_text("utf-8").splitlines()]
+    wrong = []
+    for line in lines[world.rank :: world.size]:
+        digest, _, name = line.partition("  ")
+        try:
+            if _digest(path / name) != digest:
+                wrong.append(f"{name} has changed since it was written")
+        except OSError as error:
+            wrong.append(str(error))
+    if world.max([float(len(wrong))])[0]:
+        why = wrong[0] if wrong else "another rank has found a damaged file"
+        raise EnvironmentUnfitError(f"{path} is damaged: {why}", "Take an earlier checkpoint.")
+
+
+def _digest(file: Path) -> str:
+    with open(file, "rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def read_facts(path: Path, expected: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
-from task_images.comm.base import MakeOptimizer, Strategy
+from task_images.comm.base import MakeOptimizer, Strategy, keep_own
 from task_images.comm.ddp import DdpAllReduce
 from task_images.comm.prepare import prepare_strategy
 from task_images.harness.arrays import stream_ahead
@@ -26,7 +26,7 @@ from task_images.harness.distributed import World
 from task_images.harness.elastic import ElasticCheckpoints
 from task_images.harness.errors import TaskUsageError
 from task_images.harness.goals import GoalWatch
-from task_images.harness.language.checkpoints import load_method_state, load_step, read_facts, save_step
+from task_images.harness.language.checkpoints import check_digests, load_method_state, load_step, read_facts, save_step
 from task_images.harness.language.layout import Layout, Memory
 from task_images.harness.language.parallel import check_optimizer
 from task_images.harness.language.sharded import ShardedUpdate
@@ -250,8 +250,7 @@ class PretrainingTrainer(Trainer[B]):
 
     def _check_replicas(self) -> Values:
         """There are no buffers to average."""
-        distance = self.strategy.check_replicas()
-        return {} if distance is None else {"replica_distance": distance}
+        return self._compare_replicas()
 
     def _facts(self, updates_per_second: float | None) -> Mapping[str, Any]:
         it = self.pretraining
@@ -276,14 +275,16 @@ class PretrainingTrainer(Trainer[B]):
 
     def _write(self, path: Path, state: Mapping[str, Any]) -> None:
         facts = {"task": self.name, **state}
-        save_step(self.world, path, self.strategy.model, self._optimizer, facts, self.strategy.method_state())
+        save_step(self.world, path, self.strategy.model, self._optimizer, facts, self.strategy.method_state(keep_own))
 
     def _read(self, path: Path) -> Mapping[str, Any]:
         return read_facts(path, {"task": self.name, **self.identity})
 
     def _load_state(self, state: Mapping[str, Any]) -> None:
-        load_step(Path(self.plan.resume), self.strategy.model, self._optimizer)
-        self.strategy.load_method_state(load_method_state(Path(self.plan.resume)))
+        path, world = Path(self.plan.resume), self.world
+        check_digests(world, path)
+        load_step(path, self.strategy.model, self._optimizer)
+        self.strategy.load_method_state(load_method_state(path, world.rank, world.size))
 
     def _make_elastic(self) -> ElasticCheckpoints | None:
         self._keeps_elastic = not self.pretraining.layout.is_sharded

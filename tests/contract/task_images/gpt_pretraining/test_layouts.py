@@ -2,6 +2,7 @@
 
 import json
 import math
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -270,13 +271,37 @@ def test_a_method_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(
     rest = run_method(ranks, tmp_path / "rest", variables, resume=str(tmp_path / "checkpoints" / "step-4"))
     assert [point["update"] for point in rest] == [6, 8]
     assert [point["loss"] for point in rest] == [point["loss"] for point in whole[2:]]
+    place = tmp_path / "checkpoints" / "step-4"
+    written = {file.name for file in place.glob("method-*.pt")}
+    assert written == ({"method-0.pt"} if method == "zero1" else {"method-0.pt", "method-1.pt"})
+    assert all(
+        subprocess.run(["sha256sum", "-c", name], cwd=place).returncode == 0
+        for name in ("rank-0.sha256", "rank-1.sha256")
+    )
+    if method == "eftopk":  # on four ranks: the residuals of two are shared out
+        rest = run_method(ranks, tmp_path / "more", variables, 4, resume=str(place))
+        assert [point["update"] for point in rest] == [6, 8]
 
 
-def run_method(ranks: RankServer, folder: Path, variables: Mapping[str, str], **changes: Any) -> list[dict[str, float]]:
-    """The curve of a training on two ranks with a method."""
+@pytest.mark.slow
+def test_a_damaged_part_of_a_checkpoint_is_named_by_every_rank(ranks: RankServer, tmp_path: Path) -> None:
+    train(ranks, 2, tmp_path / "whole", checkpoint_every=4, checkpoint_dir=str(tmp_path), parallel="fsdp2")
+    part = tmp_path / "step-4" / "__1_0.distcp"
+    content = bytearray(part.read_bytes())
+    content[-100] ^= 1
+    part.write_bytes(content)
+    for one in train(ranks, 2, tmp_path / "rest", code=78, resume=str(part.parent), parallel="fsdp2"):
+        assert "is damaged" in one.stderr
+        assert "has changed since it was written" in one.stderr or "another rank has found" in one.stderr
+
+
+def run_method(
+    ranks: RankServer, folder: Path, variables: Mapping[str, str], size: int = 2, **changes: Any
+) -> list[dict[str, float]]:
+    """The curve of a training with a method."""
     folder.mkdir()
     parameters = load_task("gpt_pretraining").resolve("tiny", {**SHORT, **changes})
-    ended = ranks.run(TASK, 2, folder, parameters, **variables)
-    assert [one.code for one in ended] == [0, 0], ended[0].stderr[-2000:]
+    ended = ranks.run(TASK, size, folder, parameters, **variables)
+    assert [one.code for one in ended] == [0] * size, ended[0].stderr[-2000:]
     curve: list[dict[str, float]] = ended[0].result["details"]["curve"]
     return curve
