@@ -1,12 +1,13 @@
 """Every method trains the digits to their goal on two shaped networks, three times each; the page of what they reach.
 
     .venv/bin/python -m benchmarks.goals [--write] [--repeats 3] [--ranks 2] [--networks NETWORK ...]
-                                          [--methods PRESET ...] [--record FILE] [--seconds 3600]
+                                          [--methods PRESET ...] [--record FILE] [--budget MINUTES]
 
 All ranks and parameter servers are processes of this machine with links of their own (see docs/how-to/network.md); a
 link is probed before its first training. The network "none" is this machine's own, unshaped. Repeats differ by their
 seed, and all methods train once before any trains again. FILE gets one JSON line of each training; one that ended well
-is not repeated, so that the table can be made in pieces of --seconds. --write puts the page into
+is not repeated, so that the table can be made in pieces: after --budget minutes no training begins, and the command
+says how many are left, and for how long: all are some 240. --write puts the page into
 docs/explanation/methods-measured.md.
 """
 
@@ -116,15 +117,21 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=REPEATS)
     parser.add_argument("--networks", nargs="+", default=list(NETWORKS))
     parser.add_argument("--methods", nargs="+", metavar="PRESET", default=list(PRESETS))
-    parser.add_argument("--seconds", type=float, default=3600.0, help="start no training after so many")
+    parser.add_argument("--budget", type=float, default=25.0, metavar="MINUTES", help="start no training after; 25")
     options = parser.parse_args()
     options.record.parent.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
     rows = list_rows(options.methods, options.ranks)
-    end = time.monotonic() + options.seconds
+    end = time.monotonic() + 60 * options.budget
+    begun, left = time.monotonic(), 0
+    before = len(read(options.record))
     for seed in range(SEED, SEED + options.repeats):
         for network in options.networks:
-            train_all(rows, network, seed, options, end)
+            left += train_all(rows, network, seed, options, end)
+    if left:
+        made = len(read(options.record)) - before
+        more = f", about {(time.monotonic() - begun) / made * left / 60:.0f} minutes" if made else ""
+        print(f"{left} trainings are left{more}: run it again", file=sys.stderr)
     found = [
         training
         for training in read(options.record)
@@ -152,25 +159,26 @@ def list_rows(names: Sequence[str], ranks: int) -> list[Row]:
     return [*found, *(row for row in EXTRA if any(other.task == row.task for other in found))]
 
 
-def train_all(rows: Sequence[Row], network: str, seed: int, options: argparse.Namespace, end: float) -> None:
-    """Train every row that the record does not have yet."""
+def train_all(rows: Sequence[Row], network: str, seed: int, options: argparse.Namespace, end: float) -> int:
+    """Train every row that the record does not have yet. How many are left at `end`."""
     done = [one for one in read(options.record) if one["outcome"] != "failed"]
     known = {(one["row"], one["network"], one["ranks"], one["seed"]) for one in done}
     sized = [(row, row.ranks or options.ranks) for row in rows]
     missing = [(row, ranks) for row, ranks in sized if (row.title, network, ranks, seed) not in known]
     if not missing or time.monotonic() > end:
-        return
+        return len(missing)
     places = max(ranks + row.resolve().server_count for row, ranks in missing)
     shaped = None if network == UNSHAPED else ShapedNetwork(parse_network(network), places)
     try:
         if shaped is not None:
             shaped.verify()
-        for row, ranks in missing:
+        for number, (row, ranks) in enumerate(missing):
             if time.monotonic() > end:
-                return
+                return len(missing) - number
             training = train(shaped, row, network, ranks, seed)
             with options.record.open("a") as file:
                 file.write(json.dumps(training) + "\n")
+        return 0
     finally:
         if shaped is not None:
             shaped.close()

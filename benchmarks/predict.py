@@ -3,7 +3,7 @@
     python -m benchmarks.predict [--ranks N,N] [--methods METHOD,METHOD,...] [NETWORK ...]
     python -m benchmarks.predict --advice METHOD [--ranks N] [NETWORK]
     python -m benchmarks.predict --replay [--ranks N] [--methods METHOD,METHOD,...] [NETWORK ...]
-    python -m benchmarks.predict --held-out SEED [--ranks N,N]
+    python -m benchmarks.predict --held-out SEED [--ranks N,N] [--record FILE]
 
 With 2 and 4 ranks by default: the layers only wait, so that more ranks than cores are no part of it, either.
 Every rank runs a model whose layers sleep, in forward and backward, so that the CPUs of this machine are no part of the
@@ -18,7 +18,8 @@ real networks, nothing fitted to the steps. Prints a table with the load of each
 is 1 if that is more than 5 %. Ten runs by default, some 8 minutes.
 
 With --held-out, twelve methods drawn by SEED out of all that are simulated run on two networks, with 2 and 3 ranks. The
-computation was timed on a third network. The exit code is 1 if the mean error is above 8 %, or one above 15 %.
+computation was timed on a third network. The exit code is 1 if the mean error is above 8 %, or one above 15 %. About
+six minutes; each step is kept in build/held-out-SEED.jsonl as soon as it is measured, and not measured again.
 """
 
 import argparse
@@ -31,9 +32,11 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from mlbench_cli.agent.network.namespaces import ShapingError
 from mlbench_cli.agent.network.shaped import ShapedNetwork
@@ -69,11 +72,12 @@ SHORTENED = {
 ROWS = 200  # of each layer's matrix
 WARM_UP, WARM_UP_OF_PLANS, STEPS = 2, 8, 8  # some methods measure updates before they make their plan
 PORT = 29_511
+MAX_SECONDS = 60  # of a method, before its ranks are killed
 
 
 def work(names: list[str], scale: float, steps: int) -> None:
     """One rank, or a parameter server: the median over steps of the slowest rank's seconds, by method; rank 0 prints
-    them. `scale` shortens layers and tensors alike."""
+    each. `scale` shortens layers and tensors alike."""
     import torch
 
     from task_images.comm.base import Placement
@@ -109,7 +113,6 @@ def work(names: list[str], scale: float, steps: int) -> None:
             return outputs
 
     world = open_world(contract)
-    found = {}
     for name in names:
         method = find_method(name)
         strategy = make_strategy(method)
@@ -138,9 +141,9 @@ def work(names: list[str], scale: float, steps: int) -> None:
         strategy.close()
         # Methods that exchange every few updates: the mean over whole periods.
         middle = statistics.fmean if is_seldom(method) else statistics.median
-        found[name] = middle(world.max(times)[skipped:])
-    if world.is_first:
-        print("@steps " + json.dumps(found), flush=True)
+        seconds = middle(world.max(times)[skipped:])
+        if world.is_first:
+            print("@step " + json.dumps([name, seconds]), flush=True)
     world.close()
 
 
@@ -161,6 +164,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--held-out", type=int, metavar="SEED", help="methods drawn by SEED on networks not seen before"
     )
+    parser.add_argument("--record", type=Path, metavar="FILE", help="of --held-out: steps that are measured already")
     parser.add_argument("--advice", metavar="METHOD", help="follow the first advice for a run of this method")
     parser.add_argument("--work", nargs=3, help=argparse.SUPPRESS)  # one rank
     given = parser.parse_args(arguments)
@@ -170,7 +174,8 @@ def main(arguments: list[str]) -> int:
     if given.replay:
         return replay(given.networks or REPLAYED_NETWORKS, given.ranks or "2", given.methods or REPLAYED_METHODS)
     if given.held_out is not None:
-        return hold_out(given.held_out, given.ranks or HELD_OUT_RANKS, given.scale, given.steps)
+        record = given.record or ROOT / "build" / f"held-out-{given.held_out}.jsonl"
+        return hold_out(given.held_out, given.ranks or HELD_OUT_RANKS, given.scale, given.steps, record)
     errors = []
     for text in given.networks or NETWORKS:
         for ranks in map(int, (given.ranks or "2,4").split(",")):
@@ -189,21 +194,48 @@ def main(arguments: list[str]) -> int:
     return 1 if any(abs(error) > MAX_ERROR for error in errors) else 0
 
 
-def hold_out(seed: int, ranks: str, scale: float, steps: int) -> int:
+def hold_out(seed: int, ranks: str, scale: float, steps: int, record: Path) -> int:
     """Time the computation on one network, and predict methods drawn by `seed` on two others; the exit code."""
-    names = draw_methods(seed)
+    names, sizes = draw_methods(seed), [int(size) for size in ranks.split(",")]
     print(f"seed {seed}: {', '.join(names)}", flush=True)
-    computed = {}
-    for size in map(int, ranks.split(",")):
-        measured, _ = measure(size, parse_network(CALIBRATED_NETWORK), ["noop"], scale, steps)
-        computed[size] = measured["noop"]
+    record.parent.mkdir(parents=True, exist_ok=True)
+    cases = [(CALIBRATED_NETWORK, size, ["noop"]) for size in sizes]
+    cases += [(text, size, names) for text, size in itertools.product(HELD_OUT_NETWORKS, sizes)]
+    begun = time.monotonic()
+    for number, (text, size, wanted) in enumerate(cases):
+        key = [text, size, scale, steps]
+        known = {row["method"] for row in read_record(record) if row["case"] == key}
+        if missing := [name for name in wanted if name not in known]:
+            left = (time.monotonic() - begun) / number * (len(cases) - number) if number else 0.0
+            print(f"{text}, {size} ranks" + (f"; about {left:.0f} s left" if number else ""), flush=True)
+
+            def keep(name: str, seconds: float, link: Link, key: list[object] = key) -> None:
+                with record.open("a") as file:
+                    file.write(
+                        json.dumps({"case": key, "method": name, "seconds": seconds, "link": [link.alpha, link.beta]})
+                        + "\n"
+                    )
+
+            measure(size, parse_network(text), missing, scale, steps, keep)
     errors = []
-    for text, size in itertools.product(HELD_OUT_NETWORKS, computed):
-        measured, link = measure(size, parse_network(text), names, scale, steps)
-        errors += compare(measured, computed[size], GlooCollectives(size, link), scale)
+    for text, size in itertools.product(HELD_OUT_NETWORKS, sizes):
+        rows = {
+            (row["case"][0], row["method"]): row
+            for row in read_record(record)
+            if row["case"][1:] == [size, scale, steps]
+        }
+        computed = rows[CALIBRATED_NETWORK, "noop"]["seconds"]
+        for name in names:
+            row = rows[text, name]
+            errors += compare({name: row["seconds"]}, computed, GlooCollectives(size, Link(*row["link"])), scale)
     mean, worst = statistics.fmean(map(abs, errors)), max(map(abs, errors))
     print(f"held out, {len(errors)} steps: mean absolute error {100 * mean:.1f} %, worst {100 * worst:.1f} %")
     return int(mean > HELD_OUT_MEAN or worst > MAX_ERROR)
+
+
+def read_record(path: Path) -> list[dict[str, Any]]:
+    """The steps in a file."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def draw_methods(seed: int) -> list[str]:
@@ -268,22 +300,34 @@ def find_method(name: str) -> Method:
 
 
 def measure(
-    ranks: int, shape: NetworkShape, names: list[str], scale: float = 1.0, steps: int = STEPS
+    ranks: int,
+    shape: NetworkShape,
+    names: list[str],
+    scale: float = 1.0,
+    steps: int = STEPS,
+    keep: Callable[[str, float, Link], None] | None = None,
 ) -> tuple[dict[str, float], Link]:
-    """Seconds of a step by method on a shaped network, and the link that the probe has found. See `work`."""
+    """Seconds of a step by method on a shaped network, and the link that the probe has found. See `work`.
+    `keep` gets each step as soon as it is measured."""
     network = ShapedNetwork(shape, ranks + count_servers(names))
     try:
         network.verify()
         report = network.document["probes"][0]
-        measured = run_ranks(network, ranks, names, [str(scale), str(steps)])
+        links = report["links"]
+        assert isinstance(links, list)
+        rate = statistics.median(one["together_bits_per_second"] for one in links)
+        trip = statistics.median(one["rtt_p50_seconds"] for one in links)
+        load = os.getloadavg()[0]
+        print(f"{ranks} ranks, {shape}: {rate / 1e6:.1f} Mbit/s, RTT {1000 * trip:.2f} ms; load {load:.1f}", flush=True)
+        link = Link(trip / 2, 8 / rate)
+        measured = {}
+        for name, seconds in run_ranks(network, ranks, names, [str(scale), str(steps)]):
+            measured[name] = seconds
+            if keep is not None:
+                keep(name, seconds, link)
     finally:
         network.close()
-    links = report["links"]
-    assert isinstance(links, list)
-    rate = statistics.median(link["together_bits_per_second"] for link in links)
-    trip = statistics.median(link["rtt_p50_seconds"] for link in links)
-    print(f"{ranks} ranks, {shape}: {rate / 1e6:.1f} Mbit/s, RTT {1000 * trip:.2f} ms; load {os.getloadavg()[0]:.1f}")
-    return measured, Link(trip / 2, 8 / rate)
+    return measured, link
 
 
 def follow_advice(ranks: int, shape: NetworkShape, name: str) -> None:
@@ -312,7 +356,8 @@ def count_servers(names: list[str]) -> int:
     return max(find_method(name).server_count for name in names)
 
 
-def run_ranks(network: ShapedNetwork, ranks: int, names: list[str], sizes: list[str]) -> dict[str, float]:
+def run_ranks(network: ShapedNetwork, ranks: int, names: list[str], sizes: list[str]) -> Iterator[tuple[str, float]]:
+    """Each method's seconds of a step, as rank 0 says them. Ends this program if the ranks fail or take too long."""
     processes = []
     servers = count_servers(names)
     for rank in range(ranks + servers):
@@ -339,16 +384,25 @@ def run_ranks(network: ShapedNetwork, ranks: int, names: list[str], sizes: list[
                 preexec_fn=lambda rank=rank: network.enter_worker(rank),  # type: ignore[misc]
             )
         )
+    said = processes[0].stdout
+    assert said is not None
+    watchdog = threading.Timer(60 + MAX_SECONDS * len(names), lambda: [process.kill() for process in processes])
+    watchdog.start()
+    found = 0
     try:
-        text, _ = processes[0].communicate(timeout=600)
+        for line in said:
+            if line.startswith("@step "):
+                name, seconds = json.loads(line.removeprefix("@step "))
+                found += 1
+                yield name, seconds
+        if found < len(names):
+            sys.exit(f"{ranks} ranks ended at {names[found]}, exit code {processes[0].wait()}; run it again to go on")
         for process in processes:
             process.wait(60)
     finally:
+        watchdog.cancel()
         for process in processes:
             process.kill()
-    line = next(line for line in text.splitlines() if line.startswith("@steps "))
-    found: dict[str, float] = json.loads(line.removeprefix("@steps "))
-    return found
 
 
 def make_workload(computed: float, scale: float = 1.0) -> Workload:
@@ -376,7 +430,8 @@ def compare(
             f"{100 * errors[-1]:+6.1f} %"
         )
     mean, worst = statistics.fmean(map(abs, errors)), max(map(abs, errors))
-    print(f"mean absolute error {100 * mean:.1f} %, worst {100 * worst:.1f} %", flush=True)
+    if len(errors) > 1:
+        print(f"mean absolute error {100 * mean:.1f} %, worst {100 * worst:.1f} %", flush=True)
     return errors
 
 
