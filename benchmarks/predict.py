@@ -216,7 +216,10 @@ def hold_out(seed: int, ranks: str, scale: float, steps: int, record: Path) -> i
                         + "\n"
                     )
 
-            measure(size, parse_network(text), missing, scale, steps, keep)
+            try:
+                measure(size, parse_network(text), missing, scale, steps, keep)
+            except ShapingError as error:
+                sys.exit(f"{error}\nThe steps so far are in {record}; run the same command again to go on.")
     errors = []
     for text, size in itertools.product(HELD_OUT_NETWORKS, sizes):
         rows = {

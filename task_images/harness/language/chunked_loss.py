@@ -43,7 +43,7 @@ def sum_over_ranks(logits: Tensor, targets: Tensor, first: int, group: dist.Proc
     on all ranks, IGNORED among them. Two all-reduces: the greatest logits; the sums of exponentials and the targets'
     logits, 2 N numbers (vocabulary parallel: Shoeybi et al. 2019, section 3).
     """
-    found: Tensor = _SumOverRanks.apply(logits, targets, first, group)  # type: ignore[no-untyped-call]
+    found: Tensor = _SumOverRanks.apply(logits, targets, first, group)
     return found
 
 
@@ -69,7 +69,7 @@ class _SumOverRanks(torch.autograd.Function):
         return ((sums[0].log() - sums[1]) * counted).sum()
 
     @staticmethod
-    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         probabilities, places, own, counted = context.saved_tensors
         found = probabilities * (gradient * counted).unsqueeze(-1)
         found.scatter_add_(-1, places, (-gradient * own).unsqueeze(-1))
