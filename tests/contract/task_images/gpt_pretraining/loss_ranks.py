@@ -33,11 +33,11 @@ def check_function(rank: int, size: int, words: int) -> None:
     targets[::7] = IGNORED
     whole = logits.clone().requires_grad_()
     expected = cross_entropy(whole, targets, ignore_index=IGNORED, reduction="sum")
-    (3 * expected).backward()
+    (3 * expected).backward()  # type: ignore[no-untyped-call]
     each = -(-words // size)
     own = logits[:, rank * each : (rank + 1) * each].clone().requires_grad_()
     found = sum_over_ranks(own, targets, rank * each, dist.group.WORLD)  # type: ignore[arg-type]
-    (3 * found).backward()
+    (3 * found).backward()  # type: ignore[no-untyped-call]
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(own.grad, whole.grad[:, rank * each : (rank + 1) * each])  # type: ignore[index]
 
