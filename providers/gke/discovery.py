@@ -12,7 +12,7 @@ from providers.gke.api import Gke, Message, region_of
 from providers.gke.end_timer import find_ended
 from providers.gke.families import fabric_facts
 from providers.gke.networks import LOCATION_TAG, NetworkMark, find_marks
-from providers.gke.orphans import LABEL, PLACE_LABEL, list_claimed_disks
+from providers.gke.orphans import LABEL, PLACE_LABEL, list_balancers, list_claimed_disks, list_places
 from providers.gke.repository import list_repositories, registry_of
 from providers.gke.resources import ROLE_LABEL, WORKER, WORKER_POOL
 
@@ -82,13 +82,24 @@ def _list_remains(
 
 
 def _list_claimants(project: str, location: str, known: set[tuple[str, str]]) -> Iterator[Cluster]:
-    """Clusters that have deleted themselves and have left disks of claims; a name of somebody else's is none."""
+    """Clusters that have deleted themselves and have left disks of claims or load balancers.
+
+    A name of somebody else's is none.
+    """
     names = find_ended(Gke(project, location)) - {name for name, _ in known}
     try:
         disks = list_claimed_disks(project) if names else []
     except CredentialError:
-        return
+        disks = []
+    try:
+        balancers = list_balancers(project) if names else {}
+        places = list_places(project, balancers) if names & set(balancers.values()) else {}
+    except CredentialError:
+        balancers, places = {}, {}
     found = {(labels.get(LABEL, ""), labels.get(PLACE_LABEL, "")) for disk in disks if (labels := disk.get("labels"))}
+    # Of a load balancer only the region is known, so the zone of a disk goes before.
+    placed = {(name, region_of(place)) for name, place in found}
+    found |= {(balancers[rule], region) for rule, region in places.items() if (balancers[rule], region) not in placed}
     for name, place in sorted(found):
         if name not in names or location not in ("-", place):
             continue

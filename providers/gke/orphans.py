@@ -1,6 +1,7 @@
 """Disks and load balancers that a cluster's workloads have left in Google Cloud, and networks that GKE has left."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -14,6 +15,7 @@ from providers.gke.options import GkeDetails
 from providers.workloads import OrphanedResource, WorkloadObject
 
 # What GKE puts on the disks of a cluster's volumes.
+BALANCER_RULE, MACHINE_TAG = "k8s-fw-", r"gke-(.+)-[0-9a-f]{8}-node"  # of firewall rules and of machines
 LABEL, PLACE_LABEL = "goog-k8s-cluster-name", "goog-k8s-cluster-location"
 
 
@@ -34,8 +36,11 @@ def list_orphans(cluster: Cluster, objects: Sequence[WorkloadObject]) -> list[Or
             )
     if GkeDetails.of(cluster).fabric.get("setup") == FabricKind.GIB:
         orphans += _list_gke_networks(compute, cluster)
+    named = [name for name, owner in list_balancers(_project(cluster)).items() if owner == cluster.name]
+    for name in named:
+        orphans += _list_forwarding_rules(compute, cluster, "name", name)
     for address in {item.handle for item in objects if item.kind != "PersistentVolume" and item.handle}:
-        orphans += _list_forwarding_rules(compute, cluster, address)
+        orphans += _list_forwarding_rules(compute, cluster, "IPAddress", address)
     return list({(item.kind, item.name): item for item in orphans}.values())
 
 
@@ -89,15 +94,40 @@ def _find_disk(compute: Compute, path: str) -> dict[str, object] | None:
         return None
 
 
-def _list_forwarding_rules(compute: Compute, cluster: Cluster, address: str) -> list[OrphanedResource]:
+def list_balancers(project: str) -> dict[str, str]:
+    """The names of load balancers of Services, and of the clusters whose machines they were for.
+
+    Their parts have no labels, but a firewall rule tells both: by its name and by the machines' tag. It outlives the
+    cluster with them. Source: docs/clouds-assumptions.md.
+    """
+    wanted = quote(f'name eq "{BALANCER_RULE}.*"')
+    rules = Compute(project).get(f"/global/firewalls?filter={wanted}").get("items") or ()
+    marks = {str(rule["name"]): re.fullmatch(MACHINE_TAG, tag) for rule in rules for tag in rule.get("targetTags", ())}
+    return {name.removeprefix(BALANCER_RULE): mark[1] for name, mark in marks.items() if mark}
+
+
+def list_places(project: str, balancers: Collection[str]) -> dict[str, str]:
+    """The regions of those load balancers that still have an address."""
+    found = Compute(project).get("/aggregated/forwardingRules").get("items") or {}
+    rules = [rule for place in found.values() for rule in place.get("forwardingRules") or ()]
+    return {
+        str(rule["name"]): str(rule["region"]).rpartition("/")[2]
+        for rule in rules
+        if rule["name"] in balancers and rule.get("region")
+    }
+
+
+def _list_forwarding_rules(compute: Compute, cluster: Cluster, key: str, value: str) -> list[OrphanedResource]:
     """The part of a load balancer that has an address and costs money."""
     region = api.region_of(_location(cluster))
     orphans = []
     for place, flag in ((f"/regions/{region}", f"--region {region}"), ("/global", "--global")):
-        rules = compute.get(f"{place}/forwardingRules?filter={quote(f'IPAddress={address}')}")
+        rules = compute.get(f"{place}/forwardingRules?filter={quote(f'{key}={value}')}")
         for rule in rules.get("items") or ():
             remove = f"gcloud compute forwarding-rules delete {rule['name']} {flag} --project {_project(cluster)}"
-            orphans.append(OrphanedResource("load balancer", str(rule["name"]), address, remove))
+            orphans.append(
+                OrphanedResource("load balancer", str(rule["name"]), str(rule.get("IPAddress") or value), remove)
+            )
     return orphans
 
 

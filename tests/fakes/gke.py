@@ -83,6 +83,7 @@ class World(CloudDouble, PoolRules):
     objects: dict[str, Object] = field(default_factory=dict)  # of Kubernetes, by path
     repositories: dict[str, Object] = field(default_factory=dict)  # of Artifact Registry, by path
     outside: set[str] = field(default_factory=set)  # disks' handles and load balancers' addresses
+    balancers: set[str] = field(default_factory=set)  # forwarding rules that Services have left
     claimant: str = "rel-2"  # the cluster whose claims all disks are of
     permissions: set[str] = field(default_factory=set)  # of IAM, that the requests so far have wanted
     denied: set[str] = field(default_factory=set)  # permissions that the caller does not have, if asked for them

@@ -246,6 +246,13 @@ class Web(Handler):
         }
         return {**found, "labels": labels}
 
+    def _balancers(self) -> list[Object]:
+        """The forwarding rules of Services; nothing in them names their cluster."""
+        return [
+            {"name": name, "IPAddress": "203.0.113.7", "region": f"https://x/regions/{REGION}"}
+            for name in self.world.balancers
+        ]
+
     def _outside(self, parts: list[str]) -> None:
         """ASSUMED: GKE labels the disks of all volumes; forwarding rules are filtered by their address."""
         place, _, wanted = parts[-1].partition("?filter=")
@@ -254,6 +261,13 @@ class Web(Handler):
         elif place == "disks":
             disks = [item for item in self.world.outside if "/disks/" in item and "labels." in wanted]
             self.answer({"items": {f"zones/{ZONE}": {"disks": [self._disk(item) for item in disks]}}})
+            return
+        elif place == "forwardingRules" and parts[0] == "aggregated":
+            self.answer({"items": {f"regions/{REGION}": {"forwardingRules": self._balancers()}}})
+            return
+        elif wanted.startswith("name%3D"):
+            named = [item for item in self._balancers() if item["name"] == wanted.removeprefix("name%3D")]
+            self.answer({"items": named} if parts[:2] == ["regions", REGION] else {})
             return
         else:
             found = [item for item in self.world.outside if wanted == f"IPAddress%3D{item}" and parts[0] != "global"]

@@ -73,7 +73,7 @@ def verifier() -> Verified:
 @STRIDES
 def test_killed_at_every_request_of_making(world: World, verifier: Verified, tmp_path: Path, stride: int) -> None:
     numbers = range(0, len(world.making), stride)
-    cases = [Case(world.aws, tmp_path, f"kill{number}-2") for number in numbers]
+    cases = [Case(world.aws, tmp_path, f"kill{stride}x{number}-2") for number in numbers]
     starts = [
         (
             lambda case=case, number=number: case.start_process(
@@ -133,7 +133,7 @@ def test_refused_at_every_request_of_making(
 ) -> None:
     lines = [line for line in dict.fromkeys(world.making) if kind == "deny" or any(word in line for word in CHANGES)]
     first, lines = lines[0], lines[::stride]
-    cases = [Case(world.aws, tmp_path, f"{kind}{number}-2") for number in range(len(lines))]
+    cases = [Case(world.aws, tmp_path, f"{kind}{stride}x{number}-2") for number in range(len(lines))]
     for case, line in zip(cases, lines, strict=True):
         case.order(kind, action=pattern(line, "ref-2", case.name), times=1000)
     codes = dict(zip(lines, together([case.making for case in cases]), strict=True))

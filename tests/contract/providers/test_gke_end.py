@@ -143,6 +143,27 @@ def test_any_machine_finds_the_disks_that_an_ended_cluster_has_left(
     assert command("gc", "gke", "--expired", "--everybody", "--yes").out == "There is nothing to delete.\n"
 
 
+def test_any_machine_finds_the_load_balancers_that_an_ended_cluster_has_left(
+    command: Any, google: Google, gke_world: World, metadata: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """By the firewall rule of each, whose target names the cluster."""
+    assert command(*CREATE, "--ttl", "1h").code == 0
+    fire(gke_world, google, metadata, expires=0)
+    gke_world.clusters.clear()
+    for name, owner in (("a0b1", "rel-2"), ("a2c3", "theirs")):
+        gke_world.balancers.add(name)
+        rule = {"name": f"k8s-fw-{name}", "network": "default", "targetTags": [f"gke-{owner}-0a1b2c3d-node"]}
+        gke_world.networks.found[f"global/firewalls/k8s-fw-{name}"] = rule
+    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "elsewhere"))  # CI's next runner
+    assert [(item.name, item.location) for item in GkeProvider().discover({})] == [("rel-2", "europe-west1")]
+    result = command("gc", "gke", "--expired", "--everybody", "--yes")
+    assert result.code == 8, result.err
+    assert "gcloud compute forwarding-rules delete a0b1 --region europe-west1 --project demo-project" in result.err
+    assert "a2c3" not in result.err
+    gke_world.balancers.clear()
+    assert command("gc", "gke", "--expired", "--everybody", "--yes").out == "There is nothing to delete.\n"
+
+
 def test_disks_of_other_people_s_clusters_are_none_of_ours(command: Any, gke_world: World) -> None:
     assert command(*CREATE, "--ttl", "1h").code == 0
     gke_world.outside.add(f"projects/demo-project/zones/{ZONE}/disks/pvc-1")
