@@ -102,7 +102,7 @@ def _targets(runs: Sequence[RunHandle], to: Path | None) -> list[tuple[RunHandle
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:
-        raise UsageError(f"The folder {folder} cannot be made: {error}.") from None
+        raise UsageError(f"The folder {folder} cannot be created: {error}.") from None
     return [(run, folder / f"{run.name}.zip") for run in runs]
 
 
@@ -137,7 +137,7 @@ def _target(name: str, to: Path | None, path: Path | None, output: str) -> tuple
         )
     if output not in FORMATS:
         if "/" not in output and not output.endswith(".zip") and not Path(output).is_dir():
-            raise UsageError(f'-o "{output}" is no format, only text or json.', hint=f"The file: --to {output}")
+            raise UsageError(f'-o "{output}" is not a format; use text or json.', hint=f"The file: --to {output}")
         console.warn(f"-o is the format; name the file with --to {output}")
     files = [file for file in (to, path, None if output in FORMATS else Path(output)) if file is not None]
     if len(files) > 1:
