@@ -2,7 +2,7 @@
 (task_sources.py). Parsed into Task, checked, typed.
 
 A task.yaml looks like this (`extends`, `settings`, `presets`, `packages`, `legacy_name`, `goal`, `method`, `files`,
-`workers`, `preflight`, `notes` and `free` are optional):
+`workers`, `preflight`, `notes`, `measured_on` and `free` are optional):
 
     name: digits_resnet                  # the folder's name
     extends: cifar10_resnet20            # a task whose keys this one takes over; optional (task_files.py)
@@ -19,6 +19,7 @@ A task.yaml looks like this (`extends`, `settings`, `presets`, `packages`, `lega
     files: {...}                         # what the data folder must hold (datafiles.py); optional
     workers: {sensible: 32, reason: a line}   # beyond so many ranks a goal means little; optional
     preflight: task_images.gpt_pretraining.preflight   # module whose `check` refuses runs that cannot work; optional
+    measured_on: [CPU, 1 x H100]         # hardware on which a figure of it was measured
     notes: [a line]                      # further lines for `mlbench tasks NAME`
     method: {own: bsp}                   # how its ranks communicate, and limits on other methods (MethodRule); optional
     free: [loaders]                      # parameters that leave the mathematics as it is (results/archive/division.py)
@@ -146,6 +147,7 @@ class Task:
     files: DataFiles | None = None
     free: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    measured_on: tuple[str, ...] = ()
     preflight: str | None = None
     legacy_name: str | None = None
     packages: tuple[str, ...] = ()
@@ -350,6 +352,7 @@ def parse_task(text: str, path: Path) -> Task:
         files=parse_data_files(file, data["files"]) if "files" in data else None,
         free=_texts(file, data, "free", tuple(parameters)) if "free" in data else (),
         notes=_texts(file, data, "notes") if "notes" in data else (),
+        measured_on=_texts(file, data, "measured_on") if "measured_on" in data else (),
         preflight=data.get("preflight"),
         method=_method(file, data["method"]) if "method" in data else None,
         legacy_name=data.get("legacy_name"),

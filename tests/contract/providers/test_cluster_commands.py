@@ -361,6 +361,18 @@ def test_what_the_nodes_offer_is_discovered(mlbench: Any, api: Server) -> None:
     assert details["version"] == "v1.34+.1"
 
 
+def test_amd_gpus_of_the_nodes_are_asked_for_by_their_own_name(mlbench: Any, api: Server) -> None:
+    api.provider_id, api.allocatable = "other://1", {"cpu": "190", "amd.com/gpu": "8"}
+    assert mlbench("attach-cluster", "fleet", "--kubeconfig", str(api.kubeconfig)).code == 0
+    details = Store().cluster("fleet").details
+    assert (details["gpus_per_node"], details["gpu"]) == (8, "AMD_Instinct_MI300X_OAM")
+    run = ("run", "r", "2", "--image", "i:1", "--command", "true", "--gpu", "--dry-run", "--yes", "-o", "json")
+    jobs = [one for one in mlbench(*run).json["submissions"][0]["documents"] if one["kind"] == "Job"]
+    pod = jobs[0]["spec"]["template"]["spec"]
+    assert pod["containers"][0]["resources"]["limits"]["amd.com/gpu"] == "8"
+    assert {"key": "amd.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in pod["tolerations"]
+
+
 def test_autopilot_is_known_by_its_nodes_and_its_runs_say_what_they_need(mlbench: Any, api: Server) -> None:
     api.provider_id, api.node = "gce://p/z/gk3-fleet-pool-1-abcd", "gk3-fleet-pool-1-abcd"
     done = mlbench("attach-cluster", "fleet", "--kubeconfig", str(api.kubeconfig))
