@@ -15,8 +15,8 @@ export MLBENCH_HOME OMP_NUM_THREADS=1
 mlbench() { "$python" -m mlbench_cli "$@"; }
 
 finish() {
-  case "$begun" in *" hosts "* | *" slurm "*) "$machines" down ;; esac
-  case "$begun" in *" kind "*) mlbench delete-cluster kind results-2 --yes ;; esac
+  case "$begun" in *" hosts "* | *" slurm "*) "$machines" down || true ;; esac
+  case "$begun" in *" kind "*) mlbench delete-cluster kind results-2 --yes --force || true ;; esac
   rm -rf "$MLBENCH_HOME"
 }
 begun=" "
@@ -56,7 +56,9 @@ for place; do
         export BASE="$LAB_TORCH_IMAGE"
       fi
       sh task_images/build.sh digits_resnet
-      mlbench create-cluster kind 2 results ${LAB_NODE_IMAGE:+--image "$LAB_NODE_IMAGE"}
+      version=$("$python" -c "import mlbench_cli; print(mlbench_cli.__version__)")
+      mlbench create-cluster kind 2 results --load "localhost/mlbench/digits_resnet:$version" \
+        ${LAB_NODE_IMAGE:+--image "$LAB_NODE_IMAGE"}
       measure kind --cluster results-2 --matrix method=bsp,wfbp
       ;;
     *)
