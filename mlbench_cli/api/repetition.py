@@ -41,7 +41,7 @@ _HARMLESS = frozenset({
 _HARMLESS_OPTIONS = frozenset({
     "memory", "server_cpus", "server_memory", "shm", "node_selector", "tolerations", "queue", "hold_seconds",
     "keep_seconds", "keep_storage", "collect", "spread", "share_nodes", "egress", "provisioning_class", "scheduler",
-    "fabric", "network_method",
+    "fabric", "network_method", "gpu_resource",
 })  # fmt: skip
 
 
