@@ -41,6 +41,7 @@ SERVER_MODULES = (  # each after those that it imports
     *(
         "mlbench_cli.util.files",
         "mlbench_cli.agent.processes",
+        "mlbench_cli.agent.machine",
         "mlbench_cli.agent.interfaces",
         "mlbench_cli.agent.serve",
     ),
