@@ -299,8 +299,12 @@ class ChocoGossip(Gossip):
 
 
 def find_neighbours(rank: int, size: int) -> list[int]:
-    """The ranks before and after this one on a ring: none of one rank, one of two."""
-    return sorted({(rank - 1) % size, (rank + 1) % size} - {rank})
+    """The ranks after and before this one on a ring: none of one rank, one of two.
+
+    All ranks send to the one after them first, so each link carries one message at a time. In the order of their
+    numbers, two of three ranks would begin with the same peer.
+    """
+    return list(dict.fromkeys(peer for peer in ((rank + 1) % size, (rank - 1) % size) if peer != rank))
 
 
 def make_drifting(method: Method, seed: int) -> Strategy:

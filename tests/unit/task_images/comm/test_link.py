@@ -1,6 +1,7 @@
 """What a message costs in a plan, and what counts as sent."""
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import cast
 
 import pytest
@@ -64,15 +65,41 @@ def test_messages_that_measure_the_network_are_left_out_of_the_figures() -> None
     assert (link.messages, link.bytes, link.wire_bytes) == (1, 2, 3.0)
 
 
-def test_a_swap_is_ready_to_receive_before_it_sends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """gloo's "ready" for what comes would else wait behind what goes: two ranks took 2.2 times a message's time."""
+class Received:
+    """A receive that is recorded when it is waited for."""
+
+    def __init__(self, calls: list[tuple[str, int]], peer: int) -> None:
+        self._calls, self._peer = calls, peer
+
+    def wait(self) -> None:
+        self._calls.append(("received", self._peer))
+
+
+@pytest.mark.parametrize(
+    ("in_turns", "expected"),
+    [
+        (False, [("isend", 1), ("isend", 2), ("received", 1), ("received", 2)]),
+        (True, [("send", 1), ("received", 2), ("send", 2), ("received", 1)]),
+    ],
+)
+def test_a_swap_is_ready_to_receive_before_it_sends(
+    in_turns: bool, expected: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """gloo's "ready" for what comes would else wait behind what goes: two ranks took 2.2 times a message's time. Over
+    gloo a rank sends to the next one of the ring, and receives from the previous one, before it sends back."""
     calls: list[tuple[str, int]] = []
-    for name in ("isend", "irecv"):
-        monkeypatch.setattr(dist, name, lambda tensor, peer, group, name=name: calls.append((name, peer)))
+
+    def start(name: str, peer: int) -> Received | None:
+        calls.append((name, peer))
+        return Received(calls, peer) if name == "irecv" else None
+
+    for name in ("isend", "irecv", "send"):
+        monkeypatch.setattr(dist, name, lambda tensor, peer, group, name=name: start(name, peer))
     link = object.__new__(Link)
     link.messages, link.bytes, link.wire_bytes, link._delay = 0, 0, 0.0, None
     link.host_pairs, link.device = False, torch.device("cpu")
+    link._turns = ThreadPoolExecutor(1) if in_turns else None
     link.__dict__["group"] = None
-    link.start_swap(torch.zeros(10), [1, 2])
-    assert calls == [("irecv", 1), ("irecv", 2), ("isend", 1), ("isend", 2)]
+    link.swap(torch.zeros(10), [1, 2])
+    assert calls == [("irecv", 1), ("irecv", 2), *expected]
     assert link.wire_bytes == 80
