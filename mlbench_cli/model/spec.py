@@ -41,6 +41,7 @@ LATER_OPTIONS: dict[str, object] = {
     "server_memory": None,
     "assigned_user": False,
     "cpu_limit": None,
+    "gpu_resource": None,
 }
 KEEP_SECONDS = 86400
 OWN_PRICE = {"currency": "USD", "source": "named by the user (--worker-hour)", "table": None}

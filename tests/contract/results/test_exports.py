@@ -269,7 +269,7 @@ def test_what_is_followed_is_closed_once(tmp_path: Path, monkeypatch: pytest.Mon
     [
         (["mlflow", "folder"], "no address of MLflow"),
         (["parquet", "folder"], "no name of a Parquet file"),
-        (["tensorboard", "/proc/none"], "cannot be made"),
+        (["tensorboard", "/proc/none"], "cannot be created"),
         (["tensorboard", "x", "--online"], "--online is for wandb alone"),
         (["parquet", "x.parquet", "--follow"], "--follow needs a tracker"),
         (["tensorboard", "x", "--follow"], "--follow needs the names"),
