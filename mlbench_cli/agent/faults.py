@@ -211,7 +211,8 @@ class FaultHands:
         """Carry out a fault; why that cannot be done, or None. Raises OSError."""
         kind = FaultKind(fault.kind)
         if kind is FaultKind.LINK:
-            self._change_link(fault)
+            assert fault.target is not None  # parse_faults gives every link its worker
+            self._change_link(fault.target, fault.rate, fault.share or 0.0)
             self._lasting.append(_ChangedLink(self, event, fault, now))
             return None
         targets = self._targets(fault)
@@ -242,23 +243,18 @@ class FaultHands:
         """A rank by its number, if it runs."""
         return next((rank for rank in self._running() if rank.number == number), None)
 
-    def _change_link(self, fault: Fault | None, target: int | None = None) -> None:
-        """Change a link of the shaped network; None: as it was. Raises OSError with the reason."""
+    def _change_link(self, worker: int, rate: float | None, loss: float) -> None:
+        """Give a link of the shaped network a rate (None: its own) and a share of packets lost. Raises OSError."""
         network = self._agent.network
         if network is None:
             raise OSError("the run has no network of its own")
-        worker = fault.target if fault is not None else target
-        assert worker is not None
-        problem = network.change_link(
-            worker, rate=None if fault is None else fault.rate, loss=(fault.share or 0.0) if fault else 0.0
-        )
-        if problem:
+        if problem := network.change_link(worker, rate=rate, loss=loss):
             raise OSError(problem)
 
     def restore_link(self, worker: int) -> None:
         """Give a link its own rate again, without loss."""
         with contextlib.suppress(OSError):
-            self._change_link(None, worker)
+            self._change_link(worker, None, 0.0)
 
     def _end_lasting(self, lasting: _Lasting) -> None:
         lasting.end()
