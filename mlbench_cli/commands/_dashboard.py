@@ -1,7 +1,7 @@
 """`--dashboard-url`: the commands of every day against a dashboard that others share, by its REST API."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Protocol
@@ -80,6 +80,17 @@ def _understood(dashboard: RemoteDashboard) -> Iterator[None]:
         ) from None
 
 
+def _ask_of_either(ask: Callable[[str], JsonObject], name: str, action: str = "") -> tuple[JsonObject, bool]:
+    """The answer about the run of that name, else about the experiment; whether it is a run. Raises NotFoundError."""
+    try:
+        return ask(f"runs/{name}{action}"), True
+    except NotFoundError as missing:
+        try:
+            return ask(f"experiments/{name}{action}"), False
+        except NotFoundError:
+            raise missing from None
+
+
 # --- reading --------------------------------------------------------------------------------------------------------
 
 
@@ -87,14 +98,9 @@ def find_runs(dashboard: RemoteDashboard, names: Sequence[str]) -> list[JsonObje
     """The runs of some names, in detail; a name is that of a run or of an experiment. Raises NotFoundError."""
     found: dict[str, JsonObject] = {}
     for name in names:
-        try:
-            documents = [dashboard.get(f"runs/{name}")]
-        except NotFoundError as missing:
-            try:
-                members = dashboard.get(f"experiments/{name}")["members"]
-            except NotFoundError:
-                raise missing from None
-            documents = [dashboard.get(f"runs/{member['run']}") for member in members if member.get("run")]
+        document, is_run = _ask_of_either(dashboard.get, name)
+        members = () if is_run else [member["run"] for member in document["members"] if member.get("run")]
+        documents = [document] if is_run else [dashboard.get(f"runs/{member}") for member in members]
         found |= {str(document["name"]): document for document in documents}
     return list(found.values())
 
@@ -174,17 +180,19 @@ def show_logs(
             if len(runs) > 1:
                 console.note(f"--- {run['name']} ---")
             out = printer(len(ranks) > 1)
-            for each, text in lines:
-                out.write(each, text.encode("utf-8", "surrogateescape") + b"\n")
-            out.flush()
+            _write_lines(out, lines)
             while follow and not _has_ended(run):
                 time.sleep(POLL_SECONDS)
                 run = dashboard.get(f"runs/{run['name']}")  # before the log, so that its last lines are not missed
-                for each, text in reader.read(is_last=_has_ended(run)):
-                    out.write(each, text.encode("utf-8", "surrogateescape") + b"\n")
-                out.flush()
+                _write_lines(out, reader.read(is_last=_has_ended(run)))
         if output is Format.json:
             console.out_json({"runs": documents} if len(runs) != 1 else documents[0])
+
+
+def _write_lines(out: LinePrinter, lines: Iterable[tuple[int, str]]) -> None:
+    for rank, text in lines:
+        out.write(rank, text.encode("utf-8", "surrogateescape") + b"\n")
+    out.flush()
 
 
 class _LogReader:
@@ -320,15 +328,8 @@ def cancel_runs(dashboard: RemoteDashboard, names: Sequence[str], output: Format
     with _understood(dashboard):
         answers = []
         for name in names:
-            try:
-                answer = dashboard.post(f"runs/{name}/cancel")
-                text = f"{name}: {answer['summary']}"
-            except NotFoundError as missing:
-                try:
-                    answer = dashboard.post(f"experiments/{name}/cancel")
-                except NotFoundError:
-                    raise missing from None
-                text = f"Canceled the experiment {name}."
+            answer, is_run = _ask_of_either(dashboard.post, name, "/cancel")
+            text = f"{name}: {answer['summary']}" if is_run else f"Canceled the experiment {name}."
             answers.append(answer)
             if output is not Format.json:
                 console.out(console.clean(text))
