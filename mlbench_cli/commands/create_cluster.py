@@ -134,10 +134,7 @@ def _create(
         if dry_run:
             _print_plan(planned, output, estimate)
             return
-        show_plan(planned.cluster, planned.plan)
-        if estimate is not None:
-            console.note(describe_estimate(estimate, planned.plan.currency))
-        _show_chart(planned.installation)
+        _show_plan(planned, estimate)
         if end := _describe_end(planned):
             console.note(f"{end} {cluster_changes.describe_end(planned.cluster)}")
         if planned.plan.total != 0:
@@ -211,6 +208,13 @@ def _estimate(store: Store, planned: PlannedCluster, task: str | None) -> "Candi
     return estimate_on_cluster(store, task, cluster, is_new=True)
 
 
+def _show_plan(planned: PlannedCluster, estimate: "Candidate | None") -> None:
+    show_plan(planned.cluster, planned.plan)
+    if estimate is not None:
+        console.note(describe_estimate(estimate, planned.plan.currency))
+    _show_chart(planned.installation)
+
+
 def _print_plan(planned: PlannedCluster, output: Format, estimate: "Candidate | None") -> None:
     resources, installation = planned.resources, planned.installation
     chart: dict[str, object] | None = None
@@ -223,10 +227,7 @@ def _print_plan(planned: PlannedCluster, output: Format, estimate: "Candidate | 
             document["estimate"] = estimate_document(estimate)
         console.out_json({**document, "helm_chart": chart} if chart else document)
         return
-    show_plan(planned.cluster, planned.plan)
-    if estimate is not None:
-        console.note(describe_estimate(estimate, planned.plan.currency))
-    _show_chart(installation)
+    _show_plan(planned, estimate)
     if ttl := ClusterDetails.of(planned.cluster).ttl:
         console.note(f"It ends after {ttl}. {cluster_changes.describe_end(planned.cluster)}")
     console.out_table(["RESOURCE", "NAME"], [[item["kind"], item["name"]] for item in resources])
