@@ -47,10 +47,7 @@ def seal_partial(run: Run, observation: Observation, target: Path) -> None:
         shutil.copytree(run.folder, folder, ignore=shutil.ignore_patterns(run_folder.STATE_FOLDER))
         found = (_UNFINISHED, *observation.findings)
         seal(replace(run, folder=folder), replace(observation, ended=Ending.CANCELLED, findings=found))
-        pack(folder, packed)
-        if not (checked := verify(packed)).ok:
-            reason = [*checked.problems, *checked.not_derived][0]
-            raise CannotTellError(f"{run.name} cannot be archived while it runs: {reason}")
+        _pack(folder, packed, f"{run.name} cannot be archived while it runs")
         packed.replace(target)
 
 
@@ -64,12 +61,15 @@ def seal_anew(archive: Archive, target: Path, change: Callable[[Path], None]) ->
         _copy(archive, folder)
         change(folder)
         _seal(folder)
-        pack(folder, packed)
-        found = verify(packed)
-        if not found.ok:
-            reason = [*found.problems, *found.not_derived][0]
-            raise CannotTellError(f"The evidence of {archive.path} cannot be sealed again: {reason}")
+        _pack(folder, packed, f"The evidence of {archive.path} cannot be sealed again")
         packed.replace(target)
+
+
+def _pack(folder: Path, packed: Path, refusal: str) -> None:
+    """Write the sealed folder as a zip. Raises CannotTellError, `refusal` and the reason, if it does not verify."""
+    pack(folder, packed)
+    if not (found := verify(packed)).ok:
+        raise CannotTellError(f"{refusal}: {[*found.problems, *found.not_derived][0]}")
 
 
 def _copy(archive: Archive, folder: Path) -> None:
