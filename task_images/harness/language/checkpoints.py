@@ -103,10 +103,9 @@ def load_method_state(path: Path, rank: int, size: int) -> MethodState:
         return _read_method_state(files[rank])
     states = [_read_method_state(file) for file in files]
     found: MethodState = {**states[0]} if states else {}
-    if len(states) > 1 and found.get("ranks"):
-        found["ranks"] = [state["ranks"][number] for number, state in enumerate(states)]
-    if len(states) > 1 and found.get("optimizers"):
-        found["optimizers"] = [state["optimizers"][number] for number, state in enumerate(states)]
+    for key in ("ranks", "optimizers"):
+        if len(states) > 1 and found.get(key):
+            found[key] = [state[key][number] for number, state in enumerate(states)]
     return found
 
 
