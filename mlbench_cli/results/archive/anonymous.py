@@ -27,6 +27,7 @@ KEPT_PACKAGES = re.compile(
     r"|sacremoses|mlbench-cli|nvidia-.*|cuda-.*|intel-.*|mkl|oneccl.*)"
 )
 _HOME = re.compile(r"(/home/|/Users/)[^/\s\"']+|/root(?=/)")
+_PYTHON = re.compile(rb'"python": *"[^"]*"')  # the interpreter of a plan for hosts and Slurm, by its path
 
 
 def anonymize(folder: Path) -> None:
@@ -44,6 +45,7 @@ def anonymize(folder: Path) -> None:
         for path in sorted((folder / part).rglob("*")):
             if path.is_file():
                 _rewrite(path, lambda line: _clean_text(line, scrub))
+    _rewrite(folder / "manifests" / "plan.json", lambda line: _PYTHON.sub(rb'"python": "python"', line))
 
 
 def _make_scrubber(folder: Path) -> Callable[[str], str]:

@@ -1,5 +1,6 @@
 """Archives without what they tell of their authors, whose figures still follow from their evidence."""
 
+import json
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 
 from mlbench_cli.results.archive import sample_blocks
+from mlbench_cli.results.archive.anonymous import anonymize
 from mlbench_cli.results.archive.layout import DamagedArchive
 from mlbench_cli.results.archive.pack import pack
 from mlbench_cli.results.archive.reader import Archive
@@ -88,6 +90,14 @@ def test_sizes_of_logs_in_samples_are_those_of_the_changed_logs(tmp_path: Path) 
     assert len(log) < len(whole)
     assert (rows[0], rows[2:]) == (5, [end, end + 30, len(log)])
     assert 5 < rows[1] <= end
+
+
+def test_the_plan_of_hosts_keeps_no_path_of_python(tmp_path: Path) -> None:
+    folder = a_run(tmp_path / "run")
+    (folder / "manifests").mkdir(exist_ok=True)
+    (folder / "manifests" / "plan.json").write_text('{\n  "python": "/opt/acme/.venv/bin/python",\n  "nodes": 2\n}\n')
+    anonymize(folder)
+    assert json.loads((folder / "manifests" / "plan.json").read_text()) == {"python": "python", "nodes": 2}
 
 
 def test_a_damaged_archive_is_refused(tmp_path: Path) -> None:
