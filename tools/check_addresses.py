@@ -2,7 +2,7 @@
 
 Each address in the tables of the tasks is asked for the beginning of its file. Sizes are compared with the table. Files
 with a published digest and at most so many megabytes are fetched, and their digests compared. Prints a line for each
-address; 1 if any file has no address that is right. For the nightly workflow, where there is a network.
+address. The exit code is 1 if a file has no correct address. For the nightly workflow, where there is a network.
 """
 
 import argparse
@@ -58,7 +58,7 @@ def check(archive: Archive, limit: int) -> Iterator[tuple[str, str]]:
 
 
 def main(argv: list[str]) -> int:
-    """1 if a file cannot be had from any of its addresses."""
+    """Exit code: 1 if a file cannot be downloaded from any of its addresses, else 0."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--megabytes", type=int, default=200, help="largest file that is fetched for its digest")
     given = parser.parse_args(argv)

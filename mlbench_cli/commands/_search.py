@@ -69,7 +69,9 @@ def run_search(
     """Run all rounds, or go on with them: finished trials are kept. Raises TaskFailedError if no trial has a result."""
     console.note(describe_search(request, search))
     if not search.holds_out:
-        console.warn(f"{request.task} cannot hold out training samples: its goal is measured on what chose the point.")
+        console.warn(
+            f"{request.task} cannot hold out training samples: the point is chosen on the data that measures the goal."
+        )
     points, trials = list(search.points), list[Trial]()
     launch = first
     for each in search.rounds:
