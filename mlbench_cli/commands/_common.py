@@ -81,7 +81,14 @@ def _beginning(names: Iterable[str], incomplete: str) -> list[str]:
 
 Output = Annotated[Format, typer.Option("--output", "-o", help="text, or one JSON document")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="answer yes to every question")]
-RequireGoal = Annotated[bool, typer.Option("--require-goal", help="exit with 7 if the goal is not reached")]
+
+
+def require_goal_option(panel: str | None = None) -> Any:
+    """`--require-goal`."""
+    return typer.Option("--require-goal", help="exit with 7 if the goal is not reached", rich_help_panel=panel)
+
+
+RequireGoal = Annotated[bool, require_goal_option()]
 UnreachableTimeout = Annotated[
     str | None,
     typer.Option(

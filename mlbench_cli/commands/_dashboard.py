@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
@@ -32,15 +32,19 @@ POLL_SECONDS = 2.0
 ARCHIVE_SECONDS = 60.0  # in which the dashboard's machine completes the archive of a run that has ended
 MAX_RUNS = 1000  # the most that the dashboard lists at once
 
-DashboardUrl = Annotated[
-    str | None,
-    typer.Option(
+
+def dashboard_url_option(panel: str | None = None) -> Any:
+    """`--dashboard-url`."""
+    return typer.Option(
         "--dashboard-url",
         "-u",
         metavar="URL",
         help="talk to this shared dashboard instead; its token: ?token=... in the URL, or MLBENCH_DASHBOARD_TOKEN",
-    ),
-]
+        rich_help_panel=panel,
+    )
+
+
+DashboardUrl = Annotated[str | None, dashboard_url_option()]
 
 
 class LinePrinter(Protocol):

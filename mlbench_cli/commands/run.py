@@ -14,7 +14,6 @@ from mlbench_cli.api import Client, OpenExperiment
 from mlbench_cli.commands._common import (
     Format,
     Output,
-    RequireGoal,
     Yes,
     complete_backends,
     complete_clusters,
@@ -23,9 +22,10 @@ from mlbench_cli.commands._common import (
     max_cost_option,
     max_hours_option,
     only_report_option,
+    require_goal_option,
     to_option,
 )
-from mlbench_cli.commands._dashboard import DashboardUrl, connect, start_run
+from mlbench_cli.commands._dashboard import connect, dashboard_url_option, start_run
 from mlbench_cli.commands._members import follow_all, start_detached, wait_for_queue
 from mlbench_cli.commands._report import Ended, report_ended
 from mlbench_cli.commands._values import HELP_ALL
@@ -92,12 +92,15 @@ def run(
         typer.Option("--from", metavar="ARCHIVE", help="repeat the run of an archive", rich_help_panel=ADVANCED),
     ] = None,
     signers: Annotated[
-        Path | None, typer.Option("--signers", help="with --from: file of allowed signers, as git's")
+        Path | None,
+        typer.Option("--signers", help="with --from: file of allowed signers, as git's", rich_help_panel=ADVANCED),
     ] = None,
     run_foreign_command: Annotated[
         bool,
         typer.Option(
-            "--run-foreign-command", help="with --from: run the author's command without asking, whoever signed it"
+            "--run-foreign-command",
+            help="with --from: run the author's command without asking, whoever signed it",
+            rich_help_panel=ADVANCED,
         ),
     ] = False,
     save: Annotated[
@@ -112,8 +115,10 @@ def run(
         bool, typer.Option("--detach", "-d", help="return at once; the runs continue in the background")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print what would be submitted, then exit")] = False,
-    require_goal: RequireGoal = False,
-    logs: Annotated[bool, typer.Option("--logs", help="print the log of rank 0 while it runs")] = False,
+    require_goal: Annotated[bool, require_goal_option(ADVANCED)] = False,
+    logs: Annotated[
+        bool, typer.Option("--logs", help="print the log of rank 0 while it runs", rich_help_panel=ADVANCED)
+    ] = False,
     unreachable: Annotated[
         str | None,
         typer.Option(
@@ -124,7 +129,7 @@ def run(
         ),
     ] = None,
     yes: Yes = False,
-    dashboard: DashboardUrl = None,
+    dashboard: Annotated[str | None, dashboard_url_option(ADVANCED)] = None,
     output: Output = Format.text,
     to: Annotated[Path | None, to_option(ADVANCED, _WITH_RUNS)] = None,
     only_report: Annotated[bool, only_report_option(ADVANCED, _WITH_RUNS)] = False,

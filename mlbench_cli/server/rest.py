@@ -4,6 +4,7 @@ import json
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -251,9 +252,10 @@ class _Rest:
         asked = parse_file(json.dumps(document))
         if not asked.name or not asked.workers or not (asked.task or asked.command):
             raise UsageError("A run needs name, workers, and task or command.")
-        if self._config.cluster is not None and asked.cluster != self._config.cluster:
-            raise UsageError(f"This dashboard is that of {self._config.cluster}.")
-        return asked
+        own = self._config.cluster
+        if own is not None and asked.cluster not in (None, own):
+            raise UsageError(f"This dashboard is that of {own}.")
+        return asked if own is None else replace(asked, cluster=own)
 
     async def cancel(self, request: Request) -> Response:
         name = request.path_params["name"]

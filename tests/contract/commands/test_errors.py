@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -329,6 +330,8 @@ def test_run_help_shows_common_options_and_help_all_every_option(capsys: Capture
     assert "--method" in short
     assert "mlbench run --help-all" in short
     assert "--toleration" not in short
+    own = {word for word in re.findall(r"^  (?:-\w, )?(--[a-z-]+)", short, re.MULTILINE) if "help" not in word}
+    assert len(own) == 15
     assert run(["run", "--help-all"]) == 0
     full = capsys.readouterr().out
     assert all(flag(item.name) in full for item in OPTIONS)

@@ -1,0 +1,152 @@
+"""The dashboard's Helm chart on a real cluster: it answers, its roles and limits hold, and it keeps its runs.
+
+Like a user of the chart, with docker, kind, helm and kubectl: build the image, install, forward the port, start a run.
+"""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from mlbench_cli.results.archive.verify import find_problems
+
+ROOT = Path(__file__).parents[2]
+NODE_IMAGE = os.environ.get("MLBENCH_TEST_NODE_IMAGE")
+BASE = os.environ.get("MLBENCH_TEST_LOAD_IMAGE") or "python:3.12-slim-bookworm"  # with Python and pip
+IMAGE = "localhost/mlbench-dashboard:e2e"
+CLUSTER, SPACE, RELEASE = "mlbench-e2e-chart", "team", "front"
+READ, ACT = "r" * 24, "a" * 24
+DEPLOYMENT = f"deployment/{RELEASE}-dashboard"
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.nightly,
+    pytest.mark.timeout(1800),
+    pytest.mark.skipif(
+        any(shutil.which(tool) is None for tool in ("kind", "docker", "helm", "kubectl")),
+        reason="needs kind, Docker, helm and kubectl",
+    ),
+]
+
+
+def call(*words: str, folder: Path = ROOT, stdin: bytes | None = None, **more: str) -> str:
+    """Standard output of a command that must succeed."""
+    done = subprocess.run(
+        words, cwd=folder, env={**os.environ, **more}, input=stdin, capture_output=True, check=False, timeout=900
+    )
+    assert done.returncode == 0, f"{' '.join(words)}\n{done.stdout.decode()}\n{done.stderr.decode()}"
+    return done.stdout.decode()
+
+
+@dataclass(frozen=True)
+class Team:
+    """A cluster with the chart, and a machine that knows none of its runs."""
+
+    folder: Path
+    port: int
+
+    def kubectl(self, *words: str) -> str:
+        return call("kubectl", "--namespace", SPACE, *words, KUBECONFIG=str(self.folder / "kubeconfig"))
+
+    @contextmanager
+    def forward(self) -> Iterator[None]:
+        """The dashboard at 127.0.0.1, as the chart's notes tell."""
+        words = ["kubectl", "--namespace", SPACE, "port-forward", f"service/{RELEASE}-dashboard", str(self.port)]
+        environment = {**os.environ, "KUBECONFIG": str(self.folder / "kubeconfig")}
+        process = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert "Forwarding from" in line, line
+            yield
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.wait(30)
+            process.communicate()
+
+    def mlbench(self, *words: str, token: str = ACT, code: int = 0) -> str:
+        """What a command prints that talks to the dashboard and ends with `code`."""
+        environment = {**os.environ, "MLBENCH_HOME": str(self.folder / "home"), "MLBENCH_DASHBOARD_TOKEN": token}
+        url = f"http://127.0.0.1:{self.port}"
+        done = subprocess.run(
+            [sys.executable, "-m", "mlbench_cli", *words, "--dashboard-url", url],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=600,
+        )
+        assert done.returncode == code, done.stdout + done.stderr
+        assert "Traceback" not in done.stderr
+        return done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def team(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Team]:
+    folder = tmp_path_factory.mktemp("team")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = int(free.getsockname()[1])
+    made = Team(folder, port)
+    source = folder / "source"  # what git has, without the builds of this checkout
+    source.mkdir()
+    archive = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, capture_output=True, check=True).stdout
+    subprocess.run(["tar", "x", "-C", str(source)], input=archive, check=True)
+    words = ("docker", "build", "-f", "charts/mlbench/Dockerfile", "--build-arg", f"BASE={BASE}", "-t", IMAGE, ".")
+    call(*words, folder=source, DOCKER_BUILDKIT="0")
+    kubeconfig = str(folder / "kubeconfig")
+    try:
+        image = ("--image", NODE_IMAGE) if NODE_IMAGE else ()
+        call("kind", "create", "cluster", "--name", CLUSTER, "--kubeconfig", kubeconfig, "--wait", "180s", *image)
+        call("kind", "load", "docker-image", IMAGE, "--name", CLUSTER)
+        made.kubectl("create", "namespace", SPACE)
+        made.kubectl("label", "namespace", SPACE, "pod-security.kubernetes.io/enforce=restricted")
+        repository, _, tag = IMAGE.rpartition(":")
+        values = {
+            "master.image.repository": repository,
+            "master.image.tag": tag,
+            "tokens.text": f"read {READ}\nact {ACT}",
+            "limits.workers": "2",
+            "service.port": str(port),
+        }
+        settings = [word for item in values.items() for word in ("--set", "=".join(item))]
+        words = ("helm", "install", RELEASE, "charts/mlbench", "--namespace", SPACE, "--wait", "--timeout", "5m")
+        call(*words, *settings, KUBECONFIG=kubeconfig)
+        yield made
+        call("helm", "uninstall", RELEASE, "--namespace", SPACE, "--wait", KUBECONFIG=kubeconfig)
+        left = json.loads(made.kubectl("get", "pods,services,secrets,pvc", "--output", "json"))["items"]
+        names = [item["metadata"]["name"] for item in left if RELEASE in item["metadata"]["name"]]
+        assert names == [f"{RELEASE}-dashboard"]  # the volume with the results
+    finally:
+        subprocess.run(["kind", "delete", "cluster", "--name", CLUSTER], check=False, capture_output=True)
+
+
+def test_a_team_shares_the_dashboard_of_the_chart(team: Team, tmp_path: Path) -> None:
+    start = ("run", "there", "2", "--command", "sh -c 'echo rank {rank} is here'", "--image", IMAGE)
+    with team.forward():
+        assert "here" in team.mlbench("list-clusters", token=READ)
+        assert "is read-only" in team.mlbench(*start, token=READ, code=3)
+        team.mlbench("status", token="x" * 24, code=3)
+        assert "2" in team.mlbench("run", "big", "3", "--command", "true", "--image", IMAGE, code=2)
+        team.mlbench(*start)
+        assert "rank 1 is here" in team.mlbench("logs", "there", "--rank", "1", token=READ)
+        team.mlbench("download", "there-2", "--to", str(tmp_path / "there.zip"), token=READ)
+    assert find_problems(tmp_path / "there.zip") == []
+
+
+def test_a_new_pod_has_the_runs_of_the_one_before(team: Team) -> None:
+    team.kubectl("rollout", "restart", DEPLOYMENT)
+    team.kubectl("rollout", "status", DEPLOYMENT, "--timeout=180s")
+    time.sleep(1)
+    with team.forward():
+        assert "completed" in team.mlbench("status", "there-2", token=READ)
