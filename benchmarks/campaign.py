@@ -25,22 +25,22 @@ TEXT = """\
 # Methods on two cores
 
 The file `{name}`, which comes with mlbench, trains a tiny BERT with seven [methods](../how-to/methods.md) on
-one machine, with the [throughput protocol](throughput.md). `noop` sends nothing, so it shows what the others'
-communication costs.
+one machine and measures its [throughput](throughput.md). `noop` sends nothing, so the difference from it is the cost of
+communication.
 
 {table}
 
 ![Grouped bars: sentences per second of each method, 1 and 2 workers](../images/{name}.png)
 
-{runs} runs took {minutes:.1f} minutes on a machine with {cores} cores, whose load was {before:.1f} when they began
-and {after:.1f} when they ended.{warning}
+The {runs} runs took {minutes:.1f} minutes on a machine with {cores} cores. The load was {before:.1f} at the start and
+{after:.1f} at the end.{warning}
 
 ```text
 python benchmarks/campaign.py --docs
 ```
 """
-BUSY = """ Two ranks make a load of 2: what is above that was other programs', so **these rates are
-no evidence for one method against another**, as the intervals say."""
+BUSY = """ Two ranks cause a load of 2; the rest came from other programs, so **do not compare methods by these rates**,
+whose intervals are wide for the same reason."""
 
 
 def main() -> None:
@@ -62,7 +62,7 @@ def main() -> None:
         limit, load = f"{WANTED_SECONDS / 60:g}", f"{before:.1f} to {after:.1f}"
         print(f"{runs} runs in {seconds / 60:.1f} minutes (wanted: under {limit}); load {load}")
         if options.docs:
-            # Two ranks, and the tool: a load of 3 at most is its own.
+            # Two ranks and mlbench itself cause a load of at most 3.
             warning = BUSY if max(before, after) > 3 else ""
             facts = {"name": NAME, "runs": runs, "minutes": seconds / 60, "cores": os.cpu_count(), "before": before}
             body = re.sub(r"^# .*\n+", "", table).strip()

@@ -32,16 +32,16 @@ Cells = dict[tuple[str, str, int], str]
 HEAD = """\
 # Methods and their papers
 
-Every method is compared with the pseudo-code of its paper, written in NumPy for one process
-(`tests/unit/task_images/comm/references.py`): four tensors whose gradients differ in scale by 1 000, 12 updates, the
-learning rate halved on the way. The settings are SGD with momentum; AdamW with weight decay; SGD with weight decay;
-gradients clipped by their norm; and a growing loss scale of fp16, with two updates whose gradients overflow, once in
-a single entry of one rank and once in a whole tensor. Numbers in brackets are numbers of ranks. The page is written by
-`python -m benchmarks.equality --write`.
+Does each method compute what its paper says? Tests train every method and compare it with the pseudo-code of the
+paper, written in NumPy for one process (`tests/unit/task_images/comm/references.py`). A case has four tensors whose
+gradients differ in scale by a factor of 1,000, 12 updates, and a learning rate that is halved halfway. The settings
+are SGD with momentum, AdamW with weight decay, SGD with weight decay, gradient clipping by norm, and fp16 with a
+growing loss scale. In the last one, two updates overflow: one in a single entry of one rank, one in a whole tensor.
+Numbers in parentheses are numbers of ranks. `python -m benchmarks.equality --write` writes this page.
 
-- *equal*: to 1e-5, in float64 (scales travel in float32).
-- *documented*: equal to a reference that differs from the paper as the list below says.
-- *refused*: the run ends before its first update, with the reason.
+- *equal*: to 1e-5, in float64 (scales are sent as float32).
+- *documented*: equal to a reference that differs from the paper as described below the table.
+- *refused*: mlbench rejects the combination before the first update, with the reason.
 
 """
 

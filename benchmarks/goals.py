@@ -304,34 +304,34 @@ def describe(values: Sequence[float], digits: int) -> str:
 
 
 QUIET_LOAD = 1.5  # per rank
-BUSY = """ That is more than the ranks themselves make, so other programs shared the machine: **the seconds and rates
-are no evidence for one method against another**, as their intervals say. Updates and bytes do not depend on it."""
+BUSY = """ The ranks account for only part of that load, so other programs shared the machine: **do not compare methods
+by these seconds and rates**, whose intervals are wide for the same reason. Updates and bytes do not depend on it."""
 TEXT = """\
 # What methods reach
 
-Every [method](../how-to/methods.md) trains the digits' preset `tiny` (ResNet-8, 78 042 parameters, 80 % accuracy) on
-{ranks} ranks, over shaped networks of {networks} (rate of a link and one-way delay). Seeds: {repeats}. The page is
-written by `python -m benchmarks.goals --write`, which takes two networks and three seeds unless told otherwise. Cells
-are means, with ± half of the 95 % interval where there are three seeds. Updates and bytes are the same on every machine
-up to rounding, except those of `async-ps` and `ssp-ps`, whose workers do not wait for each other.
+Every [method](../how-to/methods.md) trains the preset `tiny` of the digits (ResNet-8, 78,042 parameters, 80 %
+accuracy) on {ranks} ranks, over shaped networks of {networks} (rate of a link and one-way delay). Seeds: {repeats}.
+`python -m benchmarks.goals --write` writes this page, by default for two networks and three seeds. Cells are means,
+with ± half of the 95 % interval for three seeds. Updates and bytes are the same on every machine up to rounding,
+except those of `async-ps` and `ssp-ps`, whose workers do not wait for each other.
 
 {table}
 
-Rows with \\* differ from the method's defaults, so that they measure what their name says:
+Rows with \\* differ from the default settings, so that each row shows what is characteristic of its method:
 
 {notes}
 
-Bytes are handed over to a collective or a server; what a ring sends of them is in the formulas of
-[Methods](../reference/methods.md). `dear` hands everything over twice; over gloo, whose reduce-scatter is an
-all-reduce, 1.5 times as much travels as by `bsp`. `dpsgd` and `choco` send to each neighbor; `localsgd` shares out a
-fourth of all updates and the validations'. With `topk` and `noop` nothing is promised: this task forgives them. One
-number in a thousand (`--set comm.codec=topk:0.001 --set comm.scope=message`) tells them apart: `eftopk` reaches the
-goal in 8 epochs, `topk` has 58 to 67 % after all 20. Seconds include the validations, and not the self-check, which
-takes {first:.2f} to {last:.2f} s. Small messages cost most here: what a network does to large ones is in
-[Figures](../figures.md) (`plans.py`, `predict.py`).
+*Bytes* are what a rank hands over to a collective or server; the formulas in [Methods](../reference/methods.md) give
+the part that a ring sends. `dear` hands everything over twice; with gloo, whose reduce-scatter is an all-reduce, it
+sends 1.5 times as much as `bsp`. `dpsgd` and `choco` send to each neighbor. `localsgd` averages after every fourth
+update and at each validation. `topk` (without error feedback) and `noop` reach the goal only because the task is
+easy. With 0.1 % of the entries (`--set comm.codec=topk:0.001 --set comm.scope=message`), `eftopk` reaches it after 8
+epochs, while `topk` has 58 to 67 % after all 20. Seconds include validations, but not the self-check, which takes
+{first:.2f} to {last:.2f} s. Small messages are expensive here; [Figures](../figures.md#networks) shows the effect of
+a network on large ones (`plans.py`, `predict.py`).
 
-The machine has {cores} cores for {ranks} ranks and their servers; its load was {low:.0f} to {high:.0f} when trainings
-began.{warning}
+The machine has {cores} cores for {ranks} ranks and their servers. Its load was {low:.0f} to {high:.0f} when the
+trainings started.{warning}
 """
 
 

@@ -1,7 +1,7 @@
-"""Texts of strangers, on every surface that shows them: nothing runs, nothing breaks out, no output is forged.
+"""Untrusted text on every surface that shows it: nothing runs, nothing escapes its context, no output is forged.
 
-They stand in an archive's metric names, parameters, data and log lines. `docs/explanation/hostile-inputs.md` lists them
-with all other hostile inputs; the last tests hold that list against the tests.
+The texts are metric names, parameters, data and log lines of one archive. `docs/explanation/hostile-inputs.md` lists
+them with all other hostile inputs; the last tests check that list against the tests.
 """
 
 import csv
@@ -23,20 +23,20 @@ from tests.unit.results.runs import event, new_run, observation_of, result_event
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "explanation" / "hostile-inputs.md"
 HOSTILE = {
-    "end of a script": "</script><script>window.hacked=1</script>",
-    "image with a handler": "<img src=x onerror=window.hacked=1>",
-    "end of an attribute": '" onmouseover="window.hacked=1" x=\'',
-    "SVG with a handler": "</title></svg><svg onload=window.hacked=1>",
-    "template": "{{ 7 * 7 }}{% for x in y %}",
-    "link in Markdown": "[click](javascript:window.hacked=1) | `x` | ![x](http://evil.example/x.png)",
-    "formula of a spreadsheet": '=HYPERLINK("http://evil.example")',
-    "sequence of a terminal": "\x1b]0;hacked\x07\x1b[2J\x1b[31m",
-    "command of a workflow": "%0A::error title=hacked::x",
-    "text from right to left": "abc\u202edef",
-    "line end of JavaScript": "a\u2028b\u2029c",
-    "label of Prometheus": 'x"} 1 # mlbench_evil 1',
-    "name of a prototype": "__proto__",
-    "path": "../../etc/passwd",
+    "closing script tag": "</script><script>window.hacked=1</script>",
+    "image with event handler": "<img src=x onerror=window.hacked=1>",
+    "attribute breakout": '" onmouseover="window.hacked=1" x=\'',
+    "SVG with event handler": "</title></svg><svg onload=window.hacked=1>",
+    "template expression": "{{ 7 * 7 }}{% for x in y %}",
+    "Markdown link": "[click](javascript:window.hacked=1) | `x` | ![x](http://evil.example/x.png)",
+    "spreadsheet formula": '=HYPERLINK("http://evil.example")',
+    "terminal escape sequence": "\x1b]0;hacked\x07\x1b[2J\x1b[31m",
+    "workflow command": "%0A::error title=hacked::x",
+    "right-to-left text": "abc\u202edef",
+    "JavaScript line separator": "a\u2028b\u2029c",
+    "Prometheus label": 'x"} 1 # mlbench_evil 1',
+    "prototype name": "__proto__",
+    "path traversal": "../../etc/passwd",
     "end of CDATA": "]]>&lt;b&gt;&amp;",
     "very long name": "A" * 5000,
 }
@@ -48,13 +48,21 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data folder with one sealed run that is full of them."""
     home = tmp_path_factory.mktemp("home")
     store = Store(home)
-    goal = {"metric": HOSTILE["image with a handler"], "comparison": ">=", "threshold": 1.0, "kind": "full", "value": 2}
+    goal = {
+        "metric": HOSTILE["image with event handler"],
+        "comparison": ">=",
+        "threshold": 1.0,
+        "kind": "full",
+        "value": 2,
+    }
     lines = [*(text.replace("\n", " ") for text in HOSTILE.values())]
     for step in (1, 2, 3):
         lines += [event("metric", at=step, name=text, value=float(step)) for text in HOSTILE.values()]
-    lines.append(event("environment", at=1, framework=HOSTILE["end of a script"], version=HOSTILE["template"]))
-    lines.append(result_event(9.0, data=HOSTILE["SVG with a handler"], goal=goal))
-    parameters = {"batch_size": 8, "text": HOSTILE["link in Markdown"], "more": HOSTILE["formula of a spreadsheet"]}
+    lines.append(
+        event("environment", at=1, framework=HOSTILE["closing script tag"], version=HOSTILE["template expression"])
+    )
+    lines.append(result_event(9.0, data=HOSTILE["SVG with event handler"], goal=goal))
+    parameters = {"batch_size": 8, "text": HOSTILE["Markdown link"], "more": HOSTILE["spreadsheet formula"]}
     recorded = store.record_run(spec(RUN, 1, parameters=parameters))
     new_run(recorded.folder, recorded.spec, {0: lines})
     write_run_document(recorded)
@@ -68,7 +76,7 @@ def test_no_page_runs_or_loads_what_strangers_wrote(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLBENCH_HOME", str(home))
-    assert run(["report", str(tmp_path / "report.html"), RUN, "--title", HOSTILE["end of a script"]]) == 0
+    assert run(["report", str(tmp_path / "report.html"), RUN, "--title", HOSTILE["closing script tag"]]) == 0
     with serve(home) as dashboard, open_browser() as browser:
         browser.open(dashboard.url)
         base = f"http://127.0.0.1:{dashboard.port}"
@@ -133,7 +141,7 @@ def read_rows(heading: str) -> list[list[str]]:
 
 
 def test_the_list_has_every_text() -> None:
-    listed = [row[0] for row in read_rows("Texts of strangers")]
+    listed = [row[0] for row in read_rows("Untrusted text")]
     assert listed == list(HOSTILE)
 
 

@@ -54,31 +54,32 @@ class Cell(Enum):
 
 
 MEMORY = (
-    "What a codec left out is kept in units of gradients. The paper keeps it times the learning rate of its update, "
-    "which differs from here when the rate changes; and it knows no momentum: here the optimizer follows the sum."
+    "What a codec drops is stored in units of gradients. The paper stores it multiplied by the learning rate of its "
+    "update, which differs when the rate changes. The paper has no momentum; here the optimizer is applied to the sum."
 )
-ALONE = "Each rank clips its own gradients, and skips its own updates if they overflow: nobody waits for the others."
-# By method: how what runs differs from the paper. By setting: the same in all methods without a common update.
+ALONE = "Each rank clips its own gradients and skips its own updates on overflow, without waiting for the others."
+# How each implementation differs from its paper. ALONE holds for every method without a common update.
 DIFFERENCES = {
     "ef-signsgd": MEMORY,
-    "eftopk": MEMORY + " Entries are chosen in each tensor, as by DGC and GRACE; `comm.scope=message` with "
-    "`comm.plan=all` chooses them in the whole gradient, as the paper does.",
+    "eftopk": MEMORY + " Entries are chosen per tensor, as in DGC and GRACE; `comm.scope=message` with "
+    "`comm.plan=all` chooses them from the whole gradient, as in the paper.",
     "randomk": MEMORY,
-    "gtopk": "What a merge drops stays in the memory of the rank that merged. The paper returns to each rank what the "
-    "final choice left out of its own entries; sums that an inner merge dropped are lost with more than two ranks. "
-    + MEMORY,
+    "gtopk": "Entries that a merge drops stay in the memory of the rank that merged. In the paper, each rank gets back "
+    "those of its own entries that are not in the final choice; sums dropped by an inner merge are lost with more than "
+    "two ranks. " + MEMORY,
     "fp16": "Equal within the rounding of the format, 0.1 %.",
     "bf16": "Equal within the rounding of the format, 1 %.",
-    "signsgd-mv": "Ties are decided by a coin, the same on all ranks; the paper leaves open what a tie is. Momentum is "
-    "the task's, after the vote; Signum has it before.",
-    "async-ps": "Each worker sends its share 1/P of its change, so that one update of all workers is as large as a "
-    "synchronous one. Optimizers are the workers' own.",
-    "ssp-ps": "As async-ps; the bound is on updates.",
-    "powersgd": "The optimizer's momentum follows the sum; vectors, and matrices that the rank would not halve, travel "
-    "as they are. `comm.warmup=STEPS` starts later, as the authors' code does (100 or 1 000 updates).",
-    "onebit-adam": "Compressed momenta are all-gathered, so that their mean needs no second compression, which the "
-    "paper's server makes. The frozen variance keeps the bias correction that it had last; the paper's Adam has none.",
-    "choco": "The step is twice the density, at most 0.5; densities below 5 % are refused.",
+    "signsgd-mv": "Ties are decided by a coin flip that is the same on all ranks; the paper does not define ties. The "
+    "task's momentum is applied after the vote; Signum applies it before.",
+    "async-ps": "Each worker sends 1/P of its change, so that one update of all workers is as large as a synchronous "
+    "one. Each worker has its own optimizer.",
+    "ssp-ps": "As async-ps; the staleness bound counts updates.",
+    "powersgd": "The optimizer's momentum is applied to the sum. Vectors, and matrices that the rank would not make "
+    "smaller than half, are sent uncompressed. `comm.warmup=STEPS` delays the start, as the authors' code does (100 or "
+    "1 000 updates).",
+    "onebit-adam": "Compressed momenta are all-gathered, so their mean does not need the second compression of the "
+    "paper's server. The frozen variance keeps its last bias correction; the paper's Adam has none.",
+    "choco": "The step size is twice the density, at most 0.5; densities below 5 % are rejected.",
 }
 EARLY = {"postlocalsgd": {"sync": "postlocal:4,3"}, "diloco": {"steps": "3"}, "onebit-adam": {"warmup_steps": "4"}}
 UNCOMMON = ("slowmo", "diloco", "noop", "localsgd", "postlocalsgd", "dpsgd", "dpsgd-atc", "choco", "async-ps", "ssp-ps")
