@@ -2,10 +2,12 @@
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
@@ -52,9 +54,11 @@ def prepare(
         typer.Option("--data-dir", metavar="DIR", help="folder of the data sets; default: data folder of mlbench"),
     ] = None,
     import_files: Annotated[
-        list[Path] | None,
+        list[str] | None,
         typer.Option(
-            "--import", metavar="FILE", help="copy this file or folder into the data folder first; repeatable"
+            "--import",
+            metavar="FILE|URL",
+            help="copy this file, folder, or https://, s3:// or gs:// address into the data folder first; repeatable",
         ),
     ] = None,
     preset: Annotated[str, typer.Option("--preset", help="preset whose parameters determine the conversion")] = "spec",
@@ -96,23 +100,33 @@ def prepare(
     task = load_task(name)
     _check_claim_options(claim, size, storage_class, access)
     parameters = task.resolve(preset)
+    if task.files is None:
+        _say_that_none_are_needed(name, output)
+        return
+    urls = [path for path in import_files or [] if "://" in path]
+    for url in urls:
+        _check_url(url, task)
+    paths = [Path(path).expanduser() for path in import_files or [] if path not in urls]
     if claim is not None:
-        if import_files:
-            raise UsageError("--import copies files of this machine; a claim is filled on the cluster.")
+        if paths:
+            raise UsageError(
+                "--import copies files of this machine; a claim is filled on the cluster.",
+                hint="Name an address that the cluster can read: --import s3://BUCKET/FILE",
+            )
         store = Store(notice=console.note)
         found = store.cluster(cluster) if cluster else default_cluster(store)
         if size is not None:
             _ensure_claim(found, claim, size, storage_class, access)
-        _start_filling(request_filling(task, parameters, claim, found, str(data_dir or "/data")), output)
+        _start_filling(request_filling(task, parameters, claim, found, str(data_dir or "/data"), urls), output)
         return
     if cluster is not None:
         raise UsageError("--cluster belongs to --claim: without it data are prepared on this machine.")
     if data_dir is not None:
         data_dir = data_dir.expanduser().absolute()
         _make_folder(data_dir)
-    for path in import_files or []:
+    for path in paths:
         _import_file(path, data_dir, task)
-    result = _run_program(task, data_dir, parameters)
+    result = _run_program(task, data_dir, parameters, urls)
     if output == Format.json:
         console.out_json(result)
         return
@@ -167,7 +181,12 @@ def _start_filling(request: Request, output: Format) -> None:
 
 
 def request_filling(
-    task: Task, parameters: Mapping[str, object], claim: str, cluster: Cluster, folder: str = "/data"
+    task: Task,
+    parameters: Mapping[str, object],
+    claim: str,
+    cluster: Cluster,
+    folder: str = "/data",
+    urls: Sequence[str] = (),
 ) -> Request:
     """The run of one worker that prepares the data of `task` in a claim, mounted at `folder`. Raises UsageError."""
     from mlbench_cli.runs.launch import engine_name, task_image
@@ -180,7 +199,7 @@ def request_filling(
     return Request(
         name=f"prepare-{task.name.replace('_', '-')}"[:NAME_LENGTH].rstrip("-"),
         workers=(1,),
-        command=f"python -m task_images.harness.prepare {task.name} {_module_of(task)}",
+        command=shlex.join(["python", "-m", "task_images.harness.prepare", task.name, _module_of(task), *urls]),
         image=task_image(task, cluster),
         cluster=cluster.name,
         data_claim=claim,
@@ -200,12 +219,7 @@ def _import_file(path: Path, data_dir: Path | None, task: Task) -> None:
     """Link `path` into the data folder, or copy it to another file system; a file of that name stays as it is."""
     if data_dir is None:
         raise UsageError("--import needs --data-dir, the folder that the files are put into.")
-    known = [*(name for names in task.files.wanted for name in names), *task.files.imports] if task.files else []
-    if path.name not in known:
-        raise UsageError(
-            f'The task "{task.name}" does not read a file called "{path.name}".',
-            hint=f"It reads: {', '.join(known)}." if known else "It reads no files.",
-        )
+    _check_name(path.name, task)
     target = data_dir / path.name
     if target.exists():
         console.note(f"{target} exists and is used as it is.")
@@ -225,16 +239,45 @@ def _import_file(path: Path, data_dir: Path | None, task: Task) -> None:
         raise UsageError(f"{path} cannot be put into {data_dir}: {error.strerror or error}.") from None
 
 
+def _check_url(url: str, task: Task) -> None:
+    scheme, _, rest = url.partition("://")
+    if scheme not in ("http", "https", "s3", "gs") or "/" not in rest:
+        raise UsageError(
+            f"--import {one_line(url, 200)}: this is no address of a file.",
+            hint="https://HOST/FILE, s3://BUCKET/FILE or gs://BUCKET/FILE",
+        )
+    _check_name(url.rpartition("/")[2], task)
+
+
+def _check_name(name: str, task: Task) -> None:
+    """Raise UsageError for a file that the task does not read."""
+    known = [*(each for names in task.files.wanted for each in names), *task.files.imports] if task.files else []
+    if not any(fnmatchcase(name, each) for each in known):
+        raise UsageError(
+            f'The task "{task.name}" does not read a file called "{one_line(name, 100)}".',
+            hint=f"It reads: {', '.join(known)}.",
+        )
+
+
+def _say_that_none_are_needed(name: str, output: Format) -> None:
+    if output == Format.json:
+        console.out_json({"task": name, "folder": None, "data_identity": None})
+    else:
+        console.out(f"{name}: needs no files; its data are made or come with a Python package")
+
+
 def _module_of(task: Task) -> str:
     """The package that the task's command runs."""
     words = [*task.command, ""]
     return words[words.index("-m") + 1] if "-m" in words else f"task_images.{task.name}"
 
 
-def _run_program(task: Task, data_dir: Path | None, parameters: Mapping[str, Any]) -> PreparedData:
+def _run_program(task: Task, data_dir: Path | None, parameters: Mapping[str, Any], urls: Sequence[str]) -> PreparedData:
     """Run the task's preparation, whose progress goes to standard error; returns its result."""
     command = isolation.rank_command(
-        ["python", "-m", "task_images.harness.prepare", task.name, _module_of(task)], os.environ, task.search_path
+        ["python", "-m", "task_images.harness.prepare", task.name, _module_of(task), *urls],
+        os.environ,
+        task.search_path,
     )
     command[0] = sys.executable
     environment = isolation.rank_environment(os.environ)

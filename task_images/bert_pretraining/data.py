@@ -16,7 +16,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from task_images.bert_pretraining.wordpiece import BEGIN, END, MASK, PADDING, SPECIAL, WordPiece, build_vocabulary
+from task_images.bert_pretraining.texts import DUMP, TEXT, WIKITEXT, fetch_texts, read_text
+from task_images.bert_pretraining.wordpiece import BEGIN, END, MASK, PADDING, SPECIAL
 from task_images.harness.errors import EnvironmentUnfitError, TaskUsageError
 from task_images.harness.identity import DataIdentity
 from task_images.harness.language.tokens import BYTES, Corpus, Part, move_tensors, python_text, synthetic_tokens
@@ -25,8 +26,6 @@ from task_images.harness.seeds import numpy_generator
 Numbers = npt.NDArray[Any]
 SHARE = 0.15
 SHORT_SHARE = 0.1
-SPLITS = {"train": "train.txt", "valid": "valid.txt"}
-VOCABULARY = "vocab.txt"
 
 
 @dataclass(frozen=True)
@@ -70,46 +69,11 @@ def load_synthetic(vocabulary: int, tokens: int, seed: int) -> tuple[Corpus, Spe
     return synthetic_tokens(vocabulary, tokens, seed), Specials(0, 2, 3, 4, len(SPECIAL), vocabulary)
 
 
-def load_text(folder: Path, vocabulary: int) -> tuple[Corpus, Specials]:
-    """train.txt and valid.txt in `folder`, by the WordPiece vocabulary in vocab.txt, or by one built from train.txt.
-
-    Raises EnvironmentUnfitError if a file is missing, TaskUsageError if the vocabulary is larger than the model's.
-    """
-    texts = {split: _read(folder / name) for split, name in SPLITS.items()}
-    pieces = _find_vocabulary(folder, texts["train"], vocabulary)
-    if len(pieces.pieces) > vocabulary:
-        raise TaskUsageError(
-            f"{folder / VOCABULARY} has {len(pieces.pieces)} pieces, the model's vocabulary {vocabulary}",
-            f"--set vocabulary={-(-len(pieces.pieces) // 8) * 8}",
-        )
-    numbers = {split: np.asarray(pieces.encode(text), np.uint32) for split, text in texts.items()}
-    size = len(texts["train"].encode()) / max(1, len(numbers["train"]))
-    corpus = Corpus(
-        numbers["train"], numbers["valid"], len(pieces.pieces), None, "text, WordPiece", bytes_per_token=size
-    )
+def load_text(folder: Path, vocabulary: int, source: str = TEXT) -> tuple[Corpus, Specials]:
+    """The tokens of a text in `folder` (see `texts`) and its special pieces. Raises what `read_text` raises."""
+    corpus, pieces = read_text(folder, source, vocabulary)
     padding, begin, end, mask = (pieces.numbers[piece] for piece in (PADDING, BEGIN, END, MASK))
     return corpus, Specials(padding, begin, end, mask, 0, len(pieces.pieces))
-
-
-def _find_vocabulary(folder: Path, text: str, size: int) -> WordPiece:
-    path = folder / VOCABULARY
-    if path.is_file():
-        try:
-            return WordPiece(_read(path).splitlines())
-        except ValueError as error:
-            raise EnvironmentUnfitError(f"{path}: {error}", "One piece a line, as BERT's vocab.txt.") from None
-    return WordPiece(build_vocabulary(text.splitlines(), size))
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text("utf-8")
-    except FileNotFoundError:
-        raise EnvironmentUnfitError(
-            f"there is no {path}", "Put train.txt and valid.txt there, or --preset tiny, or --set data=synthetic."
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise EnvironmentUnfitError(f"{path} cannot be read: {error}", "It must be UTF-8.") from None
 
 
 class Samples:
@@ -254,20 +218,12 @@ def legacy_batch(vocabulary: int, length: int, size: int, seed: int, terms: floa
 
 
 DEFAULT_VOCABULARY = 30_528  # BERT's 30,522, padded
-WIKIPEDIA = "https://dumps.wikimedia.org/enwiki/latest/enwiki-latest-pages-articles.xml.bz2"
 
 
 def prepare_data(folder: Path, parameters: Mapping[str, object]) -> DataIdentity:
-    """Check the texts in `folder`, and count their tokens.
-
-    Raises EnvironmentUnfitError without texts: dumps of Wikipedia change twice a month, so there is none to prescribe.
-    """
-    missing = [name for name in SPLITS.values() if not (folder / name).is_file()]
-    if missing:
-        raise EnvironmentUnfitError(
-            f"there is no {' and no '.join(missing)} in {folder}, and no official text to fetch",
-            f"Any text will do, with blank lines between documents. BERT's was Wikipedia: get {WIKIPEDIA} "
-            "(CC BY-SA 4.0), extract it with WikiExtractor, and import it: "
-            "mlbench data prepare bert_pretraining --data-dir DIR --import train.txt --import valid.txt",
-        )
-    return load_text(folder, int(str(parameters.get("vocabulary") or DEFAULT_VOCABULARY)))[0].identify()
+    """Fetch the text that the parameters name, unless it is there, and encode it once for all runs."""
+    source = str(parameters.get("data", WIKITEXT))
+    if source not in (WIKITEXT, DUMP, TEXT):
+        raise TaskUsageError(f"data={source} needs no files", "Runs make these data themselves.")
+    fetch_texts(folder, source)
+    return load_text(folder, int(str(parameters.get("vocabulary") or DEFAULT_VOCABULARY)), source)[0].identify()

@@ -8,15 +8,15 @@ from task_images.harness.settings import PretrainingSettings, parameter
 
 @dataclass(frozen=True)
 class Settings(PretrainingSettings):
-    """Parameters of the task, with the preset `spec` as defaults: Devlin et al. 2018, on your own text."""
+    """Parameters of the task, with the preset `spec` as defaults: Devlin et al. 2018, on WikiText-103."""
 
     model: str = parameter("base", "shape of the encoder", choices=tuple(SHAPES))
     data: str = parameter(
-        "text",
-        "text: train.txt, valid.txt and perhaps vocab.txt in the data folder; python-text: bytes of the text "
-        "that comes with Python; synthetic: random; legacy: one random batch, the answers 0, as in the "
-        "benchmark of 2020",
-        choices=("text", "python-text", "synthetic", "legacy"),
+        "wikitext-103",
+        "wikitext-103: paragraphs of WikiText-103; wikipedia: those of a dump; text: train.txt, valid.txt and perhaps "
+        "vocab.txt in the data folder; python-text: bytes of the text that comes with Python; synthetic: random; "
+        "legacy: one random batch, the answers 0, as in the benchmark of 2020",
+        choices=("wikitext-103", "wikipedia", "text", "python-text", "synthetic", "legacy"),
     )
     validation_sequences: int = parameter(
         4096, "sequences of a validation, always with the same tokens hidden", min=1, max=100000000

@@ -61,7 +61,7 @@ def load_corpus(settings: Settings, contract: Contract, vocabulary: int) -> tupl
         return load_bytes()
     if settings.data in ("synthetic", "legacy"):
         return load_synthetic(vocabulary, settings.synthetic_tokens, contract.seed)
-    return load_text(require_data_dir(contract, "a text"), vocabulary)
+    return load_text(require_data_dir(contract, "a text"), vocabulary, settings.data)
 
 
 class TwoQuestions(Workload[Batch]):

@@ -69,7 +69,8 @@ def write_token_files(folder: Path) -> None:
             f"{train} has fewer than {VALIDATION_EVERY} documents, so none is left for validation",
             f"Add {VALID}, or end documents with a line {END}.",
         )
-    write_tokens(folder, {split: read(split) for split in ("train", "valid")}, vocabulary, end, name, text_bytes=total)
+    splits = {split: read(split) for split in ("train", "valid")}
+    write_tokens(folder, splits, vocabulary, end, name, text_bytes=lambda: total)
 
 
 def _choose_encoding(pairs: BytePairs | None) -> tuple[Encode, int, int]:

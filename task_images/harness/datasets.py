@@ -37,20 +37,22 @@ class DownloadError(TaskError):
 @dataclass(frozen=True)
 class Archive:
     """One file of a data set as its authors publish it. `digest` is "md5:HEX" or "sha256:HEX", `bytes` its size; ""
-    and 0 if nobody states them. `mirrors` are other addresses of the same file, tried in turn."""
+    and 0 if nobody states them. `mirrors` are other addresses of the same file, tried in turn; `is_mirrored`: a site's
+    own mirror (MLBENCH_DATA_MIRROR) has it, too."""
 
     name: str
     url: str
     bytes: int
     digest: str
     mirrors: tuple[str, ...] = ()
+    is_mirrored: bool = True
 
     @property
     def addresses(self) -> tuple[str, ...]:
         """Where to fetch it. MLBENCH_DATA_MIRROR names a server that has all files as HOST/PATH; then nobody else is
         asked."""
         site = os.environ.get("MLBENCH_DATA_MIRROR", "").rstrip("/")
-        return (f"{site}/{self.url.partition('://')[2]}",) if site else (self.url, *self.mirrors)
+        return (f"{site}/{self.url.partition('://')[2]}",) if site and self.is_mirrored else (self.url, *self.mirrors)
 
 
 def fetch(archive: Archive, folder: Path, say: Say) -> Path:

@@ -1,8 +1,10 @@
-"""Make a data folder ready for a task, before any run: `python -m task_images.harness.prepare TASK`.
+"""Make a data folder ready for a task, before any run: `python -m task_images.harness.prepare TASK [PACKAGE [URL...]]`.
 
 What a run would do first is done once here: official archives are fetched if their licence allows it, or taken from
 the folder; checked, converted, and kept in the cache that runs find. Progress goes to standard error, the result as one
 JSON object to standard output. Interrupted, it goes on where it stopped when it is started again.
+
+Files at URLs (https://, s3://, gs://) are copied into the folder first.
 
 A task of the catalogue has `prepare_data(folder, parameters) -> DataIdentity` in its module `data`.
 """
@@ -10,19 +12,21 @@ A task of the catalogue has `prepare_data(folder, parameters) -> DataIdentity` i
 import importlib
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from task_images.contract import Contract
-from task_images.harness.cache import data_folder
+from task_images.harness.cache import data_folder, writable_folder
+from task_images.harness.datasets import Archive, fetch
 from task_images.harness.entry import run
 from task_images.harness.errors import TaskUsageError
 
 
 def main(contract: Contract) -> None:
     """Prepare the data of the task that the first argument names, in the run's data folder."""
-    if len(sys.argv) not in (2, 3):
-        raise TaskUsageError("the name of one task is needed", "python -m task_images.harness.prepare TASK [PACKAGE]")
-    name, package = sys.argv[1], (sys.argv[2:] or [f"task_images.{sys.argv[1]}"])[0]
+    if len(sys.argv) < 2:
+        raise TaskUsageError("the name of a task is needed", "python -m task_images.harness.prepare TASK [PACKAGE]")
+    name, package, *urls = [*sys.argv[1:], *([f"task_images.{sys.argv[1]}"] if len(sys.argv) == 2 else [])]
     try:
         module = importlib.import_module(f"{package}.data") if package.replace(".", "").isidentifier() else None
     except ModuleNotFoundError as error:
@@ -36,11 +40,20 @@ def main(contract: Contract) -> None:
     # Tasks print progress; the result alone belongs to standard output.
     out, sys.stdout = sys.stdout, sys.stderr
     try:
+        _copy(urls, folder)
         identity = prepare(folder, contract.parameters)
     finally:
         sys.stdout = out
     result = {"task": name, "folder": str(Path(folder).absolute()), "data_identity": identity.to_dict()}
     print(json.dumps(result), flush=True)
+
+
+def _copy(urls: Sequence[str], folder: Path) -> None:
+    """Copy the files at `urls` into `folder`, unless files of these names are there; resumed like other downloads."""
+    for url in urls:
+        archive = Archive(url.rpartition("/")[2], url, 0, "", is_mirrored=False)
+        if not (folder / archive.name).exists():
+            fetch(archive, writable_folder(folder), print)
 
 
 if __name__ == "__main__":

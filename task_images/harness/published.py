@@ -1,8 +1,9 @@
 """Where the data sets of the tasks are published: the one table of addresses, sizes, digests and licenses.
 
 `mlbench data prepare` fetches what a task lacks. A size or digest that no source of ours states is 0 or "": the digest
-of what arrived is then written beside the file, NAME.sha256, and held against it from then on. `source` says who states
-address and digest. Data sets whose license asks for an account are not fetched; their tasks say how to import them.
+of what arrived is then written beside the file, NAME.sha256, and compared with it from then on. `source` says who
+states address and digest. Data sets whose license asks for an account are not fetched; their tasks say how to import
+them.
 """
 
 import hashlib
@@ -14,7 +15,8 @@ from task_images.harness.cache import Say, hold_lock
 from task_images.harness.datasets import Archive, fetch
 
 _LIBSVM = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary"
-_METAMIND = "https://s3.amazonaws.com/research.metamind.io/wikitext/wikitext-2-v1.zip"
+_METAMIND = "https://s3.amazonaws.com/research.metamind.io/wikitext"
+_SMERITY = "https://wikitext.smerity.com"
 _FINEWEB = "https://huggingface.co/datasets/kjj0/fineweb10B-gpt2/resolve/main"
 _STATMT = "http://www.statmt.org"
 _WMT = "http://data.statmt.org"
@@ -57,18 +59,54 @@ EPSILON = Published(
         ),
     ),
 )
+_VOCABULARY = Archive(
+    "vocab.txt",
+    "https://huggingface.co/bert-base-uncased/resolve/86b5e0934494bd15c9632b12f734a8a67f723594/vocab.txt",
+    231_508,
+    "sha256:07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3",
+)
+
+
+def _wikitext(name: str, size: int, digest: str) -> Archive:
+    """An archive of WikiText. The first address no longer answers everywhere: its author's and a stored one follow."""
+    address = f"{_METAMIND}/{name}"
+    return Archive(
+        name, address, size, digest, (f"{_SMERITY}/{name}", f"https://web.archive.org/web/2020id_/{address}")
+    )
+
+
 WIKITEXT2 = Published(
     "WikiText-2",
     "CC BY-SA 3.0",
-    "address and MD5: torchtext; the address no longer answers everywhere, so the Internet Archive's copy is next",
+    "address and MD5: torchtext; size: Hugging Face datasets",
+    (_wikitext("wikitext-2-v1.zip", 4_475_746, "md5:542ccefacc6c27f945fb54453812b3cd"),),
+)
+WIKITEXT103 = Published(
+    "WikiText-103 and BERT's vocabulary",
+    "CC BY-SA 3.0 (text), Apache-2.0 (vocabulary)",
+    "text: Hugging Face datasets state address, size and SHA-256; vocabulary: bert-base-uncased, pinned by its commit",
+    (
+        _wikitext(
+            "wikitext-103-raw-v1.zip",
+            191_984_949,
+            "sha256:91c00ae287f0d699e18605c84afc9e45c192bc6b7797ff8837e5474655a33794",
+        ),
+        _VOCABULARY,
+    ),
+)
+WIKIPEDIA = Published(
+    "English Wikipedia and BERT's vocabulary",
+    "CC BY-SA 4.0 (text), Apache-2.0 (vocabulary)",
+    "address: dumps.wikimedia.org, whose file changes twice a month, so that no digest can be stated",
     (
         Archive(
-            "wikitext-2-v1.zip",
-            _METAMIND,
+            "enwiki-latest-pages-articles.xml.bz2",
+            "https://dumps.wikimedia.org/enwiki/latest/enwiki-latest-pages-articles.xml.bz2",
             0,
-            "md5:542ccefacc6c27f945fb54453812b3cd",
-            mirrors=(f"https://web.archive.org/web/2020id_/{_METAMIND}",),
+            "",
+            ("https://ftp.acc.umu.se/mirror/wikimedia.org/dumps/enwiki/latest/enwiki-latest-pages-articles.xml.bz2",),
         ),
+        _VOCABULARY,
     ),
 )
 FINEWEB = Published(
@@ -84,26 +122,53 @@ FINEWEB = Published(
         ),
     ),
 )
+_COMMON_CRAWL = Archive(
+    "training-parallel-commoncrawl.tgz",
+    f"{_STATMT}/wmt13/training-parallel-commoncrawl.tgz",
+    918_311_367,
+    "sha256:c7a74e2ea01ac6c920123108627e35278d4ccb5701e15428ffa34de86fa3a9e5",
+)
 WMT16 = Published(
     "WMT16 English-German",
     "no license is stated; free for research (statmt.org)",
-    "addresses: statmt.org, as the scripts of GNMT use them; no digests are published",
+    "addresses: statmt.org, as the scripts of GNMT use them; sizes and digests: TensorFlow Datasets, GluonNLP"
+    " (Europarl), sacreBLEU (development sets)",
     (
-        Archive("de-en.tgz", f"{_STATMT}/europarl/v7/de-en.tgz", 0, ""),
-        Archive("training-parallel-commoncrawl.tgz", f"{_STATMT}/wmt13/training-parallel-commoncrawl.tgz", 0, ""),
-        Archive("training-parallel-nc-v11.tgz", f"{_WMT}/wmt16/translation-task/training-parallel-nc-v11.tgz", 0, ""),
-        Archive("dev.tgz", f"{_WMT}/wmt16/translation-task/dev.tgz", 0, ""),
+        Archive(
+            "de-en.tgz",
+            f"{_STATMT}/europarl/v7/de-en.tgz",
+            197_785_698,
+            "sha1:53bb5408d22977c89284bd755717e6bbb5b12bc5",
+        ),
+        _COMMON_CRAWL,
+        Archive(
+            "training-parallel-nc-v11.tgz",
+            f"{_WMT}/wmt16/translation-task/training-parallel-nc-v11.tgz",
+            75_178_032,
+            "sha256:cfe8ab047e05043476e498ee765c98e939c7b7d6d294e856344c84476b619d6a",
+        ),
+        Archive("dev.tgz", f"{_WMT}/wmt16/translation-task/dev.tgz", 0, "md5:4a3dc2760bb077f4308cce96b06e6af6"),
     ),
 )
 WMT17 = Published(
     "WMT17 English-German",
     "no license is stated; free for research (statmt.org)",
-    "addresses: tensor2tensor and fairseq; no digests are published",
+    "addresses: tensor2tensor and fairseq; sizes and digests: TensorFlow Datasets, sacreBLEU (test sets)",
     (
-        Archive("training-parallel-nc-v12.tgz", f"{_WMT}/wmt17/translation-task/training-parallel-nc-v12.tgz", 0, ""),
-        Archive("training-parallel-commoncrawl.tgz", f"{_STATMT}/wmt13/training-parallel-commoncrawl.tgz", 0, ""),
-        Archive("training-parallel-europarl-v7.tgz", f"{_STATMT}/wmt13/training-parallel-europarl-v7.tgz", 0, ""),
-        Archive("test-full.tgz", f"{_STATMT}/wmt14/test-full.tgz", 0, ""),
+        Archive(
+            "training-parallel-nc-v12.tgz",
+            f"{_WMT}/wmt17/translation-task/training-parallel-nc-v12.tgz",
+            168_591_139,
+            "sha256:2b45f30ef1d550d302fd17dd3a5cbe19134ccc4c2cf50c2dae534aee600101a2",
+        ),
+        _COMMON_CRAWL,
+        Archive(
+            "training-parallel-europarl-v7.tgz",
+            f"{_STATMT}/wmt13/training-parallel-europarl-v7.tgz",
+            657_632_379,
+            "sha256:0224c7c710c8a063dfd893b0cc0830202d61f4c75c17eb8e31836103d27d96e7",
+        ),
+        Archive("test-full.tgz", f"{_STATMT}/wmt14/test-full.tgz", 0, "md5:a8cd784e006feb32ac6f3d9ec7eb389a"),
     ),
 )
 

@@ -124,10 +124,14 @@ def _place(folder: Path, official: Official) -> Path:
     place = next((place for place in places if any((place / part).is_dir() for part in PARTS)), folder)
     missing = [part for part in PARTS if not (place / part).is_dir() and not official.files(place, part)]
     wanted = " and ".join(f"{part}/ (or {' with '.join(item.name for item in official.of(part))})" for part in missing)
+    needed = [item for part in missing for item in official.of(part)]
+    files = "; ".join(f"{item.name} ({item.bytes} bytes, {item.digest.replace(':', ' ')})" for item in needed)
     raise EnvironmentUnfitError(
         f"ImageNet is not here: {place} has no {wanted}",
-        f"image-net.org gives it to registered users only, so it is never downloaded by itself: get the archives from"
-        f" {PAGE} and put them into a folder that --data-dir names. Without: --set data=generated, or --set data=fake.",
+        "image-net.org gives it to registered users only, so it is never downloaded by itself. Get"
+        f" {files} from {PAGE}, and import them: mlbench data prepare imagenet_resnet --data-dir DIR "
+        + " ".join(f"--import {item.name}" for item in needed)
+        + " (paths, or addresses such as s3://BUCKET/FILE). Without: --set data=generated, or --set data=fake.",
     )
 
 

@@ -111,23 +111,25 @@ def write_tokens(
     folder: Path,
     splits: Mapping[str, Iterable[Sequence[int]]],
     vocabulary: int,
-    end: int,
+    end: int | None,
     name: str,
-    text_bytes: int | None = None,
+    text_bytes: Callable[[], int] | None = None,
 ) -> None:
-    """Write documents (lists of tokens) of the splits "train" and "valid" as token files; `end` is put behind each."""
+    """Write documents (lists of tokens) of the splits "train" and "valid" as token files; `end` is put behind each,
+    unless it is None. `text_bytes` is asked last how long the text was."""
+    mark = [] if end is None else [end]
     dtype = "uint16" if vocabulary <= 65_536 else "uint32"
     folder.mkdir(parents=True, exist_ok=True)
     count = 0
     for split, documents in splits.items():
         with open(folder / SPLITS[split], "wb") as file:
             for document in documents:
-                row = np.asarray([*document, end], DTYPES[dtype])
+                row = np.asarray([*document, *mark], DTYPES[dtype])
                 count += len(row)
                 file.write(row.tobytes())
     facts: dict[str, object] = {"dtype": dtype, "vocabulary": vocabulary, "end": end, "name": name}
     if text_bytes is not None:
-        facts["bytes_per_token"] = text_bytes / max(1, count)
+        facts["bytes_per_token"] = text_bytes() / max(1, count)
     (folder / "tokens.json").write_text(json.dumps(facts, indent=1) + "\n")
 
 

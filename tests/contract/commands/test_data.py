@@ -53,10 +53,12 @@ def test_a_run_finds_what_was_prepared(tmp_path: Path, capsys: Captured) -> None
     ("arguments", "words"),
     [
         (["of_tomorrow"], 'There is no task "of_tomorrow"'),
-        (["allreduce"], 'The data of "allreduce" could not be prepared'),
-        (["bert_pretraining", "--data-dir", "FOLDER"], "could not be prepared"),
+        (["bert_pretraining", "--preset", "own", "--data-dir", "FOLDER"], "could not be prepared"),
         (["wikitext2_awd_lstm", "--import", "x"], "--import needs --data-dir"),
         (["wikitext2_awd_lstm", "--data-dir", "FOLDER", "--import", "x"], 'does not read a file called "x"'),
+        (["wikitext2_awd_lstm", "--import", "s3://bucket/x"], 'does not read a file called "x"'),
+        (["wikitext2_awd_lstm", "--import", "ftp://host/wikitext-2-v1.zip"], "no address of a file"),
+        (["imagenet_resnet", "--data-dir", "FOLDER"], "--import ILSVRC2012_devkit_t12.tar.gz"),
     ],
 )
 def test_bad_input_is_explained(
@@ -71,8 +73,9 @@ def test_bad_input_is_explained(
 
 def test_a_claim_is_filled_by_a_run_of_one_worker() -> None:
     task, cluster = load_task("cifar10_resnet20"), Cluster("far", "attached", details={"registry": "example.org/me"})
-    [spec] = resolve(request_filling(task, task.resolve(), "pvc", cluster), cluster)
-    words = "python -m task_images.harness.prepare cifar10_resnet20 task_images.cifar10_resnet20"
+    url = "s3://bucket/cifar-10-binary.tar.gz"
+    [spec] = resolve(request_filling(task, task.resolve(), "pvc", cluster, urls=[url]), cluster)
+    words = f"python -m task_images.harness.prepare cifar10_resnet20 task_images.cifar10_resnet20 {url}"
     assert (spec.name, list(spec.argv), spec.workers) == ("prepare-cifar10-resnet20-1", words.split(), 1)
     assert str(spec.image).startswith("example.org/me/cifar10_resnet20:")
     assert (spec.data_dir, spec.kubernetes.data_claim) == ("/data", "pvc")

@@ -213,14 +213,15 @@ def test_a_file_that_changed_at_its_address_is_noticed(
         fetch_published(entry, tmp_path, said.append)
 
 
-def test_bert_says_which_text_to_get_and_how_to_import_it(tmp_path: Path) -> None:
-    with pytest.raises(EnvironmentUnfitError, match="no official text to fetch") as caught:
-        prepare_bert(tmp_path, {})
-    assert "dumps.wikimedia.org" in (caught.value.hint or "")
-    assert "--import train.txt" in (caught.value.hint or "")
+def test_own_texts_for_bert_are_asked_for_by_name(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentUnfitError, match=r"there is no .*train\.txt") as caught:
+        prepare_bert(tmp_path, {"data": "text"})
+    assert "--preset own --import train.txt" in (caught.value.hint or "")
     for name in ("train.txt", "valid.txt"):
         (tmp_path / name).write_text("a few words\n\nand a few more words\n" * 30)
-    assert prepare_bert(tmp_path, {}).counts["training tokens"] > 100
+    found = prepare_bert(tmp_path, {"data": "text"})
+    assert found.counts["training tokens"] > 100
+    assert found.official is None
 
 
 def test_every_address_and_digest_of_the_table_has_the_form_of_one() -> None:
@@ -231,4 +232,4 @@ def test_every_address_and_digest_of_the_table_has_the_form_of_one() -> None:
             for archive in entry.archives:
                 assert archive.url.startswith(("http://", "https://"))
                 assert archive.url.endswith(archive.name)
-                assert re.fullmatch("(md5:[0-9a-f]{32}|sha256:[0-9a-f]{64})?", archive.digest)
+                assert re.fullmatch("(md5:[0-9a-f]{32}|sha1:[0-9a-f]{40}|sha256:[0-9a-f]{64})?", archive.digest)

@@ -71,7 +71,7 @@ def test_documents_kept_apart_count_the_same_terms_on_every_rank() -> None:
 
 def test_token_files_are_written_mapped_and_checked(tmp_path: Path) -> None:
     documents = {"train": [[1, 2, 3], [4, 5]], "valid": [[6, 7]]}
-    write_tokens(tmp_path, documents, 10, 9, "example", text_bytes=20)
+    write_tokens(tmp_path, documents, 10, 9, "example", text_bytes=lambda: 20)
     corpus = read_tokens(tmp_path, 10)
     assert isinstance(corpus.train, np.memmap)
     assert corpus.train.tolist() == [1, 2, 3, 9, 4, 5, 9]

@@ -1,0 +1,213 @@
+"""The texts that BERT can train on, encoded once per machine: WikiText-103, a dump of Wikipedia, or one's own.
+
+wikitext-103   wikitext-103-raw-v1.zip and BERT's own vocabulary, both known by their SHA-256: the data that the task
+               prescribes. Without headings; the marks of split numbers and hyphens (" @-@ ") are taken back
+wikipedia      enwiki-DATE-pages-articles*.xml.bz2 of any day, BERT's own vocabulary. Dumps change twice a month and old
+               ones are deleted, so nobody can prescribe one: its SHA-256 is recorded. One article in 200 is validation
+text           train.txt, valid.txt, and vocab.txt, or a vocabulary that is built from train.txt
+"""
+
+import hashlib
+import json
+import re
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from task_images.bert_pretraining.markup import read_articles
+from task_images.bert_pretraining.wordpiece import WordPiece, build_vocabulary
+from task_images.harness.cache import cached_folder
+from task_images.harness.datasets import check_archive
+from task_images.harness.errors import EnvironmentUnfitError, TaskUsageError
+from task_images.harness.identity import DataIdentity, compare_data
+from task_images.harness.language.tokens import Corpus, read_tokens, write_tokens
+from task_images.harness.progress import ProgressLines
+from task_images.harness.published import WIKIPEDIA, WIKITEXT103, fetch_published
+
+WIKITEXT, DUMP, TEXT = "wikitext-103", "wikipedia", "text"
+SPLITS = {"train": "train.txt", "valid": "valid.txt"}
+VOCABULARY = "vocab.txt"
+DUMPS = "enwiki-*-pages-articles*.xml.bz2"
+OFFICIAL = {"training lines": 1_801_350, "validation lines": 3_760}  # as torchtext counts them
+VALIDATION_EVERY = 200
+FORM = 1
+_MEMBERS = {"train": "wikitext-103-raw/wiki.train.raw", "valid": "wikitext-103-raw/wiki.valid.raw"}
+_HEADING = re.compile(r"^ =.*= *$")
+_SPLIT_MARK = re.compile(r" @([-,.])@ ")
+_FACTS = "facts.json"
+
+Lines = Callable[[str], Iterator[str]]
+
+
+def fetch_texts(folder: Path, source: str) -> None:
+    """Fetch what `source` needs and `folder` lacks. Raises EnvironmentUnfitError for texts of one's own."""
+    if source == WIKITEXT:
+        fetch_published(WIKITEXT103, folder, print)
+    elif source == DUMP:
+        dump, vocabulary = WIKIPEDIA.archives
+        names = [] if _find_dump(folder) and not (folder / f"{dump.name}.part").exists() else [dump.name]
+        fetch_published(WIKIPEDIA, folder, print, [*names, vocabulary.name])
+
+
+def read_text(folder: Path, source: str, vocabulary: int) -> tuple[Corpus, WordPiece]:
+    """Tokens of the text, mapped, and its vocabulary of at most `vocabulary` pieces.
+
+    Raises EnvironmentUnfitError if a file is missing or wrong, TaskUsageError if the vocabulary is too large.
+    """
+    files = _list_files(folder, source)
+
+    def build(place: Path) -> None:
+        _encode(folder, source, vocabulary, place)
+
+    entry = cached_folder(folder, f"bert-{source}", [FORM, vocabulary], lambda: files, build)
+    pieces = _read_vocabulary(entry.folder / VOCABULARY, vocabulary)
+    facts = json.loads((entry.folder / _FACTS).read_text("utf-8"))
+    corpus = read_tokens(entry.folder, vocabulary)
+    counts = {
+        **facts["counts"],
+        "training tokens": len(corpus.train),
+        "validation tokens": len(corpus.valid),
+        "pieces": len(pieces.pieces),
+    }
+    return replace(corpus, identity=_identify(source, counts, entry.digest, facts.get("dump"))), pieces
+
+
+def _identify(source: str, counts: Mapping[str, int], digest: str, dump: str | None) -> DataIdentity:
+    if source == WIKITEXT:  # the archive's own digest was compared before it was read
+        return compare_data(counts, OFFICIAL, digest)
+    reason = "the data are not those that the task prescribes"
+    return DataIdentity(counts, digest, None, f"{reason}: a dump with SHA-256 {dump}" if dump else reason)
+
+
+def _list_files(folder: Path, source: str) -> list[Path]:
+    """The files that the tokens come from, as far as they are there."""
+    dump = _find_dump(folder)
+    names = {
+        WIKITEXT: [WIKITEXT103.archives[0].name],
+        DUMP: [dump.name] if dump else [],
+        TEXT: list(SPLITS.values()),
+    }[source]
+    return [path for path in (folder / name for name in [*names, VOCABULARY]) if path.is_file()]
+
+
+def _find_dump(folder: Path) -> Path | None:
+    return max(folder.glob(DUMPS), default=None)
+
+
+def _encode(folder: Path, source: str, size: int, place: Path) -> None:
+    facts: dict[str, object] = {}
+    texts = {split: folder / name for split, name in SPLITS.items()}
+    if source != TEXT:
+        for archive in (WIKITEXT103 if source == WIKITEXT else WIKIPEDIA).archives:
+            if (folder / archive.name).is_file():
+                check_archive(archive, folder / archive.name)
+        texts = {split: place / f".{name}" for split, name in SPLITS.items()}
+    if source == WIKITEXT:
+        facts["counts"] = _extract_wikitext(folder / WIKITEXT103.archives[0].name, texts)
+    elif source == DUMP:
+        dump = _find_dump(folder)
+        if dump is None:
+            raise EnvironmentUnfitError(f"there is no {DUMPS} in {folder}", _hint(folder, source))
+        with open(dump, "rb") as file:
+            facts["dump"] = hashlib.file_digest(file, "sha256").hexdigest()
+        facts["counts"] = _extract_articles(dump, texts)
+    else:
+        facts["counts"] = {}
+    pieces = _find_vocabulary(folder, source, texts["train"], size)
+    bytes_read = 0
+
+    def read(split: str) -> Iterator[list[int]]:
+        nonlocal bytes_read
+        progress = ProgressLines(f"encoding {texts[split].name.lstrip('.')}", texts[split].stat().st_size, print)
+        for line in _read_lines(texts[split]):
+            bytes_read += len(line.encode())
+            progress.add(len(line.encode()))
+            yield pieces.encode(line)
+
+    name = {WIKITEXT: "WikiText-103, WordPiece", DUMP: "Wikipedia, WordPiece", TEXT: "text, WordPiece"}[source]
+    splits = {split: read(split) for split in SPLITS}
+    write_tokens(place, splits, len(pieces.pieces), None, name, text_bytes=lambda: bytes_read)
+    (place / VOCABULARY).write_text("".join(f"{piece}\n" for piece in pieces.pieces), "utf-8")
+    (place / _FACTS).write_text(json.dumps(facts), "utf-8")
+    if source != TEXT:
+        for path in texts.values():
+            path.unlink()
+
+
+def _extract_wikitext(archive: Path, texts: Mapping[str, Path]) -> dict[str, int]:
+    """Write the paragraphs of WikiText-103; the number of lines in each split of the archive, headings included."""
+    counts = {"train": 0, "valid": 0}
+    try:
+        with zipfile.ZipFile(archive) as packed:
+            for split, member in _MEMBERS.items():
+                with packed.open(member) as source, open(texts[split], "w", encoding="utf-8") as target:
+                    for raw in source:
+                        line = raw.decode("utf-8")
+                        counts[split] += 1
+                        if line.strip() and not _HEADING.match(line):
+                            target.write(_SPLIT_MARK.sub(r"\1", line).strip() + "\n")
+    except FileNotFoundError:
+        raise EnvironmentUnfitError(
+            f"there is no {archive.name} in {archive.parent}", _hint(archive.parent, WIKITEXT)
+        ) from None
+    except (zipfile.BadZipFile, KeyError, zlib.error, UnicodeDecodeError, EOFError) as error:
+        raise EnvironmentUnfitError(
+            f"{archive} cannot be read: {error}", "Delete the file and prepare the data again."
+        ) from None
+    return {"training lines": counts["train"], "validation lines": counts["valid"]}
+
+
+def _extract_articles(dump: Path, texts: Mapping[str, Path]) -> dict[str, int]:
+    """Write the paragraphs of a dump, an empty line between articles; the number of articles in each split."""
+    counts = {"train": 0, "valid": 0}
+    progress = ProgressLines(f"extracting {dump.name}", dump.stat().st_size, print)
+    with open(texts["train"], "w", encoding="utf-8") as train, open(texts["valid"], "w", encoding="utf-8") as valid:
+        for number, paragraphs in enumerate(read_articles(dump, progress.reach), 1):
+            split, file = ("valid", valid) if number % VALIDATION_EVERY == 0 else ("train", train)
+            file.write("\n".join(paragraphs) + "\n\n")
+            counts[split] += 1
+    return {"training articles": counts["train"], "validation articles": counts["valid"]}
+
+
+def _find_vocabulary(folder: Path, source: str, train: Path, size: int) -> WordPiece:
+    path = folder / VOCABULARY
+    if path.is_file():
+        return _read_vocabulary(path, size)
+    if source != TEXT:
+        raise EnvironmentUnfitError(f"there is no {path}", _hint(folder, source))
+    return WordPiece(build_vocabulary(_read_lines(train), size))
+
+
+def _read_vocabulary(path: Path, size: int) -> WordPiece:
+    try:
+        pieces = WordPiece([line.rstrip("\n") for line in _read_lines(path)])
+    except ValueError as error:
+        raise EnvironmentUnfitError(f"{path}: {error}", "One piece a line, as BERT's vocab.txt.") from None
+    if len(pieces.pieces) > size:
+        raise TaskUsageError(
+            f"{path} has {len(pieces.pieces)} pieces, the model's vocabulary {size}",
+            f"--set vocabulary={-(-len(pieces.pieces) // 8) * 8}",
+        )
+    return pieces
+
+
+def _read_lines(path: Path) -> Iterator[str]:
+    try:
+        with open(path, encoding="utf-8", newline="\n") as file:
+            yield from file
+    except FileNotFoundError:
+        raise EnvironmentUnfitError(f"there is no {path}", _hint(path.parent, TEXT)) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise EnvironmentUnfitError(f"{path} cannot be read: {error}", "It must be UTF-8.") from None
+
+
+def _hint(folder: Path, source: str) -> str:
+    command = f"mlbench data prepare bert_pretraining --data-dir {folder}"
+    if source == TEXT:
+        return (
+            f"{command} --preset own --import train.txt --import valid.txt; without --preset own it fetches"
+            " WikiText-103. Or train without files: --preset tiny, or --set data=synthetic."
+        )
+    return f"{command}{'' if source == WIKITEXT else ' --preset wikipedia'} fetches it."

@@ -1,0 +1,202 @@
+"""Data that arrive by one command, for all 13 tasks: `mlbench data prepare` against a server with the official paths.
+
+The double's files are small, so the tables' sizes and digests are replaced by those of the double.
+"""
+
+import bz2
+import gzip
+import hashlib
+import io
+import json
+import os
+import struct
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mlbench_cli.app import run
+from mlbench_cli.commands import data
+from mlbench_cli.tasks.catalog import load_catalog
+from task_images.bert_pretraining.wordpiece import SPECIAL
+from task_images.cifar10_resnet20.data import BINARY
+from task_images.contract import Contract
+from task_images.harness import prepare
+from task_images.harness.datasets import Archive
+from task_images.harness.errors import TaskError
+from task_images.harness.language.shards import write_shard
+from task_images.harness.published import EPSILON, FINEWEB, WIKIPEDIA, WIKITEXT2, WIKITEXT103, WMT16, WMT17
+from task_images.imagenet_resnet.archives import OFFICIAL as IMAGENET
+from task_images.mnist.data import ARCHIVES as MNIST
+from tests.contract.task_images.harness.test_published import PAIRS, Mirror, mirror, pairs_of, sgm, tgz
+from tests.unit.task_images.cifar10_resnet20.cifar_files import binary_files
+from tests.unit.task_images.cifar10_resnet20.cifar_files import pack as pack_cifar
+from tests.unit.task_images.imagenet_resnet.imagenet_files import CLASSES
+from tests.unit.task_images.imagenet_resnet.imagenet_files import archives as imagenet_archives
+
+__all__ = ["mirror"]  # a fixture
+
+# What the double has less of than the real data.
+SMALLER = {"imagenet_resnet": {"classes": len(CLASSES)}, "wmt17_transformer": {"vocabulary": 400}}
+NO_FILES = {"allreduce", "digits_resnet"}
+ARTICLE = "'''Anarchism''' is a [[political philosophy|philosophy]].{{citation needed}}\n\n== History ==\n* a list\n"
+
+
+def idx(array: np.ndarray) -> bytes:
+    return gzip.compress(struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.tobytes())
+
+
+def zipped(files: dict[str, str]) -> bytes:
+    target = io.BytesIO()
+    with zipfile.ZipFile(target, "w") as packed:
+        for name, text in files.items():
+            packed.writestr(name, text)
+    return target.getvalue()
+
+
+def shard(folder: Path, name: str) -> bytes:
+    write_shard(folder / name, np.arange(60) % 50_257)
+    return (folder / name).read_bytes()
+
+
+def dump(articles: int) -> bytes:
+    pages = "".join(
+        f"<page><title>A {number}</title><ns>0</ns><revision><text>{ARTICLE}</text></revision></page>"
+        for number in range(articles)
+    )
+    talk = "<page><title>Talk:A</title><ns>1</ns><revision><text>talk</text></revision></page>"
+    space = "http://www.mediawiki.org/xml/export-0.11/"
+    return bz2.compress(f'<mediawiki xmlns="{space}">{pages}{talk}</mediawiki>'.encode())
+
+
+def translations(names: Iterable[str], archives: Iterable[Archive], test: dict[str, str]) -> dict[Archive, bytes]:
+    contents = [*(tgz(pairs_of(name)) for name in names), tgz(test)]
+    return dict(zip(archives, contents, strict=True))
+
+
+def files_of(task: str, folder: Path) -> dict[Archive, bytes]:
+    """What the double serves for a task."""
+    english, german = ([pair[side] for pair in PAIRS] for side in (0, 1))
+    vocabulary = "\n".join(
+        [*SPECIAL, *"abcdefghijklmnopqrstuvwxyz.-=", *(f"##{c}" for c in "abcdefghijklmnopqrstuvwxyz")]
+    )
+    if task.startswith("cifar10"):
+        return {BINARY: pack_cifar(binary_files())}
+    if task == "mnist":
+        images, labels = np.zeros((12, 28, 28), np.uint8), np.arange(12, dtype=np.uint8) % 10
+        return dict(zip(MNIST, [idx(images), idx(labels)] * 2, strict=True))
+    if task == "epsilon_logistic_regression":
+        rows = bz2.compress("".join(f"{1 if n % 2 else -1} 1:0.5 2000:{n / 10}\n" for n in range(20)).encode())
+        return dict.fromkeys(EPSILON.archives, rows)
+    if task == "wikitext2_awd_lstm":
+        texts = {f"wikitext-2/wiki.{split}.tokens": "some words of text\n" * 9 for split in ("train", "valid", "test")}
+        return {WIKITEXT2.archives[0]: zipped(texts)}
+    if task == "bert_pretraining":
+        text = " \n = Heading = \n \n a well @-@ known text . \n" * 20
+        texts = {f"wikitext-103-raw/wiki.{split}.raw": text for split in ("train", "valid")}
+        return dict(zip(WIKITEXT103.archives, [zipped(texts), vocabulary.encode()], strict=True))
+    if task == "wikipedia":
+        return dict(zip(WIKIPEDIA.archives, [dump(400), vocabulary.encode()], strict=True))
+    if task == "gpt_pretraining":
+        return {archive: shard(folder, archive.name) for archive in FINEWEB.archives}
+    if task == "wmt16_gnmt":
+        test = {"dev/newstest2014-deen-ref.en.sgm": sgm(english), "dev/newstest2014-deen-src.de.sgm": sgm(german)}
+        names = ["europarl-v7.de-en", "commoncrawl.de-en", "news-commentary-v11.de-en"]
+        return translations(names, WMT16.archives, test)
+    if task == "wmt17_transformer":
+        test = {"test/newstest2014-deen-src.en.sgm": sgm(english), "test/newstest2014-deen-ref.de.sgm": sgm(german)}
+        names = ["news-commentary-v12.de-en", "commoncrawl.de-en", "europarl-v7.de-en"]
+        return translations(names, WMT17.archives, test)
+    assert task == "imagenet_resnet"
+    return dict(zip((IMAGENET.training, IMAGENET.validation, IMAGENET.kit), imagenet_archives().values(), strict=True))
+
+
+def serve(mirror: Mirror, files: dict[Archive, bytes], patch: pytest.MonkeyPatch) -> None:
+    """Serve files, and give the tables their sizes and digests."""
+    for archive, content in files.items():
+        patch.setitem(vars(archive), "bytes", len(content))
+        patch.setitem(vars(archive), "digest", f"sha256:{hashlib.sha256(content).hexdigest()}")
+        mirror.add(f"{archive.url}/{archive.name}" if archive.url.endswith("images") else archive.url, content)
+
+
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The preparation runs in this process, where the tables are the double's."""
+
+    def run_here(command: list[str], env: dict[str, str], **_: Any) -> subprocess.CompletedProcess[bytes]:
+        task = command[command.index("task_images.harness.prepare") + 1]
+        parameters = json.loads(env["MLBENCH_PARAMETERS"]) | SMALLER.get(task, {})
+        monkeypatch.setattr(sys, "argv", ["prepare", *command[command.index(task) :]])
+        out = io.StringIO()
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stdout", out)
+            try:
+                prepare.main(Contract({**env, "MLBENCH_PARAMETERS": json.dumps(parameters)}))
+            except TaskError as error:
+                print(error, file=sys.stderr)
+                return subprocess.CompletedProcess(command, error.exit_code, b"", b"")
+        return subprocess.CompletedProcess(command, 0, out.getvalue().encode(), b"")
+
+    monkeypatch.setattr(data, "subprocess", type("here", (), {"run": staticmethod(run_here), "PIPE": subprocess.PIPE}))
+
+
+@pytest.mark.parametrize("task", sorted(load_catalog()))
+@pytest.mark.usefixtures("in_process")
+def test_the_data_of_every_task_arrive_by_one_command(
+    mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], task: str
+) -> None:
+    folder, command = tmp_path / "data", ["data", "prepare", task, "-o", "json", "--data-dir", str(tmp_path / "data")]
+    if task not in NO_FILES:
+        files = files_of(task, tmp_path)
+        serve(mirror, files, monkeypatch)
+    if task == "imagenet_resnet":  # needs an account, so that its files come from a place of one's own
+        site = os.environ["MLBENCH_DATA_MIRROR"]
+        for archive in files:
+            command += ["--import", f"{site}/{archive.url.partition('://')[2]}/{archive.name}"]
+    assert run(command) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["task"] == task
+    if task in NO_FILES:
+        assert document["data_identity"] is None
+        return
+    identity = document["data_identity"]
+    assert identity["digest"].startswith("sha256:")
+    assert identity["official"] is False  # complete data alone are official
+    assert {archive.name for archive in files} <= {path.name for path in folder.rglob("*")}
+    asked = len(mirror.asked)
+    assert run(command) == 0
+    assert len(mirror.asked) == asked
+    assert json.loads(capsys.readouterr().out) == document
+
+
+def test_there_are_13_tasks() -> None:
+    assert len(load_catalog()) == 13
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_dump_of_wikipedia_becomes_tokens_and_its_digest_is_recorded(
+    mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = files_of("wikipedia", tmp_path)
+    serve(mirror, files, monkeypatch)
+    name, folder = WIKIPEDIA.archives[0].name, tmp_path / "data"
+    monkeypatch.setitem(vars(WIKIPEDIA.archives[0]), "digest", "")
+    command = ["data", "prepare", "bert_pretraining", "--preset", "wikipedia", "-o", "json", "--data-dir", str(folder)]
+    assert run(command) == 0
+    identity = json.loads(capsys.readouterr().out)["data_identity"]
+    digest = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+    assert identity["counts"]["training articles"] == 398
+    assert identity["counts"]["validation articles"] == 2
+    assert (identity["official"], digest in identity["reason"]) == (None, True)
+    assert (folder / f"{name}.sha256").read_text().split() == [digest, name]
+    assert run([*command[:-1], str(tmp_path / "other"), "--import", str(folder / name)]) == 0
+    assert json.loads(capsys.readouterr().out)["data_identity"] == identity
+    (folder / name).write_bytes(bz2.compress(b"<mediawiki><page>"))
+    (folder / f"{name}.sha256").unlink()
+    assert run(command) == 2
+    assert "is no complete dump of Wikipedia" in capsys.readouterr().err
