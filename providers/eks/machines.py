@@ -22,6 +22,7 @@ class Machine:
     gpus: int = 0
     efa: int = 0
     gbits: int | None = None  # as EC2 tells; None: as the table knows
+    plain_first: bool = False  # the first network card has no EFA, and is there besides
 
     @property
     def fabric_gbits(self) -> int | None:
@@ -204,6 +205,7 @@ def describe_machine(aws: Aws, machine: Machine) -> Machine | None:
         sum(int(gpu.get("Count", 0)) for gpu in gpus),
         efa,
         int(speed[1]) if speed and int(speed[1]) >= MIN_FABRIC_GBITS else None,
+        plain_first=0 < efa < int(network.get("MaximumNetworkCards") or 0),
     )
 
 

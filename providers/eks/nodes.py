@@ -137,7 +137,7 @@ class LaunchTemplate(Resource):
         if self.placement:
             data["Placement"] = {"GroupName": self.placement.name}
         if self.machine:
-            data["NetworkInterfaces"] = self._interfaces(self.machine.efa)
+            data["NetworkInterfaces"] = self._interfaces(self.machine)
         self.aws.call(
             "ec2",
             "create_launch_template",
@@ -159,21 +159,26 @@ class LaunchTemplate(Resource):
         except NotFoundError:
             return
 
-    def _interfaces(self, cards: int) -> list[dict[str, Any]]:
-        """The cluster's own security group lets all through between its members, as EFA wants it."""
+    def _interfaces(self, machine: Machine) -> list[dict[str, Any]]:
+        """The cluster's own security group lets all through between its members, as EFA wants it.
+
+        A first card without EFA (P6-B300) is an ordinary one, the others are for EFA only: aws-parallelcluster 7143.
+        """
         plane = find_raw_cluster(self.aws, self.plane.name)
         if plane is None:
             raise TransientError(f"AWS does not show the EKS cluster {self.plane.name}.")
         group = plane["resourcesVpcConfig"]["clusterSecurityGroupId"]
+        cards = machine.efa + machine.plain_first
+        kinds = ["interface"] + ["efa-only"] * machine.efa if machine.plain_first else ["efa"] * machine.efa
         interfaces: list[dict[str, Any]] = [
             {
                 "NetworkCardIndex": card,
-                "DeviceIndex": min(card, 1),
-                "InterfaceType": "efa",
+                "DeviceIndex": 0 if kind == "efa-only" else min(card, 1),
+                "InterfaceType": kind,
                 "Groups": [group],
                 "DeleteOnTermination": True,
             }
-            for card in range(cards)
+            for card, kind in enumerate(kinds)
         ]
         # With more, EC2 gives no public address, and they are in the private subnet.
         if cards == 1 and not self.private and self.plane.stack.network().public:

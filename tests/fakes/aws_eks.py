@@ -9,20 +9,33 @@ from moto.backends import get_backend
 
 from tests.fakes.aws_answers import Answer, ApiError, json_answer
 from tests.fakes.aws_base import ACCOUNT, Base, Request
+from tests.fakes.aws_services import PLAIN_FIRST
 
 # Days that are left of standard support; below 0 it is over. `rules["support_days"]` changes them.
-SUPPORT_DAYS = {"1.33": 100, "1.34": 200, "1.35": 320, "1.30": -100}
-DEFAULT_VERSION = "1.34"
-# Newest first, and whether it is EKS' default. The numbers of the first three: eksctl and a report of 2026-03.
+SUPPORT_DAYS = {"1.34": 100, "1.35": 200, "1.36": 320, "1.30": -100}
+DEFAULT_VERSION = "1.35"
+# Newest first, and whether it is EKS' default. Numbers that public reports of 2026-09 name; which is the default is not
+# known of all.
 ADDON_VERSIONS = {
-    "vpc-cni": (("v1.23.0-eksbuild.1", True), ("v1.21.1-eksbuild.3", False)),
-    "kube-proxy": (("v1.34.9-eksbuild.1", True), ("v1.34.3-eksbuild.5", False)),
-    "coredns": (("v1.13.2-eksbuild.19", True), ("v1.13.2-eksbuild.1", False)),
-    "eks-pod-identity-agent": (("v1.3.10-eksbuild.2", True),),
-    "aws-ebs-csi-driver": (("v1.56.0-eksbuild.1", False), ("v1.55.0-eksbuild.1", True)),
+    "vpc-cni": (("v1.23.1-eksbuild.1", True), ("v1.22.4-eksbuild.3", False)),
+    "eks-pod-identity-agent": (("v1.3.10-eksbuild.3", True),),
+    "aws-ebs-csi-driver": (("v1.66.0-eksbuild.1", False), ("v1.63.1-eksbuild.1", True)),
+}
+# Add-ons whose versions belong to a version of Kubernetes.
+VERSIONED_ADDONS = {
+    ("kube-proxy", "1.34"): (("v1.34.6-eksbuild.29", True),),
+    ("kube-proxy", "1.35"): (("v1.35.3-eksbuild.30", True), ("v1.35.3-eksbuild.29", False)),
+    ("kube-proxy", "1.36"): (("v1.36.0-eksbuild.25", True), ("v1.36.0-eksbuild.21", False)),
+    ("coredns", "1.34"): (("v1.13.2-eksbuild.24", True),),
+    ("coredns", "1.35"): (("v1.14.3-eksbuild.3", True), ("v1.13.2-eksbuild.31", False)),
+    ("coredns", "1.36"): (("v1.14.3-eksbuild.23", True), ("v1.14.3-eksbuild.16", False)),
 }
 # Add-ons whose pods wait for machines without a taint.
 ON_MACHINES = ("coredns", "aws-ebs-csi-driver")
+
+
+def _addon_versions(addon: str, kubernetes: str) -> tuple[tuple[str, bool], ...]:
+    return VERSIONED_ADDONS.get((addon, kubernetes)) or ADDON_VERSIONS.get(addon, ())
 
 
 class EksRules(Base):
@@ -152,6 +165,9 @@ class EksRules(Base):
                 "InvalidParameterException",
                 "You cannot specify an instance type in both the launch template and the node group",
             )
+        first = next(iter(data.get("NetworkInterfaces") or []), {})
+        if {kind, *(given.get("instanceTypes") or ())} & {*PLAIN_FIRST} and first.get("InterfaceType") == "efa":
+            raise ApiError("InvalidParameterException", "The network card at index 0 does not support EFA.")
         if (given.get("capacityType") == "CAPACITY_BLOCK") != (market == "capacity-block"):
             raise ApiError(
                 "InvalidParameterException", "CAPACITY_BLOCK and the market type of the launch template do not match"
@@ -289,17 +305,23 @@ class EksRules(Base):
         if key in self.addons:
             raise ApiError("ResourceInUseException", "Addon already exists.", 409)
         self.addons[key] = {"addonName": given["addonName"], "clusterName": name, "status": "CREATING"}
-        default = next((version for version, is_default in ADDON_VERSIONS.get(key[2], ()) if is_default), "v1")
-        self.addons[key]["addonVersion"] = given.get("addonVersion") or default
+        version = self._eks(request.region).clusters[name].version
+        offered = _addon_versions(key[2], version)
+        chosen = given.get("addonVersion") or next((known for known, is_default in offered if is_default), "v1")
+        if offered and chosen not in dict(offered):
+            words = f"Addon version specified is not supported: {chosen} on {version}"  # ASSUMED
+            raise ApiError("InvalidParameterException", words)
+        self.addons[key]["addonVersion"] = chosen
         self.addons[key] |= {"tags": given.get("tags", {}), "health": {"issues": []}}
         self._begin(request.region, "addon", *key[1:])
         return json_answer({"addon": self.addons[key]})
 
     def _eks_DescribeAddonVersions(self, request: Request) -> Answer:
         """Those of one add-on, with the default of the cluster's Kubernetes marked."""
+        kubernetes = request.query.get("kubernetesVersion", DEFAULT_VERSION)
         versions = [
-            {"addonVersion": version, "compatibilities": [{"clusterVersion": "1.34", "defaultVersion": is_default}]}
-            for version, is_default in ADDON_VERSIONS.get(request.query.get("addonName", ""), ())
+            {"addonVersion": version, "compatibilities": [{"clusterVersion": kubernetes, "defaultVersion": is_default}]}
+            for version, is_default in _addon_versions(request.query.get("addonName", ""), kubernetes)
         ]
         return json_answer({"addons": [{"addonName": request.query.get("addonName"), "addonVersions": versions}]})
 

@@ -30,14 +30,17 @@ ON_DEMAND_PRICES = {
 }
 PRICE_FILTERS = {"operatingSystem": "Linux", "tenancy": "Shared", "preInstalledSw": "NA", "capacitystatus": "Used"}
 HANDLERS = json.loads(Path(__file__).with_name("cloudformation_handlers.json").read_text("utf-8"))
-# Newer than moto's data: vCPUs, GPU, number, EFA interfaces, Gbit/s. Source: AWS' pages on instance types, recalled.
+# Newer than moto's data: vCPUs, GPU, number, EFA interfaces, Gbit/s. Source: AWS' pages on instance types, as public
+# Terraform modules and installers of 2026-09 have their cards and GPUs (p6, g7e); Gbit/s and vCPUs recalled.
 NEWER = {
+    "g7.12xlarge": (48, "RTX PRO 4500", 2, 1, 100),
     "g7e.2xlarge": (8, "RTX PRO Server 6000", 1, 0, 50),
     "g7e.24xlarge": (96, "RTX PRO Server 6000", 4, 2, 800),
     "g7e.48xlarge": (192, "RTX PRO Server 6000", 8, 4, 1600),
     "p6-b200.48xlarge": (192, "B200", 8, 8, 3200),
     "p6-b300.48xlarge": (192, "B300", 8, 16, 6400),
 }
+PLAIN_FIRST = ("p6-b300.48xlarge",)  # 17 cards, the first without EFA: aws-parallelcluster 7143
 REGIONS = ("eu-west-1", "eu-central-1", "eu-north-1", "us-west-2")
 ASG_SPACE = "http://autoscaling.amazonaws.com/doc/2011-01-01/"
 EC2_SPACE = "http://ec2.amazonaws.com/doc/2016-11-15/"
@@ -222,6 +225,7 @@ class ServiceRules(Base):
         gpus = f"<gpus><item><name>{gpu}</name><manufacturer>NVIDIA</manufacturer><count>{count}</count></item></gpus>"
         cards = f"<efaSupported>{'true' if efa else 'false'}</efaSupported>"
         cards += f"<efaInfo><maximumEfaInterfaces>{efa}</maximumEfaInterfaces></efaInfo>" if efa else ""
+        cards += f"<maximumNetworkCards>{max(1, efa) + (wanted in PLAIN_FIRST)}</maximumNetworkCards>"
         network = f"<networkPerformance>{speed} Gigabit</networkPerformance>{cards}"
         item = (
             f"<instanceType>{wanted}</instanceType><vCpuInfo><defaultVCpus>{vcpus}</defaultVCpus></vCpuInfo>"

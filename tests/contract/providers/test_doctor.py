@@ -107,7 +107,7 @@ def test_all_that_an_account_has(command: Command, aws: AwsServer) -> None:
     checks = checks_of(done)
     assert checks["eks region"]["found"] == REGION
     assert "account 123456789012" in checks["eks credentials"]["found"]
-    assert checks["eks Kubernetes"]["found"] == "1.33, 1.34, 1.35 with standard support, 1.34 by default"
+    assert checks["eks Kubernetes"]["found"] == "1.34, 1.35, 1.36 with standard support, 1.35 by default"
     assert "g4dn" in checks["eks GPUs"]["found"]
     assert checks["eks quota P vCPUs"]["state"] == "missing"
     assert checks["eks quota VPCs"]["found"].startswith("5 in all")

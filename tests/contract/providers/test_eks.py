@@ -57,13 +57,13 @@ def actions(aws: AwsServer) -> list[str]:
 
 
 def test_what_is_asked_for(aws: AwsServer, home: Path, tmp_path: Path) -> None:
-    made = make("whole-2", home, EksOptions(machine_type="g4dn.xlarge", kubernetes_version="1.34"))
+    made = make("whole-2", home, EksOptions(machine_type="g4dn.xlarge", kubernetes_version="1.35"))
     assert made.state == "ready"
     (plane,) = requests(aws, "CreateCluster")
     assert plane["accessConfig"]["authenticationMode"] == "API"
     assert plane["upgradePolicy"] == {"supportType": "STANDARD"}
     assert plane["bootstrapSelfManagedAddons"] is False
-    assert plane["version"] == "1.34"
+    assert plane["version"] == "1.35"
     system, workers = requests(aws, "CreateNodegroup")
     assert workers["scalingConfig"] == {"minSize": 0, "maxSize": 2, "desiredSize": 2}
     assert (system["amiType"], workers["amiType"]) == ("AL2023_x86_64_STANDARD", "AL2023_x86_64_NVIDIA")
@@ -72,9 +72,9 @@ def test_what_is_asked_for(aws: AwsServer, home: Path, tmp_path: Path) -> None:
     assert list(addons)[:2] == ["vpc-cni", "kube-proxy"]
     assert set(addons) == {"vpc-cni", "kube-proxy", "coredns", "eks-pod-identity-agent", "aws-ebs-csi-driver"}
     # Versions that are known to work together, else EKS' default.
-    assert addons["vpc-cni"]["addonVersion"] == "v1.21.1-eksbuild.3"
-    assert addons["aws-ebs-csi-driver"]["addonVersion"] == "v1.55.0-eksbuild.1"
-    assert made.details["addons"]["coredns"] == "v1.13.2-eksbuild.1"
+    assert addons["vpc-cni"]["addonVersion"] == "v1.22.4-eksbuild.3"
+    assert addons["aws-ebs-csi-driver"]["addonVersion"] == "v1.63.1-eksbuild.1"
+    assert made.details["addons"]["coredns"] == "v1.13.2-eksbuild.31"
     (association,) = addons["aws-ebs-csi-driver"]["podIdentityAssociations"]
     assert association["serviceAccount"] == "ebs-csi-controller-sa"
     with EksProvider().connect(made).client() as kubernetes:
@@ -155,7 +155,7 @@ def test_again_changes_nothing(aws: AwsServer, home: Path, tmp_path: Path) -> No
     assert second.details["provisioning"] == first.details["provisioning"]
     for options, words in (
         (EksOptions(machine_type="g5.xlarge"), "its machines are g4dn.xlarge, not g5.xlarge"),
-        (EksOptions(machine_type="g4dn.xlarge", kubernetes_version="1.33"), "Kubernetes 1.34, not 1.33"),
+        (EksOptions(machine_type="g4dn.xlarge", kubernetes_version="1.34"), "Kubernetes 1.35, not 1.34"),
         (EksOptions(machine_type="g4dn.xlarge", zone="eu-west-1c"), "zones eu-west-1a and eu-west-1b"),
     ):
         with pytest.raises(UsageError, match=words):
@@ -335,7 +335,7 @@ def make_plan(name: str, options: EksOptions, nodes: int = 2) -> Any:
 
 
 def test_the_plan_writes_nothing_and_sums_what_is_known(aws: AwsServer) -> None:
-    plan = make_plan("plan-2", EksOptions(machine_type="g4dn.xlarge", zone="us-east-1b", kubernetes_version="1.34"))
+    plan = make_plan("plan-2", EksOptions(machine_type="g4dn.xlarge", zone="us-east-1b", kubernetes_version="1.35"))
     assert (plan.location, plan.currency) == ("us-east-1b", "USD")
     assert plan.total == pytest.approx(0.10 + 2 * 0.0416 + 2 * 0.526 + 240 * 0.00011 + 4 * 0.005)
     assert not [action for action in actions(aws) if not action.split(":")[1].startswith(("Get", "Describe"))]
@@ -344,20 +344,20 @@ def test_the_plan_writes_nothing_and_sums_what_is_known(aws: AwsServer) -> None:
 
 
 def test_a_default_that_leaves_support_soon_is_passed_over(aws: AwsServer, tmp_path: Path) -> None:
-    aws.rules(support_days={"1.34": 9})
+    aws.rules(support_days={"1.35": 9})
     warnings = " ".join(make_plan("plan-2", EksOptions(machine_type="g4dn.xlarge")).warnings)
-    assert "The cluster gets Kubernetes 1.35 (until 20" in warnings
-    assert "since standard support of EKS' default 1.34 ends on 20" in warnings
-    asked = make_plan("plan-2", EksOptions(machine_type="g4dn.xlarge", kubernetes_version="1.34")).warnings
-    assert "EKS then upgrades the cluster by itself. It has: 1.35 (until 20" in " ".join(asked)
+    assert "The cluster gets Kubernetes 1.36 (until 20" in warnings
+    assert "since standard support of EKS' default 1.35 ends on 20" in warnings
+    asked = make_plan("plan-2", EksOptions(machine_type="g4dn.xlarge", kubernetes_version="1.35")).warnings
+    assert "EKS then upgrades the cluster by itself. It has: 1.36 (until 20" in " ".join(asked)
     make("soon-2", tmp_path / "home", EksOptions(machine_type="g4dn.xlarge"))
-    assert requests(aws, "CreateCluster")[-1]["version"] == "1.35"
+    assert requests(aws, "CreateCluster")[-1]["version"] == "1.36"
 
 
 def test_the_default_is_taken_while_it_lasts(aws: AwsServer, tmp_path: Path) -> None:
     assert "The cluster gets" not in " ".join(make_plan("plan-2", EksOptions(machine_type="g4dn.xlarge")).warnings)
     make("lasts-2", tmp_path / "home", EksOptions(machine_type="g4dn.xlarge"))
-    assert requests(aws, "CreateCluster")[-1]["version"] == "1.34"
+    assert requests(aws, "CreateCluster")[-1]["version"] == "1.35"
 
 
 def test_spot_machines_are_planned_at_todays_price(aws: AwsServer) -> None:

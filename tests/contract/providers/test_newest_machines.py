@@ -12,6 +12,7 @@ from tests.fakes.gke import World as GkeWorld
 
 ZONE = "eu-west-1a"
 EKS_TYPES = (
+    ("g7.12xlarge", "RTX PRO 4500", 2),
     ("g7e.2xlarge", "RTX PRO Server 6000", 1),
     ("g7e.24xlarge", "RTX PRO Server 6000", 4),
     ("g7e.48xlarge", "RTX PRO Server 6000", 8),
@@ -44,6 +45,8 @@ def test_eks_plans_gpus_that_ec2_tells(
     details = planned["cluster"]["details"]
     assert (details["gpu"], details["gpus_per_node"]) == (gpu, gpus)
     assert {"GPU device plugin", "GPU probe"} <= {item["kind"] for item in planned["resources"]}
+    warned = " ".join(planned["plan"]["warnings"])
+    assert ("did not find the GPUs" in warned) is machine.startswith("g7.")
 
 
 def test_eks_takes_network_cards_and_vcpus_from_ec2(command: Callable[..., Any], ec2: AwsServer) -> None:
@@ -58,6 +61,25 @@ def test_eks_takes_network_cards_and_vcpus_from_ec2(command: Callable[..., Any],
     assert (no_card.code, "no network card with EFA" in no_card.err) == (2, True)
     other = command("create-cluster", "eks", "2", "new", "-t", "g7e.2xlarge", "--zone", ZONE, "-g", "4", "--dry-run")
     assert (other.code, "has 1 GPUs, not 4" in other.err) == (2, True)
+
+
+def test_eks_gives_machines_whose_first_card_has_no_efa_an_ordinary_one(
+    command: Callable[..., Any], ec2: AwsServer
+) -> None:
+    done = command(
+        "create-cluster", "eks", "2", "b300", "-t", "p6-b300.48xlarge", "--zone", ZONE, "--spot", "--efa", "--yes"
+    )
+    assert done.code == 0, done.err[-600:]
+    (template,) = [entry["parameters"] for entry in ec2.log("me") if entry["action"] == "ec2:CreateLaunchTemplate"]
+    cards = "LaunchTemplateData.NetworkInterface.{}.{}"
+    kinds = [template[cards.format(number, "InterfaceType")] for number in range(1, 18)]
+    assert kinds == ["interface", *["efa-only"] * 16]
+    places = [
+        (template[cards.format(number, key)]) for number in (1, 17) for key in ("NetworkCardIndex", "DeviceIndex")
+    ]
+    assert places == ["0", "0", "16", "0"]
+    assert command("delete-cluster", "eks", "b300-2", "--yes").code == 0
+    assert ec2.list_left("b300-2") == []
 
 
 def test_eks_names_the_type_that_may_be_meant(command: Callable[..., Any], ec2: AwsServer) -> None:
