@@ -352,12 +352,32 @@ def read_options(cluster: Cluster, cls: type[Any]) -> Any:
 
 
 def ownership_tags(cluster: Cluster) -> dict[str, str]:
-    """The tags of everything that is created for `cluster`."""
+    """The tags of everything that is created for `cluster`, after those that its creator gave with --tag."""
     details = ClusterDetails.of(cluster)
-    tags: dict[str, object] = {CLUSTER_TAG: cluster.name, OWNER_TAG: details.owner, EXPIRES_TAG: details.expires}
+    given = dict(text.split("=", 1) for text in details.options.get("tag") or ())
+    tags: dict[str, object] = {
+        **given,
+        CLUSTER_TAG: cluster.name,
+        OWNER_TAG: details.owner,
+        EXPIRES_TAG: details.expires,
+    }
     tags[REGISTRY_TAG] = AUTO if details.registry_made else None
     tags[FABRIC_TAG] = details.fabric.get("setup")
     return {key: str(value) for key, value in tags.items() if value is not None}
+
+
+def check_tags(texts: Sequence[str], form: str) -> None:
+    """Raise UsageError for a --tag that is not NAME=VALUE with both of the regular expression `form`."""
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not re.fullmatch(form, name) or not (value == "" or re.fullmatch(form, value)):
+            raise UsageError(
+                f'--tag "{text}" is no NAME=VALUE that the cloud takes.', hint="For example: --tag team=research"
+            )
+        if name.startswith(("mlbench", "aws:")):
+            raise UsageError(
+                f'--tag "{text}": such names are taken.', hint="Choose a name without mlbench or aws: in front."
+            )
 
 
 def details_from_tags(tags: Mapping[str, str]) -> dict[str, object]:
@@ -388,6 +408,7 @@ def reason_to_keep_images(cluster: Cluster, command: str) -> str | None:
     return f"--keep-images; {command}   deletes it" if ClusterDetails.of(cluster).keeps_images else None
 
 
+TAG_HELP = "NAME=VALUE for all that is created, such as the tags that your organization demands; repeatable"
 REGISTRY_HELP = "where runs get the tasks' images: a prefix as ghcr.io/me, or auto: a repository made with the cluster"
 
 

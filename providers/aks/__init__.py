@@ -29,7 +29,7 @@ from providers.aks.resources import (
     azure_of,
 )
 from providers.aks.subnet import SubnetAccess
-from providers.base import Plan, Resource, check_ranges, read_options, registry_details
+from providers.base import Plan, Resource, check_ranges, check_tags, read_options, registry_details
 from providers.gpu_probe import NONE
 from providers.machine_checks import check_forced, require_vcpus, settle_gpus
 from providers.ready_machines import ReadyMachines
@@ -42,6 +42,10 @@ MAX_NODES = 1000
 REGION = re.compile(r"[a-z]{4,40}\d?")
 VERSION = re.compile(r"1\.\d{2}(\.\d+)?")
 TIERS = ("free", "standard")
+IDENTITY = re.compile(
+    r"/subscriptions/[^/]+/resourceGroups/[^/]+/providers/Microsoft.ManagedIdentity/userAssignedIdentities/[^/]+", re.I
+)
+TAG = r"[^<>%&\\?/=]{1,256}"
 SUBNET = re.compile(r"/subscriptions/[^/]+/resourceGroups/[^/]+/providers/Microsoft.Network/.+/subnets/[^/]+", re.I)
 # Microsoft's own registry: nodes reach it without an account, and it does not limit how often.
 PROBE_IMAGE = "mcr.microsoft.com/azurelinux/base/python:3.12"
@@ -125,7 +129,7 @@ class AksProvider:
         plane = ControlPlane(group, options)
         placement = Placement(group) if options.compact_placement else None
         pool = WorkerPool(plane, machine, count, placement, [plane, *([placement] if placement else [])])
-        access = [SubnetAccess(group, options.subnet)] if options.subnet else []
+        access = [SubnetAccess(group, options.subnet)] if options.subnet and not options.identity else []
         plane.obstacles = [item.describe_wait for item in access]
         found: list[Resource] = [group, *access, plane, *([placement] if placement else []), pool]
         if details.registry_made:
@@ -255,6 +259,12 @@ def _check(options: AksOptions, system: Machine) -> None:
             f'--subnet "{options.subnet}" is not the resource ID of a subnet.',
             hint="az network vnet subnet show --query id",
         )
+    if options.identity and not IDENTITY.fullmatch(options.identity):
+        raise UsageError(
+            f'--identity "{options.identity}" is not the resource ID of a user-assigned identity.',
+            hint="az identity show --query id",
+        )
+    check_tags(options.tag, TAG)
     if system.gpus or "standard_b" in system.name.lower():
         raise UsageError(
             f"--system-machine-type {system.name}: AKS needs machines of at least 2 vCPUs that are not burstable, and "

@@ -4,6 +4,7 @@ Sources: Azure's page on common deployment errors, karpenter-provider-azure `off
 cilium that quote the answers; docs/clouds-assumptions.md.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -34,6 +35,10 @@ BUSY_WORDS = ("in progress", "is being deleted", "deprovisioning state")
 # PrincipalNotFound: Entra does not know a new identity everywhere yet.
 BUSY = frozenset({"resourcegroupbeingdeleted", "etagmismatch", "conflictingserveroperation", "principalnotfound"})
 NO_SUBSCRIPTION = frozenset({"subscriptionnotfound", "invalidsubscriptionid", "missingsubscription"})
+# The code may be within the words: AKS wraps it in PreconditionFailed or ReconcileResourceGroupError, also with 400,
+# and operations fail with it later (Azure/AKS 211 and 4308, dotnet/core 3612, MicrosoftDocs/azure-docs 99846).
+POLICY = re.compile(r"RequestDisallowedByPolicy|was disallowed by policy", re.IGNORECASE)
+ASSIGNMENT = re.compile(r'policyAssignment\W+name\W+([^"\\]+)|policyAssignments/([^"\\]+)')
 NOT_REGISTERED = "missingsubscriptionregistration"
 DISABLED = frozenset({"readonlydisabledsubscription", "subscriptionnotactive", "disallowedprovider"})
 PLACE = frozenset({"locationnotavailableforresourcetype", "noregisteredproviderfound", "invalidlocation"})
@@ -44,6 +49,8 @@ def error_from_answer(what: str, status: int, document: object, subscription: st
     found = list(_walk(document))
     codes = {code.lower() for code, _ in found}
     words = _join(found) or f"status {status}"
+    if POLICY.search(words):
+        return _policy_error(f'Azure refused to {what}: "{words}"' if status else f'{what}: "{words}"', words)
     message = f'Azure refused to {what}: "{words}"' if status else f'{what}: "{words}"'
     if capacity := capacity_error(message, codes):
         return capacity
@@ -61,21 +68,37 @@ def _lasting_error(message: str, words: str, codes: set[str], status: int, subsc
         return UsageError(message, hint=register_command(words, subscription))
     if codes & DISABLED:
         return UsageError(message, hint="az account list -o table   shows the state of your subscriptions")
+    if "linkedauthorizationfailed" in codes:
+        return CredentialError(
+            message,
+            hint="Give the identity of the cluster Network Contributor on the subnet, and yourself Managed Identity "
+            "Operator on an --identity: az role assignment create --assignee PRINCIPAL --role ROLE --scope ID",
+        )
     if codes & PLACE:
         return UsageError(message, hint="az account list-locations -o table; --region REGION")
     if status == 404:
         return NotFoundError(message)
     if status == 401:
         return CredentialError(message, hint=LOGIN)
-    if status == 403 and "requestdisallowedbypolicy" in codes:
-        return UsageError(
-            message, hint="A policy of your organisation forbids it: ask who administers the subscription."
-        )
     if status == 403:
         return CredentialError(message, hint=rights_hint(subscription))
     if status in (400, 409):
         return UsageError(message)
     return MlbenchError(message, hint=AGAIN if status == 0 else None)
+
+
+def _policy_error(message: str, words: str) -> UsageError:
+    """A refusal by Azure Policy: which assignment it is, and the option that does without what it forbids, if any."""
+    match = ASSIGNMENT.search(words)
+    name = f'the policy assignment "{match[1] or match[2]}"' if match else "a policy of the organization"
+    ask = f"ask who administers the subscription for an exemption from {name}: az policy assignment list -o table"
+    if re.search(r"\btags?\b", words, re.IGNORECASE):
+        return UsageError(message, hint=f"--tag NAME=VALUE with the tag that it wants, or {ask}")
+    if re.search(r"location|region", words, re.IGNORECASE):
+        return UsageError(message, hint=f"--region of one that is allowed, or {ask}")
+    if re.search(r"virtual ?network|vnet|subnet|nsg|route ?table|public ?ip|network interface", words, re.IGNORECASE):
+        return UsageError(message, hint=f"--subnet ID of a network that follows it, or {ask}")
+    return UsageError(message, hint=ask[0].upper() + ask[1:])
 
 
 def capacity_error(message: str, codes: set[str]) -> CapacityError | None:

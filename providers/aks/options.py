@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.cluster_details import ClusterDetails, fact
-from providers.base import REGISTRY_HELP, option
+from providers.base import REGISTRY_HELP, TAG_HELP, option
 
 DEFAULT_REGION = "eastus"
 DEFAULT_SYSTEM = "Standard_D2s_v5"
@@ -66,6 +66,12 @@ class AksOptions:
     subnet: str | None = option(
         None, "--subnet", help="resource ID of a subnet for the nodes; default: a network made with the cluster"
     )
+    identity: str | None = option(
+        None,
+        "--identity",
+        help="resource ID of a user-assigned identity for the cluster, with its roles; default: one made with it",
+    )
+    tag: tuple[str, ...] = option((), "--tag", help=TAG_HELP)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """What a cluster on AKS will be and cost, and whether Azure is going to allow it. Reads only."""
 
-from mlbench_cli.errors import UsageError
+from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.model.run import Cluster
 from providers import pricing
@@ -25,6 +25,7 @@ SMALL = 10  # machines that Microsoft recommends at most for the free tier
 def make_plan(cluster: Cluster, options: AksOptions, machine: Machine, azure: Azure) -> Plan:
     """Raises CredentialError, UsageError or CapacityError for what cannot work; what may not work is a warning."""
     _check_version(options, azure)
+    _check_identity(options, azure)
     count = ClusterDetails.of(cluster).nodes or 0
     demands = [Demand(Machine(options.system_machine_type), SYSTEM_NODES), Demand(machine, count, options.spot)]
     zones = [zone.rpartition("-")[2] for zone in split_zones(options.zones, azure.location)]
@@ -113,6 +114,15 @@ def _check_version(options: AksOptions, azure: Azure) -> None:
             f"AKS does not offer Kubernetes {wanted} in {azure.location}.",
             hint=f"It has {', '.join(sorted(offered))}; or leave out --kubernetes-version",
         )
+
+
+def _check_identity(options: AksOptions, azure: Azure) -> None:
+    if options.identity is None:
+        return
+    try:
+        azure.get(options.identity, "show the identity of --identity")
+    except NotFoundError as error:
+        raise UsageError(error.message, hint="az identity list --query [].id   lists those there are") from None
 
 
 def list_versions(azure: Azure) -> dict[str, list[str]]:

@@ -184,10 +184,9 @@ class ControlPlane(AzureResource):
         return [node for node in nodes if _is_ready(node)]
 
     def _identity(self) -> Message:
-        """The identity by which AKS acts in the network: its own, or one that has a role on the given subnet."""
-        if not self.options.subnet:
-            return {"type": "SystemAssigned"}
-        return {"type": "UserAssigned", "userAssignedIdentities": {network_identity_of(self.group): {}}}
+        """The identity by which AKS acts: the given one, its own, or one that has a role on the given subnet."""
+        path = self.options.identity or (network_identity_of(self.group) if self.options.subnet else None)
+        return {"type": "UserAssigned", "userAssignedIdentities": {path: {}}} if path else {"type": "SystemAssigned"}
 
     def request(self) -> Message:
         """The cluster as AKS is asked for it."""

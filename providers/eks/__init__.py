@@ -12,10 +12,12 @@ from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.model.run import Cluster
 from providers.base import (
     REGISTRY_HELP,
+    TAG_HELP,
     ZONES_HELP,
     Plan,
     Resource,
     check_ranges,
+    check_tags,
     option,
     read_options,
     registry_details,
@@ -125,6 +127,7 @@ class EksOptions:
     permissions_boundary: str | None = option(
         None, "--permissions-boundary", help="ARN of the IAM policy that limits the roles made for the cluster"
     )
+    tag: tuple[str, ...] = option((), "--tag", help=TAG_HELP)
     efa: bool = option(False, "--efa", help="EFA network cards, with a placement group; runs request them")
     node_image: str = option(
         "al2023",
@@ -532,6 +535,7 @@ def _check_network(options: EksOptions, machine: Machine) -> None:
             hint="For example arn:aws:iam::123456789012:policy/boundary: aws iam list-policies --scope Local",
         )
     check_ranges(options.allow_from)
+    check_tags(options.tag, r"[\w .:/+@-]{1,128}")
 
 
 def _private(options: EksOptions, machine: Machine) -> bool:

@@ -9,7 +9,7 @@ from mlbench_cli.errors import CredentialError, NotFoundError, UsageError
 from mlbench_cli.kube.access import Access
 from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.model.run import Cluster
-from providers.base import Plan, Resource, check_ranges, read_options, registry_details, split_zones
+from providers.base import Plan, Resource, check_ranges, check_tags, read_options, registry_details, split_zones
 from providers.gke import api
 from providers.gke.api import Gke
 from providers.gke.compute import Compute
@@ -315,6 +315,7 @@ def _check(options: GkeOptions, machine: Machine) -> None:
         if value not in known:
             raise UsageError(f'{flag} "{value}" is none of {", ".join(known)}.')
     check_ranges(options.allow_from)
+    check_tags(options.tag, r"[a-z0-9_-]{1,63}")
     _check_network(options)
     ways = [flag for flag, on in (("--spot", options.spot), ("--flex-start", options.flex_start)) if on]
     if options.reservation:

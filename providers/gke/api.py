@@ -39,9 +39,9 @@ QUOTA_REFUSAL = re.compile(
     r"Insufficient (regional|project|global) quota|[Qq]uota '?\w+'? exceeded|QUOTA_EXCEEDED|"
     r"exceeds? (the |its |your )?(\w+ )?quota|cannot create more than \d+ (clusters|nodes)"
 )
-SHORT_QUOTA = re.compile(
-    r"resource \"(?P<quota>\w+)\": request requires '[\d.]+' and is short '(?P<short>[\d.]+)'"
-    r"(?:\. project has a quota of '(?P<limit>[\d.]+)')?"
+SHORT_QUOTA = re.compile(  # in both of the forms that public reports quote
+    r"resource:? \"(?P<quota>\w+)\"(?::|\. The) request requires '[\d.]+' and is short '(?P<short>[\d.]+)'"
+    r"(?:\. (?:project has a quota of|The regional quota is) '(?P<limit>[\d.]+)')?"
 )
 # Other refusals whose words tell the cause: the error that each becomes, and what to do next.
 CAUSES: tuple[tuple[re.Pattern[str], type[MlbenchError], str], ...] = (
@@ -50,6 +50,17 @@ CAUSES: tuple[tuple[re.Pattern[str], type[MlbenchError], str], ...] = (
         UsageError,
         "--private-nodes: the organization allows no public addresses; images then come from Artifact Registry, or the "
         "network needs Cloud NAT.",
+    ),
+    (
+        re.compile(r"constraints/compute\.requireShieldedVm"),
+        UsageError,
+        "--secure-boot: the organization wants machines that start signed code only.",
+    ),
+    (
+        re.compile(r"constraints/gcp\.resourceLocations"),
+        UsageError,
+        "--zone or --region of a place that the organization allows: gcloud resource-manager org-policies describe "
+        "gcp.resourceLocations --effective --project PROJECT   lists them",
     ),
     (
         re.compile(r"constraints/[\w.]+|[Oo]rganization [Pp]olicy"),

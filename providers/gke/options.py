@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from mlbench_cli.model.cluster_details import ClusterDetails, fact
-from providers.base import REGISTRY_HELP, ZONES_HELP, option
+from providers.base import REGISTRY_HELP, TAG_HELP, ZONES_HELP, option
 
 DEFAULT_ZONE = "europe-west1-b"
 
@@ -97,6 +97,10 @@ class GkeOptions:
     services_range: str | None = option(
         None, "--services-range", help="secondary range of the subnetwork for Services; default: one that GKE adds"
     )
+    secure_boot: bool = option(
+        False, "--secure-boot", help="machines that start signed code only, for organizations that demand it"
+    )
+    tag: tuple[str, ...] = option((), "--tag", help=TAG_HELP)
 
 
 @dataclass(frozen=True)

@@ -444,6 +444,8 @@ def _node_config(options: Any, labels: dict[str, str], machine_type: str, disk_t
     }
     if disk := disk_type or default_disk_type(machine_type):
         config["disk_type"] = disk
+    if options.secure_boot:
+        config["shielded_instance_config"] = {"enable_secure_boot": True, "enable_integrity_monitoring": True}
     if options.service_account:
         config["service_account"] = options.service_account
     return config

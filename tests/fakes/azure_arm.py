@@ -53,6 +53,7 @@ class World(CloudDouble, PoolRules):
     failing: dict[str, str] = field(default_factory=dict)  # kind of what is made: key of OPERATION_ERRORS
     empty_zones: set[str] = field(default_factory=set)  # numbers of those that have no machines left
     unregistered: set[str] = field(default_factory=set)  # services that the subscription has not registered
+    required_tag: str | None = None  # that Azure Policy wants on groups
     denied: set[str] = field(default_factory=set)  # actions that the caller may not do
     actions: set[str] = field(default_factory=set)  # that the requests so far have needed
     too_early: int = 0  # questions about an operation before the time that was asked for
@@ -83,6 +84,8 @@ class World(CloudDouble, PoolRules):
 
     def put_group(self, name: str, body: Message) -> tuple[int, Message]:
         self.check_group(name, body)
+        if self.lacks_tag(body):
+            raise ApiError(403, "RequestDisallowedByPolicy", self.policy_words(name))
         known = self.groups.get(name.lower())
         if known is not None and known["location"] != body["location"]:
             words = f"Invalid resource group location '{body['location']}'. The Resource group already exists."
@@ -92,6 +95,18 @@ class World(CloudDouble, PoolRules):
         made = {"id": f"/subscriptions/{SUBSCRIPTION}/resourceGroups/{name}", "name": name, **body}
         self.groups[name.lower()] = {**made, "properties": {"provisioningState": "Succeeded"}}
         return 200 if known else 201, self.groups[name.lower()]
+
+    def lacks_tag(self, body: Message) -> bool:
+        return self.required_tag is not None and self.required_tag not in (body.get("tags") or {})
+
+    def policy_words(self, name: str) -> str:
+        """Source: MicrosoftDocs/azure-docs 99846, Azure/AKS 211."""
+        policies = f"/subscriptions/{SUBSCRIPTION}/providers/Microsoft.Authorization"
+        named = f'{{"name":"Tags","id":"{policies}/policyAssignments/tag-governance"}}'
+        return (
+            f"Resource '{name}' was disallowed by policy. Reasons: 'Resource group validation failed since you did not "
+            f"supply a '{self.required_tag}' tag.'. Policy identifiers: '[{{\"policyAssignment\":{named}}}]'."
+        )
 
     def find_group(self, name: str, look: bool = False) -> Message:
         if look:
@@ -138,6 +153,9 @@ class World(CloudDouble, PoolRules):
             self.check_quota(pool, body["location"])
             pool["provisioningState"] = "Creating"
         nodes = body["properties"]["nodeResourceGroup"]
+        if self.lacks_tag(body):
+            words = f"Resource request failed due to RequestDisallowedByPolicy. {self.policy_words(nodes)}"
+            raise ApiError(400, "ReconcileResourceGroupError", words)
         tags = dict(body.get("tags") or {})  # ASSUMED: AKS copies the cluster's tags to the group of the machines
         self.groups[nodes.lower()] = {
             "id": f"/subscriptions/{SUBSCRIPTION}/resourceGroups/{nodes}", "name": nodes, "tags": tags,

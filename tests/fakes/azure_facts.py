@@ -73,6 +73,15 @@ OPERATION_ERRORS = {
         "Additional details - Deployment Model: Resource Manager, Location: eastus, Current Limit: 8, Current Usage: "
         "8, Additional Required: 8, (Minimum) New Limit Required: 16.",
     ),
+    # Source: Azure-Terraform/terraform-azurerm-kubernetes 26.
+    "policy": (
+        "PreconditionFailed",
+        "Provisioning of resource(s) for container service x in resource group y failed. Message: The template "
+        r"deployment failed with multiple errors. Details: [{\"code\":\"RequestDisallowedByPolicy\",\"message\":\""
+        r"Resource 'aks-vnet-13849498' was disallowed by policy. Policy identifiers: '[{\\\"policyAssignment\\\":"
+        r"{\\\"name\\\":\\\"Sandbox Restrictions - No Public Interfaces\\\",\\\"id\\\":\\\"/subscriptions/s/providers/"
+        r"Microsoft.Authorization/policyAssignments/custom-sandbox-policy\\\"}}]'\"}]",
+    ),
     "internal": ("InternalOperationError", "Internal server error"),
 }
 

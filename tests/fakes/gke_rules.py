@@ -43,6 +43,7 @@ class PoolRules:
     used: dict[str, float] = field(default_factory=dict)  # of the quotas
     taken_later: dict[str, float] = field(default_factory=dict)  # of the quotas, by others, after the plan was made
     shared_ranges: set[str] = field(default_factory=set)  # of the subnetworks of other projects
+    wants_secure_boot: bool = False  # constraints/compute.requireShieldedVm
     policies: dict[str, str] = field(default_factory=dict)  # request -> words of an organization's refusal
 
     def check_zones(self, zones: Any, place: str) -> None:
@@ -89,7 +90,7 @@ class PoolRules:
     def check_shared_network(self, asked: g.Cluster, project: str) -> None:
         """In a network of another project the ranges of pods and Services are its administrator's, and named.
 
-        Source: Google's page on clusters with Shared VPC; the words are ASSUMED.
+        Source: Google's page on clusters with Shared VPC; the words: fabianlee/gcp-gke-clusters-ingress 2.
         """
         parts = asked.subnetwork.split("/")
         if len(parts) < 2 or parts[1] == project:
@@ -98,7 +99,8 @@ class PoolRules:
         for name in (policy.cluster_secondary_range_name, policy.services_secondary_range_name):
             if name not in self.shared_ranges:
                 raise ApiError(
-                    Code.INVALID_ARGUMENT, f'Secondary range "{name}" does not exist in subnetwork "{parts[-1]}".'
+                    Code.INVALID_ARGUMENT,
+                    f'Pod secondary range "{name}" not found in network "{asked.network}", subnetwork "{parts[-1]}".',
                 )
 
     def check_policy(self, method: str) -> None:
@@ -116,6 +118,13 @@ class PoolRules:
         if wrong_disk:
             raise ApiError(
                 Code.INVALID_ARGUMENT, f"{disk} disk type cannot be used by {machine} machine type. [INVALID_ARGUMENT]"
+            )
+        if self.wants_secure_boot and not pool.config.shielded_instance_config.enable_secure_boot:
+            # The words: cloud-setup notes of several public projects, such as "GKE cluster creation fails with".
+            raise ApiError(
+                Code.INVALID_ARGUMENT,
+                "Instance 'gke-1' creation failed: Constraint constraints/compute.requireShieldedVm violated for "
+                "project projects/1. Secure Boot is not enabled in the 'shielded_instance_config' field.",
             )
         reserved = pool.config.reservation_affinity.values
         self._check_reservation(pool)

@@ -127,6 +127,7 @@ def test_killed_at_every_request_of_deletion_it_goes_on(
         assert (world.groups, world.clusters, world.others) == ({}, {}, {}), f"{when} {removing[number]}"
 
 
+@pytest.mark.timeout(900)  # [all] is nightly
 @STRIDES
 @pytest.mark.parametrize("trouble", [*PASSING, "403-before"])
 def test_an_error_at_any_request_leaks_nothing(
@@ -139,15 +140,17 @@ def test_an_error_at_any_request_leaks_nothing(
     for number in _changes(log)[::stride]:
         world = azure_double.reset(trouble={number: trouble})
         error = error_of(functools.partial(create, cluster, tmp_path / f"home-{number}"))
+        # On a busy machine Azure is asked less often than before, and the trouble may never come.
+        troubled = world.log[number] if number < len(world.log) else None
         # Who may not assign roles gets a cluster all the same.
-        if trouble in PASSING or ("roleAssignments" in world.log[number] and world.log[number].startswith("PUT")):
-            assert error is None, (world.log[number], error)
+        if trouble in PASSING or troubled is None or troubled.startswith("PUT roleAssignments"):
+            assert error is None, (troubled, error)
         else:
-            assert isinstance(error, CredentialError), (world.log[number], error)
+            assert isinstance(error, CredentialError), (troubled, error)
             assert bool(error.details.get("exists")) == bool(world.groups)
         world.trouble = {}
         remove_from_nothing(tmp_path / f"empty-{number}")
-        assert (world.groups, world.clusters, world.others) == ({}, {}, {}), f"{trouble} at {world.log[number]}"
+        assert (world.groups, world.clusters, world.others) == ({}, {}, {}), f"{trouble} at {troubled}"
 
 
 def test_a_cluster_that_is_being_created_is_deleted_with_its_group(

@@ -4,7 +4,7 @@ And each time nothing half made is left that the store does not know.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from providers.eks.aws import Aws
 from providers.eks.network import Stack
 from tests.contract.providers.eks_world import REGION, become_for_a_test, forget, make, remove
 from tests.fakes.aws_server import AwsClient, AwsServer
+from tests.fakes.azure_arm import World as AzureWorld
 from tests.fakes.gke import World
 
 Command = Callable[..., Any]
@@ -123,6 +124,30 @@ GKE = {
         spoil=_trouble(CreateNodePool="PERMISSION_DENIED-before"),
         recorded=True,
     ),
+    "quota half way": Case(
+        CapacityError,
+        "Insufficient regional quota",
+        "gcloud beta quotas preferences create",
+        spoil=lambda world: (world.quotas.update(SSD_TOTAL_GB=500), world.taken_later.update(SSD_TOTAL_GB=400)),
+        recorded=True,
+    ),
+    "a policy that wants secure boot": Case(
+        UsageError,
+        "constraints/compute.requireShieldedVm",
+        "--secure-boot",
+        spoil=lambda world: setattr(world, "wants_secure_boot", True),
+    ),
+    "a region that the organization does not allow": Case(
+        UsageError,
+        "constraints/gcp.resourceLocations violated",
+        "--zone or --region",
+        spoil=lambda world: world.policies.update(
+            CreateCluster="Constraint constraints/gcp.resourceLocations violated for project 1."
+        ),
+    ),
+    "a tag that Google does not take": Case(
+        UsageError, '--tag "Team=Research" is no NAME=VALUE', "--tag team=research", ("--tag", "Team=Research")
+    ),
     "no stock half way": Case(
         CapacityError,
         "ZONE_RESOURCE_POOL_EXHAUSTED",
@@ -158,6 +183,163 @@ def test_gke_the_name_is_a_foreign_clusters(command: Command, gke_world: World) 
         "GetNodePool",
     }
     assert NAME not in {cluster.name for cluster in Store().clusters()}
+
+
+def test_gke_secure_boot_and_tags_are_what_policies_ask_for(command: Command, gke_world: World) -> None:
+    gke_world.wants_secure_boot = True
+    done = command("create-cluster", "gke", "2", "good", "--secure-boot", "--tag", "team=research", "--yes")
+    assert done.code == 0, done.err
+    cluster = gke_world.find_cluster("good-2")
+    assert [pool.config.shielded_instance_config.enable_secure_boot for pool in cluster.node_pools] == [True, True]
+    assert cluster.resource_labels["team"] == "research"
+    assert all(pool.config.resource_labels["team"] == "research" for pool in cluster.node_pools)
+    assert command("delete-cluster", "gke", "good-2", "--yes").code == 0
+
+
+# --- AKS --------------------------------------------------------------------------------------------------------------
+
+IDENTITY = (
+    "/subscriptions/11111111-2222-3333-4444-555555555555/resourceGroups/net/providers/Microsoft.ManagedIdentity/"
+    "userAssignedIdentities/company"
+)
+AKS = {
+    "expired credentials": Case(
+        CredentialError,
+        "AADSTS700082",
+        "az login",
+        spoil=lambda world: setattr(
+            world,
+            "token_answer",
+            {"error": "invalid_grant", "error_description": "AADSTS700082: The refresh token has expired."},
+        ),
+    ),
+    "wrong subscription": Case(
+        UsageError,
+        "SubscriptionNotFound",
+        "az account list",
+        ("--subscription", "99999999-9999-9999-9999-999999999999"),
+    ),
+    "a region that the subscription may not use": Case(
+        UsageError,
+        "LocationNotAvailableForResourceType",
+        "az account list-locations",
+        spoil=_trouble(**{"PUT resourcegroups": "400 LocationNotAvailableForResourceType-before"}),
+    ),
+    "no such identity": Case(UsageError, "could not be found", "az identity list", ("--identity", IDENTITY)),
+    "a tag that is demanded": Case(
+        UsageError,
+        "did not supply a 'Owner' tag",
+        "--tag NAME=VALUE",
+        spoil=lambda world: setattr(world, "required_tag", "Owner"),
+    ),
+    "a policy half way": Case(
+        UsageError,
+        "was disallowed by policy",
+        "--subnet ID of a network that follows it, or ask who administers the subscription for an exemption from the "
+        'policy assignment "Sandbox Restrictions - No Public Interfaces"',
+        spoil=lambda world: world.failing.update(managedClusters="policy"),
+        recorded=True,
+    ),
+    "quota half way": Case(
+        CapacityError,
+        "exceeding approved standardNCASv3_T4Family Cores quota",
+        "mlbench delete-cluster aks bad-2",
+        spoil=lambda world: world.failing.update(agentPools="quota"),
+        recorded=True,
+    ),
+    "no stock half way": Case(
+        CapacityError,
+        "AllocationFailed",
+        "--zones 1,2,3",
+        spoil=lambda world: world.failing.update(agentPools="stockout"),
+        recorded=True,
+    ),
+    "no right half way": Case(
+        CredentialError,
+        "AuthorizationFailed",
+        "mlbench doctor aks --policy",
+        spoil=lambda world: world.denied.add("Microsoft.ContainerService/managedClusters/agentPools/write"),
+        recorded=True,
+    ),
+    "expired half way": Case(
+        CredentialError,
+        "InvalidAuthenticationToken",
+        "the same create-cluster command continues with them",
+        spoil=_trouble(**{"PUT agentPools": "401 InvalidAuthenticationToken-before"}),
+        recorded=True,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", AKS.values(), ids=AKS)
+def test_aks(command: Command, azure_world: AzureWorld, case: Case) -> None:
+    if case.spoil:
+        case.spoil(azure_world)
+    done = command("create-cluster", "aks", "2", case.release, *case.words, "--yes")
+    judge(done, case)
+    assert bool(azure_world.groups) == case.recorded
+    assert {item.name: item.state for item in Store().clusters()}.get(NAME) == ("failed" if case.recorded else None)
+    if case.recorded:
+        azure_world.denied.clear()
+        azure_world.trouble = {}
+        assert command("delete-cluster", "aks", NAME, "--yes").code == 0
+        assert azure_world.groups == {}
+
+
+def test_aks_tags_and_an_identity_of_the_company_are_what_policies_ask_for(
+    command: Command, azure_world: AzureWorld
+) -> None:
+    azure_world.required_tag = "Owner"
+    azure_world.groups["net"] = {"id": IDENTITY.partition("/providers")[0], "name": "net", "location": "eastus",
+                                 "properties": {"provisioningState": "Succeeded"}, "tags": {"Owner": "it"}}  # fmt: skip
+    identity = {"id": IDENTITY, "name": "company", "properties": {"principalId": "p-1", "clientId": "c-1"}}
+    azure_world.others[IDENTITY.lower()] = identity
+    words = ("--tag", "Owner=me@example.org", "--identity", IDENTITY, "--ttl", "none")
+    done = command("create-cluster", "aks", "2", "good", *words, "--yes")
+    assert done.code == 0, done.err
+    (made,) = azure_world.clusters.values()
+    assert made["identity"] == {"type": "UserAssigned", "userAssignedIdentities": {IDENTITY: {}}}
+    assert {group["tags"]["Owner"] for name, group in azure_world.groups.items() if name != "net"} == {"me@example.org"}
+    assert command("delete-cluster", "aks", "good-2", "--yes").code == 0
+    assert (list(azure_world.groups), list(azure_world.others)) == (["net"], [IDENTITY.lower()])
+
+
+# --- records of other versions ----------------------------------------------------------------------------------------
+
+
+def _forget_details(name: str) -> None:
+    """As an older version wrote the record: without what is recorded today, with an option that has gone since."""
+    store = Store()
+    cluster = store.cluster(name)
+    known = {key: cluster.details[key] for key in ("nodes", "machine_type", "project", "subscription", "location")
+             if key in cluster.details}  # fmt: skip
+    kept = {key: value for key, value in cluster.details["options"].items() if value and key in ("zone", "region")}
+    store.record_cluster(replace(cluster, details={**known, "options": {**kept, "an_option_that_has_gone": True}}))
+
+
+@pytest.mark.parametrize("cloud", ["gke", "aks"])
+def test_a_cluster_of_an_older_version_is_shown_scaled_and_deleted(
+    command: Command, cloud: str, request: pytest.FixtureRequest
+) -> None:
+    world = request.getfixturevalue("gke_world" if cloud == "gke" else "azure_world")
+    assert command("create-cluster", cloud, "2", "old", "--yes").code == 0
+    _forget_details("old-2")
+    assert "old-2" in command("list-clusters", "--cloud").out
+    scaled = command("scale-cluster", "old-2", "1", "--yes")
+    assert scaled.code == 0, scaled.err
+    _forget_details("old-2")
+    deleted = command("delete-cluster", cloud, "old-2", "--yes")
+    assert deleted.code == 0, deleted.err
+    assert world.clusters == {}
+
+
+def test_a_cluster_of_an_older_version_on_eks_is_deleted(command: Command, aws: AwsServer) -> None:
+    created = command("create-cluster", "eks", "2", "old", "--region", REGION, "--yes")
+    assert created.code == 0, created.err[-600:]
+    _forget_details("old-2")
+    deleted = command("delete-cluster", "eks", "old-2", "--yes")
+    assert deleted.code == 0, deleted.err
+    assert aws.list_left("old-2") == []
 
 
 # --- EKS --------------------------------------------------------------------------------------------------------------
@@ -203,7 +385,7 @@ EKS = {
     "GPU count that does not fit": Case(
         UsageError, "g4dn.xlarge has 1 GPUs, not 4", "g4dn.12xlarge", ("-t", "g4dn.xlarge", "-g", "4")
     ),
-    "version not offered": Case(UsageError, "does not offer Kubernetes 1.30", "It has: 1.35", ("-k", "1.30")),
+    "version not offered": Case(UsageError, "does not offer Kubernetes 1.30", "It has: 1.36", ("-k", "1.30")),
     "no quota": Case(
         CapacityError, "allows 0 vCPUs; 2 × p4d.24xlarge need 192", "aws service-quotas request", ("-t", "p4d.24xlarge")
     ),

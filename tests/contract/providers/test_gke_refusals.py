@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from providers.gke.api import error_from_exception
+from mlbench_cli.errors import CapacityError
+from providers.gke.api import error_from_exception, error_from_words
 from tests.fakes.gke import World
 
 CREATE = ("create-cluster", "gke", "2", "rel", "--gpu-type", "l4", "--yes")
@@ -141,3 +142,18 @@ def test_a_missing_quota_project_is_no_quota(words: str) -> None:
     from google.api_core.exceptions import Forbidden
 
     assert error_from_exception(Forbidden(words), "create cluster in europe-west1-b", "p").exit_code == 3
+
+
+QUOTA_WORDS = (
+    "Insufficient regional quota to satisfy request: resource \"SSD_TOTAL_GB\": request requires '300.0' and is short "
+    "'100.0'. project has a quota of '500.0' with '200.0' available.",
+    "Insufficient regional quota to satisfy request for resource: \"SSD_TOTAL_GB\". The request requires '300.0' and "
+    "is short '100.0'. The regional quota is '500.0' with '200.0' available.",
+)
+
+
+@pytest.mark.parametrize("words", QUOTA_WORDS)
+def test_both_forms_of_a_lack_of_quota_give_the_command_that_asks_for_more(words: str) -> None:
+    error = error_from_words(f'Google refused to create it in europe-west1-b: "{words}"', words, "p")
+    assert isinstance(error, CapacityError)
+    assert "--quota-id SSD-TOTAL-GB-per-project-region --preferred-value 600" in str(error.hint)
