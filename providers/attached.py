@@ -33,7 +33,9 @@ RULES: tuple[tuple[str, str, tuple[str, ...], bool], ...] = (
     ("", "services", ("create", "get", "list", "patch", "delete"), True),
     ("networking.k8s.io", "networkpolicies", ("create", "get", "list", "patch", "delete"), False),
     ("", "events", ("get", "list"), False),
+    ("jobset.x-k8s.io", "jobsets", ("create", "get", "list", "delete"), False),
 )
+JOB_SETS, KUEUE = "jobset.x-k8s.io", "kueue.x-k8s.io"
 
 
 @dataclass(frozen=True)
@@ -194,13 +196,76 @@ def require_version(access: Access) -> str:
 
 
 def check_rights(access: Access) -> list[Right]:
-    """Ask the server for each right, by SelfSubjectAccessReview, which every user may create."""
+    """Ask the server for each right, by SelfSubjectAccessReview, which every user may create.
+
+    Those on JobSets only where the cluster has them.
+    """
     api = access.client()
+    absent = () if find_api(api, JOB_SETS) else (JOB_SETS,)
     return [
         _review(api, access.namespace, group, resource, verb, needed)
         for group, resource, verbs, needed in RULES
         for verb in verbs
+        if group not in absent
     ]
+
+
+def find_api(api: Any, group: str) -> str | None:
+    """The path of a group of the cluster's API, in the version that the server prefers; None without the group."""
+    from mlbench_cli.kube.api import AccessDenied, ObjectNotFound
+
+    try:
+        return f"/apis/{api.get(f'/apis/{group}')['preferredVersion']['groupVersion']}"
+    except (AccessDenied, ObjectNotFound):
+        return None
+
+
+@dataclass(frozen=True)
+class QueueFacts:
+    """What Kueue does in a namespace: its queues, and whether it suspends a Job that names none."""
+
+    queues: tuple[str, ...] = ()
+    needs_queue: bool = False
+
+
+def read_queue_facts(access: Access) -> QueueFacts:
+    """Ask for Kueue's queues, and try a Job without one: on a dry run, the server lets Kueue change it."""
+    from mlbench_cli.kube.api import ApiError
+
+    api = access.client()
+    path = find_api(api, KUEUE)
+    if path is None:
+        return QueueFacts()
+    try:
+        items = api.get(f"{path}/namespaces/{access.namespace}/localqueues").get("items", [])
+    except ApiError:
+        items = []
+    try:
+        tried = api.create(f"/apis/batch/v1/namespaces/{access.namespace}/jobs?dryRun=All", _try_job())
+    except ApiError:
+        tried = {}  # a policy or quota refused it, so nothing is known
+    needs = bool((tried.get("spec") or {}).get("suspend"))
+    return QueueFacts(tuple(sorted(item["metadata"]["name"] for item in items)), needs)
+
+
+def _try_job() -> dict[str, object]:
+    container = {
+        "name": "main",
+        "image": "none",
+        "resources": {"requests": {"cpu": "1m", "memory": "1Mi"}},
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+    }
+    pod = {
+        "restartPolicy": "Never",
+        "containers": [container],
+        "securityContext": {"runAsNonRoot": True, "runAsUser": 10001, "seccompProfile": {"type": "RuntimeDefault"}},
+    }
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": "mlbench-dry-run"},
+        "spec": {"suspend": False, "template": {"spec": pod}},
+    }
 
 
 def _review(api: Any, namespace: str, group: str, resource: str, verb: str, needed: bool) -> Right:

@@ -42,6 +42,7 @@ def attach_cluster(
         is_kind,
         new_attached_cluster,
         read_node_facts,
+        read_queue_facts,
         require_version,
         role_manifests,
     )
@@ -73,6 +74,15 @@ def attach_cluster(
     details = {**cluster.details, **({"version": version} if version else {})}
     if any(right.resource == "networkpolicies" and not right.allowed for right in rights):
         details["network_policies"] = False
+    queues = read_queue_facts(access)
+    if queues.queues:
+        details["queues"] = list(queues.queues)
+    if queues.needs_queue:
+        details["needs_queue"] = True
+    # Kueue would also queue the keeper of a run, which is no part of its JobSet.
+    sets = [right.allowed for right in rights if right.resource == "jobsets"]
+    if sets and all(sets) and not queues.needs_queue:
+        details["job_sets"] = True
     facts = read_node_facts(access)
     if facts is not None and facts.gpus_per_node:  # none today may be some tomorrow: an autoscaler's nodes come later
         details |= {"gpus_per_node": facts.gpus_per_node, "gpu": facts.gpu, "gpu_resource": facts.gpu_resource}
@@ -90,6 +100,9 @@ def attach_cluster(
         console.warn(f"Missing rights that only some runs need: {', '.join(unneeded)}.")
     if cluster.details.get("functional_only"):
         console.warn("It is a KIND cluster: results are functional, not a performance measurement.")
+    if queues.queues or queues.needs_queue:
+        needed = "runs need" if queues.needs_queue else "runs may name"
+        console.note(f"Kueue has the queues {', '.join(queues.queues) or '(unknown)'} there: {needed} --queue NAME.")
     if cluster.details.get("autopilot"):
         console.note("It is GKE Autopilot, whose pods get what they ask for: runs need --num-cpus N --memory N.")
     if facts is not None and facts.gpus_per_node:

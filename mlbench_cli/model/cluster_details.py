@@ -106,6 +106,9 @@ class ClusterDetails:
     topology_problem: str | None = fact(str)  # why the workers' places in the network are not known
     provisioning_class: str | None = fact(str)  # by which runs book the machines of all of their workers at once
     network_policies: bool = fact(bool, default=True)  # whether runs may create them
+    job_sets: bool = fact(bool, default=False)  # whether runs may create JobSets
+    queues: list[str] = field(default_factory=list, metadata=_LIST)  # Kueue's, of the namespace
+    needs_queue: bool = fact(bool, default=False)  # Kueue suspends Jobs that name no queue
     autopilot: bool = fact(bool, default=False)  # GKE makes nodes for what pods ask for, and lets them use no more
     functional_only: bool = fact(bool, default=False)  # timings on the cluster mean nothing
     registry: str | None = fact(str)  # where task images come from, unless a run names another one

@@ -42,6 +42,7 @@ LATER_OPTIONS: dict[str, object] = {
     "assigned_user": False,
     "cpu_limit": None,
     "gpu_resource": None,
+    "job_set": False,
 }
 KEEP_SECONDS = 86400
 OWN_PRICE = {"currency": "USD", "source": "named by the user (--worker-hour)", "table": None}
@@ -82,6 +83,7 @@ class KubernetesOptions:
     tolerations: tuple[str, ...] = ()  # KEY[=VALUE][:EFFECT]
     pull_secret: str | None = None
     queue: str | None = None  # a Kueue local queue
+    job_set: bool = False  # workers and servers are one JobSet, which the queue admits as one
     hold_seconds: int = 900  # how long a worker holds its results if the keeper cannot take them
     keep_seconds: int = KEEP_SECONDS  # how long the run's keeper has them after the run; 0: no keeper
     keep_storage: str = "10Gi"  # disk of the keeper

@@ -6,13 +6,14 @@ Pure, but for a look at whether a folder exists. What Kubernetes would refuse is
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
 from mlbench_cli.model.cluster_details import GPU_RESOURCES, ClusterDetails
 from mlbench_cli.model.run import Cluster
-from mlbench_cli.model.spec import KubernetesOptions, is_rdma_device
+from mlbench_cli.model.spec import KubernetesOptions, RunSpec, is_rdma_device
 from mlbench_cli.runs.request import GIVEN_BY_ENGINE, Request, flag, parse_duration
 from mlbench_cli.util.masking import is_secret_variable
 from mlbench_cli.util.text import shorten
@@ -82,6 +83,23 @@ def resolve_kubernetes(request: Request, cluster: Cluster) -> KubernetesOptions:
         env=_check_environment(request.env),
         **{key: value for key, value in given.items() if value is not None},
     )
+
+
+def require_queue(request: Request, cluster: Cluster) -> None:
+    """Refuse a run without --queue where Kueue would never release it."""
+    details = ClusterDetails.of(cluster)
+    if details.needs_queue and request.queue is None:
+        raise UsageError(
+            f"Kueue on the cluster {cluster.name} releases only Jobs of its queues.",
+            hint=f"--queue {details.queues[0]}" if details.queues else "--queue NAME: kubectl get localqueues",
+        )
+
+
+def join_servers(spec: RunSpec, cluster: Cluster) -> RunSpec:
+    """The spec of a run with servers in a queue as one JobSet, where the cluster has them."""
+    if not (spec.servers and spec.kubernetes.queue and ClusterDetails.of(cluster).job_sets):
+        return spec
+    return replace(spec, kubernetes=replace(spec.kubernetes, job_set=True))
 
 
 def gpus_of_machine(request: Request, cluster: Cluster) -> int:

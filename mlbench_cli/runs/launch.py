@@ -19,7 +19,14 @@ from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.model.spec import CUSTOM, MAX_TIMEOUT, OPEN, OWN_PRICE, SEED, RunSpec, check_name
 from mlbench_cli.runs.fault_options import check_faults, resolve_faults
-from mlbench_cli.runs.kubernetes_options import check_mount_point, gpus_of_machine, require_folder, resolve_kubernetes
+from mlbench_cli.runs.kubernetes_options import (
+    check_mount_point,
+    gpus_of_machine,
+    join_servers,
+    require_folder,
+    require_queue,
+    resolve_kubernetes,
+)
 from mlbench_cli.runs.methods import check_method, refuse_method, resolve_method, resolve_servers_on, split_set
 from mlbench_cli.runs.network_options import add_network_method, check_network, resolve_network
 from mlbench_cli.runs.pinning import check_pinning
@@ -83,6 +90,7 @@ def resolve(
         request = replace(request, data_dir=check_machine_folder(request.data_dir))
     elif request.data_claim or request.data_dir:
         request = replace(request, data_dir=check_mount_point(request.data_dir or "/data"))
+    require_queue(request, cluster)
     common = {
         **_program(request, cluster, tasks),
         **_placement(request, cluster),
@@ -95,7 +103,7 @@ def resolve(
         if common["cpus"] is None:
             common["cpus"] = _equal_cpus(request.workers, common["processes_per_worker"], machine)
     price = _own_price(request)
-    specs = tuple(_spec(size, cluster, common, price) for size in sizes(request))
+    specs = tuple(join_servers(_spec(size, cluster, common, price), cluster) for size in sizes(request))
     for spec in specs:
         check_pinning(spec, cluster, machine.cores if machine else None)
         if machine and local:

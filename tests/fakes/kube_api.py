@@ -31,7 +31,9 @@ import yaml
 from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.credentials import Token
 
-COLLECTION = re.compile(r"/(?:api|apis/[^/]+)/v1(?:alpha1)?(?:/namespaces/(?P<namespace>[^/]+))?/(?P<kind>[a-z]+)")
+COLLECTION = re.compile(
+    r"/(?:api|apis/[^/]+)/v1(?:alpha\d|beta\d)?(?:/namespaces/(?P<namespace>[^/]+))?/(?P<kind>[a-z]+)"
+)
 ITEM = re.compile(COLLECTION.pattern + r"/(?P<name>[^/]+)(?:/(?P<part>log|exec))?")
 FRAME = 1 << 15
 
@@ -81,6 +83,8 @@ class KubeApi:
         self.faults: list[Fault] = []
         self.requests: Counter[str] = Counter()
         self.version = {"major": "1", "minor": "34"}
+        self.groups: dict[str, str] = {}  # of custom resources: the version that is preferred
+        self.needs_queue = False  # Kueue's manageJobsWithoutQueueName
         self.compacted = 0  # watches from an older resource version get 410
         self.changed = threading.Condition()
         self.stopped = False
@@ -145,6 +149,28 @@ class KubeApi:
             self._events.append((self._version, kind, "MODIFIED" if known else "ADDED", stored))
             self.changed.notify_all()
             return stored
+
+    def make_jobs(self, job_set: dict[str, Any]) -> None:
+        """The Jobs of a JobSet, as its controller makes them. Source: JobSet 0.10.1 `constructJob`."""
+        metadata, spec = job_set["metadata"], job_set["spec"]
+        owner = {"apiVersion": job_set["apiVersion"], "kind": "JobSet", "name": metadata["name"],
+                 "uid": metadata["uid"], "controller": True}  # fmt: skip
+        known = {"jobset.sigs.k8s.io/jobset-name": metadata["name"], "jobset.sigs.k8s.io/jobset-uid": metadata["uid"]}
+        for part in spec["replicatedJobs"]:
+            template = part["template"]
+            pod = template["spec"]["template"]
+            pod = {**pod, "metadata": {
+                "labels": {**pod["metadata"].get("labels", {}), **known},
+                "annotations": {**pod["metadata"].get("annotations", {}), **known},
+            }}  # fmt: skip
+            name = f"{metadata['name']}-{part['name']}-0"
+            labels = {**template["metadata"]["labels"], **known}
+            annotations = {**template["metadata"]["annotations"], **known}
+            self.put("jobs", {
+                "apiVersion": "batch/v1", "kind": "Job",
+                "metadata": {"name": name, "labels": labels, "annotations": annotations, "ownerReferences": [owner]},
+                "spec": {**template["spec"], "template": pod, "suspend": spec.get("suspend", False)},
+            })  # fmt: skip
 
     def remove(self, kind: str, name: str) -> dict[str, Any] | None:
         with self.changed:
@@ -280,6 +306,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self._json(200, self.api.version)
         if path.endswith("/selfsubjectaccessreviews"):
             return self._json(201, {**self.document, "status": {"allowed": True}})
+        if version := self.api.groups.get(path.removeprefix("/apis/")):
+            return self._json(200, {"preferredVersion": {"groupVersion": f"{path[6:]}/{version}", "version": version}})
         if match := COLLECTION.fullmatch(path):
             return self._collection(match["kind"])
         if match := ITEM.fullmatch(path):
@@ -300,9 +328,15 @@ class _Handler(BaseHTTPRequestHandler):
         selector = dict(part.split("=", 1) for part in self.query.get("labelSelector", "").split(",") if part)
         if self.command == "POST":
             name = self.document["metadata"]["name"]
+            if "dryRun" in self.query:
+                changed = {"suspend": True} if self.api.needs_queue else {}
+                return self._json(201, {**self.document, "spec": {**self.document["spec"], **changed}})
             if (kind, name) in self.api.objects:
                 return self._status(409, "AlreadyExists", f'{kind} "{name}" already exists')
-            return self._json(201, self.api.put(kind, self.document))
+            made = self.api.put(kind, self.document)
+            if kind == "jobsets":
+                self.api.make_jobs(made)
+            return self._json(201, made)
         if "watch" in self.query:
             return self._watch(kind, selector)
         items, version = self.api.list_objects(kind, selector, self.query.get("fieldSelector", ""))

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mlbench_cli.engines.kubernetes.manifests import GRACE_SECONDS, STOPPED_ANNOTATION
+from mlbench_cli.engines.kubernetes.manifests import GRACE_SECONDS, STOPPED_ANNOTATION, queue_of
 from mlbench_cli.engines.kubernetes.workers import Pod, Summary, failure_of, has_ended, seconds
 from mlbench_cli.kube.objects import condition, is_true
 from mlbench_cli.model.run import WorkerState
@@ -67,9 +67,8 @@ def is_stopped(job: Mapping[str, Any]) -> bool:
 
 def is_unreleased(job: Mapping[str, Any]) -> bool:
     """Whether the client that submitted the run was lost before it could release it."""
-    labels = job.get("metadata", {}).get("labels") or {}
     waits = bool(job.get("spec", {}).get("suspend")) and not is_stopped(job)
-    return waits and "kueue.x-k8s.io/queue-name" not in labels
+    return waits and queue_of(job) is None
 
 
 def _annotations(job: Mapping[str, Any]) -> Mapping[str, str]:

@@ -24,10 +24,12 @@ from mlbench_cli.engines.kubernetes.manifests import (
     CREATED_ANNOTATION,
     FETCHED_ANNOTATION,
     ID_ANNOTATION,
+    JOB_SET,
     STOPPED_ANNOTATION,
     file_name,
     has_chaos,
     has_keeper,
+    job_name,
     manifests,
     role_of,
     servers_name,
@@ -39,7 +41,7 @@ from mlbench_cli.engines.kubernetes.network.nodes import RunOnNode
 from mlbench_cli.engines.kubernetes.observe import RunObserver, known_gaps, known_summaries
 from mlbench_cli.engines.kubernetes.pods import MANAGED_LABEL, RUN_LABEL
 from mlbench_cli.engines.kubernetes.results import Results, is_fetched
-from mlbench_cli.engines.kubernetes.submit import check_version, complete, submit
+from mlbench_cli.engines.kubernetes.submit import check_version, complete, read_job, submit
 from mlbench_cli.engines.kubernetes.workers import Pod, Summary, by_worker, has_ended, has_started, is_cut_off
 from mlbench_cli.errors import CleanupError, UsageError
 from mlbench_cli.kube.access import Access
@@ -108,7 +110,7 @@ class KubernetesEngine:
         """Follow the run until its network is as asked, or it has ended."""
         with self._access.client() as api, closing(self.watch(run)) as observations:
             for _ in observations:  # the last one has `ended`
-                state = read_state(api.get(object_path("Job", self._namespace(run), run.name)))
+                state = read_state(read_job(api, self._namespace(run), run.spec))
                 if state is not None and state["state"] == OPEN:
                     return
 
@@ -117,7 +119,7 @@ class KubernetesEngine:
     def resume(self, run: Run) -> None:
         """Release the run's Job if the client that submitted it died before it could."""
         with self._access.client() as api, suppress(ObjectNotFound):
-            job = api.get(object_path("Job", self._namespace(run), run.name))
+            job = read_job(api, self._namespace(run), run.spec)
             if is_unreleased(job):
                 complete(api, job, self.render(run.spec).documents)
 
@@ -324,13 +326,13 @@ class KubernetesEngine:
     def _stop(self, api: Api, run: Run, word: str) -> None:
         """Let the Job controller stop all workers. `word` is how the run has ended for whoever looks from now on."""
         stop = {"activeDeadlineSeconds": 1} if run.spec.kubernetes.queue else {"suspend": True}
-        path = object_path("Job", self._namespace(run), run.name)
+        path = object_path("Job", self._namespace(run), job_name(run.spec))
         with suppress(ObjectNotFound):
             job = api.get(path)
             if not is_over(job) and not is_stopped(job):
                 api.patch(path, {"metadata": {"annotations": {STOPPED_ANNOTATION: f"{word} {now()}"}}, "spec": stop})
         if run.spec.servers:
-            path = object_path("Job", self._namespace(run), servers_name(run.name))
+            path = object_path("Job", self._namespace(run), servers_name(run.spec))
             with suppress(ObjectNotFound):
                 if not is_over(api.get(path)):
                     api.patch(path, {"spec": stop})
@@ -344,7 +346,7 @@ class KubernetesEngine:
         namespace = self._namespace(run)
         with self._access.client() as api:
             try:
-                job = api.get(object_path("Job", namespace, run.name))
+                job = read_job(api, namespace, run.spec)
             except ObjectNotFound:
                 job = None
             if job is not None and job["metadata"].get("labels", {}).get(RUN_LABEL) != run.name:
@@ -353,7 +355,7 @@ class KubernetesEngine:
                 _refuse_loss(run, job)
             self._let_go(api, namespace, run)
             self._drop_chaos(api, run)
-            _remove(api, namespace, run.name)
+            _remove(api, namespace, run)
         remove_folder(run.folder)
 
     def _let_go(self, api: Api, namespace: str, run: Run) -> None:
@@ -488,13 +490,15 @@ def _refuse_loss(run: Run, job: dict[str, Any]) -> None:
         )
 
 
-def _remove(api: Api, namespace: str, name: str) -> None:
+def _remove(api: Api, namespace: str, run: Run) -> None:
     """Delete everything that bears the run's label, and look until it is gone."""
+    name = run.name
     selector = f"{RUN_LABEL}={name}"
     end = time.monotonic() + GONE_SECONDS
-    api.delete(object_path("Job", namespace, name))
+    main = JOB_SET if run.spec.kubernetes.job_set else "Job"  # a JobSet makes its Jobs anew as long as it is there
+    api.delete(object_path(main, namespace, name))
     while True:
-        left = {kind: _names(api, kind, namespace, selector) for kind in ("Job", "Pod", *OWNED)}
+        left = {kind: _names(api, kind, namespace, selector) for kind in dict.fromkeys((main, "Job", "Pod", *OWNED))}
         if not any(left.values()):
             return
         if time.monotonic() > end:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from mlbench_cli.engines.kubernetes.collector import LogCollector
 from mlbench_cli.engines.kubernetes.ending import is_over, is_stopped
 from mlbench_cli.engines.kubernetes.pods import RUN_LABEL
+from mlbench_cli.engines.kubernetes.submit import read_job
 from mlbench_cli.engines.kubernetes.workers import Pod, Summary, by_worker
 from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.api import AccessDenied, Api, ObjectNotFound, ServerUnreachable
-from mlbench_cli.kube.objects import object_path
 from mlbench_cli.kube.watch import PodWatch
 from mlbench_cli.model.run import Run
 from mlbench_cli.model.silence import Silence
@@ -23,7 +23,7 @@ class RunFollower:
 
     def __init__(self, access: Access, namespace: str, run: Run, ranks: Sequence[int]) -> None:
         self._api: Api = access.client()
-        self._job_path = object_path("Job", namespace, run.name)
+        self._namespace, self._spec = namespace, run.spec
         self._lock = threading.Lock()
         self._by_worker: tuple[int, dict[int, Pod]] = (-1, {})
         self._over_since: float | None = None
@@ -52,7 +52,7 @@ class RunFollower:
                 return False
             self._looked = asked = time.monotonic()
         try:
-            job = self._api.get(self._job_path)
+            job = read_job(self._api, self._namespace, self._spec)
             over = is_over(job) or is_stopped(job)
         except ObjectNotFound:
             over = True

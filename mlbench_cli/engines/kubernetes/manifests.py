@@ -50,6 +50,7 @@ FETCHED_ANNOTATION = "mlbench/fetched"
 ID_ANNOTATION = "mlbench/run-id"  # the run's id and time of recording, the same on every machine that knows it
 CREATED_ANNOTATION = "mlbench/run-created"
 NETWORK_ANNOTATION = "mlbench/network"  # on the Job: how far the network is that was asked for; see network/gate.py
+SET_UID = "jobset.sigs.k8s.io/jobset-uid"  # annotation of all pods of a JobSet
 TOKEN_ANNOTATION = "mlbench/run-uid"  # on pods of other Jobs: the Job's uid, which workers know from a label of theirs
 
 CONTAINER = "main"
@@ -74,6 +75,10 @@ INSTALLED_CODE_ONLY = {"PYTHONSAFEPATH": "1", "PYTHONNOUSERSITE": "1"}
 # In the order in which they are created. The Job comes first because the others are owned by it.
 TEMPLATES = ("job", "configmap", "service", "networkpolicy", "claim", "provisioning", "keeper", "networkchaos")
 SERVERS = "servers"  # their Job is made from the workers' template
+WORKERS = "workers"
+JOB_SET = "JobSet"
+# On a Job of a JobSet: the queue of the set. Kueue's own label is on the set only.
+QUEUE_LABEL, KUEUE_LABEL = "mlbench/queue", "kueue.x-k8s.io/queue-name"
 CHAOS = "NetworkChaos"
 MIN_CHAOS_QUEUE = 10 * MIN_BUCKET_BYTES
 MAX_CHAOS_QUEUE = 2**32 - 1  # bytes, by the type of its field
@@ -105,7 +110,38 @@ def manifests(spec: RunSpec, namespace: str) -> tuple[dict[str, Any], ...]:
     except templates.TemplateError as error:
         raise UsageError(f"A template of the run's objects is wrong: {error}") from None
     _refuse_doubles(documents)
-    return documents
+    return _as_job_set(spec, documents) if spec.kubernetes.job_set else documents
+
+
+def _as_job_set(spec: RunSpec, documents: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
+    """The Jobs of workers and servers as one JobSet, which Kueue admits whole or not: two Jobs may wait for each other.
+
+    Its Jobs keep their host names, which are those of the run's own Service. Source: JobSet 0.10 `constructJob`.
+    """
+    workers, *rest, servers = documents
+    return (
+        {
+            "apiVersion": "jobset.x-k8s.io/v1alpha2",
+            "kind": JOB_SET,
+            "metadata": {**workers["metadata"], "name": spec.name},
+            "spec": {
+                "suspend": True,
+                "network": {"enableDNSHostnames": False},
+                "ttlSecondsAfterFinished": workers["spec"]["ttlSecondsAfterFinished"],
+                "replicatedJobs": [
+                    {"name": name, "template": {"metadata": _part_metadata(job), "spec": job["spec"]}}
+                    for name, job in ((WORKERS, workers), (SERVERS, servers))
+                ],
+            },
+        },
+        *rest,
+    )
+
+
+def _part_metadata(job: Mapping[str, Any]) -> dict[str, Any]:
+    labels = dict(job["metadata"]["labels"])
+    labels[QUEUE_LABEL] = labels.pop(KUEUE_LABEL)
+    return {"labels": labels, "annotations": dict(job["metadata"]["annotations"])}
 
 
 def _refuse_doubles(documents: Sequence[Mapping[str, Any]]) -> None:
@@ -157,9 +193,20 @@ def keeper_name(run_name: str) -> str:
     return f"{run_name}-{KEEPER}"
 
 
-def servers_name(run_name: str) -> str:
+def job_name(spec: RunSpec) -> str:
+    """The name of the Job of a run's workers. Those of a JobSet are numbered."""
+    return f"{spec.name}-{WORKERS}-0" if spec.kubernetes.job_set else spec.name
+
+
+def servers_name(spec: RunSpec) -> str:
     """The name of the Job of a run's parameter servers."""
-    return f"{run_name}-{SERVERS}"
+    return f"{spec.name}-{SERVERS}-0" if spec.kubernetes.job_set else f"{spec.name}-{SERVERS}"
+
+
+def queue_of(job: Mapping[str, Any]) -> str | None:
+    """The Kueue queue that releases a Job; None for one that mlbench releases."""
+    labels: Mapping[str, str] = job.get("metadata", {}).get("labels") or {}
+    return labels.get(KUEUE_LABEL) or labels.get(QUEUE_LABEL)
 
 
 def role_of(item: Mapping[str, Any]) -> str | None:
@@ -195,7 +242,10 @@ def _values(spec: RunSpec, namespace: str) -> dict[str, object]:
     keep = max(0, options.keep_seconds)
     return {
         "name": spec.name,
-        "job_name": spec.name,
+        "job_name": job_name(spec),
+        "token_field": f"metadata.annotations['{SET_UID}']"
+        if options.job_set
+        else "metadata.labels['batch.kubernetes.io/controller-uid']",
         "role": WORKER,
         "namespace": namespace,
         "labels": labels,
@@ -320,7 +370,8 @@ def _server_values(spec: RunSpec, values: Mapping[str, Any]) -> dict[str, object
     )
     labels = {**values["labels"], ROLE_LABEL: SERVER}
     return {
-        "job_name": servers_name(spec.name),
+        "job_name": servers_name(spec),
+        "token_field": values["token_field"] if options.job_set else f"metadata.annotations['{TOKEN_ANNOTATION}']",
         "role": SERVER,
         "job_labels": {**labels, **_queue_labels(spec)},
         "annotations": _gang(spec, spec.servers),
@@ -345,7 +396,7 @@ def _server_values(spec: RunSpec, values: Mapping[str, Any]) -> dict[str, object
 
 def _queue_labels(spec: RunSpec) -> dict[str, str]:
     """By which Kueue knows the Jobs that it releases."""
-    return {"kueue.x-k8s.io/queue-name": spec.kubernetes.queue} if spec.kubernetes.queue else {}
+    return {KUEUE_LABEL: spec.kubernetes.queue} if spec.kubernetes.queue else {}
 
 
 def _gang(spec: RunSpec, pods: int) -> dict[str, str]:
@@ -406,7 +457,7 @@ def _check(spec: RunSpec) -> None:
         raise UsageError(f"--run-as-user {options.run_as_user}: the number must be from 0 to {2**31 - 1}.")
     if len(canonical_json(spec.to_dict())) > ANNOTATION_BYTES:
         raise UsageError("The run's command, parameters and environment are too long to be kept in the cluster.")
-    if len(f"{spec.name}-{spec.workers}.{spec.name},") * spec.workers > HOSTS_BYTES:
+    if len(f"{job_name(spec)}-{spec.workers}.{spec.name},") * spec.workers > HOSTS_BYTES:
         raise UsageError(
             f"The host names of {spec.workers} workers do not fit into one variable.", hint="Choose a shorter run name."
         )
@@ -430,10 +481,11 @@ def _environment(spec: RunSpec, fabric: PodFabric, threads: Mapping[str, str]) -
         **_nominal_fabric(spec),
         **options.env,
         **(INSTALLED_CODE_ONLY if spec.runs_task_program else {}),
-        **contract_environment(spec, None, f"{spec.name}-0.{spec.name}", str(_port(spec))),
+        **contract_environment(spec, None, f"{job_name(spec)}-0.{spec.name}", str(_port(spec))),
         # Read by worker.sh only.
         "MLBENCH_WORK_DIR": WORK_DIR,
         "MLBENCH_WORKERS": str(spec.workers),
+        **({"MLBENCH_JOB": job_name(spec)} if options.job_set else {}),
         "MLBENCH_RUN_ON_ALL": "1" if spec.run_on_all else "0",
         "MLBENCH_COLLECT": "all" if len(holders(spec)) > 1 else "rank0",
         "MLBENCH_HOLD": str(max(0, options.hold_seconds)),

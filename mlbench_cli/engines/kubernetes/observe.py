@@ -17,6 +17,7 @@ from mlbench_cli.engines.kubernetes.logs import MARKER, last_lines, log_gap, pos
 from mlbench_cli.engines.kubernetes.manifests import holders
 from mlbench_cli.engines.kubernetes.network.gate import network_findings
 from mlbench_cli.engines.kubernetes.pods import RUN_LABEL
+from mlbench_cli.engines.kubernetes.submit import read_job
 from mlbench_cli.engines.kubernetes.topology import find_topology
 from mlbench_cli.engines.kubernetes.workers import (
     Known,
@@ -68,7 +69,7 @@ class RunObserver:
     def refresh(self, pods: Mapping[int, Pod]) -> None:
         """Ask for the Job, and for events and nodes if they can tell something."""
         try:
-            self.job = self._api.get(object_path("Job", self._namespace, self._run.name))
+            self.job = read_job(self._api, self._namespace, self._run.spec)
         except ObjectNotFound:
             self.job = None
             return

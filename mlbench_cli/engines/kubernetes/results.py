@@ -23,7 +23,7 @@ from mlbench_cli.engines.kubernetes.fetch import (
 from mlbench_cli.engines.kubernetes.follower import RunFollower
 from mlbench_cli.engines.kubernetes.keeper import Keeper, KeptWorker, kept_file, why_gone
 from mlbench_cli.engines.kubernetes.logs import log_gap, position_file, read_position, samples_file, times_file
-from mlbench_cli.engines.kubernetes.manifests import FETCHED_ANNOTATION, GRACE_SECONDS, holders
+from mlbench_cli.engines.kubernetes.manifests import FETCHED_ANNOTATION, GRACE_SECONDS, holders, job_name
 from mlbench_cli.engines.kubernetes.workers import Pod, Summary, has_ended, has_started, last_words
 from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.api import Api, ApiError, NodeUnreachable, ObjectNotFound
@@ -210,7 +210,7 @@ class Results:
 
     def _release(self) -> None:
         """Say in the cluster that the results are fetched, then end the hold and the keeper."""
-        path = object_path("Job", self._namespace, self._run.name)
+        path = object_path("Job", self._namespace, job_name(self._run.spec))
         try:
             self._api.patch(path, {"metadata": {"annotations": {FETCHED_ANNOTATION: now()}}})
         except ObjectNotFound:

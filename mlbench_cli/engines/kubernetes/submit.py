@@ -9,11 +9,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mlbench_cli.engines.kubernetes.ending import is_unreleased
-from mlbench_cli.engines.kubernetes.manifests import CHAOS, HASH_LABEL, TOKEN_ANNOTATION, role_of
+from mlbench_cli.engines.kubernetes.manifests import CHAOS, HASH_LABEL, JOB_SET, TOKEN_ANNOTATION, job_name, role_of
 from mlbench_cli.engines.kubernetes.pods import KEEPER, RUN_LABEL, SERVER
 from mlbench_cli.errors import UsageError
 from mlbench_cli.kube.api import Api, ApiError, ObjectNotFound, RequestRejected
 from mlbench_cli.kube.objects import collection_path, object_path
+from mlbench_cli.model.spec import RunSpec
 
 GOING_SECONDS = 90.0  # in which an object that is being deleted has gone
 LOOK_SECONDS = 0.5
@@ -24,15 +25,35 @@ Object = Mapping[str, Any]
 
 
 def submit(api: Api, documents: Sequence[Object], annotations: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Create or adopt the Job and all else, and release it. Returns the Job.
+    """Create or adopt the Job, or the JobSet, and all else, and release it. Returns the Job or the JobSet.
 
     `annotations` are added to the Job's. Raises UsageError if objects of another run have these names, ApiError if the
     cluster refuses.
     """
-    main = documents[0]
-    metadata = {**main["metadata"], "annotations": {**main["metadata"]["annotations"], **(annotations or {})}}
-    job = _create_job(api, {**main, "metadata": metadata})
-    return complete(api, job, documents)
+    main = _annotate(documents[0], annotations or {})
+    if main["kind"] == JOB_SET:
+        workers, *others = main["spec"]["replicatedJobs"]
+        jobs = [{**workers, "template": _annotate(workers["template"], annotations or {})}, *others]
+        main = {**main, "spec": {**main["spec"], "replicatedJobs": jobs}}
+    return complete(api, _create_job(api, main), documents)
+
+
+def read_job(api: Api, namespace: str, spec: RunSpec) -> dict[str, Any]:
+    """The Job of a run's workers; of a run in a JobSet, the set as long as it has no such Job.
+
+    Raises ObjectNotFound if there is neither.
+    """
+    try:
+        return api.get(object_path("Job", namespace, job_name(spec)))
+    except ObjectNotFound:
+        if not spec.kubernetes.job_set:
+            raise
+        return api.get(object_path(JOB_SET, namespace, spec.name))
+
+
+def _annotate(item: Object, annotations: Mapping[str, str]) -> dict[str, Any]:
+    metadata = item["metadata"]
+    return {**item, "metadata": {**metadata, "annotations": {**metadata["annotations"], **annotations}}}
 
 
 def check_version(api: Api) -> None:
@@ -77,7 +98,8 @@ def _release(api: Api, job: Object) -> dict[str, Any]:
 
 def _create_job(api: Api, document: Object) -> dict[str, Any]:
     namespace, name = document["metadata"]["namespace"], document["metadata"]["name"]
-    path = collection_path("Job", namespace)
+    kind = document["kind"]
+    path = collection_path(kind, namespace)
     end = time.monotonic() + GOING_SECONDS
     while True:
         try:
@@ -92,7 +114,7 @@ def _create_job(api: Api, document: Object) -> dict[str, Any]:
             if error.status != 409:
                 raise
         try:
-            found = api.get(object_path("Job", namespace, name))
+            found = api.get(object_path(kind, namespace, name))
         except ObjectNotFound:
             continue
         if "deletionTimestamp" in found["metadata"] and time.monotonic() < end:
@@ -119,13 +141,14 @@ def _adopt_job(found: dict[str, Any], document: Object) -> dict[str, Any]:
 def create_owned(api: Api, document: Object, job: Object) -> None:
     """Create an object that goes when the Job goes. One of an earlier Job of that name is on its way out."""
     owner = {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
+        "apiVersion": job.get("apiVersion", "batch/v1"),
+        "kind": job.get("kind", "Job"),
         "name": job["metadata"]["name"],
         "uid": job["metadata"]["uid"],
         # Kueue leaves a Job alone whose controller is a Job of a queue; a keeper that it queued might never start. The
         # servers' Job is released by the queue, as the run's own.
-        "controller": role_of(document) == KEEPER,
+        # A JobSet takes Jobs that it controls for its own.
+        "controller": role_of(document) == KEEPER and job.get("kind") != JOB_SET,
         "blockOwnerDeletion": False,
     }
     metadata = {**document["metadata"], "ownerReferences": [owner]}

@@ -1,6 +1,7 @@
 """The commands on clusters as a person types them: KIND on stand-ins, an attached cluster on a small API server."""
 
 import json
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -13,6 +14,7 @@ import yaml
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.storage.store import Store
 from tests.fakes.kind_tools import World
+from tests.fakes.kube_api import KubeApi
 
 
 @pytest.fixture
@@ -384,6 +386,29 @@ def test_autopilot_is_known_by_its_nodes_and_its_runs_say_what_they_need(mlbench
     assert mlbench(*run, "--num-cpus", "8", "--memory", "32Gi").code == 0
 
 
+@pytest.mark.parametrize("needs", [False, True])
+def test_queues_of_kueue_are_told_and_asked_for_where_it_wants_one(mlbench: Any, api: Server, needs: bool) -> None:
+    with KubeApi() as server:
+        server.groups = {"kueue.x-k8s.io": "v1beta2", "jobset.x-k8s.io": "v1alpha2"}
+        server.needs_queue = needs
+        server.put("localqueues", {"metadata": {"name": "team-a"}})
+        kubeconfig = Path(os.environ["MLBENCH_HOME"]).parent / "queued"
+        server.write_kubeconfig(kubeconfig)
+        done = mlbench("attach-cluster", "queued", "--kubeconfig", str(kubeconfig))
+        assert done.code == 0, done.err
+        assert f"Kueue has the queues team-a there: runs {'need' if needs else 'may name'} --queue NAME" in done.err
+        assert ("jobs", "mlbench-dry-run") not in server.objects
+    details = Store().cluster("queued").details
+    assert (details.get("job_sets", False), details.get("needs_queue", False)) == (not needs, needs)
+    words = ("run", "x", "1", "--task", "allreduce", "--image", "i:1", "--dry-run")
+    refused = mlbench(*words)
+    assert (refused.code, "--queue team-a" in refused.err) == ((2, True) if needs else (0, False)), refused.err
+    assert mlbench(*words, "--queue", "team-a").code == 0
+    ps = ("--method", "bsp-ps", "--servers", "1", "--queue", "team-a")
+    served = mlbench("run", "x", "2", "--task", "digits_resnet", "--image", "i:1", *ps, "--dry-run")
+    assert (served.code, "kind: JobSet" in served.out) == (0, not needs), served.err
+
+
 def test_a_server_that_is_too_old_is_refused_with_its_version(mlbench: Any, api: Server) -> None:
     api.version = "1.28+"
     result = mlbench("attach-cluster", "old", "--kubeconfig", str(api.kubeconfig))
@@ -425,7 +450,8 @@ def test_the_role_holds_every_right_that_is_checked(mlbench: Any, api: Server) -
     mlbench("attach-cluster", "mine", "--kubeconfig", str(api.kubeconfig))
     granted = {(rule["resources"][0], verb) for rule in role["rules"] for verb in rule["verbs"]}
     asked = {(f"{item['resource']}/{item.get('subresource', '')}".rstrip("/"), item["verb"]) for item in api.asked}
-    assert asked == granted
+    # Those on JobSets are asked for where the cluster has them.
+    assert asked == {(resource, verb) for resource, verb in granted if resource != "jobsets"}
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mlbench_cli.engines.kubernetes.diagnosis.facts import Facts, evidence, when
+from mlbench_cli.engines.kubernetes.manifests import queue_of
 from mlbench_cli.engines.kubernetes.workers import Pod, has_ended, main_status
 from mlbench_cli.kube.objects import condition
 from mlbench_cli.model.run import Finding
@@ -82,8 +83,7 @@ def waiting(facts: Facts) -> dict[int, Pod]:
 
 
 def _suspended_finding(facts: Facts) -> Finding:
-    queue = facts.job.get("metadata", {}).get("labels", {}).get("kueue.x-k8s.io/queue-name")
-    if queue:
+    if queue := queue_of(facts.job):
         return Finding("queued", f'The run waits in the queue "{queue}".', hint="kubectl get workloads")
     return Finding(
         "suspended",

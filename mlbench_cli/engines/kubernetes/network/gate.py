@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NotRequired, TypedDict, cast
 
 from mlbench_cli.engines.kubernetes.fetch import WORK_DIR
-from mlbench_cli.engines.kubernetes.manifests import CHAOS, NETWORK_ANNOTATION
+from mlbench_cli.engines.kubernetes.manifests import CHAOS, NETWORK_ANNOTATION, job_name
 from mlbench_cli.engines.kubernetes.network import chaos
 from mlbench_cli.engines.kubernetes.network.nodes import RunOnNode, shape_links
 from mlbench_cli.engines.kubernetes.workers import Pod
@@ -224,7 +224,7 @@ class NetworkGate:
 
     def _note(self, api: Api, state: str, ahead: float, **more: Any) -> None:
         document = {"state": state, "time": round(time.time() + ahead, 3), "holder": self._holder, **more}
-        path = object_path("Job", self._namespace, self._run.name)
+        path = object_path("Job", self._namespace, job_name(self._run.spec))
         api.patch(path, {"metadata": {"annotations": {NETWORK_ANNOTATION: json.dumps(document)}}})
         self._noted = time.monotonic()
 
