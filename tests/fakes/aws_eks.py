@@ -292,8 +292,8 @@ class EksRules(Base):
         if cluster.status != "ACTIVE":
             raise ApiError("InvalidRequestException", f"Cluster '{name}' is not in ACTIVE status")  # ASSUMED
         given = request.parameters
-        offered = [version for version, _ in ADDON_VERSIONS.get(given["addonName"], ())]
-        if given.get("addonVersion") not in (None, *offered):
+        offered = _addon_versions(given["addonName"], cluster.version)
+        if given.get("addonVersion") not in (None, *dict(offered)):
             raise ApiError("InvalidParameterException", "Addon version specified is not supported")
         for association in given.get("podIdentityAssociations", ()):
             self._check_role(association["roleArn"])
@@ -305,13 +305,8 @@ class EksRules(Base):
         if key in self.addons:
             raise ApiError("ResourceInUseException", "Addon already exists.", 409)
         self.addons[key] = {"addonName": given["addonName"], "clusterName": name, "status": "CREATING"}
-        version = self._eks(request.region).clusters[name].version
-        offered = _addon_versions(key[2], version)
-        chosen = given.get("addonVersion") or next((known for known, is_default in offered if is_default), "v1")
-        if offered and chosen not in dict(offered):
-            words = f"Addon version specified is not supported: {chosen} on {version}"  # ASSUMED
-            raise ApiError("InvalidParameterException", words)
-        self.addons[key]["addonVersion"] = chosen
+        default = next((version for version, is_default in offered if is_default), "v1")
+        self.addons[key]["addonVersion"] = given.get("addonVersion") or default
         self.addons[key] |= {"tags": given.get("tags", {}), "health": {"issues": []}}
         self._begin(request.region, "addon", *key[1:])
         return json_answer({"addon": self.addons[key]})
