@@ -1,5 +1,6 @@
 """Runs on a cluster that breaks: each has the outcome it deserves and its whole logs, and leaves nothing behind."""
 
+import base64
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -19,9 +20,11 @@ from mlbench_cli.runs import supervise
 from mlbench_cli.runs.finished import FinishedRun
 from mlbench_cli.runs.progress import Progress
 from mlbench_cli.storage.store import Store
+from templates import FOLDER
 from tests.e2e.runs import Cluster, Runs, log
 from tests.e2e.test_kubernetes_engine import without_dns
 from tests.e2e.troubles import nodes_can_be_paused, nodes_go_on
+from tests.fakes.clock_shift import ClockShift
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 
@@ -262,3 +265,28 @@ def test_names_that_nobody_resolves_until_after_the_end(runs: Runs, store: Store
 
     run, finished, _ = follow_through(runs, store, "nameless", fault)
     is_whole(run, finished)
+
+
+@pytest.mark.parametrize("minutes", [10, -10])
+def test_a_machine_whose_clock_is_off_by_ten_minutes(runs: Runs, store: Store, tmp_path: Path, minutes: int) -> None:
+    """The wall clock of every program in the pod of worker 1 is off; nodes that are containers share one clock."""
+    shift = ClockShift(tmp_path)
+    own = tmp_path / "templates" / "kubernetes"
+    own.mkdir(parents=True)
+    library = base64.b64encode(shift.library.read_bytes()).decode()
+    shipped = (FOLDER / "kubernetes" / "configmap.yaml.j2").read_text("utf-8")
+    (own / "configmap.yaml.j2").write_text(f"{shipped.rstrip()}\nbinaryData:\n  clock_shim.so: {library}\n")
+    env = {"LD_PRELOAD": "/mlbench/clock_shim.so", "CLOCK_SHIFT": str(60 * minutes), "CLOCK_SHIFT_WORKER": "1"}
+    say_time = f'date +%s >"$MLBENCH_OUTPUT_DIR/time"; {COUNT}'
+    options = {"env": env, "template_dir": str(tmp_path / "templates"), "collect": "all"}
+    spec = runs.cluster.spec("clock", "sh", "-c", say_time, options=options)
+    run = store.record_run(spec)
+    runs.started.append(run)
+    runs.cluster.engine.submit(run, runs.cluster.engine.render(spec))
+    began = time.monotonic()
+    finished = supervise.follow(run, runs.cluster.engine, store, timeout=480)
+    is_whole(run, finished)
+    assert time.monotonic() - began < LINES + 120  # the shifted clock ends no wait early or late
+    first, second = (int((run.folder / f"output/rank-{rank}/time").read_text()) for rank in (0, 1))
+    assert abs(second - first - 60 * minutes) < 30
+    assert not [finding for finding in finished.findings if finding.code.startswith("implausible")]

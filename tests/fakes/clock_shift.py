@@ -20,6 +20,7 @@ class ClockShift:
             pytest.skip("no C compiler (cc) on Linux, which makes the library that shifts the clock")
         library = folder / "clock_shim.so"
         subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", library, SOURCE], check=True)
+        self.library = library
         self.link = folder / "clock-shift"
         self.variables = {"LD_PRELOAD": str(library), "CLOCK_SHIFT": str(self.link)}
 

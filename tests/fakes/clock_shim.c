@@ -1,7 +1,9 @@
-/* Shifts the wall clock of a process by the seconds that the link at CLOCK_SHIFT points to, once it is there. The
-   monotonic clock stays: what settimeofday(2) does, without its rights and for these processes only. */
+/* Shifts the wall clock of a process by the seconds that the link at CLOCK_SHIFT points to, once it is there, or that
+   CLOCK_SHIFT is. The monotonic clock stays: what settimeofday(2) does, without its rights and for these processes only.
+   With CLOCK_SHIFT_WORKER, only in that pod of an Indexed Job. */
 #define _GNU_SOURCE
 #include <stdlib.h>
+#include <string.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
 #include <time.h>
@@ -9,9 +11,10 @@
 
 static long long shift_ns(void) {
   char text[64];
-  const char *path = getenv("CLOCK_SHIFT");
-  ssize_t size = path ? readlink(path, text, sizeof text - 1) : -1;
-  if (size < 0) return 0;
+  const char *path = getenv("CLOCK_SHIFT"), *worker = getenv("CLOCK_SHIFT_WORKER"), *index = getenv("JOB_COMPLETION_INDEX");
+  if (!path || (worker && (!index || strcmp(worker, index)))) return 0;
+  ssize_t size = readlink(path, text, sizeof text - 1);
+  if (size < 0) return (long long)(atof(path) * 1e9);
   text[size] = 0;
   return (long long)(atof(text) * 1e9);
 }
