@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 from datetime import datetime
 
-from mlbench_cli.errors import CapacityError, UsageError
+from mlbench_cli.errors import CapacityError, NotFoundError, UsageError
 from providers.eks.aws import Aws
 
 BLOCK = "capacity-block"
@@ -40,13 +40,17 @@ class Reservation:
 
 def find_reservation(aws: Aws, identifier: str) -> Reservation:
     """Ask EC2 for a reservation. Raises NotFoundError without one, UsageError for one that has ended."""
-    answer = aws.call("ec2", "describe_capacity_reservations", CapacityReservationIds=[identifier])
+    listing = f"aws ec2 describe-capacity-reservations --region {aws.region}"
+    try:
+        answer = aws.call("ec2", "describe_capacity_reservations", CapacityReservationIds=[identifier])
+    except NotFoundError as error:
+        raise NotFoundError(error.message, hint=f"{listing}   lists those of the account and region") from None
     found = (answer["CapacityReservations"] or [{}])[0]
     state = found.get("State")
     if state not in ("active", "scheduled", "payment-pending", "pending", "assessing"):
         raise UsageError(
             f"The capacity reservation {identifier} is {state or 'not there'}.",
-            hint=f"aws ec2 describe-capacity-reservations --region {aws.region}",
+            hint=listing,
         )
     return Reservation(
         identifier,
