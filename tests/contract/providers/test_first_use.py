@@ -48,15 +48,15 @@ USES = (
     _gke("GKE `--ttl` as an Editor", "--ttl", "2h", says="ends after 2h"),
     _gke("GKE A3 High", "-t", "a3-megagpu-8g", "--fast-network", "--spot", says="NCCL plugin"),
     _gke("GKE A4X, B300", "-t", "a4x-highgpu-4g", "--spot"),
-    _gke("GKE on a shared VPC", *SHARED, code=2, says="--pods-range"),
-    _gke("GKE, EKS, AKS where a policy", "--tag", "team=research", "--secure-boot"),
+    _gke("GKE on a Shared VPC", *SHARED, code=2, says="--pods-range"),
+    _gke("GKE, EKS and AKS where a policy", "--tag", "team=research", "--secure-boot"),
     _eks("EKS with CPUs, G4dn", "-t", "m5.xlarge"),
     _eks("EKS with CPUs, G4dn", "-t", "g4dn.xlarge", "--spot"),
     _eks("EKS with CPUs, G4dn", "-t", "g6e.xlarge"),
     _eks("EKS `--ttl`", "-t", "m5.xlarge", "--ttl", "2h", says="ends after 2h"),
     _eks("EKS in a company's network", "-t", "m5.xlarge", "--private-nodes", says="NAT"),
     _eks("EKS in a company's network", "-t", "m5.xlarge", "--subnets", "subnet-01234567,subnet-76543210", code=4),
-    _eks("GKE, EKS, AKS where a policy", "-t", "m5.xlarge", "--tag", "Team=Research"),
+    _eks("GKE, EKS and AKS where a policy", "-t", "m5.xlarge", "--tag", "Team=Research"),
     _eks("EKS `--efa`, several machines", "-t", "g6e.24xlarge", "--efa", says="--base efa"),
     _eks("EKS `--efa --capacity-reservation`", "-t", "p6-b300.48xlarge", "--efa", "--capacity-reservation",
          "cr-0123456789abcdef0", code=4, says="aws ec2 describe-capacity-reservations"),
@@ -69,7 +69,7 @@ USES = (
     _aks("AKS with CPUs, T4, A100, H100 NVL", "--gpu-type", "h100-nvl"),
     _aks("AKS `--subnet`", "--subnet", SUBNET),
     _aks("AKS `--subnet`", "--identity", "mine", code=2, says="az identity show"),
-    _aks("GKE, EKS, AKS where a policy", "--tag", "Owner=me@example.org"),
+    _aks("GKE, EKS and AKS where a policy", "--tag", "Owner=me@example.org"),
     _aks("AKS `--gpu-type a10`", "--gpu-type", "a10", says="CUDA 12.8"),
     _aks("AKS ND sizes with InfiniBand", "--gpu-type", "h100", code=2, says="--slow-network-ok"),
     _aks("AKS RTX PRO 6000", "-t", ARM, "--gpu-type", "gb200", says="linux/arm64"),
@@ -106,7 +106,7 @@ def ec2(aws: AwsServer) -> Iterator[AwsServer]:
 
 
 def test_each_row_of_the_page_has_its_test() -> None:
-    page = (ROOT / "docs/clouds-assumptions.md").read_text("utf-8").partition("## What a first use meets")[2]
+    page = (ROOT / "docs/clouds-assumptions.md").read_text("utf-8").partition("## What to expect on first use")[2]
     table = page.partition("\nSources:")[0]
     rows = [line.split(" | ")[0].removeprefix("| ") for line in table.splitlines() if line.startswith("| ")][2:]
     known = {use.row for use in USES} | set(ELSEWHERE)
