@@ -16,8 +16,9 @@ from tests.fakes.kube_pods import Node, Object, Pods
 if TYPE_CHECKING:
     from tests.fakes.aws import AwsDouble
 
-EFA_CARDS = {"g4dn.8xlarge": 1, "p4d.24xlarge": 4}
-GPUS = {"g4dn.8xlarge": 1, "g4dn.xlarge": 1, "g5.xlarge": 1, "g4dn.12xlarge": 4, "p4d.24xlarge": 8}
+EFA_CARDS = {"g4dn.8xlarge": 1, "p4d.24xlarge": 4, "p6-b300.48xlarge": 16}
+GPUS = {"g4dn.8xlarge": 1, "g4dn.xlarge": 1, "g5.xlarge": 1, "g4dn.12xlarge": 4, "p4d.24xlarge": 8,
+        "p6-b300.48xlarge": 8}  # fmt: skip
 SECRET = "not-a-secret"  # of every client of the double
 PODS = "/api/v1/namespaces/default/pods"
 DAEMON_SETS = "/apis/apps/v1/namespaces/kube-system/daemonsets/"

@@ -311,8 +311,8 @@ def _forget_details(name: str) -> None:
     """As an older version wrote the record: without what is recorded today, with an option that has gone since."""
     store = Store()
     cluster = store.cluster(name)
-    known = {key: cluster.details[key] for key in ("nodes", "machine_type", "project", "subscription", "location")
-             if key in cluster.details}  # fmt: skip
+    old = ("nodes", "machine_type", "project", "subscription", "location", "expires")
+    known = {key: cluster.details[key] for key in old if key in cluster.details}
     kept = {key: value for key, value in cluster.details["options"].items() if value and key in ("zone", "region")}
     store.record_cluster(replace(cluster, details={**known, "options": {**kept, "an_option_that_has_gone": True}}))
 

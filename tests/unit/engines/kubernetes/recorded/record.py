@@ -78,7 +78,7 @@ class Recorder:
             self._write(name, self.api.get(object_path("Job", NAMESPACE, run.name)), watch.pods())
         finally:
             watch.close()
-            _remove(self.api, NAMESPACE, run.name)
+            _remove(self.api, NAMESPACE, run)
 
     def _write(self, name: str, job: dict[str, Any], pods: Pods) -> None:
         uids = {pod["metadata"]["uid"] for pod in pods} | {job["metadata"]["uid"]}
