@@ -165,7 +165,7 @@ class EksRules(Base):
                 "InvalidParameterException",
                 "You cannot specify an instance type in both the launch template and the node group",
             )
-        first = next(iter(data.get("NetworkInterfaces") or []), {})
+        first: Mapping[str, Any] = next(iter(data.get("NetworkInterfaces") or []), {})
         if {kind, *(given.get("instanceTypes") or ())} & {*PLAIN_FIRST} and first.get("InterfaceType") == "efa":
             raise ApiError("InvalidParameterException", "The network card at index 0 does not support EFA.")
         if (given.get("capacityType") == "CAPACITY_BLOCK") != (market == "capacity-block"):

@@ -355,7 +355,7 @@ class KubernetesEngine:
                 _refuse_loss(run, job)
             self._let_go(api, namespace, run)
             self._drop_chaos(api, run)
-            _remove(api, namespace, run)
+            _remove(api, namespace, run.spec)
         remove_folder(run.folder)
 
     def _let_go(self, api: Api, namespace: str, run: Run) -> None:
@@ -490,12 +490,12 @@ def _refuse_loss(run: Run, job: dict[str, Any]) -> None:
         )
 
 
-def _remove(api: Api, namespace: str, run: Run) -> None:
+def _remove(api: Api, namespace: str, spec: RunSpec) -> None:
     """Delete everything that bears the run's label, and look until it is gone."""
-    name = run.name
+    name = spec.name
     selector = f"{RUN_LABEL}={name}"
     end = time.monotonic() + GONE_SECONDS
-    main = JOB_SET if run.spec.kubernetes.job_set else "Job"  # a JobSet makes its Jobs anew as long as it is there
+    main = JOB_SET if spec.kubernetes.job_set else "Job"  # a JobSet makes its Jobs anew as long as it is there
     api.delete(object_path(main, namespace, name))
     while True:
         left = {kind: _names(api, kind, namespace, selector) for kind in dict.fromkeys((main, "Job", "Pod", *OWNED))}
