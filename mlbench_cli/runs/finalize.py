@@ -21,8 +21,8 @@ from mlbench_cli.storage.store import Store
 
 _OUTPUT_LOST = Finding(
     "output_lost",
-    "Output files of the run are gone from the cluster, or were fetched by another client; the archive holds the logs.",
-    hint="Fetch sooner: mlbench wait NAME, or keep results longer (see mlbench run --help).",
+    "Output files are gone from the cluster or were fetched by another client; the archive contains only the logs.",
+    hint="Fetch results sooner (mlbench wait NAME), or keep them longer (--keep; see mlbench run --help-all).",
 )
 
 
@@ -120,7 +120,7 @@ def _finish_without_archive(run: Run, observation: Observation) -> FinishedRun:
     finding = Finding(
         ARCHIVE_UNFINISHED,
         f"The disk is full: the archive of {run.name} in {run.folder} could not be completed.",
-        hint=f"Make room, then: mlbench wait {run.name}",
+        hint=f"Free up disk space, then: mlbench wait {run.name}",
         retryable=True,
     )
     findings = (*judgement.findings, finding)

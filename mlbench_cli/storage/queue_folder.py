@@ -190,7 +190,7 @@ def queue_ended(run: Run, note: QueuedNote) -> Finding:
         QUEUE_ENDED,
         f'{run.name} has not been started: the queue of the experiment "{note.experiment}" ended; '
         f"{note.queue.explain_end()}.",
-        hint=f"Go on with the same command line as before, or: mlbench run {note.experiment}",
+        hint=f"To resume: mlbench run {note.experiment}",
     )
 
 

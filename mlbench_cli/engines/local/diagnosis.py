@@ -126,12 +126,12 @@ def _failure_finding(name: str, facts: Facts, lines: list[str]) -> Finding:
             evidence=evidence,
         )
     if code == contract.EXIT_USAGE:
-        return Finding("usage", f"Rank {rank} refused its arguments (exit code {code}).", hint=logs, evidence=evidence)
+        return Finding("usage", f"Rank {rank} rejected its arguments (exit code {code}).", hint=logs, evidence=evidence)
     if code == contract.EXIT_WRONG:
         return Finding(
             "wrong_result",
-            f"A check on rank {rank} found that the ranks' communication gives wrong results (exit code {code}).",
-            hint=f"Trust no figure of this run. What was found: {logs}",
+            f"A check on rank {rank} found that communication between ranks gives wrong results (exit code {code}).",
+            hint=f"Do not trust any result of this run. Details: {logs}",
             evidence=evidence,
         )
     if code == contract.EXIT_ENVIRONMENT:
@@ -144,12 +144,12 @@ def _failure_finding(name: str, facts: Facts, lines: list[str]) -> Finding:
     if code == contract.EXIT_RETRYABLE:
         return Finding(
             "retryable",
-            f"Rank {rank} met a trouble that may pass (exit code {code}).",
+            f"Rank {rank} failed for a reason that may be temporary (exit code {code}).",
             hint=f"Run it again. {logs}",
             retryable=True,
             evidence=evidence,
         )
-    by_whom = ", perhaps for want of memory, or by somebody" if facts["signal"] == signal.SIGKILL else ""
+    by_whom = ", possibly because memory ran out" if facts["signal"] == signal.SIGKILL else ""
     return Finding("rank_crashed", f"Rank {rank} {describe_exit(facts)}{by_whom}.", hint=logs, evidence=evidence)
 
 

@@ -31,7 +31,7 @@ def find_slow_links(details: Mapping[str, Any]) -> Finding | None:
     return Finding(
         SLOW[kind],
         f"{what}: {one_line(str(found.get('reason')), 200)}.",
-        hint="Leave the machine out and run it again"
+        hint="Exclude the machine and run again"
         + (f"; on Kubernetes: kubectl label node {marked} mlbench.io/suspect={kind}" if marked else "")
         + ".",
         evidence={"ranks": ranks[:16], "hosts": names, "slow": verdict.get("slow")},

@@ -220,17 +220,17 @@ def find_not_injected(spec: RunSpec, record: Mapping[str, Any] | None, is_succes
         if event.get("problem")
     ]
     if record is None:
-        problems = ["there is no record of them"]
+        problems = ["they were not recorded"]
     elif record.get("never_trained"):
-        problems.append("the training never began, from which their times count")
+        problems.append("the training, from which their times count, never began")
     elif record.get("missed"):
-        problems.append(f"{_describe({'planned': record['missed']})}: the run was between two attempts to its end")
+        problems.append(f"{_describe({'planned': record['missed']})}: the run ended between two attempts")
     if not problems:
         return None
     return Finding(
         NOT_INJECTED,
-        f"The run is no result under its faults, because not all were injected: {'; '.join(problems[:3])}.",
-        hint="Run it again, or leave out the faults that cannot be injected here.",
+        f"Not all faults were injected, so the result does not count: {'; '.join(problems[:3])}.",
+        hint="Run it again, or remove the faults that cannot be injected here.",
         evidence={"problems": problems[:20]},
     )
 
@@ -240,16 +240,16 @@ def find_fault_contradictions(spec: RunSpec, record: Mapping[str, Any] | None) -
     if record is None:
         return
     if record.get("script") != spec.faults or record.get("policy") != (spec.on_failure or Policy.FAIL):
-        yield "faults.json is of another script or policy than the run"
+        yield "faults.json has another script or policy than the run"
         return
     events = _rows(record.get("events"))
     try:
         plan = [fault.to_dict() for fault in islice(plan_of(spec), len(events))]
     except UsageError as error:
-        yield f"the script of its faults cannot be read: {error.message}"
+        yield f"its fault script cannot be read: {error.message}"
         return
     if [event.get("planned") for event in events] != plan:
-        yield "the faults are not those that follow from the script and the seed"
+        yield "the faults do not follow from the script and the seed"
 
 
 def faults_phrase(document: FaultsDocument) -> str:

@@ -178,7 +178,7 @@ def _decide(
         silent = [
             Finding(
                 NO_RESULT,
-                f"The program of {evidence.spec.task} ended with exit code 0 and reported no result.",
+                f"The program of {evidence.spec.task} exited with 0 but reported no result.",
                 hint=f"mlbench logs {evidence.name}",
             )
         ]
@@ -305,7 +305,7 @@ def _find_other_code(evidence: Evidence, reported: ReportedFacts) -> list[Findin
     return [
         Finding(
             "code_differs",
-            f"Rank 0 ran other code of {evidence.spec.task} than the mlbench that started it has.",
+            f"Rank 0 ran a different version of {evidence.spec.task} than the mlbench that started it.",
             hint="Build the images from the version in use: make images.",
             evidence={"recorded": recorded, "reported": one_line(str(executed))},
         )
@@ -323,8 +323,8 @@ def _find_low_memlock(spec: RunSpec, reported: ReportedFacts) -> list[Finding]:
     return [
         Finding(
             "memlock_low",
-            f"{len(low)} of {len(limits)} ranks may lock {min(low.values()) / 2**20:.4g} MiB of memory; network cards "
-            "with RDMA need at least 1 GiB, else NCCL fails to register memory or falls back to TCP.",
+            f"{len(low)} of {len(limits)} ranks may lock {min(low.values()) / 2**20:.4g} MiB of memory. RDMA network "
+            "cards need at least 1 GiB; otherwise NCCL fails to register memory or falls back to TCP.",
             hint="Run with --run-as-user 0, or raise LimitMEMLOCK of containerd on the nodes.",
             evidence={"memlock_bytes": {str(rank): limit for rank, limit in sorted(low.items())[:16]}},
         )
@@ -369,13 +369,13 @@ def _confirm(
     reason = (
         f"the value {goal['value']:g} does not meet {goal['comparison']} {goal['threshold']:g}"
         if claims_more and goal is not None and not _is_reached(goal)
-        else "no metric event has the value that its result claims"
+        else "no metric event has the value in its result"
     )
     return Outcome.COMPLETED if goal is None else Outcome.GOAL_MISSED, [
         Finding(
             "goal_not_proved",
             f"The task reported {outcome}, but {reason}.",
-            hint="A task reports its goal's metric with contract.emit before it reports its result.",
+            hint="A task must report its goal metric with contract.emit before it reports its result.",
             evidence={"goal": dict(goal) if goal else None, "reported": dict(reported) if reported else None},
         )
     ]

@@ -195,11 +195,11 @@ def make_portable(folder: Path) -> list[Finding]:
             _put_aside(folder, name)
             shown = ascii(name)[1:-1]
             findings.append(
-                Finding("file_left_out", f"{shown} is a link or no regular file; an archive holds only files.")
+                Finding("file_left_out", f"{shown} is not a regular file; archives contain only regular files.")
             )
         elif not name.startswith(".") and not is_in_layout(name):
             _put_aside(folder, name)
-            findings.append(Finding("file_left_out", f"{ascii(name)[1:-1]} is no file of an archive."))
+            findings.append(Finding("file_left_out", f"{ascii(name)[1:-1]} does not belong in an archive."))
             continue
         elif trouble := find_name_problem(name) or find_portability_problem(name) or _name_collision(colliding, name):
             portable = "/".join(map(portable_part, name.split("/")))

@@ -119,8 +119,8 @@ def find_clock_step(observation: Observation, samples: SampleWatch) -> Finding |
     return Finding(
         CLOCK_STEPPED,
         f"The wall clock {where}was set by {significant(stepped)} s while the ranks ran.",
-        hint="Durations of the monotonic clock stand. Check NTP (chronyc tracking), and that the machine does not "
-        "sleep; then run it again.",
+        hint="Durations from the monotonic clock are still valid. Check NTP (chronyc tracking), and that the machine "
+        "does not sleep; then run it again.",
         evidence={"stepped_seconds": round(stepped, 3), "nodes": nodes},
     )
 
@@ -154,7 +154,7 @@ def find_contradictions(
         Finding(
             PREFIX + name,
             f"The evidence contradicts itself: {'; '.join(islice(found, MAX_REASONS))}.",
-            hint="Run it again. If it happens again with an unchanged archive, report it as a defect of the task or of "
+            hint="Run it again. If it happens again with an unchanged archive, report it as a bug in the task or in "
             "mlbench.",
             evidence={"contradictions": list(islice(found, MAX_REASONS))},
         )
@@ -173,7 +173,7 @@ def find_too_long(reported: ReportedFacts) -> Finding | None:
         "event_too_long",
         f"The log of rank {rank} holds {logs[rank]} event{'s' if logs[rank] > 1 else ''} of more than "
         f"{MAX_LINE_BYTES >> 20} MiB, which {'were' if logs[rank] > 1 else 'was'} ignored.",
-        hint="Report less in details, or write it into a file of MLBENCH_OUTPUT_DIR.",
+        hint="Report less in details, or write it to a file in MLBENCH_OUTPUT_DIR.",
         evidence={"events": {str(number): count for number, count in logs.items()}},
     )
 
@@ -186,14 +186,14 @@ def _check_task_time(evidence: Evidence, reported: ReportedFacts) -> Iterator[st
         seconds = None if started is None else finished - started + 1  # Kubernetes gives whole seconds
     is_resumed = bool(evidence.spec.parameters.get("resume"))  # then the clock has gone on from the earlier run
     if wall is not None and seconds is not None and not is_resumed and wall > seconds + SHORT_SECONDS:
-        yield f"the task took {wall:.6g} s of a run of {seconds:.6g} s"
+        yield f"the task took {wall:.6g} s, longer than the run ({seconds:.6g} s)"
 
 
 def _check_training_time(reported: ReportedFacts) -> Iterator[str]:
     facts = reported.result or {}
     wall, training = facts.get("wall_seconds"), facts.get("training_seconds")
     if wall is not None and training is not None and _exceeds(training, wall):
-        yield f"the training steps took {training:.6g} s of {wall:.6g} s of the task"
+        yield f"the training steps took {training:.6g} s, longer than the task ({wall:.6g} s)"
 
 
 def _check_timings(reported: ReportedFacts) -> Iterator[str]:
@@ -203,9 +203,9 @@ def _check_timings(reported: ReportedFacts) -> Iterator[str]:
         return
     total = math.fsum(spread["rank0"] for spread in timings.values())
     if _exceeds(total, wall):
-        yield f"rank 0's timings add up to {total:.6g} s of {wall:.6g} s"
+        yield f"rank 0's timings add up to {total:.6g} s, more than the task ({wall:.6g} s)"
     elif "other" in timings and _exceeds(wall, total):  # the tracker is always in one of its categories
-        yield f"rank 0's timings add up to {total:.6g} s, not to {wall:.6g} s"
+        yield f"rank 0's timings add up to {total:.6g} s instead of {wall:.6g} s"
 
 
 def _check_spread(reported: ReportedFacts) -> Iterator[str]:
@@ -213,14 +213,14 @@ def _check_spread(reported: ReportedFacts) -> Iterator[str]:
         least, most = spread["min"], spread["max"]
         inside = (spread["mean"], spread["rank0"])
         if _exceeds(least, most, 0) or any(_exceeds(least, value, 0) or _exceeds(value, most, 0) for value in inside):
-            yield f"{one_line(name, 40)} has a mean or rank 0 outside its least and greatest"
+            yield f"{one_line(name, 40)} has a mean or a value of rank 0 outside its minimum and maximum"
 
 
 def _check_epoch_time(reported: ReportedFacts) -> Iterator[str]:
     wall = (reported.result or {}).get("wall_seconds")
     last = reported.logs[0].last_seconds if 0 in reported.logs else None
     if wall is not None and last is not None and not reported.is_watched and _exceeds(last, wall):
-        yield f"the last metric is of second {last:.6g}, after the end at {wall:.6g} s"
+        yield f"the last metric was reported at {last:.6g} s, after the end at {wall:.6g} s"
 
 
 def _check_event_times(evidence: Evidence, reported: ReportedFacts, samples: SampleWatch) -> Iterator[str]:
@@ -228,7 +228,7 @@ def _check_event_times(evidence: Evidence, reported: ReportedFacts, samples: Sam
     for rank, facts in reported.logs.items():
         worker = workers.get(rank)
         if facts.backward > SLACK_SECONDS:
-            yield f"the events of rank {rank} go back by {facts.backward:.6g} s"
+            yield f"the events of rank {rank} go back in time by {facts.backward:.6g} s"
         if worker is None or facts.first is None or facts.last is None:
             continue
         if worker.started is not None and facts.first < worker.started - SLACK_SECONDS:
@@ -270,16 +270,16 @@ def _check_ranks(evidence: Evidence, is_success: bool) -> Iterator[str]:
     ranks = [worker.rank for worker in evidence.observation.workers]
     firsts = [spec.ranks_of(unit)[0] for unit in range(spec.unit_count)]
     if len({*ranks}) < len(ranks):
-        yield "a rank is there twice"
+        yield "a rank appears twice"
     elif (
         ranks
         and sorted(ranks) not in (list(range(spec.process_count)), firsts)
         and (is_success or max(ranks) >= spec.process_count)
     ):
-        yield f"{len(ranks)} workers were observed, which are not those of the run"
+        yield f"the {len(ranks)} observed workers are not those of the run"
     nodes = {worker.node for worker in evidence.observation.workers if worker.node is not None}
     if spec.engine == "local" and len(nodes) > 1:
-        yield f"a run on one machine was on {len(nodes)}"
+        yield f"a run on one machine used {len(nodes)} machines"
 
 
 def _check_exit_codes(evidence: Evidence) -> Iterator[str]:
@@ -294,7 +294,7 @@ def _check_logs(evidence: Evidence, reported: ReportedFacts, samples: SampleWatc
     spec = evidence.spec
     beyond = [rank for rank in reported.logs if rank >= spec.process_count]
     if beyond:
-        yield f"there is a log of rank {beyond[0]}, which the run does not have"
+        yield f"there is a log of rank {beyond[0]}, but the run has no such rank"
     if spec.engine not in _OWN_LOGS:
         return
     for worker in evidence.observation.workers:
@@ -302,25 +302,25 @@ def _check_logs(evidence: Evidence, reported: ReportedFacts, samples: SampleWatc
             yield f"rank {worker.rank} has no log"
     for rank, facts in reported.logs.items():
         if facts.foreign and facts.first is None:
-            yield f"the log of rank {rank} holds events of other ranks only"
+            yield f"the log of rank {rank} contains only events of other ranks"
     for rank, size in sorted(samples.log_bytes.items()):
         found = reported.logs[rank].counts.bytes if rank in reported.logs else 0
         if found < size:
-            yield f"the log of rank {rank} has {found} bytes, and had {size} while it ran"
+            yield f"the log of rank {rank} has {found} bytes, but had {size} during the run"
     has_measured = evidence.observation.seconds is not None
     if has_measured and is_success and samples.machines == 0:
-        yield "nothing of the machine was sampled"
+        yield "there are no samples of the machine"
 
 
 def _check_settings(evidence: Evidence, reported: ReportedFacts, samples: SampleWatch) -> Iterator[str]:
     spec = evidence.spec
     if evidence.name != spec.name:
-        yield f"the run is {one_line(evidence.name, 40)}, and its spec that of {one_line(spec.name, 40)}"
+        yield f"the run is named {one_line(evidence.name, 40)}, but its spec {one_line(spec.name, 40)}"
     local = {spec.engine == LOCAL.provider, spec.cluster == LOCAL.name}
     if spec.cluster_kind is not None:
         local.add(spec.cluster_kind == LOCAL.provider)
     if len(local) > 1:
-        yield f"the engine is {one_line(spec.engine, 40)}, and the cluster {one_line(spec.cluster, 40)}"
+        yield f"the engine {one_line(spec.engine, 40)} does not fit the cluster {one_line(spec.cluster, 40)}"
     if (_SHARED if not spec.share_machine else _HELD) in samples.locks:
         yield f"the run was {'' if spec.share_machine else 'not '}to share its machine, and did the opposite"
     for rank, facts in reported.environments.items():
@@ -329,10 +329,10 @@ def _check_settings(evidence: Evidence, reported: ReportedFacts, samples: Sample
             del given["world_size"]
         for name, asked in given.items():
             if spec.runs_task_program and name in facts and facts[name] != asked:
-                yield f"rank {rank} reported {name} {one_line(str(facts[name]), 40)}, and the run has {asked}"
+                yield f"rank {rank} reported {name} {one_line(str(facts[name]), 40)}, but the run has {asked}"
         device = facts.get("device")
         if spec.runs_task_program and isinstance(device, str) and device.startswith("cpu") != (spec.device == "cpu"):
-            yield f"rank {rank} reported device {one_line(device, 40)}, and the run has {spec.device}"
+            yield f"rank {rank} reported device {one_line(device, 40)}, but the run has {spec.device}"
     options = ((reported.result or {}).get("details") or {}).get("options")
     if not spec.runs_task_program or not isinstance(options, Mapping):
         return
@@ -340,7 +340,7 @@ def _check_settings(evidence: Evidence, reported: ReportedFacts, samples: Sample
         if name == "batch_size" and spec.on_failure == Policy.SHRINK:
             continue  # the global batch is kept by fewer ranks
         if name in options and name not in _AS_USED and asked != "auto" and options[name] != asked:
-            yield f"the task had {name} {one_line(str(options[name]), 40)}, and the run {one_line(str(asked), 40)}"
+            yield f"the task used {name} {one_line(str(options[name]), 40)}, but the run has {one_line(str(asked), 40)}"
 
 
 def _check_figures(reported: ReportedFacts) -> Iterator[str]:
@@ -356,7 +356,7 @@ def _check_figures(reported: ReportedFacts) -> Iterator[str]:
     for name, value in {**claimed, "epoch": facts["epochs"], "value": goal["value"]}.items():
         noted = passed.get(name)
         if is_finite_number(value) and is_finite_number(noted) and not math.isclose(value, noted, rel_tol=1e-6):
-            yield f"{name} is {value:.6g}, and was {noted:.6g} at the goal"
+            yield f"{name} is {value:.6g}, but was {noted:.6g} at the goal"
     details = facts.get("details") or {}
     options = details.get("options")
     used = options.get("precision") if isinstance(options, Mapping) else None
@@ -374,9 +374,9 @@ def _check_provenance(evidence: Evidence, reported: ReportedFacts) -> Iterator[s
         name = facts.get("device_name")
         is_named = evidence.spec.runs_task_program and evidence.spec.device == "cpu" and name and architecture
         if is_named and name != architecture:
-            yield f"rank {rank} ran on {one_line(str(name), 60)}, and was started on {one_line(str(architecture), 60)}"
+            yield f"rank {rank} ran on {one_line(str(name), 60)}, but was started on {one_line(str(architecture), 60)}"
         if evidence.spec.runs_task_program and cpu and facts.get("cpu") and facts["cpu"] != cpu:
-            yield f"rank {rank} ran on {one_line(str(facts['cpu']), 60)}, and was started on {one_line(str(cpu), 60)}"
+            yield f"rank {rank} ran on {one_line(str(facts['cpu']), 60)}, but was started on {one_line(str(cpu), 60)}"
 
 
 def _exceeds(value: float, limit: float, slack: float = SHORT_SECONDS) -> bool:

@@ -23,8 +23,8 @@ from mlbench_cli.storage.run_folder import RunFolder
 
 _UNFINISHED = Finding(
     STILL_RUNNING,
-    "This archive was written while the run went on: it holds what there was by then.",
-    hint="Download it again when the run has ended.",
+    "This archive was written during the run and is incomplete.",
+    hint="Download it again after the run has ended.",
 )
 
 

@@ -173,9 +173,7 @@ def test_a_detached_run(capsys: Captured) -> None:
     assert run(["download", "far-2", "--partial", "--to", "partial.zip"]) == 0
     assert run(["verify", "partial.zip"]) == 0
     with Archive.open(Path("partial.zip")) as archive:
-        assert archive.result["summary"].startswith(
-            "far-2 had not ended. This archive was written while the run went on"
-        )
+        assert archive.result["summary"].startswith("far-2 had not ended. This archive was written during the run")
         assert archive.result["outcome"] == "cancelled"
         assert b"begun" in archive.read("logs/rank-1.log", 1000)
     capsys.readouterr()

@@ -46,7 +46,7 @@ def crash(name: str, worker: int, code: int, reason: str, message: str, log: str
         return finding(
             "out_of_memory",
             f"Worker {worker} used more memory than its limit{f' of {memory}' if memory else ''} and was killed.",
-            "Give it more with --memory (/dev/shm counts), or use smaller batches.",
+            "Raise --memory (/dev/shm counts toward it), or use a smaller batch.",
         )
     if reason in ("StartError", "ContainerCannotRun") or code in (126, 127, 128):
         if ARCHITECTURE.search(text):
@@ -59,9 +59,7 @@ def crash(name: str, worker: int, code: int, reason: str, message: str, log: str
         summary = f"Worker {worker} ran out of GPU memory{describe_gpu_peak(text)}."
         return finding("gpu_out_of_memory", summary, "Use a smaller batch.")
     if code == 128 + signal.SIGBUS or SHARED_MEMORY.search(text):
-        return finding(
-            "shm_exhausted", f"Worker {worker} ran out of shared memory (/dev/shm).", "Give it more with --shm."
-        )
+        return finding("shm_exhausted", f"Worker {worker} ran out of shared memory (/dev/shm).", "Raise --shm.")
     if DRIVER.search(text):
         return finding(
             "driver_mismatch",
@@ -70,39 +68,40 @@ def crash(name: str, worker: int, code: int, reason: str, message: str, log: str
         )
     if GPU_FAULT.search(text):
         return finding(
-            "gpu_fault", f"Worker {worker} met a fault of its GPU.", f"Run again on other nodes. {logs}", retryable=True
+            "gpu_fault", f"Worker {worker} had a GPU fault.", f"Run it again on other nodes. {logs}", retryable=True
         )
     if DISK.search(text):
-        return finding("disk_full", f"Worker {worker} ran out of disk.", f"Write less to the output folder. {logs}")
+        return finding(
+            "disk_full", f"Worker {worker} ran out of disk space.", f"Write less to the output folder. {logs}"
+        )
     if code == contract.EXIT_USAGE:
-        return finding("usage", f"Worker {worker} refused its arguments (exit code {code}).", logs)
+        return finding("usage", f"Worker {worker} rejected its arguments (exit code {code}).", logs)
     if code == contract.EXIT_WRONG:
         return finding(
             "wrong_result",
-            f"A check on worker {worker} found that the ranks' communication gives wrong results (exit code {code}).",
-            f"Trust no figure of this run. What was found: {logs}",
+            f"A check on worker {worker} found that communication between ranks gives wrong results (exit code "
+            f"{code}).",
+            f"Do not trust any result of this run. Details: {logs}",
         )
     if code == contract.EXIT_ENVIRONMENT:
         return finding("bad_environment", f"Worker {worker} cannot run in this environment (exit code {code}).", logs)
     if code == contract.EXIT_RETRYABLE:
         return finding(
             "retryable",
-            f"Worker {worker} met a trouble that may pass (exit code {code}).",
+            f"Worker {worker} failed for a reason that may be temporary (exit code {code}).",
             f"Run it again. {logs}",
             retryable=True,
         )
     if code == 128 + signal.SIGKILL:
-        return finding(
-            "rank_crashed", f"Worker {worker} was killed by SIGKILL, perhaps for want of memory, or by somebody.", logs
-        )
+        return finding("rank_crashed", f"Worker {worker} was killed by SIGKILL, possibly because memory ran out.", logs)
     return finding("rank_crashed", f"Worker {worker} {_how(code)}.", logs)
 
 
 def _architecture(finding: Callable[..., Finding], worker: int) -> Finding:
     return finding(
         "wrong_architecture",
-        f"The image of worker {worker} is for another processor than its node has.",
-        "mlbench images push --platform linux/amd64   (or linux/arm64, as the nodes are), or other nodes: "
+        f"The image of worker {worker} is for a different CPU architecture than its node.",
+        "mlbench images push --platform linux/amd64   (or linux/arm64, matching the nodes), or select other nodes: "
         "--node-selector kubernetes.io/arch=ARCH",
     )
 

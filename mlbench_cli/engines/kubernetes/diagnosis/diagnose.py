@@ -61,4 +61,4 @@ def _together(group: Sequence[tuple[int, Finding]]) -> Finding:
         return finding
     evidence: dict[str, Any] = {**finding.evidence, "workers": [worker for worker, _ in group][:LISTED]}
     others = f"{len(group) - 1} other worker{'s' if len(group) > 2 else ''}"
-    return replace(finding, summary=f"{finding.summary} (And {others} likewise.)", evidence=evidence)
+    return replace(finding, summary=f"{finding.summary} (Also {others}.)", evidence=evidence)

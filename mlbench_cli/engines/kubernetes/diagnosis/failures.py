@@ -50,14 +50,14 @@ def disruption(facts: Facts, worker: int) -> Finding | None:
         return finding(
             "evicted",
             f"Worker {worker} was evicted from {node}: {shorten_line(words) or 'no reason given'}",
-            "Give it more with --memory, write less to its disk, or use larger nodes.",
+            "Raise --memory, write less to disk, or use larger nodes.",
             retryable=False,
         )
     if cause == "PreemptionByScheduler":
         return finding(
             "preempted",
-            f"Worker {worker} was removed in favour of a pod with a higher priority.",
-            "Run again when the cluster is less busy.",
+            f"Worker {worker} was preempted by a pod with a higher priority.",
+            "Run it again when the cluster is less busy.",
         )
     if spot and cause in ("EvictionByEvictionAPI", "DeletionByPodGC", "DeletionByTaintManager"):
         return _shut_down(finding, worker, node, spot)
@@ -65,19 +65,19 @@ def disruption(facts: Facts, worker: int) -> Finding | None:
         return _shut_down(finding, worker, node, spot)
     if cause in ("DeletionByTaintManager", "DeletionByPodGC") or (not terminated_state(pod) and facts.is_lost(pod)):
         return finding(
-            "node_lost", f"The node {node} of worker {worker} no longer answers.", f"kubectl describe node {node}"
+            "node_lost", f"The node {node} of worker {worker} has stopped responding.", f"kubectl describe node {node}"
         )
     if cause == "EvictionByEvictionAPI":
         return finding(
             "drained",
-            f"Worker {worker} had to leave {node}: the node was being drained.",
+            f"Worker {worker} was evicted from {node} because the node was drained.",
             "Run it again after the maintenance.",
         )
     if word == "UnexpectedAdmissionError" or word.startswith("OutOf"):
         return finding(
             "device_admission",
             f"The node {node} did not admit worker {worker}: {shorten_line(words) or word}",
-            "Run again: another pod was quicker, or the node's device plugin was restarted.",
+            "Run it again: another pod took the device, or the node's device plugin restarted.",
         )
     return None
 
@@ -91,7 +91,7 @@ def ending(facts: Facts, worker: int) -> Finding:
     if summary is None and not ended:
         return Finding(
             "pod_deleted",
-            f"The pod of worker {worker} was deleted from outside; how its command ended is not known.",
+            f"The pod of worker {worker} was deleted by someone else; its exit code is unknown.",
             hint="kubectl get events",
             retryable=True,
             evidence=evidence(worker, pod),
@@ -99,7 +99,7 @@ def ending(facts: Facts, worker: int) -> Finding:
     if summary is not None and summary.get("reason") == "terminated":
         return Finding(
             "pod_deleted",
-            f"The pod of worker {worker} was deleted from outside.",
+            f"The pod of worker {worker} was deleted by someone else.",
             hint="kubectl get events",
             retryable=True,
             evidence=evidence(worker, pod),
@@ -116,7 +116,7 @@ def deadline(facts: Facts, worker: int | None = None) -> Finding:
     """The finding of a run, or of one worker, that was stopped at its deadline."""
     never = not facts.summaries and not any(has_started(pod) for pod in facts.pods.values())
     who = "The run" if worker is None else f"Worker {worker}"
-    what = "passed its deadline before any worker had started" if never else "was stopped at its deadline"
+    what = "reached its deadline before any worker started" if never else "was stopped at its deadline"
     return Finding("deadline", f"{who} {what}.", hint="Set a longer --timeout.", evidence={"never_ran": never})
 
 
@@ -128,7 +128,7 @@ def _shut_down(finding: Callable[..., Finding], worker: int, node: object, spot:
     if spot:
         return finding(
             "spot_lost",
-            f"The node {node} of worker {worker} was a spot machine and was interrupted.",
-            "Run again, or use machines that are not spot.",
+            f"The spot machine {node} of worker {worker} was interrupted.",
+            "Run it again, or use on-demand machines.",
         )
     return finding("node_shut_down", f"The node {node} of worker {worker} was shut down.", "Run again.")

@@ -84,11 +84,11 @@ def waiting(facts: Facts) -> dict[int, Pod]:
 
 def _suspended_finding(facts: Facts) -> Finding:
     if queue := queue_of(facts.job):
-        return Finding("queued", f'The run waits in the queue "{queue}".', hint="kubectl get workloads")
+        return Finding("queued", f'The run is waiting in the queue "{queue}".', hint="kubectl get workloads")
     return Finding(
         "suspended",
-        "The run is not released.",
-        hint="Start it again with the same command; with Kueue in the cluster add --queue: kubectl get localqueues",
+        "The run's Job is still suspended.",
+        hint="Repeat the command. If the cluster uses Kueue, add --queue: kubectl get localqueues",
     )
 
 
@@ -99,16 +99,16 @@ def _lacks_cpu_limit(message: str) -> bool:
 def _refusal(message: str) -> tuple[str, str | None]:
     """Code and hint for a refused pod; no hint if it is not known whether the trouble passes."""
     if "violates PodSecurity" in message:
-        return "pod_security", "The namespace forbids such pods: leave out --host-network, or use another namespace."
+        return "pod_security", "The namespace forbids such pods: remove --host-network, or use another namespace."
     if "security context constraint" in message:
-        return "security_context", "OpenShift assigns the user of pods: --run-as-user none"
+        return "security_context", "OpenShift assigns users to pods: --run-as-user none"
     if "autogke" in message or "warden" in message:
         return (
             "admission_denied",
-            "GKE Autopilot wants requests that it allows: --num-cpus N --memory N, or another class.",
+            "GKE Autopilot rejects these requests: change --num-cpus N --memory N, or use another compute class.",
         )
     if "admission webhook" in message or "denied the request" in message:
-        return "admission_denied", "A policy of the cluster forbids such pods: ask its administrator."
+        return "admission_denied", "A policy of the cluster forbids such pods. Ask its administrator."
     if re.search(r"(minimum|maximum) .* usage per|LimitRange", message):
         return "admission_denied", "kubectl describe limitrange"
     return "pods_not_created", None
@@ -129,12 +129,12 @@ def _container(facts: Facts, worker: int, pod: Pod) -> Finding | None:
     if word == "InvalidImageName":
         return finding("image_name_invalid", f'"{facts.image}" is not the name of an image.', "--image NAME:TAG")
     if word == "ErrImageNeverPull":
-        summary = f'The image "{facts.image}" is not on the node, and the pull policy forbids pulling it.'
+        summary = f'The image "{facts.image}" is not on the node, and the pull policy does not allow pulling it.'
         return finding("image_not_found", summary, "Load it onto every node.")
     if word in IMAGE_REASONS:
         return _pull(facts, worker, pod, message)
     if word in CONFIG_REASONS:
-        summary = f"The container of worker {worker} cannot be made: {shorten_line(message) or word}"
+        summary = f"The container of worker {worker} cannot be created: {shorten_line(message) or word}"
         return finding("config_error", summary, _config_hint(message))
     return _stuck(facts, worker, pod, word) if facts.age(pod) >= CREATING_SECONDS else None
 
@@ -152,9 +152,9 @@ def _sidecar(worker: int, pod: Pod) -> Finding | None:
         if reason == "CrashLoopBackOff" or (status.get("restartCount") and ended and not status.get("started")):
             return Finding(
                 "sidecar_failed",
-                f"The container {name} of worker {worker}, which has to run before the task, ends again and again: "
+                f"The container {name} of worker {worker}, which must run before the task, keeps crashing: "
                 f"{ended.get('reason') or reason} with exit code {ended.get('exitCode')}.",
-                hint=f"kubectl logs {pod['metadata']['name']} -c {name} --previous   The machine may lack its devices.",
+                hint=f"kubectl logs {pod['metadata']['name']} -c {name} --previous (the node may lack its devices)",
                 permanent=int(status.get("restartCount") or 0) >= MAX_RESTARTS,
                 evidence=evidence(worker, pod, ended.get("message") or message),
             )
@@ -170,15 +170,15 @@ def _pull(facts: Facts, worker: int, pod: Pod, message: str) -> Finding:
         return Finding(
             "image_not_found",
             f'The image "{facts.image}" cannot be pulled: {shorten_line(words)}',
-            hint="Check the name and the tag, push the image (mlbench images push) or load it, or give its registry's "
-            "login with --pull-secret.",
+            hint="Check the name and the tag, push the image (mlbench images push) or load it, or pass the registry's "
+            "credentials with --pull-secret.",
             permanent=True,
             evidence=evidence(worker, pod, words),
         )
     return Finding(
         "image_pull",
-        f'The image "{facts.image}" does not come to {pod.get("spec", {}).get("nodeName")}: {shorten_line(words)}',
-        hint="Can the nodes reach the registry?",
+        f'The image "{facts.image}" was not pulled by {pod.get("spec", {}).get("nodeName")}: {shorten_line(words)}',
+        hint="Check that the nodes can reach the registry.",
         retryable=True,
         permanent=facts.age(pod) > PULLING_SECONDS,
         evidence=evidence(worker, pod, words),
@@ -193,7 +193,7 @@ def _stuck(facts: Facts, worker: int, pod: Pod, word: str) -> Finding | None:
     kind, message = str(latest.get("reason")), str(latest.get("message", ""))
     return Finding(
         "volume_mount" if kind in ("FailedMount", "FailedAttachVolume") else "pod_sandbox",
-        f"Worker {worker} is held up ({word}, {kind}): {shorten_line(message)}",
+        f"Worker {worker} cannot start ({word}, {kind}): {shorten_line(message)}",
         hint=f"kubectl describe pod {pod['metadata']['name']}",
         evidence=evidence(worker, pod, message),
     )
@@ -205,7 +205,7 @@ def _unreachable(facts: Facts, worker: int, pod: Pod) -> Finding | None:
     node = pod.get("spec", {}).get("nodeName")
     return Finding(
         "node_unreachable",
-        f"The node {node} of worker {worker} does not answer.",
+        f"The node {node} of worker {worker} is not responding.",
         hint=f"kubectl describe node {node}",
         retryable=True,
         evidence=evidence(worker, pod),
@@ -214,7 +214,7 @@ def _unreachable(facts: Facts, worker: int, pod: Pod) -> Finding | None:
 
 def _config_hint(message: str) -> str | None:
     if "secret" in message and "not found" in message:
-        return "Create the secret in the run's namespace, or leave it out."
+        return "Create the secret in the run's namespace, or remove the option."
     if "non-root" in message or "runAsNonRoot" in message or "run as root" in message:
-        return "The image must be able to run as another user than root."
+        return "Use an image that can run as a user other than root."
     return None

@@ -33,13 +33,13 @@ def unschedulable(facts: Facts, blocked: Sequence[tuple[int, Pod]]) -> list[Find
     message = _PREEMPTION.sub("", str(scheduled.get("message") or ""))
     evidence = {"workers": [worker for worker, _ in blocked][:100], "waiting": len(blocked), "message": message}
     if scheduled.get("reason") == "SchedulingGated":
-        return [Finding("queued", "The run waits for a scheduling gate to open (a queue, perhaps).", evidence=evidence)]
+        return [Finding("queued", "The run is waiting for a scheduling gate (probably a queue).", evidence=evidence)]
     if claim := _MISSING_CLAIM.search(message):
         return [
             Finding(
                 "volume_missing",
-                f"The namespace has no persistent volume claim {claim[1]}.",
-                hint="Create it, or name another one with --data-claim; see: kubectl get pvc",
+                f"The namespace has no PersistentVolumeClaim {claim[1]}.",
+                hint="Create it, or choose another one with --data-claim: kubectl get pvc",
                 permanent=True,
                 evidence=evidence,
             )
@@ -52,25 +52,25 @@ def unschedulable(facts: Facts, blocked: Sequence[tuple[int, Pod]]) -> list[Find
         return [
             Finding(
                 "scale_up_failed",
-                f"The cluster cannot get another node: {words}",
+                f"The cluster cannot add a node: {words}",
                 hint="Choose another zone or machine type, or ask for more quota.",
                 retryable=True,
                 evidence=evidence,
             )
         ]
     if word == "TriggeredScaleUp":
-        return [Finding("scaling_up", "The cluster is getting another node.", evidence=evidence)]
+        return [Finding("scaling_up", "The cluster is adding a node.", evidence=evidence)]
     why = _never(facts)
     if why is None and _ANTI_AFFINITY.search(message):
         return [
             Finding(
                 "nodes_busy",
-                f"{len(blocked)} workers wait for nodes on which other runs measure.",
-                hint="They start when those runs have ended; see: mlbench status. --share-nodes does not wait.",
+                f"{len(blocked)} workers are waiting for nodes that are in use by other runs.",
+                hint="They start when those runs end (mlbench status). To start now, use --share-nodes.",
                 evidence=evidence,
             )
         ]
-    why = why or (f"no pool of the cluster fits ({words})" if word == "NotTriggerScaleUp" else None)
+    why = why or (f"no node pool of the cluster fits ({words})" if word == "NotTriggerScaleUp" else None)
     driver = None if why else _driver(facts)
     if driver:
         hint = "Wait for the driver, or install the device plugin."
@@ -79,8 +79,9 @@ def unschedulable(facts: Facts, blocked: Sequence[tuple[int, Pod]]) -> list[Find
     return [
         Finding(
             "unschedulable",
-            f"{len(blocked)} of {workers} workers find no node: {why or message or 'the scheduler gives no reason'}",
-            hint="Ask for less (workers, --num-cpus, --memory, --gpus-per-worker, --device), or enlarge the cluster.",
+            f"{len(blocked)} of {workers} workers cannot be scheduled: "
+            f"{why or message or 'the scheduler gave no reason'}",
+            hint="Request less (workers, --num-cpus, --memory, --gpus-per-worker, --device), or scale up the cluster.",
             permanent=why is not None,
             evidence=evidence,
         )

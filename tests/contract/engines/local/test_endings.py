@@ -57,7 +57,7 @@ def test_the_first_to_fail_is_known_even_to_a_late_supervisor(lab: Lab) -> None:
 @pytest.mark.parametrize(
     ("script", "code", "finding_code", "words"),
     [
-        ("exit 64", 64, "usage", "refused its arguments"),
+        ("exit 64", 64, "usage", "rejected its arguments"),
         ("exit 70", 70, "wrong_result", "wrong results"),
         ("exit 75", 75, "retryable", "may pass"),
         ("exit 78", 78, "bad_environment", "environment"),

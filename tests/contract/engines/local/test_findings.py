@@ -41,7 +41,7 @@ def test_memory_is_blamed_as_surely_as_it_was_seen() -> None:
     assert summary.endswith("out of memory: its largest process used 31.5 MiB, the limit is 24.0 GiB.")
     ((code, summary),) = diagnose_state({"first_failed": 0, "ranks": [facts()]})
     assert code == "rank_crashed"
-    assert "SIGKILL, perhaps for want of memory, or by somebody" in summary
+    assert "SIGKILL, possibly because memory ran out" in summary
 
 
 def test_a_gpu_without_room_is_named_with_what_was_used_and_what_it_has() -> None:

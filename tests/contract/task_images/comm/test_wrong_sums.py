@@ -37,7 +37,7 @@ def test_a_failed_self_check_ends_the_run_with_a_finding(tmp_path: Path) -> None
         check=False,
     )
     assert done.returncode == 7, done.stdout + done.stderr
-    assert "communication gives wrong results" in done.stderr
+    assert "communication between ranks gives wrong results" in done.stderr
     assert "Traceback" not in done.stdout + done.stderr
     [findings] = home.rglob("findings.json")
     [finding] = json.loads(findings.read_text("utf-8"))["findings"]
