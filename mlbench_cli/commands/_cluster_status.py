@@ -198,19 +198,23 @@ def _findings(store: Store, cluster: Cluster) -> list[ClusterFinding]:
     if failure := details.get("failure"):
         found.append(_finding(str(failure["code"]), str(failure["message"]), failure["hint"]))
     elif cluster.state in ("creating", "deleting") and not is_operation_running(store, cluster.name):
-        again = "the same create-cluster command goes on with it; " if cluster.state == "creating" else ""
+        again = "repeat the create-cluster command to resume; " if cluster.state == "creating" else ""
         hint = f"{again}mlbench delete-cluster {cluster.provider} {cluster.name}"
-        found.append(_finding("abandoned", f"It is {cluster.state}, and no mlbench of this machine is at it.", hint))
+        found.append(
+            _finding(
+                "abandoned", f"It is {cluster.state}, but no mlbench process on this machine is working on it.", hint
+            )
+        )
     expires = details.get("expires")
     if not removed and expires is not None and expires < datetime.now(UTC).timestamp():
         late = console.duration(datetime.now(UTC).timestamp() - expires)
-        found.append(_finding("expired", f"It is past its end by {late}.", "mlbench gc --expired"))
+        found.append(_finding("expired", f"It expired {late}.", "mlbench gc --expired"))
     plan = details.get("plan") or {}
     if not removed:
         found += [_finding("planned", warning, None) for warning in plan.get("warnings", [])]
     if plan and plan.get("price_per_hour") is None:
         unknown = ", ".join(line["what"] for line in plan.get("lines", []) if line["price_per_hour"] is None)
-        found.append(_finding("price_unknown", f"No price is known of: {unknown}.", _own_prices()))
+        found.append(_finding("price_unknown", f"No known price for: {unknown}.", _own_prices()))
     return found
 
 
@@ -221,7 +225,7 @@ def _finding(code: str, summary: str, hint: str | None) -> ClusterFinding:
 def _own_prices() -> str:
     from providers.pricing import user_price_file
 
-    return f"A price table of your own goes first: {user_price_file()}"
+    return f"Your price table takes precedence: {user_price_file()}"
 
 
 # --- what the cloud tells -------------------------------------------------------------------------------------------
@@ -245,13 +249,15 @@ def _compare_with_cloud(
             continue
         lines.append({**item, "found": found.state if found else None})
         if found is None and resource.remove_command and item["ready"] is not None:
-            hint = f"the create-cluster command again, or mlbench delete-cluster {cluster.provider} {cluster.name}"
-            findings.append(_finding("missing", f'The {resource.kind} "{resource.name}" has gone.', hint))
+            hint = f"repeat the create-cluster command, or mlbench delete-cluster {cluster.provider} {cluster.name}"
+            findings.append(_finding("missing", f'The {resource.kind} "{resource.name}" no longer exists.', hint))
         if found is not None and not found.ours:
-            words = f'The {resource.kind} "{resource.name}" was not made by mlbench.'
+            words = f'The {resource.kind} "{resource.name}" was not created by mlbench.'
             findings.append(_finding("foreign", words, None))
         elif found is not None and (found.broken or found.differs):
-            words = f'The {resource.kind} "{resource.name}" is not as it should be: {found.broken or found.differs}.'
+            words = (
+                f'The {resource.kind} "{resource.name}" is not in the expected state: {found.broken or found.differs}.'
+            )
             findings.append(_finding("broken", words, f"mlbench delete-cluster {cluster.provider} {cluster.name}"))
     return lines + [{**item, "found": None} for item in known.values()], findings
 
@@ -343,7 +349,7 @@ def _price_words(planned: PriceDocument | None) -> str | None:
     each, currency = planned["per_hour"], planned["currency"]
     if not each:
         return price(each, currency)
-    amount = "" if planned["amount"] is None else f", {price(planned['amount'], currency)} up to now or the end"
+    amount = "" if planned["amount"] is None else f", {price(planned['amount'], currency)} so far"
     return f"{price(each, currency)} an hour{amount}; {planned['source']}"
 
 

@@ -34,7 +34,7 @@ _PHRASES = {
     "recreating": "has to be recreated",
     "deleted": "is deleted",
     "kept": "stays",
-    "foreign": "was not created by mlbench and is not touched",
+    "foreign": "was not created by mlbench and is left alone",
 }
 
 
@@ -86,7 +86,7 @@ def delete_with_progress(
             store, cluster, report, console.warn, keep_images=keep_images, check=check
         )
     if cluster.provider in ("attached", "slurm", "hosts"):
-        return f"The cluster {cluster.name} is forgotten; nothing on it was changed."
+        return f"Removed the cluster {cluster.name} from mlbench; the cluster itself is unchanged."
     return f"The cluster {cluster.name} is deleted{'; nothing of it is left' if certain else ''}."
 
 

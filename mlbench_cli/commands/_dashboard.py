@@ -67,7 +67,7 @@ def connect(context: typer.Context, url: str, *usable: str) -> RemoteDashboard:
             raise UsageError(f"{word} does not work with --dashboard-url.", hint=f"mlbench {context.info_name} --help")
     dashboard = RemoteDashboard(url)
     if dashboard.is_exposed:
-        console.warn(f"{dashboard.host} is reached without TLS: others on the network can read the token.")
+        console.warn(f"{dashboard.host} is contacted without TLS, so others on the network can read the token.")
     return dashboard
 
 
@@ -78,7 +78,7 @@ def _understood(dashboard: RemoteDashboard) -> Iterator[None]:
         yield
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UnreachableError(
-            f"{dashboard.host} answers in a form that this mlbench does not understand ({type(error).__name__}: "
+            f"{dashboard.host} sent an answer that this mlbench does not understand ({type(error).__name__}: "
             f"{str(error)[:100]}).",
             hint="Use the mlbench version of the dashboard.",
         ) from None
@@ -354,7 +354,7 @@ def download_runs(
             folder = target or Path()
             if folder.suffix == ".zip" or (folder.exists() and not folder.is_dir()):
                 raise UsageError(
-                    f"{len(runs)} runs do not fit into one file {folder}.", hint="Name a folder with --to."
+                    f"{len(runs)} runs do not fit into one file, {folder}.", hint="Name a folder with --to."
                 )
             folder.mkdir(parents=True, exist_ok=True)
             files = [folder / f"{run}.zip" for run in runs]
@@ -374,7 +374,7 @@ def download_runs(
 def require_names(names: Sequence[str] | None, command: str) -> list[str]:
     """The names on the command line. Raises UsageError without any."""
     if not names:
-        raise UsageError("No run is named.", hint=f"mlbench {command} NAME --dashboard-url URL")
+        raise UsageError("No run given.", hint=f"mlbench {command} NAME --dashboard-url URL")
     if bad := [name for name in names if not name.isprintable() or "/" in name]:
-        raise UsageError(f'"{bad[0][:60]}" is not the name of a run.', hint="mlbench status --dashboard-url URL")
+        raise UsageError(f'"{bad[0][:60]}" is not a valid run name.', hint="mlbench status --dashboard-url URL")
     return list(names)

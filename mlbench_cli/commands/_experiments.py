@@ -21,7 +21,7 @@ def show_experiment(status: ExperimentStatus, verbose: bool) -> None:
         console.out("\n".join(f"  | {console.clean(line)}" for line in status.log))
     console.out("")
     if status.state is ExperimentState.STOPPED:
-        console.note(f"Next: mlbench run {status.name} to go on, or the same command line as before")
+        console.note(f"Next: mlbench run {status.name} or repeat the command to resume")
 
 
 def is_queue_problem(status: RunStatus) -> bool:

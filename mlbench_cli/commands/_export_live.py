@@ -48,7 +48,7 @@ class _Followed:
 def follow_runs(names: Sequence[str], make_sink: Callable[[RunFacts], Sink]) -> list[str]:
     """Export metrics of runs until all have ended; the names of the runs. Ctrl-C ends the export, not the runs."""
     if not names:
-        raise UsageError("--follow needs the names of runs or experiments.", hint="mlbench status")
+        raise UsageError("--follow needs run or experiment names.", hint="mlbench status")
     runs = Client(notice=console.note).select(names).runs
     left: list[_Followed] = []  # those whose sinks are open
     try:

@@ -34,7 +34,7 @@ def require_images(specs: Iterable[RunSpec], find_cluster: Callable[[str], Clust
         finding = find_image(image, login)
         if finding.presence is Presence.ABSENT:
             raise UsageError(
-                f"The image {name} does not exist: the registry says {finding.words or 'not found'}.",
+                f"The image {name} does not exist. The registry says: {finding.words or 'not found'}.",
                 hint=f"mlbench images push {task}{_registry_words(name, cluster)}",
                 details={"image": name},
             )
@@ -66,15 +66,16 @@ def require_registry(registry: str) -> None:
             console.warn(_describe_unchecked(name, finding))
             return
     raise UsageError(
-        f"{registry} has no image of the tasks for version {__version__}; looked for {next(iter(names))} and others.",
-        hint=f"mlbench images push --registry {registry}   builds them; or --registry auto makes a registry of its own",
+        f"{registry} has no task images for version {__version__} (e.g. {next(iter(names))}).",
+        hint=f"mlbench images push --registry {registry}   builds them; --registry auto creates a registry with "
+        "the cluster",
     )
 
 
 def _describe_unchecked(name: str, finding: FoundImage) -> str:
-    reason = "its registry wants a login" if finding.presence is Presence.HIDDEN else "its registry does not answer"
+    reason = "the registry requires a login" if finding.presence is Presence.HIDDEN else "the registry does not respond"
     words = f": {finding.words}" if finding.words else ""
-    return f"Whether the image {name} exists is not known: {reason}{words}."
+    return f"Cannot check whether the image {name} exists: {reason}{words}."
 
 
 def _registry_words(name: str, cluster: Cluster) -> str:

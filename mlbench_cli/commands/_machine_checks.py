@@ -25,7 +25,7 @@ def check_machines(kind: str) -> Iterator[Check]:
         hint = f"mlbench attach-{kind} NAME"
         if kind == "slurm" and shutil.which("sinfo"):
             yield Check("slurm here", "ok", str(shutil.which("sinfo")))
-        yield Check(kind, "missing", "no cluster of this kind is attached", hint)
+        yield Check(kind, "missing", "no such cluster attached", hint)
     for cluster in found:
         check = _check_slurm if kind == "slurm" else _check_hosts
         try:
@@ -60,8 +60,8 @@ def _check_slurm(cluster: Cluster) -> Iterator[Check]:
             else Check(
                 f"{name}: accounting",
                 "missing",
-                f"none; a job is forgotten {facts.min_job_age} s after its end",
-                "Results do not depend on it; reasons of ends are unknown later.",
+                f"none; the controller forgets jobs {facts.min_job_age} s after they end",
+                "Results do not depend on it, but later mlbench cannot find out why a job ended.",
             )
         )
         yield (
@@ -71,7 +71,7 @@ def _check_slurm(cluster: Cluster) -> Iterator[Check]:
         )
         free = discovery.free_nodes(channel, details)
         if not free:
-            yield Check(f"{name}: nodes", "missing", "none is free, so none was probed", "Try again later.")
+            yield Check(f"{name}: nodes", "missing", "no node is free, so none was probed", "Try again later.")
             return
         probes = discovery.probe_nodes(channel, details, free)
         discovery.check_probes(probes, details)
@@ -96,7 +96,7 @@ def _check_partition(name: str, details: "SlurmDetails", facts: "SlurmFacts") ->
 
 def _check_folder(name: str, writable: str, free: int, folder: str) -> Check:
     if writable != "True":
-        return Check(f"{name}: folder", "failed", f"{folder} cannot be written", "mlbench attach-slurm --shared DIR")
+        return Check(f"{name}: folder", "failed", f"cannot write to {folder}", "mlbench attach-slurm --shared DIR")
     return Check(f"{name}: folder", "ok", f"{folder}, {free >> 30} GiB free")
 
 

@@ -22,7 +22,7 @@ def read_text_file(path: Path, option: str) -> str:
     try:
         return path.read_text("utf-8")
     except FileNotFoundError:
-        raise NotFoundError(f"{option}: there is no file {path}.") from None
+        raise NotFoundError(f"{option}: the file {path} does not exist.") from None
     except (OSError, UnicodeDecodeError, ValueError) as error:
         raise UsageError(f"{option} {str(path)!r}: it cannot be read as text: {error}.") from None
 
@@ -33,7 +33,7 @@ def record(cluster: Cluster) -> Cluster:
     for known in store.clusters():
         if known.name == cluster.name and known.provider != cluster.provider:
             raise UsageError(
-                f'There is already a cluster "{cluster.name}", of {known.provider}.', hint="Choose another name."
+                f'There is already a {known.provider} cluster named "{cluster.name}".', hint="Choose another name."
             )
     kept = store.record_cluster(cluster)
     store.choose_cluster(kept)

@@ -41,7 +41,7 @@ def _waits_for_machine(opened: OpenExperiment, run: RunHandle) -> bool:
     """Whether a local run cannot start at once because another one has this machine; says which."""
     holder = opened.find_machine_holder(run)
     if holder is not None:
-        console.note(f"{run.name} waits for this machine: {holder}.")
+        console.note(f"{run.name} is waiting for this machine: {holder}.")
     return holder is not None
 
 
@@ -79,7 +79,7 @@ def wait_for_queue(opened: OpenExperiment, *, require_goal: bool) -> list[Ended]
     pid = opened.hand_over()
     console.note(
         f"Background process {pid} starts {len(opened.left)} runs, {opened.plan.experiment.parallel} at a time. "
-        "Ctrl-C stops the waiting, not the runs."
+        "Ctrl-C stops waiting, not the runs."
     )
     ended = []
     for run in opened.runs:
@@ -118,7 +118,7 @@ def _announce(handle: RunHandle) -> None:
     interrupt = "cancels it and keeps partial results" if handle.dies_with_client else "leaves it running"
     console.note(f"Started {run.name}: {in_words(run.spec)}.")
     if run.spec.functional_only:
-        console.note(f"Its result is functional, not a performance measurement: {run.spec.functional_only}.")
+        console.note(f"The result is functional, not a performance measurement: {run.spec.functional_only}.")
     console.note(f"Timeout {console.duration(run.spec.timeout)}; Ctrl-C {interrupt}.")
     _announce_keeping(run)
 
@@ -153,7 +153,7 @@ def _stop(opened: OpenExperiment, run: RunHandle, later: Sequence[RunHandle], st
     except DeadlineError:
         return explain_stop(
             stopped,
-            f'The run "{run.name}" is being cancelled; its archive follows.{never}',
+            f'Canceling the run "{run.name}"; its archive follows.{never}',
             f"mlbench status {run.name}",
         )
     if finished.outcome is not Outcome.CANCELLED:
@@ -162,6 +162,6 @@ def _stop(opened: OpenExperiment, run: RunHandle, later: Sequence[RunHandle], st
         )
     return explain_stop(
         stopped,
-        f'The run "{run.name}" was cancelled; partial results are in {run.folder}.{never}',
+        f'Canceled the run "{run.name}"; partial results are in {run.folder}.{never}',
         f"mlbench logs {run.name}, or mlbench delete {run.name}",
     )

@@ -65,7 +65,7 @@ class Reporter:
         codes = {finding.code for finding in progress.observation.findings}
         if UNREACHABLE in self._shown - codes:
             self._shown.discard(UNREACHABLE)
-            self._line.print_above(f"{self._run.name}: the cluster answers again.")
+            self._line.print_above(f"{self._run.name}: the cluster is responding again.")
 
     def _show_log(self) -> None:
         """Print the lines of rank 0 that are new, without events. A log that cannot be read now is read next time."""
@@ -242,7 +242,7 @@ def report_ended(
     _explain_together(runs)
     for ended in runs:
         if not ended.finished.run.folder.exists():
-            console.warn(f"{ended.name} was deleted in the meantime.")
+            console.warn(f"{ended.name} has been deleted.")
     folders = [
         folder for ended in runs if ended.finished.result is not None and (folder := ended.finished.run.folder).exists()
     ]

@@ -37,7 +37,7 @@ class Found(NamedTuple):
 def plan_search(request: Request, client: Client) -> tuple[Search, Launch]:
     """The search of a request, and the launch of its first round. Raises UsageError for what cannot be searched."""
     if request.command is not None or request.task is None:
-        raise UsageError("--search tunes parameters of a task of the catalogue.", hint="mlbench tasks")
+        raise UsageError("--search tunes parameters of built-in tasks.", hint="mlbench tasks")
     known = load_catalog()
     if request.task not in known:
         raise UsageError(f'There is no task "{request.task[:60]}".', hint="mlbench tasks")
@@ -52,7 +52,7 @@ def describe_search(request: Request, search: Search) -> str:
     scored = f"{SHARE:.0%} of the training samples, held out" if search.holds_out else "the validation set itself"
     return (
         f"Search: {search.runs} trials on {request.workers[0]} worker{'s' * (request.workers[0] != 1)} ({rounds}), "
-        f"scored on {scored}. All sizes run with what is chosen."
+        f"scored on {scored}. All sizes then run with the best point."
     )
 
 
@@ -70,7 +70,8 @@ def run_search(
     console.note(describe_search(request, search))
     if not search.holds_out:
         console.warn(
-            f"{request.task} cannot hold out training samples: the point is chosen on the data that measures the goal."
+            f"{request.task} cannot hold out training samples, so the point is chosen on the data that measures "
+            "the goal."
         )
     points, trials = list(search.points), list[Trial]()
     launch = first
@@ -101,7 +102,7 @@ def _run_round(
     try:
         follow_all(opened, require_goal=False, logs=logs)
     except Stopped as stopped:
-        console.note(f"The search was stopped in round {each.number}; the same command line goes on with it.")
+        console.note(f"The search was stopped in round {each.number}; repeat the command to resume.")
         raise stopped from None
     goal = opened.runs[0].goal
     assert goal is not None  # parse_search refuses tasks without one

@@ -83,13 +83,12 @@ def _run_all(found: CampaignHandle, ended: list[FinishedRun], command_line: Sequ
 
 
 def _describe_forecast(ahead: Forecast) -> str:
-    parts = [f"{ahead.runs} runs, {ahead.left} of them left"]
+    parts = [f"{ahead.left} of {ahead.runs} runs to do"]
     if ahead.seconds:
         parts.append(f"about {console.duration(ahead.seconds)} for {ahead.left - ahead.unknown} of them")
     if ahead.unknown:
         parts.append(
-            f"no run like {ahead.unknown} of them has ended yet (all deadlines together: "
-            f"{console.duration(ahead.ceiling)})"
+            f"no estimate for {ahead.unknown} of them (sum of their timeouts: {console.duration(ahead.ceiling)})"
         )
     if ahead.price:
         parts.append(f"about {ahead.price:.2f} at the clusters' prices")
@@ -156,7 +155,7 @@ def _write_report(found: CampaignHandle, rows: Sequence[Row], folder: Path) -> P
         write_atomically(folder / "campaign.csv", to_csv(rows).encode())
         write_atomically(folder / "campaign.md", to_markdown(title, rows).encode())
     except OSError as error:
-        raise UsageError(f"{folder} cannot be written: {error.strerror or error}.", hint="--to FOLDER") from None
+        raise UsageError(f"cannot write to {folder}: {error.strerror or error}.", hint="--to FOLDER") from None
     if any(cell.value for row in rows for cell in row.cells.values()):
         from mlbench_cli.results.figures.campaign import draw_campaign
 

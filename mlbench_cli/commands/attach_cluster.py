@@ -56,7 +56,9 @@ def attach_cluster(
     store = Store(notice=console.note)
     for known in store.clusters():
         if known.name == name and known.provider != "attached":
-            raise UsageError(f'There is already a cluster "{name}", of {known.provider}.', hint="Choose another name.")
+            raise UsageError(
+                f'There is already a {known.provider} cluster named "{name}".', hint="Choose another name."
+            )
     cluster = new_attached_cluster(name, kubeconfig, context, namespace)
     from providers import registry
 
@@ -66,7 +68,7 @@ def attach_cluster(
     missing = [right for right in rights if right.needed and not right.allowed]
     if missing:
         raise CredentialError(
-            f"In the namespace {cluster.details['namespace']} of {cluster.details['server']} runs lack the right to "
+            f"In the namespace {cluster.details['namespace']} of {cluster.details['server']}, runs lack permission to "
             f"{', '.join(right.name for right in missing)}.",
             hint=f"Ask for this Role: mlbench attach-cluster {name} --namespace {cluster.details['namespace']} --role",
             details={"missing": [right.name for right in missing]},
@@ -97,20 +99,18 @@ def attach_cluster(
         return
     unneeded = [right.name for right in rights if not right.allowed]
     if unneeded:
-        console.warn(f"Missing rights that only some runs need: {', '.join(unneeded)}.")
+        console.warn(f"Missing permissions that only some runs need: {', '.join(unneeded)}.")
     if cluster.details.get("functional_only"):
         console.warn("It is a KIND cluster: results are functional, not a performance measurement.")
     if queues.queues or queues.needs_queue:
         needed = "runs need" if queues.needs_queue else "runs may name"
         console.note(f"Kueue has the queues {', '.join(queues.queues) or '(unknown)'} there: {needed} --queue NAME.")
     if cluster.details.get("autopilot"):
-        console.note("It is GKE Autopilot, whose pods get what they ask for: runs need --num-cpus N --memory N.")
+        console.note("This is GKE Autopilot, where pods get only what they request: runs need --num-cpus N --memory N.")
     if facts is not None and facts.gpus_per_node:
-        console.note(
-            f"Its nodes have up to {facts.gpus_per_node} GPUs each; a run with --gpu has a rank for each of them."
-        )
+        console.note(f"Its nodes have up to {facts.gpus_per_node} GPUs each; runs with --gpu have one rank per GPU.")
     if facts is not None and facts.devices:
-        console.note(f"Its nodes offer {', '.join(facts.devices)}: a run asks for them with --device RESOURCE=N.")
+        console.note(f"Its nodes offer {', '.join(facts.devices)}; request them with --device RESOURCE=N.")
     console.out(
         f"The cluster {name} is {cluster.details['server']}, namespace {cluster.details['namespace']}; "
         "commands now use it."

@@ -44,7 +44,7 @@ def attach_hosts(
     entries = hostfile.parse_file(read_text_file(path, "--hosts")) if is_file else hostfile.parse_list(hosts)
     env = {} if env_file is None else hostfile.parse_environment(read_text_file(env_file, "--env-file"))
     if not folder.startswith(("/", "~/")) or any(letter in folder for letter in "\n\0:,"):
-        raise UsageError(f"--dir {folder!r:.80} is neither absolute nor below ~/.", hint="--dir /scratch/mlbench")
+        raise UsageError(f"--dir {folder!r:.80} must be absolute or start with ~/.", hint="--dir /scratch/mlbench")
     channels = [Channel(Target(entry.login, python, ssh_config)) for entry in entries]
     try:
         found = checks.examine_hosts(entries, channels, folder, python, interface)

@@ -65,7 +65,9 @@ def attach_slurm(
         "--switches": switches,
     }.items():
         if value is not None and (not value.strip() or any(letter.isspace() or ord(letter) < 32 for letter in value)):
-            raise UsageError(f"{option} {value!r:.80} is empty or has blanks.", hint="sinfo -s; sacctmgr show assoc")
+            raise UsageError(
+                f"{option} {value!r:.80} is empty or contains spaces.", hint="sinfo -s; sacctmgr show assoc"
+            )
     target = Target(None if login is None else check_login(login), python if login is None else "python3", ssh_config)
     if login is None and python != "python3" and not os.access(python, os.X_OK):
         target = Target(None, "python3")
@@ -89,7 +91,7 @@ def attach_slurm(
             free = discovery.free_nodes(channel, details)
             if not free:
                 raise CapacityError(
-                    "No node of the partition is free now, so that its folder cannot be checked.",
+                    "No node of the partition is free, so mlbench cannot check the shared folder.",
                     hint="Try again later, or add --no-probe.",
                 )
             probes = discovery.probe_nodes(channel, details, free)
@@ -126,11 +128,12 @@ def attach_slurm(
         return
     if not facts.has_accounting:
         console.note(
-            f"There is no accounting: the controller forgets a job {facts.min_job_age} s after its end; results do not "
-            "depend on it."
+            f"Accounting is off: the controller forgets jobs {facts.min_job_age} s after they end. Results do not "
+            "depend "
+            "on it."
         )
     if probe and not any(item.torch for item in probes):
-        console.warn(f"{python} on the nodes has no torch: tasks need it. --python PATH, or --setup FILE")
+        console.warn(f"{python} on the nodes has no torch, which tasks need. Use --python PATH or --setup FILE.")
     unprobed = chosen["nodes"] - len(probes)
     if unprobed:
         console.note(f"{unprobed} nodes were not probed" + (": they are busy." if probe else "."))

@@ -112,7 +112,7 @@ def _print_checked(found: list[CheckedFigure]) -> None:
             format_value(each.value),
             format_value(each.expected.value if each.expected else None),
             "–" if each.share is None else format_percent(each.share),
-            each.verdict.phrase if each.expected else "nothing is expected of this machine",
+            each.verdict.phrase if each.expected else "no baseline for this machine",
         ]
         for each in found
     ]
@@ -123,7 +123,7 @@ def _print_checked(found: list[CheckedFigure]) -> None:
             rate = format_value(link.bits_per_second, "bit/s")
             console.out(f"Slow link: {ends}: {rate}, {format_percent(link.share)} of the median.")
         if each.suspects:
-            console.out(f"All slow links have an end at {', '.join(each.suspects)}.")
+            console.out(f"All slow links involve {', '.join(each.suspects)}.")
 
 
 def _title(each: Expected) -> str:

@@ -28,7 +28,7 @@ def campaign(
         list[str] | None, typer.Option("--cluster", metavar="NAME", help="run on this cluster instead; repeatable")
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="print the runs with their known time and price, then exit")
+        bool, typer.Option("--dry-run", help="print the runs with their estimated time and price, then exit")
     ] = False,
     only_report: Annotated[bool, only_report_option()] = False,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="rerun failed runs")] = False,

@@ -65,7 +65,8 @@ def charts(
     if clusters:
         if archives or runs or published or foreign or filter is not None:
             raise UsageError(
-                "--cluster draws clusters; archives, --run, --published, --import, --filter are about runs."
+                "--cluster draws clusters and cannot be combined with archives, --run, --published, --import or "
+                "--filter."
             )
         _print(folder, _draw_clusters(clusters, folder), output)
         return
@@ -76,7 +77,7 @@ def charts(
     if is_default:
         chosen = [run.folder for run in _choose(_candidates(filter), ask=not yes and console.interactive())]
     elif filter is not None:
-        raise UsageError("--filter chooses among the finished runs; with ARCHIVE or --run there is nothing to choose.")
+        raise UsageError("--filter selects finished runs; it cannot be combined with ARCHIVE or --run.")
     from mlbench_cli.results.figures.charts import draw
 
     with ExitStack() as stack:

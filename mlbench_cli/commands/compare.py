@@ -76,7 +76,7 @@ def compare(
                 console.out(f"{chr(10) if number else ''}{describe_cell(values)}")
             _show(comparison)
     if alone:
-        console.warn(f"Left out, because only one side has it: {'; '.join(alone)}.")
+        console.warn(f"Omitted, because only one side has it: {'; '.join(alone)}.")
     for values, gate in gates.items():
         about = f"{describe_cell(values)}: " if values else ""
         console.note(f"{about}{gate.verdict.replace('_', ' ').capitalize()}. {gate.reason}")
@@ -95,7 +95,7 @@ def _archives(word: str) -> list[Path]:
             return [path]
         raise
     if path.exists():
-        console.note(f'"{word}" is the run of that name; the folder: ./{word}')
+        console.note(f'"{word}" means the run of that name; for the folder, use ./{word}')
     return [run.results for run in runs]
 
 

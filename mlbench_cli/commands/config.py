@@ -81,7 +81,7 @@ def set_(
     else:
         console.out(f"{setting.key} = {default.value} ({default.origin})")
     if settings_file.from_environment(setting.key) is not None:
-        console.warn(f"The environment variable {setting.variable} is set, too, and comes first.")
+        console.warn(f"The environment variable {setting.variable} is also set and takes precedence.")
 
 
 @config.command(context_settings=HELP_NAMES)

@@ -64,8 +64,8 @@ class ProviderGroup(TyperGroup):
         if not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
             known = [*registry.creators(), *registry.ALIASES]
             raise UsageError(
-                f'There is no provider "{args[0]}" that creates clusters.{did_you_mean(args[0], known)}',
-                hint="mlbench create-cluster --help; a cluster you already have: mlbench attach-cluster NAME",
+                f'There is no cluster provider "{args[0]}".{did_you_mean(args[0], known)}',
+                hint="mlbench create-cluster --help; for an existing cluster: mlbench attach-cluster NAME",
             )
         return super().resolve_command(ctx, args)
 
@@ -157,7 +157,7 @@ def _choose_end(store: Store, planned: PlannedCluster, ttl: str | None) -> Plann
     recorded = None if known is None else ClusterDetails.of(known).expires
     if ttl is not None and ttl.strip() == KEEP and recorded is not None:
         raise UsageError(
-            f'The cluster "{planned.cluster.name}" has an end already, which --ttl {KEEP} does not take away.',
+            f'The cluster "{planned.cluster.name}" already expires; --ttl {KEEP} does not change that.',
             hint=f"mlbench extend {planned.cluster.name} 30d   moves it",
         )
     if ttl is not None:
@@ -173,8 +173,8 @@ def _describe_end(planned: PlannedCluster) -> str | None:
     """When the cluster ends; None if it has no end."""
     details = ClusterDetails.of(planned.cluster)
     if planned.keeps_end and details.expires is not None:
-        return f"It ends in {console.duration(details.expires - time.time())}, as before (--ttl moves its end)."
-    return f"It ends after {details.ttl}." if details.ttl else None
+        return f"It still expires in {console.duration(details.expires - time.time())} (--ttl changes that)."
+    return f"It expires after {details.ttl}." if details.ttl else None
 
 
 def _check_registry(provider: CanCreate, given: str | None) -> None:
@@ -270,11 +270,11 @@ def _print_result(cluster: Cluster, output: Format) -> None:
             f"{cluster.provider} --policy --for create-cluster) and repeat the command."
         )
     if problem := ClusterDetails.of(cluster).topology_problem:
-        console.warn(f"Results will not say how close the workers are to each other in the network: {problem}")
+        console.warn(f"Results will not include the workers' positions in the network: {problem}")
     if problem := ClusterDetails.of(cluster).registry_problem:
-        console.warn(f"The machines may not be allowed to pull images from the cluster's registry: {problem}")
+        console.warn(f"The machines may not be able to pull images from the cluster's registry: {problem}")
     if ClusterDetails.of(cluster).registry_made:
-        console.note(f"Its registry {ClusterDetails.of(cluster).registry} is empty: mlbench images push   fills it")
+        console.note(f"Its registry {ClusterDetails.of(cluster).registry} is empty. To fill it: mlbench images push")
     console.note(f"The cluster {cluster.name} is ready; commands now use it. To delete it:")
     console.note(f"  {delete_command(cluster)}")
 

@@ -120,7 +120,7 @@ def prepare(
         _start_filling(request_filling(task, parameters, claim, found, str(data_dir or "/data"), urls), output)
         return
     if cluster is not None:
-        raise UsageError("--cluster belongs to --claim: without it data are prepared on this machine.")
+        raise UsageError("--cluster requires --claim; without --claim, data are prepared on this machine.")
     if data_dir is not None:
         data_dir = data_dir.expanduser().absolute()
         _make_folder(data_dir)
@@ -141,10 +141,10 @@ def prepare(
 
 def _check_claim_options(claim: str | None, size: str | None, storage_class: str | None, access: str | None) -> None:
     if size is not None and claim is None:
-        raise UsageError("--size belongs to --claim NAME.")
+        raise UsageError("--size requires --claim NAME.")
     for option, value in (("--storage-class", storage_class), ("--access", access)):
         if value is not None and size is None:
-            raise UsageError(f"{option} belongs to --size, with which the claim is created.")
+            raise UsageError(f"{option} requires --size, which creates the claim.")
     if access not in (None, "rwx", "rwo"):
         raise UsageError(f"--access {one_line(str(access), 60)}: choose rwx (many nodes) or rwo (one node).")
 
@@ -161,9 +161,7 @@ def _ensure_claim(cluster: Cluster, name: str, size: str, storage_class: str | N
     made = "created" if found.is_new else "exists and is used as it is"
     console.note(f"The claim {found.name} {made}: {found.size}, storage class {found.storage_class}.")
     if not found.is_shared:
-        console.warn(
-            "Only the workers of one node at a time can mount it; for several nodes use a class with --access rwx."
-        )
+        console.warn("Only one node at a time can mount it; for several nodes, use a storage class with --access rwx.")
 
 
 def _start_filling(request: Request, output: Format) -> None:
@@ -222,7 +220,7 @@ def _import_file(path: Path, data_dir: Path | None, task: Task) -> None:
     _check_name(path.name, task)
     target = data_dir / path.name
     if target.exists():
-        console.note(f"{target} exists and is used as it is.")
+        console.note(f"{target} exists and is used unchanged.")
         return
     try:
         if path.is_dir():
@@ -291,7 +289,7 @@ def _run_program(task: Task, data_dir: Path | None, parameters: Mapping[str, Any
     if done.returncode:
         raise TaskFailedError(
             f'The preparation of "{task.name}" failed with exit code {done.returncode}.',
-            hint="Start the same command again: it continues from what is done.",
+            hint="Repeat the command to resume.",
         )
     result: PreparedData = json.loads(done.stdout.splitlines()[-1])
     return result

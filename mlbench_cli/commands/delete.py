@@ -30,7 +30,7 @@ def delete(
     filter = make_filter(states, tasks, older_than, newer_than)
     chosen = client.select(names or (), all_runs=all_runs, filter=filter, readable=False)
     if not chosen.runs:
-        console.note("There is no such run: nothing to delete.")
+        console.note("No such run: nothing to delete.")
     else:
         console.confirm(_question(chosen.runs), yes=yes)
     for experiment in chosen.experiments:
@@ -38,7 +38,7 @@ def delete(
             experiment.stop("mlbench delete stopped it")
         elif experiment.is_under_way:
             raise UsageError(
-                f'The experiment "{experiment.name}" is under way.',
+                f'The experiment "{experiment.name}" is running.',
                 hint=f"mlbench cancel {experiment.name}, then: mlbench delete {experiment.name}",
             )
     deleted: list[RunHandle] = []

@@ -49,7 +49,7 @@ def delete_cluster(
     except NotFoundError:
         if not cluster_changes.was_deleted(store, name):
             raise
-        _print(name, f"The cluster {name} was deleted before; nothing of it is left.", output)
+        _print(name, f"The cluster {name} has already been deleted.", output)
         return
     if cluster.provider == "local":
         raise UsageError('The cluster "local" is this machine; it cannot be deleted.')
@@ -80,5 +80,5 @@ def _refuse_unfetched(store: Store, cluster: Cluster) -> None:
     if names:
         raise UsageError(
             f'On the cluster "{cluster.name}" are runs whose results have not been fetched: {", ".join(names)}.',
-            hint=f"mlbench wait {names[0]}   fetches them; --force loses them",
+            hint=f"mlbench wait {names[0]}   fetches them; --force discards them",
         )

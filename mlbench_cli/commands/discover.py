@@ -41,6 +41,6 @@ def discover(
             if run.problem:
                 console.warn(f"{run.name}: {run.problem}")
     else:
-        where = "sealed folders that the store does not know" if name == LOCAL.name else f"runs on {name}"
+        where = "run folders that are not in the store" if name == LOCAL.name else f"runs on {name}"
         console.note(f"There are no {where}.")
     return CleanupError.exit_code if any(run.problem for run in found) else 0

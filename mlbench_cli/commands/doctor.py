@@ -69,12 +69,12 @@ def _spend_first_day(
     price = plan["price_per_hour"]
     known = "an unknown price per hour" if price is None else f"{price:.2f} {plan['currency']}/h"
     console.note(
-        f"\nThe first day creates {NAME}, 1 worker ({' '.join(day.machine)}), for {known}. It takes about an hour and "
-        f"deletes the cluster at its end; --ttl {TTL} ends it if this machine goes off."
+        f"\nThe first day creates {NAME}, 1 worker ({' '.join(day.machine)}), for {known}. It takes about an hour "
+        f"and deletes the cluster at the end. If this machine goes down, the cluster expires (--ttl {TTL})."
     )
     for step in day.steps():
         console.note(f"  {step.command}")
-    console.confirm("Spend the first day?", yes=yes)
+    console.confirm("Start the first day?", yes=yes)
     code = day.spend(tell)
     rows = day.judge()
     if output == Format.json:
@@ -88,7 +88,7 @@ def _spend_first_day(
     console.note(f"Evidence is in {day.folder}; {TABLE} has the rows for docs/clouds-assumptions.md.")
     if left := day.left():
         raise CleanupError(
-            f"Whether everything of {NAME} is gone is not certain: {'; '.join(left)}.",
+            f"Could not confirm that everything of {NAME} was deleted: {'; '.join(left)}.",
             hint=f"mlbench delete-cluster {cloud} {NAME} --yes; then mlbench gc {cloud}",
         )
     if refuted := [proof.row for proof, verdict, _ in rows if verdict == "refuted"]:
@@ -220,7 +220,7 @@ def _machine_lock() -> Check:
 
     path, problem = probe_lock()
     if problem is not None:
-        return Check("machine lock", "missing", problem, "Runs do not wait for each other, and are labeled as shared.")
+        return Check("machine lock", "missing", problem, "Runs do not wait for each other and are labeled as shared.")
     holder = find_holder()
     found = f"{path}: free" if holder is None else f"{path}: {holder.phrase}"
     return Check("machine lock", "ok", found)
@@ -284,7 +284,7 @@ def _docker() -> Check:
     except (OSError, subprocess.TimeoutExpired) as error:
         return Check("docker", "missing", f"{found.found}: {error}", DOCKER_HINT)
     if asked.returncode != 0:
-        reason = (asked.stderr.strip().splitlines() or ["its daemon does not answer"])[-1]
+        reason = (asked.stderr.strip().splitlines() or ["its daemon does not respond"])[-1]
         return Check("docker", "missing", f"{found.found}: {reason}", DOCKER_HINT)
     return Check("docker", "ok", f"{found.found}, daemon {asked.stdout.strip()}")
 

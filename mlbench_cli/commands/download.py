@@ -60,9 +60,9 @@ def download(
     --anonymous the evidence is changed, judged again and sealed anew; a signature of the original does not fit it.
     """
     if anonymous and kind is not DownloadKind.archive:
-        raise UsageError("--anonymous is for archives; the format mlbench-v3 does not support it.")
+        raise UsageError("--anonymous does not support the format mlbench-v3.")
     if partial and (anonymous or kind is not DownloadKind.archive or all_runs):
-        raise UsageError("--partial needs names of runs, and works only with --format archive, without --anonymous.")
+        raise UsageError("--partial needs run names and --format archive, and does not work with --anonymous.")
     target, as_json = _target(" ".join(names or ["NAME"]), to, path, output)
     if dashboard is not None:
         there = connect(context, dashboard, "to", "path", "force")
@@ -98,7 +98,7 @@ def _targets(runs: Sequence[RunHandle], to: Path | None) -> list[tuple[RunHandle
         return [(run, path / f"{run.name}.zip" if path.is_dir() else path) for run in runs]
     folder = to or Path()
     if folder.suffix == ".zip" or (folder.exists() and not folder.is_dir()):
-        raise UsageError(f"{len(runs)} runs do not fit into one file {folder}.", hint="Name a folder with --to.")
+        raise UsageError(f"{len(runs)} runs do not fit into one file, {folder}.", hint="Name a folder with --to.")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:
@@ -132,13 +132,13 @@ def _target(name: str, to: Path | None, path: Path | None, output: str) -> tuple
     as the original's download took it. Raises UsageError if the words contradict each other."""
     if path is not None and str(path) in FORMATS:
         raise UsageError(
-            f'--output names the file here, and "{path}" is a format.',
+            f'--output is the file here, but "{path}" is a format.',
             hint=f"mlbench download {name} -o {path}; a file of that name: --to {path}",
         )
     if output not in FORMATS:
         if "/" not in output and not output.endswith(".zip") and not Path(output).is_dir():
             raise UsageError(f'-o "{output}" is not a format; use text or json.', hint=f"The file: --to {output}")
-        console.warn(f"-o is the format; name the file with --to {output}")
+        console.warn(f"-o is the format; to name the file, use --to {output}")
     files = [file for file in (to, path, None if output in FORMATS else Path(output)) if file is not None]
     if len(files) > 1:
         raise UsageError(f"Two files are named: {files[0]} and {files[1]}.", hint=f"mlbench download {name} --to FILE")

@@ -76,11 +76,11 @@ def export(
     if status not in STATUSES:
         raise UsageError(f'--status "{status[:40]}" is none of {", ".join(STATUSES)}.', hint="--status research")
     if is_online and form is not Form.wandb:
-        raise UsageError("--online is for wandb alone.", hint="Leave it out.")
+        raise UsageError("--online works only with wandb.", hint="Leave it out.")
     if follows:
         if form not in TRACKERS:
             raise UsageError(
-                f"--follow needs a tracker: {', '.join(TRACKERS)}.", hint="Export when the runs have ended."
+                f"--follow needs a tracker: {', '.join(TRACKERS)}.", hint="Export after the runs have ended."
             )
         from mlbench_cli.commands._export_live import follow_runs
 
@@ -106,7 +106,7 @@ def _sink_maker(form: Form, target: str, is_online: bool) -> SinkMaker:
         from mlbench_cli.results.exports.trackers import MlflowSink
 
         if not target.startswith(("sqlite:///", "http://", "https://")):
-            raise UsageError(f'"{target}" is no address of MLflow.', hint="sqlite:///mlflow.db, or http://HOST:PORT")
+            raise UsageError(f'"{target}" is not an MLflow URI.', hint="sqlite:///mlflow.db, or http://HOST:PORT")
         return lambda facts: MlflowSink(target, facts)
     folder = _make_folder(Path(target))
     if form is Form.wandb:
@@ -159,7 +159,9 @@ def _format_mllog(archive: Archive, submitter: "Submitter") -> str:
 
     lines = make_lines(archive, submitter)
     if missing := list_missing(lines):
-        console.note(f"{archive.run['name']}: MLPerf's checker will miss {', '.join(missing)}.")
+        console.note(
+            f"{archive.run['name']}: MLPerf's compliance checker will report as missing: {', '.join(missing)}."
+        )
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -168,7 +170,7 @@ def _write_parquet(target: Path, archives: Sequence[Archive]) -> list[str]:
     from mlbench_cli.results.exports.parquet import write_parquet
 
     if target.suffix != ".parquet" or target.is_dir():
-        raise UsageError(f'"{target}" is no name of a Parquet file.', hint="mlbench export parquet OUT.parquet")
+        raise UsageError(f'"{target}" is not the name of a Parquet file.', hint="mlbench export parquet OUT.parquet")
     _make_folder(target.parent)
     metrics = MetricTable(point for archive in archives for point in api.metrics_of(archive))
     samples = ResourceTable(sample for archive in archives for sample in api.resources_of(archive))

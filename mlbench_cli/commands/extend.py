@@ -34,4 +34,4 @@ def extend(
         console.out_json({"cluster": cluster_document(ready)})
     else:
         end = ClusterDetails.of(ready).expires or 0
-        console.out(f"The cluster {name} ends in {console.duration(end - time.time())}.")
+        console.out(f"The cluster {name} expires in {console.duration(end - time.time())}.")

@@ -100,7 +100,7 @@ def gate(
 def _exit_code(verdict: Verdict, allows_undecided: bool) -> int:
     if verdict is not Verdict.CANNOT_TELL:
         return verdict.exit_code
-    console.warn("Not every check could be decided; more repeats, or a longer history, decide.")
+    console.warn("Some checks are undecided; more repeats or a longer history may decide them.")
     return 0 if allows_undecided else verdict.exit_code
 
 

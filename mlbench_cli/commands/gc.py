@@ -67,13 +67,13 @@ def gc(
     foreign = [cluster for cluster, _ in due if ClusterDetails.of(cluster).owner not in (None, clusters.owner_name())]
     if foreign and not everybody:
         named = ", ".join(f"{item.name} of {ClusterDetails.of(item).owner}" for item in foreign)
-        console.warn(f"Clusters of other owners are left alone: {named}. --everybody includes them.")
+        console.warn(f"Clusters of other owners are kept: {named}. --everybody includes them.")
     for name, error in search.errors.items():
         console.warn(clusters.describe_search_error(name, error))
     documents = [{**cluster_document(cluster), "why": _describe(cluster, why)} for cluster, why in chosen]
     orphans = find_orphans(store, providers)
     for orphan in orphans:
-        line = f"{orphan.host}: {len(orphan.processes)} processes of the run {orphan.run}, which nothing supervises"
+        line = f"{orphan.host}: {len(orphan.processes)} orphaned processes of the run {orphan.run}"
         (console.note if as_json else console.out)(line)
     if orphans and not dry_run:
         console.confirm("End these processes?", yes=yes)
@@ -87,10 +87,10 @@ def gc(
             if fresh is None:
                 return "is gone"
             if not clusters.removal_reason(fresh, known, only_expired=expired, include_unknown=everything):
-                return "is no longer one to delete: it was changed in the meantime"
+                return "has changed and is no longer eligible"
             if not force and _keep_unfetched(store, [(fresh, "")]):
                 kept.append(fresh)
-                return "got a run in the meantime"
+                return "now has a run"
             return None
 
         _delete_all(
@@ -108,7 +108,7 @@ def gc(
         )
     if search.blind or kept:
         raise CleanupError(
-            "Not everything was looked at or deleted: "
+            "Not everything could be searched or deleted: "
             + "; ".join([*(f"{name} could not be searched" for name in search.blind), *_explain_kept(kept)])
             + ".",
             hint="mlbench doctor   says why a cloud cannot be searched; mlbench wait RUN   fetches results",
@@ -128,7 +128,7 @@ def _keep_unfetched(store: Store, chosen: list[tuple[Cluster, str]]) -> list[Clu
 
 
 def _explain_kept(kept: list[Cluster]) -> list[str]:
-    return [f"{cluster.name} has results that were not fetched (--force loses them)" for cluster in kept]
+    return [f"{cluster.name} has results that were not fetched (--force discards them)" for cluster in kept]
 
 
 def _print_chosen(chosen: list[tuple[Cluster, str]]) -> None:
@@ -139,7 +139,7 @@ def _print_chosen(chosen: list[tuple[Cluster, str]]) -> None:
         ]
         console.out_table(["CLUSTER", "PROVIDER", "LOCATION", "STATE", "WHY"], rows)
     else:
-        console.out("There is nothing to delete.")
+        console.out("Nothing to delete.")
 
 
 def _describe(cluster: Cluster, why: str) -> str:

@@ -55,7 +55,9 @@ def goodput(
     head = ("RUN", "GOODPUT", "ETTR", "FAULTS", "RESTARTS", "RECOVERY", "WALL", *(part.upper() for part in PARTS))
     console.out_table(head, [_row(item) for item in measured])
     if any(not item.is_referenced for item in measured):
-        console.note("Goodput by each run's own speed; --reference RUN compares with a run without faults.")
+        console.note(
+            "Goodput relative to each run's own speed; to compare with a run without faults, use --reference RUN."
+        )
 
 
 def _row(item: Goodput) -> list[str]:

@@ -104,7 +104,7 @@ def push(
     build = Build(base, index, _choose_platforms(platform, known))
     digests = push_images(chosen, place, build, cluster_images.find_registry_login(known, place), console.note)
     if known is not None and _has_registry(known, place) and not store.record_images(known.identity, digests):
-        console.warn(f"The cluster {known.name} was deleted in the meantime; the digests are not recorded.")
+        console.warn(f"The cluster {known.name} has been deleted, so the digests were not recorded.")
     if output == Format.json:
         console.out_json({"registry": place, "digests": digests})
         return
@@ -124,8 +124,8 @@ def _find_registry(store: Store, given: str | None, name: str | None) -> tuple[s
         place = own or (default.value.rstrip("/") if default else None)
     if not place or place.startswith(f"{LOCAL_REGISTRY}/"):
         raise UsageError(
-            f'No registry is known for the cluster "{cluster.name}".',
-            hint="Name one of your own: --registry ghcr.io/me, or mlbench config set registry ghcr.io/me; on gke, eks "
+            f'The cluster "{cluster.name}" has no registry.',
+            hint="Pass your own: --registry ghcr.io/me, or mlbench config set registry ghcr.io/me; on gke, eks "
             "and aks create-cluster --registry auto makes one",
         )
     return place, cluster
@@ -141,7 +141,7 @@ def _choose_platforms(given: str | None, cluster: Cluster | None) -> tuple[str, 
     here = {"x86_64": "amd64", "amd64": "amd64", "aarch64": "arm64", "arm64": "arm64"}.get(machine().lower())
     if f"linux/{here}" == wanted:
         return ()
-    console.note(f"Images are built for {wanted}, as the machines of {cluster.name} are (--platform chooses).")
+    console.note(f"Building images for {wanted}, the platform of {cluster.name} (change it with --platform).")
     return (wanted,)
 
 

@@ -62,7 +62,7 @@ def logs(
     """
     if output is Format.json and follow:
         raise UsageError(
-            "A JSON document has an end, and --follow may have none.",
+            "-o json prints one complete document, so it cannot be combined with --follow.",
             hint=f"mlbench logs {' '.join(names or ['NAME'])} --follow",
         )
     if dashboard is not None:
@@ -149,14 +149,14 @@ def _show_run(run: RunHandle, style: Style, output: Format) -> dict[str, object]
 
 def _show_queues(experiments: Sequence[ExperimentHandle], output: Format) -> None:
     if not experiments:
-        raise UsageError("--queue is about experiments.", hint="mlbench logs EXPERIMENT --queue")
+        raise UsageError("--queue needs an experiment.", hint="mlbench logs EXPERIMENT --queue")
     lines = {item.name: item.read_queue_log() for item in experiments}
     if output is Format.json:
         console.out_json({"queues": [{"experiment": name, "lines": found} for name, found in lines.items()]})
         return
     for name, found in lines.items():
         console.out("\n".join(console.clean(line) for line in found)) if found else console.note(
-            f"{name} has had no queue of its own: it was attached to mlbench run."
+            f"{name} has no queue log: it ran attached to mlbench run."
         )
 
 

@@ -62,7 +62,7 @@ def methods(
         droppable=["SENT PER RANK AND STEP"],
         wrap=True,
     )
-    console.note("\nM: bytes of the gradients, d: their number, P: ranks. More on one of them: mlbench methods METHOD")
+    console.note("\nM: bytes of the gradients, d: their number, P: ranks. Details: mlbench methods METHOD")
 
 
 def _document(name: str) -> MethodDocument:

@@ -203,9 +203,7 @@ def _offers(
 def _offer_here(base: Archive, question: Question, price: float, excluded: list[Excluded]) -> list[Offer]:
     """This machine, if the calibration was made here."""
     if base.run["spec"]["engine"] != "local":
-        excluded.append(
-            Excluded("the calibration was not made on this machine", 1, "A calibration here: --cluster local")
-        )
+        excluded.append(Excluded("the calibration is from another machine", 1, "A calibration here: --cluster local"))
         return []
     is_gpu = base.run["spec"]["device"] == "gpu"
     cores = int(effective_cores())
@@ -250,7 +248,7 @@ def _warnings(result: PlanResult) -> list[str]:
     guessed = [item for item in result.best if item.speed.basis == "guessed"]
     if guessed:
         names = ", ".join(sorted({str(item.offer.machine) for item in guessed}))
-        found.append(f"the speed of {names} is a guess: a calibration on one such machine costs little and replaces it")
+        found.append(f"the speed of {names} is a guess; a short calibration on one such machine replaces it")
     return found
 
 
@@ -284,7 +282,7 @@ def _measure(task: str, base: Archive, result: PlanResult, goal: str | None, cou
     here = [item for item in result.candidates if item.offer.machine.provider == HERE]
     if not here:
         raise UsageError(
-            "--measure runs candidates on this machine only, and none of them is for it.",
+            "--measure runs candidates on this machine, but none of them is for it.",
             hint="--clouds here; on a cloud, run the commands of the plan",
         )
     here.sort(key=lambda item: item.seconds)
@@ -329,9 +327,7 @@ def _print_trials(trials: Sequence[Trial]) -> None:
     )
     errors = sorted(abs(trial.error) for trial in trials if trial.error is not None)
     if errors:
-        console.note(
-            f"The plan was {100 * errors[len(errors) // 2]:.0f} % off in the median; the runs are the evidence."
-        )
+        console.note(f"Median error of the plan: {100 * errors[len(errors) // 2]:.0f} %.")
 
 
 def _commands(task: str, base: Archive, item: Candidate) -> list[str]:
@@ -382,7 +378,7 @@ def _print(task: str, base: Archive, result: PlanResult, seconds: float) -> None
     console.out("\nNothing is faster and cheaper than:")
     shown = result.pareto if len(result.pareto) <= SHOWN else result.pareto[:: math.ceil(len(result.pareto) / SHOWN)]
     console.out_table(headers, [_row(item) for item in shown], droppable=droppable)
-    console.out("\nThe first depends most on:")
+    console.out("\nThe first answer depends most on:")
     console.out_table(
         ["CAUSE", "SHARE OF UNCERTAINTY", "TIME IF 90TH PERCENTILE"],
         [

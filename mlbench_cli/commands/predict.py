@@ -128,14 +128,14 @@ def predict(
     if charts is not None and not check:
         raise UsageError("--charts draws predictions against measurements.", hint="mlbench predict --check --charts F")
     if not runs:
-        raise UsageError("No run is given.", hint="mlbench predict RUN --workers 4,8, or: mlbench predict --check")
+        raise UsageError("No run given.", hint="mlbench predict RUN --workers 4,8, or: mlbench predict --check")
     if check:
         _check_runs(runs, output, charts, unproven)
         return
     if len(runs) > 1:
-        raise UsageError("A prediction is made from one run.", hint="mlbench predict --check RUN RUN")
+        raise UsageError("A prediction uses one run.", hint="mlbench predict --check RUN RUN")
     if network is not None and network_of is not None:
-        raise UsageError("--network and --network-of are two networks.", hint="Give one of them.")
+        raise UsageError("--network and --network-of exclude each other.", hint="Give one of them.")
     probed = None if network_of is None else read_run_probe(Store(notice=console.note), network_of, unproven)
     with open_run(Store(notice=console.note), runs[0], unproven) as archive:
         calibration, link, error = read_calibration(archive, required=network is None and probed is None)
@@ -165,7 +165,7 @@ def predict(
 def _show_faults(text: str, runs: Sequence[str], unproven: bool, output: Format) -> None:
     """What checkpoints and restarts leave of the time, and of one run what it measured beside that."""
     if len(runs) > 1:
-        raise UsageError("--faults takes one run at most.", hint="mlbench predict RUN --faults mtbf=10m")
+        raise UsageError("--faults takes at most one run.", hint="mlbench predict RUN --faults mtbf=10m")
     measured: Goodput | None = None
     known: dict[str, float] = {}
     if runs:
@@ -199,7 +199,7 @@ def _show_faults(text: str, runs: Sequence[str], unproven: bool, output: Format)
     ]
     console.out_table(["CHECKPOINT EVERY", "E[ETTR]", "REPLAYED", "95 % OF REPLAYS"], rows)
     if measured is not None and measured.value is not None:
-        console.note(f"{measured.name} measured {format_percent(measured.value)}, its start-up included.")
+        console.note(f"{measured.name} measured {format_percent(measured.value)}, including start-up.")
 
 
 # --- what is asked for ------------------------------------------------------------------------------------------------
@@ -243,7 +243,7 @@ def _inside(text: str) -> str:
 
 def _backend(text: str) -> str:
     if text not in ("gloo", "nccl"):
-        raise UsageError(f'--backend "{text[:60]}": only gloo and nccl are modelled.')
+        raise UsageError(f'--backend "{text[:60]}": only gloo and nccl are modeled.')
     return text
 
 
@@ -369,16 +369,16 @@ def _show(
         droppable=["SENT", "EXPOSED", "THROUGHPUT", "EFFICIENCY", f"PRICE {currency}", "SAMPLES KEPT", "TO GOAL"],
     )
     if needed is None:
-        console.note("The run has not reached its goal: nothing tells how many samples that takes.")
+        console.note("The run did not reach its goal, so the number of samples to the goal is unknown.")
     else:
         console.note(f"{needed.note[0].upper()}{needed.note[1:]}.")
     if spread := found[0].scenario.spread:
-        console.note(f"Ranks that wait for each other wait for the slowest: computing times spread by {spread:.1%}.")
+        console.note(f"Synchronous methods wait for the slowest rank; compute times vary by {spread:.1%}.")
     name = archive.run["name"]
     if any(item.scenario.network is not None for item in found):
         console.note(
-            "--network is a shaped network, which keeps its rate; other networks are often slower than their name. "
-            "Take what a run measured there: --network-of RUN"
+            "--network assumes a shaped network that delivers its nominal rate; real networks are often slower. "
+            "To use a measured network: --network-of RUN"
         )
     if not link.beta:
         console.note(f"From the step times of {name}; the network is as asked for.")
@@ -417,7 +417,7 @@ def _show_advice(calibration: Calibration, link: Link, error: float, scenario: S
         console.out_json({"schema_version": 1, "advice": rows})
         return
     if not found:
-        console.out(f"Nothing that is modelled would gain more than the model's own error ({100 * error:.0f} %).")
+        console.out(f"No modeled change would gain more than the model's error ({100 * error:.0f} %).")
         return
     console.out_table(
         ["CHANGE", "STEP", "GAIN", "OPTIONS"],

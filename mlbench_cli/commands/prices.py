@@ -45,7 +45,9 @@ def show(
         if any(age > pricing.OLD_DAYS for region in table.list_regions() for age in table.find_ages(region))
     ]
     if old:
-        console.note(f"Prices older than {pricing.OLD_DAYS} days; today's: mlbench prices update {' '.join(old)}")
+        console.note(
+            f"Some prices are older than {pricing.OLD_DAYS} days. To update: mlbench prices update {' '.join(old)}"
+        )
     for name, table in tables.items():
         console.note(f"{name}: {table.source}")
 

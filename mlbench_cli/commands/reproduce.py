@@ -82,7 +82,7 @@ def reproduce(
     margin, client = _parse_margin(within), api.Client(notice=console.note)
     if against and (repeat != AUTO or cluster or data_dir or name or dry_run):
         raise UsageError(
-            "--with judges runs that are there; the other options say what to run.", hint="Leave them out."
+            "--with judges existing runs and cannot be combined with options about new runs.", hint="Leave them out."
         )
     with ExitStack() as stack:
         words = [str(client.fetch_archive(word)) if is_url(word) else word for word in original]
@@ -120,7 +120,7 @@ def _parse_margin(text: str) -> float:
     except ValueError:
         share = 0.0
     if not 0 < share < 1:
-        raise UsageError(f'--within "{text[:60]}" is no share between 0 and 100 %.', hint="For example 5%, or 0.05.")
+        raise UsageError(f'--within "{text[:60]}" is not between 0 and 100 %.', hint="For example 5%, or 0.05.")
     return share
 
 
@@ -132,10 +132,10 @@ def _choose_count(text: str, original: Sequence[Archive], figures: Sequence[str]
         return int(text)
     chosen = reproduction.choose_repeats(original, figures, margin)
     if chosen.margin is not None and chosen.margin > margin:
-        reach = f"; within {format_margin(chosen.margin)} they probably do (--within)" if chosen.margin < 1 else ""
+        reach = f"; {format_margin(chosen.margin)} is probably feasible (--within)" if chosen.margin < 1 else ""
         console.warn(
-            f"The {len(original)} runs of the original differ so much from each other that no number of repeats "
-            f"is sure to decide within {format_margin(margin)}{reach}."
+            f"The {len(original)} runs of the original differ too much from each other: no number of repeats is sure "
+            f"to decide within {format_margin(margin)}{reach}."
         )
     return chosen.number
 
@@ -167,7 +167,7 @@ def _run(launch: Launch, command_line: Sequence[str], client: api.Client) -> lis
         require_images(launch.specs, client.cluster)
     with launch.open(("mlbench", *command_line)) as opened:
         if launch.is_known:
-            console.note(f'Resuming "{opened.name}": {len(opened.left)} of {len(opened.runs)} runs are left.')
+            console.note(f'Resuming "{opened.name}": {len(opened.left)} of {len(opened.runs)} runs to do.')
         opened.record()
         follow_all(opened, require_goal=False)
         return [run.folder for run in opened.runs]
@@ -208,5 +208,5 @@ def _show(found: Reproduction) -> None:
         wrap=True,
     )
     if any(each.matters for each in found.not_the_same):
-        console.note("*: times may differ because of it, so a difference would be no verdict on the original.")
+        console.note("*: may affect times, so a difference would not disprove the original.")
     console.note(f"Sessions: {found.sessions}.")

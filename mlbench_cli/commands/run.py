@@ -167,7 +167,7 @@ def run(
     request = _request(name, workers, file, options)
     if source is None and (signers is not None or run_foreign_command):
         word = "--run-foreign-command" if run_foreign_command else "--signers"
-        raise UsageError(f"{word} is about the author of an archive.", hint=f"mlbench run --from ARCHIVE {word} ...")
+        raise UsageError(f"{word} works only with --from.", hint=f"mlbench run --from ARCHIVE {word} ...")
     if source is not None:
         agree = partial(_agree, yes=yes, is_trusted=run_foreign_command, is_dry=dry_run)
         launch = client.prepare_repetition(source, request, require_goal=require_goal, signers=signers, agree=agree)
@@ -179,7 +179,9 @@ def run(
             from mlbench_cli.commands import _search
 
             if detach:
-                raise UsageError("--search chooses as its trials end, so it cannot be detached.", hint="Without -d")
+                raise UsageError(
+                    "--search chooses points as trials end, so it does not work with --detach.", hint="Without -d"
+                )
             search, launch = _search.plan_search(request, client)
             if not dry_run:
                 words = ("mlbench", *context.obj)
@@ -277,7 +279,7 @@ def _complete(request: Request, client: Client, *, ask: bool, is_dry: bool) -> R
     chosen = client.cluster(request.cluster)
     request, _ = wizard.complete(request, client.clusters(), chosen, taken, with_defaults)
     request, _ = client.complete(request)
-    console.note(f"\nThe same without questions: {equivalent_command(request)}\n")
+    console.note(f"\nThe same without prompts: {equivalent_command(request)}\n")
     return request
 
 
@@ -305,7 +307,7 @@ def _explain_plan(opened: OpenExperiment, is_known: bool) -> None:
         f"{len(left)} are left."
     )
     if failed:
-        console.note(f"Failed, and kept so without --retry-failed: {', '.join(failed)}.")
+        console.note(f"Failed earlier (rerun with --retry-failed): {', '.join(failed)}.")
 
 
 def _follow(opened: OpenExperiment, logs: bool) -> list[Ended]:
@@ -326,11 +328,11 @@ def _report(opened: OpenExperiment, ended: Sequence[Ended], output: Format) -> i
 def _save(request: Request, path: Path, source: str | None) -> None:
     """Write the spec file. Raises UsageError if another file is there already."""
     if source is not None:
-        raise UsageError("--save writes a request, and --from repeats a frozen run.", hint="Leave out one of them.")
+        raise UsageError("--save and --from exclude each other.", hint="Remove one of them.")
     data = format_file(request).encode()
     try:
         if path.exists() and path.read_bytes() != data:
-            raise UsageError(f"{path} is there already.", hint="Choose another file, or remove it.")
+            raise UsageError(f"{path} already exists.", hint="Choose another file, or delete it.")
         write_atomically(path, data)
     except (OSError, ValueError) as error:
         raise UsageError(f"The spec file {path} cannot be written: {error}.") from None
@@ -382,7 +384,8 @@ def _request(name: str | None, workers: list[int] | None, file: Path | None, opt
     if name is not None and name.isascii() and name.isdecimal():  # no name begins with a digit
         if file is None:
             raise UsageError(
-                f"{name} is not the name of a run: NAME comes before the numbers.", hint="mlbench run NAME 1 2"
+                f"{name} is not a valid run name; NAME comes before the numbers of workers.",
+                hint="mlbench run NAME 1 2",
             )
         sizes = (int(name[:9]), *sizes)
         name = None
@@ -416,9 +419,9 @@ def _warn(specs: Sequence[RunSpec]) -> None:
     machine = local_machine()
     sharing = [spec.name for spec in local if spec.device == "gpu" and spec.world_size > machine.gpus]
     if sharing:
-        console.warn(f"{', '.join(sharing)}: ranks share GPUs; their times say little about scaling.")
+        console.warn(f"{', '.join(sharing)}: ranks share GPUs, so times say little about scaling.")
     cores = machine.cores
     crowded = [spec for spec in local if spec.world_size > cores]
     if crowded:
         names = ", ".join(spec.name for spec in crowded)
-        console.warn(f"{names}: more ranks than this machine's {cores} cores; their times say little about scaling.")
+        console.warn(f"{names}: more ranks than this machine's {cores} cores, so times say little about scaling.")

@@ -24,7 +24,7 @@ def scale_cluster(
 ) -> None:
     """Change the number of worker machines of a cluster. With 0, only the control plane costs money."""
     if nodes < 0:
-        raise UsageError(f"{nodes} machines: the smallest number is 0.")
+        raise UsageError(f"{nodes} machines: the number must be at least 0.")
     store = Store(notice=console.note)
     cluster = store.cluster(name)
     cluster_changes.plan_scaling(cluster, nodes)  # refuses what cannot be, before it asks

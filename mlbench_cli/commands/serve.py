@@ -106,7 +106,7 @@ def serve(
     if public_url is not None:
         public_url = _check_public_url(public_url)
         if not grants:
-            raise UsageError("--public-url needs tokens that stay the same.", hint="--token-file FILE")
+            raise UsageError("--public-url needs --token-file.", hint="--token-file FILE")
     with Client(notice=console.note) as client:  # a store that cannot be used is a reason not to begin
         is_remote = cluster is not None and client.cluster(cluster).provider != "local"
     listener = _listen(host, port)
@@ -173,8 +173,8 @@ def get_dashboard_url(output: Output = Format.text) -> None:
 
 def _explain(client_url: str, is_loopback: bool, allows_actions: bool, has_tls: bool) -> None:
     if not is_loopback:
-        how = "with TLS" if has_tls else "WITHOUT TLS: anyone who can read the traffic has the token"
-        console.warn(f"The dashboard can be reached from other machines, {how}.")
+        how = "with TLS" if has_tls else "WITHOUT TLS: anyone who can read the traffic can read the token"
+        console.warn(f"Other machines can reach the dashboard, {how}.")
     kind = (
         "It can start, stop and delete runs."
         if allows_actions

@@ -26,13 +26,13 @@ def set_cluster(
     """Set the default cluster of all commands; "local" is this machine."""
     # Scripts for the original name the provider, too: mlbench set-cluster gcloud NAME
     if len(words) > 2:
-        raise UsageError(f"{len(words)} words are given: a cluster's name is one.", hint="mlbench set-cluster NAME")
+        raise UsageError(f"{len(words)} words given, but a cluster name is one word.", hint="mlbench set-cluster NAME")
     store = Store(notice=console.note)
     cluster = store.cluster(words[-1])
     provider = ALIASES.get(words[0], words[0])
     if len(words) == 2 and provider != cluster.provider:
         raise UsageError(
-            f'The cluster "{cluster.name}" is one of {cluster.provider}, not of {words[0]}.',
+            f'The cluster "{cluster.name}" is a {cluster.provider} cluster, not {words[0]}.',
             hint=f"mlbench set-cluster {cluster.name}",
         )
     default = find_default("cluster")
@@ -45,4 +45,4 @@ def set_cluster(
     else:
         console.out(f"The cluster {cluster.name} ({cluster.provider}) is chosen.")
     if default is not None and default.value != cluster.name:
-        console.warn(f"Commands go on using {default.value}, as {default.origin} says: that comes first.")
+        console.warn(f"Commands keep using {default.value}: {default.origin} takes precedence.")

@@ -28,7 +28,7 @@ def sign(
     The signature covers SHA256SUMS and through it every file, and is stored in the archive. Archives that do not verify
     are not signed. The signature of a receipt FILE is FILE.sig.
     """
-    console.note(f"Signing with {key}. A passphrase or a touch of the key must come within {SIGN_SECONDS:g} s.")
+    console.note(f"Signing with {key}. Enter the passphrase or touch the key within {SIGN_SECONDS:g} s.")
     for path in archives:
         if receipts.is_receipt(path):
             receipts.sign_receipt(path, key, force=force)

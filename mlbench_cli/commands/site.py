@@ -85,7 +85,7 @@ def build(
         f"{receipts}; largest page {console.size(summary.largest_page)}"
     )
     if summary.disclosed:
-        console.note("Everybody will read this in the archives (mlbench download NAME --anonymous leaves it out):")
+        console.note("The archives publish the following (mlbench download NAME --anonymous omits it):")
         for kind, values in summary.disclosed.items():
             console.note(f"  {kind}: {shorten(one_line(', '.join(sorted(values))), 300)}")
     console.note(f"Next: python -m http.server --directory {target}")

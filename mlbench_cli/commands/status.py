@@ -112,7 +112,10 @@ def status(
             f'There is no state "{state[:60]}".{did_you_mean(state, STATES)}', hint=f"One of {', '.join(STATES)}"
         )
     if choice.is_filter and cluster is not None:
-        raise UsageError("--state, --task and --since choose among runs.", hint="mlbench status --state running")
+        raise UsageError(
+            "--state, --task and --since select runs and cannot be combined with NAME.",
+            hint="mlbench status --state running",
+        )
     if dashboard is not None:
         there = connect(context, dashboard, "metric", "watch", "verbose", "limit", "state", "task", "since")
         show_status(
@@ -134,14 +137,14 @@ def status(
         from mlbench_cli.commands._cluster_status import show_cluster
 
         if names or metric is not None or watch:
-            raise UsageError("--cluster shows a cluster; NAME, --metric and --watch are about a run.")
+            raise UsageError("--cluster cannot be combined with NAME, --metric or --watch, which are about runs.")
         show_cluster(client.store, cluster, output, cloud=cloud)
         return
     if cloud:
-        raise UsageError("--cloud is about a cluster.", hint="mlbench status --cluster NAME --cloud")
+        raise UsageError("--cloud requires --cluster.", hint="mlbench status --cluster NAME --cloud")
     if not names:
         if metric is not None or watch:
-            raise UsageError("--metric and --watch are about one run.", hint="mlbench status NAME --watch")
+            raise UsageError("--metric and --watch need one run.", hint="mlbench status NAME --watch")
         _show_all(client, choice, output)
         return
     chosen = client.select(names, readable=False)
@@ -152,7 +155,7 @@ def status(
         return
     if metric is not None or watch:
         raise UsageError(
-            f"--metric and --watch are about one run; these are {len(chosen.runs)}.",
+            f"--metric and --watch need one run, not {len(chosen.runs)}.",
             hint=f"mlbench status {chosen.names[0]} --watch" if chosen.runs else "mlbench status",
         )
     _show_named(chosen, client, choice, verbose, output)
@@ -197,7 +200,7 @@ def _show_all(client: Client, choice: Choice, output: Format) -> None:
     _show_rows(client, states, output)
     hidden = client.count_runs() - len(states)
     if hidden and not choice.is_filter and output == Format.text:
-        console.note(f"{hidden} older runs are not shown: --limit 0 shows all.")
+        console.note(f"{hidden} older runs are hidden; --limit 0 shows all.")
 
 
 def _show_rows(
@@ -228,7 +231,7 @@ def _explain_empty_store(client: Client) -> None:
             f"folder{'s' if len(folders) > 1 else ''}.\nNext: mlbench discover local"
         )
         return
-    console.note("There are no runs yet.\nNext: mlbench tasks, then mlbench run NAME 1 2 --task TASK")
+    console.note("No runs yet.\nNext: mlbench tasks, then mlbench run NAME 1 2 --task TASK")
 
 
 def show_rows(runs: Sequence[JsonObject]) -> None:
@@ -326,7 +329,7 @@ def _show_metrics(document: dict[str, Any], metric: str | None) -> None:
     else:
         value = find_metric(metrics, metric)
         if value is None:
-            known = f" It has reported: {', '.join(map(console.clean, metrics))}." if metrics else ""
+            known = f" Reported so far: {', '.join(map(console.clean, metrics))}." if metrics else ""
             console.note(f"No {console.clean(metric)} has been reported yet.{known}")
             return
         shown = {metric: value}

@@ -41,7 +41,7 @@ def tasks(
         ],
         droppable=["NUMBER", "DEVICES", "BACKENDS", "GOAL"],
     )
-    console.note(f"\nMore on one of them: mlbench tasks TASK{found_by}")
+    console.note(f"\nDetails: mlbench tasks TASK{found_by}")
 
 
 def _document(task: Task) -> dict[str, object]:

@@ -186,7 +186,7 @@ def _show_receipt(found: CheckedReceipt) -> None:
         console.out(f"  {console.clean(line)}")
     if checked.missing:
         names = ", ".join(digest[:12] for digest in checked.missing[:3])
-        console.out(f"  {len(checked.missing)} of the archives that it names are not verified with it: {names}")
+        console.out(f"  {len(checked.missing)} of the archives that it names were not passed: {names}")
         console.out(f"  Next: mlbench verify {receipt.path} ARCHIVE...")
     if error is not None:
         console.out(f"  {console.clean(error.message)}\n  Next: {console.clean(error.hint or '')}")

@@ -35,7 +35,7 @@ def wait(
 ) -> int:
     """Wait for runs to end and print their results. The exit code is the highest of all runs, or 124 after --timeout.
 
-    Ctrl-C stops the waiting, not the runs. Runs that were started with --require-goal exit with 7 if they miss the
+    Ctrl-C stops waiting, not the runs. Runs that were started with --require-goal exit with 7 if they miss the
     goal.
     """
     set_unreachable_timeout(unreachable)
@@ -67,15 +67,17 @@ def wait(
 
 def _wait_for(run: RunHandle, seconds: float | None, deadline: float | None, require_goal: bool) -> Ended:
     if not run.is_finished:
-        limit = f"this command waits at most {console.duration(seconds)}" if seconds else "this command waits as long"
-        console.note(f"{run.name} is stopped {console.duration(run.run.spec.timeout)} after its start; {limit}.")
+        limit = (
+            f"this command waits at most {console.duration(seconds)}" if seconds else "this command waits until then"
+        )
+        console.note(f"{run.name} times out {console.duration(run.run.spec.timeout)} after its start; {limit}.")
     left = None if deadline is None else max(0.0, deadline - time.monotonic())
     try:
         with Reporter(run) as report:
             finished = run.wait(left, report=report)
     except (KeyboardInterrupt, Stopped) as stopped:
         raise explain_stop(
-            stopped, f"Waiting for {run.name} was stopped; the run continues.", f"mlbench wait {run.name}"
+            stopped, f"Stopped waiting for {run.name}; the run continues.", f"mlbench wait {run.name}"
         ) from None
     experiment = run.experiment
     must_reach = require_goal or bool(experiment and experiment.require_goal)

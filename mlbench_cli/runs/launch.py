@@ -317,7 +317,7 @@ def task_image(task: Task, cluster: Cluster, registry: str | None = None) -> str
         return released
     raise UsageError(
         f'No registry is known that the cluster "{cluster.name}" gets the image of {task.name} from.',
-        hint="Name one of your own: --registry ghcr.io/me, or mlbench config set registry ghcr.io/me; "
+        hint="Pass your own: --registry ghcr.io/me, or mlbench config set registry ghcr.io/me; "
         "mlbench images push --registry ghcr.io/me   builds the images and puts them there",
     )
 

@@ -85,7 +85,7 @@ def select(
     if names and all_runs:
         raise UsageError("--all means every run; leave out the names.", hint="Or leave out --all.")
     if not names and not all_runs and not filter:
-        raise UsageError("No run is named.", hint="Name a run or an experiment (mlbench status), or: --all")
+        raise UsageError("No run given.", hint="Name a run or an experiment (mlbench status), or: --all")
     moment = time.time()
     experiments: list[Experiment] = []
     rows: dict[str, RunRow] = {}

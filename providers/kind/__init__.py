@@ -88,7 +88,7 @@ class KindProvider:
             )
         if options.image and options.kubernetes_version:
             raise UsageError(
-                "--image and --kubernetes-version both name the node image.", hint="Leave out one of them."
+                "--image and --kubernetes-version both name the node image.", hint="Remove one of them."
             )
         if options.registry_port is not None and not 1 <= options.registry_port <= 65535:
             raise UsageError(f"--registry-port {options.registry_port}: a port is from 1 to 65535.")

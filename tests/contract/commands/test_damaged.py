@@ -167,7 +167,7 @@ def test_an_emptied_store_is_rebuilt_from_the_sealed_folders(one_home: Path, cap
         "bad-2": ["damaged", "-"],
     }
     assert run(["discover", "local"]) == 0
-    assert "no sealed folders that the store does not know" in capsys.readouterr().err
+    assert "no run folders that are not in the store" in capsys.readouterr().err
 
 
 def next_id(one_home: Path) -> str:

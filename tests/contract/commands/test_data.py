@@ -86,9 +86,9 @@ def test_a_claim_is_filled_by_a_run_of_one_worker() -> None:
     ("arguments", "words"),
     [
         (["--claim", "pvc"], 'The cluster "local" has no persistent volume claims'),
-        (["--claim", "pvc", "--import", "x"], "--import copies files of this machine"),
-        (["--cluster", "local"], "belongs to --claim"),
-        (["--size", "1Gi"], "--size belongs to --claim"),
+        (["--claim", "pvc", "--import", "x"], "--import copies files on this machine"),
+        (["--cluster", "local"], "--cluster requires --claim"),
+        (["--size", "1Gi"], "--size requires --claim"),
         (["--claim", "pvc", "--access", "rwx"], "--access belongs to --size"),
         (["--claim", "pvc", "--size", "1Gi", "--access", "all"], "choose rwx"),
         (["--claim", "pvc", "--size", "1Gi"], 'The cluster "local" has no persistent volume claims'),

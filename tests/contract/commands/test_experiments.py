@@ -156,7 +156,7 @@ def test_what_cannot_be_repeated_is_refused_with_the_reason(capsys: Captured) ->
         (["--from", "x-1", "--seed", "3"], "--seed would change it"),
         (["y", "1", "--from", "x-1"], "a number of workers would change it"),
         (["--from", "nope"], "no archive nope"),
-        (["--from", "x-1", "--save", "x.yaml"], "--save writes a request"),
+        (["--from", "x-1", "--save", "x.yaml"], "--save and --from exclude each other"),
     ):
         assert run(["run", *argv]) in (2, 4)
         assert words in capsys.readouterr().err
@@ -200,7 +200,7 @@ def test_every_command_takes_several_names_and_filters(capsys: Captured) -> None
         (["status", "--state", "runing"], 2, 'Did you mean "running"'),
         (["delete", "--yes", "--older-than", "soon"], 2, "--older-than"),
         (["status", "a", "--watch"], 2, "about one run"),
-        (["logs", "a-1", "--queue"], 2, "--queue is about experiments"),
+        (["logs", "a-1", "--queue"], 2, "--queue needs an experiment"),
         (["run", "a-1", "1", "--command", "true"], 2, 'already a run "a-1"'),
         (["run", "c", "1", "--matrix", "bakend=x", "--command", "true"], 2, 'Did you mean "backend"'),
         (["run", "c", "1", "--exclude", "backend=x", "--command", "true"], 2, "there is no matrix"),

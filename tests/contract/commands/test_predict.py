@@ -155,7 +155,7 @@ def test_another_network_is_shaped_or_was_probed(tmp_path: Path, predict: Comman
     unprobed = str(calibrated_run(tmp_path / "c", probed=False))
     assert "has probed no network" in predict(folder, "--network-of", unprobed, code=4)
     assert run(["predict", folder, "--network", "1gbit,5ms"]) == 0
-    assert "keeps its rate" in capsys.readouterr().err
+    assert "delivers its nominal rate" in capsys.readouterr().err
 
 
 def test_steps_elsewhere_are_rather_longer_than_predicted(tmp_path: Path, predict: Command) -> None:

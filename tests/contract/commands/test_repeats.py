@@ -102,7 +102,7 @@ def test_repeats_from_run_to_charts(capsys: Captured) -> None:
     assert run(["compare", "x", "x-2", "--fail-above", "9", "--across", "conditions"]) in (7, 9)
     out, err = capsys.readouterr()
     assert out.startswith("2 workers\n")
-    assert "Left out, because only one side has it: 1 worker (A only)." in err
+    assert "Omitted, because only one side has it: 1 worker (A only)." in err
 
     assert run(["charts", "figures", "--run", "x-1", "--run", "x-2"]) == 0
     rows = list(csv.DictReader(Path("figures/summary.csv").read_text().splitlines()))

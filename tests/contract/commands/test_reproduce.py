@@ -158,13 +158,13 @@ def test_finished_runs_are_judged(folder: Path, capsys: Captured, seconds: tuple
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--within", "ten"], "is no share"),
-        (["--within", "0"], "is no share"),
-        (["--within", "100%"], "is no share"),
+        (["--within", "ten"], "is not between 0 and 100 %"),
+        (["--within", "0"], "is not between 0 and 100 %"),
+        (["--within", "100%"], "is not between 0 and 100 %"),
         (["--repeat", "1"], "neither auto nor a number"),
         (["--repeat", "many"], "neither auto nor a number"),
         (["--metric", "speed"], 'no figure "speed"'),
-        (["--with", "x", "--repeat", "3"], "--with judges runs that are there"),
+        (["--with", "x", "--repeat", "3"], "--with judges existing runs"),
     ],
 )
 def test_wrong_options_are_refused(folder: Path, capsys: Captured, words: list[str], message: str) -> None:
@@ -185,7 +185,7 @@ def receipt(folder: Path) -> list[str]:
 
 def test_a_receipt_without_its_archives_is_not_derived(receipt: list[str], capsys: Captured) -> None:
     assert run(["verify", *receipt[:4]]) == 9
-    assert "3 of the archives that it names are not verified with it" in capsys.readouterr().out
+    assert "3 of the archives that it names were not passed" in capsys.readouterr().out
     assert run(["verify", "r.json", "-o", "json"]) == 9
     (found,) = json.loads(capsys.readouterr().out)["receipts"]
     assert (found["ok"], len(found["missing"])) == (False, 6)

@@ -50,7 +50,7 @@ def test_the_newest_fifty_are_listed(capsys: Captured) -> None:
     assert run(["status"]) == 0
     printed = capsys.readouterr()
     assert len(printed.out.splitlines()) == 51
-    assert "10 older runs are not shown: --limit 0 shows all." in printed.err
+    assert "10 older runs are hidden; --limit 0 shows all." in printed.err
 
 
 def test_filters_look_at_all_runs(capsys: Captured) -> None:

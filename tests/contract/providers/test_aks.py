@@ -133,7 +133,7 @@ def test_a_foreign_group_of_the_name_is_never_touched(mlbench: Any, world: World
     assert done.code == 2
     assert "not created by mlbench" in done.err
     assert mlbench(*DELETE).code == 4
-    assert mlbench("gc", "aks", "--all", "--everybody", "--yes").out == "There is nothing to delete.\n"
+    assert mlbench("gc", "aks", "--all", "--everybody", "--yes").out == "Nothing to delete.\n"
     assert not any(line.startswith(("PUT", "DELETE")) for line in world.log)
 
 
@@ -157,7 +157,7 @@ def test_what_may_not_be_deleted_is_listed_with_its_command(world: World, tmp_pa
 
 def test_only_what_expired_is_collected(mlbench: Any, world: World, tmp_path: Path) -> None:
     create(make_cluster(), tmp_path / "other")
-    assert mlbench("gc", "aks", "--expired", "--everybody", "--yes").out == "There is nothing to delete.\n"
+    assert mlbench("gc", "aks", "--expired", "--everybody", "--yes").out == "Nothing to delete.\n"
     world.groups[GROUP]["tags"]["mlbench-expires"] = "1000000000"
     done = mlbench("gc", "aks", "--expired", "--everybody", "--yes")
     assert "expired" in done.out

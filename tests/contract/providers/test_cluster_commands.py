@@ -116,7 +116,7 @@ def test_delete_asks_and_is_repeatable(mlbench: Any, world: World) -> None:
     assert mlbench("delete-cluster", "rel-2", "--yes").code == 0
     assert world.left == []
     done = mlbench("delete-cluster", "kind", "rel-2", "--yes")
-    assert (done.code, done.out) == (0, "The cluster rel-2 was deleted before; nothing of it is left.\n")
+    assert (done.code, done.out) == (0, "The cluster rel-2 has already been deleted.\n")
 
 
 def test_delete_refuses_to_lose_results(mlbench: Any, world: World) -> None:
@@ -179,8 +179,8 @@ def test_gc_takes_what_is_expired_half_made_or_unknown(
     ]
     # Another data directory knows of none.
     monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "other"))
-    assert mlbench("gc", "--expired", "--yes").out == "There is nothing to delete.\n"
-    assert mlbench("gc", "--yes").out == "There is nothing to delete.\n"
+    assert mlbench("gc", "--expired", "--yes").out == "Nothing to delete.\n"
+    assert mlbench("gc", "--yes").out == "Nothing to delete.\n"
     done = mlbench("gc", "--all", "--yes")
     assert "unknown here" in done.out
     assert world.left == []
@@ -200,7 +200,7 @@ def test_gc_leaves_what_others_own(mlbench: Any, world: World) -> None:
     volumes = world.state["volumes"]
     volumes["mlbench-old-1"]["Labels"]["mlbench-owner"] = "somebody"
     world.change(volumes=volumes)
-    assert mlbench("gc", "--yes").out == "There is nothing to delete.\n"
+    assert mlbench("gc", "--yes").out == "Nothing to delete.\n"
     assert "old-1" in mlbench("gc", "--yes", "--everybody").out
     assert world.left == []
 

@@ -187,6 +187,6 @@ def test_clusters_of_other_owners_are_named(command: Command, gke_world: World, 
     labels = gke_world.find_cluster("rel-1").resource_labels
     labels["mlbench-owner"], labels["mlbench-expires"] = "runner", "1000000000"
     result = command("gc", "--expired", "--yes")
-    assert (result.code, result.out) == (0, "There is nothing to delete.\n")
+    assert (result.code, result.out) == (0, "Nothing to delete.\n")
     assert "rel-1 of runner" in result.err
     assert GkeProvider().discover({"location": ZONE})

@@ -105,7 +105,7 @@ def test_a_cluster_is_ready_without_them_and_says_why(command: Callable[..., Any
             slow_controller.order("me", "deny", action=f"{ASKED}.*", code="UnauthorizedOperation", times=1000)
         result = command(*words)
         assert result.code == 0, result.err
-        assert "Results will not say how close the workers are" in result.err, trouble
+        assert "Results will not include the workers' positions" in result.err, trouble
         assert says in result.err
         slow_controller.calm("me")
     slow_controller.rules(booting=0)

@@ -357,7 +357,7 @@ def test_a_foreign_cluster_of_the_name_is_never_touched(mlbench: Any, world: Wor
     assert done.code == 2
     assert "not created by mlbench" in done.err
     assert mlbench(*DELETE).code == 4
-    assert mlbench("gc", "gke", "--all", "--everybody", "--yes").out == "There is nothing to delete.\n"
+    assert mlbench("gc", "gke", "--all", "--everybody", "--yes").out == "Nothing to delete.\n"
     # The project's policy is read by a POST.
     assert all(line.startswith(("Get", "List", "PolicyPOST")) for line in world.log[before:])
     assert world.policy == policy
@@ -371,7 +371,7 @@ def test_a_cluster_with_other_machines_is_refused(world: World, tmp_path: Path) 
 
 def test_only_what_expired_is_collected(mlbench: Any, world: World, tmp_path: Path) -> None:
     _make(_cluster(), tmp_path / "other")
-    assert mlbench("gc", "gke", "--expired", "--everybody", "--yes").out == "There is nothing to delete.\n"
+    assert mlbench("gc", "gke", "--expired", "--everybody", "--yes").out == "Nothing to delete.\n"
     world.find_cluster("rel-2").resource_labels["mlbench-expires"] = "1000000000"
     done = mlbench("gc", "gke", "--expired", "--everybody", "--yes")
     assert "expired" in done.out

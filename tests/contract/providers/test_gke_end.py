@@ -140,7 +140,7 @@ def test_any_machine_finds_the_disks_that_an_ended_cluster_has_left(
     assert f"gcloud compute disks delete pvc-1 --zone {ZONE} --project demo-project" in result.err
     assert gke_world.policy["bindings"] == []
     gke_world.outside.clear()
-    assert command("gc", "gke", "--expired", "--everybody", "--yes").out == "There is nothing to delete.\n"
+    assert command("gc", "gke", "--expired", "--everybody", "--yes").out == "Nothing to delete.\n"
 
 
 def test_any_machine_finds_the_load_balancers_that_an_ended_cluster_has_left(
@@ -161,7 +161,7 @@ def test_any_machine_finds_the_load_balancers_that_an_ended_cluster_has_left(
     assert "gcloud compute forwarding-rules delete a0b1 --region europe-west1 --project demo-project" in result.err
     assert "a2c3" not in result.err
     gke_world.balancers.clear()
-    assert command("gc", "gke", "--expired", "--everybody", "--yes").out == "There is nothing to delete.\n"
+    assert command("gc", "gke", "--expired", "--everybody", "--yes").out == "Nothing to delete.\n"
 
 
 def test_disks_of_other_people_s_clusters_are_none_of_ours(command: Any, gke_world: World) -> None:
@@ -182,7 +182,7 @@ def test_gc_leaves_images_that_were_kept_on_request(
     (repository,) = gke_world.repositories.values()
     repository["labels"]["mlbench-expires"] = "1"
     monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "elsewhere"))
-    assert command("gc", "gke", "--all", "--everybody", "--yes").out == "There is nothing to delete.\n"
+    assert command("gc", "gke", "--all", "--everybody", "--yes").out == "Nothing to delete.\n"
     assert len(gke_world.repositories) == 1
 
 

@@ -258,7 +258,7 @@ def test_networks_whose_cluster_ended_by_itself_are_found_from_any_machine(
     world.networks.detach(path)
     (remains,) = GkeProvider().discover({})
     assert (remains.name, remains.state, remains.location) == ("rel-2", "creating", "europe-west1-b")
-    assert command("gc", "gke", "--yes").out == "There is nothing to delete.\n"  # its cluster may be on its way
+    assert command("gc", "gke", "--yes").out == "Nothing to delete.\n"  # its cluster may be on its way
     for item in world.networks.found.values():
         item["creationTimestamp"] = "2026-11-20T10:00:00Z"
     (remains,) = GkeProvider().discover({})

@@ -267,12 +267,12 @@ def test_what_is_followed_is_closed_once(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["mlflow", "folder"], "no address of MLflow"),
-        (["parquet", "folder"], "no name of a Parquet file"),
+        (["mlflow", "folder"], "is not an MLflow URI"),
+        (["parquet", "folder"], "is not the name of a Parquet file"),
         (["tensorboard", "/proc/none"], "cannot be created"),
-        (["tensorboard", "x", "--online"], "--online is for wandb alone"),
+        (["tensorboard", "x", "--online"], "--online works only with wandb"),
         (["parquet", "x.parquet", "--follow"], "--follow needs a tracker"),
-        (["tensorboard", "x", "--follow"], "--follow needs the names"),
+        (["tensorboard", "x", "--follow"], "--follow needs run or experiment names"),
         (["mllog", "x", "--status", "ready"], "none of cloud, onprem"),
     ],
 )

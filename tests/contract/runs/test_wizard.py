@@ -25,7 +25,7 @@ def home(tmp_path: Path) -> Path:
 
 def same_command(person: Terminal) -> str:
     """The command line that is printed after the questions."""
-    person.expect("The same without questions: ")
+    person.expect("The same without prompts: ")
     return person.expect("\r\n\r\n").replace("\r\n", "")
 
 

@@ -99,7 +99,7 @@ def test_a_variable_limits_the_cluster_to_a_shell(
     clusters = json.loads(capsys.readouterr().out)["clusters"]
     assert {cluster["name"]: cluster["current"] for cluster in clusters} == {"local": True, "far": False}
     assert run(["set-cluster", "far"]) == 0
-    assert "Commands go on using local, as MLBENCH_CLUSTER says" in capsys.readouterr().err
+    assert "Commands keep using local: MLBENCH_CLUSTER takes precedence" in capsys.readouterr().err
     monkeypatch.setenv("MLBENCH_CLUSTER", "fra")
     assert run(["run", "x", "1", "--command", "true"]) == 4
     assert 'MLBENCH_CLUSTER: There is no cluster "fra". Did you mean "far"?' in capsys.readouterr().err
