@@ -104,8 +104,8 @@ def find_file(text: str) -> Path:
     if text in list_shipped():
         return shipped
     raise NotFoundError(
-        f"There is no campaign file {text}.{did_you_mean(text, list_shipped())}",
-        hint=f"A path, or one of those that come with mlbench: {', '.join(list_shipped())}",
+        f"There is no file {text}.{did_you_mean(text, list_shipped())}",
+        hint=f"Give a path, or one of the files that come with mlbench: {', '.join(list_shipped())}",
     )
 
 
@@ -114,7 +114,7 @@ def read_campaign(path: Path) -> Campaign:
     try:
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"The campaign file {path} cannot be read: {error}.") from None
+        raise UsageError(f"The file {path} cannot be read: {error}.") from None
     try:
         return parse_campaign(text, path.stem)
     except UsageError as error:
@@ -125,7 +125,7 @@ def parse_campaign(text: str, default_name: str) -> Campaign:
     """The campaign in the text of a file. Raises UsageError that names the key."""
     data = read_yaml(text)
     if not isinstance(data, dict):
-        raise UsageError("The campaign file is not a mapping.")
+        raise UsageError("The file is not a mapping.")
     own = {str(key): value for key, value in data.items() if str(key).replace("_", "-") in _OWN_KEYS}
     own = {key.replace("_", "-"): value for key, value in own.items()}
     common = parse_mapping({key: value for key, value in data.items() if str(key).replace("_", "-") not in _OWN_KEYS})
@@ -139,7 +139,7 @@ def parse_campaign(text: str, default_name: str) -> Campaign:
     title = own.get("title", name)
     metric = own.get("metric")
     if not isinstance(title, str) or not isinstance(metric, str | None):
-        raise UsageError('"title" and "metric" are texts.')
+        raise UsageError('"title" and "metric" must be texts.')
     return Campaign(
         name=name,
         title=title,
@@ -159,7 +159,7 @@ def _entry(number: int, entry: Mapping[Any, Any], common: Request, name: str, co
         raise UsageError(f"Entry {number} of runs: {error.message}", hint=error.hint) from None
     request = merge(replace(common, name=None), own)
     if request.cluster is not None:
-        raise UsageError('A campaign names its clusters once, for all runs: "clusters: [NAME, NAME]".')
+        raise UsageError('Name the clusters once, at the top of the file: "clusters: [NAME, NAME]".')
     suffix = own.name or (f"{number}" if count > 1 else "")
     return suffix or name, replace(request, name=f"{name}-{suffix}" if suffix else name)
 
@@ -206,7 +206,7 @@ def make_lots(
             lots.append(Lot(entry, own, cluster, expand(own, cluster, machine, tasks, most=most)))
     count = sum(len(lot.candidates) for lot in lots)
     if count > most:
-        raise UsageError(f"The campaign has {count} runs, more than {most}.", hint=hint_for(count))
+        raise UsageError(f"The file has {count} runs, more than {most}.", hint=hint_for(count))
     return tuple(lots)
 
 
@@ -336,9 +336,9 @@ class Budget:
         """Why the next run must not start; None if it may. A run of unknown length may start while anything is left."""
         seconds, price = estimate.seconds or 0.0, estimate.price or 0.0
         if self.max_seconds is not None and self.spent_seconds + seconds >= self.max_seconds:
-            return f"{self.spent_seconds / 3600:.2f} of {self.max_seconds / 3600:g} hours are spent"
+            return f"{self.spent_seconds / 3600:.2f} of {self.max_seconds / 3600:g} hours are used up"
         if self.max_cost is not None and self.spent_cost + price >= self.max_cost:
-            return f"{self.spent_cost:.2f} of a budget of {self.max_cost:g} is spent"
+            return f"{self.spent_cost:.2f} of a budget of {self.max_cost:g} is used up"
         return None
 
     def spend(self, seconds: float, cost: float) -> None:

@@ -36,7 +36,8 @@ def with_defaults(request: Request, cluster: Cluster) -> Request:
         if getattr(request, name) is None and (default := find_default(key)) is not None:
             if key == "data-dir" and not Path(default.value).is_dir():
                 raise NotFoundError(
-                    f"{default.origin}: there is no folder {default.value}.", hint="mlbench config, or --data-dir DIR"
+                    f"{default.origin}: the folder {default.value} does not exist.",
+                    hint="mlbench config, or --data-dir DIR",
                 )
             changes[name] = default.value
     return replace(request, **changes)

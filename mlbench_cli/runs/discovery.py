@@ -72,7 +72,7 @@ def _record_folder(folder: Path, store: Store) -> Discovered:
     except UsageError as error:
         return Discovered(folder.name, UNREADABLE, problem=error.message)
     if run_id != folder.name:
-        problem = f"{folder} holds the run {run_id}; a folder has the name of its run."
+        problem = f"{folder} contains the run {run_id}, but its name differs from that of the run."
         return Discovered(spec.name, UNREADABLE, run_id, created, problem=problem)
     try:
         run = store.record_run(spec, run_id=run_id, created=created)
@@ -88,7 +88,7 @@ def _record_folder(folder: Path, store: Store) -> Discovered:
 
 
 def _explain_taken(name: str) -> str:
-    return f"another run has that name here; to record this one: mlbench delete {name}, then discover again."
+    return f"another run here has that name. To record this one: mlbench delete {name}, then mlbench discover."
 
 
 def _record(found: FoundRun | UnreadableRun, cluster: Cluster, store: Store) -> Discovered:

@@ -56,17 +56,18 @@ def expand(
     Raises UsageError or NotFoundError, as `launch.resolve` does, if any of them cannot work, or for more than `most`.
     """
     if request.search is not None:
-        raise UsageError("--search chooses as its trials end: only the command mlbench run does that.")
+        raise UsageError("--search works only with the command mlbench run.")
     if request.search_budget is not None:
-        raise UsageError("--search-budget is the length of the trials of --search.", hint="--search 'set.KEY=V,V'")
+        raise UsageError("--search-budget requires --search.", hint="--search 'set.KEY=V,V'")
     if request.parallel is not None and not 1 <= request.parallel <= MAX_MEMBERS:
         raise UsageError(f"--parallel {request.parallel}: the number must be from 1 to {MAX_MEMBERS}.")
     points = matrix_of(request).points(most)
     clusters = [_cluster_of_point(point, cluster, find_cluster) for point in points]
     if request.parallel not in (None, 1) and any(chosen.provider == "local" for chosen in clusters):
         raise UsageError(
-            "--parallel is for clusters: runs on this machine would share its cores, and no time would mean anything.",
-            hint="Leave it out, or choose a cluster with --cluster.",
+            "--parallel is for clusters: runs on this machine would share its cores, and their times would be "
+            "meaningless.",
+            hint="Remove it, or choose a cluster with --cluster.",
         )
     count = len(points) * max(1, len(request.workers)) * max(1, request.repeat or 1)
     if count > most:
@@ -95,7 +96,9 @@ def _cluster_of_point(
     if "cluster" not in point:
         return cluster
     if find_cluster is None:
-        raise UsageError("The cluster can be no key of this matrix.", hint='A campaign has "clusters: [NAME, NAME]".')
+        raise UsageError(
+            "The cluster cannot be a key of this matrix.", hint='In a file of runs: "clusters: [NAME, NAME]".'
+        )
     return find_cluster(str(point["cluster"]))
 
 
@@ -132,11 +135,11 @@ def _refuse_duplicates(candidates: Sequence[Candidate]) -> None:
         if same is not candidate:
             raise UsageError(
                 f"{same.spec.name} and {candidate.spec.name} would be the same run.",
-                hint="To run it several times: --repeat; with an axis of seeds give no --repeat.",
+                hint="To run it several times, use --repeat, or a matrix over seeds without --repeat.",
             )
         same = by_name.setdefault(candidate.spec.name, candidate)
         if same is not candidate:
-            raise UsageError(f"Two points of the matrix would give runs of the same name, {candidate.spec.name}.")
+            raise UsageError(f"Two points of the matrix would have the same run name, {candidate.spec.name}.")
 
 
 def request_of(experiment: Experiment) -> Request:
@@ -226,8 +229,8 @@ def next_attempt(name: str) -> str:
     suffix = f"-try{number}"
     if len(base) + len(suffix) > NAME_LENGTH:
         raise UsageError(
-            f'The name "{name}" leaves no room for "{suffix}".',
-            hint=f"mlbench delete {name} --yes, then the same command line again",
+            f'The name "{name}" is too long to append "{suffix}".',
+            hint=f"mlbench delete {name} --yes, then repeat the command",
         )
     return base + suffix
 
@@ -252,7 +255,7 @@ def _hint_for_cores(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     """How to grow an experiment whose further sizes would give each rank of all sizes fewer cores; else nothing."""
     if {key for key in before.keys() | after.keys() if before.get(key) != after.get(key)} != {"cpus"}:
         return ""
-    return f"; or give each rank the cores that the runs have: --num-cpus {before.get('cpus', 1):g}"
+    return f"; or use the cores of the existing runs: --num-cpus {before.get('cpus', 1):g}"
 
 
 def _contradiction(experiment: Experiment, differences: Sequence[str], advice: str = "") -> UsageError:
@@ -260,7 +263,7 @@ def _contradiction(experiment: Experiment, differences: Sequence[str], advice: s
     more = f"; and {len(differences) - _MAX_SHOWN} more" if len(differences) > _MAX_SHOWN else ""
     return UsageError(
         f'The experiment "{experiment.name}" exists and differs from this request: {shown}{more}.',
-        hint=f"Choose another name, ask for the same as before (mlbench run {experiment.name}), "
+        hint=f"Choose another name, resume without changes (mlbench run {experiment.name}), "
         f"or: mlbench delete {experiment.name}{advice}",
         details={"differences": list(differences)},
     )

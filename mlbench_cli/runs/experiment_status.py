@@ -94,7 +94,7 @@ def _queue_text(folder: QueueFolder, state: QueueState, experiment: ExperimentSt
     if state is QueueState.ALIVE and holder is not None:
         return holder.phrase
     if state is QueueState.UNKNOWN and holder is not None:
-        return f"unknown from here: {holder.phrase}"
+        return f"unknown on this machine: {holder.phrase}"
     return f"ended: {folder.explain_end()}" if experiment is ExperimentState.STOPPED else None
 
 

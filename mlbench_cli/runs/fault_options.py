@@ -46,7 +46,7 @@ def resolve_faults(request: Request) -> dict[str, Any]:
     if request.checkpoint_every is not None:
         if policy is Policy.FAIL:
             raise UsageError(
-                "--checkpoint-every is for runs that start failed ranks again.", hint="Add --on-failure restart."
+                "--checkpoint-every needs --on-failure restart or shrink.", hint="Add --on-failure restart."
             )
         parse_every(request.checkpoint_every)
     if policy is not Policy.FAIL:
@@ -55,7 +55,7 @@ def resolve_faults(request: Request) -> dict[str, Any]:
     if request.detect is not None:
         seconds = parse_duration(request.detect, "--detect")
         if seconds < MIN_DETECT_SECONDS:
-            raise UsageError(f"--detect {shorten(request.detect)}: the least is {MIN_DETECT_SECONDS:g} s.")
+            raise UsageError(f"--detect {shorten(request.detect)}: the minimum is {MIN_DETECT_SECONDS:g} s.")
         fields["detect_seconds"] = seconds
     return fields
 
@@ -75,15 +75,14 @@ def check_faults(spec: RunSpec) -> None:
     asked = "--faults" if spec.faults else "--on-failure" if spec.on_failure else "--detect"
     if spec.engine == "kubernetes":
         raise UsageError(
-            f"{asked} does not work on Kubernetes: a pod holds its rank alone, and nothing beside it could inject "
-            "faults or start it again.",
-            hint="Leave it out, or run on this machine, on hosts or on Slurm.",
+            f"{asked} does not work on Kubernetes: nothing in a pod could inject faults or start it again.",
+            hint="Remove it, or run on this machine, on hosts or on Slurm.",
         )
     if spec.engine == "local" and sys.platform != "linux":
         raise UsageError(f"{asked} needs Linux.", hint="Leave it out.")
     if not spec.run_on_all:
         raise UsageError(
-            f"{asked}: only rank 0 of this run is a process of mlbench's, and the launcher starts the others.",
+            f"{asked}: mlbench starts only rank 0 of this run; a launcher starts the others.",
             hint="--backend gloo, or --run-on-all",
         )
     script = None if spec.faults is None else parse_faults(spec.faults)
@@ -97,14 +96,14 @@ def _check_script(spec: RunSpec, script: FaultScript) -> None:
     script.check(spec.world_size, spec.workers)
     if FaultKind.LINK in script.kinds and not spec.has_shaped_network:
         raise UsageError(
-            "--faults: links can be changed only in a network that mlbench makes.",
-            hint="Add --network 1gbit and at least two workers, or leave out the faults of links.",
+            "--faults: link faults need a shaped network.",
+            hint="Add --network 1gbit and at least two workers, or remove the link faults.",
         )
     endless = [item for item in script.items if item.kind is FaultKind.STOP and item.seconds is None]
     if endless and spec.detect_seconds is None:
         raise UsageError(
-            f'--faults "{endless[0]}": the rank would stay stopped until a collective of the others times out.',
-            hint="Add --detect 10s, or say how long: for 20s stop ...",
+            f'--faults "{endless[0]}": the rank would stay stopped until collectives of the other ranks time out.',
+            hint="Add --detect 10s, or a duration: for 20s stop ...",
         )
 
 
@@ -117,14 +116,14 @@ def _check_policy(spec: RunSpec, script: FaultScript | None) -> None:
         )
     if spec.parameters.get("blocks"):
         raise UsageError(
-            f"--on-failure {spec.on_failure}: a run that measures throughput in blocks keeps no checkpoint.",
-            hint="Leave out --set blocks, or choose a preset that trains to a goal.",
+            f"--on-failure {spec.on_failure}: throughput runs write no checkpoints.",
+            hint="Remove --set blocks, or choose a preset that trains to a goal.",
         )
     if spec.parameters.get("resume"):
         raise UsageError(
             f"--on-failure {spec.on_failure} and --set resume exclude each other: a restart goes back to the run's own "
             "checkpoints.",
-            hint="Leave out --set resume=...",
+            hint="Remove --set resume=...",
         )
     if spec.on_failure == Policy.SHRINK:
         _check_shrinking(spec)
@@ -145,9 +144,7 @@ def _check_policy(spec: RunSpec, script: FaultScript | None) -> None:
 def _check_shrinking(spec: RunSpec) -> None:
     """Shrinking keeps the global batch: what ranks have each must be whole for every number of workers."""
     if spec.processes_per_worker != 1:
-        raise UsageError(
-            "--on-failure shrink is for workers of one process each.", hint="Leave out --processes-per-worker."
-        )
+        raise UsageError("--on-failure shrink needs one process per worker.", hint="Leave out --processes-per-worker.")
     batch = spec.parameters.get("batch_size")
     if not spec.runs_task_program or not isinstance(batch, int):
         raise UsageError(

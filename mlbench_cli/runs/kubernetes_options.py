@@ -60,17 +60,18 @@ def resolve_kubernetes(request: Request, cluster: Cluster) -> KubernetesOptions:
         "registry": None if request.registry is None else request.registry.rstrip("/"),
     }
     if request.cpu_limit is not None and request.cpu_limit < 1:
-        raise UsageError(f"--cpu-limit {request.cpu_limit}: the least is 1.")
+        raise UsageError(f"--cpu-limit {request.cpu_limit}: the minimum is 1.")
     if ClusterDetails.of(cluster).autopilot and None in (request.num_cpus, request.memory):
         raise UsageError(
-            f"The cluster {cluster.name} is GKE Autopilot, where workers get only the CPUs and memory they ask for.",
-            hint="--num-cpus N --memory N, of one machine, e.g. --num-cpus 8 --memory 32Gi",
+            f"The cluster {cluster.name} is GKE Autopilot, where workers get only the CPUs and memory that they "
+            "request.",
+            hint="For example --num-cpus 8 --memory 32Gi",
         )
     if request.collect not in (None, "rank0", "all"):
         raise UsageError(f'--collect "{shorten(request.collect)}" is neither rank0 nor all.')
     for key in request.node_selector:
         if not _LABEL_KEY.fullmatch(key):
-            raise UsageError(f'--node-selector: "{shorten(key)}" is not the key of a label.')
+            raise UsageError(f'--node-selector: "{shorten(key)}" is not a valid label key.')
     return KubernetesOptions(
         node_selector={**ClusterDetails.of(cluster).node_selector, **request.node_selector},
         devices=_choose_devices(request, cluster),
@@ -114,7 +115,7 @@ def require_folder(path: str | None, what: str) -> str | None:
     if path is None:
         return None
     if "\0" in path or not Path(path).is_dir():
-        raise NotFoundError(f"{what}: there is no folder {shorten(path)}.")
+        raise NotFoundError(f"{what}: the folder {shorten(path)} does not exist.")
     return os.path.abspath(path)
 
 
@@ -126,8 +127,8 @@ def check_mount_point(path: str) -> str:
     taken = ("/", "/dev", "/mlbench", "/proc", "/results", "/sys", "/tmp")
     if not path.startswith("/") or os.path.normpath(path) in taken or path.startswith("/dev/"):
         raise UsageError(
-            f'--data-dir "{shorten(path)}" cannot be used for data in a container.',
-            hint="Name an absolute path, as /data.",
+            f'--data-dir "{shorten(path)}" cannot be a data folder in a container.',
+            hint="Use an absolute path, e.g. /data.",
         )
     return os.path.normpath(path)
 
@@ -187,7 +188,7 @@ def _check_devices(given: Mapping[str, str]) -> dict[str, str]:
                 hint="For example --device rdma/hca=1; kubectl describe nodes   lists what nodes offer",
             )
         if name in GPU_RESOURCES:
-            raise UsageError(f"--device {name}: GPUs have options of their own.", hint="--gpu")
+            raise UsageError(f"--device {name}: use --gpu and --gpus-per-worker for GPUs.", hint="--gpu")
     return dict(given)
 
 
@@ -195,9 +196,9 @@ def _check_metadata(given: Mapping[str, str], what: str, values: re.Pattern[str]
     """Labels or annotations of pods. Raises UsageError for keys that mlbench itself needs."""
     for key, value in given.items():
         if not _LABEL_KEY.fullmatch(key) or (values and not values.fullmatch(value)):
-            raise UsageError(f'{what} "{shorten(key)}={shorten(value)}" is not what Kubernetes allows.')
+            raise UsageError(f'{what} "{shorten(key)}={shorten(value)}" is not valid in Kubernetes.')
         if key.startswith(("mlbench/", "batch.kubernetes.io/")) or key == "app.kubernetes.io/managed-by":
-            raise UsageError(f"{what}: {key} is set by mlbench or Kubernetes itself.", hint="Choose another key.")
+            raise UsageError(f"{what}: {key} is reserved for mlbench or Kubernetes.", hint="Choose another key.")
     return dict(given)
 
 
@@ -235,7 +236,7 @@ def _check_environment(env: Mapping[str, str]) -> dict[str, str]:
             raise UsageError(f"--env: {name} is set by mlbench itself.")
         if is_secret_variable(name):
             raise UsageError(
-                f"--env: {name} looks like a secret, and what --env sets is kept with the results.",
-                hint="Put it into a Kubernetes secret and name that with --env-secret.",
+                f"--env: {name} looks like a secret, but values of --env are stored in the results.",
+                hint="Put it into a Kubernetes Secret and pass --env-secret.",
             )
     return dict(env)

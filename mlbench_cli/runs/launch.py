@@ -79,11 +79,11 @@ def resolve(
         _refuse_cluster_options(request, f"on {cluster.provider}", MACHINE_OPTIONS)
         if request.share_machine is not None and cluster.provider == "slurm":
             raise UsageError(
-                "--share-machine has no meaning on slurm, which gives whole nodes or shares them by itself.",
-                hint="Leave it out; nodes are shared if the cluster is attached with --share-nodes.",
+                "--share-machine does not apply to Slurm, which allocates or shares nodes itself.",
+                hint="Remove it; to share nodes, attach the cluster with --share-nodes.",
             )
     elif request.share_machine is not None:
-        raise UsageError("--share-machine is about this machine; it has no meaning on other clusters.")
+        raise UsageError("--share-machine applies only to this machine and hosts.")
     if local:
         request = replace(request, data_dir=require_folder(request.data_dir, "--data-dir"))
     elif is_machines(cluster):
@@ -123,14 +123,16 @@ def check_names(request: Request, taken: Collection[str] = ()) -> None:
     if request.name is None:
         raise UsageError("The run has no name.", hint="mlbench run NAME 1 2 4 --task TASK")
     if not request.workers:
-        raise UsageError("No number of workers is given.", hint=f"mlbench run {request.name} 1 2 4 ...")
+        raise UsageError("No number of workers given.", hint=f"mlbench run {request.name} 1 2 4 ...")
     if request.repeat is not None and not 1 <= request.repeat <= MAX_REPEATS:
         raise UsageError(f"--repeat {request.repeat}: the number must be from 1 to {MAX_REPEATS}.")
     for size in sizes(request):
         check_name(size.name)
         if request.workers.count(size.workers) > 1:
-            hint = "To run a size several times: --repeat 3"
-            raise UsageError(f"{size.workers} workers are asked for twice; both runs would be {size.name}.", hint=hint)
+            hint = "To repeat a size, use --repeat 3"
+            raise UsageError(
+                f"{size.workers} workers are given twice; both runs would be named {size.name}.", hint=hint
+            )
         if size.name in taken:
             raise UsageError(
                 f'There is already a run "{size.name}".', hint=f"Choose another name, or: mlbench delete {size.name}"
@@ -168,9 +170,7 @@ def _own_price(request: Request) -> float | None:
     except ValueError:
         price = math.nan
     if not 0 <= price < 1e6:
-        raise UsageError(
-            f"--worker-hour {one_line(request.worker_hour, 60)}: a price in US dollars, such as 0.05, is needed."
-        )
+        raise UsageError(f"--worker-hour {one_line(request.worker_hour, 60)} is not a price in US dollars, e.g. 0.05.")
     return price
 
 
@@ -226,8 +226,8 @@ def _program(request: Request, cluster: Cluster, tasks: Mapping[str, Task] | Non
     if request.image is not None and cluster.provider in ("local", "hosts"):
         place = "the local cluster" if cluster.provider == "local" else "hosts"
         raise UsageError(
-            f"--image has no meaning on {place}, which runs processes.",
-            hint="Leave it out, or choose a cluster with --cluster.",
+            f"--image does not apply to {place}, which runs processes.",
+            hint="Remove it, or choose a cluster with --cluster.",
         )
     if request.task is not None and request.command is None:
         task = load_task(request.task, tasks)
@@ -235,7 +235,7 @@ def _program(request: Request, cluster: Cluster, tasks: Mapping[str, Task] | Non
     if request.command is None:
         missing = "--task, or --command" if request.image is None else "--command for the image"
         raise UsageError(
-            f"What to run is not said: {missing} is missing.",
+            f"Nothing to run: {missing} is missing.",
             hint="--task NAME (see: mlbench tasks), or --command 'python train.py'",
         )
     if request.task is not None:
@@ -243,7 +243,7 @@ def _program(request: Request, cluster: Cluster, tasks: Mapping[str, Task] | Non
         program = _open_program(request, task, _custom_program(request, request.command))
         return {**program, "image": _image(request, task, cluster)}
     if request.image is None and engine_name(cluster) == "kubernetes":
-        raise UsageError("--image is missing: on a cluster a command of your own needs one.", hint="--image NAME:TAG")
+        raise UsageError("--image is missing: your own command needs one on a cluster.", hint="--image NAME:TAG")
     return _custom_program(request, request.command)
 
 
@@ -254,9 +254,9 @@ def _task_program(
     if device not in task.devices:
         raise UsageError(f'The task "{task.name}" runs on {" and ".join(task.devices)} only, not on {device}.')
     if request.light and task.goal is None:
-        raise UsageError(f'The task "{task.name}" has no goal, so there is no light one.', hint="Leave out --light.")
+        raise UsageError(f'The task "{task.name}" has no goal, so --light does not apply.', hint="Leave out --light.")
     if request.run_on_all is False:
-        raise UsageError("--no-run-on-all is for a command of your own; a task always runs on all workers.")
+        raise UsageError("--no-run-on-all works only with your own command; tasks always run on all workers.")
     parameters = task.resolve(request.preset or "spec", {**split_set(request.set)[0], **_budget(request, task, tasks)})
     return {
         "task": task.name,
@@ -277,19 +277,19 @@ def _budget(request: Request, task: Task, tasks: Mapping[str, Task] | None) -> d
         known = load_catalog() if tasks is None else tasks
         able = [other.name for other in known.values() if BUDGET in other.parameters]
         raise UsageError(
-            f'The task "{task.name}" cannot train for a given time.',
-            hint=f"Tasks that can: {', '.join(able)}. --timeout ends a run of any task.",
+            f'The task "{task.name}" cannot train for a fixed time.',
+            hint=f"Tasks that can: {', '.join(able)}. --timeout limits runs of any task.",
         )
     if BUDGET in request.set:
-        raise UsageError(f"--budget and --set {BUDGET} say the same; give one of them.")
+        raise UsageError(f"--budget and --set {BUDGET} exclude each other.")
     seconds = parse_duration(request.budget, "--budget")
     timeout = RunSpec.timeout if request.timeout is None else parse_duration(request.timeout, "--timeout")
     if not 0 < seconds < MAX_TIMEOUT:
         raise UsageError(f"--budget {shorten(request.budget)}: it must be above 0 and below 30 days.")
     if timeout <= seconds:
         raise UsageError(
-            f"The run would be stopped after {timeout:g} s, before its budget of {seconds:g} s is spent.",
-            hint="Add a longer --timeout: loading the data and starting take time, too.",
+            f"The timeout of {timeout:g} s would end the run before its budget of {seconds:g} s is used up.",
+            hint="Use a longer --timeout, which must also cover start-up and loading data.",
         )
     return {BUDGET: seconds}
 
@@ -316,9 +316,9 @@ def task_image(task: Task, cluster: Cluster, registry: str | None = None) -> str
     if released := name_released_image(task.image, __version__):
         return released
     raise UsageError(
-        f'No registry is known that the cluster "{cluster.name}" gets the image of {task.name} from.',
+        f'The cluster "{cluster.name}" has no registry for the image of {task.name}.',
         hint="Pass your own: --registry ghcr.io/me, or mlbench config set registry ghcr.io/me; "
-        "mlbench images push --registry ghcr.io/me   builds the images and puts them there",
+        "mlbench images push --registry ghcr.io/me   builds and pushes the images",
     )
 
 
@@ -334,12 +334,12 @@ def _task_backend(request: Request, task: Task, device: str) -> str:
 
 def _custom_program(request: Request, command: str) -> dict[str, object]:
     if request.preset is not None:
-        raise UsageError("--preset is for a task's own program; a command of your own has none.")
+        raise UsageError("--preset works only with tasks, not with your own command.")
     refuse_method(request)
     if request.budget is not None:
         raise UsageError(
-            "--budget is for a task's own program; a command of your own knows best when to end.",
-            hint=f"--set {BUDGET}=7200 hands it to your command in MLBENCH_PARAMETERS; --timeout ends any run.",
+            "--budget works only with tasks; your own command decides when to end.",
+            hint=f"--set {BUDGET}=7200 passes it to your command in MLBENCH_PARAMETERS; --timeout limits any run.",
         )
     try:
         argv = tuple(shlex.split(command))
@@ -364,13 +364,13 @@ def _open_program(request: Request, task: Task, program: dict[str, Any]) -> dict
     """A command of one's own, held to the goal of a task."""
     if task.goal is None:
         raise UsageError(
-            f'The task "{task.name}" has no goal that a command of your own could be held to.',
+            f'The task "{task.name}" has no goal to measure your own command against.',
             hint="Leave out --task.",
         )
     goals = {name: task.presets["spec"][name] for name in ("goal_full", "goal_light")}
     for name in goals:
         if name in request.set:
-            raise UsageError(f"{name} is the task's; a result with another goal could be compared with nothing.")
+            raise UsageError(f"{name} is fixed by the task, because a result with another goal could not be compared.")
     return {**program, "task": task.name, "preset": OPEN, "parameters": {**program["parameters"], **goals}}
 
 
@@ -386,7 +386,7 @@ def _asked_backend(request: Request) -> str | None:
     if asked.lower() in BACKENDS:
         return asked.lower()
     if asked == CUSTOM:
-        raise UsageError("--backend custom: its name is missing.", hint="--backend custom:NAME")
+        raise UsageError("--backend custom: the name is missing.", hint="--backend custom:NAME")
     if not asked.startswith(f"{CUSTOM}:"):
         known = [*BACKENDS, f"{CUSTOM}:NAME"]
         raise UsageError(
@@ -397,7 +397,7 @@ def _asked_backend(request: Request) -> str | None:
 
 def _check_device(backend: str, request: Request) -> str:
     if backend == "nccl" and not request.gpu:
-        raise UsageError("The backend nccl works on GPUs only.", hint="Add --gpu, or choose --backend gloo.")
+        raise UsageError("The backend nccl works only on GPUs.", hint="Add --gpu, or choose --backend gloo.")
     return backend
 
 
@@ -429,11 +429,11 @@ def _placement(request: Request, cluster: Cluster) -> dict[str, Any]:
     """The fields of RunSpec that say on how much of what, and how long."""
     gpus = request.gpus_per_worker
     if gpus is not None and gpus < 1:
-        raise UsageError(f"--gpus-per-worker {gpus}: the least is 1.", hint="Leave it out to train on CPUs.")
+        raise UsageError(f"--gpus-per-worker {gpus}: the minimum is 1.", hint="Remove it to train on CPUs.")
     if gpus is not None and not request.gpu:
         raise UsageError("--gpus-per-worker needs --gpu.")
     if request.num_cpus is not None and request.num_cpus < 1:
-        raise UsageError(f"--num-cpus {request.num_cpus}: the least is 1.")
+        raise UsageError(f"--num-cpus {request.num_cpus}: the minimum is 1.")
     gpus = (gpus or gpus_of_machine(request, cluster)) if request.gpu else 0
     placement: dict[str, object] = {
         "device": "gpu" if request.gpu else "cpu",
@@ -471,19 +471,19 @@ def check_local(spec: RunSpec, machine: Machine) -> None:
     """Refuse what this machine cannot run: too many ranks, GPUs that it does not have. Raises UsageError."""
     if spec.world_size > MAX_LOCAL_RANKS:
         raise UsageError(
-            f"{spec.world_size} ranks on this machine of {machine.cores} cores: the local cluster takes "
-            f"{MAX_LOCAL_RANKS} at most.",
-            hint="Ask for fewer workers, or choose a cluster with --cluster.",
+            f"{spec.world_size} ranks on this machine of {machine.cores} cores: the local cluster "
+            f"allows at most {MAX_LOCAL_RANKS}.",
+            hint="Use fewer workers, or choose a cluster with --cluster.",
         )
     if spec.device == "gpu" and not machine.gpus:
         raise UsageError(
             "--gpu: this machine has no GPU (there is neither /dev/nvidia0 nor an AMD GPU at /dev/kfd).",
-            hint="Leave out --gpu, or choose a cluster with --cluster.",
+            hint="Remove --gpu, or choose a cluster with --cluster.",
         )
     if spec.backend == "nccl" and spec.world_size > machine.gpus:
         raise UsageError(
             f"The backend nccl needs one GPU per rank: {spec.world_size} ranks, but this machine has {machine.gpus}.",
-            hint="Ask for fewer workers, or choose --backend gloo, whose ranks share GPUs.",
+            hint="Use fewer workers, or --backend gloo, whose ranks can share GPUs.",
         )
 
 
@@ -521,7 +521,8 @@ def check_machine_folder(path: str | None) -> str | None:
         return None
     if not path.startswith("/") or "\0" in path or "\n" in path:
         raise UsageError(
-            f'--data-dir "{shorten(path)}": on machines the path must be absolute.', hint="Name a folder that all have."
+            f'--data-dir "{shorten(path)}": on other machines the path must be absolute.',
+            hint="Use a folder that exists on all machines.",
         )
     return os.path.normpath(path)
 
@@ -533,8 +534,8 @@ def _refuse_cluster_options(
         if item.name in allowed or item.metadata["panel"] != KUBERNETES:
             continue
         if getattr(request, item.name) not in (None, (), {}):
-            problem = f"{flag(item.name)} has no meaning {place}."
-            raise UsageError(problem, hint="Leave it out, or choose a cluster with --cluster.")
+            problem = f"{flag(item.name)} does not apply {place}."
+            raise UsageError(problem, hint="Remove it, or choose a cluster with --cluster.")
 
 
 def _cluster_kind(cluster: Cluster) -> str:

@@ -22,7 +22,7 @@ Point = Mapping[str, Any]  # option name or "set.KEY" -> its value
 
 def hint_for(count: int) -> str:
     """The way out for too many runs: fewer of them, or a confirmation if there is one for so many."""
-    fewer = "Leave out values with exclude"
+    fewer = "Remove values with exclude"
     return fewer if count > MAX_CONFIRMED else f"{fewer}, or confirm it: --yes"
 
 
@@ -66,12 +66,10 @@ class Matrix:
             if not fitting:
                 points.append(dict(entry))
         if self and not points:
-            raise UsageError("The matrix has no point left: everything is excluded.")
+            raise UsageError("The matrix is empty: all points are excluded.")
         if not self:
             if self.exclude:
-                raise UsageError(
-                    "exclude removes points of a matrix, but there is no matrix.", hint="--matrix KEY=V1,V2"
-                )
+                raise UsageError("exclude needs a matrix.", hint="--matrix KEY=V1,V2")
             return [{}]
         return points
 
@@ -105,7 +103,7 @@ def point_suffix(point: Point, limit: int) -> str:
     room = limit - len(digest) - 1
     if room < 1:
         raise UsageError(
-            "The name of the experiment is too long: the names of its runs have no room for the point of the matrix.",
+            "The experiment name is too long to append the matrix values to run names.",
             hint="Choose a shorter name.",
         )
     return f"{readable[:room].strip('-')}-{digest}".lstrip("-")

@@ -33,23 +33,21 @@ def resolve_method(
         changes["servers"] = str(request.servers)
     if request.network is not None and (network := parse_network(request.network)).is_modelled:
         if "delay" in changes:
-            raise UsageError("--network model:... and --set comm.delay say the same; give one of them.")
+            raise UsageError("--network model:... and --set comm.delay exclude each other.")
         changes["delay"] = network.message_delay
     if request.method is None and request.method_path is None and not changes:
         return {}
     if task.method is None:
         able = ", ".join(other.name for other in (tasks or load_catalog()).values() if other.method is not None)
-        own = (
-            "If its program uses prepare_strategy, its task.yaml should say method: {own: bsp}. " if task.origin else ""
-        )
+        own = "If its program uses prepare_strategy, add method: {own: bsp} to its task.yaml. " if task.origin else ""
         raise UsageError(
-            f'The task "{task.name}" has its own way to communicate and takes no method.',
-            hint=f"{own}Tasks that do: {able}",
+            f'The task "{task.name}" has its own communication and does not support methods.',
+            hint=f"{own}Tasks that support them: {able}",
         )
     try:
         name = use_method_file(request.method_path) or request.method or task.method.own
         if request.method is not None and name != request.method:
-            raise UsageError(f"--method-path has the method {name}, and --method says {request.method}.")
+            raise UsageError(f"--method-path has the method {name}, but --method names {request.method}.")
         _check_words(name, changes)
         method = resolve(name, changes)
         check(method)
@@ -65,10 +63,8 @@ def resolve_servers_on(request: Request, engine: str) -> tuple[str, ...]:
         return ()
     if engine != "hosts":
         raise UsageError(
-            f"--servers-on names hosts; on the engine {engine} nobody can say which machine runs what.",
-            hint="Leave it out: parameter servers then run on the nodes of the workers."
-            if engine != "kubernetes"
-            else None,
+            f"--servers-on works only on hosts, not on the engine {engine}.",
+            hint="Without it, parameter servers run on the nodes of the workers." if engine != "kubernetes" else None,
         )
     names = tuple(name.strip() for name in request.servers_on.split(","))
     for name in names:
@@ -94,12 +90,12 @@ def check_method(spec: RunSpec) -> None:
         raise _usage_error(spec.method["name"], error) from None
     if spec.method.get("file", "none") != "none" and spec.engine == "kubernetes":
         raise UsageError(
-            f"The method {spec.method['name']} is in a file of this machine, which pods do not have.",
-            hint="Install it in the image as a package with the entry point mlbench.methods.",
+            f"The method {spec.method['name']} is in a file on this machine, which pods cannot read.",
+            hint="Install it in the image, as a package with the entry point mlbench.methods.",
         )
     if spec.method.get("engine") in ("fsdp2", "hsdp") and (spec.device, spec.backend) == ("gpu", "gloo"):
         raise UsageError(
-            f"The method {spec.method['name']} has parameters in shards, which gloo cannot do on GPUs.",
+            f"The method {spec.method['name']} shards parameters, which gloo cannot do on GPUs.",
             hint="--backend nccl, with a GPU for every rank; or --method zero1",
         )
 
@@ -108,11 +104,11 @@ def _check_server_options(spec: RunSpec) -> None:
     """Raises UsageError for resources of parameter servers that the run does not have, or that are none."""
     cpus, memory = spec.kubernetes.server_cpus, spec.kubernetes.server_memory
     if cpus is not None and cpus < 1:
-        raise UsageError(f"--server-cpus {cpus}: the least is 1.")
+        raise UsageError(f"--server-cpus {cpus}: the minimum is 1.")
     if (cpus is not None or memory is not None) and not spec.servers:
         option = "--server-memory" if cpus is None else "--server-cpus"
         raise UsageError(
-            f"{option}: the run has no parameter servers.", hint="--method bsp-ps --servers 1, or leave it out."
+            f"{option}: the run has no parameter servers.", hint="Use --method bsp-ps --servers 1, or remove it."
         )
 
 
@@ -120,7 +116,7 @@ def refuse_method(request: Request) -> None:
     """Raises UsageError if a method is asked for."""
     if any(given is not None for given in (request.method, request.method_path, request.servers, request.servers_on)):
         raise UsageError(
-            "--method, --method-path, --servers and --servers-on are for programs of tasks, not for your own command."
+            "--method, --method-path, --servers and --servers-on work only with tasks, not with your own command."
         )
 
 
@@ -153,11 +149,11 @@ def _check_task(task: Task, rule: MethodRule, method: Method, parameters: Mappin
         value = getattr(method, axis)
         if value.partition(":")[0] not in allowed:
             raise UsageError(
-                f'The task "{task.name}" cannot take comm.{axis}={value}, only {", ".join(allowed)}.',
+                f'The task "{task.name}" does not support comm.{axis}={value}, only {", ".join(allowed)}.',
                 hint=f"--set comm.{axis}={allowed[0]}, or another method: mlbench methods",
             )
     if method.barrier == "none" and (parameters.get("clip") or parameters.get("precision") == "fp16"):
-        why = "clips gradients by their norm" if parameters.get("clip") else "looks for overflow in all gradients"
+        why = "clips gradients by their norm" if parameters.get("clip") else "checks all gradients for overflow"
         raise UsageError(
             f'The task "{task.name}" {why}; that needs the barrier, which the method {method.name} does not have.',
             hint="--set comm.barrier=step",
@@ -165,4 +161,4 @@ def _check_task(task: Task, rule: MethodRule, method: Method, parameters: Mappin
 
 
 def _usage_error(name: str, error: MethodError) -> UsageError:
-    return UsageError(f"The method {name} cannot be: {error.reason}.", hint=error.instead or f"mlbench methods {name}")
+    return UsageError(f"The method {name} is invalid: {error.reason}.", hint=error.instead or f"mlbench methods {name}")

@@ -20,9 +20,9 @@ def resolve_network(request: Request) -> str | None:
     shape = parse_network(request.network)
     if shape.is_modelled and (request.task is None or request.command is not None):
         raise UsageError(
-            f"--network {shorten(request.network)}: a formula's network is one of a task's gradients, "
-            "not of a command's.",
-            hint=f"--network {str(shape).removeprefix(MODEL)} makes a real one.",
+            f"--network {shorten(request.network)}: modeled networks delay the gradients of tasks, "
+            "not of your own command.",
+            hint=f"--network {str(shape).removeprefix(MODEL)} emulates a real one.",
         )
     return str(shape)
 
@@ -49,24 +49,25 @@ def _choose_method(asked: str | None, cluster: Cluster, network: str | None) -> 
         return None
     if is_modelled(network):
         raise UsageError(
-            f"--network {network}: on a cluster no formula's network is offered, since its own would come on top.",
-            hint="Leave it out, or run on local.",
+            f"--network {network}: modeled networks are only for local runs, because the cluster's own network "
+            "would come on top.",
+            hint="Remove it, or run locally.",
         )
     if asked is None and cluster.provider != "kind":
         raise UsageError(
-            f'--network: what joins the nodes of "{cluster.name}" is its own; somebody there has to shape it.',
-            hint="--network-method annotation (a rate, by the network plugin) or chaos-mesh (if that is installed). "
+            f'--network: mlbench cannot shape the network between the nodes of "{cluster.name}" itself.',
+            hint="--network-method annotation (rate only, by the network plugin) or chaos-mesh (if installed). "
             "Without --network, every run of several workers measures its network: see network.json of its archive.",
         )
     method = NetworkMethod(asked or NetworkMethod.NSENTER)
     if method is NetworkMethod.NSENTER and cluster.provider != "kind":
         raise UsageError(
-            f'--network-method {method} needs nodes that are containers of this machine; "{cluster.name}" has others.',
+            f"--network-method {method} needs a cluster whose nodes are containers on this machine.",
             hint=f"--network-method {NetworkMethod.ANNOTATION} or {NetworkMethod.CHAOS_MESH}",
         )
     if parse_network(network).delay and not method.shapes_delay:
         raise UsageError(
-            f"--network {network}: annotations of pods know a rate and no delay.",
+            f"--network {network}: pod annotations support a rate but no delay.",
             hint=f"--network {network.partition(',')[0]}, or --network-method {NetworkMethod.CHAOS_MESH}",
         )
     return str(method)
@@ -77,12 +78,12 @@ def check_network(spec: RunSpec) -> None:
     if spec.network is None or is_modelled(spec.network):
         return
     if spec.engine == "local" and sys.platform != "linux":
-        raise UsageError("--network needs the network namespaces of Linux.", hint="Leave out --network.")
+        raise UsageError("--network needs Linux network namespaces.", hint="Leave out --network.")
     if spec.device == "gpu":
-        raise UsageError("--network is for runs on CPUs: GPUs of one machine pass the network by.")
+        raise UsageError("--network works only on CPUs: GPUs of one machine bypass the network.")
     if spec.backend not in NETWORKED_BACKENDS:
         raise UsageError(
-            f"--network: ranks on the backend {spec.backend} may talk through this machine's memory instead.",
+            f"--network: ranks on the backend {spec.backend} may communicate through shared memory instead.",
             hint=f"Choose --backend {NETWORKED_BACKENDS[0]}.",
         )
     if spec.engine == "kubernetes":
@@ -94,17 +95,17 @@ def _check_pods(spec: RunSpec) -> None:
     options = spec.kubernetes
     if options.host_network:
         raise UsageError(
-            "--network and --host-network exclude each other: such pods have no network of their own.",
+            "--network and --host-network exclude each other, because such pods use the node's network.",
             hint="Leave out --host-network.",
         )
     if not spec.run_on_all:
         raise UsageError(
-            "--network needs a command that all workers run: the second probe follows its end on each of them.",
+            "--network needs a command that all workers run, because a second probe follows it on each of them.",
             hint="Add --run-on-all.",
         )
     if options.network_method == NetworkMethod.ANNOTATION and not options.spread:
         raise UsageError(
-            "--network-method annotation needs one worker per node: plugins do not limit what stays on a node.",
+            "--network-method annotation needs one worker per node: plugins do not limit traffic within a node.",
             hint="Leave out --no-spread.",
         )
 
@@ -113,6 +114,6 @@ def _refuse_network(network: str | None) -> None:
     """Refuse --network on machines without Kubernetes."""
     if network is not None:
         raise UsageError(
-            "--network makes a network on this machine, or between pods; what joins other machines is theirs.",
+            "--network works on this machine and between pods, not between other machines.",
             hint="Every run of several workers measures its network: see network.json of its archive.",
         )

@@ -12,11 +12,11 @@ def check_pinning(spec: RunSpec, cluster: Cluster, cores: int | None) -> None:
         return
     if cluster.provider not in ("local", "hosts"):
         raise UsageError(
-            f"--pin is for this machine and hosts; {cluster.provider} binds ranks by its own rules.",
+            f"--pin works on this machine and hosts; {cluster.provider} binds ranks itself.",
             hint="Leave it out.",
         )
     if cores is not None and spec.process_count > cores:
         raise UsageError(
-            f"--pin: {spec.process_count} processes cannot have CPUs of their own, this machine has {cores}.",
-            hint="Ask for fewer workers, or leave out --pin.",
+            f"--pin: {spec.process_count} processes need one CPU each, but this machine has {cores}.",
+            hint="Use fewer workers, or remove --pin.",
         )

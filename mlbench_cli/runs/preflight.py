@@ -46,9 +46,9 @@ def _check_checkpoint(spec: RunSpec) -> None:
     path = spec.parameters.get("resume")
     if spec.engine == "local" and isinstance(path, str) and path and not Path(path).exists():
         raise NotFoundError(
-            f'{spec.name}: there is no checkpoint "{path}" to go on from.',
-            hint="Runs with --set checkpoint=true, checkpoint_every or checkpoint_dir write some: "
-            "mlbench tasks TASK says which.",
+            f'{spec.name}: the checkpoint "{path}" does not exist.',
+            hint="Runs with --set checkpoint=true, checkpoint_every or checkpoint_dir write "
+            "checkpoints; mlbench tasks TASK lists these options.",
         )
 
 

@@ -121,7 +121,7 @@ def describe_preset(task: Task, preset: str) -> str:
     """The first values that a preset sets."""
     changes = task.presets[preset]
     if preset == "spec":
-        return "what the benchmark's specification says"
+        return "as in the benchmark's specification"
     shown = [f"{name}={value}" for name, value in changes.items() if not isinstance(value, list)]
     return ", ".join(shown[:4]) + (", …" if len(changes) > 4 else "")
 
@@ -173,5 +173,5 @@ def remember(request: Request) -> str | None:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_atomically(path, json.dumps({**recall(), **answers}, indent=2).encode() + b"\n")
     except OSError as error:
-        return f"The answers could not be remembered in {path}: {error.strerror}."
+        return f"The answers could not be saved to {path}: {error.strerror}."
     return None

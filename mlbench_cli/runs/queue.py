@@ -106,7 +106,7 @@ def acquire(experiment: Experiment, folder: QueueFolder) -> int:
     if descriptor is None:
         holder = folder.read_holder()
         raise UsageError(
-            f'The experiment "{experiment.name}" is under way: {holder.phrase if holder else "another process"}.',
+            f'The experiment "{experiment.name}" is running: {holder.phrase if holder else "another process"}.',
             hint=f"mlbench wait {experiment.name}, mlbench status {experiment.name}, "
             f"or: mlbench cancel {experiment.name}",
         )
@@ -145,8 +145,8 @@ def start(experiment: Experiment, runs: Sequence[Run], home: Path, held: HeldQue
     last = folder.read_log()[-1:]
     reason = f"{last[0].strip()[:300]}" if last else "it said nothing"
     raise MlbenchError(
-        f'The queue of "{experiment.name}" could not be started: {reason}. Its runs are recorded, none was started.',
-        hint=f"mlbench logs {experiment.name} --queue, then the same command line again",
+        f'The queue of "{experiment.name}" could not be started: {reason}. Its runs are recorded, but none started.',
+        hint=f"mlbench logs {experiment.name} --queue, then repeat the command",
     )
 
 
@@ -248,11 +248,11 @@ def stop(experiment: Experiment, home: Path, reason: str, notice: Callable[[str]
         return False
     if state is QueueState.UNKNOWN or holder.pid_namespace != pid_namespace():
         raise UsageError(
-            f'The queue of "{experiment.name}" is out of reach from here: {holder.phrase}.',
+            f'The queue of "{experiment.name}" cannot be reached from this machine: {holder.phrase}.',
             hint=f"Run on {holder.host}: mlbench cancel {experiment.name}",
         )
     if notice is not None:
-        notice(f"Stopping the {holder.phrase}; this command waits at most {STOP_SECONDS:g} s for its end.")
+        notice(f"Stopping the {holder.phrase} (waiting up to {STOP_SECONDS:g} s).")
     _terminate(holder.pid, folder)
     deadline = time.monotonic() + STOP_SECONDS
     while folder.find_state() is QueueState.ALIVE:

@@ -49,7 +49,7 @@ def record(
     except OSError as error:
         raise UsageError(
             f"The runs cannot be recorded in {store.folder}: {error.strerror or error}.",
-            hint="Make room or fix its permissions, or set MLBENCH_HOME to another folder.",
+            hint="Free up disk space or fix its permissions, or set MLBENCH_HOME to another folder.",
         ) from None
 
 

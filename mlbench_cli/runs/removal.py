@@ -46,7 +46,7 @@ def _delete_from_cluster(run: Run, store: Store, force: bool, warn: Callable[[st
     except UnreachableError as error:
         if not force:
             raise
-        warn(f"{error.message} What {run.name} has on {cluster.name} stays there until its time is up.")
+        warn(f"{error.message} What {run.name} left on {cluster.name} stays there until it expires.")
 
 
 def _remove_folder(run: Run) -> None:

@@ -460,7 +460,7 @@ def _with_flat_matrix(data: dict[Any, Any]) -> dict[Any, Any]:
     flat["matrix"] = {key: value for key, value in matrix.items() if key not in ("include", "exclude")}
     for name in ("include", "exclude"):
         if name in data:
-            raise UsageError(f'"{name}" stands below "matrix".')
+            raise UsageError(f'"{name}" must be under "matrix".')
         flat[name] = matrix.get(name)
     return flat
 
@@ -472,7 +472,7 @@ def matrix_of(request: Request) -> Matrix:
         given = getattr(request, name)
         if given not in (None, {}, ()) and (not entry or entry in given):
             raise UsageError(
-                f"{flag(name)}{' ' + entry if entry else ''} is given by itself and by the matrix.",
+                f"{flag(name)}{' ' + entry if entry else ''} is set both directly and in the matrix.",
                 hint="Give it once.",
             )
     return Matrix(request.matrix, request.include, request.exclude)
@@ -508,10 +508,10 @@ def _axis_key(key: Any) -> str:
     if kind not in ("text", "integer", "switch", "pairs") or name in OF_EXPERIMENT:
         known = [axis for axis, kind in _KINDS.items() if kind != "texts" and axis not in OF_EXPERIMENT]
         near = did_you_mean(name, known).replace("_", "-")
-        raise UsageError(f'"{shorten(key)}" can be no key of a matrix.{near}', hint="An option, or set.KEY.")
+        raise UsageError(f'"{shorten(key)}" cannot be a key of a matrix.{near}', hint="An option, or set.KEY.")
     if (kind == "pairs") != bool(dot and entry):
         form = f"{name}.KEY" if kind == "pairs" else name
-        raise UsageError(f'"{shorten(key)}" can be no key of a matrix: write {form}.')
+        raise UsageError(f'"{shorten(key)}" cannot be a key of a matrix; write {form}.')
     return f"{name}.{entry}" if entry else name
 
 
@@ -546,5 +546,5 @@ def _checked_scalar(key: str, value: Any) -> Any:
         if not isinstance(item, str | int | float) or (isinstance(item, int) and abs(item) >= 2**63) or item == "":
             raise UsageError(f'The matrix has {short(value)} for "{shorten(key)}", not a text or a number.')
         if isinstance(item, float) and item * 0 != 0:
-            raise UsageError(f'The matrix has {short(value)} for "{shorten(key)}", which is no number.')
+            raise UsageError(f'The matrix has {short(value)} for "{shorten(key)}", which is not a number.')
     return tuple(value) if isinstance(value, list | tuple) else value

@@ -79,23 +79,25 @@ def parse_search(request: Request, task: Task) -> Search:
     """The search of a request for a task of the catalogue. Raises UsageError that says what is wrong with it."""
     text = request.search or ""
     if request.matrix or request.include:
-        raise UsageError("--search tunes one setting, and --matrix makes several of it.", hint="Search for each alone.")
+        raise UsageError("--search and --matrix exclude each other.", hint="Run a search for each setting.")
     if task.goal is None:
-        raise UsageError(f"{task.name} has no goal, so nothing tells which trial is the best.")
+        raise UsageError(f"{task.name} has no goal to rank trials by.")
     axes: dict[str, tuple[Any, ...]] = {}
     for entry in text.split(";"):
         key, values = _parse_axis(entry, task)
         if key in axes:
             raise UsageError(f'--search has "{key}" twice.')
         if key.removeprefix("set.") in request.set:
-            raise UsageError(f"--set {key.removeprefix('set.')} fixes what --search is to find.", hint="Give it once.")
+            raise UsageError(
+                f"--set {key.removeprefix('set.')} sets a parameter that --search varies.", hint="Give it once."
+            )
         axes[key] = values
     unit, length = _parse_budget(request, task)
     if f"set.{unit}" in axes or f"set.{HOLD_OUT}" in axes:
-        raise UsageError(f"--search itself sets {unit} and {HOLD_OUT} of its trials.", hint="--search-budget")
+        raise UsageError(f"--search sets {unit} and {HOLD_OUT} for its trials.", hint="--search-budget")
     count = math.prod(map(len, axes.values()))
     if not 2 <= count <= MAX_POINTS:
-        raise UsageError(f"--search has {count} points, and takes from 2 to {MAX_POINTS}.", hint=_FORM)
+        raise UsageError(f"--search has {count} points; it needs 2 to {MAX_POINTS}.", hint=_FORM)
     points = tuple(dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values()))
     return Search(text, points, unit, make_rounds(count, length), HOLD_OUT in task.parameters)
 
@@ -198,13 +200,11 @@ def _parse_range(text: str, parameter: Parameter) -> list[str]:
         raise UsageError(f'--search: "{shorten(text)}" is not between two numbers.', hint="1e-6..1e-2 log 8") from None
     count, is_log = int(found[4]), found[3] == "log"
     if parameter.type not in ("int", "float"):
-        raise UsageError(f"--search: {parameter.name} is no number.", hint=f"set.{parameter.name}=VALUE,VALUE")
+        raise UsageError(f"--search: {parameter.name} is not a number.", hint=f"set.{parameter.name}=VALUE,VALUE")
     if not (math.isfinite(low) and math.isfinite(high) and low < high) or not 2 <= count <= MAX_POINTS:
-        raise UsageError(
-            f'--search: "{shorten(text)}" needs LOW below HIGH and from 2 to {MAX_POINTS} values.', hint=_FORM
-        )
+        raise UsageError(f'--search: "{shorten(text)}" needs LOW below HIGH and 2 to {MAX_POINTS} values.', hint=_FORM)
     if is_log and low <= 0:
-        raise UsageError(f'--search: "{shorten(text)}" begins at {low:g}, and a logarithmic range above 0.')
+        raise UsageError(f'--search: "{shorten(text)}" begins at {low:g}, but a logarithmic range must begin above 0.')
     shares = [number / (count - 1) for number in range(count)]
     values = [low * (high / low) ** share if is_log else low + (high - low) * share for share in shares]
     if parameter.type == "int":
@@ -216,18 +216,22 @@ def _parse_budget(request: Request, task: Task) -> tuple[str, int]:
     """The parameter that limits a trial, and the longest trial in it."""
     text, unit = request.search_budget, next((name for name in LENGTHS if name in task.parameters), None)
     if request.budget is not None and text is not None:
-        raise UsageError("--budget and --search-budget are two budgets.", hint="Runs of --budget are searched with it.")
+        raise UsageError(
+            "--budget and --search-budget exclude each other.", hint="With --budget, trials use that budget."
+        )
     text = text or request.budget
     if text is None:
         if unit != "epochs":
-            raise UsageError(f"How long may a trial of {task.name} be?", hint="--search-budget 500 (steps), or 10m")
+            raise UsageError(
+                f"The length of a trial of {task.name} is missing.", hint="--search-budget 500 (steps), or 10m"
+            )
         return unit, DEFAULT_EPOCHS
     if text.isascii() and text.isdecimal():
         if unit is None:
             raise UsageError(f"{task.name} does not count in epochs or steps.", hint="--search-budget 10m")
         return unit, task.parameters[unit].check(int(text[:18]))
     if BUDGET not in task.parameters:
-        raise UsageError(f"{task.name} cannot train for a given time.", hint=f"--search-budget 9 ({unit})")
+        raise UsageError(f"{task.name} cannot train for a fixed time.", hint=f"--search-budget 9 ({unit})")
     seconds = parse_duration(text, "--search-budget")
     if seconds < 1:
         raise UsageError(f'--search-budget "{shorten(text)}" is less than a second.')

@@ -29,7 +29,7 @@ class Filter:
         for state in self.states:
             if state not in STATES:
                 raise UsageError(
-                    f'--state "{state[:60]}": there is no such state or outcome.{did_you_mean(state, STATES)}',
+                    f'--state "{state[:60]}": no such state or outcome.{did_you_mean(state, STATES)}',
                     hint=", ".join(STATES),
                 )
 
@@ -83,9 +83,9 @@ def select(
     """
     filter = filter or Filter()
     if names and all_runs:
-        raise UsageError("--all means every run; leave out the names.", hint="Or leave out --all.")
+        raise UsageError("--all selects every run and cannot be combined with names.", hint="Or remove --all.")
     if not names and not all_runs and not filter:
-        raise UsageError("No run given.", hint="Name a run or an experiment (mlbench status), or: --all")
+        raise UsageError("No run given.", hint="Name a run or an experiment (mlbench status), or use --all")
     moment = time.time()
     experiments: list[Experiment] = []
     rows: dict[str, RunRow] = {}
@@ -125,7 +125,7 @@ def find(store: Store, name: str, *, repeats: bool = False) -> tuple[list[RunRow
     known = [*runs, *(item.name for item in store.experiments())]
     families = [common for run in runs if (common := common_name(run))]
     near = did_you_mean(name, list(dict.fromkeys([*known, *families])))
-    raise NotFoundError(f'There is no run "{name[:60]}" and no experiment of that name.{near}', hint="mlbench status")
+    raise NotFoundError(f'There is no run or experiment "{name[:60]}".{near}', hint="mlbench status")
 
 
 def members(store: Store, experiment: Experiment) -> list[RunRow]:

@@ -74,7 +74,7 @@ def _ask_sizes(request: Request, taken: Collection[str]) -> tuple[int, ...]:
         if not words or not all(
             word.isascii() and word.isdecimal() and 1 <= int(word) <= questions.MAX_WORKERS for word in words
         ):
-            raise UsageError(f"Answer with numbers from 1 to {questions.MAX_WORKERS}, as 1 2 4.")
+            raise UsageError(f"Enter numbers from 1 to {questions.MAX_WORKERS}, e.g. 1 2 4.")
         sizes = tuple(map(int, words))
         launch.check_names(replace(request, workers=sizes), taken)
         return sizes
@@ -160,7 +160,7 @@ def _ask_backend(request: Request, memory: Mapping[str, Any]) -> Request:
     known = TORCH_BACKENDS if request.task is None else load_task(request.task).backends
     names = [*(backend for backend in known if backend != "nccl" or request.gpu), CUSTOM]
     default = "nccl" if request.gpu and "nccl" in names else memory.get("backend")
-    options = [*map(Option, names[:-1]), Option(CUSTOM, "another one, by its name")]
+    options = [*map(Option, names[:-1]), Option(CUSTOM, "another one, by name")]
     choice = names[console.choose("Backend", options, _index(names, default))]
     if choice != CUSTOM:
         return replace(request, backend=choice)
@@ -182,7 +182,7 @@ def _index(names: Sequence[str], remembered: Any) -> int:
 def _ask_text(title: str, remembered: Any) -> str:
     def read(answer: str) -> str:
         if not answer:
-            raise UsageError("An answer is needed.")
+            raise UsageError("Please enter a value.")
         return answer
 
     return _ask_until(title, remembered if isinstance(remembered, str) else "", read)
@@ -194,7 +194,7 @@ def _ask_switch(title: str, memory: Mapping[str, Any]) -> bool:
 
     def read(answer: str) -> bool:
         if answer.lower() not in words:
-            raise UsageError("Answer y or n.")
+            raise UsageError("Please answer y or n.")
         return words[answer.lower()]
 
     return _ask_until(title, "y" if default else "n", read, shown="Y/n" if default else "y/N")

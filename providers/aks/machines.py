@@ -87,7 +87,7 @@ NOT_NVIDIA = ("mi300x", "v710", "v620")
 def choose_machine(machine_type: str | None, num_gpus: int | None, gpu_type: str | None) -> Machine:
     """The VM size that the options mean. Raises UsageError with what would fit for every pair that cannot be."""
     if num_gpus is not None and num_gpus < 0:
-        raise UsageError(f"--num-gpus {num_gpus}: the least is 0.")
+        raise UsageError(f"--num-gpus {num_gpus}: the minimum is 0.")
     machine = find_machine(machine_type) if machine_type else None
     is_new = machine is not None and not machine.gpus and is_gpu_family(machine.name)
     gpu = (gpu_type if is_new else _find_gpu(gpu_type)) if gpu_type else None

@@ -87,7 +87,7 @@ TYPE_NAME = re.compile(r"[a-z][a-z0-9-]*\.([a-z0-9-]+)")
 def choose_machine(machine_type: str | None, num_gpus: int | None, gpu_type: str | None) -> Machine:
     """The machine that the options mean. Raises UsageError with what would fit for every pair that cannot be."""
     if num_gpus is not None and num_gpus < 0:
-        raise UsageError(f"--num-gpus {num_gpus}: the least is 0.")
+        raise UsageError(f"--num-gpus {num_gpus}: the minimum is 0.")
     if machine_type is None:
         return _by_gpu(num_gpus, gpu_type)
     machine = machine_of(machine_type)

@@ -71,7 +71,7 @@ def is_gpu_family(machine_type: str) -> bool:
 def choose_machine(machine_type: str | None, num_gpus: int | None, gpu_type: str | None) -> Machine:
     """The machine that the options mean. Raises UsageError with what would fit for every pair that cannot be."""
     if num_gpus is not None and num_gpus < 0:
-        raise UsageError(f"--num-gpus {num_gpus}: the least is 0.")
+        raise UsageError(f"--num-gpus {num_gpus}: the minimum is 0.")
     is_new = machine_type is not None and machine_type not in SHAPED and is_gpu_family(machine_type)
     gpu = (gpu_type if is_new else _gpu(gpu_type)) if gpu_type else None
     if machine_type is None:

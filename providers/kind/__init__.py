@@ -87,9 +87,7 @@ class KindProvider:
                 hint="Leave out --num-gpus, or use a cluster of gke or eks.",
             )
         if options.image and options.kubernetes_version:
-            raise UsageError(
-                "--image and --kubernetes-version both name the node image.", hint="Remove one of them."
-            )
+            raise UsageError("--image and --kubernetes-version both name the node image.", hint="Remove one of them.")
         if options.registry_port is not None and not 1 <= options.registry_port <= 65535:
             raise UsageError(f"--registry-port {options.registry_port}: a port is from 1 to 65535.")
         cpus = os.cpu_count() or 1

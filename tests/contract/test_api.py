@@ -169,7 +169,7 @@ def test_a_campaign_is_planned_run_and_tabulated(client: Client, tmp_path: Path)
     ]
     assert campaign.estimate(campaign.steps[0]).seconds is not None
     stopped = client.prepare_campaign(str(file), retry_failed=True, max_hours=1e-9).run_all()
-    assert "hours are spent" in str(stopped)
+    assert "hours are used up" in str(stopped)
 
 
 def test_the_effort_of_planning_a_campaign_is_linear_in_its_runs(

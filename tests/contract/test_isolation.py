@@ -184,7 +184,7 @@ def test_the_working_directory_of_an_image_does_not_matter(project: Path) -> Non
 def test_a_pod_of_a_task_takes_no_other_code(variable: str) -> None:
     options = KubernetesOptions(env={variable: "/data/mine"})
     spec = RunSpec("x-1", "c", "kubernetes", "mnist", "spec", ("python",), "gloo", 1, image="x", kubernetes=options)
-    with pytest.raises(UsageError, match=f"--env {variable}: a task of the catalogue runs the code of its image"):
+    with pytest.raises(UsageError, match=f"--env {variable}: a built-in task runs only the code in its image"):
         manifests(spec, "default")
     manifests(replace(spec, task="custom", preset="custom"), "default")
     manifests(replace(spec, preset="open"), "default")

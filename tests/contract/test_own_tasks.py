@@ -122,7 +122,7 @@ def test_a_folder_of_tasks_is_named_by_option_or_variable(tmp_path: Path, packag
     assert "ciao ciao ciao" in mlbench(home, "logs", "own-2")
     mlbench(home, "run", "more", "1", "--task", "hello", MLBENCH_TASK_PATH=str(folder / "hello"))
     asked = ("run", "other", "1", "--task", "hello", "--task-path", str(folder), "--method", "fusion")
-    assert "its task.yaml should say method: {own: bsp}" in mlbench(home, *asked, code=2)
+    assert "add method: {own: bsp} to its task.yaml" in mlbench(home, *asked, code=2)
 
 
 def test_what_is_wrong_with_a_folder_is_named(tmp_path: Path, packages: Path) -> None:

@@ -107,10 +107,12 @@ def check_hosts(found: Sequence[HostFacts], folder: str) -> list[str]:
     """
     for item in found:
         if not item.facts["writable"]:
-            raise UsageError(f"The folder {folder} cannot be made on {item.name}.", hint="--dir DIR")
+            raise UsageError(f"Cannot create the folder {folder} on {item.name}.", hint="--dir DIR")
         if int(item.facts["free_bytes"]) < MIN_FREE_BYTES // 20:
             free = int(item.facts["free_bytes"]) >> 20
-            raise CapacityError(f"{item.name} has {free} MiB free in {folder}.", hint="Make room, or --dir DIR")
+            raise CapacityError(
+                f"{item.name} has {free} MiB free in {folder}.", hint="Free up disk space, or use --dir DIR"
+            )
     for what, values in (
         ("Python", {item.name: item.python for item in found}),
         ("torch", {item.name: item.torch or "none" for item in found}),
@@ -119,7 +121,7 @@ def check_hosts(found: Sequence[HostFacts], folder: str) -> list[str]:
             listed = ", ".join(f"{name} has {value}" for name, value in values.items())
             raise UsageError(
                 f"The hosts have different versions of {what}: {listed}.",
-                hint="--python PATH   names the same environment on all",
+                hint="--python PATH   must be the same environment on all",
             )
     return [*_warn_of_clocks(found), *_warn_of_space(found), *_warn_of_torch(found)]
 
@@ -135,11 +137,11 @@ def _warn_of_clocks(found: Sequence[HostFacts]) -> list[str]:
 
 def _warn_of_space(found: Sequence[HostFacts]) -> list[str]:
     scarce = [item.name for item in found if int(item.facts["free_bytes"]) < MIN_FREE_BYTES]
-    return [f"Little disk is free on {', '.join(scarce)}."] if scarce else []
+    return [f"Little free disk space on {', '.join(scarce)}."] if scarce else []
 
 
 def _warn_of_torch(found: Sequence[HostFacts]) -> list[str]:
-    return [] if found[0].torch else ["The hosts' Python has no torch: tasks need it. --python PATH"]
+    return [] if found[0].torch else ["The hosts' Python has no torch, which tasks need. Use --python PATH."]
 
 
 def check_network(found: Sequence[HostFacts], channels: Sequence[Channel]) -> None:
@@ -155,8 +157,8 @@ def check_network(found: Sequence[HostFacts], channels: Sequence[Channel]) -> No
         if not answer["reached"]:
             raise UnreachableError(
                 f"{item.name} does not reach {found[0].name} at {address}: {answer['problem']}. "
-                "Ranks could not find each other.",
-                hint="--interface IF   names the network that the hosts share; is there a firewall?",
+                "Ranks would not find each other.",
+                hint="--interface IF   selects the network that the hosts share. Also check firewalls.",
             )
 
 

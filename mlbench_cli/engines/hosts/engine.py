@@ -142,7 +142,7 @@ class HostsEngine(MachinesEngine):
             return observation
         if not snapshot.exists:
             finding = Finding(
-                "folder_gone", "The run has no folder on its hosts: it was never submitted, or was removed since."
+                "folder_gone", "The run has no folder on its hosts: it was not submitted, or has been removed."
             )
             ended = Ending.LOST if (run.folder / "manifests" / "plan.json").exists() else Ending.NEVER_STARTED
             return replace(observation, ended=ended, findings=(*observation.findings, finding))

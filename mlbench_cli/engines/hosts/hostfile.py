@@ -48,12 +48,12 @@ def parse_file(text: str) -> list[HostEntry]:
         for word in words:
             key, equals, value = word.partition("=")
             if not equals or key not in ("slots", "max_slots", "max-slots", "cpu"):
-                raise UsageError(f"{place}: {word[:40]!r} is not understood.", hint="HOST slots=N")
+                raise UsageError(f"{place}: {word[:40]!r} is not valid.", hint="HOST slots=N")
             if key == "slots":
                 slots = _check_slots(value, place)
         entries.append(HostEntry(_check_name(name, place), slots))
     if not entries:
-        raise UsageError("The host file names no host.", hint="One host a line: HOST slots=N")
+        raise UsageError("The host file names no host.", hint="Write one host per line: HOST slots=N")
     return _check_unique(entries)
 
 
@@ -74,7 +74,7 @@ def parse_environment(text: str) -> dict[str, str]:
         if is_secret_variable(name):
             raise UsageError(
                 f"Line {number} of the environment file sets {name}, which looks like a secret.",
-                hint="What it sets is kept with the results; set it on the hosts themselves.",
+                hint="Its value would be stored in the results; set it on the hosts instead.",
             )
         if len(value) >= 2 and value[0] == value[-1] and value[0] in "'\"":
             value = value[1:-1]
@@ -85,7 +85,7 @@ def parse_environment(text: str) -> dict[str, str]:
 
 def _check_name(name: str, place: str) -> str:
     if not _NAME.fullmatch(name) or len(name) > 255:
-        raise UsageError(f'{place}: "{name[:80]}" is not the name of a host.', hint="HOST or USER@HOST")
+        raise UsageError(f'{place}: "{name[:80]}" is not a valid host name.', hint="HOST or USER@HOST")
     return name
 
 
@@ -98,7 +98,7 @@ def _check_slots(text: str, place: str) -> int:
 def _check_unique(entries: list[HostEntry]) -> list[HostEntry]:
     """The entries; a host that is listed twice is refused, since its ranks would share what they should not."""
     if len(entries) > MAX_HOSTS:
-        raise UsageError(f"{len(entries)} hosts: at most {MAX_HOSTS} are taken.")
+        raise UsageError(f"{len(entries)} hosts: the maximum is {MAX_HOSTS}.")
     for name, count in Counter(entry.login.rpartition("@")[2] for entry in entries).items():
         if count > 1:
             raise UsageError(

@@ -467,12 +467,12 @@ def _without_job(run: Run, seen: Observation) -> Observation:
     if not (run.folder / "manifests").exists():
         finding = Finding(
             "not_started",
-            "The run's Job is not in the cluster: it was never submitted, or deleted since.",
+            "The run's Job is not in the cluster: it was not submitted, or has been deleted.",
             hint="Start it again.",
             retryable=True,
         )
         return replace(seen, ended=Ending.NEVER_STARTED, findings=(finding,))
-    finding = Finding("job_gone", "The run's Job is not in the cluster: it was deleted, or its time there was up.")
+    finding = Finding("job_gone", "The run's Job is not in the cluster: it was deleted or has expired.")
     return replace(seen, ended=Ending.LOST, findings=(*seen.findings, finding))
 
 
@@ -503,7 +503,9 @@ def _remove(api: Api, namespace: str, spec: RunSpec) -> None:
             return
         if time.monotonic() > end:
             listed = ", ".join(f"{kind} {item}" for kind, items in left.items() for item in items)
-            raise CleanupError(f'Of the run "{name}" there is still: {listed[:500]}', hint=f"mlbench delete {name}")
+            raise CleanupError(
+                f'These objects of the run "{name}" still exist: {listed[:500]}', hint=f"mlbench delete {name}"
+            )
         for kind, items in left.items():
             for item in items:
                 api.delete(object_path(kind, namespace, item), grace=1 if kind == "Pod" else None)

@@ -84,8 +84,8 @@ def download(access: Access, namespace: str, pod: str, what: HeldArchive, part: 
         if attempt == 2:
             break
     raise FetchError(
-        f"The results of the pod {pod} arrived damaged twice: their SHA-256 is not {what.sha256[:16]}….",
-        hint="Fetch them again; they are still in the cluster.",
+        f"The results of the pod {pod} arrived damaged twice: expected SHA-256 {what.sha256[:16]}….",
+        hint="Fetch them again; they are still on the cluster.",
     )
 
 
@@ -106,7 +106,7 @@ def acknowledge(access: Access, namespace: str, pod: str) -> None:
             if isinstance(error, NodeUnreachable):
                 return  # it goes with its node
         time.sleep(PAUSE_SECONDS * attempt)
-    raise FetchError(f"The worker in the pod {pod} could not be told that its results are fetched: {trouble}")
+    raise FetchError(f"The worker in the pod {pod} could not be told that its results were fetched: {trouble}")
 
 
 def unpack(part: Path, outputs: Path, ranks: Sequence[int], resources: Path) -> tuple[int, int]:
@@ -207,7 +207,7 @@ def _receive(access: Access, namespace: str, pod: str, path: str, size: int, par
                     digest.upto(begun + expected)
                     continue
                 # The command has ended, and yet the length is wrong: nothing of it is to be trusted.
-                trouble = done.stderr or f"{file.tell() - begun} of {expected} bytes came"
+                trouble = done.stderr or f"{file.tell() - begun} of {expected} bytes arrived"
                 file.truncate(begun)
             except ExecBroken as error:
                 trouble = error.message
@@ -221,7 +221,7 @@ def _receive(access: Access, namespace: str, pod: str, path: str, size: int, par
                     raise
             if time.monotonic() - last_progress > PATIENCE_SECONDS:
                 raise FetchError(
-                    f"The results of the pod {pod} do not come: {trouble}", hint="Fetch again to resume the download."
+                    f"Cannot fetch the results of the pod {pod}: {trouble}", hint="Fetch again to resume the download."
                 )
             time.sleep(PAUSE_SECONDS)
         file.flush()
@@ -235,7 +235,7 @@ def _check_room(part: Path, size: int) -> None:
     if free < needed:
         raise FetchError(
             f"The results need {needed >> 20} MiB, and {part.parent} has {free >> 20} MiB free.",
-            hint="Make room, or set MLBENCH_HOME to another folder; the results stay in the cluster for now.",
+            hint="Free up disk space, or set MLBENCH_HOME to another folder; the results stay on the cluster for now.",
         )
 
 

@@ -108,10 +108,10 @@ class Keeper:
                 return None
             try:
                 if is_silent and not patience:
-                    raise NodeUnreachable(f"The node of the keeper {name} does not answer.")
+                    raise NodeUnreachable(f"The node of the keeper {name} is not responding.")
                 done = execute(self._access, self._namespace, name, ["cat", f"{WORK_DIR}/index.json"])
                 found = _parse(name, done.stdout) if done.code == 0 else None
-                trouble = ApiError(f"The keeper {name} does not say what it has: {done.stderr or 'no index'}")
+                trouble = ApiError(f"The keeper {name} does not list its contents: {done.stderr or 'no index'}")
             except ApiError as error:
                 if error.status in (401, 403):
                     raise
@@ -145,7 +145,7 @@ def why_gone(pods: Sequence[Pod]) -> str:
         return f"its node {pod.get('spec', {}).get('nodeName')} does not answer"
     message = str(terminated_state(pod).get("message") or pod.get("status", {}).get("message") or "").strip()
     if pod.get("status", {}).get("phase") == "Succeeded":
-        return message.rstrip(".") or "its time was up"
+        return message.rstrip(".") or "it had expired"
     return f"{reason(pod) or pod.get('status', {}).get('phase') or 'unknown'}{': ' + message if message else ''}"
 
 

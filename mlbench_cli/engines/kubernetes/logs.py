@@ -226,15 +226,15 @@ def log_gap(gaps: Mapping[int, Sequence[int]], ranks: Sequence[int], late: Seque
         return []
     worker = workers[0]
     others = f" (And of {len(workers) - 1} others.)" if len(workers) > 1 else ""
-    lost = "the node no longer had them when they were asked for, or is gone"
+    lost = "the node had already deleted them, or is gone"
     why = lost if worker in gaps else "its end did not come in time"
     places = {_log_name(ranks[number]): list(gaps[number]) for number in sorted(gaps)[:GAPS_LISTED]}
     unfinished = [_log_name(ranks[number]) for number in late[:GAPS_LISTED]]
     return [
         Finding(
             LOG_GAP,
-            f"Lines of worker {worker} are missing in its log: {why}.{others}",
-            hint="A node keeps about the last 10 MiB: follow runs that write a lot (mlbench wait), or write less.",
+            f"The log of worker {worker} has gaps: {why}.{others}",
+            hint="A node keeps only about the last 10 MiB: follow runs that write a lot (mlbench wait), or write less.",
             evidence={"missing_before_byte": places, **({"unfinished": unfinished} if unfinished else {})},
         )
     ]

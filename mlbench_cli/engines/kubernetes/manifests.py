@@ -108,7 +108,7 @@ def manifests(spec: RunSpec, namespace: str) -> tuple[dict[str, Any], ...]:
             for document in templates.documents(f"kubernetes/{kind}.yaml.j2", given, folder)
         )
     except templates.TemplateError as error:
-        raise UsageError(f"A template of the run's objects is wrong: {error}") from None
+        raise UsageError(f"A template of the run's objects is invalid: {error}") from None
     _refuse_doubles(documents)
     return _as_job_set(spec, documents) if spec.kubernetes.job_set else documents
 
@@ -174,7 +174,7 @@ def spec_of(job: Mapping[str, Any]) -> RunSpec:
     try:
         document = json.loads(metadata["annotations"][SPEC_ANNOTATION])
     except (KeyError, ValueError, TypeError):
-        raise UsageError(f'The Job "{metadata.get("name")}" does not say which run it is.') from None
+        raise UsageError(f'The Job "{metadata.get("name")}" does not name its run.') from None
     return RunSpec.from_dict(document)
 
 
@@ -434,8 +434,8 @@ def _check(spec: RunSpec) -> None:
     foreign = [name for name in options.env if name in CODE_VARIABLES]
     if foreign and spec.runs_task_program:
         raise UsageError(
-            f"--env {foreign[0]}: a task of the catalogue runs the code of its image and no other.",
-            hint="Leave it out, or run your own command with --command.",
+            f"--env {foreign[0]}: a built-in task runs only the code in its image.",
+            hint="Remove it, or run your own command with --command.",
         )
     quantities = (
         ("--memory", options.memory),
@@ -452,14 +452,15 @@ def _check(spec: RunSpec) -> None:
             hint="For example --keep-storage 10Gi; --keep 0 does without a keeper.",
         )
     if not 0 <= options.keep_seconds <= MAX_TIMEOUT:
-        raise UsageError(f"--keep: {options.keep_seconds} seconds; the most is 30 days.")
+        raise UsageError(f"--keep: {options.keep_seconds} seconds; the maximum is 30 days.")
     if not 0 <= options.run_as_user < 2**31:
         raise UsageError(f"--run-as-user {options.run_as_user}: the number must be from 0 to {2**31 - 1}.")
     if len(canonical_json(spec.to_dict())) > ANNOTATION_BYTES:
         raise UsageError("The run's command, parameters and environment are too long to be kept in the cluster.")
     if len(f"{job_name(spec)}-{spec.workers}.{spec.name},") * spec.workers > HOSTS_BYTES:
         raise UsageError(
-            f"The host names of {spec.workers} workers do not fit into one variable.", hint="Choose a shorter run name."
+            f"The host names of {spec.workers} workers do not fit into one environment variable.",
+            hint="Choose a shorter run name.",
         )
 
 

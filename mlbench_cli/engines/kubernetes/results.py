@@ -170,8 +170,9 @@ class Results:
             self._findings.append(
                 Finding(
                     "results_replaced",
-                    f"What the keeper has of worker {worker} is not what that worker packed; it was not taken.",
-                    hint="Who else can reach the run's pods? The archive holds the logs.",
+                    f"The keeper's copy of the output of worker {worker} differs from what the worker packed, so "
+                    "it was rejected.",
+                    hint="Check who can reach the run's pods. The archive contains the logs.",
                     evidence={"worker": worker, "packed": said.sha256, "kept": kept.archive and kept.archive.sha256},
                 )
             )
@@ -193,15 +194,15 @@ class Results:
         handover = last.get("handover")
         pods = self._keeper.pods() if self._keeper else []
         if handover == "kept":
-            text = f"The keeper has lost what worker {worker} handed over: {why_gone(pods)}."
+            text = f"The keeper lost the output of worker {worker}: {why_gone(pods)}."
         elif self._keeper and self._keeper.is_given_up:
-            text = f"What worker {worker} may have handed over is out of reach: {why_gone(pods)}."
+            text = f"The output of worker {worker} cannot be reached: {why_gone(pods)}."
         elif last:
-            text = f"Worker {worker} could not hand its output over ({handover or 'it was stopped'}), and has ended."
+            text = f"Worker {worker} could not hand over its output ({handover or 'it was stopped'}), and has ended."
         else:
             text = f"Worker {worker} ended without packing its output."
         evidence = {"worker": worker, "handover": handover, "keeper": [why_gone([item]) for item in pods]}
-        return Finding("results_lost", text, hint="The archive holds the logs. Run it again.", evidence=evidence)
+        return Finding("results_lost", text, hint="The archive contains the logs. Run it again.", evidence=evidence)
 
     def _has_run(self, worker: int) -> bool:
         pod = self._following.pods().get(worker)
@@ -255,8 +256,8 @@ class Results:
                 download(self._access, self._namespace, pod, kept.log, part, kept_file(worker, "log"))
                 if not self._following.collector.install(worker, part, kept.truncated, kept.summary):
                     raise FetchError(
-                        f'Another client copies the logs of the run "{self._run.name}" into {self._run.folder}.',
-                        hint="Try again when it has ended; the results stay in the cluster for now.",
+                        f'Another client is copying the logs of the run "{self._run.name}" into {self._run.folder}.',
+                        hint="Try again later; the results stay on the cluster for now.",
                     )
             if kept.samples and not self._resources_file(worker).exists():
                 part = self._state / f"samples-{worker}-{kept.samples.sha256[:16]}.part"

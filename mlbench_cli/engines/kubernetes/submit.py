@@ -71,7 +71,7 @@ def check_version(api: Api) -> None:
     if version < MIN_VERSION:
         raise UsageError(
             f"The cluster runs Kubernetes {version[0]}.{version[1]}; runs need {MIN_VERSION[0]}.{MIN_VERSION[1]}: "
-            "an older server ignores what ends a run when a worker fails.",
+            "older servers ignore the policy that ends a run when a worker fails.",
             hint="Upgrade the cluster, or choose another one with --cluster.",
         )
 
@@ -181,7 +181,7 @@ def create_owned(api: Api, document: Object, job: Object) -> None:
             api.patch(object_path(kind, namespace, name), {"metadata": {"ownerReferences": [owner]}})
             return
         if time.monotonic() > end:
-            raise UsageError(f'The {kind} "{name}" of an earlier run is still there.', hint=f"mlbench delete {name}")
+            raise UsageError(f'The {kind} "{name}" of an earlier run still exists.', hint=f"mlbench delete {name}")
         api.delete(object_path(kind, namespace, name))
         time.sleep(LOOK_SECONDS)
 

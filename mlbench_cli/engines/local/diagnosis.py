@@ -32,7 +32,7 @@ def diagnose(
         found.append(
             Finding(
                 NOT_AS_ASKED,
-                f"The network that was asked for could not be had: {problem}.",
+                f"The requested network is not available: {problem}.",
                 hint=NOT_AS_ASKED_HINT,
                 retryable=True,
             )
@@ -41,8 +41,8 @@ def diagnose(
         found.append(
             Finding(
                 "disk_full",
-                "The disk of the run's folder is full: what was written last is incomplete.",
-                hint="Make room, or set MLBENCH_HOME to a folder on another disk.",
+                "The disk of the run's folder is full: the last files are incomplete.",
+                hint="Free up disk space, or set MLBENCH_HOME to a folder on another disk.",
                 retryable=True,
             )
         )
@@ -99,7 +99,7 @@ def _failure_finding(name: str, facts: Facts, lines: list[str]) -> Finding:
         return Finding(
             "command_not_found",
             f"The command of rank {rank} {describe_exit(facts)}.",
-            hint="The command is run as it is given, without a shell: check the spelling of its first word, and PATH.",
+            hint="The command runs without a shell: check its first word, and PATH.",
             evidence=evidence,
         )
     if facts["out_of_memory"]:
@@ -108,7 +108,7 @@ def _failure_finding(name: str, facts: Facts, lines: list[str]) -> Finding:
         return Finding(
             "out_of_memory",
             f"Rank {rank} was killed by the system, {surely}out of memory{peak}.",
-            hint="Use fewer workers or smaller batches, or close other programs.",
+            hint="Use fewer workers or a smaller batch, or close other programs.",
             evidence=evidence,
         )
     if GPU_MEMORY.search(text := "\n".join(lines)):
@@ -121,7 +121,7 @@ def _failure_finding(name: str, facts: Facts, lines: list[str]) -> Finding:
     if code == 127:
         return Finding(
             "command_not_found",
-            f"Rank {rank} exited with 127: a command in it was not found.",
+            f"Rank {rank} exited with 127: its shell did not find a command.",
             hint=logs,
             evidence=evidence,
         )
@@ -160,8 +160,8 @@ def _deadline(state: Facts, timeout: float) -> Finding:
 def _client_lost(state: Facts, timeout: float) -> Finding:
     return Finding(
         "client_lost",
-        "The mlbench that had started the run died, and the run with it.",
-        hint="Start runs that should outlive the client with --detach.",
+        "The mlbench process that started the run died, so the run ended.",
+        hint="To let runs outlive the client, use --detach.",
         retryable=True,
     )
 
@@ -174,9 +174,8 @@ def _never_started(state: Facts, timeout: float) -> Finding:
 def _lost(state: Facts, timeout: float) -> Finding:
     return Finding(
         "supervisor_lost",
-        "The process that watched over the ranks is gone (it was killed, or the machine was restarted); "
-        "the ranks ended with it.",
-        hint="Start the run again.",
+        "The agent is gone (it was killed, or the machine was restarted), so its ranks ended.",
+        hint="Run it again.",
         retryable=True,
     )
 

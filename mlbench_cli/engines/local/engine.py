@@ -107,7 +107,7 @@ class LocalEngine:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if is_abandoned(run):
-                raise UsageError(f'The run "{run.name}" was cancelled before it was started.')
+                raise UsageError(f'The run "{run.name}" was canceled before it started.')
             if not _adopt(run):
                 _prepare(run, submission, self._finalizer, lease)
                 self._launch(run, lock, lease, detach)
@@ -148,7 +148,7 @@ class LocalEngine:
         if answer.startswith(_NETWORK):
             self._release(run)
             raise CapacityError(
-                f'The network {run.spec.network} of the run "{run.name}" cannot be made on this machine: '
+                f'The network {run.spec.network} of the run "{run.name}" cannot be created on this machine: '
                 f"{answer.removeprefix(_NETWORK)}.",
                 hint=NOT_AS_ASKED_HINT,
             )
@@ -158,7 +158,7 @@ class LocalEngine:
             problem = answer or "its agent died; " + " ".join(last)
             raise UsageError(
                 f'The run "{run.name}" could not be started: {problem}.',
-                hint="Make room for it (disk, number of processes), then run it again.",
+                hint="Free up resources (disk, number of processes), then run it again.",
             )
 
     # --- look ---------------------------------------------------------------------------------------------------
@@ -224,7 +224,7 @@ class LocalEngine:
         watch.look()
         if watch.unknown:
             raise UsageError(
-                f'The run "{run.name}" is on {watch.host}, out of reach from here.',
+                f'The run "{run.name}" is on {watch.host}, which cannot be reached from here.',
                 hint=f"Run on {watch.host}: mlbench cancel {run.name}",
             )
         if watch.running and watch.state is not None:
@@ -348,5 +348,5 @@ def _explain_os_errors(run: Run, action: str = "made") -> Iterator[None]:
     except OSError as error:
         raise UsageError(
             f"The folder {run.folder} of the run cannot be {action}: {error.strerror or error}.",
-            hint="Make room or fix its permissions, or set MLBENCH_HOME to another folder.",
+            hint="Free up disk space or fix its permissions, or set MLBENCH_HOME to another folder.",
         ) from None

@@ -25,7 +25,7 @@ def acquire_machine(run: Run, *, report: Callable[[str], None]) -> MachineLock:
     reported: LockHolder | None = None
     while not lock.acquire():
         if is_abandoned(run) or read_state(run.folder) is not None or not run.folder.is_dir():
-            lock.give_up("another process started, cancelled or deleted this run")
+            lock.give_up("another process started, canceled or deleted this run")
             break
         holder, now = lock.read_holder(), time.monotonic()
         if now >= end:
@@ -40,7 +40,7 @@ def acquire_machine(run: Run, *, report: Callable[[str], None]) -> MachineLock:
 
 def _waiting_sentence(run: Run, holder: LockHolder | None, seconds: float) -> str:
     return (
-        f"{run.name} waits for this machine: {describe_holder(holder)}. "
+        f"{run.name} is waiting for this machine: {describe_holder(holder)}. "
         f"Timeout {format_duration(seconds)} (--timeout); "
         "--share-machine starts it at once and labels the result as shared."
     )
@@ -49,5 +49,5 @@ def _waiting_sentence(run: Run, holder: LockHolder | None, seconds: float) -> st
 def _deadline_error(run: Run, holder: LockHolder | None) -> DeadlineError:
     return DeadlineError(
         f'The run "{run.name}" waited {format_duration(run.spec.timeout)} for this machine: {describe_holder(holder)}.',
-        hint="mlbench status; or start it with --share-machine, or with a longer --timeout.",
+        hint="mlbench status; or use --share-machine or a longer --timeout.",
     )

@@ -169,7 +169,7 @@ def observation(run: Run, watch: Watch) -> Observation:
     if watch.state is None and read_queued(run.folder) is not None and not _is_submitting(run):
         watch.look()  # the agent may have written it just before it let go of the lock
     if watch.state is None:
-        reason = "waits for the runs before it" if not is_abandoned(run) and _waits_for_machine(run) else None
+        reason = "waiting for the runs before it" if not is_abandoned(run) and _waits_for_machine(run) else None
         workers = tuple(WorkerState(rank, reason=reason) for rank in range(run.spec.process_count))
         if is_abandoned(run):
             return Observation(time.time(), workers, (), Ending.CANCELLED)
@@ -226,7 +226,7 @@ def find_clocks(states: Iterable[Mapping[str, Any]]) -> tuple[NodeClock, ...]:
 def _unknown_from_here(run: Run, host: str) -> Finding:
     return Finding(
         "unknown_from_here",
-        f"The run was started on {host}; whether it still runs there is unknown from here.",
+        f"The run was started on {host}; this machine cannot tell whether it is still running.",
         hint=f"Run on {host}: mlbench status {run.name}",
     )
 

@@ -204,7 +204,7 @@ class MachinesEngine(ABC):
         if any(report.is_silent and not report.is_given_up for report in snapshot.nodes.values()):
             host, why = next(iter(snapshot.unreachable.items()))
             raise UnreachableError(
-                f"Results of {run.name} are on {host}, which does not answer: {why}",
+                f"Results of {run.name} are on {host}, which is not responding: {why}",
                 hint=f"mlbench wait {run.name}   tries again",
             )
         places = self._places(run)
@@ -237,7 +237,7 @@ class MachinesEngine(ABC):
             again, _ = results.check_logs(run, snapshot.nodes.values())
             if again:
                 raise results.FetchError(
-                    f"The logs of ranks {again} of {run.name} are not what their machines have written down.",
+                    f"The logs of ranks {again} of {run.name} differ from the digests of their machines.",
                     hint=f"mlbench wait {run.name}   tries again",
                 )
         return findings
@@ -457,8 +457,12 @@ def _explain_silence(snapshot: Snapshot) -> list[Finding]:
         return []
     hosts = ", ".join(snapshot.unreachable)
     silent = rough_duration(unreachable_timeout())
-    summary = f"{hosts} has not answered for {silent}: output and ends of logs are missing."
-    return [Finding("results_lost", summary, hint="mlbench gc hosts   ends what may still run there, when it answers.")]
+    summary = f"{hosts} has not responded for {silent}: output and ends of logs are missing."
+    return [
+        Finding(
+            "results_lost", summary, hint="mlbench gc hosts   ends leftover processes there when it responds again."
+        )
+    ]
 
 
 def _process_names(spec: RunSpec, shares: Sequence[NodeShare]) -> list[str | None]:

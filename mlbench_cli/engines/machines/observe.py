@@ -160,12 +160,10 @@ def merge_states(spec: RunSpec, snapshot: Snapshot, ended: Ending | None, first:
 def _node_findings(snapshot: Snapshot, first: Facts | None, ended: Ending | None) -> list[Finding]:
     found = []
     for why in snapshot.unreachable.values():
-        found.append(
-            Finding("host_unreachable", why, hint="As far as is known, the run continues there.", retryable=True)
-        )
+        found.append(Finding("host_unreachable", why, hint="The run probably continues there.", retryable=True))
     if waits := find_wait(snapshot):
-        hint = "It waits up to its --timeout; --share-machine starts it at once and labels the result as shared."
-        found.append(Finding("machine_busy", f"The run waits for {waits}.", hint=hint, retryable=True))
+        hint = "It waits up to --timeout; --share-machine starts it at once and labels the result as shared."
+        found.append(Finding("machine_busy", f"The run is waiting for {waits}.", hint=hint, retryable=True))
     lost = {number for number, report in snapshot.nodes.items() if report.is_lost}
     if first is not None and first["why"] == "lost":
         lost.add(first["node"])
@@ -177,8 +175,8 @@ def _node_findings(snapshot: Snapshot, first: Facts | None, ended: Ending | None
         found.append(
             Finding(
                 "node_lost",
-                f"The agent on {name} is gone (it was killed, or the machine went down); its ranks ended with it.",
-                hint="Start the run again.",
+                f"The agent on {name} is gone (it was killed, or the machine went down), so its ranks ended.",
+                hint="Run it again.",
                 retryable=True,
                 evidence={"node": number, "beat_age": report.beat_age},
             )
@@ -187,8 +185,8 @@ def _node_findings(snapshot: Snapshot, first: Facts | None, ended: Ending | None
         found.append(
             Finding(
                 "cancelled_by_other",
-                "The run was stopped from outside of mlbench: its agents were sent SIGTERM.",
-                hint="Start the run again.",
+                "Someone else stopped the run: its agents got SIGTERM.",
+                hint="Run it again.",
                 retryable=True,
             )
         )
@@ -218,14 +216,14 @@ def _worker(own: Facts, report: NodeReport, name: str | None, snapshot: Snapshot
     """One rank, from its `own` facts and the `report` of its node; `name` is that of its node if known before."""
     phase, reason = Phase(own["phase"]), None
     if report.is_lost and not phase.is_final:
-        phase, reason = Phase.LOST, "its machine does not answer" if report.is_given_up else "the agent is gone"
+        phase, reason = Phase.LOST, "its machine is not responding" if report.is_given_up else "the agent is gone"
     elif own["stopped"]:
         failed = facts["first_failed"]
         reason = f"stopped: rank {failed} failed" if failed is not None else f"stopped: {facts['stopping'] or 'ended'}"
     elif phase is Phase.FAILED:
         reason = diagnosis.describe_exit(own)
     elif phase is Phase.PENDING and report.state is not None and not report.state["ended"]:
-        phase, reason = Phase.STARTING, find_wait(snapshot) or "waits for the other machines"
+        phase, reason = Phase.STARTING, find_wait(snapshot) or "waiting for the other machines"
     return WorkerState(
         rank=own["rank"],
         phase=phase,

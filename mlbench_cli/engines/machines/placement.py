@@ -69,7 +69,7 @@ def _place_workers(hosts: Sequence[HostRecord], workers: int, is_reduced: bool) 
         besides = " besides those of --servers-on" if is_reduced else ""
         raise CapacityError(
             f"{workers} workers, but the hosts have {first} slots{besides}.",
-            hint="Ask for fewer workers, or attach more hosts: mlbench attach-hosts NAME --hosts ...",
+            hint="Use fewer workers, or attach more hosts: mlbench attach-hosts NAME --hosts ...",
         )
     return shares
 

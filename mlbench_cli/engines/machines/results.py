@@ -52,7 +52,7 @@ def download(channel: Channel, path: str, facts: Mapping[str, Any], part: Path) 
     if free < facts["size"] * 2:
         raise FetchError(
             f"The results need {facts['size'] * 2 >> 20} MiB, and {part.parent} has {free >> 20} MiB free.",
-            hint="Make room, or set MLBENCH_HOME to another folder; the results stay on the machines for now.",
+            hint="Free up disk space, or set MLBENCH_HOME to another folder; the results stay on the machines for now.",
         )
     for _ in range(ATTEMPTS):
         with open(part, "ab") as file:
@@ -65,8 +65,8 @@ def download(channel: Channel, path: str, facts: Mapping[str, Any], part: Path) 
             return
         part.unlink()
     raise FetchError(
-        f"What comes from {channel.target.name} of {path} is not what was packed there.",
-        hint="Try again; if it stays so, the disk there may be damaged.",
+        f"{path} from {channel.target.name} differs from what was packed there.",
+        hint="Try again. If this persists, the disk there may be damaged.",
     )
 
 
@@ -131,7 +131,7 @@ def check_logs(run: Run, reports: Iterable[NodeReport]) -> tuple[list[int], list
         findings.append(
             Finding(
                 LOG_GAP,
-                f"The ends of the logs of ranks {', '.join(map(str, unknown[:20]))} are not proven: their agent "
+                f"The ends of the logs of ranks {', '.join(map(str, unknown[:20]))} are not verified: their agent "
                 "was killed before it could write digests.",
                 evidence={"ranks": unknown},
             )

@@ -127,7 +127,7 @@ def no_controller(answer: Answer) -> UnreachableError:
     """The error for a command that the controller has not answered: nothing follows for any job."""
     lines = answer.err.strip().splitlines()
     return UnreachableError(
-        f"Slurm's controller does not answer: {lines[-1] if lines else 'no reason given'}", hint="scontrol ping"
+        f"Slurm's controller is not responding: {lines[-1] if lines else 'no reason given'}", hint="scontrol ping"
     )
 
 
@@ -142,16 +142,16 @@ def explain_refusal(answer: Answer, partition: str | None) -> MlbenchError:
         return UsageError(f"Slurm does not know the partition: {words}", hint=f"sinfo -s; then {attach} --partition P")
     if "account" in text.lower():
         return CredentialError(
-            f"Slurm refuses the account: {words}", hint=f"sacctmgr show assoc user=$USER; then {attach} --account A"
+            f"Slurm rejects the account: {words}", hint=f"sacctmgr show assoc user=$USER; then {attach} --account A"
         )
     if "qos" in text.lower():
-        return CredentialError(f"Slurm refuses the QOS: {words}", hint=f"sacctmgr show qos; then {attach} --qos Q")
+        return CredentialError(f"Slurm rejects the QOS: {words}", hint=f"sacctmgr show qos; then {attach} --qos Q")
     for sign in ("configuration is not available", "generic resource", "Memory specification", "feature", "node name"):
         if sign.lower() in text.lower():
-            return CapacityError(f"Slurm cannot give what the run asks for: {words}", hint="sinfo -N -l")
+            return CapacityError(f"Slurm cannot provide what the run requests: {words}", hint="sinfo -N -l")
     if "time limit" in text.lower():
-        return UsageError(f"Slurm refuses the time limit: {words}", hint="--timeout SECONDS; see: sinfo -o '%P %l'")
-    return UsageError(f"Slurm refuses the job: {words}", hint="mlbench run ... --dry-run prints the script")
+        return UsageError(f"Slurm rejects the time limit: {words}", hint="--timeout SECONDS; see: sinfo -o '%P %l'")
+    return UsageError(f"Slurm rejects the job: {words}", hint="mlbench run ... --dry-run prints the script")
 
 
 def parse_version(text: str) -> tuple[int, int] | None:

@@ -10,25 +10,25 @@ from mlbench_cli.model.run import Ending, Finding
 _REASONS: Mapping[str, tuple[str, bool]] = {
     "None": ("Slurm has not looked at it yet.", False),
     "Priority": ("Jobs with a higher priority come first: squeue --start, sprio.", False),
-    "Resources": ("It waits until enough nodes are free: sinfo.", False),
-    "PartitionConfig": ("It asks for more nodes or time than the partition has: sinfo -o '%P %D %l'.", True),
-    "BadConstraints": ("No node has what it asks for: sinfo -N -o '%N %f %G'.", True),
-    "PartitionTimeLimit": ("Its time is above the partition's limit: give a shorter --timeout.", True),
-    "PartitionNodeLimit": ("It asks for more nodes than the partition gives to one job: ask for fewer workers.", True),
+    "Resources": ("It is waiting for free nodes: sinfo.", False),
+    "PartitionConfig": ("It requests more nodes or time than the partition has: sinfo -o '%P %D %l'.", True),
+    "BadConstraints": ("No node has what it requests: sinfo -N -o '%N %f %G'.", True),
+    "PartitionTimeLimit": ("Its time limit exceeds the partition's: use a shorter --timeout.", True),
+    "PartitionNodeLimit": ("It requests more nodes than the partition allows per job: use fewer workers.", True),
     "PartitionDown": ("The partition is down: ask its administrators, or attach another one.", False),
     "PartitionInactive": ("The partition is inactive: ask its administrators, or attach another one.", False),
     "JobHeldUser": ("It is held: scontrol release ID.", False),
     "JobHeldAdmin": ("An administrator holds it: ask them.", False),
     "JobHoldMaxRequeue": ("It failed to start too often: ask the administrators for the node's log.", True),
-    "BeginTime": ("It starts later; after a node failure this means that Slurm started it again.", False),
-    "Dependency": ("It waits for another job.", False),
+    "BeginTime": ("Its start time is in the future; after a node failure, Slurm has requeued it.", False),
+    "Dependency": ("It is waiting for another job.", False),
     "DependencyNeverSatisfied": ("The job that it waits for has failed.", True),
     "InvalidAccount": ("Attach with an account that you may use: sacctmgr show assoc user=$USER.", True),
     "InvalidQOS": ("Attach with a QOS that you may use: sacctmgr show assoc user=$USER.", True),
-    "AccountNotAllowed": ("The partition refuses this account: attach with another --account or --partition.", True),
-    "QOSNotAllowed": ("The partition refuses this QOS: attach with another --qos or --partition.", True),
-    "Licenses": ("It waits for a licence.", False),
-    "Reservation": ("It waits for its reservation.", False),
+    "AccountNotAllowed": ("The partition rejects this account: attach with another --account or --partition.", True),
+    "QOSNotAllowed": ("The partition rejects this QOS: attach with another --qos or --partition.", True),
+    "Licenses": ("It is waiting for a license.", False),
+    "Reservation": ("It is waiting for its reservation.", False),
     "ReservationDeleted": ("Its reservation was deleted.", True),
     "NodeDown": ("A node that it needs is down: sinfo -R.", False),
     "ReqNodeNotAvail": ("A node that it needs is down, drained or reserved: sinfo -R.", False),
@@ -50,11 +50,13 @@ def explain_pending(job: JobReport) -> Finding:
     if not hint and first.startswith(("QOS", "Assoc", "MaxJobs", "MaxSubmit")):
         permanent = first.endswith("PerJob") or "PerJob" in first
         whose = "of its QOS" if first.startswith("QOS") else "of its account"
-        hint = f"A limit {whose} is reached: " + ("ask for less." if permanent else "it waits, or attach another one.")
+        hint = f"A limit {whose} is reached: " + (
+            "ask for less." if permanent else "it is waiting, or attach another one."
+        )
     code = "unschedulable" if permanent else "pending"
     return Finding(
         code,
-        f"Slurm's job {job.id} waits: {reason}.",
+        f"Slurm's job {job.id} is pending: {reason}.",
         hint=hint or "squeue --start; scontrol show job " + job.id,
         permanent=permanent,
         retryable=not permanent,
@@ -88,36 +90,41 @@ def _decide(job: JobReport, is_begun: bool) -> tuple[Ending, str, str, str]:
             Ending.DEADLINE,
             "time_limit",
             f"Slurm ended the job {number} at its time limit ({job.state}).",
-            "Give it more time with --timeout, or attach a partition with a longer limit.",
+            "Use a longer --timeout, or attach a partition with a longer limit.",
         )
     if job.state == "OUT_OF_MEMORY":
         return (
             Ending.FAILED,
             "out_of_memory",
-            f"Slurm ended the job {number}: it used more memory than it was given.",
+            f"Slurm ended the job {number}: it used more memory than allocated.",
             "Use smaller batches, or more nodes.",
         )
     if job.state in ("NODE_FAIL", "BOOT_FAIL", "LAUNCH_FAILED"):
         ended = Ending.LOST if is_begun else Ending.NEVER_STARTED
         return ended, "node_failed", f"A node of the job {number} failed ({job.state}, {nodes}).", f"sinfo -R. {again}"
     if job.state in ("PREEMPTED", "REVOKED"):
-        return Ending.LOST, "preempted", f"The job {number} had to make room for another one ({job.state}).", again
+        return Ending.LOST, "preempted", f"The job {number} was preempted by another job ({job.state}).", again
     if job.state == "CANCELLED":
-        summary = f"The job {number} was cancelled, and not by mlbench."
+        summary = f"The job {number} was canceled by someone else."
         return (Ending.CANCELLED if is_begun else Ending.NEVER_STARTED), "cancelled_by_other", summary, again
     if job.state == "FAILED" and not is_begun:
         if job.reason == "JobLaunchFailure":
-            summary = f"Slurm could not start the job {number}: its folder cannot be written on {nodes}."
-            return Ending.NEVER_STARTED, "output_unwritable", summary, "Is the shared folder mounted there?"
+            summary = f"Slurm could not start the job {number}: its folder is not writable on {nodes}."
+            return Ending.NEVER_STARTED, "output_unwritable", summary, "Check that the shared folder is mounted there."
         if job.reason == "BadConstraints":
-            summary = f"Slurm refused the job {number}: no node has what it asks for."
+            summary = f"Slurm refused the job {number}: no node has what it requests."
             return Ending.NEVER_STARTED, "impossible_request", summary, "sinfo -N -l"
         summary = f"The job {number} failed before an agent could start ({job.reason})."
-        return Ending.NEVER_STARTED, "not_started", summary, "Its batch.log and step.log say why."
+        return Ending.NEVER_STARTED, "not_started", summary, "See its batch.log and step.log."
     if not is_begun:
-        summary = f"The job {number} ended ({job.state}), and nothing of the run was started."
-        return Ending.NEVER_STARTED, "not_started", summary, "Is the folder shared by all nodes? mlbench doctor slurm"
-    summary = f"The job {number} ended ({job.state}), and what its ranks should have written is missing."
+        summary = f"The job {number} ended ({job.state}), but nothing of the run was started."
+        return (
+            Ending.NEVER_STARTED,
+            "not_started",
+            summary,
+            "Check that all nodes share the folder: mlbench doctor slurm",
+        )
+    summary = f"The job {number} ended ({job.state}), but the files of its ranks are missing."
     return Ending.LOST, "evidence_missing", summary, again
 
 
@@ -131,7 +138,7 @@ def find_memory_kill(log: str, number: str) -> Finding | None:
         return None
     return Finding(
         "out_of_memory",
-        f"Slurm killed the job {number} for its memory: {found[1].strip()[:200]}.",
+        f"Slurm killed the job {number} because of its memory: {found[1].strip()[:200]}.",
         hint="Use smaller batches, or more nodes.",
         evidence={"job": number, "log": [found[0][:300]]},
     )
@@ -140,10 +147,10 @@ def find_memory_kill(log: str, number: str) -> Finding | None:
 def forgotten(number: str, *, is_begun: bool, shows_life: bool) -> tuple[Ending | None, Finding]:
     """What follows for a job that the controller does not know (any more)."""
     if shows_life:
-        summary = f"Slurm does not know the job {number} any more, but its ranks run on."
+        summary = f"Slurm no longer knows the job {number}, but its ranks are still running."
         return None, Finding("controller_forgot", summary, hint="mlbench cancel NAME ends them.", retryable=True)
     ended = Ending.LOST if is_begun else Ending.NEVER_STARTED
-    summary = f"Slurm does not know the job {number} any more, and its ranks " + (
+    summary = f"Slurm no longer knows the job {number}, and its ranks " + (
         "have ended without a trace." if is_begun else "never began."
     )
     return ended, Finding("job_vanished", summary, hint="Run it again.", retryable=True)

@@ -67,11 +67,11 @@ def discover_cluster(channel: Channel, folder: str) -> SlurmFacts:
     if found < controller.MIN_VERSION:
         raise UsageError(
             f"{channel.target.name} has Slurm {found[0]}.{found[1]:02d}; mlbench needs 21.08 or later.",
-            hint="Its hosts may still serve as plain hosts: mlbench attach-hosts --help",
+            hint="You can attach its machines as plain hosts: mlbench attach-hosts --help",
         )
     ping = controller.ask(channel, ["scontrol", "ping"])
     if ping.code != 0:
-        raise UnreachableError(f"Slurm's controller does not answer: {ping.out.strip()}", hint="scontrol ping")
+        raise UnreachableError(f"Slurm's controller is not responding: {ping.out.strip()}", hint="scontrol ping")
     config = controller.parse_config(controller.ask(channel, ["scontrol", "show", "config"]).out)
     sinfo = controller.ask(channel, ["sinfo", "-h", "-o", "%R|%l|%D|%G|%P"])
     return SlurmFacts(
@@ -199,7 +199,7 @@ def check_probes(probes: Sequence[NodeProbe], details: SlurmDetails) -> None:
     if blind:
         raise UsageError(
             f"The folder {details.folder} is not shared: {', '.join(blind)} cannot read what the login node wrote.",
-            hint="--shared DIR   names a folder that login node and all nodes have in common",
+            hint="--shared DIR   must be a folder that the login node and all nodes share",
         )
     missing = [probe.node for probe in probes if not probe.python]
     if missing:
@@ -217,7 +217,7 @@ def check_probes(probes: Sequence[NodeProbe], details: SlurmDetails) -> None:
                 + ", ".join(
                     f"{probe.node} {probe.python if what == 'Python' else probe.torch or 'none'}" for probe in probes
                 ),
-                hint="--python PATH   names one environment that all nodes share",
+                hint="--python PATH   must be one environment that all nodes share",
             )
 
 

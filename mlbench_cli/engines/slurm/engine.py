@@ -81,7 +81,7 @@ class SlurmEngine(MachinesEngine):
         if self._job_id(run) is not None:
             return True
         if self._is_marked(self._run_place(run), "cancel"):
-            raise UsageError(f'The run "{run.name}" was cancelled before it was started.')
+            raise UsageError(f'The run "{run.name}" was canceled before it started.')
         return False
 
     def resume(self, run: Run) -> None:
@@ -151,7 +151,7 @@ class SlurmEngine(MachinesEngine):
             return observation
         job = self._find_report(number, snapshot, is_over=observation.ended is not None)
         if self._silence is not None and observation.ended is None:
-            finding = Finding(CONTROLLER_SILENT, self._silence, hint="The run goes on.", retryable=True)
+            finding = Finding(CONTROLLER_SILENT, self._silence, hint="The run continues.", retryable=True)
             observation = replace(observation, findings=(*observation.findings, finding))
         if observation.ended is not None:
             since = self._unexplained.setdefault(run.id, time.monotonic())
@@ -186,7 +186,7 @@ class SlurmEngine(MachinesEngine):
         if snapshot.shows_life:
             finding = Finding(
                 "job_ended_ranks_run",
-                f"Slurm's job {job.id} has ended ({job.state}), but processes of it show signs of life.",
+                f"Slurm's job {job.id} has ended ({job.state}), but some of its processes are still running.",
                 hint="mlbench cancel NAME ends them.",
                 retryable=True,
             )
@@ -223,12 +223,12 @@ class SlurmEngine(MachinesEngine):
         if snapshot.exists or not (run.folder / "manifests" / "job.sh").exists():
             finding = Finding(
                 "not_submitted",
-                "The run has no job on the cluster: the client that was about to submit it was stopped.",
+                "The run has no job on the cluster: its client was stopped before it submitted one.",
                 hint=f"mlbench wait {run.name}   submits it; mlbench delete {run.name}   forgets it",
                 retryable=True,
             )
             return replace(observation, findings=(*observation.findings, finding))
-        finding = Finding("folder_gone", "The run's folder on the cluster is gone: somebody has removed it.")
+        finding = Finding("folder_gone", "The run's folder on the cluster was removed by someone else.")
         return replace(observation, ended=Ending.LOST, findings=(*observation.findings, finding))
 
     def _find_report(self, number: str, snapshot: Snapshot, *, is_over: bool) -> JobReport | None:

@@ -27,19 +27,19 @@ def check_request(spec: RunSpec, details: SlurmDetails) -> None:
     name = details.partition or next(name for name, item in details.partitions.items() if item is partition)
     if spec.workers > partition["nodes"]:
         raise CapacityError(
-            f'{spec.name} wants {spec.workers} nodes; the partition "{name}" has {partition["nodes"]}.',
-            hint="Ask for fewer workers, or attach another partition: mlbench attach-slurm NAME --partition P",
+            f'{spec.name} needs {spec.workers} nodes, but the partition "{name}" has {partition["nodes"]}.',
+            hint="Use fewer workers, or attach another partition: mlbench attach-slurm NAME --partition P",
         )
     if spec.gpus_per_worker > partition["gpus_per_node"]:
         raise CapacityError(
-            f'{spec.name} wants {spec.gpus_per_worker} GPUs on each node; those of the partition "{name}" have '
+            f'{spec.name} needs {spec.gpus_per_worker} GPUs per node, but those of the partition "{name}" have '
             f"{partition['gpus_per_node']}.",
-            hint="Leave out --gpu, or attach another partition: mlbench attach-slurm NAME --partition P",
+            hint="Remove --gpu, or attach another partition: mlbench attach-slurm NAME --partition P",
         )
     limit = partition["max_seconds"]
     if limit is not None and spec.timeout > limit:
         raise UsageError(
-            f'{spec.name} may take {spec.timeout:g} s; the partition "{name}" ends jobs after {limit} s.',
+            f'{spec.name} may take {spec.timeout:g} s, but the partition "{name}" ends jobs after {limit} s.',
             hint=f"--timeout {limit}s, or attach another partition: mlbench attach-slurm NAME --partition P",
         )
 
@@ -134,7 +134,7 @@ def _launcher(spec: RunSpec, details: SlurmDetails) -> Sequence[str]:
     if details.container is None:
         raise UsageError(
             "--image: the cluster has neither pyxis nor apptainer, so no container can be started.",
-            hint="Leave out --image, and name Python or modules: mlbench attach-slurm NAME --python PATH --setup FILE",
+            hint="Remove --image and choose Python or modules: mlbench attach-slurm NAME --python PATH --setup FILE",
         )
     binds = [word for folder in _mounts(spec, details) for word in ("--bind", folder)]
     gpus = ["--nv"] if spec.gpus_per_worker else []

@@ -247,7 +247,7 @@ def test_the_signature_of_an_archive_is_none_of_a_receipt(receipt: list[str], ca
     Path("signers").write_text(f"ada@example.org {Path('key.pub').read_text()}")
     subprocess.run(["ssh-keygen", "-q", "-Y", "sign", "-f", "key", "-n", "mlbench-archive", "r.json"], check=True)
     assert run(["verify", "r.json", "--signers", "signers"]) == 3
-    assert "another purpose than mlbench-receipt" in capsys.readouterr().out
+    assert "another namespace than mlbench-receipt" in capsys.readouterr().out
 
 
 # --- the web -------------------------------------------------------------------------------------------------------

@@ -146,7 +146,7 @@ def test_no_signature_proves_no_origin(capsys: Captured) -> None:
 @pytest.mark.parametrize(
     ("options", "problem", "words"),
     [
-        (None, "unknown_signer", "does not list the key"),
+        (None, "unknown_signer", "does not list the signing key"),
         ('valid-before="20200101"', "expired", "valid-before 2020-01-01"),
         ('valid-after="20900101"', "expired", "valid-after 2090-01-01"),
         ('namespaces="git"', "namespace", 'namespaces="git,mlbench-archive"'),
@@ -196,7 +196,7 @@ def test_a_damaged_archive_has_no_origin(capsys: Captured) -> None:
 def test_what_is_no_signature_is_a_problem_without_signers_too(capsys: Captured, text: str) -> None:
     Path(f"demo/{SIGNATURE}").write_text(text)
     assert run(["verify", "demo"]) == 2
-    assert "it is no OpenSSH signature" in capsys.readouterr().out
+    assert "it is not an OpenSSH signature" in capsys.readouterr().out
 
 
 def test_a_signature_for_another_purpose_is_none(capsys: Captured) -> None:
@@ -223,7 +223,7 @@ def test_a_second_signature_must_be_wanted(capsys: Captured) -> None:
     assert Path("demo.zip").read_bytes() == before
     new_key("other")
     assert run(["sign", "demo.zip", "--key", "other", "--force"]) == 0
-    assert "does not list the key" in run_refused(capsys, 3, "verify", "demo.zip", "--signers", "signers")
+    assert "does not list the signing key" in run_refused(capsys, 3, "verify", "demo.zip", "--signers", "signers")
 
 
 # --- what cannot be used ----------------------------------------------------------------------------------------------
@@ -236,7 +236,7 @@ def test_keys_that_cannot_sign(capsys: Captured) -> None:
     Path("garbage").chmod(0o600)
     assert "cannot sign" in run_refused(capsys, 2, "sign", "demo.zip", "--key", "garbage")
     Path("key").rename("elsewhere")
-    assert "no agent holds the private one" in run_refused(capsys, 3, "sign", "demo.zip", "--key", "key.pub")
+    assert "no agent has the private one" in run_refused(capsys, 3, "sign", "demo.zip", "--key", "key.pub")
     Path("elsewhere").chmod(0o644)
     assert "chmod 600 elsewhere" in run_refused(capsys, 3, "sign", "demo.zip", "--key", "elsewhere")
     assert Path("demo.zip").read_bytes() == before

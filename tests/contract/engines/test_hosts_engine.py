@@ -80,7 +80,7 @@ def test_a_host_that_never_answers_again_ends_the_run_as_lost_and_the_rest_is_ke
     last = list(engine.watch(run))[-1]
     assert last.ended is Ending.LOST
     assert [worker.phase for worker in last.workers] == [Phase.FAILED, Phase.LOST]
-    assert last.workers[1].reason == "its machine does not answer"
+    assert last.workers[1].reason == "its machine is not responding"
     fetched = engine.fetch(run)
     assert not fetched.complete
     assert "results_lost" in [finding.code for finding in fetched.findings]

@@ -188,7 +188,7 @@ def test_a_group_without_its_cluster_is_collected_when_it_is_not_new(mlbench: An
         (["--gpu-type", "v100"], "too old"),
         (["--gpu-type", "h1000"], 'Did you mean "h100"'),
         (["--gpu-type", "h100", "--num-gpus", "1"], "--gpu-type h100-nvl"),
-        (["--num-gpus", "-1"], "the least is 0"),
+        (["--num-gpus", "-1"], "the minimum is 0"),
         (["--num-cpus", "64"], "has 4 vCPUs"),
         (["--disk-size", "5"], "from 30 to"),
         (["--tier", "gold"], "none of free"),

@@ -62,7 +62,7 @@ def test_they_run_one_after_the_other(capsys: Captured) -> None:
     start(capsys)
     waiting = status(capsys, "x-2")
     assert waiting["state"] == "created"
-    assert {rank["reason"] for rank in waiting["ranks"]} == {"waits for the runs before it"}
+    assert {rank["reason"] for rank in waiting["ranks"]} == {"waiting for the runs before it"}
     for size in (1, 2):
         assert list_begun() == [f"{number} begins" for number in range(1, size + 1)]
         Path(f"go-{size}").touch()
@@ -148,7 +148,7 @@ def test_one_that_was_cancelled_is_not_started_after_all(home: Path) -> None:
     waiting = lab.record(["true"])
     write_queued(waiting.folder, "none", "x")
     lab.engine.cancel(waiting)
-    with pytest.raises(UsageError, match="was cancelled before it was started"):
+    with pytest.raises(UsageError, match="was canceled before it started"):
         lab.engine.submit(waiting, lab.engine.render(waiting.spec), detach=True)
     assert lab.end(waiting).ended == "cancelled"
     lab.close()

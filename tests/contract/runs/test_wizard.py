@@ -83,7 +83,7 @@ def test_nothing_matches(home: Path) -> None:
     person.type("\x15cust\r")
     person.expect("Task: custom")
     person.answer("Command: ", "")
-    person.expect("An answer is needed.")
+    person.expect("Please enter a value.")
     person.answer("Command: ", "true")
     person.answer(BACKEND, "")
     assert person.finish()[0] == 0

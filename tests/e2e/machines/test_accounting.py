@@ -108,11 +108,11 @@ def test_an_account_that_was_taken_away_is_refused_at_submission(
     change_associations(configuration, "modify user root account=brief set maxsubmitjobs=0")
     done = lab.run("run", "limit", "1", "--command", "true", "--yes")
     assert done.returncode == 3, done.stderr
-    assert "Slurm refuses the account: AssocMaxSubmitJobLimit" in done.stderr
+    assert "Slurm rejects the account: AssocMaxSubmitJobLimit" in done.stderr
     change_associations(configuration, "delete user root account=brief")
     done = lab.run("run", "late", "1", "--command", "true", "--yes")
     assert done.returncode == 3, done.stderr
-    assert "Slurm refuses the account: Invalid account" in done.stderr
+    assert "Slurm rejects the account: Invalid account" in done.stderr
     assert "--account A" in done.stderr
 
 

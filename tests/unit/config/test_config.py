@@ -115,7 +115,7 @@ def test_registry_and_namespace_are_not_for_machines_without_kubernetes(
     argv = ["run", "x", "1", "--command", "true", "--cluster", "lab", "--dry-run"]
     assert run(argv) == 0, capsys.readouterr().err
     assert run([*argv, "--registry", "ghcr.io/me"]) == 2
-    assert f"--registry has no meaning on {provider}" in capsys.readouterr().err
+    assert f"--registry does not apply on {provider}" in capsys.readouterr().err
 
 
 def test_a_data_folder_that_is_not_there(home: Path, capsys: Captured) -> None:

@@ -66,7 +66,7 @@ def test_machine_for_options(machine: str | None, gpus: int | None, gpu: str | N
         ("g5.xlarge", None, "T4", "has A10G, not T4", "g4dn.xlarge"),
         (None, 3, "T4", "No machine has 3 T4", "g4dn.12xlarge (4)"),
         (None, 1, "T5", 'has T5 GPUs. Did you mean "T4"?', "A10G"),
-        (None, -1, None, "the least is 0", ""),
+        (None, -1, None, "the minimum is 0", ""),
         ("g5", None, None, "is not an instance type", "g5.xlarge"),
         ("c7g.xlarge", None, None, "is an ARM machine", "m5.xlarge"),
         ("trn1.32xlarge", None, None, "has no NVIDIA GPUs", "--gpu-type"),

@@ -89,7 +89,7 @@ def test_rows_are_set_apart_by_entry_cluster_and_matrix() -> None:
         ("max-cost: much", "not a number above 0"),
         ("clusters: {a: b}", "not a list of texts"),
         ("title: [a]", "are texts"),
-        ("cluster: far", "names its clusters once"),
+        ("cluster: far", "Name the clusters once"),
     ],
 )
 def test_a_wrong_file_names_the_key(text: str, words: str) -> None:
@@ -164,7 +164,7 @@ def test_a_budget_refuses_what_would_exceed_it() -> None:
     budget = Budget(3600.0, 10.0)
     assert budget.refusal(RunEstimate(600.0, 1.0)) is None
     assert budget.refusal(RunEstimate(None, None)) is None
-    assert budget.refusal(RunEstimate(3600.0, 1.0)) == "0.00 of 1 hours are spent"
+    assert budget.refusal(RunEstimate(3600.0, 1.0)) == "0.00 of 1 hours are used up"
     budget.spend(1800.0, 9.5)
     assert budget.refusal(RunEstimate(600.0, 1.0)) == "9.50 of a budget of 10 is spent"
     assert Budget(None, None).refusal(RunEstimate(1e9, 1e9)) is None

@@ -133,7 +133,7 @@ def test_a_size_that_would_leave_fewer_cores_is_refused_with_the_option_that_kee
     first = store.plan(None, ask(workers=(1,), num_cpus=4))
     with pytest.raises(UsageError, match=r"cpus was 4") as caught:
         store.plan(first, ask(workers=(1, 2)))
-    assert str(caught.value.hint).endswith("cores that the runs have: --num-cpus 4")
+    assert str(caught.value.hint).endswith("cores of the existing runs: --num-cpus 4")
     assert names(store.plan(first, ask(workers=(1, 2), num_cpus=4)).new) == ["demo-2"]
     with pytest.raises(UsageError) as caught:
         store.plan(first, ask(workers=(1, 2), backend="mpi"))

@@ -12,7 +12,7 @@ from mlbench_cli.results.archive.documents import write_run_document
 from mlbench_cli.runs.finalize import finalize
 from mlbench_cli.storage.store import Store
 
-REASON = Finding("results_lost", "The keeper has lost what worker 0 handed over.", hint="Run it again.")
+REASON = Finding("results_lost", "The keeper lost the output of worker 0.", hint="Run it again.")
 
 
 @pytest.mark.parametrize(

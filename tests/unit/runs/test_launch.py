@@ -88,7 +88,7 @@ def test_threads_of_the_user_are_read_from_the_environment(
 
 def test_sharing_is_about_this_machine_only() -> None:
     assert one(DIGITS, share_machine=True).share_machine
-    with pytest.raises(UsageError, match="--share-machine is about this machine"):
+    with pytest.raises(UsageError, match="--share-machine applies only to this machine"):
         one(DIGITS, REMOTE, share_machine=True)
 
 
@@ -263,33 +263,37 @@ def test_hidden_gpus_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
         (DIGITS, {"set": {"epochs": "0"}}, "the least is 1"),
         (DIGITS, {"set": {"momentum": "1.5"}}, "the most is 1"),
         (DIGITS, {"backend": "glo"}, 'Did you mean "gloo"?'),
-        (DIGITS, {"backend": "nccl"}, "works on GPUs only"),
+        (DIGITS, {"backend": "nccl"}, "works only on GPUs"),
         (DIGITS, {"backend": "custom"}, "its name is missing"),
         (DIGITS, {"backend": "custom:a b"}, "is not a word"),
         (DIGITS, {"backend": "gloo", "custom_backend": "x"}, "exclude each other"),
         (DIGITS, {"gpu": True}, "this machine has no GPU"),
         (DIGITS, {"gpus_per_worker": 2}, "needs --gpu"),
-        (DIGITS, {"gpu": True, "gpus_per_worker": 0}, "the least is 1"),
-        (DIGITS, {"num_cpus": 0}, "the least is 1"),
+        (DIGITS, {"gpu": True, "gpus_per_worker": 0}, "the minimum is 1"),
+        (DIGITS, {"num_cpus": 0}, "the minimum is 1"),
         (DIGITS, {"processes_per_worker": 0}, "from 1 to 64"),
         (DIGITS, {"seed": -1}, "The seed"),
         (DIGITS, {"timeout": "soon"}, "is no duration"),
         (DIGITS, {"timeout": "0s"}, "above 0"),
         (DIGITS, {"timeout": "31d"}, "at most 30 days"),
-        (DIGITS, {"run_on_all": False}, "always runs on all workers"),
-        (DIGITS, {"image": "me/train"}, "no meaning on the local cluster"),
-        (DIGITS, {"memory": "8Gi"}, "no meaning on the local cluster"),
-        (DIGITS, {"env": {"A": "1"}}, "no meaning on the local cluster"),
-        (DIGITS, {"spread": False}, "no meaning on the local cluster"),
+        (DIGITS, {"run_on_all": False}, "always run on all workers"),
+        (DIGITS, {"image": "me/train"}, "does not apply on the local cluster"),
+        (DIGITS, {"memory": "8Gi"}, "does not apply on the local cluster"),
+        (DIGITS, {"env": {"A": "1"}}, "does not apply on the local cluster"),
+        (DIGITS, {"spread": False}, "does not apply on the local cluster"),
         (DIGITS, {"command": "true", "set": {"goal_full": 1}}, "goal_full is the task's"),
-        (Request(name="x", workers=(1,), task="allreduce"), {"command": "true"}, "has no goal that a command"),
+        (
+            Request(name="x", workers=(1,), task="allreduce"),
+            {"command": "true"},
+            "has no goal to measure your own command",
+        ),
         (Request(name="x", workers=(1,), task="allreduce"), {"budget": "2h"}, "cannot train for a given time"),
         (CIFAR, {"budget": "2h", "set": {"budget_seconds": 1}}, "say the same"),
-        (CIFAR, {"budget": "2h", "timeout": "1h"}, "stopped after 3600 s, before its budget of 7200 s"),
+        (CIFAR, {"budget": "2h", "timeout": "1h"}, "timeout of 3600 s would end the run before its budget of 7200 s"),
         (CIFAR, {"budget": "25h"}, "before its budget"),
         (CIFAR, {"budget": "0s"}, "above 0"),
         (CIFAR, {"budget": "soon"}, '--budget "soon" is no duration'),
-        (COMMAND, {"budget": "2h"}, "--budget is for a task's own program"),
+        (COMMAND, {"budget": "2h"}, "--budget works only with tasks"),
         (DIGITS, {"repeat": 0}, "from 1 to 1000"),
         (DIGITS, {"repeat": 2, "seed": 2**32 - 1}, "The seed is 4294967296"),
         (DIGITS, {"data_dir": "/no/such/folder"}, "there is no folder"),
@@ -299,16 +303,16 @@ def test_hidden_gpus_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
         (COMMAND, {"command": "''"}, "is empty"),
         (COMMAND, {"command": ""}, "is empty"),
         (COMMAND, {"command": "python \0"}, "zero byte"),
-        (COMMAND, {"preset": "tiny"}, "--preset is for a task"),
+        (COMMAND, {"preset": "tiny"}, "--preset works only with tasks"),
         (COMMAND, {"set": {"a": {1, 2}}}, "JSON cannot hold"),
         (COMMAND, {"set": {"a": [float("nan")]}}, "JSON cannot hold"),
         (DIGITS, {"network": "1gbit,loss=1%"}, "loss is not offered"),
         (DIGITS, {"network": "fast"}, 'the rate "fast" is not a number'),
-        (COMMAND, {"network": "model:1gbit"}, "of a task's gradients, not of a command's"),
+        (COMMAND, {"network": "model:1gbit"}, "of tasks, not of your own command"),
         (DIGITS, {"network": "model:1gbit", "set": {"comm.delay": "0.1,0"}}, "say the same"),
         (DIGITS, {"network": "model:1gbit", "method": "ddp"}, "The method ddp cannot be"),
-        (COMMAND, {"network": "1gbit", "backend": "custom:mine"}, "may talk through this machine's memory"),
-        (CIFAR, {"network": "1gbit", "backend": "mpi"}, "may talk through this machine's memory"),
+        (COMMAND, {"network": "1gbit", "backend": "custom:mine"}, "may communicate through shared memory"),
+        (CIFAR, {"network": "1gbit", "backend": "mpi"}, "may communicate through shared memory"),
     ],
 )
 def test_refused_on_this_machine(request_: Request, changes: dict[str, Any], words: str) -> None:
@@ -327,7 +331,7 @@ def test_refused_on_this_machine(request_: Request, changes: dict[str, Any], wor
         ({"collect": "some"}, "neither rank0 nor all"),
         ({"toleration": ("gpu:NoScedule",)}, 'Did you mean "NoSchedule"?'),
         ({"toleration": ("=x",)}, "not of the form"),
-        ({"node_selector": {"a key": "x"}}, "not the key of a label"),
+        ({"node_selector": {"a key": "x"}}, "not a valid label key"),
         ({"env": {"1A": "x"}}, "not the name of a variable"),
         ({"env": {"RANK": "0"}}, "set by mlbench itself"),
         ({"env": {"MLBENCH_GOAL": "0"}}, "set by mlbench itself"),
@@ -335,9 +339,9 @@ def test_refused_on_this_machine(request_: Request, changes: dict[str, Any], wor
         ({"template_dir": "/no/such/folder"}, "there is no folder"),
         ({"env_secret": "My Token"}, "not a Kubernetes name"),
         ({"data_claim": "a/b"}, "not a Kubernetes name"),
-        ({"data_claim": "sets", "data_dir": "data"}, "cannot be used for data"),
-        ({"data_claim": "sets", "data_dir": "/dev/shm"}, "cannot be used for data"),
-        ({"data_dir": "/tmp/"}, "cannot be used for data"),
+        ({"data_claim": "sets", "data_dir": "data"}, "cannot be a data folder"),
+        ({"data_claim": "sets", "data_dir": "/dev/shm"}, "cannot be a data folder"),
+        ({"data_dir": "/tmp/"}, "cannot be a data folder"),
     ],
 )
 def test_refused_on_a_cluster(changes: dict[str, Any], words: str) -> None:
@@ -409,8 +413,8 @@ def test_names_of_other_runs_are_taken() -> None:
     ("options", "says"),
     [
         ({"device": {"rdma/hca": "many"}}, "not of the form RESOURCE=N"),
-        ({"device": {"nvidia.com/gpu": "8"}}, "GPUs have options of their own"),
-        ({"pod_label": {"team": "a b"}}, "not what Kubernetes allows"),
+        ({"device": {"nvidia.com/gpu": "8"}}, "use --gpu and --gpus-per-worker for GPUs"),
+        ({"pod_label": {"team": "a b"}}, "not valid in Kubernetes"),
         ({"pod_annotation": {"mlbench/run": "x"}}, "is set by mlbench"),
         ({"priority_class": "High"}, "is not a Kubernetes name"),
         ({"scheduler": "my scheduler"}, "is not a Kubernetes name"),
@@ -443,7 +447,7 @@ def test_nothing_of_a_runs_own_options_on_kubernetes_moves_with_it() -> None:
     ("asked", "cluster", "words"),
     [
         (replace(DIGITS, network="1gbit"), Cluster("h", "hosts"), "--network"),
-        (replace(DIGITS, network="model:1gbit"), REMOTE, "no formula's network is offered"),
+        (replace(DIGITS, network="model:1gbit"), REMOTE, "modeled networks are only for local runs"),
     ],
 )
 def test_a_run_that_a_cluster_cannot_repeat_does_not_move(asked: Request, cluster: Cluster, words: str) -> None:

@@ -63,7 +63,7 @@ def test_include_adds_options_to_fitting_points_and_is_a_point_otherwise() -> No
 def test_a_matrix_without_points_or_with_too_many_is_refused() -> None:
     with pytest.raises(UsageError, match="everything is excluded"):
         Matrix({"a": (1,)}, exclude=({"a": 1},)).points()
-    with pytest.raises(UsageError, match="exclude removes points of a matrix"):
+    with pytest.raises(UsageError, match="exclude needs a matrix"):
         Matrix(exclude=({"a": 1},)).points()
     with pytest.raises(UsageError, match="1000000 points"):
         Matrix({key: tuple(range(100)) for key in "abc"}).points()
@@ -161,7 +161,7 @@ def test_bad_axes_are_refused(text: str, words: str) -> None:
 
 def test_an_option_is_given_once() -> None:
     for options in ({"backend": "gloo"}, {"matrix": {"set.lr": ("1",)}, "set": {"lr": "2"}}):
-        with pytest.raises(UsageError, match="given by itself and by the matrix"):
+        with pytest.raises(UsageError, match="set both directly and in the matrix"):
             matrix_of(request(**{"matrix": {"backend": ("gloo",)}, **options}))
 
 

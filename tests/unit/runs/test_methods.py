@@ -75,14 +75,14 @@ def test_servers_are_processes_after_the_ranks() -> None:
         ({"method": "bsp-ps", "servers": 3}, "more servers than workers", "--servers 2"),
         ({"method": "bsp-ps", "servers": -1}, "comm.servers is '-1'", "comm.servers=0"),
         ({"method": "hsdp"}, "two groups of ranks", "--method fsdp2"),
-        ({"task": "allreduce", "method": "bsp"}, "takes no method", "Tasks that do: "),
+        ({"task": "allreduce", "method": "bsp"}, "does not support methods", "Tasks that support them: "),
         (
             {"task": "wikitext2_awd_lstm", "method": "dear", "set": {"data": "python-topics"}},
             "comm.barrier=none",
             "step",
         ),
         ({"task": "wikitext2_awd_lstm", "method": "fsdp2", "set": TEXT}, "comm.engine", "reducer"),
-        ({"task": None, "command": "python x.py", "method": "bsp"}, "not for your own command", None),
+        ({"task": None, "command": "python x.py", "method": "bsp"}, "not with your own command", None),
     ],
 )
 def test_what_cannot_be_is_refused_with_what_can(options: Mapping[str, Any], message: str, hint: str | None) -> None:
@@ -104,7 +104,7 @@ def test_servers_take_part_in_runs_on_gpus_and_have_resources_of_their_own() -> 
     found = spec(cluster=far, method="wfbp-ps", gpu=True, gpus_per_worker=1, server_cpus=2, server_memory="4Gi")
     assert (found.servers, found.kubernetes.server_cpus, found.kubernetes.server_memory) == (1, 2, "4Gi")
     assert "server_cpus" not in spec(cluster=far, method="wfbp-ps").to_dict()["kubernetes"]  # old hashes stay
-    with pytest.raises(UsageError, match="--server-cpus 0: the least is 1"):
+    with pytest.raises(UsageError, match="--server-cpus 0: the minimum is 1"):
         spec(cluster=far, method="wfbp-ps", server_cpus=0)
     with pytest.raises(UsageError, match="--server-memory: the run has no parameter servers"):
         spec(cluster=far, server_memory="4Gi")

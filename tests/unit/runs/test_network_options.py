@@ -50,20 +50,20 @@ def test_both_are_axes_of_a_matrix() -> None:
 @pytest.mark.parametrize(
     ("cluster", "options", "reason", "hint"),
     [
-        (ATTACHED, {"network": "1gbit"}, "somebody there has to shape it", "--network-method annotation"),
+        (ATTACHED, {"network": "1gbit"}, "cannot shape the network", "--network-method annotation"),
         (ATTACHED, {"network": "1gbit", "network_method": "nsenter"}, "containers of this machine", "chaos-mesh"),
         (ATTACHED, {"network": "1gbit,5ms", "network_method": "annotation"}, "a rate and no delay", "--network 1gbit"),
         (
             ATTACHED,
             {"network": "model:1gbit", "task": "digits_resnet", "command": None},
-            "no formula's network",
+            "modeled networks are only for local runs",
             "local",
         ),
         (ATTACHED, {"network": "1gbit", "network_method": "chaos"}, 'Did you mean "chaos-mesh"', None),
         (ATTACHED, {"network_method": "annotation"}, "needs --network", "--network 1gbit"),
         (KIND, {"network": "1gbit", "host_network": True}, "no network of their own", "--host-network"),
         (KIND, {"network": "1gbit", "run_on_all": False}, "a command that all workers run", "--run-on-all"),
-        (KIND, {"network": "1gbit", "backend": "mpi", "run_on_all": True}, "this machine's memory", "--backend gloo"),
+        (KIND, {"network": "1gbit", "backend": "mpi", "run_on_all": True}, "shared memory", "--backend gloo"),
         (KIND, {"network": "1gbit,loss=1%"}, "loss is not offered", None),
         (
             ATTACHED,
@@ -72,7 +72,12 @@ def test_both_are_axes_of_a_matrix() -> None:
             "--no-spread",
         ),
         (SLURM, {"network": "1gbit", "image": None}, "between pods", "network.json"),
-        (LOCAL, {"network": "1gbit", "network_method": "annotation", "image": None}, "no meaning on the local", None),
+        (
+            LOCAL,
+            {"network": "1gbit", "network_method": "annotation", "image": None},
+            "does not apply on the local",
+            None,
+        ),
     ],
 )
 def test_what_cannot_be_shaped_or_proved_is_refused(

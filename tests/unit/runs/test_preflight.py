@@ -51,7 +51,7 @@ def test_more_ranks_than_a_task_can_use_are_found_unless_speed_is_measured() -> 
 def test_a_checkpoint_that_is_not_here_is_refused_before_anything_starts(tmp_path: Path) -> None:
     kept = tmp_path / "checkpoint.pt"
     asked = Request(name="x", workers=(2,), task="cifar10_resnet20", preset="tiny", set={"resume": str(kept)})
-    with pytest.raises(NotFoundError, match=r'x-2: there is no checkpoint ".*checkpoint.pt" to go on from'):
+    with pytest.raises(NotFoundError, match=r'x-2: the checkpoint ".*checkpoint.pt" does not exist'):
         resolve(asked, LOCAL, MACHINE)
     assert resolve(asked, REMOTE)  # who knows what is in a volume?
     kept.touch()

@@ -81,7 +81,7 @@ def test_a_queue_on_another_machine_is_unknown_from_here(store: Store, monkeypat
     assert folder.find_state() is QueueState.UNKNOWN
     with pytest.raises(UsageError, match="under way: queue, process 1 on far"), queue.hold(experiment, store):
         pass
-    with pytest.raises(UsageError, match="out of reach from here"):
+    with pytest.raises(UsageError, match="cannot be reached from this machine"):
         queue.stop(experiment, store.folder, "stopped")
 
 

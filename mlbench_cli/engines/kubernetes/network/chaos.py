@@ -25,7 +25,7 @@ def require_chaos_mesh(api: Api, namespace: str) -> None:
         api.get(collection_path(CHAOS, namespace), limit=1)
     except ObjectNotFound:
         raise UsageError(
-            "--network-method chaos-mesh: the cluster does not know the kind NetworkChaos, so Chaos Mesh is not there.",
+            "--network-method chaos-mesh: the cluster has no NetworkChaos resource, so Chaos Mesh is not installed.",
             hint="Install Chaos Mesh (https://chaos-mesh.org/docs), or choose --network-method annotation.",
         ) from None
 
@@ -66,4 +66,4 @@ def _find_reason(item: Object) -> str:
             if event.get("type") == "Failed" and event.get("message"):
                 return " ".join(str(event["message"]).split())[:300]
     met = ", ".join(f"{each.get('type')} is {each.get('status')}" for each in status.get("conditions") or ())
-    return met or "it has no status, so its controller does not run"
+    return met or "it has no status, so its controller is not running"

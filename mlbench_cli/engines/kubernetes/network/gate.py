@@ -70,8 +70,8 @@ def network_findings(job: Mapping[str, Any] | None) -> list[Finding]:
     return [
         Finding(
             NOT_AS_ASKED,
-            f"The network that was asked for could not be had: {state.get('problem')}.",
-            hint="Ask for another network or --network-method, or leave out --network: then it is only measured.",
+            f"The requested network is not available: {state.get('problem')}.",
+            hint="Request another network or --network-method, or remove --network to measure only.",
             retryable=True,
             evidence={"report": state.get("report") or {}},
         )
@@ -196,7 +196,7 @@ class NetworkGate:
             if time.monotonic() > self._noted + NOTE_SECONDS:
                 self._note(api, SHAPING, ahead)
         if self._closed.is_set():
-            raise UnreachableError("This client has stopped following the run.", hint=f"mlbench wait {self._run.name}")
+            raise UnreachableError("The client stopped following the run.", hint=f"mlbench wait {self._run.name}")
         return {"error": f"the probe gave no report within {PROBE_SECONDS:g} s"}
 
     def _order(self, pods: Mapping[int, Pod], text: str) -> None:
@@ -206,7 +206,7 @@ class NetworkGate:
             name = pod["metadata"]["name"]
             done = execute(self._access, self._namespace, name, ["sh", "-c", _WRITE_ORDER, "sh", text])
             if done.code:
-                raise CapacityError(f"the pod {name} does not take orders: {done.stderr[:200]}")
+                raise CapacityError(f"the pod {name} does not accept commands: {done.stderr[:200]}")
 
         with ThreadPoolExecutor(PARALLEL_PODS) as pool:
             list(pool.map(write, pods.values()))
@@ -219,7 +219,7 @@ class NetworkGate:
         if report.get("drained_bits_per_second", 0) > EXCESS * self._shape.rate:
             return f"{text}: the cluster's network plugin does not limit pods by their annotations"
         if report.get("drained_bytes", 0) >= LARGE_BURST_BYTES:
-            return f"{text}, from a token bucket of some 512 MiB: containerd's default, which training never empties"
+            return f"{text}, from a token bucket of about 512 MiB, containerd's default, which training does not empty"
         return text
 
     def _note(self, api: Api, state: str, ahead: float, **more: Any) -> None:

@@ -247,7 +247,7 @@ def test_chaos_mesh_that_does_nothing_is_the_reason(server: KubeApi, tmp_path: P
     run = a_run(tmp_path, Store(tmp_path), method="chaos-mesh")
     engine = start(server, run)
     documents = [item for item in engine.render(run.spec).documents if item["kind"] == "NetworkChaos"]
-    with server.access.client() as api, pytest.raises(CapacityError, match="its controller does not run"):
+    with server.access.client() as api, pytest.raises(CapacityError, match="its controller is not running"):
         chaos.inject(api, documents, server.objects["jobs", "net-2"], seconds=0)
     failed = {"type": "Failed", "message": "unable to set tcs: exit status 2"}
     status = {"experiment": {"containerRecords": [{"events": [failed]}]}}

@@ -99,12 +99,12 @@ def test_a_run_waits_for_the_run_of_somebody_else(lab: Lab, other: Lab, tmp_path
     waiting = start_in_another_process(second, tmp_path / "other")
     assert waiting.stdout is not None
     sentence = waiting.stdout.readline()
-    assert f"{second.name} waits for this machine: {first.name} of user " in sentence
+    assert f"{second.name} is waiting for this machine: {first.name} of user " in sentence
     assert "Timeout 24 h (--timeout)" in sentence
     assert "--share-machine" in sentence
     assert read_state(second.folder) is None
     observation = other.engine.look(second)
-    assert {worker.reason for worker in observation.workers} == {"waits for the runs before it"}
+    assert {worker.reason for worker in observation.workers} == {"waiting for the runs before it"}
     (tmp_path / "go").touch()
     assert waiting.wait(30) == 0
     assert other.end(second).ended == "exited"
@@ -147,7 +147,7 @@ def test_the_wait_has_an_end(lab: Lab, other: Lab) -> None:
     run = other.record(QUICK, timeout=1.5)
     with pytest.raises(DeadlineError, match="waited 2 s for this machine: run-0 of user"):
         other.engine.submit(run, other.engine.render(run.spec))
-    assert [sentence for sentence in lab_sentences if "waits for this machine" in sentence]
+    assert [sentence for sentence in lab_sentences if "is waiting for this machine" in sentence]
 
 
 def test_a_run_that_waits_can_be_cancelled(lab: Lab, other: Lab, tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_a_run_that_waits_can_be_cancelled(lab: Lab, other: Lab, tmp_path: Path)
     other.engine.cancel(run)
     _, problem = waiting.communicate(timeout=30)
     assert waiting.returncode != 0
-    assert "was cancelled before it was started" in problem
+    assert "was canceled before it started" in problem
     assert read_state(run.folder) is None
 
 
@@ -251,7 +251,7 @@ def test_a_detached_run_queues_in_the_background(lab: Lab, capsys: Captured, tmp
     assert mlbench(["run", "later", "1", "--detach", "--command", "true"]) == 0
     out, err = capsys.readouterr()
     assert out == "later-1\n"
-    assert f"later-1 waits for this machine: {first.name} of user" in err
+    assert f"later-1 is waiting for this machine: {first.name} of user" in err
     assert mlbench(["run", "now", "1", "--share-machine", "--command", "true", "-o", "json"]) == 0
     assert read_state(Store().run("later-1").run.folder) is None
     (tmp_path / "go").touch()
@@ -263,7 +263,7 @@ def test_an_attached_run_says_what_it_waits_for_and_can_be_interrupted(lab: Lab,
     words = [sys.executable, "-m", "mlbench_cli", "run", "mine", "1", "--command", "true"]
     waiting = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
     assert waiting.stderr is not None
-    assert f"mine-1 waits for this machine: {first.name} of user" in waiting.stderr.readline()
+    assert f"mine-1 is waiting for this machine: {first.name} of user" in waiting.stderr.readline()
     waiting.send_signal(signal.SIGINT)
     waiting.communicate(timeout=30)
     assert waiting.returncode == 130

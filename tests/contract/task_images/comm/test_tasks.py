@@ -37,8 +37,8 @@ SHORT: Mapping[str, Mapping[str, Any]] = {
 }
 # The reason, by the task and the method that it cannot take.
 CLIPS = "that needs the barrier"
-REDUCER_ONLY = "cannot take comm.engine="
-BARRIER_ONLY = "cannot take comm.barrier=none"
+REDUCER_ONLY = "does not support comm.engine="
+BARRIER_ONLY = "does not support comm.barrier=none"
 REFUSED = {
     **{(task, "dear"): CLIPS for task in ("gpt_pretraining", "bert_pretraining")},
     **{(task, "fsdp2"): REDUCER_ONLY for task in ("gpt_pretraining", "bert_pretraining")},

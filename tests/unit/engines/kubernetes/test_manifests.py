@@ -315,7 +315,7 @@ def test_a_template_of_the_users_takes_the_place_of_ours(tmp_path: Path) -> None
         ({"kubernetes": KubernetesOptions(server_memory="2 GB")}, "--server-memory"),
         ({"kubernetes": KubernetesOptions(keep_storage="10 GB")}, "--keep-storage"),
         ({"kubernetes": KubernetesOptions(keep_storage="64Mi")}, "--keep-storage 64Mi: it must be above 64 MiB"),
-        ({"kubernetes": KubernetesOptions(keep_seconds=31 * 86400)}, "the most is 30 days"),
+        ({"kubernetes": KubernetesOptions(keep_seconds=31 * 86400)}, "the maximum is 30 days"),
         ({"kubernetes": KubernetesOptions(run_as_user=-1)}, "--run-as-user"),
         ({"kubernetes": KubernetesOptions(tolerations=("a:b:c",))}, "toleration"),
         ({"kubernetes": KubernetesOptions(collect="some")}, "neither rank0 nor all"),

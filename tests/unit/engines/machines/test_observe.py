@@ -160,7 +160,7 @@ def test_a_rank_that_was_stopped_names_the_one_that_failed() -> None:
 
 def test_a_rank_waits_for_the_other_machines_or_for_the_run_that_has_one() -> None:
     waiting = NodeReport(node_state(rank_facts(0, "pending"), started=False), alive=True)
-    assert look(waiting, NodeReport()).workers[0].reason == "waits for the other machines"
+    assert look(waiting, NodeReport()).workers[0].reason == "waiting for the other machines"
     busy = NodeReport(node_state(rank_facts(0, "pending"), started=False, waits="m2: x-2 has it"), alive=True)
     observation = look(busy, NodeReport())
     assert observation.workers[0].reason == "m2: x-2 has it"
@@ -180,7 +180,7 @@ def test_a_host_that_is_silent_is_a_finding_and_one_that_was_given_up_ends_the_r
     assert codes(observation) == ["host_unreachable"]
     observation = look(DONE, replace(silent, is_given_up=True), unreachable={"m2": "m2 does not answer"})
     assert observation.ended is Ending.LOST
-    assert observation.workers[1].reason == "its machine does not answer"
+    assert observation.workers[1].reason == "its machine is not responding"
 
 
 def test_a_rank_of_a_node_that_has_written_nothing_has_the_name_that_is_known_before() -> None:
