@@ -115,7 +115,7 @@ def read_receipt(path: Path) -> Receipt:
         for problem in validate(document, RECEIPT):
             raise ValueError(problem)
     except ValueError as error:
-        raise UsageError(f"{path} is no receipt: {error}.", hint="mlbench reproduce ARCHIVE writes one.") from None
+        raise UsageError(f"{path} is not a receipt: {error}.", hint="mlbench reproduce ARCHIVE writes one.") from None
     return Receipt(path, data, clean_values(document))
 
 
@@ -128,7 +128,7 @@ def check_receipt(receipt: Receipt, archives: Iterable[Archive]) -> ReceiptCheck
     document = receipt.document
     sides = [[known[run["digest"]] for run in document[side]] for side in ("original", "reproduction")]
     if not all(sides):
-        return ReceiptCheck(("it names no archives of a side",))
+        return ReceiptCheck(("it names no archives for one side",))
     try:
         names = [figure["name"] for figure in document["figures"]]
         found = judge_reproduction(sides[0], sides[1], float(document["margin"]), names)
@@ -148,7 +148,7 @@ def sign_receipt(path: Path, key: Path, *, force: bool = False) -> None:
     require_key(key)
     receipt = read_receipt(path)
     if receipt.signature_path.exists() and not force:
-        raise UsageError(f"{path} is signed already.", hint="Add --force to replace the signature.")
+        raise UsageError(f"{path} is already signed.", hint="Add --force to replace the signature.")
     signature = make_signature(receipt.data, key, RECEIPT_NAMESPACE)
     with layout.naming_file_on_os_error(path, "written"):
         files.write_atomically(receipt.signature_path, signature)
@@ -185,7 +185,7 @@ def _find_contradictions(expected: Any, found: Any, path: str, has_words: bool) 
                 yield from _find_contradictions(value, inner, f"{path}.{key}" if path else key, has_words)
     elif isinstance(expected, list):
         if not isinstance(found, list) or len(found) != len(expected):
-            yield f'"{path}" has not the entries that the archives give'
+            yield f'"{path}" does not have the entries that follow from the archives'
             return
         for index, pair in enumerate(zip(expected, found, strict=True)):
             yield from _find_contradictions(*pair, f"{path}[{index}]", has_words)

@@ -179,7 +179,7 @@ def write_queued(folder: Path, experiment_id: str, name: str, *, is_starting: bo
 def queued_observation(run: Run, note: QueuedNote) -> Observation:
     """A run that was not handed to its engine, as its queue knows it: it waits, or nobody starts it any more."""
     is_waiting = note.queue.find_state() is not QueueState.ENDED
-    reason = "waits for the runs before it" if is_waiting else None
+    reason = "waiting for the runs before it" if is_waiting else None
     workers = tuple(WorkerState(rank, reason=reason) for rank in range(run.spec.process_count))
     return Observation(time.time(), workers, () if is_waiting else (queue_ended(run, note),))
 

@@ -229,7 +229,7 @@ def _fields(value: object, name: str) -> Mapping[str, Any]:
 def _text(fields: Mapping[str, Any], name: str) -> str:
     value = fields.get(name)
     if not isinstance(value, str):
-        raise ValueError(f'"{name[:80]}" is no text')
+        raise ValueError(f'"{name[:80]}" is not a text')
     return value
 
 

@@ -42,7 +42,7 @@ class Wanted:
             factor = 0.0
         if not name or factor < 1:
             raise UsageError(
-                f'--check "{text[:60]}": write METRIC=FACTOR with a factor from 1 on, or METRIC=+SHARE%.',
+                f'--check "{text[:60]}": write METRIC=FACTOR with a factor of at least 1, or METRIC=+SHARE%.',
                 hint="seconds=1.1, or seconds=+10%",
             )
         return cls(name, factor)
@@ -153,7 +153,7 @@ def _check(name: str, results: Sequence[Archive], earlier: Sequence[Archive], wa
         sessions=find_sessions(known, measured),
     )
     if labels := sorted({label for each in results for label in conditions_of(each).labels}):
-        judged = replace(judged, reason=f"{judged.reason}; not measured alone or in full: {', '.join(labels)}")
+        judged = replace(judged, reason=f"{judged.reason}; measured under other conditions: {', '.join(labels)}")
     return Check(
         f"{name}: {wanted.metric}", wanted.metric, workers, tuple(values), tuple(before), higher, wanted.limit, judged
     )
@@ -216,7 +216,7 @@ def format_summary(checks: Sequence[Check]) -> str:
         worse = "–" if check.judged.worse is None else f"{significant(check.judged.worse)}×"
         row = f"| {_cell(check.name)} | {check.judged.verdict.phrase} | {worse} | {_cell(check.judged.reason)} |\n"
         if len((text + row).encode()) > MAX_SUMMARY_BYTES:
-            return f"{text}\n{len(checks) - number} more checks are left out.\n"
+            return f"{text}\n{len(checks) - number} more checks are omitted.\n"
         text += row
     return text
 

@@ -105,7 +105,7 @@ def read_sample(run: str, settings: Mapping[str, str], workers: int, result: Jso
     if metric is not None:
         found = result.get("metrics", {}).get(metric)
         if not is_finite_number(found):
-            return Sample(run, settings, workers, None, metric, **{**facts, "problem": f"it reported no {metric}"})
+            return Sample(run, settings, workers, None, metric, **{**facts, "problem": f"it did not report {metric}"})
         return Sample(run, settings, workers, float(found), metric, **facts)
     details = result.get("details") or {}
     rates = _rates_of(details.get("throughput_protocol"))
@@ -118,7 +118,7 @@ def read_sample(run: str, settings: Mapping[str, str], workers: int, result: Jso
         return Sample(run, settings, workers, float(rate), "samples/s", **facts)
     seconds = (result.get("task_seconds") or {}).get("wall") or result.get("wall_seconds")
     if not is_finite_number(seconds):
-        return Sample(run, settings, workers, None, SECONDS, **{**facts, "problem": "it reported no time"})
+        return Sample(run, settings, workers, None, SECONDS, **{**facts, "problem": "it did not report a time"})
     return Sample(run, settings, workers, float(seconds), SECONDS, **facts)
 
 
@@ -233,13 +233,13 @@ def to_markdown(title: str, rows: Sequence[Row]) -> str:
 
 def _notes(rows: Sequence[Row]) -> list[str]:
     notes = [
-        "Means of runs; in parentheses the 95 % interval of the mean (Student's t), for two runs their range. One run "
+        "Means of runs, with the 95 % interval (Student's t) in parentheses, or the range of two runs. One run "
         "has neither: its timed blocks are not repeats."
     ]
     if any(cell.deviation is not None for row in rows for cell in row.cells.values()):
         notes.append("Published rates: mean ± standard deviation of the source; other machines, other software.")
     if any(row.exposed for row in rows):
-        notes.append("exposed: share of the time that the method `noop`, which sends nothing, does not need.")
+        notes.append("exposed: share of the time beyond that of the method `noop`, which sends nothing.")
     problems = [problem for row in rows for cell in row.cells.values() for problem in cell.problems]
     return [" ".join(notes), *(["", "Failed:", "", *(f"- {problem}" for problem in problems)] if problems else [])]
 

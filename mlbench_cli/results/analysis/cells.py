@@ -53,7 +53,7 @@ def pair_cells(a: Sequence[Archive], b: Sequence[Archive]) -> tuple[list[Pair], 
     if not pairs:
         raise UsageError(
             f"A and B have no size or setting in common: {'; '.join(alone)}.",
-            hint="Name single runs to compare them anyway.",
+            hint="To compare them anyway, name single runs.",
         )
     return pairs, alone
 

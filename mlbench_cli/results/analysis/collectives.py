@@ -1,4 +1,4 @@
-"""Collectives over the size of the message, from archives of the task allreduce: curves and their fits.
+"""Collectives by message size, from archives of the task allreduce: curves and their fits.
 
 The original's published curves can be put beside them; where they are from is said in published_allreduce.csv.
 """

@@ -219,9 +219,9 @@ def _obstacles(one: Sequence[Archive], other: Sequence[Archive]) -> Iterator[Obs
             reason = result["label"]["reason"]
             yield Obstacle("label", f"{result['run']} is functional, not a performance measurement: {reason}.")
         if result["outcome"] not in SUCCESSFUL:
-            yield Obstacle("", f"{result['run']} ended as {result['outcome']}: its times are not those to a goal.")
+            yield Obstacle("", f"{result['run']} ended as {result['outcome']}, so its times are not times to the goal.")
         if conditions.labels:
-            yield Obstacle(CONDITIONS, f"{result['run']} was not measured alone or in full: {conditions.phrase}.")
+            yield Obstacle(CONDITIONS, f"{result['run']} was measured under other conditions: {conditions.phrase}.")
     both = {archive.run["id"] for archive in one} & {archive.run["id"] for archive in other}
     for archive in one:
         if archive.run["id"] in both:

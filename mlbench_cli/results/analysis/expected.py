@@ -31,7 +31,7 @@ PUBLISHED_MACHINE = "gke/n1-standard-4"
 _SHIPPED = Path(__file__).with_name("expected_figures.csv")
 _RATE = "alone_bits_per_second"
 MIN_LINKS = 3
-NOTHING_COUNTS = "None of these runs has a throughput or a bandwidth that counts."
+NOTHING_COUNTS = "None of these runs has a valid throughput or bandwidth."
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def read_recorded(home: Path) -> list[Expected]:
     except FileNotFoundError:
         return []
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{path} cannot be read: {error}.", hint="Move it away and record again.") from None
+        raise UsageError(f"{path} cannot be read: {error}.", hint="Move the file away and record again.") from None
 
 
 def record_expected(home: Path, archives: Sequence[Archive]) -> list[Expected]:

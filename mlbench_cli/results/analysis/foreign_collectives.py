@@ -91,7 +91,7 @@ def read_foreign_curves(path: Path) -> list[Curve]:
 def _read(path: Path) -> str:
     try:
         if path.stat().st_size > MAX_BYTES:
-            raise UsageError(f"{path} has more than {MAX_BYTES >> 20} MiB.", hint="Name a file of nccl-tests or OSU.")
+            raise UsageError(f"{path} is larger than {MAX_BYTES >> 20} MiB.", hint="Name a file of nccl-tests or OSU.")
         return path.read_text("utf-8", "replace")
     except FileNotFoundError:
         raise NotFoundError(f"There is no file {path}.") from None
@@ -109,7 +109,7 @@ def _read_json(text: str, path: Path) -> _Found | None:
         document = json.loads(_NOT_JSON.sub(lambda match: match[1] + words[match[2]], text))
     except (ValueError, RecursionError) as error:
         raise UsageError(
-            f"{path} is no whole JSON: {error}.", hint="A run of nccl-tests that crashes leaves its file open."
+            f"{path} is not complete JSON: {error}.", hint="nccl-tests leaves an incomplete file if it crashes."
         ) from None
     rows = document.get("results")
     if not isinstance(rows, list):

@@ -53,7 +53,7 @@ def parse_limit(text: str, what: str) -> float:
     except ValueError:
         factor = 0.0
     if not 0 < factor < 1e6:
-        raise UsageError(f'{what} "{text[:60]}" is neither a factor nor a share.', hint="For example 1.2 or +20%.")
+        raise UsageError(f'{what} "{text[:60]}" is neither a factor nor a percentage.', hint="For example 1.2 or +20%.")
     return factor
 
 
@@ -81,14 +81,16 @@ def check_gate(
         reason = f"{found.b} cannot be compared with {found.a}. {found.obstacles[0].text}"
         return GateResult(Verdict.CANNOT_TELL, reason, name, direction, limit)
     if found.sessions.a and found.sessions.basis is Basis.UNKNOWN:
-        hint = "Measure both sides in one session, for example as a matrix, which runs them alternately."
+        hint = "Measure both sides in one session, e.g. as a matrix, which alternates them."
         reason = f"{found.sessions.note[0].upper()}{found.sessions.note[1:]}. {hint}"
         return GateResult(Verdict.CANNOT_TELL, reason, name, direction, limit)
     if row is None or row.ratio is None:
         missing = f"{name or 'a time'} above 0"
         return GateResult(Verdict.CANNOT_TELL, f"Not both sides have {missing}.", name, direction, limit)
     if direction is None:
-        raise UsageError(f'Whether "{name}" should be low or high is not known.', hint="--direction higher, or lower")
+        raise UsageError(
+            f'It is unknown whether lower or higher is better for "{name}".', hint="--direction higher, or lower"
+        )
     worse = row.ratio if direction is Direction.LOWER else row.ratio.inverse
     return GateResult(*_decide(found, str(name), worse, limit), name, direction, limit, worse)
 
@@ -107,7 +109,7 @@ def find_metric(rows: Mapping[str, ComparisonRow], asked: str | None) -> str | N
     matches = exact or [name for name in rows if wanted in name.lower()]
     if len(matches) == 1:
         return matches[0]
-    problem = f"names {len(matches)} figures" if matches else "is no figure of these results"
+    problem = f"names {len(matches)} figures" if matches else "is not a figure of these results"
     near = "" if matches else did_you_mean(str(asked), list(rows))
     raise UsageError(f'--metric "{str(asked)[:60]}" {problem}.{near}', hint=f"One of: {', '.join(matches or rows)}.")
 
@@ -123,12 +125,12 @@ def _decide(found: Comparison, name: str, worse: Estimate, limit: float) -> tupl
     is_time = name in found.seconds
     begin = f"{name}: {found.b} against {found.a}: {format_ratio(row.ratio, row.higher_is_better, is_time=is_time)}"
     shown = describe_limit(limit) + (f"; {found.sessions.note}" if found.sessions.a else "")
-    shown += "; the sides were not run alternately" if found.sessions.in_blocks else ""
+    shown += "; the sides did not alternate" if found.sessions.in_blocks else ""
     if worse.low is None or worse.high is None:
-        reason = f"{begin}; without repeats on both sides there is no interval to decide by; {shown}."
+        reason = f"{begin}; there is no interval without repeats on both sides; {shown}."
         return Verdict.CANNOT_TELL, reason
     if worse.low > limit:
         return Verdict.FAILED, f"{begin}; {shown}."
     if worse.high <= limit:
         return Verdict.PASSED, f"{begin}; {shown}."
-    return Verdict.CANNOT_TELL, f"{begin}; {shown}, which lies within the interval. More repeats make it narrower."
+    return Verdict.CANNOT_TELL, f"{begin}; {shown}, which is inside the interval. More repeats would narrow it."

@@ -93,7 +93,8 @@ def measure_goodput(archive: Archive, reference: Archive | None = None) -> Goodp
 def _check_reference(archive: Archive, reference: Archive) -> None:
     if has_faults(reference) and reference.result["faults"]["injected"]:
         raise UsageError(
-            f"{reference.result['run']} met faults itself, so it is no reference.", hint="Take a run without --faults."
+            f"{reference.result['run']} had faults itself, so it cannot be the reference.",
+            hint="Use a run without --faults.",
         )
     differences = [
         difference
@@ -104,8 +105,8 @@ def _check_reference(archive: Archive, reference: Archive) -> None:
         raise UsageError(f"{reference.result['run']} has another number of ranks than {archive.result['run']}.")
     if differences:
         raise UsageError(
-            f"{reference.result['run']} is no reference for {archive.result['run']}. {differences[0].phrase}",
-            hint="Take a run that differs in --faults, --on-failure, --checkpoint-every and --detect only.",
+            f"{reference.result['run']} cannot be the reference for {archive.result['run']}. {differences[0].phrase}",
+            hint="Use a run that differs only in --faults, --on-failure, --checkpoint-every and --detect.",
         )
 
 

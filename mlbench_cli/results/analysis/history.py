@@ -129,7 +129,7 @@ def _decide_by_error(difference: float, error: float, freedom: float, allowed: f
         return Judged(Verdict.FAILED, text, *figures)
     if high < allowed or (error == 0 and difference <= allowed):
         return Judged(Verdict.PASSED, text, *figures)
-    return Judged(Verdict.CANNOT_TELL, f"{text}; more repeats make the interval narrower", *figures)
+    return Judged(Verdict.CANNOT_TELL, f"{text}; more repeats would narrow the interval", *figures)
 
 
 def _decide_by_history(
@@ -151,7 +151,7 @@ def _decide_by_history(
         return Judged(Verdict.FAILED, text, worse, None, most)
     return Judged(
         Verdict.CANNOT_TELL,
-        f"{text}; not shown: the earlier ones differ by as much among themselves",
+        f"{text}; not significant: earlier ones differ as much from each other",
         worse,
         None,
         most,

@@ -37,7 +37,7 @@ class RaceVerdict:
     def __str__(self) -> str:
         if self.holds:
             return f"mean {self.mean:.4f} of {self.runs} runs: below the goal (p = {self.p:.2g})"
-        needed = "no number of such runs would show it" if self.more is None else f"{self.more} more runs needed"
+        needed = "more such runs would not show it" if self.more is None else f"{self.more} more runs needed"
         chance = "" if self.p is None else f" (p = {self.p:.2g})"
         return f"mean {self.mean:.4f} of {self.runs} runs: not shown to be below the goal{chance}; {needed}"
 

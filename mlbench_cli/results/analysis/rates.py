@@ -79,11 +79,13 @@ def _select(text: str) -> Sequence[PublishedSeries]:
         if found:
             return found
         values = sorted({value for series in known for value in _words_of(series)})
-        raise UsageError(f'The published table {table} has no series "{text}".', hint=f"Its words: {', '.join(values)}")
+        raise UsageError(
+            f'The published table {table} has no series "{text}".', hint=f"Its labels: {', '.join(values)}"
+        )
     path = Path(text)
     if not path.exists():
         raise UsageError(
-            f'There is no published table "{text}", and no such file.{did_you_mean(table, TABLES)}',
+            f'There is no published table or file "{text}".{did_you_mean(table, TABLES)}',
             hint=f"Tables: {', '.join(TABLES)}. Or the path of logs in the form of ddl-benchmarks.",
         )
     return read_logs(path)
@@ -141,7 +143,7 @@ def read_logs(path: Path) -> list[PublishedSeries]:
         tables.append(PublishedSeries(path.name, model, batch_size, network, method, unit, tuple(rates)))
     if not tables:
         raise NotFoundError(
-            f'{path} has no rates: no lines like "Total img/sec on 4 GPU(s): 925.0", no table of ddl-benchmarks.',
+            f'{path} has no rates: neither lines like "Total img/sec on 4 GPU(s): 925.0" nor a table of ddl-benchmarks.',
             hint=f"A log of its programs, its results' README.md, or a table that is shipped: {', '.join(TABLES)}",
         )
     return tables

@@ -167,7 +167,7 @@ def check_original(archives: Sequence[Archive]) -> list[Archive]:
             )
         if differences := key_of(first).differences(key_of(archive)):
             raise UsageError(
-                f"{first.run['name']} and {name} are no repeats of one run. {differences[0].phrase}",
+                f"{first.run['name']} and {name} are not repeats of one run. {differences[0].phrase}",
                 hint="Reproduce one setting at a time: name its runs or their archives.",
             )
     return original
@@ -222,7 +222,9 @@ def judge_reproduction(
     known = {archive.run["id"] for archive in original}
     reproduction = in_order(reproduction)
     if both := [archive.run["name"] for archive in reproduction if archive.run["id"] in known]:
-        raise UsageError(f"{both[0]} is a run of the original; it cannot reproduce itself.", hint="Leave it out.")
+        raise UsageError(
+            f"{both[0]} is one of the original runs, so it cannot reproduce the original.", hint="Leave it out."
+        )
     names = choose_figures(original, asked)
     sessions = find_sessions(original, reproduction)
     requested, differences = _find_differences(original, reproduction)
@@ -233,7 +235,7 @@ def judge_reproduction(
     if reproduction and (ended := _judge_ends(original, reproduction)) is not None:
         return replace(found, answer=ended[0], reason=ended[1])
     if requested:
-        phrase = f"It is not the same request. {requested[0].phrase}"
+        phrase = f"The requests differ. {requested[0].phrase}"
         named = (*(NotTheSame(each.name, each.a, each.b, True) for each in requested), *found.not_the_same)
         return replace(found, reason=phrase, not_the_same=named)
     return _decide(found)
@@ -253,7 +255,7 @@ def _decide(found: Reproduction) -> Reproduction:
     if Answer.DIFFERENT not in answers:
         return replace(found, reason=worst.reason)
     if causes := [each.name for each in found.not_the_same if each.matters]:
-        reason = f"{worst.reason} But not everything was the same: {', '.join(causes)}."
+        reason = f"{worst.reason} But there were other differences: {', '.join(causes)}."
         return replace(found, reason=reason)
     return replace(found, answer=Answer.DIFFERENT, reason=worst.reason)
 
@@ -292,11 +294,11 @@ def _judge_figure(
     )
     values = (tuple(before), tuple(after))
     if len(after) < len(reproduction) or not after:
-        return Figure(name, Answer.CANNOT_TELL, f"Not every run that repeats it has {name}.", *values)
+        return Figure(name, Answer.CANNOT_TELL, f"Some repeats lack {name}.", *values)
     found = _ratio_of(before, after, sessions)
     if found is None:
         counts = f"{len(before)} and {len(after)} values"
-        return Figure(name, Answer.CANNOT_TELL, f"{name}: {counts} give no interval; repeat it.", *values)
+        return Figure(name, Answer.CANNOT_TELL, f"{name}: {counts} give no interval; add repeats.", *values)
     low, high = found.interval(1 - 2 * LEVEL)
     answer, reason = judge_ratio(name, found, margin, count)
     return Figure(name, answer, reason, *values, found.ratio, low, high, found.equivalence_p(margin))
@@ -316,8 +318,8 @@ def judge_ratio(name: str, found: LogRatio, margin: float, count: int) -> tuple[
     if wide[0] > 1 + margin or wide[1] < 1 / (1 + margin):
         text = f"{name}: different, {_format_interval(found.ratio, *wide)} the original; {limit}."
         return Answer.DIFFERENT, text
-    text = f"{name}: {_format_interval(found.ratio, low, high)} the original, which does not decide; {limit}."
-    return Answer.CANNOT_TELL, f"{text} More repeats make the interval narrower."
+    text = f"{name}: {_format_interval(found.ratio, low, high)} the original, which is undecided; {limit}."
+    return Answer.CANNOT_TELL, f"{text} More repeats would narrow the interval."
 
 
 def _format_interval(ratio: float, low: float, high: float) -> str:
@@ -411,7 +413,7 @@ def _session_difference(sessions: Sessions) -> NotTheSame:
 
 def _describe(sessions: Sessions) -> str:
     if sessions.basis is Basis.UNKNOWN:
-        return "one session on a side: the interval has no spread between sessions"
+        return "one session on a side, so the interval has no session spread"
     return sessions.note
 
 

@@ -235,7 +235,7 @@ def drop_duplicates(archives: Iterable[Archive]) -> list[Archive]:
         if earlier is not archive and (earlier.run, earlier.result) != (archive.run, archive.result):
             raise UsageError(
                 f"{earlier.path} and {archive.path} are archives of one run, {archive.run['name']}, but differ.",
-                hint="Keep the one that you trust; a signature shows who made it (mlbench verify --signers).",
+                hint="Keep the one you trust; a signature shows who made it (mlbench verify --signers).",
             )
     return list(found.values())
 

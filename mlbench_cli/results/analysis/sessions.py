@@ -59,7 +59,7 @@ class Sessions:
         if not self.in_blocks:
             return None
         return (
-            "All runs of one side came before those of the other, so a machine that becomes slower or faster looks "
+            "All runs of one side came before those of the other, so a drift of the machine would look "
             "like a difference. Run both alternately: mlbench run --matrix, or mlbench run -f FILE."
         )
 

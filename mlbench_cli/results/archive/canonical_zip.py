@@ -108,14 +108,14 @@ def read_entries(file: BinaryIO) -> list[Entry]:
         if entries and entry.name <= entries[-1].name:
             duplicate = entry.name == entries[-1].name
             raise ZipDamage(
-                "duplicate" if duplicate else "order", entry.name, "it is there twice" if duplicate else "out of order"
+                "duplicate" if duplicate else "order", entry.name, "it appears twice" if duplicate else "out of order"
             )
         if len(entries) >= MAX_FILES:
             raise ZipDamage("too_large", "", f"more than {MAX_FILES} files")
         entries.append(entry)
         offset = entry.data_offset + entry.size
     if not entries:
-        raise ZipDamage("not_an_archive", "", "it does not begin as a zip file" if total else "it is empty")
+        raise ZipDamage("not_an_archive", "", "it does not start like a zip file" if total else "it is empty")
     _check_directory(file, entries, offset, total)
     return entries
 
@@ -191,7 +191,7 @@ def _read_local(file: BinaryIO, offset: int, total: int) -> Entry:
     if flags & _ENCRYPTED_FLAG:
         raise ZipDamage("encrypted", name, "it is encrypted")
     if method:
-        raise ZipDamage("compressed", name, f"it is compressed (method {method}); an archive stores its files plainly")
+        raise ZipDamage("compressed", name, f"it is compressed (method {method}); archives store files uncompressed")
     if trouble := find_name_problem(name):
         raise ZipDamage("unsafe_name", name, trouble)
     if len(extra) == 20 and size == _FULL32:
@@ -201,7 +201,7 @@ def _read_local(file: BinaryIO, offset: int, total: int) -> Entry:
     if fixed + raw + extra != header:
         raise ZipDamage("header", name, f"its header at byte {offset} is not in the canonical form")
     if offset + len(header) + size > total:
-        raise ZipDamage("truncated", name, f"{size} bytes are declared and {total - offset - len(header)} are there")
+        raise ZipDamage("truncated", name, f"{size} bytes are declared, but {total - offset - len(header)} are present")
     return entry
 
 
@@ -212,7 +212,7 @@ def _check_directory(file: BinaryIO, entries: Sequence[Entry], start: int, total
         found = file.read(len(piece))
         name = entries[index].name if index < len(entries) else ""
         if len(found) < len(piece) and piece.startswith(found):
-            raise ZipDamage("truncated", name, f"the zip's directory ends early, at byte {total}")
+            raise ZipDamage("truncated", name, f"the zip directory ends early, at byte {total}")
         if found != piece:
             raise ZipDamage(*_directory_trouble(found, name, at))
         at += len(piece)

@@ -167,7 +167,7 @@ def write_run_document(run: Run, provenance: Mapping[str, Any] | None = None) ->
     except OSError as error:
         raise UsageError(
             f"The folder {run.folder} of the run cannot be made: {error.strerror or error}.",
-            hint="Make room or fix its permissions, or set MLBENCH_HOME to another folder.",
+            hint="Free up disk space or fix its permissions, or set MLBENCH_HOME to another folder.",
         ) from None
 
 

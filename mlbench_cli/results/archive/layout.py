@@ -79,7 +79,7 @@ class UnprovenArchive(CannotTellError):
     def __init__(self, path: Path | str, reasons: Sequence[str]) -> None:
         super().__init__(
             f"{path}: not everything follows from the evidence. {reasons[0]}",
-            hint=f"mlbench verify {path}; reading commands show it marked as unproven with --unproven",
+            hint=f"mlbench verify {path}; other commands show it, marked as unproven, with --unproven",
             details={"not_derived": list(reasons)},
         )
 
@@ -91,12 +91,12 @@ def find_name_problem(name: str) -> str | None:
     if name.startswith("/"):
         return "the name is absolute"
     if _UNPORTABLE.search(name):
-        return "the name holds a control character, a backslash or no valid UTF-8"
+        return "the name contains a control character, a backslash or invalid UTF-8"
     parts = name.split("/")
     if ".." in parts or "." in parts or "" in parts:
-        return 'the name holds an empty part, "." or ".."'
+        return 'the name contains an empty part, "." or ".."'
     if any(part.startswith(".") for part in parts) and parts[0] != "output":
-        return "hidden files are no part of an archive"
+        return "archives cannot contain hidden files"
     if len(name.encode()) > MAX_NAME_BYTES or any(len(part.encode()) > MAX_PART_BYTES for part in parts):
         return "the name is too long"
     return None
@@ -108,10 +108,10 @@ def find_portability_problem(name: str) -> str | None:
     Archives of judges before the third may have such names.
     """
     if _MISREAD.search(name):
-        return "the name holds a control character, or one that changes the direction of writing"
+        return "the name contains a control or bidirectional character"
     for part in name.split("/"):
         if _DEVICE.fullmatch(part) or part.endswith((".", " ")) or _RESERVED.search(part):
-            return "Windows cannot have a file of that name"
+            return "Windows does not allow this file name"
     return None
 
 
@@ -269,7 +269,7 @@ def _digest_files(folder: Path) -> dict[str, str]:
             os.fsync(file.fileno())
         if len(digests) >= MAX_FILES:
             raise UsageError(
-                f"{folder} holds more than {MAX_FILES} files; an archive cannot.",
+                f"{folder} has more than {MAX_FILES} files, the limit of an archive.",
                 hint=f"Remove some from {folder / 'output'}, then run the command again.",
             )
     return digests
@@ -294,7 +294,7 @@ def parse_sums(data: bytes, path: Path | str) -> dict[str, str]:
         raise DamagedArchive(path, SUMS, f"it lists {what}", problem="malformed_sums")
     if format_sums(digests) != data:
         raise DamagedArchive(
-            path, SUMS, "it is not a sorted list of digests as sha256sum writes it", problem="malformed_sums"
+            path, SUMS, "it is not a sorted list of digests in sha256sum's format", problem="malformed_sums"
         )
     return digests
 

@@ -25,7 +25,7 @@ def pack(folder: Path, target: Path) -> None:
         raise UsageError(f"{target} is a folder.", hint=f"Give a file name, for example {target / 'results.zip'}.")
     archive = Archive.open(folder)
     if not folder.is_dir():
-        raise UsageError(f"{folder} is packed already.", hint=f"cp {folder} {target}")
+        raise UsageError(f"{folder} is already packed.", hint=f"cp {folder} {target}")
     sums = layout.parse_sums(archive.read(run_folder.SUMS, layout.MAX_SUMS_BYTES), folder)
     for name in sorted(set(archive.names) - {run_folder.SIGNATURE} ^ {*sums, run_folder.SUMS}):
         missing = name in sums
@@ -58,7 +58,7 @@ def unpack(path: Path, folder: Path) -> None:
     """Write the files of a verified zip to `folder`, which must be new or empty and appears only when it is whole."""
     with open_verified(path) as archive, layout.naming_file_on_os_error(folder, "written"):
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise UsageError(f"{folder} is there already and not empty.", hint="Give the name of a new folder.")
+            raise UsageError(f"{folder} exists and is not empty.", hint="Give the name of a new folder.")
         temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
         temporary.mkdir(parents=True)
         try:

@@ -251,7 +251,7 @@ class Archive:
     def _missing(self, name: str) -> str:
         if run_folder.SUMS in self._names:
             return "it is missing"
-        return "it is missing; the run is not finished, or its results are not fetched (mlbench wait NAME)"
+        return "it is missing: the run has not finished, or its results have not been fetched (mlbench wait NAME)"
 
 
 class _EntryReader(io.RawIOBase):

@@ -67,7 +67,7 @@ def sign(path: Path, key: Path, *, force: bool = False) -> None:
     require_key(key)
     with open_verified(path) as archive:
         if run_folder.SIGNATURE in archive.names and not force:
-            raise UsageError(f"{path} is signed already.", hint="Add --force to replace the signature.")
+            raise UsageError(f"{path} is already signed.", hint="Add --force to replace the signature.")
         signature = make_signature(archive.read(run_folder.SUMS, layout.MAX_SUMS_BYTES), key)
         if not path.is_dir():
             write_zip(archive, path, {run_folder.SIGNATURE: signature})
@@ -114,7 +114,7 @@ def require_key(key: Path) -> None:
 def require_signers(signers: Path) -> None:
     """Raise NotFoundError or UsageError if there is no file of signers, or no program to use it."""
     if not signers.is_file():
-        raise NotFoundError(f"There is no file of signers {signers}.", hint=_SIGNERS_HINT)
+        raise NotFoundError(f"The signers file {signers} does not exist.", hint=_SIGNERS_HINT)
     _find_program()
 
 
@@ -139,19 +139,21 @@ def _sign_error(key: Path, stderr: str) -> MlbenchError:
     quoted = f'ssh-keygen says: "{_last_line(stderr)}".'
     if "passphrase" in stderr:
         return CredentialError(
-            f"The key {key} was not unlocked: a wrong passphrase, or no terminal to ask for it. {quoted}",
+            f"The key {key} could not be unlocked: wrong passphrase, or no terminal to enter it. {quoted}",
             hint=f"ssh-add {key}, then run the command again",
         )
     if "too open" in stderr:
-        return CredentialError(f"Others may read the key {key}, so ssh-keygen refuses it.", hint=f"chmod 600 {key}")
+        return CredentialError(
+            f"Other users can read the key {key}, so ssh-keygen rejects it.", hint=f"chmod 600 {key}"
+        )
     if "No private key found" in stderr or "agent" in stderr:
         return CredentialError(
-            f"{key} is a public key, and no agent holds the private one. {quoted}",
+            f"{key} is a public key, and no agent has the private one. {quoted}",
             hint="Give the file of the private key, or add it to the agent: ssh-add FILE",
         )
     return UsageError(
         f"The key {key} cannot sign. {quoted}",
-        hint="It must be a private key of OpenSSH (ed25519, ecdsa, rsa), for example of: ssh-keygen -t ed25519 -f FILE",
+        hint="It must be an OpenSSH private key (ed25519, ecdsa, rsa), e.g. from: ssh-keygen -t ed25519 -f FILE",
     )
 
 
@@ -177,27 +179,29 @@ def _origin_error(signers: Path, answer: str, name: str, namespace: str) -> Mlbe
     if "not permitted for use in signature namespace" in answer:
         return _not_proven(
             "namespace",
-            f"{signers} allows the signer other namespaces only",
+            f"{signers} allows the signer only other namespaces",
             f'If the signer may vouch for this, its line must say: namespaces="git,{namespace}"',
         )
     invalid = next((line for line in answer.splitlines() if "has expired" in line or "not yet valid" in line), None)
     if invalid is not None:
-        return _not_proven("expired", f"{signers} does not allow the signer's key now: {invalid.rpartition(': ')[2]}")
+        return _not_proven(
+            "expired", f"{signers} does not allow the signer's key at this time: {invalid.rpartition(': ')[2]}"
+        )
     if "incorrect signature" in answer:
         return _not_proven("tampered", f"{name} is not what was signed")
     if malformed := _MALFORMED_LINE.search(answer):
-        return UsageError(f'{signers} is no file of signers. ssh-keygen says: "{malformed[1]}".', hint=_SIGNERS_HINT)
+        return UsageError(f'{signers} is not a signers file. ssh-keygen says: "{malformed[1]}".', hint=_SIGNERS_HINT)
     return _not_proven(
         "unknown_signer",
-        f"{signers} does not list the key that it was signed with",
-        "If you trust its author, add the public key that it was signed with to the file of signers.",
+        f"{signers} does not list the signing key",
+        "If you trust its author, add the public key of the signature to the signers file.",
     )
 
 
 def _not_proven(problem: str, why: str, hint: str | None = None) -> OriginError:
     return OriginError(
         f"The origin is not proven: {why}.",
-        hint=hint or "Ask the author of the archive for it again, signed with a key that you trust.",
+        hint=hint or "Ask the author for an archive signed with a key that you trust.",
         details={"problem": problem},
     )
 

@@ -20,7 +20,7 @@ def find_signature_problem(data: bytes, namespace: str = NAMESPACE) -> str | Non
     except binascii.Error:
         blob = b""
     if not blob.startswith(_MAGIC):
-        return "it is no OpenSSH signature"
+        return "it is not an OpenSSH signature"
     if len(namespace).to_bytes(4, "big") + namespace.encode() not in blob:
-        return f"it is a signature for another purpose than {namespace}"
+        return f"it is a signature for another namespace than {namespace}"
     return None

@@ -93,7 +93,7 @@ def verify(path: Path) -> Verification:
             return verify_zip(file, path)
     except FileNotFoundError as error:
         if Path(error.filename) != path:
-            return _refuse("missing", f"{error.filename} went away while it was checked")
+            return _refuse("missing", f"{error.filename} disappeared during the check")
         raise NotFoundError(
             f"There is no archive {path}.", hint="mlbench status, then: mlbench download NAME"
         ) from None
@@ -150,7 +150,7 @@ def _collect(problems: "Iterator[Problem | str]") -> Verification:
                 continue
             found.append(problem)
             if len(found) >= MAX_PROBLEMS:
-                found.append(Problem(problem.code, "", f"more than {MAX_PROBLEMS} problems; the search ended here"))
+                found.append(Problem(problem.code, "", f"more than {MAX_PROBLEMS} problems; stopped here"))
                 break
     except DamagedArchive as damage:
         found.append(Problem(damage.problem, _printable_name(damage.file), damage.plain))
@@ -179,7 +179,9 @@ def _folder_problems(path: Path) -> Iterator[Problem | str]:
     if run_folder.SUMS not in names:
         sealable = run_folder.RUN in names or layout.log_names(names)
         reason = (
-            "the run is not finished, or its results are not fetched" if sealable else "it is no archive of mlbench"
+            "the run has not finished, or its results have not been fetched"
+            if sealable
+            else "it is not an mlbench archive"
         )
         yield Problem(
             "unsealed" if sealable else "not_an_archive", run_folder.SUMS, f"there is no SHA256SUMS: {reason}"
@@ -196,7 +198,7 @@ def _folder_problems(path: Path) -> Iterator[Problem | str]:
 def _zip_problems(file: BinaryIO, path: Path | str) -> Iterator[Problem | str]:
     zipped = Zip(file)
     if run_folder.SUMS not in zipped.entries:
-        yield Problem("not_an_archive", run_folder.SUMS, "there is no SHA256SUMS: it is no archive of mlbench")
+        yield Problem("not_an_archive", run_folder.SUMS, "there is no SHA256SUMS: it is not an mlbench archive")
         return
 
     def digest(name: str) -> str:
@@ -253,7 +255,7 @@ def _find_signature_problem(archive: Archive, digest: Callable[[str], str]) -> s
 def _content_problems(archive: Archive) -> Iterator[Problem | str]:
     missing = [name for name in layout.REQUIRED if name not in archive.names]
     for name in missing:
-        yield Problem("missing", name, "every archive has it")
+        yield Problem("missing", name, "every archive must have it")
     if missing:
         return
     violated = False
@@ -295,7 +297,8 @@ def _derivation_problems(archive: Archive, unusual: int | None) -> Iterator[Prob
     judged_by = archive.result.get("judge", 1)
     if judged_by > JUDGE_VERSION:
         yield (
-            f"The documents were judged by version {judged_by} of the rules; this mlbench knows {JUDGE_VERSION}: "
+            f"The documents were judged by version {judged_by} of the rules, but this mlbench knows only "
+            f"{JUDGE_VERSION}: "
             "only checksums and schemas were checked. Upgrade mlbench."
         )
         return
@@ -320,7 +323,7 @@ def _derivation_problems(archive: Archive, unusual: int | None) -> Iterator[Prob
     if judged_by == _SECOND_EDITION:
         judgement = _with_sums_of(archive, judgement)
         yield _Note(
-            "It was judged by version 2 of the rules, which did not ask whether evidence contradicts itself: "
+            "It was judged by version 2 of the rules, which did not check for contradictions in the evidence: "
             "impossible times, a clock that was set, missing ranks."
         )
     if judgement.network is None and run_folder.NETWORK in archive.names:
@@ -353,9 +356,9 @@ def _form_problems(archive: Archive, evidence: Evidence, unusual: int | None) ->
         yield Problem("inconsistent", run_folder.RUN, f"mlbench is not {_brief(recorded_by)}, as its provenance says")
     for name in SCHEMAS:
         if name in archive.names and archive.read(name) != format_parsed(archive.document(name)):
-            yield Problem("inconsistent", name, "it is not in the form in which documents are written")
+            yield Problem("inconsistent", name, "it is not formatted the way documents are written")
     if unusual is not None:
-        yield Problem("inconsistent", run_folder.RESOURCES, f"line {unusual} is not in the form of a row")
+        yield Problem("inconsistent", run_folder.RESOURCES, f"line {unusual} is not formatted as a row")
 
 
 def _rules_problems(run: Mapping[str, Any], evidence: Evidence) -> Iterator[Problem | str]:
@@ -451,7 +454,7 @@ def _first_edition_problems(archive: Archive, judgement: Judgement) -> Iterator[
     expected = {key: value for key, value in judgement.result.items() if key in found}
     yield from _differences(run_folder.RESULT, found, {**expected, "schema_version": found["schema_version"]})
     fields = ", ".join(key for key in _FIRST_EDITION_TAKES if key in archive.result)
-    yield f"The archive is of mlbench's first edition, which kept no observation of the workers. Not derived: {fields}."
+    yield f"The archive is of mlbench's first edition, which recorded no observation of the workers. Not derived: {fields}."
 
 
 def _brief(value: Any) -> str:

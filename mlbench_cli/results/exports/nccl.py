@@ -26,7 +26,9 @@ def format_nccl(archive: "Archive") -> str:
 
     curves = read(archive)
     if not curves:
-        raise UsageError(f"{archive.run['name']} measured no collectives.", hint="mlbench run NAME 2 --task allreduce")
+        raise UsageError(
+            f"{archive.run['name']} did not measure collectives.", hint="mlbench run NAME 2 --task allreduce"
+        )
     rows = [row for curve in curves for row in _rows(curve)]
     rates = [row["out_of_place" if "out_of_place" in row else "in_place"]["bus_bw"] for row in rows]
     sizes = [row["size"] for row in rows]

@@ -88,7 +88,7 @@ def list_sheets(series: Series) -> Iterator[Sheet]:
     speedups = [speedup_figure(job, "") for job in jobs]
     message = "A speed-up needs successful runs with two numbers of workers:\n\nmlbench run NAME 1 2 4 --task TASK"
     if all(group.after_time for group in series.groups):
-        message = "Runs with a time budget have no speed-up:\nhow far they came is in accuracy_after_time."
+        message = "Runs with a time budget have no speed-up;\nsee accuracy_after_time instead."
     yield _sheet(series, "speedup", "Speed-up", speedups, message)
     phases = [figure for job in jobs for figure in phase_figures(job, "")]
     yield _sheet(series, "time_for_all_phases", "Time for all phases", phases, "No run reported its phases.")
@@ -160,7 +160,7 @@ def _footnote(series: Series) -> str:
     if series.bad:
         names = [f"{run.name} ({_BAD.get(run.outcome, run.outcome)})" for run in series.bad]
         more = f" and {len(names) - 8} more" if len(names) > 8 else ""
-        notes.append(f"Not counted: {', '.join(names[:8])}{more}.")
+        notes.append(f"Excluded: {', '.join(names[:8])}{more}.")
     return " ".join(notes)
 
 
@@ -168,4 +168,4 @@ def _conditions(runs: Sequence[Measurement]) -> str:
     """Which runs were not alone on their CPUs, or short of them, and why."""
     phrases = [f"{run.name} ({run.conditions.phrase})" for run in runs]
     more = f" and {len(phrases) - 6} more" if len(phrases) > 6 else ""
-    return shorten(f"Times under other conditions: {', '.join(phrases[:6])}{more}", 900)
+    return shorten(f"Measured under other conditions: {', '.join(phrases[:6])}{more}", 900)

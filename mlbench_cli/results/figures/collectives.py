@@ -1,4 +1,4 @@
-"""Collectives over the size of the message: latency and bandwidth, a figure for each collective, with their fits."""
+"""Collectives by message size: latency and bandwidth, a figure for each collective, with their fits."""
 
 from collections.abc import Iterator, Sequence
 

@@ -90,7 +90,7 @@ def read_overlap(archive: Archive) -> Overlap | None:
 def draw_sheet(overlaps: Sequence[Overlap]) -> Sheet:
     """A panel for each of the first MAX_PANELS."""
     figures = tuple(_figure(index, overlap) for index, overlap in enumerate(overlaps[:MAX_PANELS]))
-    return Sheet("overlap", "Communication beside the training, rank 0", figures)
+    return Sheet("overlap", "Communication and training, rank 0", figures)
 
 
 def _figure(index: int, overlap: Overlap) -> Figure:
@@ -102,7 +102,7 @@ def _figure(index: int, overlap: Overlap) -> Figure:
         own = [(begin, end) for name, begin, end in overlap.training if name in names]
         lines.append(_line(phase, color, [(0, *span) for span in own]))
     messages = [(1, begin, end) for _, begin, end in overlap.messages]
-    lines.append(_line("message on its way", "step", messages))
+    lines.append(_line("message in flight", "step", messages))
     lines.append(_line("message behind others", "servers", [(2, *span) for span in overlap.queue]))
     axis = Axis("lane", Scale.CATEGORIES, categories=LANES)
     title = f"{shorten(overlap.title, 80)}  ({words})"

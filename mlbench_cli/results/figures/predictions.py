@@ -26,7 +26,7 @@ class PredictedPair:
 def draw_predictions(pairs: Sequence[PredictedPair], unit: str, folder: Path) -> list[Path]:
     """Write predictions.png and .svg into `folder`: one panel for each group. Raises UsageError for no pair."""
     if not pairs:
-        raise UsageError("There is nothing to draw: no run has measured its steps.")
+        raise UsageError("Nothing to draw: no run has measured its steps.")
     groups = dict.fromkeys(pair.group for pair in pairs)
     methods = list(dict.fromkeys(pair.method for pair in pairs))
     looks = dict(zip(methods, choose_looks(methods), strict=True))

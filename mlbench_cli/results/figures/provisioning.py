@@ -29,7 +29,7 @@ def draw(clusters: Sequence[Cluster], folder: Path) -> list[Path]:
     for cluster in clusters:
         if not list_times(cluster, "making") and not list_times(cluster, "removal"):
             raise UsageError(
-                f'Of the cluster "{cluster.name}" no times are known: it was not made from here.',
+                f'Of the cluster "{cluster.name}" no times are known: it was not created on this machine.',
                 hint="mlbench list-clusters",
             )
     sheet = Sheet(NAME, "Provisioning time", tuple(provisioning_figures(clusters)))
@@ -105,7 +105,7 @@ def list_times(cluster: Cluster, phase: str) -> list[ResourceTimes]:
 
 def _figure(key: str, title: str, rows: Sequence[ResourceTimes]) -> Figure:
     parts = (
-        ("asking for it, and looking", "overlap", [(row.began, row.end - _waited(row), row) for row in rows]),
+        ("requests and polling", "overlap", [(row.began, row.end - _waited(row), row) for row in rows]),
         ("waiting for the cloud", "local", [(row.end - _waited(row), row.end, row) for row in rows]),
     )
     lines = [
@@ -115,10 +115,10 @@ def _figure(key: str, title: str, rows: Sequence[ResourceTimes]) -> Figure:
     there = [(index, row.began, row.end, row) for index, row in enumerate(rows) if row.is_adopted]
     lines.append(_line("was there before", "other", there))
     open_ones = [row.title for row in rows if row.ended is None]
-    notes = (f"Not come to an end: {', '.join(open_ones)}.",) if open_ones else ()
+    notes = (f"Unfinished: {', '.join(open_ones)}.",) if open_ones else ()
     axis = Axis("resource", Scale.CATEGORIES, categories=tuple(row.title for row in rows))
     seconds = Axis("seconds since it began", from_zero=True, unit=SECONDS)
-    caption = "A bar begins when the resource was first asked for, and ends when it was ready, or gone."
+    caption = "A bar starts with the first request for a resource and ends when it was ready, or deleted."
     return Figure(key, title, axis, seconds, tuple(line for line in lines if line.xs), caption, Kind.SPANS, notes)
 
 

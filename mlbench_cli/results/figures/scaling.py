@@ -64,7 +64,7 @@ class Job:
     def what(self) -> str:
         """What is timed: "seconds to the goal", "seconds of the run"."""
         if self.groups[0].after_time:
-            return "seconds that were to be spent"
+            return "time budget in seconds"
         if self.groups[0].key.measure:
             return "seconds of the run"
         return "seconds to the goal" if self.groups[0].metric else "seconds of the task"
@@ -167,7 +167,7 @@ def speedup_figure(job: Job, key: str) -> Figure | None:
     if not any(group.has_speedup for group in job.groups):
         return None
     lines += [*job.list_published("speedup"), _ideal(job)]
-    caption = "Times faster than the fewest workers of the same line: T(k0) / T(k)."
+    caption = "Speed relative to the fewest workers of the same line: T(k0) / T(k)."
     scale = _wide(lines, Scale.LOG2)
     return _figure(job, f"{key}speedup", f"Speed-up: {job.name}", "speed-up", lines, caption, y_scale=scale)
 
@@ -182,7 +182,7 @@ def _efficiency(job: Job, key: str) -> Figure | None:
     if not any(group.has_speedup for group in job.groups):
         return None
     lines = _collect_lines(job, _efficiency_of)
-    caption = "Speed-up divided by the growth in workers; 1 is ideal."
+    caption = "Speed-up divided by the increase in workers; 1 is ideal."
     return _figure(job, f"{key}efficiency", f"Efficiency: {job.name}", "efficiency", lines, caption, from_zero=True)
 
 
@@ -191,7 +191,7 @@ def _compute_speedup(job: Job, key: str) -> Figure | None:
     if not any(len(line.xs) > 1 for line in lines):
         return None
     lines += [*job.list_published("compute_speedup"), _ideal(job)]
-    caption = "Of forward, loss, backward and optimizer alone, rank 0, communication left out."
+    caption = "Forward, loss, backward and optimizer only, without communication; rank 0."
     title = f"Compute-only speed-up: {job.name}"
     return _figure(job, f"{key}compute-speedup", title, "speed-up of computing", lines, caption, y_scale=Scale.LOG2)
 
@@ -210,7 +210,7 @@ def phase_figures(job: Job, key: str) -> Iterator[Figure]:
             _name_workers([point.workers for point in points]),
             Axis("seconds", from_zero=True, unit=SECONDS),
             tuple(_phase_lines(points)),
-            "Rank 0; means over repeats. The parts of a bar add up to the whole time."
+            "Rank 0; means over repeats. The parts of a bar add up to the total time."
             + (" The backward pass hides communication." if hides else ""),
             Kind.BARS,
         )
@@ -284,7 +284,7 @@ def _published_phases(job: Job, key: str) -> Iterator[Figure]:
             _name_workers(counts),
             Axis("seconds", from_zero=True, unit=SECONDS),
             lines,
-            "As the original MLBench published it; of other machines and other software.",
+            "Published by the original MLBench, from other machines and other software.",
             Kind.BARS,
         )
 
@@ -294,7 +294,7 @@ def _share(job: Job, key: str) -> Figure | None:
     if not any(y for line in lines for y in line.ys):
         return None
     lines += job.list_published("communication_share")
-    caption = "Part of the whole time that rank 0 spent communicating and waiting for others."
+    caption = "Share of the total time that rank 0 spent communicating and waiting for others."
     title = f"Communication share: {job.name}"
     return _figure(job, f"{key}communication", title, "share of the time", lines, caption, from_zero=True)
 
@@ -318,9 +318,9 @@ def _price_index(job: Job, key: str) -> Figure | None:
         return None
     lines = [*_collect_lines(job, _price_index_of), *job.list_published("price_index")]
     lines.append(
-        Line("distribution pays below 1", _counts(job, lines), (1.0,) * len(_counts(job, lines)), reference=True)
+        Line("below 1, distribution pays off", _counts(job, lines), (1.0,) * len(_counts(job, lines)), reference=True)
     )
-    caption = "Increase of the price over increase of the performance: (k / k0) / S(k)²."
+    caption = "Increase in price divided by increase in performance: (k / k0) / S(k)²."
     title = f"Price index: {job.name}"
     return _figure(job, f"{key}price-index", title, "price index", lines, caption, y_scale=Scale.LOG10)
 
@@ -330,7 +330,7 @@ def _throughput(job: Job, key: str) -> Figure | None:
     if not any(line.ys for line in lines):
         return None
     lines += job.list_published("samples_per_second")
-    caption = "Samples of all ranks per second of training, waiting for data included, validation left out."
+    caption = "Samples of all ranks per second of training, including waiting for data, without validation."
     title = f"Throughput: {job.name}"
     return _figure(job, f"{key}throughput", title, "samples per second", lines, caption, unit=SAMPLES_PER_SECOND)
 
@@ -360,7 +360,7 @@ def _final_error(job: Job, key: str) -> Figure | None:
         return _map_estimate(point.value, lambda value: 100.0 - value) if point.value else None
 
     lines = [*_collect_lines(job, error), *published]
-    caption = f"100 % minus {metric}: ours at the goal or the end of the time, the published ones after all epochs."
+    caption = f"100 % minus {metric}: here at the goal or the end of the budget; published values after all epochs."
     title = f"Final error: {job.name}"
     return _figure(job, f"{key}final-error", title, "error, %", lines, caption, from_zero=True)
 

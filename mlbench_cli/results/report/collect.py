@@ -51,7 +51,7 @@ from mlbench_cli.util.text import shorten
 
 MAX_MACHINE_RUNS = 4  # whose samples are drawn: the largest of each group first
 MAX_WAYS = 7  # lines in the figure of the way to the goal
-NOT_PUBLISHED = "loss over time and learning rate: the original published no numbers"
+NOT_PUBLISHED = "loss over time and learning rate: the original did not publish numbers"
 _LEADING = ("time", "after-time", "phases", "way")  # figures that a job's section shows, by the ends of their keys
 
 
@@ -146,7 +146,7 @@ def _headline(jobs: Sequence[Job], verdicts: Sequence[Verdict | None], runs: Seq
     if len(jobs) == 1 and len(runs) > 1:
         yield from sentences_of(jobs[0], verdicts[0])
     elif len(jobs) > 1:
-        yield "Only runs of one job are compared: the same task, preset, goal and data."
+        yield "Only runs of one job are compared: equal task, preset, goal and data."
 
 
 def _warnings(runs: Sequence[RunData]) -> Iterator[str]:
@@ -315,7 +315,7 @@ def _setting_section(series: Series, jobs: Sequence[Job]) -> Section:
         for name, value in series.common.items()
         if value and value != UNKNOWN
     )
-    tables = [ReportTable("The same for all", ("setting", "value"), common)]
+    tables = [ReportTable("Equal for all", ("setting", "value"), common)]
     for job in jobs if len(jobs) > 1 else ():
         facts = [group.facts for group in job.groups]
         rows = []
@@ -325,7 +325,7 @@ def _setting_section(series: Series, jobs: Sequence[Job]) -> Section:
                 rows.append((_setting_name(name), "; ".join(shorten(value, 120) or NO_VALUE for value in values)))
         tables.append(ReportTable(job.name, ("setting", "value"), tuple(rows)))
     kept = tuple(table for table in tables if table.rows)
-    heading = "Settings that are the same for all runs" if len(jobs) == 1 else "Settings of each job"
+    heading = "Settings that are equal for all runs" if len(jobs) == 1 else "Settings of each job"
     return Section(heading, (), kept, is_folded=True, summary=str(sum(len(table.rows) for table in kept)))
 
 
@@ -426,10 +426,10 @@ def _way_figure(job: Job, runs: Sequence[RunData], prefix: str) -> Figure | None
     return replace(
         found,
         key=f"{prefix}way",
-        title=f"The way to the goal{size}",
+        title=f"Progress toward the goal{size}",
         y=replace(found.y, label=name_metric(job.groups[0].metric) + (", %" if found.y.unit == "%" else "")),
         lines=tuple(lines),
-        caption="A line for each run; repeats have one color." if len(shown) > len(job.groups) else "",
+        caption="One line per run; repeats share a color." if len(shown) > len(job.groups) else "",
     )
 
 
@@ -468,7 +468,7 @@ def _collective_sections(archives: Sequence[Archive], foreign: Sequence[Path]) -
     together = collectives.label_curves([*curves, *collectives.find_published(curves)])
     figures = tuple(collective_figures(together))
     text = (collectives.ABOUT_PUBLISHED,) if any(curve.published for curve in together) else ()
-    yield Section("Collectives over the size of the message", text, (), figures)
+    yield Section("Collectives by message size", text, (), figures)
 
 
 def _machine_sections(runs: Sequence[RunData], more: Sequence[Figure]) -> Iterator[Section]:
@@ -498,7 +498,8 @@ def _fault_sections(archives: Sequence[Archive]) -> Iterator[Section]:
         rows.append((found.name, str(found.faults), str(found.restarts), *shares, recovery, *parts))
     table = ReportTable("Where the time of runs with faults went", head, tuple(rows), tuple(range(1, len(head))))
     text = (
-        "Goodput is the share of the wall time that went into the result, by each run's own speed. E[ETTR] is what the "
+        "Goodput is the share of the wall time that contributed to the result, relative to each run's own speed. "
+        "E[ETTR] is what the "
         "formula of arXiv 2410.21680 expects of the measured time between failures, restarts and checkpoints."
     )
     drawn = enumerate(faulted[:MAX_MACHINE_RUNS])
@@ -582,7 +583,7 @@ def _energy_cells(found: Energy | None) -> tuple[str, str, str, str]:
 
 
 def _method_section(jobs: Sequence[Job]) -> Section:
-    apart = f"{len(jobs)} jobs did different things and are not drawn together. " if len(jobs) > 1 else ""
+    apart = f"{len(jobs)} jobs differ, so they are not drawn together. " if len(jobs) > 1 else ""
     text = (
         f"{apart}Runs share a figure only if task, goal, data and time budget are equal; labels name what else "
         "differs. Intervals are 95 % intervals of the mean (Student's t); two runs have a range, one run has neither. "

@@ -19,7 +19,7 @@ def check_target(path: Path) -> None:
     """Raise UsageError if a report cannot be written there."""
     if path.suffix.lower() not in SUFFIXES:
         raise UsageError(
-            f'"{path}" is no name for a report: it ends in none of {", ".join(SUFFIXES)}.',
+            f'"{path}" is not a report name: it must end in {" or ".join(SUFFIXES)}.',
             hint="mlbench report OUT.html",
         )
     if path.is_dir():
@@ -35,7 +35,7 @@ def write_report(report: Report, path: Path) -> list[Path]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"The folder {path.parent} cannot be made: {error.strerror}.") from None
+        raise UsageError(f"The folder {path.parent} cannot be created: {error.strerror}.") from None
     with layout.naming_file_on_os_error(path, "written"):
         if report.figures:
             data.mkdir(exist_ok=True)

@@ -109,7 +109,7 @@ def build_site(
 
 def _check_output(output: Path) -> None:
     if output.exists() and (not output.is_dir() or (any(output.iterdir()) and not (output / INDEX).is_file())):
-        raise UsageError(f"{output} exists and is no results site.", hint="Name a new folder with --output.")
+        raise UsageError(f"{output} exists and is not a results site.", hint="Name a new folder with --output.")
 
 
 def _replace(work: Path, output: Path) -> None:
@@ -187,7 +187,7 @@ def _read_receipt(path: Path, entries: dict[str, Entry], site: Path, options: Si
     receipt = receipts.read_receipt(path)
     missing = [digest for digest in receipt.digests if digest not in entries]
     if missing:
-        raise UsageError(f"it names {len(missing)} archives that are not here, such as {missing[0][:16]}...")
+        raise UsageError(f"it names {len(missing)} archives that are missing here, e.g. {missing[0][:16]}...")
     with ExitStack() as stack:
         named = [
             stack.enter_context(Archive.open(site / entries[digest].file, is_shown=True))

@@ -226,7 +226,7 @@ def _find_signer(archive: Archive, signers: Path | None) -> tuple[str | None, st
     if run_folder.SIGNATURE not in archive.names:
         return None, "not signed"
     if signers is None:
-        return None, "signed, but this site has no list of signers"
+        return None, "signed, but this site has no signers file"
     try:
         return check_origin(archive, signers).principal, ""
     except OriginError as error:
@@ -250,14 +250,14 @@ def parse_said(path: Path, data: bytes) -> dict[str, str]:
             raise ValueError(f"it has more than {MAX_ENTRY_BYTES} bytes")
         document = json.loads(data)
         if not isinstance(document, dict):
-            raise ValueError("it is no JSON object")
+            raise ValueError("it is not a JSON object")
         for key, value in document.items():
             if key not in ENTRY_FIELDS:
                 raise ValueError(f'unknown field "{key[:60]}"; known: {", ".join(ENTRY_FIELDS)}')
             if not isinstance(value, str):
-                raise ValueError(f'"{key}" is no text')
+                raise ValueError(f'"{key}" is not a text')
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path} is no description of a submission: {error}.") from None
+        raise UsageError(f"{path} is not a valid entry: {error}.") from None
     return {key: one_line(value) for key, value in document.items()}
 
 
@@ -272,7 +272,7 @@ def _read_withdrawn(path: Path) -> Iterator[Withdrawal]:
                 raise ValueError
         except (ValueError, KeyError, TypeError):
             raise UsageError(
-                f"{path}, line {number}: no withdrawal.",
+                f"{path}, line {number}: not a withdrawal.",
                 hint='One per line: {"digest": "64 HEX DIGITS", "date": "2026-11-25", "by": "...", "reason": "..."}',
             ) from None
         yield Withdrawal(words[0], *map(one_line, words[1:]))

@@ -62,7 +62,7 @@ def draw_offers(contest: Contest, key: str) -> Figure | None:
         Axis("US dollars per run" if has_cost else "worker-seconds", Scale.LOG10),
         Axis(contest.job.what, Scale.LOG10, unit=SECONDS),
         (*lines, draw_front(front)),
-        caption + (f" {left} slower results are not drawn." if left else ""),
+        caption + (f" {left} slower results are omitted." if left else ""),
     )
 
 

@@ -96,13 +96,13 @@ def check_repository(folder: Path, work: Path) -> tuple[int, list[Objection]]:
     """
     results = folder / RESULTS
     if not results.is_dir():
-        raise UsageError(f"{folder} is no repository of results.", hint=f"mlbench site init {folder}")
+        raise UsageError(f"{folder} is not a results repository.", hint=f"mlbench site init {folder}")
     objections: list[Objection] = []
     known = _Known()
     claims = sorted({path.parent for path in find_sources([results]).archives})
     stray = [path for path in sorted(results.rglob("*")) if path.is_file() and path.parent not in claims]
     objections += [
-        Objection(_relative(path, folder), "it belongs to no claim: there is no archive beside it")
+        Objection(_relative(path, folder), "it belongs to no claim: there is no archive next to it")
         for path in stray
         if path.name != ".gitkeep"
     ]
@@ -141,7 +141,8 @@ def _check_withdrawals(withdrawn: Sequence[Withdrawal], known: _Known) -> Iterat
         if digests & gone and digests - gone:
             yield Objection(
                 WITHDRAWN,
-                f"it withdraws {len(digests & gone)} of the {len(digests)} runs of {place}: a claim is withdrawn whole",
+                f"it withdraws {len(digests & gone)} of the {len(digests)} runs of {place}: a claim must be "
+                "withdrawn as a whole",
             )
     for digest in sorted(gone.difference(*known.digests.values())):
         yield Objection(WITHDRAWN, f"no archive here has the digest {digest[:16]}...")
@@ -161,7 +162,7 @@ def _parse_rules(path: Path, document: Any) -> Mapping[str, Any]:
     if document is None:
         return {}
     if not isinstance(document, dict):
-        raise UsageError(f"{path}: no mapping of rules to values.")
+        raise UsageError(f"{path}: not a mapping of rules to values.")
     known = {item.name: item for item in fields(Rules)}
     found: dict[str, Any] = {}
     for key, value in document.items():
@@ -200,7 +201,7 @@ def _check_claim(claim: Path, folder: Path, work: Path, known: _Known) -> Iterat
             continue
         entries.append(found)
         if found.run in known.runs:
-            yield Objection(where, f"it is a run of {known.runs[found.run]}, too")
+            yield Objection(where, f"it is also a run of {known.runs[found.run]}")
         known.runs[found.run] = place
         known.digests.setdefault(place, set()).add(found.digest)
         with Archive.open(path) as archive:
@@ -208,13 +209,13 @@ def _check_claim(claim: Path, folder: Path, work: Path, known: _Known) -> Iterat
                 known.epochs.setdefault(key, {}).setdefault(place, []).extend(epochs_to_goal([archive]))
         yield from _check_entry(found, where, rules, task, preset)
     if entries and not (claim / ENTRY).is_file():
-        yield Objection(place, f"there is no {ENTRY}: who submits it, on what hardware")
+        yield Objection(place, f"{ENTRY} is missing; it says who submits the claim, and on what hardware")
     series = group_runs(entry.measurement for entry in entries)
     settings = [point for group in series.groups for point in group.points]
     if len(settings) > 1:
-        yield Objection(place, f"a claim is one setting and one number of workers, but this has {len(settings)}")
+        yield Objection(place, f"a claim is one setting and one number of workers, but this one has {len(settings)}")
     for missing in _missing_repeats(entries):
-        yield Objection(place, f"{missing} is not here: a claim has all of its repeats, also those that failed")
+        yield Objection(place, f"{missing} is missing: a claim includes all repeats, even failed ones")
     good = sum(entry.measurement.good for entry in entries)
     if good < rules.repeats:
         yield Objection(place, f"{good} successful runs; {task} needs {rules.repeats}")
@@ -237,13 +238,13 @@ def _check_entry(entry: Entry, where: str, rules: Rules, task: str, preset: str)
     if entry.size > rules.max_megabytes * 1e6:
         yield Objection(where, f"it has {entry.size / 1e6:.1f} MB; at most {rules.max_megabytes:g} are allowed")
     if rules.signed and entry.signer is None:
-        yield Objection(where, f"nobody in {SIGNERS} is proven to have signed it: {entry.origin}")
+        yield Objection(where, f"it is not signed by anyone in {SIGNERS}: {entry.origin}")
     if rules.divisions and key.division not in rules.divisions:
         yield Objection(where, f"it is in the division {key.division}; allowed: {', '.join(rules.divisions)}")
     if key.synthetic and not rules.synthetic:
         yield Objection(where, "its data are synthetic")
     if key.label and not rules.functional:
-        yield Objection(where, "it is functional only, no performance measurement")
+        yield Objection(where, "it is functional, not a performance measurement")
 
 
 def _read(path: Path, work: Path, signers: Path | None) -> Entry | Refusal:

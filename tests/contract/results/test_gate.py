@@ -98,8 +98,8 @@ def test_foreign_names_cannot_break_the_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "reason"),
     [
-        (["--check", "seconds=0.5"], 2, "factor from 1 on"),
-        (["--check", "seconds=fast"], 2, "factor from 1 on"),
+        (["--check", "seconds=0.5"], 2, "factor of at least 1"),
+        (["--check", "seconds=fast"], 2, "factor of at least 1"),
         (["--check", "happiness"], 2, "One of: "),
         (["--junit", "/proc/none/x.xml"], 2, "cannot be written"),
     ],

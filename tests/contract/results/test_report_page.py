@@ -110,7 +110,7 @@ def test_the_command_writes_page_and_data(page: Path, tmp_path: Path, capsys: py
 @pytest.mark.parametrize(
     ("words", "code", "reason"),
     [
-        (["out.pdf"], 2, "ends in none of"),
+        (["out.pdf"], 2, "must end in"),
         (["out.html", "./nothing"], 4, "There is no archive"),
         (["out.html", "nobody"], 4, "no run"),
         (["out.html"], 4, "no finished runs"),

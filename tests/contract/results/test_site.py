@@ -146,7 +146,7 @@ def test_a_withdrawn_archive_stays_listed_and_counts_for_nothing(archives: Path,
         json.dumps({"digest": each["digest"], "date": "2026-01-01", "by": "its author", "reason": "wrong clock"})
         for each in best["archives"]
     ]
-    # One of its repeats is enough: a claim is withdrawn whole.
+    # One of its repeats is enough: a claim must be withdrawn as a whole.
     (folder / "withdrawn.jsonl").write_text(f"{lines[1]}\n")
     build_site([folder], tmp_path / "site", SiteOptions())
     found = {each["id"]: each["status"] for each in read_index(tmp_path / "site")["results"]}
@@ -179,7 +179,7 @@ def test_the_command_builds_and_says_what_archives_tell(
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/file").touch()
     assert run(["site", "build", str(archives), "--output", str(tmp_path / "mine")]) == 2
-    assert "is no results site" in capsys.readouterr().err
+    assert "is not a results site" in capsys.readouterr().err
 
 
 def test_equal_code_gives_an_equal_judge() -> None:

@@ -106,13 +106,13 @@ def test_a_claim_has_all_of_its_repeats_and_is_withdrawn_whole(
     with Archive.open(claim / "demo-2-r1.zip") as archive:
         line = {"digest": archive_digest(archive), "date": "2026-01-01", "by": "me", "reason": "wrong clock"}
     (repository / "withdrawn.jsonl").write_text(json.dumps(line) + "\n")
-    words = f"it withdraws 1 of the 4 runs of {CLAIM}: a claim is withdrawn whole"
+    words = f"it withdraws 1 of the 4 runs of {CLAIM}: a claim must be withdrawn as a whole"
     assert objections(repository, capsys) == [("withdrawn.jsonl", words)]
     (repository / "withdrawn.jsonl").write_text(json.dumps({**line, "digest": "0" * 64}) + "\n")
     assert "no archive here has the digest 0000" in objections(repository, capsys)[0][1]
     (repository / "withdrawn.jsonl").write_text("")
     (claim / "demo-2-r2.zip").unlink()
-    assert objections(repository, capsys)[0][1].startswith("demo-2-r2 is not here: a claim has all of its repeats")
+    assert objections(repository, capsys)[0][1].startswith("demo-2-r2 is missing: a claim includes all repeats")
 
 
 def test_a_training_that_converges_faster_than_all_others_is_outside_their_band(

@@ -98,9 +98,9 @@ function moment(text) {
 /** Who of `signers` signed `message`: {principal, fingerprint}. Throws with the reason if nobody is proven to have. */
 export async function findSigner(armored, message, signers) {
   const match = /^-----BEGIN SSH SIGNATURE-----\n([A-Za-z0-9+/=\n]+)\n-----END SSH SIGNATURE-----\n$/.exec(armored);
-  if (!match) throw new Error('it is no OpenSSH signature');
+  if (!match) throw new Error('it is not an OpenSSH signature');
   const blob = new Reader(fromBase64(match[1].replaceAll('\n', '')));
-  if (decode(blob.take(6)) !== 'SSHSIG' || blob.number() !== 1) throw new Error('it is no OpenSSH signature');
+  if (decode(blob.take(6)) !== 'SSHSIG' || blob.number() !== 1) throw new Error('it is not an OpenSSH signature');
   const key = blob.field(), namespace = blob.text(), reserved = blob.field(), hash = blob.text(), signature = blob.field();
   blob.end();
   if (namespace !== NAMESPACE) throw new Error('it is a signature for another purpose');

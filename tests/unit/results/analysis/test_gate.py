@@ -55,7 +55,7 @@ def test_of_a_figure_that_should_be_high_the_inverse_counts() -> None:
 
 def test_a_figure_of_unknown_direction_must_say_it() -> None:
     unknown = comparison(Estimate(3, 1.0, 0.9, 1.1), higher_is_better=None)
-    with pytest.raises(UsageError, match="should be low or high"):
+    with pytest.raises(UsageError, match="It is unknown whether lower or higher is better"):
         check_gate(unknown, 1.1, "figure")
     assert check_gate(unknown, 1.2, "figure", Direction.LOWER).verdict is Verdict.PASSED
 
@@ -82,7 +82,7 @@ def test_metrics_are_found_by_name_by_word_and_by_part() -> None:
     with pytest.raises(UsageError, match="names 2 figures") as caught:
         find_metric(rows, "bandwidth")
     assert "broadcast fp32, best busbw GB/s" in (caught.value.hint or "")
-    with pytest.raises(UsageError, match="is no figure"):
+    with pytest.raises(UsageError, match="is not a figure"):
         find_metric(rows, "speed")
 
 

@@ -89,7 +89,7 @@ def test_a_run_that_failed_says_nothing_of_the_original(tmp_path: Path) -> None:
 def test_another_request_reproduces_nothing(tmp_path: Path, change: dict[str, Any]) -> None:
     found = judge_reproduction(side(tmp_path / "a", GOOD), side(tmp_path / "b", GOOD, **change))
     assert found.answer is Answer.CANNOT_TELL
-    assert found.reason.startswith("It is not the same request.")
+    assert found.reason.startswith("The requests differ.")
     assert found.not_the_same[0].matters
 
 
@@ -102,7 +102,7 @@ def test_a_difference_on_another_machine_is_no_verdict_but_an_agreement_is(tmp_p
     ]
     slower = judge_reproduction(a, side(tmp_path / "c", (12.5, 12.7, 12.4), provenance=on("EPYC")))
     assert slower.answer is Answer.CANNOT_TELL
-    assert "But not everything was the same: machines." in slower.reason
+    assert "But there were other differences: machines." in slower.reason
 
 
 def test_drivers_and_packages_are_listed(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_what_is_no_single_result_is_refused(tmp_path: Path) -> None:
     missed = side(tmp_path / "missed", GOOD, "goal_missed")
     for original, reproduction, words in (
         ([*a, *more], b, "have different numbers of workers"),
-        ([*a, *other], b, "are no repeats of one run"),
+        ([*a, *other], b, "are not repeats of one run"),
         (missed, b, "it has no result to reproduce"),
         (a, [*b, a[0]], "it cannot reproduce itself"),
     ):

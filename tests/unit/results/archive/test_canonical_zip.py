@@ -209,8 +209,8 @@ def trouble_of(data: bytes) -> str:
 
 def test_the_message_says_what_is_wrong() -> None:
     assert trouble_of(b"") == "it is empty"
-    assert trouble_of(b"GIF89a") == "it does not begin as a zip file"
-    assert trouble_of(write_zip([("a", b"x"), ("a", b"x")]).getvalue()) == "it is there twice"
+    assert trouble_of(b"GIF89a") == "it does not start like a zip file"
+    assert trouble_of(write_zip([("a", b"x"), ("a", b"x")]).getvalue()) == "it appears twice"
     assert trouble_of(write_zip([("b", b"x"), ("a", b"x")]).getvalue()) == "out of order"
     with pytest.raises(ZipDamage) as caught:
         Writer(io.BytesIO()).add("a", 1, iter([b"x", b"y"]))
@@ -243,8 +243,8 @@ def test_an_extra_field_without_a_large_file_and_a_large_file_without_it_are_dam
 
 
 def test_what_is_missing_at_the_end_is_named() -> None:
-    assert trouble_of(local_header(Entry("a", 5, 0, 0)) + b"x") == "5 bytes are declared and 1 are there"
-    assert trouble_of(local_header(Entry("a", 1, 0, 0)) + b"x") == "the zip's directory ends early, at byte 32"
+    assert trouble_of(local_header(Entry("a", 5, 0, 0)) + b"x") == "5 bytes are declared, but 1 are present"
+    assert trouble_of(local_header(Entry("a", 1, 0, 0)) + b"x") == "the zip directory ends early, at byte 32"
 
 
 def test_a_directory_that_is_wrong_and_cut_is_still_named() -> None:

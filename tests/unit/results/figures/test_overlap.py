@@ -34,7 +34,7 @@ def test_a_message_that_waits_is_drawn_beside_those_that_travel() -> None:
     (figure,) = draw_sheet([overlap]).figures
     assert "queue 3.00\u00a0ms" in figure.title
     lanes = {line.label: line.xs for line in figure.lines}
-    assert (lanes["message on its way"], lanes["message behind others"]) == ((1.0, 1.0), (2.0,))
+    assert (lanes["message in flight"], lanes["message behind others"]) == ((1.0, 1.0), (2.0,))
     assert overlap.queue == [(0.001, 0.004)]
 
 

@@ -65,8 +65,8 @@ def test_each_resource_has_a_bar_from_its_request_to_its_end() -> None:
     assert spans["waiting for the cloud"] == [
         *((298.25, 300.0, ""), (418.75, 420.5, ""), (420.5, 422.25, "not yet")),
     ]
-    assert spans["asking for it, and looking"] == [(0.0, 298.25, ""), (300.0, 418.75, ""), (420.5, 420.5, "not yet")]
-    assert making.notes == ("Not come to an end: workers  2.",)
+    assert spans["requests and polling"] == [(0.0, 298.25, ""), (300.0, 418.75, ""), (420.5, 420.5, "not yet")]
+    assert making.notes == ("Unfinished: workers  2.",)
     (there,) = other.lines
     assert (there.label, there.low, there.high, there.notes) == ("was there before", (0.0,), (3.0,), ("was there",))
 

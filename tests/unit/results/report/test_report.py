@@ -293,7 +293,7 @@ def test_a_cell_is_never_a_formula() -> None:
 
 @pytest.mark.parametrize("name", ["report.pdf", "report"])
 def test_a_name_that_is_no_page_is_refused(name: str) -> None:
-    with pytest.raises(UsageError, match="ends in none of"):
+    with pytest.raises(UsageError, match="must end in"):
         check_target(Path(name))
 
 
