@@ -190,7 +190,7 @@ def require_version(access: Access) -> str:
         raise UsageError(
             f"The API server of {access.server} is Kubernetes {version[0]}.{version[1]}; runs need "
             f"{MIN_VERSION[0]}.{MIN_VERSION[1]} or later: success and failure policies of Jobs.",
-            hint="Ask for an upgrade of the cluster, or attach another one.",
+            hint="Ask for a cluster upgrade, or attach another cluster.",
         )
     return str(found.get("gitVersion") or f"v{version[0]}.{version[1]}")
 

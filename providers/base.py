@@ -399,7 +399,7 @@ def registry_details(registry: str | None, made: str | None = None) -> dict[str,
     if registry == AUTO:
         return {"registry_made": True, **({"registry": made} if made else {})}
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._:/-]*", registry):
-        raise UsageError(f'--registry "{registry}" is no prefix of images.', hint="For example ghcr.io/me, or auto")
+        raise UsageError(f'--registry "{registry}" is not an image prefix.', hint="For example ghcr.io/me, or auto")
     return {"registry": registry.rstrip("/")}
 
 
@@ -412,7 +412,7 @@ TAG_HELP = "NAME=VALUE for all that is created, such as the tags that your organ
 REGISTRY_HELP = "where runs get the tasks' images: a prefix as ghcr.io/me, or auto: a repository made with the cluster"
 
 
-ZONES_HELP = "zones of one region to try for the workers, one after the other until one has them: a,b,c"
+ZONES_HELP = "zones of one region to try for the workers, in turn until one has capacity: a,b,c"
 
 
 def split_zones(text: str | None) -> tuple[str, ...]:
@@ -422,8 +422,8 @@ def split_zones(text: str | None) -> tuple[str, ...]:
         raise UsageError(f'--zones "{text}" is not a list of different zones.', hint="--zones eu-west-1a,eu-west-1b")
     if len({re.sub("-?[a-z]$", "", zone) for zone in zones}) > 1:
         raise UsageError(
-            f"--zones {text}: these are zones of several regions.",
-            hint="A cluster is in one region: try the next region when none of this one's zones has machines.",
+            f"--zones {text}: these zones are in several regions.",
+            hint="A cluster is in one region. If none of its zones has machines, try another region.",
         )
     return zones
 
@@ -455,7 +455,7 @@ def check_ranges(ranges: Sequence[str]) -> None:
 def foreign_resource_error(resource: Resource) -> UsageError:
     """The refusal to touch a resource that mlbench did not create."""
     return UsageError(
-        f'The {resource.kind} "{resource.name}" exists and was not created by mlbench; it is not touched.',
+        f'The {resource.kind} "{resource.name}" exists, but was not created by mlbench, so it is left alone.',
         hint="Choose another name"
         + (f", or delete it yourself: {resource.remove_command}" if resource.remove_command else "."),
         details={"kind": resource.kind, "name": resource.name},

@@ -80,11 +80,11 @@ def check_clock(checklist: Checklist, date: str | None, asked: float) -> Check:
     try:
         ahead = asked - parsedate_to_datetime(date or "").timestamp()
     except ValueError:
-        return checklist.result("clock", "the cloud sends no date")
+        return checklist.result("clock", "the cloud sent no date")
     if abs(ahead) <= MAX_CLOCK_SKEW:
         return checklist.result("clock", "right")
     which = "ahead of" if ahead > 0 else "behind"
-    hint = "Set the clock: signatures from five minutes off on are refused. timedatectl set-ntp true"
+    hint = "Set the clock (timedatectl set-ntp true): the cloud rejects signatures that are five minutes off."
     return Check(checklist.label("clock"), "failed", f"{abs(ahead):.0f} s {which} the cloud's", hint, exit_code=3)
 
 
@@ -97,7 +97,7 @@ def check_prices(checklist: Checklist, provider: str, region: str) -> Check:
         assert checklist.failed is not None
         return checklist.failed
     known = found.count_prices(region)
-    hint = f"Other prices are shown as unknown; your own price table: {user_price_file()}"
+    hint = f"Other prices are unknown; your price table: {user_price_file()}"
     return checklist.result("prices", f"{known} known in {region}; {found.source}", hint, missing=known <= 1)
 
 

@@ -19,7 +19,7 @@ def inheritable_lock(program: str, name: str) -> Iterator[int | None]:
     folder = Path(tempfile.gettempdir()) / f"mlbench-{program}-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.stat().st_uid != os.getuid():
-        raise UsageError(f"{folder} belongs to somebody else.", hint="Set TMPDIR to a folder that belongs to you.")
+        raise UsageError(f"{folder} belongs to another user.", hint="Set TMPDIR to a folder that belongs to you.")
     with open(folder / f"{name}.lock", "w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -95,7 +95,7 @@ class GpuProbe(Resource):
             try:
                 pod = api.get(f"{PODS}/{NAME}")
             except NotFoundError:
-                raise MlbenchError(f'The pod "{NAME}" has gone, perhaps with its node.', hint=AGAIN) from None
+                raise MlbenchError(f'The pod "{NAME}" is gone, perhaps with its node.', hint=AGAIN) from None
         status = pod.get("status") or {}
         phase = status.get("phase", "Pending")
         if phase == "Succeeded":
@@ -121,7 +121,7 @@ class GpuProbe(Resource):
             api.delete(f"{PODS}/{NAME}")
 
 
-AGAIN = "The create-cluster command again repeats the probe; --probe-image none leaves it out."
+AGAIN = "Repeat the create-cluster command to repeat the probe; --probe-image none skips it."
 # Words of a failed probe, and what to do about each. They are those of the driver, of torch and of the dynamic linker.
 REMEDIES = (
     (
@@ -188,7 +188,8 @@ def _waiting_reason(status: Mapping[str, Any], image: str) -> str:
         if reason in PULL_FAILURES and any(words in said for words in FINAL_PULL_WORDS):
             raise MlbenchError(
                 f'The nodes cannot pull the image {image}: "{said}"',
-                hint="Can the nodes read its registry? Build it: task_images/build.sh; or: --probe-image IMAGE",
+                hint="Check that the nodes can read its registry, or build it: task_images/build.sh; or: "
+                "--probe-image IMAGE",
             )
         if reason:
             return f"{reason}: {said}" if said else reason

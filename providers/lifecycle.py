@@ -440,7 +440,7 @@ class Deletion(Operation):
             if found is not None and found.ours and not found.kept:
                 key = (resource.kind, resource.name)
                 left.append(
-                    leftover_entry(resource, reasons.get(key, "not tried, because a resource that needs it is left"))
+                    leftover_entry(resource, reasons.get(key, "not tried, because a resource that needs it remains"))
                 )
         if left:
             raise incomplete_deletion_error(self.cluster, left)

@@ -26,9 +26,7 @@ M = TypeVar("M", bound=Sized)
 def require_gpus(machine: M, num_gpus: int | None, gpu: str | None, known: Mapping[str, M]) -> M:
     """`machine`, if it has what was asked for. Raises UsageError, with one of `known` that has the number."""
     if gpu is not None and gpu != machine.gpu:
-        raise UsageError(
-            f"A {machine.name} has {machine.gpu}, not {gpu}.", hint="Leave out --gpu-type, or --machine-type."
-        )
+        raise UsageError(f"A {machine.name} has {machine.gpu}, not {gpu}.", hint="Remove --gpu-type or --machine-type.")
     if num_gpus is not None and num_gpus != machine.gpus:
         others = [name for name, other in known.items() if other.gpu == machine.gpu and other.gpus == num_gpus]
         raise UsageError(
@@ -50,17 +48,15 @@ def settle_gpus(
     if forced is not None:
         count = forced
     if count and not (gpu or machine.gpu):
-        raise UsageError(
-            f"The type of the GPUs of {machine.name} is not known.", hint="Name it with --gpu-type, such as h100."
-        )
+        raise UsageError(f"The GPU type of {machine.name} is unknown.", hint="Name it with --gpu-type, such as h100.")
     if is_gpu_family and not count:
         raise UsageError(
-            f"{machine.name} belongs to a family with GPUs, but how many it has is not known.",
+            f"{machine.name} belongs to a family with GPUs, but their number is unknown.",
             hint="Set it with --gpus-per-node N.",
         )
     if asked is not None and asked != count:
         raise UsageError(
-            f"A {machine.name} has {count} GPUs, not {asked}.", hint="Leave out --num-gpus, or choose another type."
+            f"A {machine.name} has {count} GPUs, not {asked}.", hint="Remove --num-gpus, or choose another type."
         )
     return replace(machine, gpu=(gpu or machine.gpu) if count else None, gpus=count)
 

@@ -24,7 +24,7 @@ class MachinesProvider:
     def connect(self, cluster: Cluster) -> Access:
         """Raise UsageError: there is no Kubernetes API to open."""
         raise UsageError(
-            f'The cluster "{cluster.name}" has no Kubernetes API: it is one of {cluster.provider}.',
+            f'The cluster "{cluster.name}" has no Kubernetes API: it is a {cluster.provider} cluster.',
             hint="mlbench list-clusters",
         )
 

@@ -39,8 +39,8 @@ def explain_error(error: BaseException, cluster: Cluster, existing: Sequence[Map
     if price := details.price_per_hour:
         message += f" They cost up to {price:.2f} {details.plan['currency']} an hour."
     elif details.plan and price is None:
-        message += " Their price is not known."
-    hint = f"{delete_command(cluster)}   deletes them; the same create-cluster command continues with them"
+        message += " Their price is unknown."
+    hint = f"{delete_command(cluster)}   deletes them; to resume, repeat the create-cluster command"
     if explained.hint:
         hint = f"{explained.hint}\n{hint}"
     explained.message, explained.hint = message, hint
@@ -53,8 +53,8 @@ def incomplete_deletion_error(cluster: Cluster, left: Sequence[Mapping[str, str]
     """The error for a deletion after which resources are left: kind, name, reason and command of each."""
     lines = "\n".join(f"  {item['kind']} {item['name']}: {item['reason']}\n    {item['command']}" for item in left)
     return CleanupError(
-        f'These resources of the cluster "{cluster.name}" are left:\n{lines.rstrip()}',
-        hint=f"{delete_command(cluster)}   continues; or delete each by the command below it",
+        f'These resources of the cluster "{cluster.name}" remain:\n{lines.rstrip()}',
+        hint=f"{delete_command(cluster)}   continues; or delete each with the command below it",
         details={"leftovers": list(left)},
     )
 

@@ -151,7 +151,7 @@ def update_prices(provider: str, regions: Sequence[str]) -> FetchedPrices:
     if not fetched.count:
         raise UsageError(
             f"{fetched.source} has no prices of {provider} for {', '.join(regions) or 'these regions'}.",
-            hint="Is the name of the region right?",
+            hint="Check the region name.",
         )
     path = fetched_price_file(provider)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -182,12 +182,12 @@ def load_prices(provider: str) -> PriceTable:
         source = f"{fetched.get('source')} ({fetched.get('date')}), then {source}"
         layers = (fetched, shipped)
     if not user_price_file().exists():
-        origin = f"{source}; your own prices go first: {user_price_file()}"
+        origin = f"{source}; your own prices take precedence: {user_price_file()}"
         return PriceTable(shipped["currency"], origin, version, layers)
     own = _read(user_price_file()).get(provider, {})
     _check(own, provider)
     if own.get("currency", shipped["currency"]) != shipped["currency"]:
-        raise UsageError(f"{user_price_file()}: prices of {provider} have to be in {shipped['currency']}.")
+        raise UsageError(f"{user_price_file()}: prices of {provider} must be in {shipped['currency']}.")
     date = own.get("date", "without a date")
     version = f"{date} {_digest(own)}, then {version}"
     return PriceTable(shipped["currency"], f"{user_price_file()} ({date}), then {source}", version, (own, *layers))

@@ -26,7 +26,7 @@ def list_rights(provider: str, command: str | None, called: str) -> list[str]:
         return sorted({name for names in rights.values() for name in names})
     if command not in rights:
         raise UsageError(
-            f'"{command}" is no command that needs {called}.{did_you_mean(command, list(rights))}',
+            f'"{command}" is not a command that needs {called}.{did_you_mean(command, list(rights))}',
             hint=f"--for: {', '.join(rights)}",
         )
     return sorted(rights[command])

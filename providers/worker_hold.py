@@ -89,7 +89,7 @@ class WorkerHold(Resource):
             if any(is_true(condition(found, state)) for state in ("Failed", "Complete")):
                 # Its deadline has passed, or it was for no workers: a Job that has ended never runs again.
                 kubernetes.request("DELETE", self._path, params={"propagationPolicy": "Background"})
-                raise BusyError("The hold on the workers had ended; it is made again.")
+                raise BusyError("The Job that holds the workers had ended; creating it again.")
             apply_object(kubernetes, self._path, self._job(found.get("status") or {}))
         self.let_shrink()
 

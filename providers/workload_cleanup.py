@@ -87,7 +87,7 @@ class WorkloadCleanup(Resource):
         seen = self._take_snapshot()
         late = self._began is not None and time.monotonic() - self._began > self.seconds
         if not seen and self._unseen and self._began is not None and not late:
-            return ResourceStatus("the cluster's API does not answer any more", deleting=True)
+            return ResourceStatus("the cluster's API has stopped responding", deleting=True)
         if not seen:
             self._over = True
             return None
@@ -102,11 +102,11 @@ class WorkloadCleanup(Resource):
 
     def create(self) -> None:
         """Raise NotImplementedError: workloads create these objects."""
-        raise NotImplementedError("made by workloads, not by us")
+        raise NotImplementedError("created by workloads, not by mlbench")
 
     def poll(self) -> Readiness:
         """Raise NotImplementedError: workloads create these objects."""
-        raise NotImplementedError("made by workloads, not by us")
+        raise NotImplementedError("created by workloads, not by mlbench")
 
     def delete(self) -> None:
         """Uninstall releases and delete the objects; their controllers then delete what is in the cloud."""
@@ -131,8 +131,8 @@ class WorkloadCleanup(Resource):
             before = f"{error.message}\n" if error else f'The cluster "{self.cluster.name}" is deleted.\n'
             known = error.details.get("leftovers", []) if error else []
             raise CleanupError(
-                f"{before}What its workloads or its cloud created beside it is left:\n{lines}",
-                hint=error.hint if error else "Delete each by the command below it.",
+                f"{before}Resources that its workloads or its cloud created remain:\n{lines}",
+                hint=error.hint if error else "Delete each with the command below it.",
                 details={"leftovers": [*known, *(vars(item) for item in left)]},
             )
 
@@ -160,7 +160,7 @@ class WorkloadCleanup(Resource):
                 for item in self._late
             ]
             if not left and (self._seen or self._unseen):
-                self.warnings.append(f"It is not known whether load balancers or disks are left: {error.message}")
+                self.warnings.append(f"Cannot check whether load balancers or disks remain: {error.message}")
         else:
             kept = {item.handle.rpartition("/")[2] for item in self._retained}
             left = [item for item in left if item.name not in kept]

@@ -215,7 +215,7 @@ def _check(setting: Setting, value: str, origin: str, *, absolute: bool = False)
             f'{origin}: "{shown}" is no name for a {setting.key} (a-z, 0-9 and "-").', hint="mlbench config"
         )
     elif setting.kind == "prefix" and not _PREFIX.fullmatch(value):
-        raise UsageError(f'{origin}: "{shown}" is no prefix of images.', hint="Write it like ghcr.io/me")
+        raise UsageError(f'{origin}: "{shown}" is not an image prefix.', hint="Write it like ghcr.io/me")
     elif setting.kind == "folder":
         path = os.path.expanduser(value)
         if absolute and not os.path.isabs(path):

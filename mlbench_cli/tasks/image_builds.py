@@ -40,7 +40,7 @@ _REMEDIES: tuple[tuple[tuple[str, ...], type[MlbenchError], str], ...] = (
     ),
     (("Cannot connect to the Docker daemon", "failed to connect to the docker API"), UsageError, "Start Docker."),
     (("unknown command: docker buildx", "'buildx' is not a docker command"), UsageError, "Install Docker's buildx."),
-    (("no space left on device",), UsageError, "Make room for Docker: docker system prune"),
+    (("no space left on device",), UsageError, "Free up disk space for Docker: docker system prune"),
 )
 
 Report = Callable[[str], None]

@@ -65,7 +65,7 @@ class AksProvider:
         `nodes` is the number of workers, from 0. Raises UsageError for options that do not go together.
         """
         if not 0 <= nodes <= MAX_NODES:
-            raise UsageError(f"{nodes} workers: a cluster on AKS has from 0 to {MAX_NODES}.")
+            raise UsageError(f"{nodes} workers: an AKS cluster can have 0 to {MAX_NODES}.")
         system = find_machine(options.system_machine_type)
         options = replace(options, system_machine_type=system.name)
         machine = machine_of(options)
@@ -177,10 +177,11 @@ class AksProvider:
         """Say which end Azure will keep by itself, and what stays; asks whether roles may be assigned."""
         may = can_assign(_azure(cluster))
         if may is False:
-            return describe_hold(cluster, "You may not assign roles in the subscription.")
-        condition = "" if may else ", if you may assign roles"
+            return describe_hold(cluster, "You are not allowed to assign roles in the subscription.")
+        condition = "" if may else ", if you are allowed to assign roles"
         return (
-            "A clock inside of the cluster deletes its resource group, and with it the cluster, its machines, disks "
+            "A CronJob in the cluster deletes its resource group at the end, and with it the cluster, its "
+            "machines, disks "
             f"and load balancers{condition}. The registry of --registry auto stays until delete-cluster or gc."
         )
 
@@ -213,7 +214,7 @@ class AksProvider:
     def scale(self, cluster: Cluster, nodes: int) -> Sequence[Resource]:
         """The resources that bring the pool to `nodes` machines. Raises UsageError above the largest size."""
         if nodes > MAX_NODES:
-            raise UsageError(f"{nodes} workers: a cluster on AKS has at most {MAX_NODES}.")
+            raise UsageError(f"{nodes} workers: an AKS cluster can have at most {MAX_NODES}.")
         machine = _recorded_machine(cluster)
         plane = ControlPlane(ResourceGroup(cluster, _azure(cluster)), read_options(cluster, AksOptions))
         pool = WorkerPool(plane, machine, nodes, None, ())
@@ -272,8 +273,8 @@ def _check(options: AksOptions, system: Machine) -> None:
         )
     if options.compact_placement and len(split_zones(options.zones, options.region or DEFAULT_REGION)) > 1:
         raise UsageError(
-            "--compact-placement is within one zone: its group stays in the data centre of its first machine.",
-            hint="Name one zone: --zones 1",
+            "--compact-placement needs one zone, because its group stays in the data center of the first machine.",
+            hint="For example --zones 1",
         )
     check_ranges(options.allow_from)
 

@@ -226,7 +226,7 @@ def map_cloud_errors() -> Iterator[None]:
         words = _words(error)
         if "failed to retrieve a token from the included credentials" in words:
             raise _no_token_error(words) from None
-        raise CredentialError(f"Azure refused the credentials: {words}", hint=LOGIN) from None
+        raise CredentialError(f"Azure rejected the credentials: {words}", hint=LOGIN) from None
     except core.AzureError as error:
         words = _words(error)
         hint = explain_connection_failure(words) or UNREACHED
@@ -238,7 +238,7 @@ def map_cloud_errors() -> Iterator[None]:
 def _no_token_error(words: str) -> CredentialError:
     """None of the sources has a token: because nobody has signed in, or because a configured one was refused."""
     if "EnvironmentCredential: Authentication failed" in words or os.environ.get("AZURE_CLIENT_ID"):
-        return CredentialError(f"Azure refused the credentials: {words}", hint=LOGIN)
+        return CredentialError(f"Azure rejected the credentials: {words}", hint=LOGIN)
     cli = re.search(r"AzureCliCredential: (.*?)(?: \w+Credential: | To mitigate|$)", words)
     reason = f"none in the environment, and of the Azure CLI: {cli[1]}" if cli else words
     return CredentialError(
@@ -264,8 +264,8 @@ def subscription_of(given: str | None) -> str:
         return str(found[0]["subscriptionId"])
     listed = "\n".join(f"  --subscription {item['subscriptionId']}   {item.get('displayName')}" for item in found)
     raise UsageError(
-        f"The credentials have {len(found)} subscriptions, and none is chosen.",
-        hint=f"Add one:\n{listed}" if found else "Ask for a role in a subscription; then: az login",
+        f"The credentials have {len(found)} subscriptions, but none is selected.",
+        hint=f"Add one:\n{listed}" if found else "Ask for a role in a subscription, then: az login",
     )
 
 

@@ -63,9 +63,13 @@ def check_machines(azure: Azure, demands: Sequence[Demand], zones: Sequence[str]
     except CredentialError as error:
         if "AuthorizationFailed" not in error.message:
             raise
-        return [f"Whether {azure.location} has the machines and the quota allows them is not known: {error.message}"]
+        return [
+            f"Whether {azure.location} has the machines and the quota allows them could not be checked: {error.message}"
+        ]
     except MlbenchError as error:
-        return [f"Whether {azure.location} has the machines and the quota allows them is not known: {error.message}"]
+        return [
+            f"Whether {azure.location} has the machines and the quota allows them could not be checked: {error.message}"
+        ]
     return []
 
 
@@ -120,11 +124,11 @@ def _require_offer(azure: Azure, offers: dict[str, Offer], demand: Demand) -> Of
     found = offers.get(name.lower())
     listing = f"az vm list-skus --location {azure.location} --size {name} --all -o table"
     if found is None:
-        raise UsageError(f"The region {azure.location} has no {name}.", hint=f"Another --region, or: {listing}")
+        raise UsageError(f"The region {azure.location} has no {name}.", hint=f"Use another --region, or: {listing}")
     if found.refused:
         raise CapacityError(
             f"The subscription may not use {name} in {azure.location}: {found.refused}.",
-            hint=f"Choose another --region or VM size, or ask Azure's support for access: {listing}",
+            hint=f"Choose another --region or VM size, or ask Azure support for access: {listing}",
             details={"reason": "restricted"},
         )
     if demand.spot and not found.can_be_spot:
@@ -173,6 +177,6 @@ def _quota_error(azure: Azure, lacking: Sequence[Shortage]) -> CapacityError:
     first = lacking[0]
     return CapacityError(
         f"The quota of the subscription in {azure.location} is too small: {listed}.",
-        hint=f"Ask for more at {QUOTAS}, or for fewer or other machines, or another --region.",
+        hint=f"Request more at {QUOTAS}, or use fewer or other machines, or another --region.",
         details={"reason": "quota", "quota": first.quota, "left": first.left, "needed": first.needed},
     )

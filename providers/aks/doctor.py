@@ -60,7 +60,7 @@ def _check_rights(checklist: Checklist, azure: Azure) -> Check:
     path = f"{azure.root}/providers/Microsoft.Authorization/permissions"
     granted = checklist("rights", lambda: azure.list_all(path, "list your permissions"), optional=True)
     if granted is None:
-        return checklist.failed or checklist.result("rights", "Azure does not tell", missing=True)
+        return checklist.failed or checklist.result("rights", "Azure does not say", missing=True)
     denied = list_denied(wanted, granted)
     if not denied:
         return checklist.result("rights", f"your roles grant all {len(wanted)} actions")
@@ -73,7 +73,7 @@ def _check_service(checklist: Checklist, azure: Azure, service: str, use: str) -
     path = f"{azure.root}/providers/{service}?api-version={api.VERSIONS['resourcegroups']}"
     found = checklist(service, lambda: azure.get(path, f"show the service {service}"), optional=True)
     if found is None:
-        return checklist.failed or checklist.result(service, "Azure does not tell", missing=True)
+        return checklist.failed or checklist.result(service, "Azure does not say", missing=True)
     state = str(found.get("registrationState"))
     hint = f"Needed for {use}: {register_command(service, azure.subscription)}"
     return checklist.result(service, state, hint, missing=state != "Registered")
@@ -82,7 +82,7 @@ def _check_service(checklist: Checklist, azure: Azure, service: str, use: str) -
 def _check_versions(checklist: Checklist, azure: Azure) -> Check:
     found = checklist("Kubernetes", lambda: list_versions(azure))
     if found is None:
-        return checklist.failed or checklist.result("Kubernetes", "Azure does not tell", missing=True)
+        return checklist.failed or checklist.result("Kubernetes", "Azure does not say", missing=True)
     return checklist.result("Kubernetes", f"{', '.join(found) or 'none'} in {azure.location}", missing=not found)
 
 
@@ -99,7 +99,7 @@ def _check_compute(checklist: Checklist, azure: Azure) -> Iterator[Check]:
     words = f"in {azure.location}: {', '.join(usable) or 'none'}" + (
         f"; not for this subscription: {', '.join(refused)}" if refused else ""
     )
-    yield checklist.result("GPUs", words, "Another --region, or a request to Azure's support", missing=not usable)
+    yield checklist.result("GPUs", words, "Use another --region, or ask Azure support", missing=not usable)
     quotas = checklist("quotas", lambda: list_quotas(azure), optional=True)
     if quotas is None:
         if checklist.failed:
@@ -116,4 +116,4 @@ def _list_quotas(checklist: Checklist, known: list[Offer], quotas: dict[str, Mes
             continue
         left = int(quota["limit"]) - int(quota["currentValue"])
         found = f"{left} of {quota['limit']} vCPUs left"
-        yield checklist.result(f"quota {name}", found, f"Ask for more at {QUOTAS}", missing=left <= 0)
+        yield checklist.result(f"quota {name}", found, f"Request more at {QUOTAS}", missing=left <= 0)

@@ -108,7 +108,7 @@ class EndTimer(Resource):
         azure, what = self.plane.azure, "arm the end of the cluster"
         issuer = (self.plane.require_raw()["properties"].get("oidcIssuerProfile") or {}).get("issuerURL")
         if not issuer:
-            raise TransientError("AKS does not show the issuer of the cluster's accounts yet.")
+            raise TransientError("AKS does not show the issuer of the cluster's service accounts yet.")
         subject = f"system:serviceaccount:{NAMESPACE}:{NAME}"
         trust = {"properties": {"issuer": issuer, "subject": subject, "audiences": [AUDIENCE]}}
         azure.change("PUT", f"{self._identity_path}/federatedIdentityCredentials/{NAME}", what, trust)

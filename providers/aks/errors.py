@@ -16,9 +16,9 @@ from providers.base import BusyError, TransientError
 Message = dict[str, Any]
 
 LOGIN = "az login, or set AZURE_CLIENT_ID, AZURE_TENANT_ID and AZURE_CLIENT_SECRET of a service principal"
-UNREACHED = "Is there a network? mlbench doctor aks   The command that was interrupted goes on if it was."
+UNREACHED = "Check the network (mlbench doctor aks), then repeat the command to resume."
 QUOTAS = "https://portal.azure.com/#view/Microsoft_Azure_Capacity/QuotaMenuBlade/~/myQuotas"
-AGAIN = "The create-cluster command again removes what failed and repeats it."
+AGAIN = "Repeat the create-cluster command: it removes the failed resource and tries again."
 STOCK_OUT = frozenset(
     {
         "skunotavailable",
@@ -106,7 +106,7 @@ def capacity_error(message: str, codes: set[str]) -> CapacityError | None:
     if codes & QUOTA or any(phrase in message for phrase in QUOTA_WORDS):
         return CapacityError(
             message,
-            hint=f"Ask for more at {QUOTAS}, or for fewer or other machines, or another --region.",
+            hint=f"Request more at {QUOTAS}, or use fewer or other machines, or another --region.",
             details={"reason": "quota"},
         )
     if codes & STOCK_OUT or any(code in message.lower() for code in STOCK_OUT):
@@ -129,7 +129,7 @@ def register_command(words: str, subscription: str) -> str:
 def rights_hint(subscription: str) -> str:
     """Which role a person needs."""
     return (
-        f"Whoever runs this needs the role Contributor on the subscription {subscription}: mlbench doctor aks --policy "
+        f"You need the role Contributor on the subscription {subscription}: mlbench doctor aks --policy "
         "  prints a narrower one"
     )
 

@@ -30,7 +30,7 @@ def _read_kubeconfig(azure: Azure, path: str) -> Any:
     answer, _ = azure.send("POST", f"{path}/listClusterUserCredential", what)
     given = answer.get("kubeconfigs") or []
     if not given:
-        raise NotFoundError("Azure gives out no kubeconfig of the cluster.")
+        raise NotFoundError("Azure returned no kubeconfig for the cluster.")
     try:
         document = yaml.safe_load(base64.b64decode(given[0]["value"]))
         document["clusters"][0]["cluster"]["certificate-authority-data"]

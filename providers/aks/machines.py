@@ -99,7 +99,7 @@ def choose_machine(machine_type: str | None, num_gpus: int | None, gpu_type: str
         return Machine(machine.name, gpu or _gpu_of_name(machine.name))  # how many it has is asked of Azure
     if gpu or num_gpus:
         fitting = [name for name, other in GPU_MACHINES.items() if other.gpu == (gpu or GPU_DEFAULT)]
-        raise UsageError(f"A {machine.name} has no GPU.", hint=f"--machine-type: {', '.join(fitting)}")
+        raise UsageError(f"{machine.name} has no GPU.", hint=f"--machine-type: {', '.join(fitting)}")
     return machine
 
 
@@ -127,7 +127,7 @@ def find_machine(name: str) -> Machine:
     size = full.lower().removeprefix("standard_")
     if size in TOO_OLD_SIZES or any(word in size for word in NOT_NVIDIA):
         raise UsageError(
-            f"{full} has GPUs that today's images do not run on.", hint=f"--machine-type: {', '.join(GPU_MACHINES)}"
+            f"{full} has GPUs that current images do not support.", hint=f"--machine-type: {', '.join(GPU_MACHINES)}"
         )
     if not full.replace("_", "").replace("-", "").isalnum():
         raise UsageError(f'--machine-type "{name}" is not the name of a VM size.', hint=f"For example {CPU_DEFAULT}")
@@ -139,12 +139,12 @@ def _find_gpu(name: str) -> str:
     short = OTHER_NAMES.get(short, short)
     if short in TOO_OLD:
         raise UsageError(
-            f"{short} is too old for the CUDA that today's images hold, or not offered any more.",
+            f"{short} is too old for the CUDA version of current images, or no longer offered.",
             hint=f"Choose another --gpu-type: {', '.join(GPU_NAMES)}",
         )
     if short not in GPU_NAMES:
         near = did_you_mean(short, [*GPU_NAMES, *OTHER_NAMES])
-        raise UsageError(f'There is no GPU "{name}" at Azure.{near}', hint=f"--gpu-type: {', '.join(GPU_NAMES)}")
+        raise UsageError(f'Azure has no GPU "{name}".{near}', hint=f"--gpu-type: {', '.join(GPU_NAMES)}")
     return short
 
 

@@ -24,7 +24,7 @@ class AksOptions:
         None, "--num-gpus", "-g", help="number of GPUs per worker; default: all of its VM size"
     )
     gpus_per_node: int | None = option(
-        None, "--gpus-per-node", help="number of GPUs of the machine type, if the cloud tells a wrong one or none"
+        None, "--gpus-per-node", help="number of GPUs of the machine type, if the cloud reports none or a wrong one"
     )
     gpu_type: str | None = option(
         None, "--gpu-type", help="t4, a10, a100, a100-40gb, h100, h100-nvl, h200; selects the VM size"
@@ -43,17 +43,17 @@ class AksOptions:
     subscription: str | None = option(
         None, "--subscription", "-p", help="Azure subscription (its ID); default: that of az account set"
     )
-    spot: bool = option(False, "--spot", "--preemptible", "-e", help="cheaper machines that may be taken away")
+    spot: bool = option(False, "--spot", "--preemptible", "-e", help="cheaper machines that may be interrupted")
     compact_placement: bool = option(
         False, "--compact-placement", help="put the workers close together (a proximity placement group)"
     )
     slow_network_ok: bool = option(
-        False, "--slow-network-ok", help="several machines of a size with InfiniBand, although NCCL will use TCP"
+        False, "--slow-network-ok", help="allow several machines of a size with InfiniBand, although NCCL will use TCP"
     )
     probe_image: str | None = option(
         None,
         "--probe-image",
-        help="image of the GPU probe at the end of the creation, best one with torch; none: no probe",
+        help="image of the GPU probe after creation, preferably with torch; none: no probe",
     )
     tier: str = option("free", "--tier", help="tier of the control plane: free, or standard (with an SLA)")
     system_machine_type: str = option(

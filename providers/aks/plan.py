@@ -53,7 +53,7 @@ def _price(cluster: Cluster, options: AksOptions, machine: Machine, found: list[
         prices.line(f"worker {machine.name}{way}", count, machine.name, region, spot=options.spot),
         prices.line(f"disk of {SYSTEM_DISK} GB", SYSTEM_NODES, disk_of(SYSTEM_DISK), region),
         prices.line(f"disk of {options.disk_size} GB", count, disk_of(options.disk_size), region),
-        prices.line("load balancer (way out)", 1, "load-balancer", region),
+        prices.line("load balancer (outgoing traffic)", 1, "load-balancer", region),
         prices.line("public address", 1, "public-address", region),
     ]
     if details.registry_made:
@@ -73,7 +73,7 @@ def _warn(options: AksOptions, machine: Machine, count: int, details: AksDetails
     if (fabric := FABRICS.get(machine.name)) and count > 1:
         warnings.append(
             f"{machine.name} has {fabric.gbits} Gbit/s of {fabric.name}, which this cluster does not set up: between "
-            "machines, NCCL will use TCP, and results are labelled slow_network."
+            "machines, NCCL will use TCP, and results are labeled slow_network."
         )
     driver = DRIVERS.get(machine.gpu or "", OTHER_DRIVER)
     if machine.gpus and _branch(driver) < MIN_DRIVERS[IMAGE_CUDA]:
@@ -112,7 +112,7 @@ def _check_version(options: AksOptions, azure: Azure) -> None:
     if wanted not in offered and wanted not in patches:
         raise UsageError(
             f"AKS does not offer Kubernetes {wanted} in {azure.location}.",
-            hint=f"It has {', '.join(sorted(offered))}; or leave out --kubernetes-version",
+            hint=f"It has {', '.join(sorted(offered))}; or remove --kubernetes-version",
         )
 
 

@@ -79,6 +79,6 @@ def _get(url: str) -> Message:
         hint = explain_connection_failure(str(error)) or UNREACHED
         raise TransientError(f"Azure's price list cannot be reached: {error}", hint=hint) from None
     if answer.status_code >= 400:
-        raise TransientError(f"Azure's price list refuses with status {answer.status_code}: {answer.text()[:300]}")
+        raise TransientError(f"Azure's price list answered with status {answer.status_code}: {answer.text()[:300]}")
     document: Message = json.loads(answer.content)
     return document

@@ -131,7 +131,7 @@ class ImageRegistry(AzureResource):
         try:
             self.azure.change("PUT", role, what, {"properties": properties})
         except CredentialError as error:
-            hint = "Ask for a role that may assign roles, or name a registry of your own: --registry PREFIX"
+            hint = "Ask for a role that can assign roles, or use your own registry: --registry PREFIX"
             raise CredentialError(error.message, hint=hint) from None
 
 
@@ -154,7 +154,7 @@ def fetch_login(registry: str) -> tuple[str, str]:
         hint = explain_connection_failure(str(error)) or UNREACHED
         raise TransientError(f"The registry {host} cannot be reached: {error}", hint=hint) from None
     if answer.status_code in (401, 403):
-        raise CredentialError(f"The registry {host} refused the credentials: {answer.text()[:300]}")
+        raise CredentialError(f"The registry {host} rejected the credentials: {answer.text()[:300]}")
     if answer.status_code >= 400:
-        raise MlbenchError(f"The registry {host} refused with status {answer.status_code}: {answer.text()[:300]}")
+        raise MlbenchError(f"The registry {host} answered with status {answer.status_code}: {answer.text()[:300]}")
     return USER, str(answer.json()["refresh_token"])

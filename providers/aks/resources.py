@@ -90,12 +90,12 @@ class AzureResource(Resource):
         """How far the operation on it is. Raises with Azure's words if it, or what it works on, has failed."""
         what = f'The {self.kind} "{self.name}" was not {doing}'
         if self.operation is not None and not self.operation.is_due:
-            return Readiness(False, "Azure works on it")
+            return Readiness(False, "Azure is working on it")
         if not self.azure.poll(self.operation, what):
-            return Readiness(False, "Azure works on it")
+            return Readiness(False, "Azure is working on it")
         found = self.find_raw()
         if found is None:
-            raise NotFoundError(f'The {self.kind} "{self.name}" has gone while it was being {doing}.')
+            raise NotFoundError(f'The {self.kind} "{self.name}" disappeared while it was being {doing}.')
         state = state_of(found)
         if state in FAILED:
             # Another process has asked for it, and only that one can read why it failed.
@@ -298,7 +298,7 @@ class WorkerPool(AzureResource):
             running = len(self.plane.list_ready_workers())
         except MlbenchError:  # the reason of the failure is worth more than this
             return None
-        return f"{running} of {self.count} machines have come and cost money." if running else None
+        return f"{running} of {self.count} machines are running and cost money." if running else None
 
     def request(self) -> Message:
         """The document of the create call: machines, disks, GPUs with their driver, zones, labels, taints."""

@@ -64,6 +64,6 @@ class SubnetAccess(Resource):
     def delete(self) -> None:
         """Take the role away; the identity goes with the group."""
         try:
-            self.group.azure.change("DELETE", self._assignment, "take the role on the subnet away")
+            self.group.azure.change("DELETE", self._assignment, "remove the role on the subnet")
         except NotFoundError:
             return

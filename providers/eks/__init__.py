@@ -92,7 +92,7 @@ class EksOptions:
         None, "--num-gpus", "-g", help="number of GPUs per worker; default: all of its instance type"
     )
     gpus_per_node: int | None = option(
-        None, "--gpus-per-node", help="number of GPUs of the machine type, if the cloud tells a wrong one or none"
+        None, "--gpus-per-node", help="number of GPUs of the machine type, if the cloud reports none or a wrong one"
     )
     gpu_type: str | None = option(None, "--gpu-type", help="T4, A10G, L4, A100, H100, …; selects the instance type")
     num_cpus: int | None = option(None, "--num-cpus", "-c", help="minimum number of vCPUs per worker")
@@ -105,14 +105,14 @@ class EksOptions:
     )
     zone: str | None = option(None, "--zone", "-z", help="zone of the workers; default: the first with such machines")
     zones: str | None = option(None, "--zones", help=ZONES_HELP)
-    spot: bool = option(False, "--spot", "--preemptible", "-e", help="cheaper machines that may be taken away")
+    spot: bool = option(False, "--spot", "--preemptible", "-e", help="cheaper machines that may be interrupted")
     spot_type: tuple[str, ...] = option(
         (),
         "--spot-type",
         help="with --spot: another acceptable instance type; repeatable; default: those with the same GPUs",
     )
     capacity_reservation: str | None = option(
-        None, "--capacity-reservation", help="capacity reservation or capacity block (cr-…) to take the workers from"
+        None, "--capacity-reservation", help="capacity reservation or Capacity Block (cr-…) for the workers"
     )
     placement_group: bool = option(False, "--placement-group", help="put the workers close together")
     subnets: str | None = option(
@@ -122,10 +122,10 @@ class EksOptions:
         "with the cluster",
     )
     private_nodes: bool = option(
-        False, "--private-nodes", help="machines without public addresses, which go out through a NAT gateway"
+        False, "--private-nodes", help="machines without public addresses, behind a NAT gateway"
     )
     permissions_boundary: str | None = option(
-        None, "--permissions-boundary", help="ARN of the IAM policy that limits the roles made for the cluster"
+        None, "--permissions-boundary", help="ARN of the IAM policy that limits the roles created for the cluster"
     )
     tag: tuple[str, ...] = option((), "--tag", help=TAG_HELP)
     efa: bool = option(False, "--efa", help="EFA network cards, with a placement group; runs request them")
@@ -137,15 +137,15 @@ class EksOptions:
     probe_image: str | None = option(
         None,
         "--probe-image",
-        help="image of the GPU probe at the end of the creation, best one with torch; none: no probe",
+        help="image of the GPU probe after creation, preferably with torch; none: no probe",
     )
     admin: tuple[str, ...] = option(
         (), "--admin", help="ARN of another principal with administrator access; repeatable"
     )
     no_network_policies: bool = option(
-        False, "--no-network-policies", help="leave out the agent that enforces the network policies of runs"
+        False, "--no-network-policies", help="omit the agent that enforces the network policies of runs"
     )
-    no_volumes: bool = option(False, "--no-volumes", help="leave out the driver and the default class of claims' disks")
+    no_volumes: bool = option(False, "--no-volumes", help="omit the EBS driver and the default storage class")
     registry: str | None = option(None, "--registry", help=REGISTRY_HELP)
     allow_from: tuple[str, ...] = option(
         (), "--allow-from", help="CIDR with access to the Kubernetes API; repeatable; default: any"
@@ -169,7 +169,7 @@ class EksProvider:
         not go together.
         """
         if not 0 <= nodes <= MAX_NODES:
-            raise UsageError(f"{nodes} workers: a cluster on EKS has from 0 to {MAX_NODES}.")
+            raise UsageError(f"{nodes} workers: an EKS cluster can have 0 to {MAX_NODES}.")
         machine = _machine(options)
         require_supported(machine)
         check_forced(options.gpus_per_node)
@@ -350,7 +350,7 @@ class EksProvider:
         has_gateway = self.groups(cluster)[1].private and not read_options(cluster, EksOptions).subnets
         gateway = " and the NAT gateway" if has_gateway else ""
         return (
-            f"AWS itself takes the machines away at its end, and deletes the control plane{gateway} within half an "
+            f"At the end, AWS itself terminates the machines, and deletes the control plane{gateway} within half an "
             "hour, if you may make schedules of EventBridge Scheduler. Volumes of claims, load balancers and an image "
             "repository stay until mlbench gc --expired or delete-cluster."
         )
@@ -398,7 +398,7 @@ class EksProvider:
         Raises UsageError above the largest size.
         """
         if nodes > MAX_NODES:
-            raise UsageError(f"{nodes} workers: a cluster on EKS has at most {MAX_NODES}.")
+            raise UsageError(f"{nodes} workers: an EKS cluster can have at most {MAX_NODES}.")
         aws = aws_in(_region(cluster))
         _, workers = self.groups(cluster)
         stack = Stack(cluster, aws, list(workers.types))
@@ -463,8 +463,8 @@ def _check_sale(options: EksOptions, machine: Machine) -> None:
 def _require_efa(options: EksOptions, machine: Machine) -> None:
     if options.efa and not machine.efa:
         raise UsageError(
-            f"{machine.name} has no network card with EFA.",
-            hint="Leave out --efa, or choose a larger machine, as g5.8xlarge or p4d.24xlarge.",
+            f"{machine.name} has no EFA network interface.",
+            hint="Remove --efa, or choose a larger machine, e.g. g5.8xlarge or p4d.24xlarge.",
         )
 
 
@@ -480,9 +480,9 @@ def _with_first_zone(options: EksOptions) -> EksOptions:
         return options
     if options.zone or options.capacity_reservation:
         other = "--zone" if options.zone else "--capacity-reservation"
-        raise UsageError(f"--zones and {other} exclude each other: {other} is of one zone.")
+        raise UsageError(f"--zones and {other} exclude each other: {other} is in one zone.")
     if len(zones) > MAX_ZONES:
-        raise UsageError(f"--zones names {len(zones)} zones: the network of a cluster has at most {MAX_ZONES}.")
+        raise UsageError(f"--zones names {len(zones)} zones: the network of a cluster can have at most {MAX_ZONES}.")
     return replace(options, zone=zones[0])
 
 
@@ -500,7 +500,7 @@ def _check_network(options: EksOptions, machine: Machine) -> None:
             hint="For example cr-0123456789abcdef0: aws ec2 describe-capacity-reservations",
         )
     if options.capacity_reservation and options.spot:
-        raise UsageError("--capacity-reservation and --spot exclude each other: a machine comes in one way.")
+        raise UsageError("--capacity-reservation and --spot exclude each other.")
     if options.capacity_reservation and options.placement_group:
         raise UsageError(
             "--capacity-reservation and --placement-group exclude each other: machines of a reservation are close to "
@@ -509,17 +509,17 @@ def _check_network(options: EksOptions, machine: Machine) -> None:
         )
     if options.capacity_reservation and not options.zone:
         raise UsageError(
-            "--capacity-reservation needs the --zone that it is in.",
+            "--capacity-reservation needs its --zone.",
             hint="aws ec2 describe-capacity-reservations   shows the zone",
         )
     if options.spot_type and not options.spot:
-        raise UsageError("--spot-type needs --spot: other machines are of one type only.")
+        raise UsageError("--spot-type needs --spot: other machines have only one type.")
     if options.spot_type and options.efa:
-        raise UsageError("--efa needs machines of one type: their network cards are set up for it.")
+        raise UsageError("--efa needs machines of a single type.")
     if options.spot_type:
         require_equivalent(machine, options.spot_type)
     if machine_of(options.system_machine_type).gpu:
-        raise UsageError("--system-machine-type is for DNS and the like; it needs no GPU.")
+        raise UsageError("--system-machine-type: system pods need no GPU.")
     for arn in options.admin:
         if not re.fullmatch(r"arn:aws[a-z-]*:iam::\d{12}:(user|role)/.+", arn):
             raise UsageError(

@@ -21,8 +21,8 @@ CONNECT_SECONDS = 10.0
 REGION_VARIABLES = ("AWS_REGION", "AWS_DEFAULT_REGION")
 
 LOG_IN = "aws sts get-caller-identity   shows who you are; aws configure or aws sso login gives credentials"
-SET_CLOCK = "AWS refuses signatures that are more than five minutes off: set this machine's clock, then repeat."
-ASK_RIGHTS = "Ask for that right, or use another profile: export AWS_PROFILE=NAME"
+SET_CLOCK = "AWS rejects signatures that are more than five minutes off: set this machine's clock, then repeat."
+ASK_RIGHTS = "Ask for that permission, or use another profile: export AWS_PROFILE=NAME"
 MORE_QUOTA = "Ask for more: https://console.aws.amazon.com/servicequotas   or use less, or another --region"
 ELSEWHERE = (
     "Try --zones a,b,c or another --machine-type, --spot or no --spot, or wait: the same command goes on with what is "
@@ -154,7 +154,8 @@ def account_of(aws: Aws) -> str:
         except MlbenchError:
             raise error from None
         raise UsageError(
-            f"The region {aws.region} is switched off for the account {account}: the credentials are good elsewhere.",
+            f"The region {aws.region} is not enabled for the account {account}; the credentials are valid in "
+            "other regions.",
             hint=f"aws account enable-region --region-name {aws.region}   switches it on within minutes; or another "
             "--region",
         ) from None
@@ -167,14 +168,14 @@ def region_of(asked: str | None, zone: str | None = None) -> str:
         raise UsageError(f'--zone "{zone}" is not the name of a zone.', hint="For example: --zone eu-west-1a")
     if asked and from_zone and from_zone[1] != asked:
         raise UsageError(
-            f"The zone {zone} is not in the region {asked}.", hint="Leave out --region: it follows from the zone."
+            f"The zone {zone} is not in the region {asked}.", hint="Remove --region: it follows from the zone."
         )
     ours = session()
     region = asked or (from_zone[1] if from_zone else None)
     region = region or next((os.environ[key] for key in REGION_VARIABLES if os.environ.get(key)), ours.region_name)
     if not region:
         raise UsageError(
-            "AWS needs a region, and neither an option, the environment nor the profile names one.",
+            "No AWS region given: neither by option, nor in the environment or profile.",
             hint="Add --region eu-west-1, or: export AWS_REGION=eu-west-1",
             details=NOT_CONFIGURED,
         )
@@ -182,7 +183,7 @@ def region_of(asked: str | None, zone: str | None = None) -> str:
     if region not in known:
         raise UsageError(
             f'boto3 knows no region "{region}" of EKS.{did_you_mean(region, known)}',
-            hint="aws ec2 describe-regions   lists yours; a new one may need: pip install -U boto3",
+            hint="aws ec2 describe-regions   lists your regions; a new one may need pip install -U boto3",
         )
     return str(region)
 
@@ -212,12 +213,12 @@ def map_cloud_errors(error: Exception, doing: str, region: str) -> Exception:
         return CredentialError(f"The AWS credentials cannot be used: {words}", hint=LOG_IN)
     if isinstance(error, (exceptions.HTTPClientError, exceptions.ConnectionError, ResponseParserError)):
         return TransientError(
-            f"AWS {doing} in {region} gave no usable answer: {words}",
+            f"AWS {doing} in {region} returned no usable answer: {words}",
             hint=explain_connection_failure(words)
-            or "Is there a network, and is the region right? Repeat the command; it goes on if it was.",
+            or "Check the network and the region, then repeat the command to resume.",
         )
     if isinstance(error, (exceptions.ParamValidationError, exceptions.ConfigParseError, exceptions.BotoCoreError)):
-        return UsageError(f"AWS {doing} cannot be asked: {words}")
+        return UsageError(f"AWS {doing} cannot be reached: {words}")
     return error
 
 

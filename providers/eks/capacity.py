@@ -69,7 +69,7 @@ def check_reservation(reservation: Reservation, machine: str, count: int, zone: 
     name = reservation.identifier
     if reservation.machine != machine:
         raise UsageError(
-            f"The capacity reservation {name} is of {reservation.machine}, not {machine}.",
+            f"The capacity reservation {name} is for {reservation.machine}, not {machine}.",
             hint=f"--machine-type {reservation.machine}",
         )
     if zone and zone != reservation.zone:
@@ -81,13 +81,13 @@ def check_reservation(reservation: Reservation, machine: str, count: int, zone: 
     if reservation.begins and reservation.begins > now:
         begin = f"{datetime.fromtimestamp(reservation.begins):%Y-%m-%d %H:%M}"
         raise CapacityError(
-            f"The capacity reservation {name} begins at {begin}: no machine starts before.",
+            f"The capacity reservation {name} begins at {begin}; machines cannot start earlier.",
             hint="Repeat the command after the run has started.",
         )
     if reservation.free < count:
         raise CapacityError(
-            f"The capacity reservation {name} has {reservation.free} machines left, {count} are needed.",
-            hint=f"Ask for {reservation.free} workers, or for another reservation.",
+            f"The capacity reservation {name} has {reservation.free} machines left, but {count} are needed.",
+            hint=f"Use {reservation.free} workers, or another reservation.",
         )
     if reservation.ends and reservation.is_block:
         hours = (reservation.ends - now) / 3600

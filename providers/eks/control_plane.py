@@ -146,7 +146,7 @@ class ControlPlane(EksResource):
         if found["status"] == "ACTIVE":
             return Readiness(True)
         if found["status"] == "FAILED":
-            raise error_from_issues(found, f"The EKS cluster {self.name} was not made")
+            raise error_from_issues(found, f"The EKS cluster {self.name} was not created")
         return Readiness(False, f"its control plane is {found['status']}")
 
     def remove(self) -> None:
@@ -231,7 +231,7 @@ class AddOn(EksResource):
             self.plane.addons[self.addon] = str(found.get("addonVersion") or "")
             return Readiness(True, facts={"addons": dict(self.plane.addons)})
         if found["status"] == "CREATE_FAILED":
-            raise error_from_issues(found, f"The add-on {self.name} was not made")
+            raise error_from_issues(found, f"The add-on {self.name} was not created")
         return Readiness(False, _issues(found) or f"it is {found['status']}")  # DEGRADED, until its pods run
 
     def _choose_version(self) -> str | None:
@@ -327,12 +327,12 @@ def access_to(aws: Aws, name: str) -> Access:
     if found is None:
         raise NotFoundError(
             f'There is no EKS cluster "{name}" in {aws.region}.',
-            hint=f"mlbench delete-cluster eks {name}   removes what may be left of it",
+            hint=f"mlbench delete-cluster eks {name}   removes any leftovers",
         )
     if found["status"] not in ("ACTIVE", "UPDATING"):
         raise NotFoundError(
             f'The EKS cluster "{name}" cannot be reached: it is {found["status"]}.',
-            hint=f"mlbench delete-cluster eks {name}, or the create-cluster command again",
+            hint=f"mlbench delete-cluster eks {name}, or repeat the create-cluster command",
         )
     ca = base64.b64decode(found["certificateAuthority"]["data"])
     return Access(found["endpoint"], ca=ca, token=Token(lambda: (sign_token(aws, name), time.time() + TOKEN_SECONDS)))
@@ -376,7 +376,8 @@ LAUNCH_CAUSES: tuple[tuple[re.Pattern[str], type[MlbenchError], str], ...] = (
     (
         re.compile(r"ServiceLinkedRoleCreationNotPermitted"),
         CredentialError,
-        "The account has no role for spot machines, and you may not make it: aws iam create-service-linked-role "
+        "The account has no role for spot machines, and you are not allowed to create it: aws iam "
+        "create-service-linked-role "
         "--aws-service-name spot.amazonaws.com",
     ),
     (
@@ -394,7 +395,7 @@ LAUNCH_CAUSES: tuple[tuple[re.Pattern[str], type[MlbenchError], str], ...] = (
     (
         re.compile(r"SpotMaxPriceTooLow|Spot request price"),
         CapacityError,
-        "Spot machines cost more than they are bid for now: no --spot, or another --zone or --machine-type.",
+        "The spot price is above the bid: remove --spot, or use another --zone or --machine-type.",
     ),
     (
         re.compile(r"PendingVerification"),
@@ -410,7 +411,7 @@ LAUNCH_CAUSES: tuple[tuple[re.Pattern[str], type[MlbenchError], str], ...] = (
     (
         re.compile(r"failed to join|NodeCreationFailure|Unhealthy nodes"),
         NeverStartedError,
-        "Machines need a way to the cluster's API, EC2 and ECR: check that VPC Block Public Access is off (aws ec2 "
+        "Machines must reach the cluster's API, EC2 and ECR: check that VPC Block Public Access is off (aws ec2 "
         "describe-vpc-block-public-access-options --region {region}), and organization policies on public addresses.",
     ),
     (re.compile(r"\bUnsupported\b"), UsageError, "Choose another --zone or --machine-type."),

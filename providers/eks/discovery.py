@@ -35,7 +35,7 @@ def discover_clusters(region: str | None) -> list[Cluster]:
     if silent:
         names = ", ".join(region for region, _ in silent)
         error = silent[0][1]
-        raise PartialSearchError(f"AWS has no answer from {names}: {error.message}", found, hint=error.hint)
+        raise PartialSearchError(f"AWS did not answer for {names}: {error.message}", found, hint=error.hint)
     return found
 
 

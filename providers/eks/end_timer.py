@@ -130,7 +130,7 @@ class PlaneEnd(Resource):
         """Make the schedules, or move them. Raises TransientError while IAM does not know the role everywhere."""
         network = self.stack.network()
         if not network.end_role:
-            self.refused = "The stack is of an older version of mlbench and has no role for it."
+            self.refused = "The stack is from an older version of mlbench and has no role for it."
             return
         try:
             for name, (call, given) in self._targets(network.nat).items():

@@ -26,7 +26,7 @@ def split_subnets(text: str | None) -> tuple[str, ...]:
     names = tuple(part.strip() for part in (text or "").split(",") if part.strip())
     wrong = [name for name in names if not re.fullmatch(PATTERN, name)]
     if wrong or len(set(names)) != len(names) or len(names) == 1:
-        what = f'"{wrong[0]}" is not the ID of a subnet' if wrong else "EKS wants two subnets at least, in two zones"
+        what = f'"{wrong[0]}" is not the ID of a subnet' if wrong else "EKS needs at least two subnets, in two zones"
         raise UsageError(f"--subnets: {what}.", hint=f"For example --subnets subnet-0a1b2c3d,subnet-4e5f6a7b\n{BLOCK}")
     return names
 
@@ -43,7 +43,7 @@ def find_subnets(aws: Aws, names: Sequence[str]) -> Subnets:
     vpcs = sorted({item["VpcId"] for item in subnets})
     if len(vpcs) > 1 or len(by_zone) < len(names):
         what = f"are of the networks {' and '.join(vpcs)}" if len(vpcs) > 1 else "share a zone"
-        raise UsageError(f"--subnets: they {what}; it takes one subnet for each zone, all of one network.", hint=BLOCK)
+        raise UsageError(f"--subnets: they {what}; it takes one subnet per zone, all in one network.", hint=BLOCK)
     return Subnets(
         vpcs[0],
         by_zone,

@@ -96,13 +96,13 @@ def choose_machine(machine_type: str | None, num_gpus: int | None, gpu_type: str
     if gpu_type is not None and _same(gpu_type) != _same(machine.gpu or ""):
         raise UsageError(
             f"{machine_type} has {machine.gpu or 'no GPU'}, not {gpu_type}.",
-            hint=_fitting(gpu_type) or f"GPUs there are: {', '.join(_gpus())}",
+            hint=_fitting(gpu_type) or f"Available GPUs: {', '.join(_gpus())}",
         )
     if num_gpus is not None and num_gpus != machine.gpus:
         others = [item.name for item in GPU_MACHINES.values() if item.gpus == num_gpus and item.gpu == machine.gpu]
         raise UsageError(
-            f"{machine_type} has {machine.gpus} GPUs, not {num_gpus}; EC2 gives out whole machines only.",
-            hint=f"Leave out --num-gpus, or: --machine-type {others[0]}" if others else "Leave out --num-gpus.",
+            f"{machine_type} has {machine.gpus} GPUs, not {num_gpus}; EC2 sells only whole machines.",
+            hint=f"Remove --num-gpus, or use --machine-type {others[0]}" if others else "Leave out --num-gpus.",
         )
     return machine
 
@@ -122,7 +122,7 @@ def machine_of(name: str) -> Machine:
         )
     if re.fullmatch(r"(inf|trn|dl)\d.*|g4ad|vt1", family):
         raise UsageError(
-            f"{name} has no NVIDIA GPUs.", hint=f"GPUs there are: {', '.join(_gpus())}; for example --gpu-type L4"
+            f"{name} has no NVIDIA GPUs.", hint=f"Available GPUs: {', '.join(_gpus())}; for example --gpu-type L4"
         )
     multiple = re.fullmatch(r"(\d+)xlarge", size)
     return Machine(name, 4 * int(multiple[1]) if multiple else _CPUS.get(size, 0))
@@ -138,7 +138,7 @@ def require_supported(machine: Machine) -> None:
     if machine.gpu in TOO_OLD:
         newer = [gpu for gpu in _gpus() if gpu not in TOO_OLD]
         raise UsageError(
-            f"{machine.name} has {machine.gpu} GPUs, which are too old for the CUDA that today's images hold.",
+            f"{machine.name} has {machine.gpu} GPUs, which are too old for the CUDA version of current images.",
             hint=f"Choose another --gpu-type: {', '.join(newer)}",
         )
 
@@ -164,8 +164,8 @@ def require_equivalent(machine: Machine, others: Sequence[str]) -> list[str]:
         other = machine_of(name)
         if (other.gpu, other.gpus) != (machine.gpu, machine.gpus):
             raise UsageError(
-                f"{name} ({_gpus_of(other)}) cannot stand in for {machine.name} ({_gpus_of(machine)}).",
-                hint=f"Alike are: {', '.join(equivalent_types(machine))}",
+                f"{name} ({_gpus_of(other)}) cannot replace {machine.name} ({_gpus_of(machine)}).",
+                hint=f"Equivalent types: {', '.join(equivalent_types(machine))}",
             )
     return [machine.name, *others]
 
@@ -216,7 +216,7 @@ def _by_gpu(num_gpus: int | None, gpu_type: str | None) -> Machine:
     if wanted not in map(_same, _gpus()):
         raise UsageError(
             f"No machine in the table has {gpu_type} GPUs.{did_you_mean(gpu_type or '', _gpus())}",
-            hint=f"GPUs there are: {', '.join(_gpus())}",
+            hint=f"Available GPUs: {', '.join(_gpus())}",
         )
     fitting = [item for item in GPU_MACHINES.values() if _same(item.gpu or "") == wanted]
     wanted_gpus = min(item.gpus for item in fitting) if num_gpus is None else num_gpus

@@ -21,12 +21,13 @@ MAX_ZONES = len(ZONE_PARAMETERS)
 FORBIDDEN = (
     (
         r"\biam:(CreateRole|AttachRolePolicy|PutRolePolicy)\b",
-        "If roles have to be limited: --permissions-boundary ARN of the policy; else ask for that right, or have a "
+        "If roles must be limited, pass the policy with --permissions-boundary ARN; otherwise ask for the "
+        "permission, or have a "
         "cluster made and mlbench attach-cluster",
     ),
     (
         r"\bec2:(Create(Vpc|Subnet|InternetGateway|NatGateway|Route\w*)|AttachInternetGateway|AllocateAddress)\b",
-        "Use a network that you were given: --subnets subnet-…,subnet-…",
+        "Use an existing network: --subnets subnet-…,subnet-…",
     ),
 )
 CREATE_MINUTES = 20
@@ -138,12 +139,12 @@ class Stack(Resource):
         """Ready when the stack is complete. Raises with the first failed event of CloudFormation."""
         stack = self._describe()
         if stack is None:
-            raise MlbenchError(f"The stack {self.name} has gone while it was being made.")
+            raise MlbenchError(f"The stack {self.name} disappeared while it was being created.")
         state = stack["StackStatus"]
         if state in WHOLE:
             return Readiness(True)
         if state == "CREATE_IN_PROGRESS":
-            return Readiness(False, "its network and roles are being made")
+            return Readiness(False, "its network and roles are being created")
         raise self._failure(stack)
 
     def delete(self) -> None:
@@ -167,7 +168,7 @@ class Stack(Resource):
         if "not authorized" in reason:
             raise CredentialError(
                 f'CloudFormation could not delete the stack {self.name}: "{reason}"',
-                hint="mlbench doctor eks --policy --for delete-cluster   prints the rights to ask for",
+                hint="mlbench doctor eks --policy --for delete-cluster   prints the permissions to ask for",
             )
 
     def network(self) -> Network:
@@ -210,7 +211,7 @@ class Stack(Resource):
         has = given.get("Subnets") or ""
         has = given.get("Subnets") or ""
         if set(self.subnets) != set(filter(None, has.split(","))):
-            return f"it is in {has or 'a network of its own'}, not in {','.join(self.subnets) or 'one of its own'}"
+            return f"it is in {has or 'its own network'}, not in {','.join(self.subnets) or 'its own'}"
         if self.subnets:
             return None
         zones = [zone for key in ZONE_PARAMETERS if (zone := given.get(key))]
@@ -231,7 +232,7 @@ class Stack(Resource):
             and "cancelled" not in event.get("ResourceStatusReason", "")
         ]
         cause = causes[0] if causes else stack.get("StackStatusReason") or stack["StackStatus"]
-        message = f'The stack {self.name} was not made ({stack["StackStatus"]}): "{cause}"'
+        message = f'The stack {self.name} was not created ({stack["StackStatus"]}): "{cause}"'
         for code in ("LimitExceeded", "AccessDenied", "UnauthorizedOperation"):
             if (
                 code in cause
@@ -336,7 +337,7 @@ def zones_for(aws: Aws, machine_types: list[str], zone: str | None) -> list[str]
         )
     ordered = sorted(zones, key=lambda name: (name != zone, name not in offering, name))
     if len(ordered) < 2:
-        raise UsageError(f"EKS needs two zones, and {aws.region} has {len(ordered)} that it can use.")
+        raise UsageError(f"EKS needs two zones, but only {len(ordered)} are available in {aws.region}.")
     return ordered
 
 

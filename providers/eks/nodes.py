@@ -267,7 +267,7 @@ class NodeGroup(EksResource):
             return flaw
         # Where there were no machines to be had, another zone may be tried.
         elsewhere = described["status"] == "CREATING" and self._has_moved(described)
-        return f"it waits for machines in another zone than {self.group.zone}" if elsewhere else None
+        return f"it is waiting for machines in a zone other than {self.group.zone}" if elsewhere else None
 
     def find_difference(self, described: dict[str, Any]) -> str | None:
         """Name the first of type, purchase, zone and number in which the group differs from what was asked for."""
@@ -330,7 +330,7 @@ class NodeGroup(EksResource):
                 return None  # it got them in the end
             for activity in answer["Activities"]:
                 said = activity.get("StatusMessage") or activity["StatusCode"]
-                message = f'{self.name} has {running} of {self.group.count} machines and gets no more: "{said}"'
+                message = f'{self.name} has {running} of {self.group.count} machines and cannot get more: "{said}"'
                 if activity["StatusCode"] != "Failed":
                     continue
                 error = error_from_message("AsgInstanceLaunchFailures", message, said, self.aws.region)
@@ -382,7 +382,7 @@ class NodeGroupSize(Resource):
         if described is None:
             raise NotFoundError(
                 f"There is no node group {self.name}.",
-                hint=f"mlbench delete-cluster eks {self.group.plane.name}, or the create-cluster command again",
+                hint=f"mlbench delete-cluster eks {self.group.plane.name}, or repeat the create-cluster command",
             )
         if described["status"] != "UPDATING" and described["scalingConfig"]["desiredSize"] != self.count:
             return None

@@ -40,7 +40,7 @@ QUOTAS = (
 )
 EFA_WARNING = (
     "--efa: every worker of a run gets its machine's EFA cards; only an image with libfabric and NCCL's plugin for it "
-    "uses them (mlbench images push --base efa); all others go over TCP, and results are labelled slow_network."
+    "uses them (mlbench images push --base efa); all others go over TCP, and results are labeled slow_network."
 )
 # EKS' Linux image had driver 580.178.04 in 2026-09, which finds none of their GPUs; 595 does: awsome-distributed-ai.
 NO_DRIVER = ("g7.",)
@@ -98,7 +98,7 @@ def make_plan(cluster: Cluster, options: PlannedOptions, groups: tuple[Group, Gr
     warnings += _fabric_warnings(options, workers, machine)
     warnings += [DRIVER_WARNING.format(machine.name)] if machine.name.startswith(NO_DRIVER) else []
     if options.spot and len(workers.types) > 1:
-        warnings.append(f"Any of these machines may come, all of one type or mixed: {', '.join(workers.types)}.")
+        warnings.append(f"You may get any of these machines, of one type or mixed: {', '.join(workers.types)}.")
     workers_line = _spot(aws, workers, zone)
     return _price(groups, aws.region, zone, warnings, workers_line, is_given=bool(given))
 
@@ -114,13 +114,15 @@ def _check_public_access(aws: Aws, groups: Sequence[Group]) -> None:
     mode = str(told.get("InternetGatewayBlockMode") or "off")
     if mode == "block-bidirectional":
         raise UsageError(
-            f"VPC Block Public Access is {mode} in {aws.region}: machines of a network made by mlbench would not join.",
-            hint="Use a network that goes out by another way: --subnets subnet-…,subnet-…",
+            f"VPC Block Public Access is {mode} in {aws.region}: machines in a network created by mlbench would "
+            "not join.",
+            hint="Use a network with another route out: --subnets subnet-…,subnet-…",
         )
     if mode == "block-ingress" and not all(group.private for group in groups):
         raise UsageError(
-            f"VPC Block Public Access is {mode} in {aws.region}: machines get out through a NAT gateway only.",
-            hint="--private-nodes, or a network of yours: --subnets subnet-…,subnet-…",
+            f"VPC Block Public Access is {mode} in {aws.region}: machines can reach the internet only through a "
+            "NAT gateway.",
+            hint="Use --private-nodes, or your own network: --subnets subnet-…,subnet-…",
         )
 
 
@@ -150,7 +152,7 @@ def _fabric_warnings(options: PlannedOptions, workers: Group, machine: Machine) 
         return []
     return [
         f"{workers.types[0]} has {gbits} Gbit/s of EFA, which this cluster does not set up (--efa): between machines, "
-        "NCCL will use TCP over one network card, and results are labelled slow_network."
+        "NCCL will use TCP over one network card, and results are labeled slow_network."
     ]
 
 
@@ -178,7 +180,7 @@ def _price(
     if public := sum(group.count for group in groups if not group.private):
         lines.append(prices.line("public address", public, "public-address", region))
     if workers.private and not is_given:
-        lines.append(prices.line("NAT gateway, without its traffic", 1, "nat-gateway", region))
+        lines.append(prices.line("NAT gateway, without traffic", 1, "nat-gateway", region))
     return Plan(tuple(lines), zone, prices.currency, prices.source, prices.version, tuple(warnings))
 
 
@@ -250,7 +252,10 @@ def _check_quota(
     except TransientError:
         raise
     except MlbenchError as error:
-        return [f"The quota {code} cannot be read, so whether {needed} vCPUs are allowed is not known: {error.message}"]
+        return [
+            f"The quota {code} cannot be read, so mlbench cannot check whether it allows {needed} vCPUs: "
+            f"{error.message}"
+        ]
     limit = quota["Value"]
     what = f'quota "{quota.get("QuotaName", code)}" ({code}) in {aws.region}'
     if needed > limit:

@@ -91,7 +91,7 @@ def _read_files(regions: Sequence[str]) -> Iterator[tuple[str, dict[str, float]]
         except HTTPError as error:
             if error.code in (403, 404):  # a region that does not exist
                 continue
-            raise UnreachableError(f"AWS' price list file of {region} cannot be had: {error}") from None
+            raise UnreachableError(f"AWS' price list file for {region} cannot be downloaded: {error}") from None
         except (OSError, HTTPException, csv.Error, KeyError, ValueError) as error:
             raise UnreachableError(f"AWS' price list file of {region} cannot be read: {error!r}") from None
         if prices:

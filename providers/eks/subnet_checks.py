@@ -36,7 +36,7 @@ def check_subnets(aws: Aws, names: Sequence[str], groups: Sequence[Group]) -> tu
             raise CapacityError(
                 f"The subnet {subnets.by_zone[place]} has {free} free addresses; control plane and machines take "
                 f"{needed[place] + PLANE_ADDRESSES} at least, and each pod one more.",
-                hint="Give a larger subnet with --subnets, or use fewer machines.",
+                hint="Use a larger subnet with --subnets, or fewer machines.",
             )
     warnings = []
     for place in dict.fromkeys((first, zone)):
@@ -67,7 +67,7 @@ def _check_dns(aws: Aws, vpc: str) -> None:
         if not answer[key]["Value"]:
             change = attribute.removeprefix("enableDns").lower()
             raise UsageError(
-                f"The network {vpc} has {attribute} off: machines would not find the control plane.",
+                f"The network {vpc} has {attribute} off, so machines would not find the control plane.",
                 hint=f"aws ec2 modify-vpc-attribute --region {aws.region} --vpc-id {vpc} --enable-dns-{change}",
             )
 
@@ -78,7 +78,7 @@ def _check_way_out(aws: Aws, subnets: Subnets, zone: str, group: Group) -> list[
     try:
         target = _default_route(aws, subnets.vpc, subnet)
     except CredentialError:
-        return [f"The routes of {subnet} cannot be read, so whether machines there reach EKS is not known."]
+        return [f"The routes of {subnet} cannot be read, so mlbench cannot check whether machines there reach EKS."]
     if target is None:
         return [
             f"{subnet} has no default route: machines join only if the network has endpoints for ec2, ecr.api, "
@@ -88,7 +88,7 @@ def _check_way_out(aws: Aws, subnets: Subnets, zone: str, group: Group) -> list[
         return []
     if zone not in subnets.public:
         raise UsageError(
-            f"{subnet} goes out by {target}, and gives machines no public address: they would not join the cluster.",
+            f"{subnet} goes out by {target}, but assigns no public addresses, so machines would not join the cluster.",
             hint=f"aws ec2 modify-subnet-attribute --region {aws.region} --subnet-id {subnet} "
             "--map-public-ip-on-launch, or name a subnet with a NAT gateway",
         )

@@ -73,7 +73,7 @@ class NodeTopology(Resource):
                 labels = {LAYER_LABEL.format(number): layer for number, layer in enumerate(layers, 1)}
                 api.patch(f"/api/v1/nodes/{lacking[instance]}", {"metadata": {"labels": labels}})
         unknown = len(lacking) - len(places)
-        return f"EC2 does not tell the place of {unknown} of {len(nodes)} machines." if unknown else None
+        return f"EC2 does not report the position of {unknown} of {len(nodes)} machines." if unknown else None
 
 
 def has_topology(machine_type: str) -> bool:

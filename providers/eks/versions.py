@@ -60,7 +60,7 @@ def check_version(aws: Aws, wanted: str | None, today: date | None = None) -> li
     try:
         offered = offered_versions(aws)
     except CredentialError as error:
-        return [] if wanted is None else [f"Whether EKS has Kubernetes {wanted} is not known: {error.message}"]
+        return [] if wanted is None else [f"Cannot check whether EKS has Kubernetes {wanted}: {error.message}"]
     named = ", ".join(map(str, offered))
     if wanted is None:
         return _explain_choice(offered, today)
@@ -68,7 +68,7 @@ def check_version(aws: Aws, wanted: str | None, today: date | None = None) -> li
     if found is None:
         raise UsageError(
             f"EKS does not offer Kubernetes {wanted} with standard support.",
-            hint=f"It has: {named}; or leave out --kubernetes-version",
+            hint=f"It has: {named}; or remove --kubernetes-version",
         )
     if not found.ends_soon(today):
         return []

@@ -67,7 +67,7 @@ class GkeProvider:
         go together.
         """
         if not 0 <= nodes <= MAX_NODES:
-            raise UsageError(f"{nodes} workers: a cluster on GKE has from 0 to {MAX_NODES}.")
+            raise UsageError(f"{nodes} workers: a GKE cluster can have 0 to {MAX_NODES}.")
         options = _with_first_zone(options)
         machine = machine_of(options)
         _check(options, machine)
@@ -187,10 +187,11 @@ class GkeProvider:
         """Say which end Google will keep by itself, and what stays; asks whether the policy may be changed."""
         may = can_bind(_gke(cluster))
         if may is False:
-            return describe_hold(cluster, "You may not change the IAM policy of the project.")
-        condition = "" if may else ", if you may change the project's IAM policy"
+            return describe_hold(cluster, "You are not allowed to change the IAM policy of the project.")
+        condition = "" if may else ", if you are allowed to change the project's IAM policy"
         return (
-            f"A clock inside of the cluster deletes it as a whole{condition}. Disks of claims, load balancers, an "
+            f"A CronJob in the cluster deletes the whole cluster at the end{condition}. Disks of claims, load "
+            "balancers, an "
             "image repository and the networks of --fast-network stay until mlbench gc --expired or delete-cluster."
         )
 
@@ -239,10 +240,10 @@ class GkeProvider:
         Raises UsageError with flex-start or above the largest size.
         """
         if nodes > MAX_NODES:
-            raise UsageError(f"{nodes} workers: a cluster on GKE has at most {MAX_NODES}.")
+            raise UsageError(f"{nodes} workers: a GKE cluster can have at most {MAX_NODES}.")
         options = read_options(cluster, GkeOptions)
         if options.flex_start:
-            raise UsageError("With --flex-start the machines come and go with the runs; there is nothing to scale.")
+            raise UsageError("With --flex-start, machines come and go with the runs, so there is nothing to scale.")
         machine = _recorded_machine(cluster)
         plane = ControlPlane(cluster, _gke(cluster), options)
         pool = WorkerPool(plane, machine, nodes)
@@ -322,7 +323,7 @@ def _check(options: GkeOptions, machine: Machine) -> None:
         parse_reservation(options.reservation)
         ways.append("--reservation")
     if len(ways) > 1:
-        raise UsageError(f"{' and '.join(ways)} exclude each other: a machine comes in one way.")
+        raise UsageError(f"{' and '.join(ways)} exclude each other.")
     if machine.name in NOT_ON_DEMAND and not ways:
         raise UsageError(
             f"Google sells {machine.name} only as spot, flex-start or from a reservation.",
@@ -330,11 +331,9 @@ def _check(options: GkeOptions, machine: Machine) -> None:
             "--reservation NAME: bought before.",
         )
     if options.fast_network and machine.name not in FABRICS:
-        raise UsageError(
-            f"{machine.name} has no fast network of its own.", hint=f"--machine-type: {', '.join(FABRICS)}"
-        )
+        raise UsageError(f"{machine.name} has no fast network.", hint=f"--machine-type: {', '.join(FABRICS)}")
     if options.flex_start and options.compact_placement and not machine.name.startswith(FLEX_START_COMPACT):
-        raise UsageError(f"--compact-placement and --flex-start do not go together for {machine.name}.")
+        raise UsageError(f"--compact-placement and --flex-start exclude each other for {machine.name}.")
     if options.compact_placement and machine.name.startswith(("e2-", "n1-")):
         raise UsageError(
             f"--compact-placement is not possible with {machine.name}.", hint="For example: g2, a2, a3, c2."
@@ -349,14 +348,16 @@ def _check_network(options: GkeOptions) -> None:
     owner = re.match(r"projects/([^/]+)/", options.network or options.subnetwork or "")
     if owner and owner[1] != options.project and not (options.subnetwork and all(ranges)):
         raise UsageError(
-            f"The project {owner[1]} shares this network: name its --subnetwork, --pods-range and --services-range.",
+            f"The project {owner[1]} shares this network: pass its --subnetwork, --pods-range and --services-range.",
             hint=f"gcloud container subnets list-usable --network-project {owner[1]}   lists subnetworks and ranges",
         )
 
 
 def _check_place(options: GkeOptions) -> None:
     if options.region and options.zone:
-        raise UsageError("--region and --zone exclude each other.", hint="Of the workers: --worker-zone ZONE")
+        raise UsageError(
+            "--region and --zone exclude each other.", hint="For the zone of the workers, use --worker-zone ZONE"
+        )
     if options.region and not REGION.fullmatch(options.region):
         raise UsageError(
             f'--region "{options.region}" is not a region.',
@@ -373,9 +374,9 @@ def _check_place(options: GkeOptions) -> None:
         if api.region_of(zone) != api.region_of(place):
             raise UsageError(f"--worker-zone {zone} is in another region than {place}.")
     if len(set(options.worker_zone)) < len(options.worker_zone):
-        raise UsageError("A --worker-zone is named twice.")
+        raise UsageError("A --worker-zone is given twice.")
     if options.compact_placement and len(options.worker_zone) > 1:
-        raise UsageError("--compact-placement is within one zone.", hint="Name one --worker-zone.")
+        raise UsageError("--compact-placement needs one zone.", hint="Name one --worker-zone.")
 
 
 def _gke(cluster: Cluster) -> Gke:

@@ -26,9 +26,9 @@ Message = dict[str, Any]
 
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 LOGIN = "gcloud auth application-default login, or set GOOGLE_APPLICATION_CREDENTIALS to a service account's key file"
-SET_CLOCK = "Google refuses what is signed more than minutes ahead or ago: set this machine's clock, then repeat."
+SET_CLOCK = "Google rejects signatures that are minutes off: set this machine's clock, then repeat."
 SKEWED = ("iat and exp", "reasonable timeframe", "used too early", "Token expired")
-UNREACHED = "Is there a network? mlbench doctor gke   The command that was interrupted goes on if it was."
+UNREACHED = "Check the network (mlbench doctor gke), then repeat the command to resume."
 QUOTAS = "https://console.cloud.google.com/iam-admin/quotas?project="
 # How Google says that a zone has no such machine left, as opposed to a quota, which a person can have raised.
 STOCK_OUT = ("ZONE_RESOURCE_POOL_EXHAUSTED", "GCE_STOCKOUT", "does not have enough resources", "out of resources")
@@ -176,7 +176,7 @@ def project_of(given: str | None) -> str:
     project = given or os.environ.get("GOOGLE_CLOUD_PROJECT") or credentials()[1]
     if not project:
         raise UsageError(
-            "No Google project is named, and the credentials name none.",
+            "No Google project given, and the credentials have none.",
             hint="Add --project PROJECT, or: gcloud config set project PROJECT",
         )
     return project
@@ -232,7 +232,7 @@ def map_cloud_errors(what: str, project: str) -> Iterator[None]:
     except auth.RefreshError as error:
         words = _words(error)
         hint = SET_CLOCK if any(phrase in words for phrase in SKEWED) else LOGIN
-        raise CredentialError(f"Google refused to renew the credentials: {words}", hint=hint) from None
+        raise CredentialError(f"Google rejected the credentials: {words}", hint=hint) from None
     except auth.TransportError as error:
         words = _words(error)
         hint = explain_connection_failure(words) or UNREACHED
@@ -333,7 +333,7 @@ def capacity_error(message: str, project: str, said: str = "") -> CapacityError:
         )
     return CapacityError(
         message,
-        hint=f"Ask for more at {QUOTAS}{project}, or for fewer or other machines.",
+        hint=f"Request more at {QUOTAS}{project}, or use fewer or other machines.",
         details={"reason": "quota"},
     )
 
@@ -342,7 +342,7 @@ def _permission_hint(words: str, project: str) -> str:
     if "SERVICE_DISABLED" in words or "has not been used in project" in words:
         return f"gcloud services enable container.googleapis.com --project {project}"
     return (
-        f"Whoever runs this needs the roles container.admin and iam.serviceAccountUser in {project}: "
+        f"You need the roles container.admin and iam.serviceAccountUser in {project}: "
         f"gcloud projects get-iam-policy {project}"
     )
 

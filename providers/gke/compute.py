@@ -99,7 +99,10 @@ def check_machines(
     except MlbenchError as error:
         if error.hint in (api.LOGIN, api.SET_CLOCK):  # not a missing right: the credentials are nobody's
             raise
-        return [f"Whether {', '.join(zones)} has the machines and the quota allows them is not known: {error.message}"]
+        return [
+            f"Whether {', '.join(zones)} has the machines and the quota allows them could not be checked: "
+            f"{error.message}"
+        ]
 
 
 class Compute:
@@ -175,7 +178,7 @@ class Compute:
     def gpus(self, place: str) -> list[str]:
         """The GPUs that a zone offers, those that mlbench knows. Raises UsageError if there is no such zone."""
         if api.region_of(place) == place:
-            raise UsageError(f"{place} is a region.", hint="What GPUs there are is told of a zone: --zone")
+            raise UsageError(f"{place} is a region.", hint="GPU types are listed per zone: use --zone")
         self._zone(place)
         found = {item["name"] for item in self.get(f"/zones/{place}/acceleratorTypes").get("items", [])}
         return [name for name in QUOTA_OF if name in found]
@@ -208,7 +211,9 @@ class Compute:
         if lacking:
             raise _quota_error(self.project, region, lacking)
         if demands[-1].machine.gpu and demands[-1].count and not warnings and not set(gpu_quotas) & set(found):
-            warnings.append(f"No quota of {demands[-1].machine.gpu} is known in {region}; it may still be refused.")
+            warnings.append(
+                f"No quota of {demands[-1].machine.gpu} is known in {region}, so the request may still fail."
+            )
         return warnings
 
     def _zone(self, zone: str) -> None:
@@ -247,12 +252,12 @@ class Compute:
             return False
         for error in (found.get("error") or {}).get("errors") or ():
             self._raise_known({"message": error.get("message"), "errors": [{"reason": error.get("code")}]})
-            raise MlbenchError(f'Compute Engine could not do it: "{error.get("message")}"')
+            raise MlbenchError(f'Compute Engine failed: "{error.get("message")}"')
         return True
 
     def _raise_known(self, error: Message) -> None:
         """Raise for the reasons of a refusal that waiting or a larger quota helps against."""
-        message = f'Compute Engine refuses: "{error.get("message")}"'
+        message = f'Compute Engine refused: "{error.get("message")}"'
         reasons = {str(item.get("reason")).replace("_", "").lower() for item in error.get("errors") or ()}
         if reasons & IN_USE:
             raise BusyError(message)
@@ -308,7 +313,8 @@ def _gpu_needs(demand: Demand, limits: Mapping[str, float]) -> tuple[dict[str, i
             return {family: wanted, ALL_GPUS: wanted}, []
         if not limits.get(name):
             return {ALL_GPUS: wanted}, [
-                f"The quota of {gpu} is one of its family, which Compute Engine does not tell; it may still be refused."
+                f"The quota of {gpu} is per GPU family, which Compute Engine does not report, so the request may "
+                "still fail."
             ]
     return {**dict.fromkeys(demand.purchase.order_quotas(name, limits), wanted), ALL_GPUS: wanted}, []
 

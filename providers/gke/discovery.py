@@ -29,7 +29,7 @@ def discover_clusters(project: str, location: str) -> list[Cluster]:
     found = [_cluster(item, project) for item in answer.clusters if item.resource_labels.get(CLUSTER_TAG) == item.name]
     if answer.missing_zones:  # whose clusters may be those of networks that seem to have none
         missing = ", ".join(answer.missing_zones)
-        raise PartialSearchError(f"Google has no answer from {missing}, so the clusters there are not known.", found)
+        raise PartialSearchError(f"Google did not answer for {missing}, so clusters there are unknown.", found)
     # Also those that are not ours: a network bears the name of a cluster that mlbench made, or was about to make.
     there = {(item.name, item.location) for item in answer.clusters}
     try:
@@ -37,7 +37,7 @@ def discover_clusters(project: str, location: str) -> list[Cluster]:
     except CredentialError as error:
         remains = list(_list_remains(project, location, there, []))
         raise PartialSearchError(
-            f"Image repositories of clusters that are gone are not known: {error.message}", [*found, *remains]
+            f"Image repositories of deleted clusters are unknown: {error.message}", [*found, *remains]
         ) from None
     return [*found, *_list_remains(project, location, there, repositories)]
 

@@ -62,7 +62,7 @@ def _check_rights(checklist: Checklist, gke: Gke) -> Check:
     wanted = role_of(None)["includedPermissions"]
     granted = checklist("rights", lambda: Project(gke).list_granted(wanted), optional=True)
     if granted is None:
-        return checklist.failed or checklist.result("rights", "IAM does not tell", missing=True)
+        return checklist.failed or checklist.result("rights", "IAM does not say", missing=True)
     denied = [name for name in wanted if name not in granted]
     if not denied:
         return checklist.result("rights", f"IAM grants all {len(wanted)} permissions")
@@ -87,7 +87,7 @@ def _check_node_account(checklist: Checklist, gke: Gke) -> Iterator[Check]:
         f"gcloud projects add-iam-policy-binding {gke.project} --member {member} --role "
         "roles/container.defaultNodeServiceAccount   or --service-account of another; --registry auto lets it pull"
     )
-    found = f"{account} has {', '.join(enough)}" if enough else f"{account} has no role of nodes"
+    found = f"{account} has {', '.join(enough)}" if enough else f"{account} has no node role"
     yield checklist.result("default node account", found, None if enough else hint, missing=not enough)
 
 
@@ -98,7 +98,7 @@ def _cluster_manager(checklist: Checklist, gke: Gke) -> Iterator[Check]:
         if checklist.failed:
             yield checklist.failed
         return
-    yield checklist.result("API container", f"enabled, and answers for {gke.location}")
+    yield checklist.result("API container", f"enabled and responding for {gke.location}")
     yield checklist.result("Kubernetes", _versions(config))
     yield doctor.check_clusters(checklist, lambda: _find_clusters(gke.project))
 
@@ -144,5 +144,5 @@ def _quotas(checklist: Checklist, project: str, quotas: dict[str, Any]) -> Itera
         hint = f"Ask for more at {api.QUOTAS}{project}"
         yield checklist.result(f"quota {name}", f"{left:g} of {quotas[name]['limit']:g} left", hint, missing=left <= 0)
     if not gpus:
-        hint = f"A request for GPUs may still be refused: {api.QUOTAS}{project}"
-        yield checklist.result("quota of GPUs", "the project lists none", hint, missing=True)
+        hint = f"A request for GPUs may still fail: {api.QUOTAS}{project}"
+        yield checklist.result("quota of GPUs", "the project has none", hint, missing=True)

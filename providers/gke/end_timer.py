@@ -223,7 +223,7 @@ class Project:
         with api.map_rest_errors("Google's resource manager", what, self.name):
             answer = api.open_session().request(method, url, json=body, timeout=call_timeout())
             if answer.status_code == 409:
-                raise TransientError(f"The policy of {self.name} was changed by somebody else; it is read again.")
+                raise TransientError(f"The policy of {self.name} was changed by someone else; reading it again.")
             api.require_success(answer)
         document: Message = answer.json()
         return document

@@ -92,7 +92,7 @@ class NetworkObjects(FabricObject):
             found: Mapping[str, Any] = self.read(f"{NETWORKING}/gkenetworkparamsets/{name}") or {}
             ready = condition(found, "Ready")
             if not is_true(ready):
-                said = ready.get("message") or "GKE has not looked at it yet"
+                said = ready.get("message") or "GKE has not processed it yet"
                 return Readiness(False, f"{name} is not ready: {said}")
         return Readiness(True)
 

@@ -90,12 +90,12 @@ def _gpu(name: str) -> str:
     full = SHORT.get(name, SHORT.get(name.removeprefix("nvidia-").removeprefix("tesla-"), name))
     if full in TOO_OLD or f"nvidia-tesla-{full}" in TOO_OLD:
         raise UsageError(
-            f"{full} is too old for the CUDA that today's images hold, or not offered any more.",
+            f"{full} is too old for the CUDA version of current images, or no longer offered.",
             hint=f"Choose another --gpu-type: {', '.join(SHORT)}",
         )
     if full not in SHORT.values():
         near = did_you_mean(name, [*SHORT, *SHORT.values()])
-        raise UsageError(f'There is no GPU "{name}" at Google.{near}', hint=f"--gpu-type: {', '.join(SHORT)}")
+        raise UsageError(f'Google Cloud has no GPU "{name}".{near}', hint=f"--gpu-type: {', '.join(SHORT)}")
     return full
 
 
@@ -117,12 +117,12 @@ def _attach(machine_type: str, count: int, gpu: str) -> Machine:
     if gpu not in ATTACHED:
         fitting = [name for name, machine in SHAPED.items() if machine.gpu == gpu]
         raise UsageError(
-            f"{gpu} is not attached to a {machine_type}, but part of machines of its own.",
+            f"{gpu} cannot be attached to {machine_type}; it comes with its own machine types.",
             hint=f"--machine-type: {', '.join(fitting)}",
         )
     if not machine_type.startswith("n1-"):
         raise UsageError(
-            f"{gpu} can be attached to machines of the family n1 only, not to a {machine_type}.",
+            f"{gpu} can be attached only to n1 machines, not to {machine_type}.",
             hint=f"--machine-type {ATTACHED_TO.get(count, ATTACHED_TO[1])}",
         )
     if count not in ATTACHED[gpu]:

@@ -75,7 +75,7 @@ class ComputeResource(Resource):
     def poll(self) -> Readiness:
         """Ready when the creating operation is done. Raises with Compute Engine's words if it has failed."""
         if self._creation is not None and not self.compute.is_done(self._creation):
-            return Readiness(False, "Compute Engine makes it")
+            return Readiness(False, "Compute Engine is creating it")
         self._creation = None
         self.compute.get(self.path)
         return Readiness(True)
@@ -114,7 +114,7 @@ class FastNetwork(ComputeResource):
             with suppress(NotFoundError):
                 self.compute.change("DELETE", f"/global/firewalls/{rule['name']}")
         if rules:
-            raise BusyError(f"its firewall rules go first: {', '.join(str(rule['name']) for rule in rules)}")
+            raise BusyError(f"waiting for its firewall rules: {', '.join(str(rule['name']) for rule in rules)}")
         super().delete()
 
     @property

@@ -22,7 +22,7 @@ class GkeOptions:
         None, "--num-gpus", "-g", help="number of GPUs per worker; default: all of its machine type"
     )
     gpus_per_node: int | None = option(
-        None, "--gpus-per-node", help="number of GPUs of the machine type, if the cloud tells a wrong one or none"
+        None, "--gpus-per-node", help="number of GPUs of the machine type, if the cloud reports none or a wrong one"
     )
     gpu_type: str | None = option(None, "--gpu-type", help="t4, l4, a100, a100-80gb, h100, …; selects the machine type")
     num_cpus: int | None = option(None, "--num-cpus", "-c", help="minimum number of vCPUs per worker")
@@ -44,14 +44,12 @@ class GkeOptions:
     )
     zones: str | None = option(None, "--zones", help=ZONES_HELP)
     project: str | None = option(None, "--project", "-p", help="Google project; default: the credentials' own")
-    spot: bool = option(False, "--spot", "--preemptible", "-e", help="cheaper machines that may be taken away")
-    flex_start: bool = option(
-        False, "--flex-start", help="machines that Google queues until it has some (DWS flex-start); runs wait for them"
-    )
+    spot: bool = option(False, "--spot", "--preemptible", "-e", help="cheaper machines that may be interrupted")
+    flex_start: bool = option(False, "--flex-start", help="queue for machines (DWS flex-start); runs wait for them")
     reservation: str | None = option(
         None,
         "--reservation",
-        help="Compute Engine reservation to take the workers from; one of its blocks: NAME/reservationBlocks/BLOCK",
+        help="Compute Engine reservation for the workers; for one of its blocks: NAME/reservationBlocks/BLOCK",
     )
     compact_placement: bool = option(False, "--compact-placement", help="put the workers close together")
     fast_network: bool = option(
@@ -63,7 +61,7 @@ class GkeOptions:
     probe_image: str | None = option(
         None,
         "--probe-image",
-        help="image of the GPU probe at the end of the creation, best one with torch; none: no probe",
+        help="image of the GPU probe after creation, preferably with torch; none: no probe",
     )
     release_channel: str = option(
         "regular", "--release-channel", help="release channel: rapid, regular, stable or extended"
@@ -92,10 +90,10 @@ class GkeOptions:
         help="subnetwork of that network; a shared one: projects/HOST/regions/REGION/subnetworks/NAME",
     )
     pods_range: str | None = option(
-        None, "--pods-range", help="secondary range of the subnetwork for pods; default: one that GKE adds"
+        None, "--pods-range", help="secondary range of the subnetwork for pods; default: GKE adds one"
     )
     services_range: str | None = option(
-        None, "--services-range", help="secondary range of the subnetwork for Services; default: one that GKE adds"
+        None, "--services-range", help="secondary range of the subnetwork for Services; default: GKE adds one"
     )
     secure_boot: bool = option(
         False, "--secure-boot", help="machines that start signed code only, for organizations that demand it"

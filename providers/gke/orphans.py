@@ -82,7 +82,7 @@ def _list_gke_networks(compute: Compute, cluster: Cluster) -> list[OrphanedResou
         if cluster.created and parse_timestamp(str(found["creationTimestamp"])) < parse_timestamp(cluster.created):
             continue
         remove = f"gcloud compute networks delete {found['name']} --project {_project(cluster)}"
-        reason = "GKE made it and has not removed it; it is free, but counts against the quota NETWORKS"
+        reason = "GKE created it and has not deleted it; it is free, but counts toward the quota NETWORKS"
         orphans.append(OrphanedResource("network", str(found["name"]), reason, remove))
     return orphans
 

@@ -64,15 +64,15 @@ def _price(
     system_type = options.system_machine_type
     warnings = [*found, *_network_warnings(options, machine, count)]
     if len(zones) > 1:
-        warnings.append("Workers in several zones: what they send each other is slower, and costs extra.")
+        warnings.append("Workers are in several zones: traffic between them is slower and costs extra.")
     if machine.gpu and options.gpu_driver == "default":
         warnings.append(
             f"--gpu-driver default: GKE's own driver may be older than {MIN_DRIVERS[IMAGE_CUDA]}, which images with "
-            f"CUDA {IMAGE_CUDA} need (it was 535 in 2026-02). The GPU probe at the end tells."
+            f"CUDA {IMAGE_CUDA} need (it was 535 in 2026-02). The GPU probe will show it."
         )
     if options.flex_start:
         together = ", all at once" if is_queued(options, count) else ""
-        warnings.append(f"Flex-start machines come only when a run asks for them{together}; it may wait for hours.")
+        warnings.append(f"Flex-start machines start only when a run requests them{together}, which may take hours.")
     prices = pricing.load_prices("gke")
     region = region_of(cluster.location)
     regional = " in all zones of the region" if options.region else ""
@@ -128,7 +128,7 @@ def _explain_fast_network(fabric: Fabric) -> str:
         )
     return (
         f"{words} Only an image with libibverbs does (mlbench images push --base gib); with others NCCL fails or uses "
-        "TCP, and results are labelled slow_network."
+        "TCP, and results are labeled slow_network."
     )
 
 
@@ -147,7 +147,7 @@ def _check_version(options: GkeOptions, gke: Gke, machine: Machine) -> None:
         short = sorted({".".join(version.split(".")[:2]) for version in offered})
         raise UsageError(
             f"GKE does not offer Kubernetes {wanted} in the channel {options.release_channel} of {gke.location}.",
-            hint=f"It has {', '.join(short)}; or leave out --kubernetes-version",
+            hint=f"It has {', '.join(short)}; or remove --kubernetes-version",
         )
 
 

@@ -63,17 +63,17 @@ def check_reservation(name: ReservationName, project: str, zone: str, machine: M
     reserved = (specific.get("instanceProperties") or {}).get("machineType")
     if reserved and reserved != machine.name:
         raise UsageError(
-            f"The reservation {name.name} is of {reserved}, not {machine.name}.", hint=f"--machine-type {reserved}"
+            f"The reservation {name.name} is for {reserved}, not {machine.name}.", hint=f"--machine-type {reserved}"
         )
     counted = specific if block is None else block
     what = f"reservation {name.name}" if block is None else f"block {name.block} of the reservation {name.name}"
     if "count" not in counted:
-        return [f"Google does not tell how many machines the {what} has left."]
+        return [f"Google does not report how many machines the {what} has left."]
     left = int(counted["count"]) - int(counted.get("inUseCount") or 0)
     if left < count:
         raise CapacityError(
             f"The {what} has {left} machines left in {zone}, {count} are needed.",
-            hint=f"Ask for {left} workers, or for another reservation: {listing}",
+            hint=f"Use {left} workers, or another reservation: {listing}",
             details={"reason": "reservation", "left": left, "needed": count},
         )
     if found.get("status") not in (None, "READY"):

@@ -76,7 +76,7 @@ class GkeResource(Resource):
         found = self.find_raw()
         done, detail = _operation(self.gke, operation, what)
         if found is None:
-            raise NotFoundError(f'The {self.kind} "{self.name}" has gone while it was being {doing}.')
+            raise NotFoundError(f'The {self.kind} "{self.name}" disappeared while it was being {doing}.')
         state = found.status.name
         if state in self.failed:
             raise _failure(what, found, self.gke.project)
@@ -122,7 +122,7 @@ class ControlPlane(GkeResource):
             state,
             ours=found.resource_labels.get(CLUSTER_TAG) == self.name,
             deleting=state == "STOPPING",
-            busy="an operation on it is going on" if state in ("PROVISIONING", "RECONCILING") else None,
+            busy="an operation on it is in progress" if state in ("PROVISIONING", "RECONCILING") else None,
             broken=self.find_flaw(found),
             differs=self._difference(found),
         )
@@ -258,7 +258,7 @@ class WorkerPool(GkeResource):
         except MlbenchError:
             return None
         if 0 < running < self.count:
-            self._partial = f"{running} of {self.count} machines have come and cost {self._price(running)}"
+            self._partial = f"{running} of {self.count} machines are running and cost {self._price(running)}"
         return self._partial
 
     def _price(self, machines: int) -> str:
@@ -477,7 +477,9 @@ def _operation_error(message: str, said: list[str], project: str) -> MlbenchErro
         return known
     if any(code in text for code in CAPACITY_CODES) or any(word in text for word in (*api.STOCK_OUT, "uota")):
         return api.capacity_error(message, project, text)
-    return MlbenchError(message, hint="The create-cluster command again removes what failed and repeats it.")
+    return MlbenchError(
+        message, hint="Repeat the create-cluster command: it removes the failed resource and tries again."
+    )
 
 
 def _conditions(found: Any) -> str | None:

@@ -34,7 +34,7 @@ def _inflate(data: bytes, what: str) -> bytes:
     except zlib.error as error:
         raise UsageError(f"{what} is damaged: {error}.") from None
     if len(found) > MAX_UNPACKED:
-        raise UsageError(f"{what} is larger than {MAX_UNPACKED >> 20} MiB when unpacked; it is not taken.")
+        raise UsageError(f"{what} is larger than {MAX_UNPACKED >> 20} MiB when unpacked, so it is rejected.")
     if not machine.eof:
         raise UsageError(f"{what} is damaged: it ends too early.")
     return found
@@ -45,7 +45,7 @@ def _extract(tar: tarfile.TarFile, into: Path, what: str) -> Path:
     for number, member in enumerate(tar):
         path = _member_path(member, what)
         if number >= MAX_FILES:
-            raise UsageError(f"{what} has more than {MAX_FILES} files; it is not taken.")
+            raise UsageError(f"{what} has more than {MAX_FILES} files, so it is rejected.")
         if path is None:
             continue
         if top is not None and path.parts[0] != top:
@@ -72,7 +72,7 @@ def _member_path(member: tarfile.TarInfo, what: str) -> PurePosixPath | None:
     """Where the member belongs, None for the archive's root. Raises UsageError for what has no business in a chart."""
     path = PurePosixPath(member.name)
     if path.is_absolute() or ".." in path.parts or "\\" in member.name or "\0" in member.name:
-        raise UsageError(f'{what} has "{member.name}", which would be put outside of its folder; it is not taken.')
+        raise UsageError(f'{what} has "{member.name}", which is outside its folder, so it is rejected.')
     if not (member.isfile() or member.isdir()):
-        raise UsageError(f'{what} has "{member.name}", which is neither a file nor a folder; it is not taken.')
+        raise UsageError(f'{what} has "{member.name}", which is neither a file nor a folder, so it is rejected.')
     return path if path.parts else None

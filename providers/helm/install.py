@@ -87,13 +87,13 @@ def prepare_chart(
     if location is None:
         if entries or wait_seconds != WAIT_SECONDS:
             flag = custom.FLAG if entries else "--chart-timeout"
-            raise UsageError(f"{flag} is for a Helm chart.", hint="Name it: --chart-location DIR or REPO@VERSION")
+            raise UsageError(f"{flag} needs a Helm chart.", hint="Pass it: --chart-location DIR or REPO@VERSION")
         yield None
         return
     helm = program.find_helm()
     if helm is None:
         raise UsageError(
-            "A Helm chart is installed by helm, which is not on the PATH. Nothing has been created.",
+            "Helm charts need helm, which is not on the PATH. Nothing was created.",
             hint=f"Get helm: {program.INSTALL}\n{_without_helm(location)}",
         )
     with fetch_chart(location) as chart:
@@ -170,7 +170,7 @@ class Release(Resource):
             with self._api() as api:
                 last, content = self._status(api)
         if last.startswith(UNFINISHED):
-            return ResourceStatus(last, broken=f"an earlier helm was cut off ({last})")
+            return ResourceStatus(last, broken=f"an earlier helm was interrupted ({last})")
         return ResourceStatus(last) if last == "deployed" and content == self.installation.content else None
 
     def create(self) -> None:
@@ -201,7 +201,7 @@ class Release(Resource):
         if self._call is None:
             return self._adopt_release()
         if self._call.code is None:
-            return Readiness(False, self._call.line or "helm is at work")
+            return Readiness(False, self._call.line or "helm is running")
         self._call.stop()
         if self._call.code:
             raise self._failure(self._call)
@@ -225,8 +225,8 @@ class Release(Resource):
         """Another helm is working on it; its client may have been killed."""
         found = self.find()
         if found is None or found.broken:
-            raise MlbenchError(f'The release "{self.name}" was not finished by the helm that was at work on it.')
-        return Readiness(found.state == "deployed", f"another helm is at work on it ({found.state})")
+            raise MlbenchError(f'The release "{self.name}" was not finished by another helm process.')
+        return Readiness(found.state == "deployed", f"another helm process is working on it ({found.state})")
 
     def _make_namespace(self) -> None:
         metadata = {"name": self.namespace, "labels": ownership_tags(self.cluster)}
@@ -300,6 +300,6 @@ def _waiting(api: Api, namespace: str) -> list[str]:
         given = ((service.get("status") or {}).get("loadBalancer") or {}).get("ingress")
         if service["spec"].get("type") == "LoadBalancer" and not given:
             problems.append(
-                f"Service {service['metadata']['name']}: it has no load balancer; does the cluster make them?"
+                f"Service {service['metadata']['name']}: it has no load balancer; check that the cluster supports them"
             )
     return problems[:10]

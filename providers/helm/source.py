@@ -80,23 +80,23 @@ def parse_chart_reference(location: str) -> ChartReference:
     """What REPO@VERSION names. Raises UsageError; asks nobody."""
     address, at, version = location.rpartition("@")
     if not at or "/" in version:
-        raise UsageError(f"{FLAG} {location} names no version; mlbench takes an exact one only.", hint=FORM)
+        raise UsageError(f"{FLAG} {location} has no version; mlbench needs an exact one.", hint=FORM)
     parts = _split(address)
     if parts.username or parts.password:
-        raise UsageError(f"{FLAG}: a password does not belong on a command line.", hint="Put it into ~/.netrc")
+        raise UsageError(f"{FLAG}: do not put passwords on a command line.", hint="Put it into ~/.netrc")
     if parts.scheme == "oci":
         raise UsageError(
-            f"{FLAG} {location}: charts in image registries can only be had by helm itself.",
+            f"{FLAG} {location}: mlbench cannot download charts from image registries; helm can.",
             hint=f"helm pull {address} --version {version} --untar   and then {FLAG} {parts.path.rpartition('/')[2]}",
         )
     _check_scheme(address)
     if parts.query or parts.fragment:
-        raise UsageError(f'{FLAG} {location}: "?" and "#" have no meaning here.', hint=FORM)
+        raise UsageError(f'{FLAG} {location}: "?" and "#" are not allowed here.', hint=FORM)
     repository, _, name = address.rstrip("/").rpartition("/")
     if not _split(repository).netloc:
-        raise UsageError(f"{FLAG} {location} names no chart.", hint=FORM)
+        raise UsageError(f"{FLAG} {location} has no chart.", hint=FORM)
     if not EXACT.fullmatch(version):
-        raise UsageError(f'{FLAG}: "{version}" is no exact version, as 1.2.3 is.', hint=FORM)
+        raise UsageError(f'{FLAG}: "{version}" is not an exact version such as 1.2.3.', hint=FORM)
     return ChartReference(repository, name, version)
 
 
@@ -109,9 +109,9 @@ def _copy_folder(source: Path, folder: Path) -> Chart:
     if not source.is_dir():
         kind = UsageError if source.exists() else NotFoundError
         what = "is not a folder" if source.exists() else "does not exist"
-        raise kind(f"{FLAG} {source} {what}.", hint="Name a chart's folder, with Chart.yaml in it, or REPO@VERSION.")
+        raise kind(f"{FLAG} {source} {what}.", hint="Pass the folder of a chart, with its Chart.yaml, or REPO@VERSION.")
     if not (source / "Chart.yaml").is_file():
-        raise UsageError(f"{FLAG} {source} is no chart: it has no Chart.yaml.")
+        raise UsageError(f"{FLAG} {source} is not a chart: it has no Chart.yaml.")
     digest, size, count = hashlib.sha256(), 0, 0
     for path in sorted(source.rglob("*")):
         relative = path.relative_to(source)
@@ -120,7 +120,7 @@ def _copy_folder(source: Path, folder: Path) -> Chart:
         size, count = size + path.stat().st_size, count + 1
         if size > MAX_UNPACKED or count > MAX_FILES:
             raise UsageError(
-                f"{FLAG} {source} has more than {MAX_UNPACKED >> 20} MiB or {MAX_FILES} files; is it a chart?"
+                f"{FLAG} {source} has more than {MAX_UNPACKED >> 20} MiB or {MAX_FILES} files, too many for a chart."
             )
         target = folder / "chart" / relative
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -143,13 +143,13 @@ def _download_chart(reference: ChartReference, folder: Path, location: str, read
     warnings: tuple[str, ...] = ()
     if not promised:
         warnings = (
-            f"{reference.repository} gives no digest of {reference.name} {reference.version}: it cannot be checked.",
+            f"{reference.repository} has no digest for {reference.name} {reference.version}, so it cannot be verified.",
         )
     elif promised != digest:
         raise UsageError(
             f"{url} is not what {reference.repository} promises: its SHA-256 is {digest}, not {promised}. "
             "It is not used.",
-            hint="It was changed, or damaged in transit. Try again; then ask the owner of the repository.",
+            hint="It was changed, or damaged in transit. Try again, or ask the owner of the repository.",
         )
     chart = _load_chart(unpack(data, folder, url), location, f"sha256:{digest}", warnings)
     if (chart.name, chart.version) != (reference.name, reference.version):
@@ -163,7 +163,7 @@ def _find_index_entry(reference: ChartReference, read_seconds: float) -> Mapping
     index = _parse_yaml(_download(reference.repository, url, MAX_INDEX, read_seconds), url)
     entries = index.get("entries")
     if not isinstance(entries, Mapping):
-        raise UsageError(f"{reference.repository} is no chart repository: its index.yaml has no entries.", hint=FORM)
+        raise UsageError(f"{reference.repository} is not a chart repository: its index.yaml has no entries.", hint=FORM)
     if reference.name not in entries:
         near = did_you_mean(reference.name, [str(name) for name in entries])
         raise NotFoundError(f'{reference.repository} has no chart "{reference.name}".{near}')
@@ -206,7 +206,7 @@ def _download(repository: str, url: str, limit: int, read_seconds: float) -> byt
         raise UsageError(f"{url} redirects in a circle.") from None
     except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
         raise MlbenchError(
-            f"{url} cannot be had: {_words(error)}", hint="Is there a network, and is the address right?"
+            f"{url} cannot be downloaded: {_words(error)}", hint="Check the network and the URL."
         ) from None
 
 
@@ -228,11 +228,11 @@ class _DownloadLimit:
             while piece := raw.read(1 << 16, decode_content=True):
                 content += piece
                 if len(content) > self.limit:
-                    raise UsageError(f"{url} has more than {self.limit >> 20} MiB; it is not taken.")
+                    raise UsageError(f"{url} has more than {self.limit >> 20} MiB, so it is rejected.")
                 if time.monotonic() > self.end:
                     raise DeadlineError(f"{url} has not come whole after {FILE_SECONDS:.0f} s.")
         except urllib3.exceptions.ReadTimeoutError:
-            raise DeadlineError(f"{url} stopped half-way: nothing came for a while.", hint="Repeat it later.") from None
+            raise DeadlineError(f"{url} stalled before it was complete.", hint="Repeat it later.") from None
         finally:
             raw.close()
         response.raw = io.BytesIO(bytes(content))
@@ -271,7 +271,7 @@ def _check_scheme(url: str, before: str | None = None) -> None:
         return
     said = f"{before} redirects to {url}, which" if before else f"{FLAG} {url}"
     if parts.scheme == "http":
-        raise UsageError(f"{said} is not encrypted; http is taken from this machine only.", hint="Is there https?")
+        raise UsageError(f"{said} is not encrypted; http is allowed only for this machine.", hint="Is there https?")
     raise UsageError(f'{said}: "{parts.scheme}" is none of https and http.', hint=FORM)
 
 
@@ -285,7 +285,7 @@ def _is_loopback(host: str) -> bool:
 def _http_error(url: str, status: int) -> MlbenchError:
     if status in (401, 403):
         return CredentialError(
-            f"{url} was refused (HTTP {status}).", hint="Put the name and password of its host into ~/.netrc"
+            f"{url} was denied (HTTP {status}).", hint="Put the name and password of its host into ~/.netrc"
         )
     if status in (404, 410):
         return NotFoundError(f"There is no {url} (HTTP {status}).", hint=FORM)
@@ -301,15 +301,15 @@ def _words(error: Exception) -> str:
 
 def _load_chart(folder: Path, source: str, digest: str, warnings: tuple[str, ...] = ()) -> Chart:
     if not (folder / "Chart.yaml").is_file():
-        raise UsageError(f"{source} is no chart: it has no Chart.yaml.")
+        raise UsageError(f"{source} is not a chart: it has no Chart.yaml.")
     about = _parse_yaml((folder / "Chart.yaml").read_bytes(), f"Chart.yaml of {source}")
     name, version = str(about.get("name") or ""), str(about.get("version") or "")
     if about.get("apiVersion") not in ("v1", "v2") or not version:
-        raise UsageError(f"{source} is no chart: its Chart.yaml has no apiVersion v1 or v2, or no version.")
+        raise UsageError(f"{source} is not a chart: its Chart.yaml has no apiVersion v1 or v2, or no version.")
     if not NAME.fullmatch(name):
         raise UsageError(f'{source}: the name "{name}" of the chart cannot be the name of a release.')
     if about.get("type") == "library":
-        raise UsageError(f"{source} is a library for other charts; it cannot be installed.")
+        raise UsageError(f"{source} is a library chart, which cannot be installed.")
     values = folder / "values.yaml"
     dependencies = about.get("dependencies")
     parts = dependencies if isinstance(dependencies, list) else []

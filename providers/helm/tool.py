@@ -47,11 +47,11 @@ def find_helm() -> Helm | None:
             command, capture_output=True, text=True, timeout=CALL_SECONDS, check=False, env=_environment("/nonexistent")
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise UsageError(f"{path} does not run: {error}.", hint=f"Get helm: {INSTALL}") from None
+        raise UsageError(f"{path} cannot be run: {error}.", hint=f"Get helm: {INSTALL}") from None
     match = re.search(r"v(\d+)\.(\d+)\S*", done.stdout)
     if done.returncode or match is None:
         said = (done.stderr or done.stdout).strip()[-300:]
-        raise UsageError(f"{path} does not tell its version: {said}", hint=f"Get helm: {INSTALL}")
+        raise UsageError(f"{path} did not print its version: {said}", hint=f"Get helm: {INSTALL}")
     if (int(match[1]), int(match[2])) < MIN_HELM_VERSION:
         raise UsageError(
             f"{path} is {match[0]}; {MIN_HELM_VERSION[0]}.{MIN_HELM_VERSION[1]} or later is needed.", hint=INSTALL
@@ -100,7 +100,7 @@ class HelmCall:
             if lock is not None:
                 holder = self._stack.enter_context(inheritable_lock("helm", lock))
                 if holder is None:
-                    raise MlbenchError(f"Another helm is at work on {lock}.", hint="Wait for it, then repeat.")
+                    raise MlbenchError(f"Another helm process is working on {lock}.", hint="Wait for it, then repeat.")
                 given.append(holder)
             confidential = {
                 "--kubeconfig": access.compose_kubeconfig("cluster") if access else None,

@@ -151,7 +151,7 @@ def _parse_quoted(path: str, text: str) -> str:
     except ValueError as error:
         raise UsageError(
             f"{FLAG} {path}={shorten(text)}: {error}.",
-            hint="Inside double quotes it is as in JSON; or use single ones.",
+            hint="Double quotes follow JSON; or use single quotes.",
         ) from None
 
 
@@ -179,7 +179,7 @@ def _build_tree(customs: Sequence[CustomValue]) -> Tree:
         for number, step in enumerate(custom.path):
             other = next((known for known in place if type(known) is not type(step)), None)
             if other is not None:
-                raise _conflict_error(custom, _first_leaf(place[other]), "one makes a list of it, the other a mapping")
+                raise _conflict_error(custom, _first_leaf(place[other]), "one makes it a list, the other a mapping")
             if number == len(custom.path) - 1:
                 known = place.setdefault(step, custom)
                 if isinstance(known, dict):

@@ -42,13 +42,15 @@ class KindOptions:
     kubernetes_version: str | None = option(
         None, "--kubernetes-version", "-k", help="Kubernetes X.Y or X.Y.Z, by the node image that kind published for it"
     )
-    load: tuple[str, ...] = option((), "--load", help="image of this machine's Docker to put on every node; repeatable")
+    load: tuple[str, ...] = option(
+        (), "--load", help="image of this machine's Docker to load onto every node; repeatable"
+    )
     registry_port: int | None = option(
         None,
         "--registry-port",
         "--registry_port",
         "-p",
-        help="run a registry on 127.0.0.1 at this port; tasks' images come from it",
+        help="run a registry on 127.0.0.1 at this port; runs pull the task images from it",
     )
     registry_name: str = option(
         "kind-registry", "--registry-name", "--registry_name", "-r", help="name of the registry's container"
@@ -80,21 +82,21 @@ class KindProvider:
         go together.
         """
         if not 1 <= nodes <= MAX_NODES:
-            raise UsageError(f"{nodes} workers: a KIND cluster has from 1 to {MAX_NODES}, all on this machine.")
+            raise UsageError(f"{nodes} workers: a KIND cluster can have 1 to {MAX_NODES}, all on this machine.")
         if options.num_gpus:
             raise UsageError(
                 "KIND clusters have no GPUs: kind does not support them.",
-                hint="Leave out --num-gpus, or use a cluster of gke or eks.",
+                hint="Remove --num-gpus, or use a GKE, EKS or AKS cluster.",
             )
         if options.image and options.kubernetes_version:
-            raise UsageError("--image and --kubernetes-version both name the node image.", hint="Remove one of them.")
+            raise UsageError("--image and --kubernetes-version exclude each other.", hint="Remove one of them.")
         if options.registry_port is not None and not 1 <= options.registry_port <= 65535:
             raise UsageError(f"--registry-port {options.registry_port}: a port is from 1 to 65535.")
         cpus = os.cpu_count() or 1
         if options.num_cpus is not None and not 1 <= options.num_cpus <= cpus:
             raise UsageError(
                 f"--num-cpus {options.num_cpus}: nodes are containers on this machine, which has {cpus} CPUs.",
-                hint="Ask for at least 1 and at most that many.",
+                hint="Use at least 1 and at most that many.",
             )
         image_of(options)
         details = {"nodes": nodes, "gpus_per_node": 0, "functional_only": True, "options": asdict(options)}
@@ -175,7 +177,7 @@ def image_of(options: KindOptions) -> str | None:
         raise UsageError(
             f"It is not known which node image kind published for Kubernetes {version}; known are "
             f"{', '.join(pinned_versions('kind'))}.",
-            hint="Give the version as X.Y.Z, or the node image with --image: https://github.com/kubernetes-sigs/kind/releases",
+            hint="Use a version X.Y.Z, or pass the node image with --image: https://github.com/kubernetes-sigs/kind/releases",
         )
     return pinned or f"kindest/node:v{version}"
 
@@ -196,7 +198,7 @@ def _check_registry(options: KindOptions) -> None:
 
 
 def _warnings(options: KindOptions, nodes: int) -> list[str]:
-    warnings = ["Timings on KIND mean nothing: all nodes share this machine."]
+    warnings = ["Timings on KIND are meaningless, because all nodes share this machine."]
     image = image_of(options)
     if image is not None and inspect("image", image) is None:
         warnings.append(f"The node image {image} is not on this machine and will be pulled.")
@@ -207,7 +209,7 @@ def _warnings(options: KindOptions, nodes: int) -> list[str]:
         if nodes + running > 3:
             beside = f" beside {running} of other clusters" if running else ""
             warnings.append(
-                f"{nodes} nodes{beside} may use up the inotify instances of this machine, and never become ready: "
+                f"{nodes} nodes{beside} may run out of inotify instances on this machine and not become ready: "
                 f"sudo sysctl fs.inotify.max_user_instances={INOTIFY_INSTANCES}"
             )
     return warnings

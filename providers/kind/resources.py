@@ -100,7 +100,7 @@ class KindCluster(Resource):
         if not nodes and (lock is not None or not ours):
             return None
         if lock is None:
-            return ResourceStatus("being made", ours=ours, busy="another process is still making or removing it")
+            return ResourceStatus("being made", ours=ours, busy="another process is still creating or deleting it")
         stopped = sorted(name for name, state in nodes.items() if state != "running")
         if stopped:
             return ResourceStatus("stopped", ours=ours, differs=f"nodes are stopped (docker start {' '.join(stopped)})")
@@ -122,7 +122,7 @@ class KindCluster(Resource):
         self.kubeconfig.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with creation_lock(self.name) as lock:
             if lock is None:
-                raise TransientError(f'Another process is still at work on the KIND cluster "{self.name}".')
+                raise TransientError(f'Another process is still working on the KIND cluster "{self.name}".')
             # Entries of an earlier cluster must not be merged into this one's kubeconfig.
             self.kubeconfig.unlink(missing_ok=True)
             call(command, seconds=CREATE_SECONDS, text=config, keep_open=[lock])
@@ -131,16 +131,16 @@ class KindCluster(Resource):
         """Ready when all nodes are Ready and DNS answers. Raises MlbenchError if the containers have gone."""
         with creation_lock(self.name) as lock:
             if lock is None:
-                return Readiness(False, "another process is still making it")
+                return Readiness(False, "another process is still creating it")
             nodes = nodes_of(self.name)
         if not nodes:
-            raise MlbenchError(f'The containers of the KIND cluster "{self.name}" have gone.')
+            raise MlbenchError(f'The containers of the KIND cluster "{self.name}" are gone.')
         try:
             listed = [line.split() for line in lines(self._exec(ASK_NODES))]
         except UsageError:
             raise
         except MlbenchError as error:
-            return Readiness(False, f"the API server does not answer: {error.message}")
+            return Readiness(False, f"the API server does not respond: {error.message}")
         ready = sum(1 for node in listed if len(node) > 1 and node[1] == "Ready")
         if ready < self.nodes:
             return Readiness(False, f"{ready} of {self.nodes} nodes are ready")
@@ -158,7 +158,7 @@ class KindCluster(Resource):
     def _missing(self, nodes: dict[str, str]) -> str | None:
         """Why this cluster will never be complete although no process works on it; None if it looks complete."""
         if len(nodes) < self.nodes:
-            return f"{len(nodes)} of {self.nodes} nodes were made"
+            return f"{len(nodes)} of {self.nodes} nodes were created"
         try:
             joined = len(lines(self._exec(ASK_NODES)))
         except MlbenchError as error:
@@ -224,7 +224,7 @@ class Registry(Resource):
 
     def _reason_to_keep(self, ours: bool) -> str | None:
         if not ours:
-            return "it was not made by mlbench"
+            return "it was not created by mlbench"
         others = [name for name in list_owned_clusters(f"{REGISTRY_LABEL}={self.name}") if name != self.cluster.name]
         return f"used by {', '.join(others)}" if others else None
 

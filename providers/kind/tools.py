@@ -39,11 +39,11 @@ HINTS = (
         CapacityError,
         "sudo sysctl fs.inotify.max_user_instances=512 fs.inotify.max_user_watches=524288",
     ),
-    ("no space left on device", CapacityError, "Make room for Docker: docker system prune"),
-    ("port is already allocated", UsageError, "Choose another port, or stop what uses it: docker ps"),
-    ("address already in use", UsageError, "Choose another port, or stop what uses it: docker ps"),
-    ("failed to pull image", UsageError, "Name a node image that can be reached, or is on this machine, with --image."),
-    ("Unable to find image", UsageError, "Name an image that can be reached, or is on this machine."),
+    ("no space left on device", CapacityError, "Free up disk space for Docker: docker system prune"),
+    ("port is already allocated", UsageError, "Choose another port, or stop the program that uses it: docker ps"),
+    ("address already in use", UsageError, "Choose another port, or stop the program that uses it: docker ps"),
+    ("failed to pull image", UsageError, "Use --image with a node image that can be pulled or is on this machine."),
+    ("Unable to find image", UsageError, "Use an image that can be pulled or is on this machine."),
 )
 
 
@@ -113,7 +113,7 @@ def container_program() -> str:
     if name not in CONTAINER_PROGRAMS:
         near = did_you_mean(name, CONTAINER_PROGRAMS)
         raise UsageError(
-            f'KIND_EXPERIMENTAL_PROVIDER is "{name}", which kind does not know.{near}',
+            f'KIND_EXPERIMENTAL_PROVIDER is "{name}", which kind does not support.{near}',
             hint=f"It may be {', '.join(CONTAINER_PROGRAMS)}.",
         )
     return name

@@ -143,7 +143,7 @@ def read_logs(path: Path) -> list[PublishedSeries]:
         tables.append(PublishedSeries(path.name, model, batch_size, network, method, unit, tuple(rates)))
     if not tables:
         raise NotFoundError(
-            f'{path} has no rates: neither lines like "Total img/sec on 4 GPU(s): 925.0" nor a table of ddl-benchmarks.',
+            f'{path} has no rates: neither "Total img/sec on 4 GPU(s): 925.0" nor a ddl-benchmarks table.',
             hint=f"A log of its programs, its results' README.md, or a table that is shipped: {', '.join(TABLES)}",
         )
     return tables

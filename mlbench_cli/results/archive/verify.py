@@ -454,7 +454,7 @@ def _first_edition_problems(archive: Archive, judgement: Judgement) -> Iterator[
     expected = {key: value for key, value in judgement.result.items() if key in found}
     yield from _differences(run_folder.RESULT, found, {**expected, "schema_version": found["schema_version"]})
     fields = ", ".join(key for key in _FIRST_EDITION_TAKES if key in archive.result)
-    yield f"The archive is of mlbench's first edition, which recorded no observation of the workers. Not derived: {fields}."
+    yield f"The archive is from the first edition, which recorded no observation of the workers. Not derived: {fields}."
 
 
 def _brief(value: Any) -> str:

@@ -204,7 +204,7 @@ def test_a_group_without_its_cluster_is_collected_when_it_is_not_new(mlbench: An
         (["--kubernetes-version", "1.19"], "does not offer Kubernetes 1.19"),
         (["--kubernetes-version", "1.29"], "does not offer Kubernetes 1.29"),  # long-term support only
         (["--compact-placement", "--zones", "1,2"], "within one zone"),
-        (["--registry", "a b"], "no prefix of images"),
+        (["--registry", "a b"], "not an image prefix"),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_is_created(

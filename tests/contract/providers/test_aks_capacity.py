@@ -146,7 +146,7 @@ def test_a_stock_out_leaves_a_healthy_cluster_to_try_again_on(mlbench: Any, worl
 def test_machines_that_have_come_although_others_have_not_are_told(mlbench: Any, world: World) -> None:
     world.failing, world.lacking = {"agentPools": "stockout"}, 1
     done = mlbench(*T4)
-    assert (done.code, "1 of 2 machines have come and cost money." in done.err) == (5, True)
+    assert (done.code, "1 of 2 machines are running and cost money." in done.err) == (5, True)
 
 
 def test_the_next_zone_is_tried_when_one_has_no_machines(mlbench: Any, world: World) -> None:

@@ -176,7 +176,7 @@ def test_gke_the_name_is_a_foreign_clusters(command: Command, gke_world: World) 
     Store().forget_cluster(Store().cluster(NAME))
     before = list(gke_world.log)
     done = command("create-cluster", "gke", "2", "bad", "--yes")
-    judge(done, Case(UsageError, "was not created by mlbench; it is not touched", "Choose another name"))
+    judge(done, Case(UsageError, "was not created by mlbench, so it is left alone", "Choose another name"))
     assert {line.split()[0] for line in gke_world.log[len(before) :]} <= {
         "GetServerConfig",
         "GetCluster",
@@ -371,7 +371,7 @@ EKS = {
     "a clock that is wrong": Case(
         CredentialError, "Signature expired", "set this machine's clock", spoil=_order("skew", "sts:.*")
     ),
-    "no region": Case(UsageError, "AWS needs a region", "--region eu-west-1", environment={"AWS_REGION": ""}),
+    "no region": Case(UsageError, "No AWS region given", "--region eu-west-1", environment={"AWS_REGION": ""}),
     "wrong region": Case(
         UsageError, 'Did you mean "eu-west-1"?', "aws ec2 describe-regions", ("--region", "eu-wets-1")
     ),
@@ -391,8 +391,8 @@ EKS = {
     ),
     "no network": Case(
         DeadlineError,
-        "gave no usable answer",
-        "Is there a network",
+        "returned no usable answer",
+        "Check the network",
         environment={"AWS_ENDPOINT_URL": "http://127.0.0.1:9"},
     ),
     "name with capitals": Case(UsageError, "not a DNS label", "my-run", release="Bad"),
@@ -407,7 +407,7 @@ EKS = {
     "expired half way": Case(
         CredentialError,
         "is expired",
-        "the same create-cluster command continues with them",
+        "to resume, repeat the create-cluster command",
         spoil=_order("expired", "eks:CreateAddon .*"),
         recorded=True,
     ),
@@ -459,7 +459,7 @@ def test_eks_the_name_is_a_foreign_clusters(copied_cloud: AwsClient, tmp_path: P
     client = Aws(REGION)
     subnets = {"subnetIds": list(network.subnets.values())}
     client.call("eks", "create_cluster", name=NAME, roleArn=network.control_role, resourcesVpcConfig=subnets)
-    with pytest.raises(UsageError, match="was not created by mlbench; it is not touched") as caught:
+    with pytest.raises(UsageError, match="was not created by mlbench, so it is left alone") as caught:
         make(NAME, tmp_path / "home", EksOptions())
     assert "mlbench delete-cluster eks" in (caught.value.hint or "")
     assert Store(tmp_path / "home").cluster(NAME).state == "failed"  # its network is ours

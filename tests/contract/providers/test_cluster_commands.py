@@ -30,7 +30,7 @@ def test_create_shows_makes_and_chooses_the_cluster(mlbench: Any, world: World) 
     assert done.code == 0
     assert "mlbench delete-cluster kind rel-2" in done.err
     assert "KIND cluster rel-2 is ready" in done.err
-    assert "Timings on KIND mean nothing" in done.err
+    assert "Timings on KIND are meaningless" in done.err
     store = Store()
     assert store.current_cluster.name == "rel-2"
     details = store.cluster("rel-2").details
@@ -46,7 +46,10 @@ def test_nodes_of_all_clusters_count_for_what_the_kernel_allows(
     monkeypatch.setattr("providers.kind.INOTIFY_LIMIT", limit)
     limit.write_text("128\n")
     assert "inotify" not in mlbench("create-cluster", "kind", "2", "first").err
-    assert "3 nodes beside 3 of other clusters may use up" in mlbench("create-cluster", "kind", "2", "second").err
+    assert (
+        "3 nodes beside 3 of other clusters may run out of inotify"
+        in mlbench("create-cluster", "kind", "2", "second").err
+    )
     limit.write_text("1024\n")
     assert "inotify" not in mlbench("create-cluster", "kind", "2", "third").err
 
@@ -357,7 +360,7 @@ def test_what_the_nodes_offer_is_discovered(mlbench: Any, api: Server) -> None:
     result = mlbench("attach-cluster", "fleet", "--kubeconfig", str(api.kubeconfig))
     assert result.code == 0, result.err
     assert "up to 8 GPUs each" in result.err
-    assert "rdma/hca: a run asks for them with --device" in result.err
+    assert "rdma/hca; request them with --device" in result.err
     details = Store().cluster("fleet").details
     assert (details["gpus_per_node"], details["gpu"]) == (8, "NVIDIA-H100-80GB-HBM3")
     assert details["version"] == "v1.34+.1"

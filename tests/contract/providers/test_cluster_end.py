@@ -25,7 +25,7 @@ Command = Callable[..., Any]
 def test_aws_takes_the_machines_away_although_nobody_asks(command: Command, aws: AwsServer) -> None:
     result = command(*EKS[:3], "ends", *EKS[4:], "--ttl", "2h")
     assert result.code == 0, result.err
-    assert "It ends after 2h. AWS itself takes the machines away" in result.err
+    assert "It expires after 2h. At the end, AWS itself terminates the machines" in result.err
     assert "control plane" in result.err
     assert aws.pass_time(3600) == []
     assert sorted(aws.pass_time(7300)) == ["ends-1-system", "ends-1-workers"]
@@ -116,7 +116,7 @@ def test_a_cluster_without_an_end_cannot_be_extended(command: Command, aws: AwsS
 def test_extend_sets_the_label_on_gke(command: Command, gke_world: World) -> None:
     result = command("create-cluster", "gke", "1", "rel", "--ttl", "1h", "--yes")
     assert result.code == 0, result.err
-    assert "A clock inside of the cluster deletes it as a whole" in result.err
+    assert "A CronJob in the cluster deletes the whole cluster at the end" in result.err
     before = int(gke_world.find_cluster("rel-1").resource_labels["mlbench-expires"])
     assert command("extend", "rel-1", "30m").code == 0
     assert int(gke_world.find_cluster("rel-1").resource_labels["mlbench-expires"]) == before + 1800

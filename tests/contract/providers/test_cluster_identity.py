@@ -99,7 +99,7 @@ def test_a_region_that_does_not_answer_hides_no_other(
     aws.order("me", "error", action="cloudformation:DescribeStacks.*", region="eu-central-1", times=1000)
     listed = command("list-clusters", "--cloud")
     assert "seen-0" in listed.out
-    assert "AWS has no answer from eu-central-1" in listed.err
+    assert "AWS did not answer for eu-central-1" in listed.err
     missing = command("delete-cluster", "eks", "not-there-0", "--yes")
     assert (missing.code, "eu-central-1" in missing.err) == (124, True)
     done = command("gc", "eks", "--all", "--everybody", "--yes")

@@ -163,7 +163,7 @@ def test_a_clock_is_judged_by_the_clouds_own() -> None:
     late = check_clock(Checklist("eks"), date, moment.timestamp() - 400)
     assert (late.state, late.found, late.exit_code) == ("failed", "400 s behind the cloud's", 3)
     assert "timedatectl" in (late.hint or "")
-    assert check_clock(Checklist("eks"), None, 0.0).found == "the cloud sends no date"
+    assert check_clock(Checklist("eks"), None, 0.0).found == "the cloud sent no date"
 
 
 def test_a_library_that_is_missing_or_old_is_named() -> None:

@@ -455,7 +455,7 @@ def test_from_making_to_removing_on_another_machine(aws: AwsServer, home: Path, 
         ({"AWS_SECRET_ACCESS_KEY": ""}, CredentialError.exit_code, "credentials cannot be used"),
         ({"AWS_PROFILE": "nobody"}, CredentialError.exit_code, "could not be found"),
         ({"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, DeadlineError.exit_code, "no usable answer"),
-        ({"AWS_REGION": ""}, UsageError.exit_code, "AWS needs a region"),
+        ({"AWS_REGION": ""}, UsageError.exit_code, "No AWS region given"),
         ({"AWS_REGION": "eu-wets-1"}, UsageError.exit_code, 'Did you mean "eu-west-1"?'),
     ],
 )

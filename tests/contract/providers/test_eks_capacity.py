@@ -86,12 +86,12 @@ def test_machines_of_a_reservation_start_in_its_own_placement_group(reservations
     ("words", "code", "says"),
     [
         ((*SMALL, "--capacity-reservation", "mine"), 2, "is not the ID of one"),
-        (("-t", "m5.large", "--capacity-reservation", PLAIN), 2, "needs the --zone"),
+        (("-t", "m5.large", "--capacity-reservation", PLAIN), 2, "needs its --zone"),
         ((*SMALL, "--capacity-reservation", PLAIN, "--spot"), 2, "exclude each other"),
         ((*SMALL, "--capacity-reservation", PLAIN, "--placement-group"), 2, "exclude each other"),
         (("-t", "m5.xlarge", "--zone", ZONE, "--capacity-reservation", PLAIN), 2, "is of m5.large, not m5.xlarge"),
         (("-t", "m5.large", "--zone", "eu-west-1a", "--capacity-reservation", PLAIN), 2, "is in eu-west-1b"),
-        ((*SMALL, "--capacity-reservation", LATER), 5, "no machine starts before"),
+        ((*SMALL, "--capacity-reservation", LATER), 5, "machines cannot start earlier"),
         ((*SMALL, "--capacity-reservation", ABSENT), 4, "does not exist"),
     ],
 )
@@ -144,7 +144,7 @@ def test_the_next_zone_is_tried_and_what_the_first_left_is_removed(
     ("words", "says"),
     [
         (("--zones", "eu-west-1a,eu-west-1a"), "is not a list of different zones"),
-        (("--zones", "eu-west-1a,us-east-1a"), "zones of several regions"),
+        (("--zones", "eu-west-1a,us-east-1a"), "these zones are in several regions"),
         (("--zones", "somewhere"), "is not the name of a zone"),
         (("--zones", "eu-west-1a,eu-west-1b", "--zone", "eu-west-1a"), "exclude each other"),
         (("--zones", "eu-west-1a,eu-west-1z"), "does not have m5.large"),

@@ -177,6 +177,6 @@ def test_no_answer_for_longer_than_patience(world: World, verifier: Verified, tm
     case = Case(world.aws, tmp_path, "silent-2").order("cut-after", action="eks:CreateNodegroup .*workers", times=1000)
     case.order("cut", action="eks:DescribeNodegroup .*workers", times=1000, skip=1)
     assert together([case.making]) == [DeadlineError.exit_code]
-    assert "gave no usable answer" in case.error
+    assert "returned no usable answer" in case.error
     assert "node group silent-2-workers (unconfirmed)" in case.error
     verifier.show([case])

@@ -85,7 +85,7 @@ def test_some_machines_of_many_are_reported_at_once_with_their_number(
     """The newest activity is a machine that came; the failure stands before it."""
     aws.rules(launch_fails=said, started=3)
     name = f"part{len(said)}-4"
-    with pytest.raises(CapacityError, match="has 3 of 4 machines and gets no more") as caught:
+    with pytest.raises(CapacityError, match="has 3 of 4 machines and cannot get more") as caught:
         make(name, tmp_path / "home", GPU, nodes=4)
     assert f"node group {name}-workers" in caught.value.message
     aws.rules(**RULES)

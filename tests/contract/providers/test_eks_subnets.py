@@ -137,7 +137,7 @@ def test_a_given_network_is_not_paid_for(build: Callable[..., Company]) -> None:
 @pytest.mark.parametrize(
     ("network", "changes", "words", "hint"),
     [
-        ({"way": "igw"}, {}, "gives machines no public address", "--map-public-ip-on-launch"),
+        ({"way": "igw"}, {}, "assigns no public addresses", "--map-public-ip-on-launch"),
         ({"way": "igw", "public": True}, {"private_nodes": True}, "takes a public address", "NAT gateway"),
         (
             {"way": "igw", "public": True, "zones": ("eu-west-1a", "eu-west-1c")},

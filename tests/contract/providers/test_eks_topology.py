@@ -93,7 +93,7 @@ def test_machines_that_come_later_are_labelled_too(slow_controller: AwsServer, t
 TROUBLES: dict[str, tuple[dict[str, object], str]] = {
     "region": ({"topology_region": False}, "not supported in this Region"),
     "deny": ({}, "is not authorized"),
-    "booting": ({"booting": 1}, "EC2 does not tell the place of 1 of 2 machines"),
+    "booting": ({"booting": 1}, "EC2 does not report the position of 1 of 2 machines"),
 }
 
 

@@ -123,7 +123,7 @@ def test_a_quota_ends_the_search_since_it_is_the_region_s(command: Command, gke_
     [
         (("--zones", "europe-west1-b,"), "is not a list of different zones"),
         (("--zones", "europe-west1-b,europe-west1-b"), "is not a list of different zones"),
-        (("--zones", "europe-west1-b,europe-west4-a"), "zones of several regions"),
+        (("--zones", "europe-west1-b,europe-west4-a"), "these zones are in several regions"),
         (("--zones", "here"), "is not a zone"),
         (("--zones", "europe-west1-b,europe-west1-c"), 'There is no zone "europe-west1-c"'),
         (("--zones", FIRST, "--worker-zone", SECOND), "exclude each other"),

@@ -208,7 +208,7 @@ def test_networks_that_gke_made_itself_and_left_are_named(command: Command, worl
     world.networks.stuck = True
     result = command(*DELETE)
     assert result.code == 8
-    assert "network gke-rel-2-workers-rdma: GKE made it and has not removed it" in result.err
+    assert "network gke-rel-2-workers-rdma: GKE created it and has not deleted it" in result.err
     assert "gcloud compute networks delete gke-rel-2-workers-gvnic" in result.err
     assert "of-a-user" not in result.err
     assert world.clusters == {}

@@ -109,7 +109,7 @@ def test_the_new_family_quotas_are_not_taken_for_none(command: Command, gke_worl
     gke_world.quotas = {**ENOUGH, "NVIDIA_H100_GPUS": 0}
     result = create(command, "-t", "a3-highgpu-8g", "--dry-run")
     assert result.code == 0, result.err
-    assert result.err.count("it may still be refused") == 1
+    assert result.err.count("the request may still fail") == 1
 
 
 def test_an_upgrade_that_google_starts_by_itself_is_waited_for(gke_world: World, tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_machines_that_have_come_while_others_are_looked_for_are_named_with_thei
     gke_world.failing["CreateNodePool"] = "partial"
     result = create(command)
     assert result.code == 5
-    assert "1 of 2 machines have come and cost" in result.err
+    assert "1 of 2 machines are running and cost" in result.err
     assert "Google looks for the others" in result.err
     assert "does not have enough resources available" in result.err
     assert [cluster.name for cluster in GkeProvider().discover({})] == ["rel-2"]

@@ -69,7 +69,7 @@ def test_without_a_digest_it_is_said(repository: Repository) -> None:
         ("wrong digest", UsageError, "is not what .* promises"),
         ("truncated", UsageError, "damaged"),
         ("cut off", MlbenchError, "cannot be had"),
-        ("dots", UsageError, "outside of its folder"),
+        ("dots", UsageError, "outside its folder"),
         ("other chart", UsageError, "holds other 1.2.3, not web 1.2.3"),
         ("other version", UsageError, "holds web 9.9.9, not web 1.2.3"),
         ("no urls", UsageError, "does not say where"),
@@ -142,7 +142,10 @@ def test_what_the_repository_does_not_have(repository: Repository, chart: str, s
 
 
 def test_nobody_there(repository: Repository) -> None:
-    with pytest.raises(MlbenchError, match=r"cannot be had: .*refused"), fetch_chart("http://127.0.0.1:9/web@1.2.3"):
+    with (
+        pytest.raises(MlbenchError, match=r"cannot be downloaded: .*refused"),
+        fetch_chart("http://127.0.0.1:9/web@1.2.3"),
+    ):
         pass
 
 

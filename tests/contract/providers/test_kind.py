@@ -217,7 +217,7 @@ def test_a_removal_waits_for_a_kind_that_has_made_no_node_yet(world: World) -> N
     with tools.creation_lock("demo-2"):
         found = whole.find()
     assert found is not None
-    assert found.busy == "another process is still making or removing it"
+    assert found.busy == "another process is still creating or deleting it"
 
 
 def test_a_cluster_that_kind_left_half_made_is_made_anew(world: World) -> None:

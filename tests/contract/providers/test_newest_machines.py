@@ -58,7 +58,7 @@ def test_eks_takes_network_cards_and_vcpus_from_ec2(command: Callable[..., Any],
     refused = command("create-cluster", *words, "--dry-run")
     assert (refused.code, "need 384" in refused.err) == (5, True)
     no_card = command("create-cluster", "eks", "2", "new", "-t", "g7e.2xlarge", "--zone", ZONE, "--efa", "--dry-run")
-    assert (no_card.code, "no network card with EFA" in no_card.err) == (2, True)
+    assert (no_card.code, "no EFA network interface" in no_card.err) == (2, True)
     other = command("create-cluster", "eks", "2", "new", "-t", "g7e.2xlarge", "--zone", ZONE, "-g", "4", "--dry-run")
     assert (other.code, "has 1 GPUs, not 4" in other.err) == (2, True)
 

@@ -117,7 +117,7 @@ def test_somebody_elses_repository_is_not_touched(command: Any, gke_world: World
     gke_world.repositories[REPOSITORY] = {"name": REPOSITORY, "labels": {}}
     result = command(*CREATE, "--registry", "auto")
     assert result.code == 2
-    assert 'The image repository "mlbench-rel-2" exists and was not created by mlbench' in result.err
+    assert 'The image repository "mlbench-rel-2" exists, but was not created by mlbench' in result.err
     assert command("delete-cluster", "gke", "rel-2", "--yes").code == 0
     assert list(gke_world.repositories) == [REPOSITORY]
 
@@ -154,7 +154,7 @@ def test_a_repository_of_ecr_comes_and_goes_with_its_cluster(aws: AwsServer, tmp
 
 
 def test_a_prefix_of_ones_own_is_checked_for_its_form() -> None:
-    with pytest.raises(UsageError, match="is no prefix of images"):
+    with pytest.raises(UsageError, match="is not an image prefix"):
         EksProvider().new_cluster("x", 1, EksOptions(region="eu-west-1", registry="my registry"))
     made = EksProvider().new_cluster("x", 1, EksOptions(region="eu-west-1", registry="ghcr.io/me/"))
     assert isinstance(made, Cluster)

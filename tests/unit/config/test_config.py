@@ -205,7 +205,7 @@ def test_a_line_that_only_looks_like_the_setting_is_not_replaced(home: Path) -> 
         ("namespace = 2026-01-01", 1, '"namespace" is a date or time, not a text.'),
         ('data-dir = "sets"', 1, "is not an absolute path"),
         ('data-dir = "/a"\ndata_dir = "/b"', 2, "given twice"),
-        ('registry = "my registry"', 1, "is no prefix of images"),
+        ('registry = "my registry"', 1, "is not an image prefix"),
         ('timeout = "soon"', 1, "is no duration"),
         ('namespace = ""', 1, "is no name"),
         ('timeout = "1h', None, "not valid TOML"),

@@ -100,9 +100,9 @@ def test_what_stands_in_has_the_same_gpus() -> None:
         ({"zone": "eu-west-1"}, "not the name of a zone"),
         ({"zone": "eu-west-1a", "region": "us-east-1"}, "not in the region"),
         ({"region": "eu-wets-1"}, 'Did you mean "eu-west-1"?'),
-        ({"efa": True}, "no network card with EFA"),
+        ({"efa": True}, "no EFA network interface"),
         ({"spot_type": ("g5.xlarge",)}, "needs --spot"),
-        ({"machine_type": "g4dn.xlarge", "spot": True, "spot_type": ("g5.xlarge",)}, "cannot stand in"),
+        ({"machine_type": "g4dn.xlarge", "spot": True, "spot_type": ("g5.xlarge",)}, "cannot replace"),
         ({"machine_type": "p4d.24xlarge", "spot": True, "efa": True, "spot_type": ("p4de.24xlarge",)}, "one type"),
         ({"system_machine_type": "g5.xlarge"}, "needs no GPU"),
         ({"admin": ("me",)}, "not the ARN"),
@@ -132,7 +132,7 @@ def test_no_region_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_REGION")
     monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
     session.cache_clear()
-    with pytest.raises(UsageError, match="AWS needs a region"):
+    with pytest.raises(UsageError, match="No AWS region given"):
         describe_cluster()
     session.cache_clear()
 

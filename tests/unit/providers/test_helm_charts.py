@@ -104,7 +104,7 @@ def test_what_may_be_meant_otherwise_is_asked_about(value: str, says: str, helps
         (("a=1", "a=true"), "the values differ"),
         (("a=1", "a.b=2"), "a=1 and --custom-value a.b=2 .* goes further"),
         (("a.b.c=1", "a.b=2"), "goes further"),
-        (("a[0]=1", "a.b=2"), "one makes a list of it, the other a mapping"),
+        (("a[0]=1", "a.b=2"), "one makes it a list, the other a mapping"),
         (("a[0].b=1", "a[0]=x"), "goes further"),
     ],
 )
@@ -203,7 +203,7 @@ def test_a_repository_a_chart_and_a_version() -> None:
         ("https://example.org/web@1.2", "no exact version"),
         ("https://example.org/web@", "no exact version"),
         ("https://example.org@1.2.3", "names no chart"),
-        ("https://me:secret@example.org/web@1.2.3", "password does not belong"),
+        ("https://me:secret@example.org/web@1.2.3", "do not put passwords"),
         ("http://example.org/web@1.2.3", "not encrypted"),
         ("http://127.0.0.1.example.org/web@1.2.3", "not encrypted"),
         ("ftp://example.org/web@1.2.3", "none of https and http"),
@@ -278,10 +278,10 @@ def _member(name: str, kind: bytes, target: str = "") -> tarfile.TarInfo:
 
 WHOLE = pack_chart(chart_files())
 EVIL: dict[str, tuple[bytes, str]] = {
-    "dots": (pack_chart({"../../evil": "x"}), "outside of its folder"),
-    "inner dots": (pack_chart({"a/../../../evil": "x"}), "outside of its folder"),
-    "absolute": (pack_chart({"/etc/evil": "x"}), "outside of its folder"),
-    "backslash": (pack_chart({"a\\b": "x"}), "outside of its folder"),
+    "dots": (pack_chart({"../../evil": "x"}), "outside its folder"),
+    "inner dots": (pack_chart({"a/../../../evil": "x"}), "outside its folder"),
+    "absolute": (pack_chart({"/etc/evil": "x"}), "outside its folder"),
+    "backslash": (pack_chart({"a\\b": "x"}), "outside its folder"),
     "symbolic link": (pack_chart({"l": _member("web/l", tarfile.SYMTYPE, "/etc/host")}), "neither a file nor a folder"),
     "hard link": (pack_chart({"l": _member("web/l", tarfile.LNKTYPE, "web/x")}), "neither a file nor a folder"),
     "device": (pack_chart({"l": _member("web/l", tarfile.CHRTYPE)}), "neither a file nor a folder"),
