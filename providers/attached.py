@@ -1,4 +1,4 @@
-"""Clusters that a user already has: reached through a kubeconfig, never created, changed or deleted.
+"""Existing clusters of the user, reached through a kubeconfig. mlbench does not create, change or delete them.
 
 Runs need rights in one namespace only: those of RULES, which `role_manifests` prints and `check_rights` checks.
 """
@@ -71,11 +71,11 @@ class AttachedProvider:
     name = "attached"
 
     def resources(self, cluster: Cluster) -> Sequence[Resource]:
-        """Nothing: an attached cluster is neither created nor deleted."""
+        """Empty: an attached cluster is neither created nor deleted."""
         return ()
 
     def discover(self, scope: Mapping[str, str]) -> list[Cluster]:
-        """Nothing: no tag says which clusters a user has attached; the store of each machine does."""
+        """Empty: only the store of each machine knows which clusters are attached."""
         return []
 
     def connect(self, cluster: Cluster) -> Access:
@@ -138,7 +138,7 @@ def is_kind(access: Access) -> bool:
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """What the nodes of a cluster offer, as far as it may be read: GPUs of a node, and other devices."""
+    """Devices of the nodes, as far as the client may read them: GPUs per node, and others."""
 
     nodes: int
     gpus_per_node: int

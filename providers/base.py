@@ -1,10 +1,10 @@
-"""What a provider is. It describes clusters as lists of resources; `lifecycle` creates and deletes them.
+"""The provider interface. A provider describes clusters as lists of resources; `lifecycle` creates and deletes them.
 
-A new provider is one module, with a class that has the members of `Provider`, and one line in `registry`. What it can
-do beyond that it declares by having the members of an optional protocol: `CanCreate`, `CanScale`, `HasAccounts`,
-`HasDoctor`, `ListsOrphans`. The life-cycle makes sure that no resource leaks, provided that each resource
+A new provider is one module, with a class that has the members of `Provider`, and one line in `registry`. It declares
+optional abilities by implementing the members of a protocol: `CanCreate`, `CanScale`, `HasAccounts`, `HasDoctor`,
+`ListsOrphans`. The life cycle prevents leaks, provided that each resource
 
-* has a name that follows from the cluster's name alone, so that any machine finds it,
+* has a name that follows from the cluster name alone, so that any machine can find it,
 * gets its ownership tags in the call that creates it,
 * is found by name and tag, never from memory, and
 * raises TransientError for errors that a retry may cure, another MlbenchError with the cloud's own words for the rest.
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
 
 # Names of our ownership tags (labels). Values are lower case letters, digits, "-" and "_": all clouds accept those.
 CLUSTER_TAG = "mlbench-cluster"
-KEPT_TAG = "mlbench-kept"  # of images that stay although their cluster was deleted
+KEPT_TAG = "mlbench-kept"  # for images that outlive their cluster
 OWNER_TAG = "mlbench-owner"
 EXPIRES_TAG = "mlbench-expires"  # seconds since 1970
 REGISTRY_TAG = "mlbench-registry"  # "auto": an image repository was created with the cluster
 AUTO = "auto"  # of --registry
 FABRIC_TAG = "mlbench-fabric"  # kind of the fast network that was set up with the cluster
 CALL_SECONDS = 30.0
-# In the details of an error: the cloud was never set up on this machine, as opposed to one that refuses or is silent.
+# In the details of an error: the cloud was never set up on this machine, so searches skip it silently.
 NOT_CONFIGURED = {"configured": False}
 
 
 def call_timeout() -> float:
-    """Seconds that a cloud may take for one answer. MLBENCH_CALL_SECONDS changes it, e.g. for slow networks."""
+    """Timeout in seconds for one answer of a cloud. MLBENCH_CALL_SECONDS changes it, e.g. for slow networks."""
     given = os.environ.get("MLBENCH_CALL_SECONDS", "")
     if not given:
         return CALL_SECONDS
@@ -55,7 +55,7 @@ def call_timeout() -> float:
 class TransientError(DeadlineError):
     """A call that may succeed when retried: throttled, a server error, no answer, busy with another operation.
 
-    The life-cycle retries it for a while. If that does not help, the user sees it as a passed deadline.
+    The life cycle retries it for a while. After that, the user sees it as a deadline error.
     """
 
 
@@ -79,12 +79,12 @@ class ResourceStatus:
     """What a cloud reports of an existing resource."""
 
     state: str  # in the cloud's own words
-    ours: bool = True  # it bears this cluster's tag; otherwise it is never touched
+    ours: bool = True  # whether it has this cluster's tag; otherwise mlbench does not touch it
     deleting: bool = False
-    busy: str | None = None  # why it cannot be deleted yet: deletion waits
-    broken: str | None = None  # why it will never be ready: it is deleted and created again
-    differs: str | None = None  # how it differs from the requested settings: it is refused
-    kept: str | None = None  # why it stays when the cluster is deleted: others use it
+    busy: str | None = None  # why it cannot be deleted yet; deletion waits
+    broken: str | None = None  # why it will never be ready; it is deleted and recreated
+    differs: str | None = None  # how it differs from the requested settings; this is an error
+    kept: str | None = None  # why it stays when the cluster is deleted, e.g. because others use it
 
 
 @dataclass(frozen=True)
@@ -99,13 +99,13 @@ class Readiness:
 class Resource(Protocol):
     """One thing that a cloud creates for a cluster, e.g. a node pool."""
 
-    kind: str  # as a person calls it: "node pool"
+    kind: str  # in users' words, e.g. "node pool"
     name: str  # follows from the cluster's name
-    needs: Sequence["Resource"] = ()  # must be ready before this is created, and is deleted after it
-    goes_with: "Resource | None" = None  # deleted by deleting that one
+    needs: Sequence["Resource"] = ()  # must be ready before this one is created, and are deleted after it
+    goes_with: "Resource | None" = None  # deleted together with that resource
     create_seconds: float = 1800.0  # deadline of its creation
     delete_seconds: float = 1800.0
-    remove_command: str = ""  # how a person deletes it without mlbench
+    remove_command: str = ""  # command that deletes it without mlbench
 
     def find(self) -> ResourceStatus | None:
         """Ask the cloud for this resource; None if it does not exist."""
@@ -120,7 +120,7 @@ class Resource(Protocol):
         ...
 
     def keep(self) -> None:
-        """Mark a resource that stays on request (`kept`) so that gc does not take it for a leftover."""
+        """Mark a resource that the user keeps (`kept`), so that gc does not treat it as a leftover."""
         return
 
     def delete(self) -> None:
@@ -190,7 +190,7 @@ class Provider(Protocol):
         ...
 
     def discover(self, scope: Mapping[str, str]) -> list[Cluster]:
-        """All clusters that bear our tags, complete or not. `scope` limits the search (project, location).
+        """All clusters with mlbench's tags, complete or not. `scope` limits the search (project, location).
 
         Raises PartialSearchError, with what was found, if some places did not answer.
         """
@@ -219,18 +219,18 @@ class CanCreate(Provider, Protocol):
 
 @runtime_checkable
 class DescribesMachines(Protocol):
-    """A provider that asks its cloud what machines have, so that newer ones than its tables can be used."""
+    """A provider that asks its cloud what machines have, so that types newer than its table work."""
 
     def describe_machines(self, cluster: Cluster) -> Cluster:
         """The cluster to create with the GPUs, network cards and vCPUs that the cloud tells of its workers.
 
-        Raises UsageError if they differ from what was asked for, or if a machine with GPUs has none as far as is known.
+        Raises UsageError if they differ from the request, or if the cloud reports no GPUs for a GPU machine.
         """
 
 
 @runtime_checkable
 class CanSketch(Protocol):
-    """A provider that can say what a cluster would be and cost to somebody who has no account yet."""
+    """A provider that can plan and price a cluster without an account."""
 
     def fill_place(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """The options with a place holder for what the account would have decided: a project, a region."""
@@ -265,20 +265,20 @@ class CanMove(Protocol):
 
 @runtime_checkable
 class EndsClusters(Protocol):
-    """A provider that arms the end of a cluster (its `expires`) in the cloud, so that it needs no machine of ours."""
+    """A provider that arms the expiry of a cluster (`expires`) in the cloud, independent of any client."""
 
     def extend(self, cluster: Cluster) -> Sequence[Resource]:
         """Resources whose creation moves the end of the cluster to its `expires`, in the cloud and in its tags."""
         ...
 
     def describe_end(self, cluster: Cluster) -> str:
-        """A sentence about what ends by itself, and what stays until somebody deletes it."""
+        """A sentence about what expires and what remains until it is deleted."""
         ...
 
 
 @runtime_checkable
 class NamesRights(Protocol):
-    """A provider that can name the rights that commands need, as a document for an administrator."""
+    """A provider that can list the permissions of commands, as a document for an administrator."""
 
     def compose_policy(self, command: str | None) -> Mapping[str, object]:
         """The role or policy for one command, or for all. Raises UsageError for one that asks nothing of the cloud."""
@@ -287,7 +287,7 @@ class NamesRights(Protocol):
 
 @runtime_checkable
 class HasRegistry(Protocol):
-    """A provider whose cloud has a registry of images that its credentials open."""
+    """A provider whose cloud has an image registry for its credentials."""
 
     def fetch_registry_login(self, cluster: Cluster) -> tuple[str, str]:
         """User and password for the registry of the cluster's account."""
@@ -296,7 +296,7 @@ class HasRegistry(Protocol):
 
 @runtime_checkable
 class HasAccounts(Protocol):
-    """A provider whose credentials select an account that names are unique in and that pays."""
+    """A provider whose credentials select an account, in which names are unique and which pays."""
 
     def find_account(self, cluster: Cluster) -> str:
         """The account that today's credentials belong to."""
@@ -330,7 +330,7 @@ class ListsOrphans(Protocol):
         ...
 
     def orphan_command(self, cluster: Cluster, item: "WorkloadObject | None") -> str:
-        """How a person finds and deletes the resource behind `item`, or whatever the cluster has left."""
+        """The command that finds and deletes the resource of `item`, or any leftovers of the cluster."""
         ...
 
 
@@ -404,7 +404,7 @@ def registry_details(registry: str | None, made: str | None = None) -> dict[str,
 
 
 def reason_to_keep_images(cluster: Cluster, command: str) -> str | None:
-    """Why the cluster's image repository stays; `command` deletes it. None if it goes with the cluster."""
+    """Why the cluster's image repository stays; `command` deletes it. None if it is deleted with the cluster."""
     return f"--keep-images; {command}   deletes it" if ClusterDetails.of(cluster).keeps_images else None
 
 
@@ -453,7 +453,7 @@ def check_ranges(ranges: Sequence[str]) -> None:
 
 
 def foreign_resource_error(resource: Resource) -> UsageError:
-    """The refusal to touch a resource that mlbench did not create."""
+    """The error about a resource that mlbench did not create."""
     return UsageError(
         f'The {resource.kind} "{resource.name}" exists, but was not created by mlbench, so it is left alone.',
         hint="Choose another name"

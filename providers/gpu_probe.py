@@ -1,9 +1,9 @@
-"""The last step of a cluster with GPUs: one pod that uses the GPUs of a worker, so that "ready" is a fact.
+"""The last step of creating a GPU cluster: a pod that uses the GPUs of one worker, to check that they work.
 
-Nodes can show GPUs that no container can use: on GKE if an image does not look into the folder of the driver, and
-everywhere if the driver is older than the CUDA of the image. `templates/kubernetes/gpu-probe.sh` runs nvidia-smi and,
-if the image has torch, a kernel and an all-reduce over all GPUs of the machine. The pod stays when it has completed:
-it is the proof that later operations adopt, it occupies nothing, and it goes with its node.
+Nodes can report GPUs that no container can use: on GKE if an image does not search the driver's folder, and anywhere if
+the driver is too old for the image's CUDA. `templates/kubernetes/gpu-probe.sh` runs nvidia-smi and, if the image has
+torch, a kernel and an all-reduce over all GPUs of the machine. The completed pod stays as evidence for later
+operations; it uses no resources and disappears with its node.
 """
 
 import time

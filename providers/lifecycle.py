@@ -1,9 +1,9 @@
-"""Creates and deletes clusters of every provider: the one place that decides what survives a crash.
+"""Creates and deletes clusters of all providers; everything about surviving crashes is here.
 
-`up` journals each intent on disk before it sends a request, adopts resources that exist already, and looks for the
-resource again before it counts a request as failed. `down` works from names and ownership tags alone, on any machine
-and in any state, and verifies at the end that no resource is left. Both can be killed at any time and run again.
-Independent resources are created at the same time. Waiting takes nearly all the time, so one thread polls them in turn.
+`up` journals each intent on disk before it sends a request, adopts existing resources, and looks for a resource again
+before it counts a request as failed. `down` works from names and ownership tags alone, on any machine and in any state,
+and verifies at the end that no resource is left. Both can be killed at any time and repeated. Independent resources are
+created at the same time. Waiting takes nearly all the time, so one thread polls them in turn.
 """
 
 import time
@@ -145,7 +145,7 @@ def find_deleted_cluster(store: Store, name: str) -> Cluster | None:
 
 @dataclass(eq=False)
 class ResourceState:
-    """How far the work on one resource is. Times are of the monotonic clock."""
+    """Progress on one resource. Times are from the monotonic clock."""
 
     resource: Resource
     began: float | None = None
@@ -208,17 +208,17 @@ class Operation:
         return time.monotonic() - state.errors_since >= self.patience
 
     def journal(self, state: ResourceState, action: str, /, **details: Any) -> None:
-        """Write down what is about to be done, before it is done."""
+        """Journal the next action before executing it."""
         self.store.journal(self.cluster, state.resource.kind, state.resource.name, action, **details)
 
     def notify(self, state: ResourceState, action: str, reason: str = "", deadline: float | None = None) -> None:
-        """Report a step to whoever prints progress; `deadline` in seconds from now."""
+        """Report a step to the progress printer; `deadline` is in seconds from now."""
         resource = state.resource
         self.report(Step(self.cluster.name, resource.kind, resource.name, action, reason, state.seconds(), deadline))
 
 
 class Creation(Operation):
-    """Creates the resources in the order of their needs; what exists already is adopted."""
+    """Creates the resources in dependency order, and adopts existing ones."""
 
     def run(self) -> None:
         """Create everything and wait until it is ready. Raises the first permanent error, or DeadlineError."""
@@ -313,7 +313,7 @@ class Creation(Operation):
         self.journal(state, "intent")
         self.record("creating")
         self.notify(state, "creating", deadline=state.resource.create_seconds)
-        # Set before the call: if it is cut off, nobody knows whether the request has arrived.
+        # Set before the call: if it is interrupted, the request may or may not have arrived.
         state.requested = True
         resource = state.resource
         try:
@@ -332,10 +332,10 @@ class Creation(Operation):
 
 
 class Deletion(Operation):
-    """Deletes the resources against the order of their needs, until the cloud shows none of them."""
+    """Deletes the resources in reverse dependency order, until the cloud shows none of them."""
 
     def run(self) -> None:
-        """Delete everything and look once more. Raises if something of ours is left."""
+        """Delete everything, then check again. Raises if any resource remains."""
         self.states = [ResourceState(resource) for resource in reversed(self.resources) if resource.goes_with is None]
         self.foreign: list[Resource] = []
         self.recorded = False
@@ -460,7 +460,7 @@ class Deletion(Operation):
 
 
 def _was_created(resource: Resource) -> bool | None:
-    """Whether a request that returned an error has created the resource all the same; None if it cannot be known."""
+    """Whether a request that returned an error created the resource anyway; None if unknown."""
     try:
         found = resource.find()
     except MlbenchError:

@@ -1,4 +1,6 @@
-"""Prices of machines: the user's own prices.toml first, then the one beside this file. Unknown is None, never 0."""
+"""Prices of machines: the user's prices.toml takes precedence over the one next to this file. Unknown prices are None,
+not 0.
+"""
 
 import re
 import tomllib

@@ -1,4 +1,4 @@
-"""The wait until the machines of a new pool are of use: they have joined the cluster, and show their GPUs."""
+"""Waits until the machines of a new pool have joined the cluster and report their GPUs."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -19,7 +19,7 @@ class HasWorkers(Protocol):
 
 
 class ReadyMachines(Resource):
-    """The wait until every worker has joined and, with the driver installed, shows its GPUs."""
+    """Waits until every worker has joined and reports its GPUs."""
 
     kind = "workers"
     create_seconds = 1200.0

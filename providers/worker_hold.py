@@ -1,8 +1,8 @@
-"""The end of the workers for somebody who may not let a cluster delete itself: a Job holds the machines until then.
+"""Expiry of the workers if the user may not let the cluster delete itself: a Job holds the machines until the deadline.
 
-It needs no right in the cloud's IAM and none of Kubernetes' RBAC: one pod on each worker, which the autoscaler may not
+It needs no permission in the cloud's IAM or in Kubernetes' RBAC: one pod on each worker, which the autoscaler may not
 evict, and a pool that the autoscaler may shrink to nothing. At the cluster's end the Job's deadline ends the pods, and
-the autoscaler takes the machines away once their runs are over. Control plane and system machines stay. Sources:
+the autoscaler removes the machines once their runs have ended. Control plane and system machines stay. Sources:
 docs/clouds-assumptions.md.
 """
 
@@ -119,7 +119,7 @@ class WorkerHold(Resource):
 
 
 def describe_hold(cluster: Cluster, why: str) -> str:
-    """What ends by itself of a cluster whose workers are only held, and what goes on costing money."""
+    """What expires of a cluster whose workers are only held, and what continues to cost money."""
     return (
         f"{why} So only the workers end by themselves: the autoscaler takes them away when no run needs them any more. "
         f"Control plane and system machines stay{ClusterDetails.of(cluster).describe_rest()} until mlbench gc "

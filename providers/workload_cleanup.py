@@ -1,4 +1,4 @@
-"""Load balancers and disks that workloads created outside of the cluster: they cost money and outlive the cluster.
+"""Deletes load balancers and disks that workloads created outside the cluster: they cost money and outlive it.
 
 So they are deleted first: Helm releases are uninstalled; Services of type LoadBalancer, Ingresses, Gateways and volume
 claims are deleted; the controllers that clean up in the cloud are waited for. The cluster itself lists these objects;

@@ -20,8 +20,8 @@ def open_archive(path: Path | str, *, verify: bool = True, unproven: bool = Fals
     """The archive in a folder or zip.
 
     Raises NotFoundError; DamagedArchive with the first problem; UnprovenArchive (exit code 9) if something could not be
-    derived from the evidence. With `unproven` that archive is opened, with "(unproven)" behind its run's and task's
-    names.
+    derived from the evidence. With `unproven`, such an archive is opened anyway, with "(unproven)" after the names of
+    run and task.
     """
     from mlbench_cli.results.archive.reader import Archive
     from mlbench_cli.results.archive.verify import open_verified
@@ -30,7 +30,7 @@ def open_archive(path: Path | str, *, verify: bool = True, unproven: bool = Fals
 
 
 def check_archive(path: Path | str) -> "Verification":
-    """Check digests, and judge the evidence once more; every problem, and what is proved."""
+    """Check digests and judge the evidence again. Returns every problem, and what was proved."""
     from mlbench_cli.results.archive.verify import verify
 
     return verify(Path(path))
@@ -49,7 +49,7 @@ def resources_of(archive: "Archive") -> ResourceTable:
 
 
 def series(archives: "Iterable[Archive]") -> "Series":
-    """Archives grouped by what makes them comparable, repeats put together, with speed-ups."""
+    """Group archives by comparable settings, average repeats, and compute speed-ups."""
     from mlbench_cli.results.analysis.series import collect
 
     return collect(archives)
@@ -88,7 +88,7 @@ def judge_reproduction(
 
 
 def judge(folder: Path) -> "Judgement":
-    """Judge the evidence in an archive's folder once more: the documents that follow from it."""
+    """Judge the evidence in an archive's folder again and return its documents."""
     from mlbench_cli.results.archive.evidence import load_evidence
     from mlbench_cli.results.archive.judge import judge as judge_evidence
 
@@ -97,7 +97,7 @@ def judge(folder: Path) -> "Judgement":
 
 
 def report(archives: "Sequence[Archive]", *, title: str | None = None) -> "Report":
-    """Everything that `mlbench report` writes about verified archives; its figures show themselves in notebooks."""
+    """The content of `mlbench report` for verified archives; its figures display themselves in notebooks."""
     from mlbench_cli.results.report.collect import collect
     from mlbench_cli.results.report.display import make_displayable
 

@@ -1,4 +1,4 @@
-"""What finished runs of a task tell for predictions and plans: calibrations, and the question that a plan answers."""
+"""Calibrations and other facts from finished runs of a task, for predictions and plans."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -70,7 +70,7 @@ def read_calibration(archive: Archive, *, required: bool) -> tuple[Calibration, 
 
 
 def read_run_probe(store: Store, name: str, unproven: bool) -> Link:
-    """The link that a run's probe of its network found. Raises NotFoundError if it had no network of its own."""
+    """The link measured by a run's network probe. Raises NotFoundError if the run had no network."""
     with open_run(store, name, unproven) as archive:
         link = read_probe(archive.result.get("network"))
         if link is None:
@@ -111,7 +111,7 @@ def open_archives(
 
 
 def _is_alike(archive: Archive, base: Archive) -> bool:
-    """Whether two runs of a task differ in nothing that changes its goal or its model."""
+    """Whether two runs of a task have the same goal and model."""
     documents: list[Any] = [item.run["spec"]["parameters"] for item in (archive, base)]
     own, other = ({key: value for key, value in each.items() if key not in TUNED} for each in documents)
     return own == other
@@ -120,7 +120,7 @@ def _is_alike(archive: Archive, base: Archive) -> bool:
 def make_question(
     task: Task, archives: Sequence[Archive], goal: str | None, methods: str | None
 ) -> tuple[Question, Archive]:
-    """What the archives tell of the task; the first of them is the one to predict from."""
+    """Collect facts about the task from archives; predictions are made from the first one."""
     base = archives[0]
     calibration, link, _ = read_calibration(base, required=False)
     if calibration.is_crowded:
@@ -177,7 +177,7 @@ def _calibrated(archive: Archive) -> Calibrated:
 
 
 def _choose_methods(text: str | None, own: Method, points: Sequence[tuple[GoalPoint, Method]], samples: Any) -> Any:
-    """Methods with their factor on the samples to the goal: 1 for exact ones, as measured for others."""
+    """Methods with their factor on the samples to the goal: 1 for exact methods, measured for others."""
     measured: dict[str, list[float]] = {}
     for point, method in points:
         expected = samples(point.batch)

@@ -1,4 +1,4 @@
-"""A campaign as an object: a file of many settings, the experiments that it asks for, and what its runs found."""
+"""A campaign: a file with many settings, its experiments, and the results of their runs."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -38,7 +38,7 @@ Follow = Callable[[OpenExperiment, RunHandle], "FinishedRun"]
 
 @dataclass(frozen=True)
 class CampaignStep:
-    """One run of a campaign in its order: which run, of which experiment, and whether it is left to do."""
+    """One run of a campaign, in order: which run, of which experiment, and whether it is still to do."""
 
     lot: Lot
     candidate: "Candidate"
@@ -48,7 +48,7 @@ class CampaignStep:
 
 @dataclass
 class CampaignHandle:
-    """The runs of a campaign, in the order in which they are done. `history` says what runs like them have taken."""
+    """The runs of a campaign in execution order. `history` holds the durations of similar runs."""
 
     workspace: Workspace
     campaign: Campaign
@@ -61,11 +61,11 @@ class CampaignHandle:
 
     @property
     def left(self) -> list[CampaignStep]:
-        """The steps that are left to do."""
+        """The remaining steps."""
         return [step for step in self.steps if step.is_left]
 
     def plan(self) -> None:
-        """Find out again what is left."""
+        """Update the remaining steps."""
         self.steps = self._make_steps([launch.plan(retry_failed=self.retry_failed) for launch in self.launches])
 
     def _make_steps(self, plans: "Sequence[Plan]") -> list[CampaignStep]:
@@ -84,16 +84,16 @@ class CampaignHandle:
         return {id(candidate): number for lot in self.lots for number, candidate in enumerate(lot.candidates)}
 
     def estimate(self, step: CampaignStep) -> RunEstimate:
-        """What the run is expected to take and to cost."""
+        """The expected time and cost of the run."""
         return self.history.estimate(step.candidate.spec, step.lot.cluster)
 
     def forecast(self) -> Forecast:
-        """What all that is left is expected to take and to cost."""
+        """The expected time and cost of all remaining runs."""
         entries = [(step.candidate.spec, step.lot.cluster) for step in self.left]
         return forecast(entries, len(self.steps), self.history)
 
     def render(self) -> None:
-        """Check what can be checked of a run of each experiment without a cluster. Raises what refuses it."""
+        """Check a run of each experiment as far as possible without a cluster. Raises the reason for a rejection."""
         for launch in self.launches:
             replace(launch, candidates=launch.candidates[:1]).render(offline=True)
 
@@ -134,11 +134,11 @@ class CampaignHandle:
             self.history.add(step.candidate.spec, seconds)
 
     def settings(self, step: CampaignStep) -> dict[str, str]:
-        """What sets the run's row of the table apart."""
+        """The settings that identify the run's row in the table."""
         return settings_of(step.lot, step.candidate, self.lots)
 
     def samples(self) -> list[Sample]:
-        """What the runs that have ended say, in the order of the file."""
+        """The results of finished runs, in the order of the file."""
         order, numbers = {id(lot): number for number, lot in enumerate(self.lots)}, self._numbers()
         steps = sorted(self.steps, key=lambda step: (order[id(step.lot)], numbers[id(step.candidate)]))
         samples = []
@@ -152,7 +152,7 @@ class CampaignHandle:
         return samples
 
     def rows(self) -> list[Row]:
-        """The table: a row for each combination of settings, with mean and interval, and the published ones."""
+        """The table: one row per combination of settings with mean and interval, plus the published rows."""
         return make_rows(self.samples(), self.published)
 
 
@@ -165,7 +165,7 @@ def _follow(opened: OpenExperiment, run: RunHandle) -> "FinishedRun":
 def read_campaign(
     file: str, clusters: Sequence[str] = (), max_hours: float | None = None, max_cost: float | None = None
 ) -> Campaign:
-    """The campaign in a file, or in a shipped one. What is given goes before what the file says."""
+    """Read a campaign from a file, or a shipped one by name. Arguments override the file."""
     found = read_file(find_file(file))
     return replace(
         found,
@@ -176,8 +176,9 @@ def read_campaign(
 
 
 def plan_campaign(workspace: Workspace, found: Campaign, most: int | None, *, retry_failed: bool) -> CampaignHandle:
-    """The experiments of a campaign, with what is left of them. Raises UsageError for runs that cannot work, and for
-    more than `most` of them."""
+    """The experiments of a campaign with their remaining runs. Raises UsageError for runs that cannot work, and for
+    more than `most` of them.
+    """
     published = select_series(found.published)
     store = workspace.store
     chosen = [store.cluster(name) for name in found.clusters] or [default_cluster(store)]

@@ -1,4 +1,4 @@
-"""The client of the API: finds, starts and follows what this machine knows."""
+"""The API client: finds, starts and follows the runs that this machine knows."""
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Chosen:
-    """The runs that names and filters mean, each once; and the experiments that were named as a whole."""
+    """The runs selected by names and filters, without duplicates, and the experiments that were named as a whole."""
 
     runs: tuple[RunHandle, ...]
     experiments: tuple[ExperimentHandle, ...] = ()
@@ -70,7 +70,7 @@ class Client(Workspace):
         return self.submit(Request(name=name, workers=sizes, **options), require_goal=require_goal)
 
     def questions(self) -> "Questions":
-        """What `mlbench run` asks on a terminal, with the answers that there are: what a form needs."""
+        """The questions of `mlbench run` and their possible answers, e.g. for a form."""
         from mlbench_cli.runs.defaults import default_cluster
         from mlbench_cli.runs.questions import ask_questions
 
@@ -78,18 +78,18 @@ class Client(Workspace):
         return ask_questions(self.store.clusters(), default_cluster(self.store).name, taken)
 
     def remember(self, request: "Request") -> None:
-        """Keep what a `Request` answers, as the wizard does, for the next questions."""
+        """Remember the answers in a `Request` as defaults for later questions, as the wizard does."""
         from mlbench_cli.runs import questions
 
         if problem := questions.remember(request):
             self.notify(problem)
 
     def plan(self, request: "Request", *, estimate: bool = False) -> JsonObject:
-        """What a `Request` would start, checked as far as it can be without starting it: "runs" by name, and "command",
-        the line that asks for the same.
+        """Describe what a `Request` would start, checked as far as possible without starting it: "runs" by name, and
+        "command", the equivalent command line.
 
-        With `estimate` also what the runs take together, from runs like them or a plan (`mlbench plan`): "seconds" and
-        "price" in US dollars, and "unknown", the number of runs of which nothing is known.
+        With `estimate`, also the total "seconds" and "price" (US dollars) from similar runs or `mlbench plan`, and
+        "unknown", the number of runs without an estimate.
         """
         from mlbench_cli.runs.request import equivalent_command
 
@@ -127,7 +127,7 @@ class Client(Workspace):
         return make_launch(self, request, candidates, require_goal=require_goal)
 
     def complete(self, request: "Request") -> "tuple[Request, Cluster]":
-        """The request with what environment and config file say of options that it leaves open, and its cluster.
+        """Complete a request with defaults from the environment and the config file, and find its cluster.
 
         If the matrix names the clusters, the options of each point are completed later. Raises NotFoundError.
         """
@@ -164,11 +164,11 @@ class Client(Workspace):
         signers: Path | None = None,
         agree: "Callable[[AuthorsProgram], None] | None" = None,
     ) -> "Launch":
-        """The run of an archive (folder, zip, or name of a run) exactly once more; `request` gives at most its name.
+        """Repeat the run of an archive (folder, zip, or run name) exactly; `request` may only contain its name.
 
-        A command, image, mount or right that the archive's author chose is passed to `agree`, which raises to refuse
-        it; by default it is refused, unless this machine started that very run. `signers` is a file of allowed signers.
-        Raises UsageError or NotFoundError with the reason if it cannot be repeated here exactly.
+        Commands, images, mounts and permissions chosen by the archive's author are passed to `agree`, which raises to
+        reject them. By default they are rejected, unless this machine started that run. `signers` is a file of allowed
+        signers. Raises UsageError or NotFoundError with the reason if it cannot be repeated here exactly.
         """
         from mlbench_cli.api.repetition import refuse_program, repeat_archive
 
@@ -185,10 +185,10 @@ class Client(Workspace):
         cluster: str | None = None,
         data_dir: str | None = None,
     ) -> "Launch":
-        """`repeats` further runs of what verified archives ran, with seeds of their own; nothing is started.
+        """Prepare `repeats` further runs of verified archives with new seeds. Nothing is started.
 
-        They run on this machine, or on `cluster`; `data_dir` is where the data are there. Nothing of an archive's
-        author is executed, unless this machine started that very run. Judge them with
+        They run on this machine, or on `cluster`; `data_dir` is where the data are there. Nothing chosen by an
+        archive's author is executed, unless this machine started that run. Judge them with
         `mlbench_cli.api.judge_reproduction`. Raises UsageError or NotFoundError if they cannot be repeated here.
         """
         from mlbench_cli.api.repetition import Place, reproduce_archives
@@ -221,7 +221,7 @@ class Client(Workspace):
     ) -> "CampaignHandle":
         """The runs of a campaign file, or of a shipped one by its name; nothing is recorded or started.
 
-        Options that are given go before those in the file. Raises UsageError that names file and key, NotFoundError.
+        Given options override those in the file. Raises UsageError that names file and key, NotFoundError.
         """
         from mlbench_cli.api.campaigns import plan_campaign, read_campaign
 
@@ -265,7 +265,7 @@ class Client(Workspace):
         return (RunHandle(self, row) for row in found if not keep or keep.keeps(row, moment))
 
     def count_runs(self) -> int:
-        """How many runs the store has."""
+        """The number of runs in the store."""
         return self.store.count_runs()
 
     def find_run(self, name: str) -> "RunHandle":
@@ -294,20 +294,20 @@ class Client(Workspace):
     def cluster(self, reference: str | None = None) -> Cluster:
         """The cluster that is called NAME or NAME@LOCATION; without a name the one that commands use by default.
 
-        Raises NotFoundError with the nearest name, UsageError if several bear it.
+        Raises NotFoundError with the nearest name, UsageError if the name is ambiguous.
         """
         from mlbench_cli.runs.defaults import default_cluster
 
         return self.store.cluster(reference) if reference else default_cluster(self.store)
 
     def find_cluster(self, name: str) -> Cluster:
-        """The record of a cluster, also of a removed one. Raises NotFoundError, UsageError if several had that name."""
+        """The record of a cluster, even a deleted one. Raises NotFoundError, or UsageError if the name is ambiguous."""
         from mlbench_cli.clusters.manage import find_record
 
         return find_record(self.store, name)
 
     def clusters(self) -> list[Cluster]:
-        """The clusters that this machine knows, `local` among them."""
+        """The clusters that this machine knows, including `local`."""
         return self.store.clusters()
 
     def clusters_of(self, archives: "Iterable[Archive]") -> list[Cluster]:
@@ -363,7 +363,7 @@ class Client(Workspace):
     # --- how things stand -------------------------------------------------------------------------------------------
 
     def read_states(self, runs: "Iterable[RunHandle]") -> "Iterator[RunStatus]":
-        """The state of each run now, in turn. A run or cluster that gives no answer affects only its own rows."""
+        """Yield the current state of each run. A run or cluster that does not answer affects only its own rows."""
         from mlbench_cli.runs.snapshot import read_states
 
         return read_states((run.row for run in runs), self.engine_of)

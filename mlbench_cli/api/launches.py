@@ -1,4 +1,4 @@
-"""From a request to its experiment: first what it asks for, checked; then recorded, started and followed."""
+"""From a request to its experiment: check it, record it, then start and follow its runs."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Launch:
-    """The runs that a request asks for, checked as far as it can be without starting them. Nothing is recorded yet.
+    """The runs of a request, checked as far as possible without starting them. Nothing is recorded yet.
 
     `request` has its defaults. `experiment` is what would be recorded; with `is_known` an experiment of that name
     exists, and its finished runs stay.
@@ -35,11 +35,11 @@ class Launch:
 
     @property
     def specs(self) -> list[RunSpec]:
-        """What each of the runs is, in their order."""
+        """The spec of each run, in order."""
         return [candidate.spec for candidate in self.candidates]
 
     def render(self, *, offline: bool = False) -> "list[Submission]":
-        """What would be submitted for each run. Raises what refuses any of them.
+        """The submission of each run. Raises if any run is rejected.
 
         With `offline` no cluster is reached and no credentials are needed, as for `mlbench run --dry-run`.
         """
@@ -53,7 +53,7 @@ class Launch:
         return [engines.of_cluster(spec.cluster).render(spec) for spec in self.specs]
 
     def plan(self, *, retry_failed: bool = False) -> "Plan":
-        """What is new and what is left of the experiment now. New runs get other ids with every call."""
+        """The new and remaining runs of the experiment. New runs get new ids with every call."""
         from mlbench_cli.runs.start import plan_experiment
 
         return plan_experiment(self.experiment, self.candidates, self.workspace.store, retry_failed=retry_failed)
@@ -62,7 +62,7 @@ class Launch:
     def open(
         self, command_line: Sequence[str] = API_COMMAND, *, retry_failed: bool = False
     ) -> "Iterator[OpenExperiment]":
-        """Be the queue of the experiment and record it; what is left to start is up to the caller.
+        """Become the queue of the experiment and record it; the caller starts the remaining runs.
 
         `command_line` goes into the provenance of new runs. Raises UsageError if another process is the queue.
         """
@@ -72,7 +72,7 @@ class Launch:
             yield OpenExperiment(self.workspace, self.plan(retry_failed=retry_failed), held, tuple(command_line))
 
     def start(self, command_line: Sequence[str] = API_COMMAND) -> ExperimentHandle:
-        """Record the experiment, leave what is left of it to a process of its own, and return at once."""
+        """Record the experiment, hand its remaining runs to a background process, and return at once."""
         with self.open(command_line) as opened:
             opened.record()
             if opened.plan.left:
@@ -101,7 +101,7 @@ class OpenExperiment:
 
     @property
     def runs(self) -> list[RunHandle]:
-        """All runs that were asked for, in their order, finished ones too."""
+        """All requested runs in order, including finished ones."""
         return [self._handle_of(run) for run in self.plan.runs]
 
     @property
@@ -124,11 +124,11 @@ class OpenExperiment:
 
     @property
     def dies_with_client(self) -> bool:
-        """Whether a run that is left ends when the client that follows it does."""
+        """Whether a remaining run ends with the client that follows it."""
         return any(self.workspace.engine_of(run).dies_with_client for run in self.plan.left)
 
     def start_run(self, run: RunHandle, *, detach: bool) -> None:
-        """Hand a run to its engine; with `detach` it outlives this process. If it is refused, it stays recorded."""
+        """Hand a run to its engine; with `detach` it outlives this process. A rejected run stays recorded."""
         from mlbench_cli.runs import queue
 
         workspace = self.workspace
@@ -136,13 +136,13 @@ class OpenExperiment:
         queue.start_member(self.plan.experiment, run.run, engine, workspace.store, detach=detach)
 
     def hand_over(self) -> int:
-        """Leave what is left to a process that outlives this one; its number."""
+        """Hand the remaining runs to a process that outlives this one. Returns its process ID."""
         from mlbench_cli.runs import queue
 
         return queue.start(self.plan.experiment, self.plan.left, self.workspace.store.folder, self.held)
 
     def find_machine_holder(self, run: RunHandle) -> str | None:
-        """Who has this machine, so that a local run cannot start at once; None if it can."""
+        """Which run is using this machine, so that a local run has to wait; None if it is free."""
         from mlbench_cli.runs.connect import find_machine_holder
 
         return find_machine_holder(run.run.spec)

@@ -1,4 +1,4 @@
-"""A run as an object: how far it is, what its ranks have reported and printed, and its archive."""
+"""A run: its progress, metrics, logs and archive."""
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunHandle:
-    """A run, and what can be asked of it. `row` is what the store knew when the handle was made."""
+    """A handle to a run. `row` is the store's entry when the handle was created."""
 
     workspace: Workspace
     row: RunRow
@@ -41,7 +41,7 @@ class RunHandle:
 
     @property
     def folder(self) -> Path:
-        """The archive, also while it is under construction."""
+        """The archive folder, even if incomplete."""
         return self.run.folder
 
     @property
@@ -51,14 +51,14 @@ class RunHandle:
 
     @property
     def finished(self) -> "FinishedRun | None":
-        """How the run ended, as its archive has it; None as long as that is not complete."""
+        """How the run ended, from its archive; None until the archive is complete."""
         from mlbench_cli.runs.finished import read_finished
 
         return read_finished(self.run)
 
     @property
     def is_finished(self) -> bool:
-        """Whether the run is over and has its documents."""
+        """Whether the run has ended and has its documents."""
         return self.finished is not None
 
     @property
@@ -75,12 +75,12 @@ class RunHandle:
 
     @property
     def dies_with_client(self) -> bool:
-        """Whether the run ends when the client that started it attached does."""
+        """Whether the run ends with the attached client that started it."""
         return self.workspace.engine_of(self.run).dies_with_client
 
     @property
     def is_started(self) -> bool:
-        """Whether an engine has it; until then it waits in the queue of its experiment."""
+        """Whether an engine has the run; until then it waits in the queue of its experiment."""
         from mlbench_cli.storage.queue_folder import read_queued
 
         note = read_queued(self.run.folder)
@@ -88,7 +88,7 @@ class RunHandle:
 
     @property
     def outcome(self) -> Outcome | None:
-        """What came of the run; None as long as it has not ended."""
+        """The outcome of the run; None until it has ended."""
         finished = self.finished
         return finished.outcome if finished else self.row.outcome
 
@@ -99,13 +99,13 @@ class RunHandle:
         return row is not None and row.state is RunState.RUNNING and not self.is_finished
 
     def describe(self) -> JsonObject:
-        """What the store knew when the handle was made, without a look at the run's folder or cluster."""
+        """The store's entry when the handle was created; does not look at the run's folder or cluster."""
         from mlbench_cli.runs.snapshot import describe_run
 
         return describe_run(self.row)
 
     def __repr__(self) -> str:
-        """What the run is in one line: task, size, method, network, state, and its result if it has ended."""
+        """One line about the run: task, size, method, network, state, and its result if it has ended."""
         spec = self.run.spec
         words = [f"{spec.task}, {spec.workers} worker{'' if spec.workers == 1 else 's'}", method_phrase(spec.method)]
         words += [spec.network] if spec.network else []
@@ -144,13 +144,13 @@ class RunHandle:
         )
 
     def watch(self, report: "Report") -> None:
-        """Wait until the run has ended, and do nothing else: neither run nor archive change."""
+        """Wait until the run has ended, without changing the run or its archive."""
         from mlbench_cli.runs import supervise
 
         supervise.watch(self.run, self.workspace.engine_of(self.run), report)
 
     def complete(self) -> "FinishedRun":
-        """Fetch what is still outside, and complete the archive of a run that has ended.
+        """Fetch remaining results and complete the archive of a run that has ended.
 
         Raises UsageError if it has not been started or has not ended, CleanupError if something cannot be fetched.
         """
@@ -175,7 +175,7 @@ class RunHandle:
         return finished
 
     def follow(self, poll: float = 1.0) -> "Iterator[Progress]":
-        """How far the run is, about every `poll` seconds, until it has ended. Changes nothing."""
+        """Yield the progress about every `poll` seconds until the run has ended. Changes nothing."""
         from mlbench_cli.runs.progress import ProgressReader
 
         engine = self.workspace.engine_of(self.run)
@@ -188,7 +188,7 @@ class RunHandle:
             time.sleep(poll)
 
     def cancel(self, timeout: float | None = None) -> "FinishedRun":
-        """Stop the run and keep what it has left. `timeout`: seconds to wait for its end; default: 10.
+        """Stop the run and keep partial results. `timeout`: seconds to wait for its end; default: 10.
 
         Raises UsageError for a run of a cluster that its experiment has not started, DeadlineError if it does not end
         in time.
@@ -232,7 +232,7 @@ class RunHandle:
         summarize: int | None = None,
         ranks: Collection[int] | None = None,
     ) -> "MetricTable":
-        """What the ranks have reported so far, in the order of time.
+        """The metrics reported so far, in chronological order.
 
         `names` are exact; default: all. `since` is in seconds since 1970. `summarize` N means at most N points of each
         name and rank: means of groups of equal size, dated by their first (an incomplete last group is left out, as the
@@ -259,7 +259,7 @@ class RunHandle:
         return (point for point in points if point is not None and (ranks is None or point.rank in ranks))
 
     def resources(self) -> "ResourceTable":
-        """The samples of CPU, memory and traffic of every rank, in the order of time."""
+        """Samples of CPU, memory and traffic of every rank, in chronological order."""
         from mlbench_cli.results.analysis.tables import ResourceTable
 
         if self.is_sealed:
@@ -272,7 +272,7 @@ class RunHandle:
         return ResourceTable.parse(self.name, read_samples(self.run.folder / RESOURCES))
 
     def latest_samples(self) -> "ResourceTable":
-        """The last samples of the ranks, as far as the end of their file has them: cheap for a run of any length."""
+        """The last samples of the ranks, read from the end of the file: cheap for a run of any length."""
         from mlbench_cli.results.analysis.tables import ResourceTable
         from mlbench_cli.results.archive.evidence import read_last_samples
 
@@ -288,7 +288,7 @@ class RunHandle:
     def logs(
         self, rank: int | None = None, *, since: float | None = None, tail: int | None = None, raw: bool = False
     ) -> "Iterator[LogEntry]":
-        """The lines of one rank, or of all ranks merged by time, as they are now; without events unless `raw`.
+        """The lines of one rank, or of all ranks merged by time, so far; without events unless `raw`.
 
         Raises NotFoundError for a rank that the run does not have.
         """
@@ -297,7 +297,7 @@ class RunHandle:
         yield from select_entries(self.open_log(rank).read_blocks(), raw=raw, since=since, tail=tail)
 
     def open_log(self, rank: int | None = None) -> "LogReader":
-        """A reader of the lines of one rank, or of all ranks. Raises NotFoundError for a rank that the run has not."""
+        """A reader of the lines of one rank, or of all ranks. Raises NotFoundError for an unknown rank."""
         from mlbench_cli.runs.log_reader import LogReader
 
         size = self.run.spec.process_count
@@ -305,7 +305,7 @@ class RunHandle:
             raise NotFoundError(
                 f'The run "{self.name}" has no rank {rank}, only 0 to {size - 1}.', hint=f"mlbench logs {self.name}"
             )
-        # The archive is complete, and there when the cluster is long gone.
+        # A complete archive is still available after the cluster is gone.
         engine = None if self.is_sealed else self.workspace.engine_of(self.run)
         return LogReader(self.run, engine, range(size) if rank is None else [rank])
 
@@ -325,8 +325,9 @@ class RunHandle:
         return open_archive(self.results, verify=verify, unproven=unproven)
 
     def download(self, target: Path, *, anonymous: bool = False) -> Path:
-        """Write the archive as a zip: the same archive gives the same bytes. `anonymous` leaves out what it tells of
-        its author: host names, command line, most packages, home folders."""
+        """Write the archive as a zip: the same archive gives the same bytes. `anonymous` omits facts about its author:
+        host names, command line, most packages, home folders.
+        """
         from mlbench_cli.results.archive.pack import pack
         from mlbench_cli.results.archive.reseal import write_anonymous
 
@@ -334,7 +335,7 @@ class RunHandle:
         return target
 
     def download_partial(self, target: Path) -> Path:
-        """Write an archive of what a run that goes on has left on this machine so far; it says that it is partial.
+        """Write a partial archive of a running run from the files on this machine; it is marked as partial.
 
         Raises UsageError if the run has not been started.
         """

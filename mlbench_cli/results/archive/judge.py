@@ -1,10 +1,10 @@
-"""The judge: from the evidence of a run to the documents of its archive. Pure, and the only code with an opinion.
+"""The judge derives the documents of an archive from the evidence of a run. It is pure, and the only code that decides.
 
 Evidence is run.json, the observation, the logs with the events in them, and resource samples. Sealing writes what
-`judge` returns, `verify` runs it again over the archive's own evidence and compares every field.
+`judge` returns; `verify` runs it again on the evidence in the archive and compares every field.
 
-Success is exit code 0 of every rank; nothing that a log says replaces one. What a task says of its goal counts only
-then, only for the goal that was asked for, and only if a metric event has the value that the result claims.
+A run succeeds only if every rank exits with 0, whatever its logs say. A reported goal counts only then, only if it is
+the requested goal, and only if a metric event has the value in the result.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -59,7 +59,7 @@ from mlbench_cli.util.times import timestamp
 MIN_MEMLOCK = 1 << 30
 
 _NO_RESULT: Mapping[str, Any] = {"timings": {}, "details": {}, "synthetic": False}
-STILL_RUNNING = "still_running"  # the finding of an archive that was written before its run had ended
+STILL_RUNNING = "still_running"  # finding of an archive that was written before its run ended
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,9 @@ def judge(
 
 @dataclass(frozen=True)
 class _Decision:
-    """What came of the run. `goal` is its document without `reached` and `seconds`; `is_proven`: it was reached."""
+    """The decision about a run. `goal` is its document without `reached` and `seconds`; `is_proven`: the goal was
+    reached.
+    """
 
     outcome: Outcome
     goal: JsonObject | None
@@ -202,7 +204,7 @@ def _decide(
 
 
 def _without_left_out(evidence: Evidence) -> Observation:
-    """The observation without ranks that shrinking left out: the run went on without them."""
+    """The observation without the ranks that `shrink` removed: the run continued without them."""
     record = evidence.faults
     if record is None or evidence.spec.on_failure != Policy.SHRINK:
         return evidence.observation
@@ -218,13 +220,13 @@ def _without_left_out(evidence: Evidence) -> Observation:
 
 
 def _must_report(evidence: Evidence) -> bool:
-    """Whether the run is of a task's own program that has a result to report."""
+    """Whether the run's program is that of a task that must report a result."""
     rules = evidence.rules
     return evidence.spec.runs_task_program and rules is not None and (rules.origin is None or rules.goal is not None)
 
 
 def _writers(evidence: Evidence) -> Callable[[int], Collection[int]]:
-    """The ranks that write into the log of a number: its own, or those of a worker whose ranks share one log."""
+    """The ranks that write to a log, given its number: one rank, or all ranks of a worker that share a log."""
     spec, numbers = evidence.spec, {*evidence.logs}
 
     def find(number: int) -> Collection[int]:
@@ -285,7 +287,7 @@ def _is_same_goal(asked: Mapping[str, Any], reported: Mapping[str, Any]) -> bool
 
 
 def _find_digests(evidence: Evidence, reported: ReportedFacts) -> tuple[Any, Any]:
-    """The digests of the task's code: that of the mlbench that recorded the run, and that which rank 0 ran."""
+    """The digests of the task's code: recorded by the mlbench that started the run, and reported by rank 0."""
     code = evidence.provenance.get("code") or {}
     return code.get("digest"), reported.environments.get(0, {}).get("code_digest")
 
@@ -298,7 +300,7 @@ def _compare_code(evidence: Evidence, reported: ReportedFacts) -> Code:
 
 
 def _find_other_code(evidence: Evidence, reported: ReportedFacts) -> list[Finding]:
-    """A finding if rank 0 ran other code of the task than the mlbench that recorded the run has."""
+    """A finding if rank 0 ran different task code than the mlbench that recorded the run."""
     recorded, executed = _find_digests(evidence, reported)
     if _compare_code(evidence, reported) is not Code.OTHER:
         return []
@@ -332,20 +334,20 @@ def _find_low_memlock(spec: RunSpec, reported: ReportedFacts) -> list[Finding]:
 
 
 def _claimed_outcome(spec: RunSpec, observation: Observation, reported: Mapping[str, Any] | None) -> Outcome:
-    """The outcome by the ending and exit codes, and if those are fine the one that the task reported."""
+    """The outcome from the ending and exit codes; if these are fine, the outcome that the task reported."""
     ending = observation.ended
     assert ending is not None
     if (outcome := ending.outcome) is not None:
         never_started = all(worker.started is None for worker in observation.workers)
         if ending is Ending.CANCELLED and never_started and any(found.permanent for found in observation.findings):
-            return Outcome.NEVER_STARTED  # the client gave up waiting because it could not help
+            return Outcome.NEVER_STARTED  # the client gave up because waiting could not help
         return outcome
     if ending is not Ending.EXITED or len(observation.workers) < spec.workers:
         return Outcome.FAILED
     if any(worker.exit_code != 0 for worker in observation.workers):
         return Outcome.FAILED
     if any(found.code == "disk_full" for found in observation.findings):
-        return Outcome.FAILED  # what was not written cannot be known to be unimportant
+        return Outcome.FAILED  # the missing files may have been important
     if reported:
         return Outcome(reported["outcome"])
     return Outcome.GOAL_MISSED if spec.preset == OPEN else Outcome.COMPLETED
@@ -354,7 +356,7 @@ def _claimed_outcome(spec: RunSpec, observation: Observation, reported: Mapping[
 def _confirm(
     outcome: Outcome, reported: Mapping[str, Any] | None, goal: Mapping[str, Any] | None, proven: bool
 ) -> tuple[Outcome, list[Finding]]:
-    """Downgrade a reached goal or a spent budget that the logs do not support; returned with findings.
+    """Downgrade a reached goal or a spent budget that the logs do not support. Returns findings, too.
 
     A reached goal needs a value that meets the threshold and a metric event with that value (`proven`). A spent budget
     with a goal needs a metric event with the last value, which is its figure.
@@ -382,7 +384,7 @@ def _confirm(
 
 
 def _watcher(evidence: Evidence, version: int) -> GoalWatcher | None:
-    """For a command of the user's own that is held to a task's goal; None for any other run."""
+    """A watcher for the user's own command measured against a task's goal; None for any other run."""
     spec, goal = evidence.spec, evidence.goal
     if spec.preset != OPEN or goal is None:
         return None
@@ -448,7 +450,7 @@ def _result(
     if observation.seconds is not None:
         wall_seconds = round(observation.seconds, 3)
     elif any(finding.code == CLOCK_STEPPED for finding in decision.findings):
-        wall_seconds = None  # a difference of wall times is no duration now, and so is no price
+        wall_seconds = None  # after a clock step, differences of wall times are not durations, so there is no price
     return {
         "judge": JUDGE_VERSION,
         "run": evidence.name,
@@ -502,8 +504,8 @@ def _seconds_to_goal(
 ) -> SecondsDocument | None:
     """Seconds to a goal that was reached.
 
-    Those of the whole training if it ended at the goal, those that the task noted on its way if it went on to the end
-    of a budget; None if the goal was not reached.
+    Those of the whole training if it ended at the goal, or those noted when the goal was passed if it ran to the end of
+    a budget; None if the goal was not reached.
     """
     if goal is None:
         return None

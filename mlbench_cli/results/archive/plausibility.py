@@ -1,7 +1,7 @@
-"""Whether evidence contradicts itself: each contradiction is a finding, and takes away the official line.
+"""Find contradictions in evidence. Each one is a finding and removes the official line.
 
-Someone who edits all evidence alike can still make up a run. What is found here is evidence of which one part cannot
-be true if another one is: an edit that forgot something, a clock that was set, a program that measures wrongly.
+Someone who edits all evidence consistently can still forge a run. These checks find parts that cannot both be true: an
+incomplete edit, a clock that was changed, a program that measures wrongly.
 """
 
 import math
@@ -22,26 +22,26 @@ from mlbench_cli.util.times import parse_timestamp
 CLOCK_STEPPED = "clock_stepped"
 NO_RESULT = "no_result"
 PREFIX = "implausible_"
-# Two clocks of one machine that were read together differ by less, whatever else the machine does.
+# Two clocks of one machine, read together, differ by less than this even on a busy machine.
 MAX_CLOCK_ERROR = 0.1
 MAX_SLEW = 0.0005  # seconds per second by which NTP slews a clock at most
-SLACK_SECONDS = 5.0  # by which times may be off that processes noted which had to wait for a CPU between two steps
-RECORD_SLACK_SECONDS = 3600.0  # a run may be recorded long before it starts, and the clock be corrected in between
-SHARE = 0.01  # by which figures of one clock may differ that were added up in different ways
+SLACK_SECONDS = 5.0  # error of times noted by processes that had to wait for a CPU in between
+RECORD_SLACK_SECONDS = 3600.0  # a run may be recorded long before it starts, and the clock corrected in between
+SHARE = 0.01  # relative difference of sums from one clock, added in different ways
 SHORT_SECONDS = 0.05
-END_SECONDS = 60.0  # in which an agent ends what ranks have left behind, and takes its last sample
+END_SECONDS = 60.0  # time for an agent to end leftover processes and take its last sample
 MAX_REASONS = 5
 _OWN_LOGS = ("local", "hosts", "slurm")  # engines on which each rank's log is kept whole, and its size sampled
-# What a trainer reports as it was used, not as it was asked for.
+# Options that a trainer reports as used, not as requested.
 _AS_USED = ("precision", "compile")
 _HELD, _SHARED = "held", "shared"  # as agent/lock.py says of a machine's lock
 
 
 class SampleWatch:
-    """What the rows of resources.jsonl say of a run's clocks and logs; they are read once, by somebody else.
+    """Facts about a run's clocks and logs from resources.jsonl, collected while another reader passes the rows through.
 
-    `log_bytes` is the last size of each rank's log, `machines` the number of rows on the load of machines, `locks`
-    whether the run had the locks of its machines, `first` and `last` the moments of the earliest and the latest row.
+    `log_bytes` is the last size of each rank's log, `machines` the number of rows about machine load, `locks` the lock
+    states of the machines, `first` and `last` the times of the earliest and latest row.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class SampleWatch:
         self._clocks: dict[int, tuple[float, float]] = {}  # worker: the row's time, and its seconds since the start
 
     def watch(self, rows: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-        """Pass the rows on, and look at each."""
+        """Yield the rows unchanged, and note their facts."""
         for row in rows:
             if row.get("kind") == sample_blocks.KIND:
                 self._watch_block(row)
@@ -98,13 +98,13 @@ class SampleWatch:
 
 
 def find_step(wall: float, seconds: float) -> float:
-    """By how much the wall clock was set if it says `wall` seconds for what took `seconds`; 0 if both agree."""
+    """By how much the wall clock was changed, if it shows `wall` seconds for `seconds`; 0 if both agree."""
     difference = abs(wall - seconds)
     return difference if difference > MAX_CLOCK_ERROR + MAX_SLEW * abs(seconds) else 0.0
 
 
 def find_clock_step(observation: Observation, samples: SampleWatch) -> Finding | None:
-    """The finding that the wall clock of a machine was set while the ranks ran; None if nothing says so."""
+    """The finding that a machine's wall clock was changed during the run, or None."""
     steps = [
         find_step(worker.finished - worker.started, worker.seconds)
         for worker in observation.workers
@@ -128,10 +128,10 @@ def find_clock_step(observation: Observation, samples: SampleWatch) -> Finding |
 def find_contradictions(
     evidence: Evidence, reported: ReportedFacts, samples: SampleWatch, is_success: bool, is_stepped: bool
 ) -> list[Finding]:
-    """What of the evidence cannot be true beside the rest of it, one finding for each kind.
+    """Contradictions in the evidence, one finding per kind.
 
-    `is_success`: the run ended well, so that nothing may be missing. `is_stepped`: a clock was set while it ran, so
-    that wall times prove nothing.
+    `is_success`: the run succeeded, so nothing may be missing. `is_stepped`: a clock was changed during the run, so
+    wall times prove nothing.
     """
     checks = {
         "task_time": _check_task_time(evidence, reported),
@@ -184,7 +184,7 @@ def _check_task_time(evidence: Evidence, reported: ReportedFacts) -> Iterator[st
     if seconds is None:
         started, finished = evidence.span
         seconds = None if started is None else finished - started + 1  # Kubernetes gives whole seconds
-    is_resumed = bool(evidence.spec.parameters.get("resume"))  # then the clock has gone on from the earlier run
+    is_resumed = bool(evidence.spec.parameters.get("resume"))  # the clock then continues from the earlier run
     if wall is not None and seconds is not None and not is_resumed and wall > seconds + SHORT_SECONDS:
         yield f"the task took {wall:.6g} s, longer than the run ({seconds:.6g} s)"
 
@@ -204,7 +204,7 @@ def _check_timings(reported: ReportedFacts) -> Iterator[str]:
     total = math.fsum(spread["rank0"] for spread in timings.values())
     if _exceeds(total, wall):
         yield f"rank 0's timings add up to {total:.6g} s, more than the task ({wall:.6g} s)"
-    elif "other" in timings and _exceeds(wall, total):  # the tracker is always in one of its categories
+    elif "other" in timings and _exceeds(wall, total):  # the tracker is always in exactly one category
         yield f"rank 0's timings add up to {total:.6g} s instead of {wall:.6g} s"
 
 
@@ -344,7 +344,7 @@ def _check_settings(evidence: Evidence, reported: ReportedFacts, samples: Sample
 
 
 def _check_figures(reported: ReportedFacts) -> Iterator[str]:
-    """The result against the task's own note of the moment at which it reached its goal."""
+    """Compare the result with the task's record of the moment it reached its goal."""
     facts = reported.result or {}
     goal, goals = facts.get("goal"), (facts.get("details") or {}).get("goals")
     if facts.get("outcome") != Outcome.GOAL_REACHED or not goal or not isinstance(goals, Mapping):
