@@ -409,7 +409,7 @@ def reason_to_keep_images(cluster: Cluster, command: str) -> str | None:
 
 
 TAG_HELP = "NAME=VALUE for all that is created, such as the tags that your organization demands; repeatable"
-REGISTRY_HELP = "where runs get the tasks' images: a prefix as ghcr.io/me, or auto: a repository made with the cluster"
+REGISTRY_HELP = "source of the task images: a prefix, e.g. ghcr.io/me, or auto: a repository created with the cluster"
 
 
 ZONES_HELP = "zones of one region to try for the workers, in turn until one has capacity: a,b,c"

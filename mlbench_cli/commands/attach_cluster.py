@@ -101,7 +101,7 @@ def attach_cluster(
     if unneeded:
         console.warn(f"Missing permissions that only some runs need: {', '.join(unneeded)}.")
     if cluster.details.get("functional_only"):
-        console.warn("It is a KIND cluster: results are functional, not a performance measurement.")
+        console.warn("This is a KIND cluster, so results are functional, not a performance measurement.")
     if queues.queues or queues.needs_queue:
         needed = "runs need" if queues.needs_queue else "runs may name"
         console.note(f"Kueue has the queues {', '.join(queues.queues) or '(unknown)'} there: {needed} --queue NAME.")

@@ -110,7 +110,7 @@ def prepare(
     if claim is not None:
         if paths:
             raise UsageError(
-                "--import copies files of this machine; a claim is filled on the cluster.",
+                "--import copies files on this machine, but a claim is filled on the cluster.",
                 hint="Name an address that the cluster can read: --import s3://BUCKET/FILE",
             )
         store = Store(notice=console.note)
@@ -216,7 +216,7 @@ def _make_folder(folder: Path) -> None:
 def _import_file(path: Path, data_dir: Path | None, task: Task) -> None:
     """Link `path` into the data folder, or copy it to another file system; a file of that name stays as it is."""
     if data_dir is None:
-        raise UsageError("--import needs --data-dir, the folder that the files are put into.")
+        raise UsageError("--import needs --data-dir, the target folder.")
     _check_name(path.name, task)
     target = data_dir / path.name
     if target.exists():

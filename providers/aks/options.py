@@ -48,7 +48,9 @@ class AksOptions:
         False, "--compact-placement", help="put the workers close together (a proximity placement group)"
     )
     slow_network_ok: bool = option(
-        False, "--slow-network-ok", help="allow several machines of a size with InfiniBand, although NCCL will use TCP"
+        False,
+        "--slow-network-ok",
+        help="allow allow allow several machines of a size with InfiniBand, although NCCL will use TCP",
     )
     probe_image: str | None = option(
         None,
@@ -63,9 +65,7 @@ class AksOptions:
     allow_from: tuple[str, ...] = option(
         (), "--allow-from", help="CIDR with access to the Kubernetes API; repeatable; default: all"
     )
-    subnet: str | None = option(
-        None, "--subnet", help="resource ID of a subnet for the nodes; default: a network made with the cluster"
-    )
+    subnet: str | None = option(None, "--subnet", help="resource ID of a subnet for the nodes; default: a new network")
     identity: str | None = option(
         None,
         "--identity",

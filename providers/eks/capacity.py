@@ -49,7 +49,7 @@ def find_reservation(aws: Aws, identifier: str) -> Reservation:
     state = found.get("State")
     if state not in ("active", "scheduled", "payment-pending", "pending", "assessing"):
         raise UsageError(
-            f"The capacity reservation {identifier} is {state or 'not there'}.",
+            f"The capacity reservation {identifier} {f'is {state}' if state else 'does not exist'}.",
             hint=listing,
         )
     return Reservation(

@@ -456,7 +456,7 @@ def _check(spec: RunSpec) -> None:
     if not 0 <= options.run_as_user < 2**31:
         raise UsageError(f"--run-as-user {options.run_as_user}: the number must be from 0 to {2**31 - 1}.")
     if len(canonical_json(spec.to_dict())) > ANNOTATION_BYTES:
-        raise UsageError("The run's command, parameters and environment are too long to be kept in the cluster.")
+        raise UsageError("The run's command, parameters and environment are too long to store in the cluster.")
     if len(f"{job_name(spec)}-{spec.workers}.{spec.name},") * spec.workers > HOSTS_BYTES:
         raise UsageError(
             f"The host names of {spec.workers} workers do not fit into one environment variable.",

@@ -264,7 +264,7 @@ AKS = {
     "expired half way": Case(
         CredentialError,
         "InvalidAuthenticationToken",
-        "the same create-cluster command continues with them",
+        "to resume, repeat the create-cluster command",
         spoil=_trouble(**{"PUT agentPools": "401 InvalidAuthenticationToken-before"}),
         recorded=True,
     ),
