@@ -4,11 +4,11 @@ not 0.
 
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from mlbench_cli.config import settings
 from mlbench_cli.errors import UsageError
@@ -74,6 +74,17 @@ class PriceTable:
                     as_of = layer.get("as-of", {}).get(item, layer.get("date"))
                     return float(amount), None if as_of is None else str(as_of)
         return None
+
+    def ask_missing(
+        self, items: Sequence[tuple[str, bool]], region: str, ask: Callable[[str, bool], float | None]
+    ) -> Self:
+        """The table with what `ask` knows of the items (machine, whether as spot) without a price in the region."""
+        today = f"{datetime.now(UTC):%Y-%m-%d}"
+        layer: dict[str, Any] = {"date": today}
+        for item, spot in items:
+            if self._find_price(item, region, spot) is None and (amount := ask(item, spot)) is not None:
+                layer.setdefault("spot" if spot else "on-demand", {}).setdefault(region, {})[item] = amount
+        return self if len(layer) == 1 else replace(self, layers=(*self.layers, layer))
 
     def list_regions(self) -> list[str]:
         """The regions with prices of their own."""

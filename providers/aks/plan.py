@@ -8,6 +8,7 @@ from providers.aks.api import Azure
 from providers.aks.compute import Demand, check_machines
 from providers.aks.machines import DRIVERS, FABRICS, OTHER_DRIVER, Machine
 from providers.aks.options import AksDetails, AksOptions, split_zones
+from providers.aks.prices import ask_price
 from providers.aks.resources import SYSTEM_DISK, SYSTEM_NODES
 from providers.base import Plan, PlanLine
 from providers.gpu_probe import IMAGE_CUDA, MIN_DRIVERS
@@ -30,7 +31,7 @@ def make_plan(cluster: Cluster, options: AksOptions, machine: Machine, azure: Az
     demands = [Demand(Machine(options.system_machine_type), SYSTEM_NODES), Demand(machine, count, options.spot)]
     zones = [zone.rpartition("-")[2] for zone in split_zones(options.zones, azure.location)]
     warnings = check_machines(azure, demands, zones)
-    return _price(cluster, options, machine, warnings, f"subscription {azure.subscription}")
+    return _price(cluster, options, machine, warnings, f"subscription {azure.subscription}", ask=True)
 
 
 def sketch_plan(cluster: Cluster, options: AksOptions, machine: Machine) -> Plan:
@@ -38,11 +39,19 @@ def sketch_plan(cluster: Cluster, options: AksOptions, machine: Machine) -> Plan
     return _price(cluster, options, machine, [UNCHECKED], "a subscription of yours")
 
 
-def _price(cluster: Cluster, options: AksOptions, machine: Machine, found: list[str], account: str) -> Plan:
-    """The priced parts, with the warnings that follow from the options alone after those `found`."""
+def _price(
+    cluster: Cluster, options: AksOptions, machine: Machine, found: list[str], account: str, ask: bool = False
+) -> Plan:
+    """The priced parts, with the warnings that follow from the options alone after those `found`.
+
+    `ask`: Azure for the machines that the table has not.
+    """
     details = ClusterDetails.of(cluster)
     count, region = details.nodes or 0, cluster.location
     prices = pricing.load_prices("aks")
+    if ask:
+        machines = [(options.system_machine_type, False), (machine.name, options.spot)]
+        prices = prices.ask_missing(machines, region, lambda name, spot: ask_price(name, region, spot))
     way = " (spot)" if options.spot else ""
     first = prices.line("AKS control plane", 1, "control-plane", region)
     if options.tier == "free":

@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator, Sequence
 from urllib.parse import quote
 
-from mlbench_cli.errors import UsageError
+from mlbench_cli.errors import MlbenchError, UsageError
 from mlbench_cli.kube.tls import explain_connection_failure
 from providers.aks.errors import UNREACHED, Message
 from providers.aks.machines import MACHINES
@@ -33,6 +33,15 @@ def fetch_prices(regions: Sequence[str]) -> FetchedPrices:
                     table = spot if _is_spot(item) else on_demand
                     table.setdefault(region, {})[item["armSkuName"]] = amount
     return FetchedPrices("aks", SOURCE, on_demand, spot)
+
+
+def ask_price(machine: str, region: str, spot: bool) -> float | None:
+    """The price of one machine per hour, for a plan; None if Azure's list has none or does not answer."""
+    try:
+        prices = [read_price(item) for item in _list_items(region, [machine]) if _is_spot(item) is spot]
+    except MlbenchError:
+        return None
+    return next((price for price in prices if price is not None), None)
 
 
 def read_price(item: Message) -> float | None:

@@ -16,6 +16,7 @@ from providers.eks.given_subnets import split_subnets
 from providers.eks.machines import Machine, machine_of
 from providers.eks.network import zones_for
 from providers.eks.nodes import Group
+from providers.eks.prices import ask_price
 from providers.eks.subnet_checks import check_subnets
 from providers.eks.versions import check_version
 
@@ -100,7 +101,7 @@ def make_plan(cluster: Cluster, options: PlannedOptions, groups: tuple[Group, Gr
     if options.spot and len(workers.types) > 1:
         warnings.append(f"You may get any of these machines, of one type or mixed: {', '.join(workers.types)}.")
     workers_line = _spot(aws, workers, zone)
-    return _price(groups, aws.region, zone, warnings, workers_line, is_given=bool(given))
+    return _price(groups, aws.region, zone, warnings, workers_line, is_given=bool(given), ask=True)
 
 
 def _check_public_access(aws: Aws, groups: Sequence[Group]) -> None:
@@ -164,13 +165,18 @@ def _price(
     workers_line: PlanLine | None,
     *,
     is_given: bool,
+    ask: bool = False,
 ) -> Plan:
     """The priced parts. `workers_line`: the workers at a price of now; None: at that of the table.
 
-    `is_given`: the network is others', who pay for its gateways.
+    `is_given`: the network is others', who pay for its gateways. `ask`: AWS for the machines that the table has not.
     """
     system, workers = groups
     prices = pricing.load_prices("eks")
+    if ask:
+        machines = [system.types[0], *([] if workers_line else [workers.types[0]])]
+        asked = dict.fromkeys((machine, False) for machine in machines)
+        prices = prices.ask_missing(list(asked), region, lambda machine, spot: ask_price(machine, region))
     lines = [
         prices.line("EKS control plane", 1, "control-plane", region),
         prices.line(f"system machine {system.types[0]}", system.count, system.types[0], region),

@@ -12,9 +12,9 @@ from typing import Any
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
-from mlbench_cli.errors import CredentialError, UnreachableError
+from mlbench_cli.errors import CredentialError, MlbenchError, UnreachableError
 from providers.base import call_timeout
-from providers.eks.aws import Aws
+from providers.eks.aws import Aws, aws_in
 from providers.eks.machines import GPU_MACHINES
 from providers.pricing import FetchedPrices
 
@@ -59,17 +59,29 @@ def fetch_prices(regions: Sequence[str]) -> FetchedPrices:
     return FetchedPrices("eks", FILE_SOURCE, dict(_read_files(regions)), {})
 
 
+def ask_price(machine: str, region: str) -> float | None:
+    """The on-demand price of one machine per hour, for a plan; None if AWS knows none or may not be asked."""
+    try:
+        return _ask_product(aws_in(SERVICE_REGION), machine, region)
+    except MlbenchError:
+        return None
+
+
 def _ask_service(regions: Sequence[str]) -> FetchedPrices:
     aws = Aws(SERVICE_REGION)
     prices: dict[str, dict[str, float]] = {}
     for region in regions:
         for machine in (*GPU_MACHINES, *OTHER_MACHINES):
-            filters = {**FILTERS, "regionCode": region, "instanceType": machine}
-            entries = [{"Type": "TERM_MATCH", "Field": key, "Value": value} for key, value in filters.items()]
-            found = aws.pages("pricing", "get_products", "PriceList", ServiceCode="AmazonEC2", Filters=entries)
-            if amounts := [amount for text in found for amount in _hourly_prices(json.loads(text))]:
-                prices.setdefault(region, {})[machine] = max(amounts)
+            if (amount := _ask_product(aws, machine, region)) is not None:
+                prices.setdefault(region, {})[machine] = amount
     return FetchedPrices("eks", SOURCE, prices, {})
+
+
+def _ask_product(aws: Aws, machine: str, region: str) -> float | None:
+    filters = {**FILTERS, "regionCode": region, "instanceType": machine}
+    entries = [{"Type": "TERM_MATCH", "Field": key, "Value": value} for key, value in filters.items()]
+    found = aws.pages("pricing", "get_products", "PriceList", ServiceCode="AmazonEC2", Filters=entries)
+    return max((amount for text in found for amount in _hourly_prices(json.loads(text))), default=None)
 
 
 def _hourly_prices(product: dict[str, Any]) -> Iterator[float]:

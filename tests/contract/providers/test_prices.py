@@ -11,6 +11,7 @@ from mlbench_cli.config import settings
 from providers.pricing import fetched_price_file, load_prices
 from tests.contract.providers.eks_world import forget
 from tests.fakes.aws_server import AwsServer
+from tests.fakes.azure_arm import World as AzureWorld
 from tests.fakes.gke import World
 
 Command = Callable[..., Any]
@@ -45,6 +46,30 @@ def test_aws_price_list_is_read_and_a_price_of_0_is_none(command: Command, aws: 
     assert table.price("p5e.48xlarge", "us-east-1") is None
     assert table.price("g6.xlarge", "eu-west-1") is None
     assert "AWS Price List" in command("prices").err
+
+
+def test_a_plan_asks_aws_for_the_price_that_the_table_has_not(command: Command, aws: AwsServer) -> None:
+    aws.rules(offered=[["g5.xlarge", "eu-west-1a"], ["g6.xlarge", "eu-west-1a"]], quotas={"L-DB2E81BA": 99.0})
+    words = ("create-cluster", "eks", "2", "priced", "--zone", "eu-west-1a", "--dry-run", "-o", "json")
+    try:
+        planned = command(*words, "-t", "g5.xlarge")
+        (worker,) = [line for line in planned.json["plan"]["lines"] if "worker" in line["what"]]
+        assert worker["price_per_hour"] == 1.123
+        assert planned.json["plan"]["price_per_hour"] is None  # disks of the region have no price
+        assert "mlbench prices update eks --region eu-west-1" in command(*words[:-2], "-t", "g6.xlarge").err
+        aws.order("me", "deny", action="pricing:.*", times=9)
+        planned = command(*words, "-t", "g5.xlarge")
+        (worker,) = [line for line in planned.json["plan"]["lines"] if "worker" in line["what"]]
+        assert (planned.code, worker["price_per_hour"]) == (0, None)
+    finally:
+        aws.calm("me")
+        aws.rules(offered=[], quotas={})
+
+
+def test_a_plan_asks_azure_for_a_spot_price(command: Command, azure_world: AzureWorld) -> None:
+    words = ("create-cluster", "aks", "2", "priced", "-t", "Standard_NC4as_T4_v3", "--spot", "--dry-run", "-o", "json")
+    (worker,) = [line for line in command(*words).json["plan"]["lines"] if "worker" in line["what"]]
+    assert worker["price_per_hour"] == 0.1052
 
 
 def test_a_region_without_prices_keeps_the_old_ones(command: Command, aws: AwsServer) -> None:
