@@ -90,7 +90,8 @@ def parse_skus(items: Sequence[Message]) -> Iterator[Sku]:
         way = USAGE.get(item.get("category", {}).get("usageType", ""))
         if way is None or OTHER_OFFERS.search(description):
             continue
-        name = description.partition(" running in ")[0].removeprefix("Spot Preemptible ").removesuffix(" GPU")
+        name = description.partition(" running in ")[0].removeprefix("Spot Preemptible ")
+        name = name.removesuffix(" attached to Spot Preemptible VMs").removesuffix(" GPU")
         price = _unit_price(item)
         if price > 0:
             yield Sku(name, tuple(item.get("serviceRegions", ())), way, price)

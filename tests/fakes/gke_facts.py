@@ -100,6 +100,8 @@ SKUS = [
     _sku("Nvidia Tesla T4 GPU running in Americas", "OnDemand", 350000000),
     _sku("Spot Preemptible A2 Instance Core running in Americas", "Preemptible", 9000000),
     _sku("Spot Preemptible A2 Instance Ram running in Americas", "Preemptible", 1000000),
-    _sku("Spot Preemptible Nvidia Tesla A100 GPU running in Americas", "Preemptible", 434000000, "1"),
+    # The form of GPUs: several public readers of the catalogue.
+    _sku("Nvidia Tesla A100 GPU attached to Spot Preemptible VMs running in Americas", "Preemptible", 434000000, "1"),
+    _sku("Nvidia Tesla T4 GPU attached to Spot Preemptible VMs running in Americas", "Preemptible", 209000000),
     _sku("G2 Instance Core running in Americas", "OnDemand", 0),  # a price of 0 is none
 ]

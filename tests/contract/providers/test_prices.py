@@ -25,6 +25,7 @@ def test_google_s_catalogue_is_summed_to_machines(command: Command, gke_world: W
     assert table.price("a2-highgpu-1g", "us-central1") == pytest.approx(12 * 0.031611 + 85 * 0.004237 + 2.933908)
     assert table.price("a2-highgpu-1g", "us-central1", spot=True) == pytest.approx(12 * 0.009 + 85 * 0.001 + 1.434)
     assert table.price("nvidia-tesla-t4", "us-central1") == 0.35
+    assert table.price("nvidia-tesla-t4", "us-central1", spot=True) == 0.209
     assert table.line("x", 1, "n1-standard-4", "us-central1").as_of == fetched_date("gke")
     # A machine of which a part has no price keeps that of the shipped table, with its date.
     assert table.line("x", 1, "g2-standard-4", "us-central1").as_of != fetched_date("gke")
