@@ -1,7 +1,10 @@
-"""The code blocks of README, CONTRIBUTING and docs/: which commands they have, and what those need."""
+"""The code blocks of README, CONTRIBUTING and docs/: which commands they have, what those need, and how to run them."""
 
+import os
 import re
-from collections.abc import Iterator, Mapping
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +36,9 @@ NEEDS = {
     "web": "a server with archives",
     "time": "more time than a test may take",
 }
+COMMAND_SECONDS = 900
+# With MLBENCH_WRITE_OUTPUTS=1 the outputs that pages show are replaced by those of their commands.
+WRITE = bool(os.environ.get("MLBENCH_WRITE_OUTPUTS"))
 _FENCE = re.compile(
     r"^(?:<!-- needs: (?P<needs>\S+) -->\n)?```(?P<language>\w+)(?: title=\"(?P<title>[^\"]+)\")?\n(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,
@@ -101,3 +107,43 @@ def expected_exit_codes(command: str) -> set[int]:
     """The numbers of a trailing comment such as `# exit: 2`, or `# exit: 0 or 9` if measured times decide; else 0."""
     match = re.search(r"# exit: (\d+)(?: or (\d+))?$", command)
     return {int(code) for code in match.groups() if code} if match else {0}
+
+
+def run_page(
+    page: Path, folder: Path, *, needs: str | None = None, adapt: Callable[[str], str | None] = lambda command: command
+) -> list[str]:
+    """Write the titled files of a page into `folder`, and run there the commands of the blocks that need just this, in
+    order, with one store in `folder`/home. The commands as they were run.
+
+    `adapt` changes a command to what fits the place, or returns None to leave it out. The outputs that the page shows
+    must be those of the commands, but for measured values.
+    """
+    outputs: dict[str, str] = {}
+    ran = []
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "MLBENCH_HOME": str(folder / "home"), "OMP_NUM_THREADS": "1"}
+    for block in read_blocks(page):
+        if block.title:
+            (folder / block.title).write_text(block.text)
+        for command in block.commands if block.needs == needs else []:
+            adapted = adapt(command)
+            if adapted is None:
+                continue
+            done = subprocess.run(
+                ["sh", "-c", adapted],
+                cwd=folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=COMMAND_SECONDS,
+                check=False,
+            )
+            assert done.returncode in expected_exit_codes(command), f"{adapted}\n{done.stdout}{done.stderr}"
+            ran.append(adapted)
+            if command in block.outputs:
+                outputs[command] = done.stdout
+                assert WRITE or shape(done.stdout) == shape(block.outputs[command]), f"{command}\n{done.stdout}"
+    if WRITE and outputs:
+        write_outputs(page, outputs)
+    return ran

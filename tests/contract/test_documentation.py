@@ -2,11 +2,8 @@
 
 import importlib.util
 import json
-import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -27,49 +24,16 @@ from tests.documentation import (
     expected_exit_codes,
     page_name,
     read_blocks,
+    run_page,
     shape,
-    write_outputs,
 )
 from tests.sampling import sampled
 from tools import reference
 from tools.check_site import find_problems
 
-COMMAND_SECONDS = 900
-# With MLBENCH_WRITE_OUTPUTS=1 the outputs that pages show are replaced by those of their commands.
-WRITE = bool(os.environ.get("MLBENCH_WRITE_OUTPUTS"))
-# Pages whose commands run in every `make test`; the other pages' trainings take minutes, and run nightly.
-EVERY_TIME = [ROOT / "docs" / name for name in ("tutorial/first-result.md", "how-to/exports.md", "how-to/report.md")]
+# The page whose commands run in every `make test`; the trainings of the others take minutes, and run nightly.
+EVERY_TIME = [ROOT / "docs/tutorial/first-result.md"]
 RUNNABLE = [page for page in PAGES if any(block.commands and not block.needs for block in read_blocks(page))]
-
-
-def run_page(page: Path, folder: Path) -> None:
-    """Write the titled files of a page, and run its commands in order, in one folder with one store.
-
-    The outputs that the page shows must be those of the commands, but for measured values.
-    """
-    outputs: dict[str, str] = {}
-    home, path = folder / "home", f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": path, "MLBENCH_HOME": str(home), "OMP_NUM_THREADS": "1"}
-    for block in read_blocks(page):
-        if block.title:
-            (folder / block.title).write_text(block.text)
-        for command in [] if block.needs else block.commands:
-            done = subprocess.run(
-                ["sh", "-c", command],
-                cwd=folder,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=COMMAND_SECONDS,
-                check=False,
-            )
-            assert done.returncode in expected_exit_codes(command), f"{command}\n{done.stdout}{done.stderr}"
-            if command in block.outputs:
-                outputs[command] = done.stdout
-                assert WRITE or shape(done.stdout) == shape(block.outputs[command]), f"{command}\n{done.stdout}"
-    if WRITE:
-        write_outputs(page, outputs)
 
 
 @pytest.mark.slow
@@ -227,6 +191,7 @@ def test_descriptions_may_stand_for_all_below_them_or_be_optional() -> None:
     assert reference.find_stale({"a.json": document}, descriptions) == []
 
 
+@pytest.mark.slow
 def test_the_site_builds_with_all_links_and_without_the_network(tmp_path: Path) -> None:
     if importlib.util.find_spec("zensical") is None:
         pytest.skip("the generator of the site is not installed: make install")
