@@ -10,10 +10,12 @@ import pytest
 import yaml
 
 from mlbench_cli.app import run
+from mlbench_cli.errors import UsageError
 from mlbench_cli.results.archive.pack import pack
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.sign import sign
 from mlbench_cli.results.receipts import archive_digest
+from mlbench_cli.results.site.repository import Rules, read_rules
 from tests.unit.results.runs import sealed_run
 
 CLAIM = "results/mnist/spec/2025-10-09_demo"
@@ -81,6 +83,38 @@ def test_what_the_rules_do_not_allow_is_an_objection(
 ) -> None:
     add_claim(repository, **{"key": key, **changes})  # type: ignore[arg-type]
     assert any(words in message for _, message in objections(repository, capsys))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("- repeats", "no mapping of rules to values"),
+        ("repeat: 3", "unknown rule 'repeat'. Did you mean \"repeats\"?"),
+        ("repeats: true", "repeats cannot be True"),
+        ("repeats: -1", "repeats cannot be -1"),
+        ("repeats: many", "repeats cannot be 'many'"),
+        ("signed: 1", "signed cannot be 1"),
+        ("divisions: open", "divisions cannot be 'open'"),
+        ("divisions: [open, 1]", "divisions cannot be ['open', 1]"),
+    ],
+)
+def test_rules_that_make_no_sense_are_refused_with_their_file(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "rules").mkdir()
+    (tmp_path / "rules/default.yaml").write_text(text)
+    with pytest.raises(UsageError) as error:
+        read_rules(tmp_path, "mnist")
+    assert words in str(error.value)
+    assert "default.yaml" in str(error.value)
+
+
+def test_rules_of_a_task_replace_those_of_all_tasks(tmp_path: Path) -> None:
+    assert read_rules(tmp_path, "mnist") == Rules()
+    (tmp_path / "rules").mkdir()
+    (tmp_path / "rules/default.yaml").write_text("repeats: 0\ndivisions: [open]\n")
+    (tmp_path / "rules/mnist.yaml").write_text("repeats: 5\n")
+    (tmp_path / "rules/other.yaml").write_text("")
+    assert (read_rules(tmp_path, "mnist").repeats, read_rules(tmp_path, "mnist").divisions) == (5, ("open",))
+    assert (read_rules(tmp_path, "other").repeats, read_rules(tmp_path, "other").divisions) == (0, ("open",))
 
 
 def test_two_settings_are_no_claim_and_one_run_is_in_one_claim(

@@ -111,6 +111,15 @@ def test_the_formulas_say_what_is_computed(ranks: int) -> None:
             assert eval(words, {"k": ranks}) == pytest.approx(value), (kind.model, text)
 
 
+def test_what_has_parts_is_divided_and_only_pairs_need_two_ranks() -> None:
+    assert {name for name, kind in COLLECTIVES.items() if "k parts" in kind.size} == {
+        name for name, kind in COLLECTIVES.items() if kind.divided
+    }
+    pairs = {"ping_pong", "bidirectional", "ring", "permutation", "incast"}
+    assert {name for name, kind in COLLECTIVES.items() if kind.is_pair} == pairs
+    assert {name: kind.least_ranks for name, kind in COLLECTIVES.items() if name in pairs} == dict.fromkeys(pairs, 2)
+
+
 BYTES = [8 * 2**power for power in range(24)]
 
 
