@@ -1,5 +1,6 @@
 """A real browser for tests: Debian's chromium, driven through chromedriver by the standard library alone."""
 
+import atexit
 import base64
 import json
 import os
@@ -29,13 +30,13 @@ def find_tools() -> tuple[str, str] | None:
 class Browser:
     """One session of a browser."""
 
-    def __init__(self, port: int, binary: str, profile: str, width: int, height: int) -> None:
+    def __init__(self, port: int, binary: str, profile: str) -> None:
         self._base = f"http://127.0.0.1:{port}"
         options = {
             "binary": binary,
             "args": [
                 *("--headless=new", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--hide-scrollbars"),
-                *(f"--user-data-dir={profile}", f"--window-size={width},{height}"),
+                f"--user-data-dir={profile}",
                 "--host-resolver-rules=MAP rebound.example 127.0.0.1, MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
                 *(["--no-sandbox"] if os.geteuid() == 0 else []),
             ],
@@ -118,14 +119,26 @@ class Browser:
     def emulate(self, width: int, height: int = 800) -> None:
         """Have the page as wide as a phone's screen, which a window cannot be."""
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
-        command = {"cmd": "Emulation.setDeviceMetricsOverride", "params": metrics}
-        self._call("POST", f"{self._session}/goog/cdp/execute", command)
+        self._command("Emulation.setDeviceMetricsOverride", **metrics)
 
     def prefer(self, scheme: str, media: str = "") -> None:
         """Have pages believe that the system is "light" or "dark", or that they are for another medium, "print"."""
         features = [{"name": "prefers-color-scheme", "value": scheme}]
-        command = {"cmd": "Emulation.setEmulatedMedia", "params": {"media": media, "features": features}}
-        self._call("POST", f"{self._session}/goog/cdp/execute", command)
+        self._command("Emulation.setEmulatedMedia", media=media, features=features)
+
+    def reset(self, width: int, height: int) -> None:
+        """Forget what the last test has left: its page, cookies, messages, screen and medium."""
+        self.open("about:blank")
+        self._command("Network.clearBrowserCookies")
+        self._command("Network.clearBrowserCache")
+        self._command("Emulation.clearDeviceMetricsOverride")
+        self._command("Emulation.setEmulatedMedia", media="", features=[])
+        self.resize(width, height)
+        self.console()
+
+    def _command(self, name: str, **parameters: Any) -> None:
+        """A command of the browser's own protocol."""
+        self._call("POST", f"{self._session}/goog/cdp/execute", {"cmd": name, "params": parameters})
 
     def resize(self, width: int, height: int) -> None:
         self._call("POST", f"{self._session}/window/rect", {"width": width, "height": height})
@@ -134,24 +147,56 @@ class Browser:
         self._call("DELETE", self._session)
 
 
+class Program:
+    """Driver and browser of this process: starting both takes longer than most tests do."""
+
+    def __init__(self) -> None:
+        tools = find_tools()
+        if tools is None:
+            pytest.skip(MISSING)
+        binary, driver = tools
+        self._profile = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+        self._driver, port = _start_driver(driver)
+        try:
+            self.browser = Browser(port, binary, self._profile.name)
+        except BaseException:
+            self._stop()
+            raise
+
+    def _stop(self) -> None:
+        self._driver.terminate()
+        self._driver.wait(PATIENCE)
+        self._profile.cleanup()
+
+    def close(self) -> None:
+        try:
+            self.browser.close()
+        finally:
+            self._stop()
+
+
+_programs: list[Program] = []  # none or one
+
+
 @contextmanager
 def open_browser(width: int = 1280, height: int = 900) -> Iterator[Browser]:
-    """A browser with an empty profile. Skips the test if there is none."""
-    tools = find_tools()
-    if tools is None:
-        pytest.skip(MISSING)
-    binary, driver = tools
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
-        process, port = _start_driver(driver)
-        try:
-            browser = Browser(port, binary, profile, width, height)
-            try:
-                yield browser
-            finally:
-                browser.close()
-        finally:
-            process.terminate()
-            process.wait(PATIENCE)
+    """A browser without cookies, at an empty page. Skips the test if there is none."""
+    if not _programs:
+        _programs.append(Program())
+        atexit.register(close_browser)
+    browser = _programs[0].browser
+    try:
+        browser.reset(width, height)
+        yield browser
+    except BaseException:
+        close_browser()
+        raise
+
+
+def close_browser() -> None:
+    """End the browser of this process, if there is one."""
+    while _programs:
+        _programs.pop().close()
 
 
 def _start_driver(driver: str) -> tuple[subprocess.Popen[str], int]:

@@ -13,6 +13,7 @@ from tests.browser import Browser, open_browser
 from tests.contract.server.dashboards import Dashboard
 from tests.unit.results.runs import sealed_run
 
+pytestmark = pytest.mark.group("browser")
 PAGES = ("/", "/experiments", "/runs/alpha-2", "/compare?a=alpha-1&b=alpha-2", "/clusters", "/report?run=alpha-1")
 PATIENCE = 180.0  # seconds; a check takes 1 to 3, and blocks the page meanwhile
 CHECK = """

@@ -16,6 +16,7 @@ from tests.browser import Browser, open_browser
 from tests.contract.commands.store_locks import lock_out
 from tests.contract.server.dashboards import CODE, PATIENCE, Dashboard
 
+pytestmark = pytest.mark.group("browser")
 SHOTS = os.environ.get("MLBENCH_SCREENSHOTS")  # a folder for pictures to look at
 
 
@@ -56,6 +57,7 @@ def status_text(browser: Browser) -> str:
     return str(browser.run("return document.querySelector('#new .status').textContent"))
 
 
+@pytest.mark.slow
 def test_a_run_from_the_form_to_its_report(acting: Dashboard, program: str, tmp_path: Path) -> None:
     """Start, live curve, log, archive, report; no complaint on the console, and no request to anybody else."""
     with open_browser() as browser:
@@ -139,6 +141,7 @@ def test_the_form_asks_what_the_wizard_asks_and_checks_the_answers(acting: Dashb
         assert "/api/v1/runs - Failed to load resource" in refusal
 
 
+@pytest.mark.slow
 def test_an_experiment_is_started_stopped_and_its_runs_deleted_by_keyboard(acting: Dashboard) -> None:
     with open_browser() as browser:
         browser.open(acting.url)
