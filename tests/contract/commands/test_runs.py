@@ -48,6 +48,7 @@ def shell(script: str) -> list[str]:
 # --- the whole story -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_from_run_to_charts(tmp_path: Path, capsys: Captured) -> None:
     argv = ["run", "demo", "1", "2", "--task", "digits_resnet", "--preset", "tiny", "--yes"]
     document = answer(capsys, *argv)
@@ -364,10 +365,11 @@ def test_a_dry_run_for_a_cluster_reaches_nothing(home: Path, capsys: Captured) -
     assert answer(capsys, "status")["runs"] == []
 
 
+@pytest.mark.slow
 def test_a_network_of_a_formula_delays_every_message_and_is_labelled(tmp_path: Path, capsys: Captured) -> None:
     """20 ms and 8 ns a byte for each of the messages; a bare loopback takes a thousandth of that."""
     options = ["--task", "digits_resnet", "--preset", "tiny", "--set", "epochs=1", "--network", "model:1gbit,20ms"]
-    assert run(["run", "modelled", "2", *options, "--timeout", "4m"]) in (0, 1)
+    assert run(["run", "modelled", "2", *options, "--timeout", "4m"]) == 0
     assert run(["download", "modelled-2", "--to", str(tmp_path / "a.zip")]) == 0
     assert run(["verify", str(tmp_path / "a.zip")]) == 0
     with zipfile.ZipFile(tmp_path / "a.zip") as file:

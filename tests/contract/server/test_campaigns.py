@@ -25,6 +25,7 @@ runs:
 """
 
 
+@pytest.mark.slow
 def test_experiments_of_a_campaign_stand_together_with_their_progress(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,6 +118,7 @@ def _check_pages(dashboard: Dashboard, statuses: set[int], text: bytes) -> None:
 # --- large logs -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_log_of_a_million_lines_is_read_page_by_page_without_loss(tmp_path: Path) -> None:
     """A page costs a page of memory, whatever its log's size."""
     import tracemalloc

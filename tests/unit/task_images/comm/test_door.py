@@ -106,10 +106,5 @@ def test_names_and_numbers_that_cannot_be_are_refused(example: Path) -> None:
         resolve("slowmo", {"gamma": "2"})
 
 
-def test_its_hooks_are_in_one_file_of_at_most_80_lines() -> None:
-    for path in (ROOT / "task_images" / "comm" / "shipped").glob("*.py"):
-        assert len(path.read_text().splitlines()) <= 80, path
-
-
 def test_probes_are_the_parameters_of_the_reference() -> None:
     assert [tuple(item.shape) for item in Probe().parameters()][::-1] == [part.shape for part in draw_weights()]
