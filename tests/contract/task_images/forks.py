@@ -12,10 +12,19 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-# Everything heavy that a task imports; torch's optimisers import the last one when they are first used.
+# Everything heavy that tasks import, and their own modules; torch's optimizers import torch._dynamo when first used.
 import torch
 import torch._dynamo
 import torch.distributed
+
+import task_images.allreduce.task
+import task_images.bert_pretraining.task
+import task_images.cifar10_resnet20.task
+import task_images.digits_resnet.task
+import task_images.epsilon_logistic_regression.task
+import task_images.gpt_pretraining.task
+import task_images.imagenet_resnet.task
+import task_images.wmt17_transformer.task  # noqa: F401
 
 
 def fork_rank(

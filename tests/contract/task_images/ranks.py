@@ -132,6 +132,7 @@ class RankServer:
         self._process = subprocess.Popen(
             command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
         )
+        self._running: Started | None = None
         assert self._answer() == "ready"
 
     def run(
@@ -150,7 +151,10 @@ class RankServer:
         missing: int = 0,
         servers: int = 0,
     ) -> Started:
-        """The same without waiting; the last `missing` ranks are not started. One group of ranks at a time."""
+        """The same without waiting; the last `missing` ranks are not started. One group of ranks at a time: those that
+        a failed test has left are killed."""
+        if self._running is not None:
+            self.wait(self._running, 0)
         every = environments(world_size, folder, parameters, changes or {}, servers)
         every = every[: len(every) - missing]
         outputs = [[str(folder / f"out-{rank}"), str(folder / f"err-{rank}")] for rank in range(len(every))]
@@ -158,7 +162,8 @@ class RankServer:
             Path(path).touch()
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({"module": module, "environments": every, "outputs": outputs}) + "\n")
-        return Started(self._answer(), folder)
+        self._running = Started(self._answer(), folder)
+        return self._running
 
     def wait(self, started: Started, seconds: float = SECONDS) -> list[Ended]:
         """How the ranks ended. After `seconds` they are killed, and their codes tell."""
@@ -166,6 +171,7 @@ class RankServer:
         if not select.select([self._process.stdout], [], [], seconds)[0]:
             for pid in started.pids:
                 os.kill(pid, signal.SIGKILL)
+        self._running = None
         return read_ended(self._answer(), started.folder)
 
     def close(self) -> None:

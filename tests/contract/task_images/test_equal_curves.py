@@ -1,4 +1,4 @@
-"""The same global batch on 1, 2 or 4 ranks is the same training: only rounding may differ."""
+"""The same global batch on 1 or 4 ranks is the same training: only rounding may differ."""
 
 from pathlib import Path
 
@@ -17,9 +17,10 @@ PARAMETERS = {
 }
 
 
+@pytest.mark.slow
 def test_curves_do_not_depend_on_the_number_of_ranks(ranks: RankServer, tmp_path: Path) -> None:
     curves = {}
-    for number in (1, 2, 4):
+    for number in (1, 4):
         folder = tmp_path / str(number)
         parameters = {**PARAMETERS, "batch_size": 120 // number}
         folder.mkdir()
@@ -30,7 +31,6 @@ def test_curves_do_not_depend_on_the_number_of_ranks(ranks: RankServer, tmp_path
             [point[name] for name in ("train_loss", "loss", "Prec@1", "F1-Score", "Dice Coefficient")]
             for point in ended[0].result["details"]["curve"]
         ]
-    for number in (2, 4):
-        for together, alone in zip(curves[number], curves[1], strict=True):
-            assert together == pytest.approx(alone, rel=1e-4)
+    for together, alone in zip(curves[4], curves[1], strict=True):
+        assert together == pytest.approx(alone, rel=1e-4)
     assert curves[1][-1][0] < curves[1][0][0]

@@ -12,11 +12,6 @@ from tests.sampling import sampled
 
 # Tasks that have a goal are trained to it. TensorFlow's is tested if TensorFlow is installed.
 TRAINED = [name for name, task in load_catalog().items() if task.goal and "tensorflow" not in name]
-# One of each kind of training loop and work; the others are for the nightly run.
-EACH_KIND = sampled(
-    TRAINED,
-    ["digits_resnet", "epsilon_logistic_regression", "gpt_pretraining", "wikitext2_awd_lstm", "wmt17_transformer"],
-)
 SMALL: dict[str, Parameters] = {
     "digits_resnet": {"depth": 8},
     "imagenet_resnet": {"training_images": 64, "validation_images": 16},
@@ -28,7 +23,11 @@ SMALL: dict[str, Parameters] = {
 }
 
 
-@pytest.mark.parametrize("name", EACH_KIND)
+# One of each kind of training loop and work is in one of the two samples.
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", sampled(TRAINED, keep=["epsilon_logistic_regression", "gpt_pretraining", "wmt17_transformer"])
+)
 def test_a_budget_ends_every_training_soon_after_it(ranks: RankServer, tmp_path: Path, name: str) -> None:
     """Without end otherwise: there are epochs enough for hours, and the goal is met at once but ends nothing."""
     task = load_catalog()[name]
@@ -53,7 +52,8 @@ def test_a_budget_ends_every_training_soon_after_it(ranks: RankServer, tmp_path:
     assert math.isfinite(result["goal"]["last"])
 
 
-@pytest.mark.parametrize("name", EACH_KIND)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sampled(TRAINED, keep=["digits_resnet", "wikitext2_awd_lstm"]))
 def test_every_training_is_measured_by_the_protocol_and_names_its_options(
     ranks: RankServer, tmp_path: Path, name: str
 ) -> None:

@@ -29,6 +29,7 @@ def check_times(result: dict[str, Any]) -> None:
     assert 0 <= result["training_seconds"] <= wall
 
 
+@pytest.mark.slow
 def test_the_digits_reach_their_goal_on_two_ranks(tmp_path: Path) -> None:
     parameters = load_task("digits_resnet").resolve("tiny")
     first, second = launch("task_images.digits_resnet", 2, tmp_path, parameters)
@@ -79,6 +80,7 @@ def test_the_light_goal_stops_earlier(ranks: RankServer, tmp_path: Path) -> None
     assert list(ended.result["details"]["goals"]) == ["light"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("goal_on", ["training", "validation"])
 def test_a_goal_is_on_training_or_validation_samples_and_both_are_reported(
     ranks: RankServer, tmp_path: Path, goal_on: str
@@ -93,6 +95,7 @@ def test_a_goal_is_on_training_or_validation_samples_and_both_are_reported(
     assert all(point[name] < goal["threshold"] for point in curve[:-1])
 
 
+@pytest.mark.slow
 def test_the_logistic_regression_reads_real_files(ranks: RankServer, tmp_path: Path) -> None:
     folder = tmp_path / "data" / "epsilon"
     folder.mkdir(parents=True)
@@ -117,6 +120,7 @@ def test_the_logistic_regression_reads_real_files(ranks: RankServer, tmp_path: P
     assert first.result["outcome"] == "goal_reached"  # the first feature tells the label
 
 
+@pytest.mark.slow
 def test_a_goal_out_of_reach_is_missed_and_told_so(ranks: RankServer, tmp_path: Path) -> None:
     first, _ = run_tiny(ranks, "epsilon_logistic_regression", tmp_path, epochs=2, goal_full=100.0, average="weights")
     assert first.result["outcome"] == "goal_missed"

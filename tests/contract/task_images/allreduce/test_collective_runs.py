@@ -34,6 +34,7 @@ def test_every_collective_is_checked_and_every_fault_shows(ranks: RankServer, tm
         assert one.stdout.count("OK") == (1 if size == 1 else 2)
 
 
+@pytest.mark.slow
 def test_the_official_measurement(ranks: RankServer, tmp_path: Path) -> None:
     first, second = run_task(ranks, tmp_path, seconds_per_size=0.0, seconds_total=0.0)
     assert [(one.code, one.stderr) for one in (first, second)] == [(0, "")] * 2
@@ -63,6 +64,7 @@ def test_the_official_measurement(ranks: RankServer, tmp_path: Path) -> None:
     assert list((tmp_path / "output-1").iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["gloo", "mpi"])
 def test_all_collectives_in_both_places_and_all_types(ranks: RankServer, tmp_path: Path, backend: str) -> None:
     changes: Parameters = {
@@ -174,6 +176,7 @@ def test_what_cannot_be_measured_is_a_usage_error(
     assert "Traceback" not in one.stderr
 
 
+@pytest.mark.slow
 def test_a_bandwidth_below_the_gate_fails_with_size_and_figure(ranks: RankServer, tmp_path: Path) -> None:
     changes: Parameters = {"collectives": "all_reduce,reduce", "dtypes": "fp32", "sizes": "1KiB:64KiB:x8"}
     first, second = run_task(ranks, tmp_path, min_busbw_gbps=9000.0, **changes)
@@ -205,6 +208,7 @@ def test_the_time_budget_names_what_it_left_out(ranks: RankServer, tmp_path: Pat
     assert first.stdout.count(" 1 MiB: the time budget of 0.5 s is spent") == 2
 
 
+@pytest.mark.slow
 def test_no_memory_for_a_size_leaves_it_out(ranks: RankServer, tmp_path: Path) -> None:
     changes: Parameters = {"dtypes": "fp32", "sizes": "8B,64B,512B,100000GiB", "seconds_total": 0.0}
     first, second = run_task(ranks, tmp_path, **changes)
@@ -213,6 +217,7 @@ def test_no_memory_for_a_size_leaves_it_out(ranks: RankServer, tmp_path: Path) -
     assert (one["sizes"], one["left_out"]["why"]) == (3, "no memory for larger buffers")
 
 
+@pytest.mark.slow
 def test_as_the_original_measured_it(ranks: RankServer, tmp_path: Path) -> None:
     changes: Parameters = {"max_exponent": 1.0, "count": 12, "samples": 5}
     first, second = run_task(ranks, tmp_path, preset="legacy", **changes)
@@ -230,6 +235,7 @@ def test_as_the_original_measured_it(ranks: RankServer, tmp_path: Path) -> None:
     assert rows[0]["mean_us"] == pytest.approx(1e6 * first.metric("val_avg_time")[0])
 
 
+@pytest.mark.slow
 def test_the_original_had_no_halves_with_mpi(ranks: RankServer, tmp_path: Path) -> None:
     changes: Parameters = {"max_exponent": 1.0, "count": 2, "samples": 3}
     first, _ = run_task(ranks, tmp_path, preset="legacy", backend="mpi", **changes)

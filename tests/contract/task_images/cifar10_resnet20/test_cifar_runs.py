@@ -44,6 +44,7 @@ def losses(result: dict[str, Any]) -> list[float]:
     return [point["train_loss"] for point in result["details"]["curve"]]
 
 
+@pytest.mark.slow
 def test_tiny_reaches_its_goal(ranks: RankServer, tmp_path: Path) -> None:
     ended = run(ranks, tmp_path)
     result = finished_result(ended)
@@ -88,6 +89,7 @@ def test_ddp_and_mpi_follow_the_same_curve(ranks: RankServer, tmp_path: Path) ->
             assert other["details"]["communication"]["messages"] > other["updates"]
 
 
+@pytest.mark.slow
 def test_curves_do_not_depend_on_the_number_of_ranks(ranks: RankServer, tmp_path: Path) -> None:
     """The same global batch on 1, 2 or 4 ranks is the same training, rounding apart: the same images in every step, cut
     and mirrored alike, gradients weighted by images: the last step has 5 of them, unevenly shared.
@@ -116,6 +118,7 @@ def test_curves_do_not_depend_on_the_number_of_ranks(ranks: RankServer, tmp_path
     assert curves["batch", 2] != pytest.approx(curves["batch", 1], rel=1e-3)
 
 
+@pytest.mark.slow
 def test_a_resumed_training_goes_on_as_if_nothing_had_happened(ranks: RankServer, tmp_path: Path) -> None:
     whole = finished_result(run(ranks, tmp_path / "whole", **SMALL, epochs=4))
     first = finished_result(run(ranks, tmp_path / "first", **SMALL, epochs=2, checkpoint=True))

@@ -39,6 +39,7 @@ def build_wheel(folder: Path) -> Path:
     return path
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_method_of_an_installed_package_is_listed_and_trains(tmp_path: Path) -> None:

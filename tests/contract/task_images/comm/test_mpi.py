@@ -44,6 +44,7 @@ def test_the_harness_takes_it_for_any_other_backend(ranks: RankServer, tmp_path:
         assert (one.code, one.stderr) == (0, "")
 
 
+@pytest.mark.slow
 def test_a_task_by_mpi_ends_cleanly_and_says_so(tmp_path: Path) -> None:
     """Started as an engine starts it, so that the library is finalised too."""
     before = shared_memory()
@@ -66,6 +67,7 @@ def shared_memory() -> set[str]:
     return {name for name in os.listdir("/dev/shm") if name.startswith("mpich")}
 
 
+@pytest.mark.slow
 def test_under_mpiexec_its_ranks_are_taken(tmp_path: Path) -> None:
     """One mpiexec for both; RANK comes from it."""
     environment = environments(2, tmp_path, {}, {})[0]
@@ -84,6 +86,8 @@ def test_under_mpiexec_its_ranks_are_taken(tmp_path: Path) -> None:
     assert {one["facts"]["launcher"] for one in printed} == {"external"}
 
 
+@pytest.mark.slow
+@pytest.mark.nightly
 def test_mpiexec_and_the_run_must_agree(tmp_path: Path) -> None:
     """An mpiexec for each of two ranks makes two jobs of one rank."""
     command = [MPIEXEC, "-n", "1", sys.executable, "-m", "task_images.allreduce"]
@@ -98,18 +102,9 @@ def test_mpiexec_and_the_run_must_agree(tmp_path: Path) -> None:
         assert "Traceback" not in stderr
 
 
-def test_without_the_wheel_it_says_what_to_install() -> None:
-    program = (
-        "import sys; sys.modules['mpi4py'] = None\n"
-        "from task_images.contract import Contract\n"
-        "from task_images.harness import entry\n"
-        "from task_images.harness.distributed import open_world\n"
-        "entry.run(lambda contract: open_world(contract))\n"
-    )
-    environment = {**os.environ, "MLBENCH_BACKEND": "mpi"}
-    ended = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60
-    )
-    assert ended.returncode == 78
+@pytest.mark.slow
+def test_without_the_wheel_it_says_what_to_install(ranks: RankServer, tmp_path: Path) -> None:
+    (ended,) = ranks.run("tests.contract.task_images.comm.without_mpi", 1, tmp_path, {}, MLBENCH_BACKEND="mpi")
+    assert ended.code == 78
     assert "pip install mpi4py mpich" in ended.stderr
     assert "Traceback" not in ended.stderr

@@ -1,12 +1,9 @@
 """Parameter servers as processes of their own: sums, bounds, and what becomes of the others if one is killed."""
 
 import json
+import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,30 +11,16 @@ import pytest
 from task_images.comm.methods import Method
 from task_images.comm.presets import resolve
 from task_images.comm.wire import assign
-from tests.contract.task_images.ranks import ROOT, environments
+from tests.contract.task_images.ranks import RankServer, Started
 
 SECONDS = 240.0
+PROGRAM = "tests.contract.task_images.comm.server_checks"
 
 
-@contextmanager
-def start(method: Method, trainers: int, folder: Path, **parameters: bool) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Trainers, then servers, with their outputs in `folder`/out-N."""
+def start(ranks: RankServer, method: Method, folder: Path, **parameters: bool) -> Started:
+    """Two trainers, then servers."""
     changes = {"MLBENCH_METHOD": json.dumps(method.to_dict())}
-    processes = []
-    for number, environment in enumerate(environments(trainers, folder, parameters, changes, method.server_count)):
-        with open(folder / f"out-{number}", "wb") as out:
-            command = [sys.executable, "-m", "tests.contract.task_images.comm.server_checks"]
-            processes.append(subprocess.Popen(command, cwd=ROOT, env=environment, stdout=out, stderr=out))
-    try:
-        yield processes
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-
-
-def read_outputs(folder: Path, count: int) -> list[str]:
-    return [(folder / f"out-{number}").read_text() for number in range(count)]
+    return ranks.start(PROGRAM, 2, folder, parameters, changes, servers=method.server_count)
 
 
 @pytest.mark.slow
@@ -52,28 +35,26 @@ def read_outputs(folder: Path, count: int) -> list[str]:
     ],
     ids=lambda method: f"{method.name} {method.codec}",
 )
-def test_trainers_and_servers_end_together(method: Method, tmp_path: Path) -> None:
-    with start(method, 2, tmp_path) as processes:
-        codes = [process.wait(SECONDS) for process in processes]
-    outputs = read_outputs(tmp_path, len(codes))
-    assert codes == [0] * len(codes), outputs
-    for output in outputs[:2]:
-        assert "OK self-check" in output
-        assert "OK training" in output
-    for output in outputs[2:]:
-        assert "all 2 trainers are done" in output
+def test_trainers_and_servers_end_together(ranks: RankServer, method: Method, tmp_path: Path) -> None:
+    ended = ranks.wait(start(ranks, method, tmp_path), SECONDS)
+    assert [one.code for one in ended] == [0] * (2 + method.server_count), ended
+    for one in ended[:2]:
+        assert "OK self-check" in one.stdout
+        assert "OK training" in one.stdout
+    for one in ended[2:]:
+        assert "all 2 trainers are done" in one.stdout + one.stderr
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", [1, 2], ids=["a trainer", "the server"])
-def test_whoever_is_killed_the_others_end_and_say_so(victim: int, tmp_path: Path) -> None:
-    with start(resolve("wfbp-ps"), 2, tmp_path, endless=True) as processes:
-        deadline = time.monotonic() + SECONDS
-        while "OK self-check" not in (tmp_path / "out-0").read_text() and time.monotonic() < deadline:
-            time.sleep(0.1)
-        processes[victim].send_signal(signal.SIGKILL)
-        codes = [process.wait(SECONDS) for process in processes]
-    outputs = read_outputs(tmp_path, 3)
+def test_whoever_is_killed_the_others_end_and_say_so(ranks: RankServer, victim: int, tmp_path: Path) -> None:
+    started = start(ranks, resolve("wfbp-ps"), tmp_path, endless=True)
+    deadline = time.monotonic() + SECONDS
+    while "OK self-check" not in (tmp_path / "out-0").read_text() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    os.kill(started.pids[victim], signal.SIGKILL)
+    ended = ranks.wait(started, SECONDS)
+    codes, outputs = [one.code for one in ended], [one.stdout + one.stderr for one in ended]
     assert codes[victim] == -signal.SIGKILL
     assert [code for number, code in enumerate(codes) if number != victim] == [75, 75], outputs
     assert not any("Traceback" in output for output in outputs), outputs

@@ -89,6 +89,7 @@ LAYOUTS: list[tuple[int, Mapping[str, Any]]] = [
 EVERY_TIME = [LAYOUTS[index] for index in (3, 6, 11, 14)]  # ddp, fsdp2, tp and both
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "changes"),
     sampled(LAYOUTS, keep=EVERY_TIME),
@@ -124,6 +125,7 @@ def test_bf16_follows_the_curve_of_fp32(ranks: RankServer, tmp_path: Path, alone
     check_equal(train(ranks, 2, tmp_path, **BF16)[0], alone, tolerance=EQUAL_BF16)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_two_ranks_goes_on_on_one_and_with_another_layout(
     ranks: RankServer, tmp_path: Path, alone: list[dict[str, float]]
 ) -> None:

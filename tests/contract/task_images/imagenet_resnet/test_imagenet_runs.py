@@ -56,6 +56,7 @@ def test_folders_are_trained_on_however_reduced(ranks: RankServer, tmp_path: Pat
     assert ddp["details"]["communication"]["messages"] > flat["details"]["communication"]["messages"]
 
 
+@pytest.mark.slow
 def test_a_resumed_training_goes_on_as_if_nothing_had_happened(ranks: RankServer, tmp_path: Path) -> None:
     whole = finished_result(run(ranks, tmp_path / "whole", **SMALL, epochs=4, warmup_epochs=2.5))
     short = SMALL | {"epochs": 4, "warmup_epochs": 2.5, "checkpoint": True}
@@ -70,6 +71,7 @@ def test_a_resumed_training_goes_on_as_if_nothing_had_happened(ranks: RankServer
         assert "width = 0.125, this run has 0.25" in one.stderr
 
 
+@pytest.mark.slow
 def test_fake_data_measure_throughput_and_nothing_else(ranks: RankServer, tmp_path: Path) -> None:
     small: Parameters = {
         "model": "densenet121",
@@ -98,6 +100,7 @@ def test_fake_data_measure_throughput_and_nothing_else(ranks: RankServer, tmp_pa
     assert not (tmp_path / "data").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "code", "words"),
     [

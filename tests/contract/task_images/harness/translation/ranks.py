@@ -1,13 +1,13 @@
 """Trains small versions of the three language tasks one after another; started as one or more ranks by the tests.
 
-    python -m tests.contract.task_images.harness.translation.ranks FOLDER [CHECKPOINTS]
+The variable FOLDERS is FOLDER, or FOLDER and CHECKPOINTS, in JSON.
 
 Prints `# NAME` before each training's events, and leaves the trained parameters as FOLDER/NAME.pt. With CHECKPOINTS,
 every task is trained once more, from CHECKPOINTS/NAME/checkpoint.pt on, as `NAME resumed`.
 """
 
+import json
 import os
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -46,7 +46,8 @@ COMMON: Parameters = {
 
 
 def main() -> None:
-    folder, checkpoints = Path(sys.argv[1]), sys.argv[2:]
+    first, *checkpoints = json.loads(os.environ["FOLDERS"])
+    folder = Path(first)
     contract = Contract()
     world = open_world(contract)
     with tempfile.TemporaryDirectory() as texts:

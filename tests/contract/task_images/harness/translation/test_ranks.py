@@ -1,9 +1,6 @@
 """The same training on one rank, with accumulation, and on two: step by step, through a checkpoint, to the end."""
 
-import os
-import socket
-import subprocess
-import sys
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,8 +9,8 @@ import pytest
 import torch
 
 from task_images.contract import parse_event
+from tests.contract.task_images.ranks import RankServer
 
-ROOT = Path(__file__).parents[5]
 TASKS = ("awd_lstm", "gnmt", "transformer")
 
 
@@ -25,32 +22,13 @@ class Trained:
     parameters: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
-def start(ranks: int, *arguments: str) -> list[subprocess.Popen[str]]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "tests.contract.task_images.harness.translation.ranks", *arguments]
-    shared = {**os.environ, "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_PORT": str(port)}
-    return [
-        subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
-
-
-def finish(processes: list[subprocess.Popen[str]], folder: Path) -> dict[str, Trained]:
-    outputs = [process.communicate(timeout=280)[0] for process in processes]
-    for process, output in zip(processes, outputs, strict=True):
-        assert process.returncode == 0, output[-3000:]
+def train(ranks: RankServer, size: int, folder: Path, *checkpoints: Path) -> dict[str, Trained]:
+    folders = json.dumps([str(path) for path in (folder, *checkpoints)])
+    ended = ranks.run("tests.contract.task_images.harness.translation.ranks", size, folder, {}, FOLDERS=folders)
+    assert [one.code for one in ended] == [0] * size, [one.stderr[-3000:] for one in ended]
     found: dict[str, Trained] = {}
     name = ""
-    for line in outputs[0].splitlines():
+    for line in ended[0].stdout.splitlines():
         if line.startswith("# "):
             name = line[2:]
             found[name] = Trained(parameters=torch.load(folder / f"{name}.pt"))
@@ -75,10 +53,10 @@ class Runs:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+def runs(ranks: RankServer, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     one, two = tmp_path_factory.mktemp("one"), tmp_path_factory.mktemp("two")
-    alone = finish(start(1, str(one)), one)
-    return Runs(alone, finish(start(2, str(two), str(one)), two))
+    alone = train(ranks, 1, one)
+    return Runs(alone, train(ranks, 2, two, one))
 
 
 @pytest.mark.parametrize("task", TASKS)
