@@ -17,6 +17,7 @@ from mlbench_cli.errors import UsageError
 from mlbench_cli.model.spec import KubernetesOptions, RunSpec
 from task_images.contract import parse_event
 from task_images.harness.environment import digest_task_code
+from tests.sampling import sampled
 
 TOOL = Path(sys.executable).with_name("mlbench")
 ROOT = Path(__file__).parents[2]
@@ -64,8 +65,12 @@ def answer(*words: str, **environment: str) -> Any:
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("module", [False, True], ids=["mlbench", "python -m mlbench_cli"])
-@pytest.mark.parametrize("path", ["", ".", "{project}", "{project}:", "/nowhere:{project}"])
+WAYS = [
+    (path, module) for path in ("", ".", "{project}", "{project}:", "/nowhere:{project}") for module in (False, True)
+]
+
+
+@pytest.mark.parametrize(("path", "module"), sampled(WAYS, keep=[("", True), ("{project}:", False)]))
 def test_every_command_is_the_tools_own(project: Path, path: str, module: bool) -> None:
     environment = {"PYTHONPATH": path.format(project=project)} if path else {}
     if module and path:
@@ -77,6 +82,7 @@ def test_every_command_is_the_tools_own(project: Path, path: str, module: bool) 
     assert rendered.returncode == 0, rendered.stderr
 
 
+@pytest.mark.slow
 def test_doctor_imports_nothing_from_the_current_folder(project: Path) -> None:
     (project / "torch.py").write_text("open('pwned', 'w').close()\nraise ImportError('user module torch')\n")
     done = mlbench("doctor")
@@ -84,6 +90,7 @@ def test_doctor_imports_nothing_from_the_current_folder(project: Path) -> None:
     assert not (project / "pwned").exists()
 
 
+@pytest.mark.slow
 def test_a_probe_on_a_host_imports_nothing_from_its_folder(project: Path) -> None:
     from mlbench_cli.agent.serve import PROBE, probe
     from mlbench_cli.engines.slurm.discovery import _VERSIONS
@@ -99,6 +106,7 @@ def test_a_probe_on_a_host_imports_nothing_from_its_folder(project: Path) -> Non
     assert not (project / "pwned").exists()
 
 
+@pytest.mark.slow
 def test_a_task_of_the_catalogue_runs_the_installed_code(project: Path) -> None:
     words = ["run", "x", "1", "--task", TASK, "--preset", "tiny", "--yes"]
     document = answer(*words, PYTHONPATH=str(project), OMP_NUM_THREADS="1", PYTHONWARNINGS="error::random.Odd")

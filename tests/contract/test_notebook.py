@@ -26,6 +26,7 @@ def display(value: object) -> str:
     return str(method()) if method else repr(value)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_every_cell_of_the_notebook_runs_and_shows_something(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLBENCH_HOME", str(tmp_path))

@@ -93,6 +93,7 @@ def test_a_training_from_the_web_is_repeated_from_its_archive_alone(
     assert "the server answers 404" in capsys.readouterr().err
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_training_is_repeated_on_hosts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from tests.contract.providers.eks_world import PATIENCE, Case, forget, together,
 from tests.fakes.aws_server import AwsClient, AwsServer
 from tests.fakes.gke import Google
 from tests.fakes.zygote import Zygote
+from tests.sampling import STRIDES
 
 FIRST, SECOND = "europe-west1-b", "europe-west1-d"
 CREATE = ("create-cluster", "gke", "2", "rel", "-t", "n1-standard-4", "--zones", f"{FIRST},{SECOND}", "--yes")
@@ -49,7 +50,11 @@ def zygote() -> Iterator[Zygote]:
     started.close()
 
 
-def test_on_gke_the_next_client_goes_on_in_the_next_zone(google: Google, zygote: Zygote, tmp_path: Path) -> None:
+@pytest.mark.slow
+@STRIDES
+def test_on_gke_the_next_client_goes_on_in_the_next_zone(
+    google: Google, zygote: Zygote, tmp_path: Path, stride: int
+) -> None:
     def client(words: Sequence[str], home: str) -> tuple[int, str]:
         assert google.world.pidfile is not None
         environment = {**google.environment, "MLBENCH_HOME": str(tmp_path / home)}
@@ -57,7 +62,7 @@ def test_on_gke_the_next_client_goes_on_in_the_next_zone(google: Google, zygote:
 
     google.reset(empty_zones={FIRST})
     assert client(CREATE, "calm")[0] == 0
-    for number in list_boundaries(google.world.log, "CreateNodePool", "DeleteNodePool"):
+    for number in list_boundaries(google.world.log, "CreateNodePool", "DeleteNodePool")[::stride]:
         world = google.reset(empty_zones={FIRST}, trouble={number: "kill-after"})
         line = f"request {number}"
         assert client(CREATE, f"home-{number}")[0] == -9, line
@@ -103,11 +108,13 @@ def scarce(aws_server: AwsServer) -> Iterator[AwsClient]:
         forget()
 
 
-def test_on_eks_the_next_client_goes_on_in_the_next_zone(scarce: AwsClient, tmp_path: Path) -> None:
+@pytest.mark.slow
+@STRIDES
+def test_on_eks_the_next_client_goes_on_in_the_next_zone(scarce: AwsClient, tmp_path: Path, stride: int) -> None:
     reference = Case(scarce, tmp_path, "ref-2")
     work = [lambda: reference.start_process(lambda: make_in_first_zone("ref-2", reference.folder / "home"))]
     assert together(work) == [0], reference.error
-    window = list_boundaries(reference.log, "eks:CreateNodegroup ref-2-workers", "eks:DeleteNodegroup")
+    window = list_boundaries(reference.log, "eks:CreateNodegroup ref-2-workers", "eks:DeleteNodegroup")[::stride]
     cases = [Case(scarce, tmp_path, f"kill{number}-2") for number in window]
     killed = together([start(case, number) for case, number in zip(cases, window, strict=True)])
     assert set(killed) <= {-9, 0}, killed  # on a busy machine fewer questions are asked

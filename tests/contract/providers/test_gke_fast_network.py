@@ -19,6 +19,7 @@ from providers.gke.compute import read_error
 from tests.fakes.gke import Google, World
 from tests.fakes.gke_fabric import NETWORKING, find_nccl_network
 from tests.fakes.zygote import Zygote
+from tests.sampling import STRIDES
 
 Command = Callable[..., Any]
 NEWER = ("-k", "1.34")
@@ -324,8 +325,11 @@ def zygote() -> Iterator[Zygote]:
     started.close()
 
 
+@STRIDES
 @pytest.mark.slow
-def test_killed_at_each_change_of_a_network_nothing_is_left(google: Google, zygote: Zygote, tmp_path: Path) -> None:
+def test_killed_at_each_change_of_a_network_nothing_is_left(
+    google: Google, zygote: Zygote, tmp_path: Path, stride: int
+) -> None:
     """At the first request of each kind, in making and in removing; `benchmarks/leaks.py` has all."""
 
     def client(words: tuple[str, ...], home: str) -> int:
@@ -344,7 +348,7 @@ def test_killed_at_each_change_of_a_network_nothing_is_left(google: Google, zygo
         for number, line in enumerate(log):
             if line.startswith(wanted):
                 numbers.setdefault((line.split()[0], line.split()[-1].partition("/")[0]), number)
-        for number in numbers.values():
+        for number in list(numbers.values())[::stride]:
             world = google.reset(quotas={})
             home = f"{work}-{number}"
             if work == "removing":

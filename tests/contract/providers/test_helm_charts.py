@@ -34,6 +34,7 @@ from tests.fakes.gke_facts import PROJECT
 from tests.fakes.helm_tool import HelmTool
 from tests.fakes.kube_workloads import Workloads
 from tests.fakes.zygote import Zygote
+from tests.sampling import STRIDES
 
 CREATE = ("create-cluster", "gke", "1", "rel", "--yes")
 DELETE = ("delete-cluster", "gke", "rel-1", "--yes")
@@ -339,7 +340,9 @@ def test_from_an_empty_data_directory_nothing_is_left(place: Place) -> None:
     assert place.kube.names("namespaces") == ["mlbench-end-rel-1"]  # goes with the cluster itself
 
 
-def test_killed_at_every_change_the_next_one_finishes_it(place: Place) -> None:
+@pytest.mark.slow
+@STRIDES
+def test_killed_at_every_change_the_next_one_finishes_it(place: Place, stride: int) -> None:
     """From an empty data directory each time."""
     place.mlbench(*CREATE)
     made = deepcopy(place.world.clusters)
@@ -349,7 +352,7 @@ def test_killed_at_every_change_the_next_one_finishes_it(place: Place) -> None:
         "mlbench_cli.app", "mlbench_cli.commands.delete_cluster", "providers.workload_cleanup", "providers.gke"
     )
     try:
-        number = 0
+        number = stride // 3
         while number < 20:
             place.world.clusters, place.world.operations = deepcopy(made), {}
             place.kube.put("namespaces", "mlbench-web", metadata={"labels": {CLUSTER_TAG: "rel-1"}})
@@ -366,7 +369,7 @@ def test_killed_at_every_change_the_next_one_finishes_it(place: Place) -> None:
             place.mlbench(*DELETE, home=f"empty-{number}")
             assert place.kube.outside == set()
             assert place.world.clusters == {}
-            number += 1
+            number += stride
     finally:
         zygote.close()
     assert number >= 5, place.kube.changes

@@ -22,6 +22,7 @@ from providers.kind import KindOptions, KindProvider, image_of, kubeconfig_of, t
 from providers.kind.resources import list_owned_clusters, nodes_of
 from providers.lifecycle import down, up
 from tests.fakes.kind_tools import World
+from tests.sampling import STRIDES
 
 FULL = KindOptions(registry_port=5001, load=("my/task:1",))
 # Calls that change the world; to be killed at another is to be killed after the last of these.
@@ -146,13 +147,15 @@ def _kills(world: World, work: Callable[[], object]) -> list[tuple[int, str]]:
     return [(numbers[0], "kill-before"), *((number, "kill-after") for number in numbers)]
 
 
+@pytest.mark.slow
+@STRIDES
 def test_killed_at_every_change_of_making_nothing_leaks(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stride: int
 ) -> None:
     kills = _kills(world, lambda: _make(_cluster()))
     assert len(kills) >= 9
     _remove(_cluster())
-    for number, when in kills:
+    for number, when in kills[::stride]:
         world.change(log=[], trouble={str(number): when})
         monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / f"home-{number}-{when}"))
         assert _in_child(lambda: _make(_cluster())) == signal.SIGKILL
@@ -163,6 +166,7 @@ def test_killed_at_every_change_of_making_nothing_leaks(
         assert world.left == [], f"{when} {killed_at}"
 
 
+@pytest.mark.slow
 def test_killed_at_every_change_of_removing_it_goes_on(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

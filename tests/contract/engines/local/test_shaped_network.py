@@ -65,6 +65,7 @@ def test_the_network_is_what_was_asked_for_and_its_bytes_are_counted(network: Sh
     assert all(count > 500_000 for count in sent)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_network_beyond_the_machine_is_refused_with_what_it_carries() -> None:
     network = ShapedNetwork(parse_network("400gbit,20ms"), 2)
