@@ -2,7 +2,7 @@
 
 Importing 500 test modules and torch takes 12 seconds of a core and 1.3 GB, and three times as long in a fresh clone.
 Each worker of pytest-xdist does it again; a fork does not. A worker asks for the next unit of work when it is free: the
-tests of one group (tests/grouping.py), or one test. Groups start first, since they take longest.
+tests of one group (tests/grouping.py), or one test. Groups and slow tests start first.
 """
 
 import atexit
@@ -14,7 +14,7 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
@@ -41,8 +41,9 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
     pluginmanager.add_hookspecs(WorkerHooks)
 
 
-def plan(groups: Iterable[str | None]) -> list[Unit]:
-    """Units of work, groups first, for tests that belong to these groups."""
+def plan(groups: Iterable[str | None], slow: Collection[int] = ()) -> list[Unit]:
+    """Units of work for tests that belong to these groups: the groups, then single tests, those that are `slow` first,
+    so that none of them is what all wait for in the end."""
     shared: dict[str, Unit] = {}
     alone: list[Unit] = []
     for position, group in enumerate(groups):
@@ -50,7 +51,7 @@ def plan(groups: Iterable[str | None]) -> list[Unit]:
             alone.append([position])
         else:
             shared.setdefault(group, []).append(position)
-    return [*shared.values(), *alone]
+    return [*shared.values(), *sorted(alone, key=lambda unit: unit[0] not in slow)]
 
 
 # In a worker -------------------------------------------------------------------------------------------------------
@@ -247,7 +248,8 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     if not count or session.config.option.collectonly or session.testsfailed:
         return None
     marks = [item.get_closest_marker("group") for item in session.items]
-    pool = Pool(session, plan(mark.args[0] if mark else None for mark in marks))
+    slow = {position for position, item in enumerate(session.items) if item.get_closest_marker("slow")}
+    pool = Pool(session, plan((mark.args[0] if mark else None for mark in marks), slow))
     session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
     # What is frozen is neither copied nor looked through by the collections of the workers.
     gc.collect()

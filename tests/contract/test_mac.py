@@ -96,6 +96,7 @@ def test_a_kind_cluster_is_made_and_deleted(mac: Mac, tmp_path: Path) -> None:
     assert world.left == []
 
 
+@pytest.mark.slow
 def test_a_cluster_is_attached_and_runs_on_it(mac: Mac, server: KubeApi, tmp_path: Path) -> None:
     server.write_kubeconfig(tmp_path / "kubeconfig")
     attached = mac.json("attach-cluster", "there", "--kubeconfig", str(tmp_path / "kubeconfig"))
@@ -131,6 +132,7 @@ def test_results_are_proved_compared_and_drawn(
         assert "run.json" in file.namelist()
 
 
+@pytest.mark.slow
 def test_a_local_run_works_as_far_as_the_system_allows(mac: Mac) -> None:
     mac.mlbench("run", "here", "1", "--command", "true", "--yes")
     shown = mac.json("status", "here-1")

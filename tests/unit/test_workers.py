@@ -29,6 +29,10 @@ def test_groups_start_first_and_stay_together() -> None:
     assert plan([None, "a", "b", None, "a"]) == [[1, 4], [2], [0], [3]]
 
 
+def test_slow_tests_start_before_the_other_single_ones() -> None:
+    assert plan([None, None, "a", None], {3, 1}) == [[2], [1], [3], [0]]
+
+
 def test_every_test_runs_once_and_its_result_is_reported(tmp_path: Path) -> None:
     code, output = run(
         tmp_path,

@@ -155,6 +155,7 @@ def test_nothing_hostile_comes_through_a_pipe(
     assert counts == dict.fromkeys(counts, 0), out + err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 def test_nothing_hostile_reaches_a_terminal(lab: Path, tmp_path: Path, name: str) -> None:
     words = prepare(lab, tmp_path, COMMANDS[name])

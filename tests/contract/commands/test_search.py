@@ -16,6 +16,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "home"))
 
 
+@pytest.mark.slow
 def test_a_search_chooses_what_then_runs_and_a_second_one_starts_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     words = ["run", "s", "1", "--task", "digits_resnet", "--preset", "tiny", "--set", "goal_full=50", "--yes", *SEARCH]
     words += ["--num-cpus", "1", "--share-machine"]

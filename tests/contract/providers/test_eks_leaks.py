@@ -70,6 +70,7 @@ def verifier() -> Verified:
     return Verified()
 
 
+@pytest.mark.slow
 @STRIDES
 def test_killed_at_every_request_of_making(world: World, verifier: Verified, tmp_path: Path, stride: int) -> None:
     numbers = range(0, len(world.making), stride)

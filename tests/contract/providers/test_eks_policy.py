@@ -47,6 +47,7 @@ def refused_calls(aws: AwsServer) -> list[str]:
     return sorted(call for call in calls if not any(fnmatchcase(call, pattern) for pattern in allowed))
 
 
+@pytest.mark.slow
 def test_every_call_of_every_command_is_allowed(command: Callable[..., Any], aws: AwsServer) -> None:
     for words in COMMANDS:
         aws.calm("me")

@@ -41,6 +41,7 @@ def verdicts(report: Any) -> dict[str, str]:
     return {item["row"].partition(" ")[0] + item["row"][-12:]: item["verdict"] for item in report["assumptions"]}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_gke_from_the_price_to_nothing_left(command: Any, gke_world: GkeWorld, tmp_path: Path) -> None:
     folder = tmp_path / "evidence"

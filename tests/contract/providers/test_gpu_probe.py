@@ -111,6 +111,7 @@ def test_without_gpus_or_on_request_there_is_no_probe(command: Any, gke_world: W
     assert [name for name, listed in kinds.items() if "GPU probe" in listed] == ["l4"]
 
 
+@pytest.mark.slow
 def test_a_cluster_on_eks_ends_with_a_probe(aws: AwsServer, tmp_path: Path) -> None:
     home = tmp_path / "home"
     made = make("probed-2", home, EksOptions(machine_type="g4dn.xlarge"))

@@ -40,6 +40,7 @@ def _list_balancers(account: Any, tags: list[dict[str, str]], name: str) -> None
     account("elb").create_load_balancer(LoadBalancerName=name, Listeners=listeners, AvailabilityZones=zones, Tags=tags)
 
 
+@pytest.mark.slow
 def test_found_by_their_tags_and_told_with_commands(account: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["create-cluster", "eks", "0", "left", "--yes"]) == 0
     mine, seen = _volume(account, OWNED), _volume(account, [])

@@ -139,6 +139,7 @@ def test_without_a_registry_the_plan_says_what_runs_will_need(command: Any, gke_
     assert "--registry auto makes one" in command(*CREATE, "--dry-run").err
 
 
+@pytest.mark.slow
 def test_a_repository_of_ecr_comes_and_goes_with_its_cluster(aws: AwsServer, tmp_path: Path) -> None:
     options = EksOptions(machine_type="m5.large", registry="auto")
     made = make("images-2", tmp_path / "home", options)

@@ -215,6 +215,7 @@ def test_weights_and_biases_gets_a_run_in_a_folder(tmp_path: Path, archive: Path
     assert b"hush" not in data
 
 
+@pytest.mark.slow
 def test_mlflow_gets_a_run_in_a_database(tmp_path: Path, archive: Path) -> None:
     mlflow = pytest.importorskip("mlflow")
     address = f"sqlite:///{tmp_path / 'mlflow.db'}"

@@ -92,6 +92,7 @@ def test_status_has_one_group_of_three_for_each(capsys: Captured) -> None:
     assert [(found["name"], found["repeats"]) for found in one] == [("own-2", REPEATS)]  # whole, whatever is listed
 
 
+@pytest.mark.slow
 def test_charts_and_the_api_have_one_group_of_three_for_each() -> None:
     assert run(["charts", "figures", *(word for name in KINDS for word in ("--run", f"{name}-2"))]) == 0
     rows = list(csv.DictReader(Path("figures/summary.csv").read_text().splitlines()))

@@ -223,6 +223,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
 VERDICT = "const p = document.querySelectorAll('.verdict')[arguments[0]]; return p.dataset.state && p.innerText"
 
 
+@pytest.mark.slow
 def test_a_browser_judges_archives_as_the_command_line_does(archives: Path, keys: Path, tmp_path: Path) -> None:
     pyodide = find_pyodide()
     folder = tmp_path / "in"

@@ -127,6 +127,7 @@ def test_up_again_changes_nothing(cloud: ToyCloud, store: Store) -> None:
     assert second.details["provisioning"] == first.details["provisioning"]
 
 
+@pytest.mark.slow
 def test_killed_at_every_request_of_up_nothing_leaks(tmp_path: Path, finished_cloud: tuple[str, int, int]) -> None:
     cases = [case for trouble in KILLS for case in _cases(tmp_path, trouble, finished_cloud[1])]
     ends = _together([partial(_make, case.cloud, case.home) for case in cases])
@@ -140,6 +141,7 @@ def test_killed_at_every_request_of_up_nothing_leaks(tmp_path: Path, finished_cl
     assert {case.number: case.cloud.things for case in cases if case.cloud.things} == {}
 
 
+@pytest.mark.slow
 def test_killed_at_every_request_of_up_it_goes_on(tmp_path: Path, finished_cloud: tuple[str, int, int]) -> None:
     cases = [case for trouble in KILLS for case in _cases(tmp_path, trouble, finished_cloud[1])]
     _together([partial(_make, case.cloud, case.home) for case in cases])
@@ -151,6 +153,7 @@ def test_killed_at_every_request_of_up_it_goes_on(tmp_path: Path, finished_cloud
     assert {Store(case.home).cluster("demo").state for case in cases} == {"ready"}
 
 
+@pytest.mark.slow
 def test_killed_at_every_request_of_down_nothing_leaks(tmp_path: Path, finished_cloud: tuple[str, int, int]) -> None:
     cases = [case for trouble in KILLS for case in _cases(tmp_path, trouble, finished_cloud[2], finished_cloud[0])]
     ends = _together([partial(_remove, case.cloud, case.home) for case in cases])
@@ -161,6 +164,7 @@ def test_killed_at_every_request_of_down_nothing_leaks(tmp_path: Path, finished_
     assert {case.number: case.cloud.things for case in cases if case.cloud.things} == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trouble", ["busy-before", "busy-after"])
 def test_passing_trouble_at_any_request_is_overcome(
     tmp_path: Path, finished_cloud: tuple[str, int, int], trouble: str

@@ -76,6 +76,7 @@ def test_names_of_runs_and_experiments_exclude_each_other(tmp_path: Path) -> Non
     assert [item.name for item in store.experiments()] == ["demo", "x"]
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_moment_leaves_all_or_nothing(tmp_path: Path) -> None:
     """The client dies at its first, second, ... file operation or statement; the next one finds all or nothing."""
     outcomes = set()

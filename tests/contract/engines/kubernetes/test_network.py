@@ -103,6 +103,7 @@ def end(engine: KubernetesEngine, run: Run) -> Observation:
         return list(observations)[-1]
 
 
+@pytest.mark.slow
 def test_workers_start_once_the_probe_has_proved_the_network(
     server: KubeApi, network: ShapedNetwork, tmp_path: Path
 ) -> None:
@@ -125,6 +126,7 @@ def test_workers_start_once_the_probe_has_proved_the_network(
     assert "Network between the ranks: emulated 50mbit,20ms (got " in (run.folder / "official_result.txt").read_text()
 
 
+@pytest.mark.slow
 def test_parameter_servers_stand_behind_the_same_gate(
     server: KubeApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,6 +193,7 @@ def test_a_node_that_cannot_shape_is_the_reason(
     assert "the kernel of the node has no netem" in seen.findings[0].summary
 
 
+@pytest.mark.slow
 def test_another_client_goes_on_when_the_first_has_died(
     server: KubeApi, network: ShapedNetwork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,6 +211,7 @@ def test_another_client_goes_on_when_the_first_has_died(
         assert end(engine, run).ended == Ending.EXITED
 
 
+@pytest.mark.slow
 def test_chaos_mesh_is_asked_for_waited_for_and_given_back(
     server: KubeApi, network: ShapedNetwork, tmp_path: Path
 ) -> None:

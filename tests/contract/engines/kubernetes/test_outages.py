@@ -39,6 +39,7 @@ def codes(observation: object) -> list[str]:
     return [finding.code for finding in observation.findings]  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_a_run_is_followed_through_an_outage_of_the_api_server(server: KubeApi, tmp_path: Path) -> None:
     run = a_run(tmp_path)
     submit(server, run)

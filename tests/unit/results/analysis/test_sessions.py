@@ -102,6 +102,7 @@ def test_more_runs_in_one_new_session_are_no_more_evidence() -> None:
     assert "not shown" in one.reason
 
 
+@pytest.mark.slow
 def test_at_most_one_in_twenty_fails_by_chance_whatever_sessions_differ_by() -> None:
     words = [sys.executable, "-m", "benchmarks.gate_errors", "--series", "400", "--json"]
     done = subprocess.run(words, cwd=Path(__file__).parents[4], capture_output=True, check=True)

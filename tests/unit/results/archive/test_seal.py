@@ -253,6 +253,7 @@ def test_packing_refuses_what_was_changed_after_sealing(tmp_path: Path) -> None:
     assert not (tmp_path / "run.zip").exists()
 
 
+@pytest.mark.slow
 def test_killed_at_every_step_then_sealed_again(tmp_path: Path) -> None:
     steps = _seal_in_child(tmp_path / "whole", die_at=None)
     assert steps > 30
