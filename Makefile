@@ -131,7 +131,7 @@ coverage: install ssh browser  ## tests with branches counted, in all their proc
 	$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m coverage report
 
-mutate: install  ## change decisions one by one, and see whether tests notice (an hour; SAMPLE=200: anywhere in the product)
+mutate: install  ## change decisions one by one, and see whether tests notice (SAMPLE=200: anywhere in the product)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tools.mutate $(if $(SAMPLE),--product $(SAMPLE))
 
 bench: install  ## every figure of docs/figures.md, measured side by side; says what each needs, and prepares it

@@ -1,53 +1,62 @@
-"""Mutation check: `python -m tools.mutate`, or `make mutate`. Do the unit tests notice when a decision is changed?
+"""Mutation check: `python -m tools.mutate`, or `make mutate`. Do the tests notice when a decision is changed?
 
-Each mutant is one small change to a module whose mistakes nobody would see: an operator, a bound, a constant, a
-condition, a statement that is left out. Its tests run in a process of their own until the first failure. A mutant is
-killed if a test fails or the tests take ten times as long as without it. Texts for people are not mutated.
+Each mutant is one small change to the product: an operator, a bound, a constant, a condition, a statement that is left
+out. The tests that run the changed line try it in a process of their own, the quickest first. A mutant is killed if one
+of them fails that passes without it, or if they take ten times as long. Texts for people are not mutated.
 
-Survivors that cannot be killed are explained in docs/explanation/mutation.md, which lists each one by its line. The
-exit code is 1 if another one survives, or if an explanation is left over.
+Which tests run which lines is recorded once in build/mutate (an hour of a core), and again by `--record`: for all
+tests, or for those that are named, in addition to what is known.
+
+Without arguments all mutants of the modules in TARGETS are tried. Their survivors that cannot be killed are explained
+in docs/explanation/mutation.md, which lists each one by its line. The exit code is 1 if another one survives.
 """
 
 import argparse
 import ast
+import configparser
+import contextlib
 import copy
-import importlib.abc
-import importlib.util
+import json
 import os
 import random
 import re
 import resource
+import shutil
 import signal
+import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
 from typing import Any
+
+import coverage
+import pytest
 
 ROOT = Path(__file__).parents[1]
 EXPLANATIONS = ROOT / "docs" / "explanation" / "mutation.md"
-# Module to the tests that are about it.
-TARGETS: dict[str, tuple[str, ...]] = {
-    "mlbench_cli.results.archive.judge": ("results/archive/test_judge.py", "results/archive/test_after_time.py"),
-    "mlbench_cli.results.analysis.statistics": ("results/analysis/test_statistics.py",),
-    "mlbench_cli.model.spec": ("model/test_spec.py",),
-    "mlbench_cli.results.archive.canonical_zip": ("results/archive/test_canonical_zip.py",),
-    "mlbench_cli.results.analysis.baseline": ("results/analysis/test_baseline.py", "results/analysis/test_gate.py"),
-    "mlbench_cli.engines.kubernetes.diagnosis.scheduling": ("engines/kubernetes/test_diagnose.py",),
-    "mlbench_cli.engines.kubernetes.logs": ("../contract/engines/kubernetes/test_logs.py",),
-    "mlbench_cli.engines.machines.observe": ("engines/machines/test_observe.py",),
-    "mlbench_cli.engines.machines.placement": ("engines/machines/test_placement.py",),
-    "mlbench_cli.server.security": ("../contract/server/test_security.py",),
-    "providers.aks.errors": ("providers/test_aks_errors.py",),
-}
-OWN_PACKAGES = ("mlbench_cli", "providers", "templates", "task_images", "tests")
-MOST_FILES = 4  # test files of a module of the whole product: those that name it most often
-BASELINE_SECONDS = 150.0  # CPU time of them without a mutant; a module whose tests take longer is left out
-MINUTES = 60  # for a sample of the whole product
-SLOWER, MIN_SECONDS = 10, 30.0  # a mutant is stopped after so many times the quiet duration, and not before so long
+MAP = ROOT / "build" / "mutate"
+SECONDS = MAP / "seconds.json"
+PRODUCT = ("mlbench_cli", "providers", "templates", "task_images")
+MARKS = "not nightly and not cluster"
+# Modules whose mistakes nobody would see.
+TARGETS = (
+    "mlbench_cli.results.archive.judge",
+    "mlbench_cli.results.analysis.statistics",
+    "mlbench_cli.model.spec",
+    "mlbench_cli.results.archive.canonical_zip",
+    "mlbench_cli.results.analysis.baseline",
+    "mlbench_cli.engines.kubernetes.diagnosis.scheduling",
+    "mlbench_cli.engines.kubernetes.logs",
+    "mlbench_cli.engines.machines.observe",
+    "mlbench_cli.engines.machines.placement",
+    "mlbench_cli.server.security",
+    "providers.aks.errors",
+)
+MOST_SECONDS = 30.0  # of tests for one mutant: the quickest that run its line
+SLOWER, MIN_SECONDS = 10, 30.0  # a mutant is stopped after so many times the usual duration, and not before so long
 
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE,
@@ -185,209 +194,300 @@ def mutate(source: str, mutant: Mutant) -> ast.Module:
     return ast.fix_missing_locations(tree)
 
 
-class _MutantFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Loads one module from a tree instead of its file."""
-
-    def __init__(self, name: str, tree: ast.Module, path: Path) -> None:
-        self._name, self._tree, self._path = name, tree, path
-
-    def find_spec(self, name: str, path: object, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name != self._name:
-            return None
-        return importlib.util.spec_from_file_location(name, self._path, loader=self)
-
-    def exec_module(self, module: ModuleType) -> None:
-        exec(compile(self._tree, str(self._path), "exec"), module.__dict__)
+def path_of(module: str, root: Path = ROOT) -> Path:
+    return root / (module.replace(".", "/") + ".py")
 
 
 def list_product() -> list[str]:
     """All modules of the product, by name."""
-    packages = ("mlbench_cli", "providers", "templates", "task_images")
-    paths = [path.relative_to(ROOT) for package in packages for path in (ROOT / package).rglob("*.py")]
+    paths = [path.relative_to(ROOT) for package in PRODUCT for path in (ROOT / package).rglob("*.py")]
     return sorted(path.with_suffix("").as_posix().replace("/", ".") for path in paths if path.stem != "__init__")
 
 
-def find_tests(module: str) -> list[str]:
-    """Tests of a module: the unit tests that import it, else the contract tests that do, else the unit tests of its
-    package. At most MOST_FILES, those first that use most of its names, and of these the shortest."""
-    package, _, name = module.rpartition(".")
-    spellings = (f"from {module} import", f"import {module}\n", f"from {package} import {name}\n")
-    for folder in ("unit", "contract"):
-        texts = {path: path.read_text("utf-8") for path in sorted((ROOT / "tests" / folder).rglob("test_*.py"))}
-        found = [path for path, text in texts.items() if any(spelling in text for spelling in spellings)]
-        if found:
-            public = set(re.findall(r"^(?:class|def) ([A-Za-z]\w*)", _source(module), re.MULTILINE))
-            uses = {path: len(public & set(re.findall(r"\w+", texts[path]))) for path in found}
-            found.sort(key=lambda path: (path.stem != f"test_{name}", -uses[path], len(texts[path])))
-            return [path.relative_to(ROOT).as_posix() for path in found[:MOST_FILES]]
-    parts = package.removeprefix("mlbench_cli").strip(".").split(".")
-    place = ROOT.joinpath("tests", "unit", *parts)
-    return [place.relative_to(ROOT).as_posix()] if any(place.glob("test_*.py")) else []
+def lines_of(source: str, mutant: Mutant) -> set[int]:
+    """Lines of which one runs if the changed place does: its own, and the first of its statement."""
+    tree = ast.parse(source)
+    target = next(node for number, node in enumerate(walk(tree)) if number == mutant.node)
+    found = {mutant.line}
+    for statement in ast.walk(tree):
+        if isinstance(statement, ast.stmt) and not isinstance(statement, ast.FunctionDef | ast.ClassDef):
+            parts = (part for part in ast.iter_child_nodes(statement) if not isinstance(part, ast.stmt))
+            if statement is target or any(node is target for part in parts for node in ast.walk(part)):
+                found.add(statement.lineno)
+    return found
 
 
-def _source(module: str) -> str:
-    return (ROOT / (module.replace(".", "/") + ".py")).read_text("utf-8")
+class Recorder:
+    """A plugin of pytest: tells coverage which test runs, and keeps how long each has taken."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        if (current := coverage.Coverage.current()) is not None:
+            current.switch_context(nodeid)
+
+    def pytest_runtest_logfinish(self) -> None:
+        if (current := coverage.Coverage.current()) is not None:
+            current.switch_context("")
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.passed:
+            self.seconds[report.nodeid] = self.seconds.get(report.nodeid, 0.0) + report.duration
 
 
-def check_product(count: int, seed: int, minutes: float) -> int:
-    """Mutants at random places of the product, each with the tests that are about its module, for so many minutes.
-    Prints how many were killed, and how many were not tried and why."""
-    end = time.monotonic() + 60 * minutes
-    everything = [mutant for module in list_product() for mutant in list_mutants(module, _source(module))]
-    chosen = random.Random(seed).sample(everything, min(count, len(everything)))
-    by_module: dict[str, list[Mutant]] = {}
-    for mutant in chosen:
-        by_module.setdefault(mutant.module, []).append(mutant)
-    tests = {module: find_tests(module) for module in sorted(by_module)}
-    load_third_parties(sorted({name for names in tests.values() for name in names}))
-    survived, left_out = 0, 0
-    # In a random order: what the time does not suffice for is a random part, too.
-    for module in random.Random(seed).sample(list(tests), len(tests)):
-        mutants = by_module[module]
-        if time.monotonic() >= end:
-            left_out += len(mutants)
-        elif not tests[module]:
-            survived += len(mutants)
-            for mutant in mutants:
-                print(f"  survived, line {mutant.line}: {mutant}   (no test imports {module})", flush=True)
-        else:
-            try:
-                survived += len(check_module(module, tests[module], None, seed, None, mutants)[1])
-            except CannotCheck as reason:
-                left_out += len(mutants)
-                print(f"  left out: {reason}", flush=True)
-    tried = len(chosen) - left_out
-    killed = tried - survived
-    share = f", {killed / tried:.1%}" if tried else ""
-    print(f"{killed} of {tried} mutants killed{share}; {left_out} of {len(chosen)} were not tried (no time, or")
-    print(f"tests that fail or take too long); the product has {len(everything)}")
-    return 0
+def record(paths: Sequence[str], *, with_processes: bool) -> None:
+    """Run tests, and add to the map which lines of the product each of them runs; `with_processes` also in programs
+    that it starts, each of which then takes a second longer."""
+    MAP.mkdir(parents=True, exist_ok=True)
+    config = configparser.ConfigParser()
+    config["run"] = {
+        "source": "\n" + "\n".join(PRODUCT),
+        "data_file": str(MAP / "lines"),
+        "parallel": "true",
+        "disable_warnings": "\nno-data-collected\nmodule-not-imported",
+    }
+    if with_processes:  # they find the name of the test in their environment
+        config["run"].update(patch="\nsubprocess\n_exit\nexecv\nfork", context="${PYTEST_CURRENT_TEST-}")
+    settings = MAP / "coveragerc"
+    with settings.open("w") as file:
+        config.write(file)
+    tool = [sys.executable, "-m", "coverage"]
+    subprocess.run([*tool, "run", f"--rcfile={settings}", "-m", "tools.mutate", "--run", *paths], check=False)
+    subprocess.run([*tool, "combine", "--append", "--quiet", f"--rcfile={settings}"], check=True)
 
 
-class CannotCheck(Exception):
-    """The tests of a module fail without a mutant, or take too long."""
+def run_recorded(paths: Sequence[str]) -> int:
+    """The tests in this process, which coverage looks at."""
+    recorder = Recorder()
+    code = run_pytest(paths, recorder)
+    known = json.loads(SECONDS.read_text("utf-8")) if SECONDS.exists() else {}
+    SECONDS.write_text(json.dumps(known | recorder.seconds), "utf-8")
+    return code
 
 
-def run_tests(tests: Sequence[str], finder: _MutantFinder | None, seconds: float) -> int | None:
-    """Run tests in a child process: pytest's exit code, or None if they took more than `seconds`."""
+class TestMap:
+    """Which tests run a line of the product, as recorded."""
+
+    def __init__(self) -> None:
+        self._data = coverage.CoverageData(str(MAP / "lines"))
+        self._data.read()
+        self._seconds: dict[str, float] = json.loads(SECONDS.read_text("utf-8"))
+        self._lines: dict[str, dict[int, list[str]]] = {}
+
+    def seconds(self, tests: Sequence[str]) -> float:
+        return sum(self._seconds[test] for test in tests)
+
+    def tests_of(self, mutant: Mutant) -> list[str]:
+        """The tests that run the changed line, the quickest first, as many as fit into the time for one mutant."""
+        path = str(path_of(mutant.module))
+        if path not in self._lines:
+            self._lines[path] = self._data.contexts_by_lineno(path)
+        lines = self._lines[path]
+        places: Iterable[int] = lines_of(path_of(mutant.module).read_text("utf-8"), mutant)
+        if not any(_test_of(context) for line in places for context in lines.get(line, ())):
+            places = lines  # it runs when the module is imported
+        found = {test for line in places for context in lines.get(line, ()) if (test := _test_of(context))}
+        tests = sorted(found & self._seconds.keys(), key=lambda test: self._seconds[test])
+        total = 0.0
+        for number, test in enumerate(tests):
+            total += self._seconds[test]
+            if total > MOST_SECONDS and number:
+                return tests[:number]
+        return tests
+
+
+def _test_of(context: str) -> str:
+    """The test that a context names: `test`, or `test (call)` for the processes that it has started."""
+    return re.sub(r" \((?:setup|call|teardown)\)$", "", context)
+
+
+class Judge:
+    """A plugin of pytest: at the first failure it writes the name of the test, and ends the process."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            os.write(self.descriptor, report.nodeid.encode())
+            os._exit(1)
+
+
+def run_tests(tests: Sequence[str], seconds: float) -> str | None:
+    """Run tests in a child process with all of the project imported anew: the one that fails first, "" if it is not
+    known which one or they take more than `seconds`, None if all pass."""
+    reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         code = 70
         try:
-            # Not only wall-clock time: the machine may be busy, and a mutant may loop for ever.
+            os.setsid()
             resource.setrlimit(resource.RLIMIT_CPU, (int(seconds) + 1, int(seconds) + 2))
-            signal.alarm(int(5 * seconds) + 1)
             quiet = os.open(os.devnull, os.O_RDWR)
             for descriptor in (0, 1, 2):
                 os.dup2(quiet, descriptor)
-            if finder is not None:
-                sys.meta_path.insert(0, finder)
-            code = _pytest(["-x", *tests])
+            code = run_pytest(tests, Judge(writing))
         finally:
             os._exit(code)
-    _, status = os.waitpid(child, 0)
-    return os.waitstatus_to_exitcode(status) if os.WIFEXITED(status) else None
+    os.close(writing)
+    # Not only CPU time: a mutant may wait for ever.
+    deadline = time.monotonic() + 5 * seconds
+    while not (ended := os.waitpid(child, os.WNOHANG))[0] and time.monotonic() < deadline:
+        time.sleep(0.02)
+    # The processes that its tests have started, too.
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)
+    if not ended[0]:
+        ended = os.waitpid(child, 0)
+    os.set_blocking(reading, False)
+    try:
+        failed = os.read(reading, 1 << 16).decode()
+    except BlockingIOError:
+        failed = ""
+    os.close(reading)
+    return failed if ended[1] else None
 
 
-def _pytest(arguments: Sequence[str]) -> int:
-    import pytest
-
-    return int(
-        pytest.main(
-            [
-                "-q",
-                "-p",
-                "no:cacheprovider",
-                "-p",
-                "no:xdist",
-                "--no-header",
-                "-m",
-                "not nightly and not cluster",
-                *arguments,
-            ]
-        )
-    )
+def run_pytest(arguments: Sequence[str], *plugins: object) -> int:
+    return int(pytest.main(["-q", "-p", "no:cacheprovider", "-m", MARKS, *arguments], plugins=plugins))
 
 
-def check_module(
-    module: str,
-    tests: Sequence[str],
-    sample: int | None,
-    seed: int,
-    again: str | None,
-    only: Sequence[Mutant] | None = None,
-) -> tuple[int, list[Mutant]]:
-    """Run a module's mutants, `sample` of them, those named in `again` or `only` these: their number, the survivors."""
-    path = ROOT / (module.replace(".", "/") + ".py")
-    source = path.read_text("utf-8")
-    mutants = list_mutants(module, source)
-    total = len(mutants)
-    if only is not None:
-        mutants = list(only)
-    if again is not None:
-        mutants = [mutant for mutant in mutants if f": {mutant}\n" in again]
-    if sample is not None and sample < total:
-        chosen = random.Random(seed).sample(mutants, sample)
-        mutants = sorted(chosen, key=lambda mutant: (mutant.line, mutant.node, mutant.variant))
-    begin = time.monotonic()
-    if run_tests(tests, None, 600 if only is None else BASELINE_SECONDS) != 0:
-        raise CannotCheck(f"the tests of {module} fail without a mutant, or take too long: {' '.join(tests)}")
-    limit = max(MIN_SECONDS, SLOWER * (time.monotonic() - begin))
-    survivors = []
-    for number, mutant in enumerate(mutants, 1):
-        finder = _MutantFinder(module, mutate(source, mutant), path)
-        if run_tests(tests, finder, limit) == 0:
-            survivors.append(mutant)
-            print(f"  survived, line {mutant.line}: {mutant}", flush=True)
-        elif sys.stderr.isatty():
-            print(f"\r  {number} of {len(mutants)}", end="", file=sys.stderr, flush=True)
-    killed = len(mutants) - len(survivors)
-    if again is not None:
-        print(f"{module}: {killed} killed of {len(mutants)} earlier survivors, {total} mutants in all", flush=True)
-        return total, survivors
-    which = f"{len(mutants)} of {total}" if len(mutants) < total else f"all {total}"
-    print(f"{module}: {killed} killed of {which} mutants, {killed / len(mutants):.1%}", flush=True)
-    return len(mutants), survivors
+class Tree:
+    """A copy of the project, in which one file at a time is changed: programs that tests start are changed, too."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="mlbench-mutants-"))
+        self.root = self.folder / "project"
+        self._changes = 0
+
+    def __enter__(self) -> "Tree":
+        listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+        for name in subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0"):
+            if name and (ROOT / name).is_file():
+                (self.root / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(ROOT / name, self.root / name)
+        temporary = self.folder / "tmp"
+        temporary.mkdir()
+        tempfile.tempdir = None
+        os.environ.update(PYTHONPATH=str(self.root), TMPDIR=str(temporary), MLBENCH_MACHINE_LOCK="none")
+        os.chdir(self.root)
+        sys.path.insert(0, str(self.root))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.chdir(ROOT)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def changed(self, mutant: Mutant) -> Iterator[None]:
+        path = path_of(mutant.module, self.root)
+        source, seconds = path.read_text("utf-8"), path.stat().st_mtime
+        self._changes += 1
+        path.write_text(ast.unparse(mutate(source, mutant)), "utf-8")
+        # What Python has compiled belongs to one time of its source, in seconds.
+        os.utime(path, (seconds + self._changes, seconds + self._changes))
+        try:
+            yield
+        finally:
+            path.write_text(source, "utf-8")
+            os.utime(path, (seconds, seconds))
 
 
-def load_third_parties(tests: Sequence[str]) -> None:
+def check(mutants: Sequence[Mutant], minutes: float) -> tuple[list[Mutant], int]:
+    """The survivors of those mutants for which the time has sufficed, and the number of these."""
+    end = time.monotonic() + 60 * minutes
+    known = TestMap()
+    tests = {mutant: known.tests_of(mutant) for mutant in mutants}
+    survivors, tried = [], 0
+    passing: dict[str, bool] = {}  # without a mutant
+    with Tree() as tree:
+        load_third_parties(sorted({test.partition("::")[0] for names in tests.values() for test in names}))
+        for mutant in mutants:
+            if time.monotonic() >= end:
+                break
+            tried += 1
+            killer = _kill(tree, mutant, tests[mutant], known, passing)
+            if killer is None:
+                survivors.append(mutant)
+                reason = "" if tests[mutant] else "   (no test runs it)"
+                print(f"  survived, {mutant.module}:{mutant.line}: {mutant}{reason}", flush=True)
+            else:
+                print(f"  killed, {mutant.module}:{mutant.line}: {mutant}   by {killer}", file=sys.stderr, flush=True)
+    return survivors, tried
+
+
+def _kill(tree: Tree, mutant: Mutant, tests: Sequence[str], known: TestMap, passing: dict[str, bool]) -> str | None:
+    """The test that fails because of a mutant, or "import or time"; None if all of them pass, or fail without it."""
+    remaining = [test for test in tests if passing.get(test, True)]
+    while remaining:
+        limit = max(MIN_SECONDS, SLOWER * known.seconds(remaining))
+        with tree.changed(mutant):
+            failed = run_tests(remaining, limit)
+        if failed is None:
+            return None
+        if not failed:
+            return "import or time" if run_tests(remaining, limit) is None else None
+        if failed not in passing:
+            passing[failed] = run_tests([failed], limit) is None
+        if passing[failed] or failed not in remaining:
+            return failed if passing[failed] else None
+        remaining = [test for test in remaining if test != failed]
+    return None
+
+
+def load_third_parties(files: Sequence[str]) -> None:
     """Import once what all children need, and then forget the project's own modules, one of which is mutated."""
     quiet, saved = os.open(os.devnull, os.O_WRONLY), os.dup(1)
     os.dup2(quiet, 1)
-    _pytest(["--collect-only", *tests])
+    run_pytest(["--collect-only", *files])
     os.dup2(saved, 1)
-    for name in [name for name in sys.modules if name.split(".")[0] in OWN_PACKAGES]:
+    for name in [name for name in sys.modules if name.split(".")[0] in (*PRODUCT, "tests")]:
         del sys.modules[name]
 
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("modules", nargs="*", default=list(TARGETS), help="modules; default: all that are listed")
+    parser.add_argument("modules", nargs="*", default=TARGETS, help="modules; default: all that are listed")
     parser.add_argument("--sample", type=int, metavar="N", help="only N mutants of each module, chosen by --seed")
     parser.add_argument("--product", type=int, metavar="N", help="N mutants at random places of the whole product")
-    parser.add_argument("--minutes", type=float, default=MINUTES, help="most time for --product (default: 60)")
+    parser.add_argument("--minutes", type=float, default=60, help="most time for the mutants (default: 60)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--again", type=Path, metavar="FILE", help="only the survivors that an earlier run has printed")
+    parser.add_argument("--record", nargs="*", metavar="TEST", help="record which lines these tests run; default: all")
+    parser.add_argument("--processes", action="store_true", help="with --record: also in programs that tests start")
+    parser.add_argument("--run", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     os.chdir(ROOT)
+    if options.run:
+        return run_recorded(options.modules)
+    if options.record is not None:
+        record(options.record or ["tests/unit", "tests/contract"], with_processes=options.processes)
+        return 0
+    if not SECONDS.exists():
+        record(["tests/unit", "tests/contract"], with_processes=False)
+    chance = random.Random(options.seed)
+    modules = list_product() if options.product is not None else options.modules
+    by_module = {module: list_mutants(module, path_of(module).read_text("utf-8")) for module in modules}
+    everything = [mutant for mutants in by_module.values() for mutant in mutants]
     if options.product is not None:
-        return check_product(options.product, options.seed, options.minutes)
-    files = {module: [f"tests/unit/{name}" for name in TARGETS[module]] for module in options.modules}
-    load_third_parties([name for names in files.values() for name in names])
+        # In a random order: what the time does not suffice for is a random part, too.
+        mutants = chance.sample(everything, min(options.product, len(everything)))
+    elif options.sample is not None:
+        mutants = [one for every in by_module.values() for one in chance.sample(every, min(options.sample, len(every)))]
+    else:
+        mutants = everything
+    if options.again is not None:
+        again = options.again.read_text("utf-8")
+        mutants = [mutant for mutant in everything if f"{mutant.module}:{mutant.line}: {mutant}\n" in again]
+    survivors, tried = check(mutants, options.minutes)
+    killed = tried - len(survivors)
+    print(f"{killed} of {tried} mutants killed, {killed / max(tried, 1):.1%} (seed {options.seed});")
+    print(f"for {len(mutants) - tried} of {len(mutants)} there was no time; {len(everything)} are possible")
     explained = EXPLANATIONS.read_text("utf-8")
-    again = None if options.again is None else options.again.read_text("utf-8")
-    count, unexplained = 0, []
-    for module, tests in files.items():
-        try:
-            number, survivors = check_module(module, tests, options.sample, options.seed, again)
-        except CannotCheck as reason:
-            raise SystemExit(str(reason)) from None
-        count += number
-        unexplained += [mutant for mutant in survivors if str(mutant) not in explained]
-    print(f"{len(unexplained)} survivors of {count} mutants are not explained in {EXPLANATIONS.relative_to(ROOT)}")
-    for mutant in unexplained:
-        print(f"  {mutant.module}:{mutant.line}: {mutant}")
-    return 1 if unexplained else 0
+    unexplained = [mutant for mutant in survivors if str(mutant) not in explained]
+    print(f"{len(unexplained)} survivors are not explained in {EXPLANATIONS.relative_to(ROOT)}")
+    return 1 if unexplained and options.product is None else 0
 
 
 if __name__ == "__main__":
