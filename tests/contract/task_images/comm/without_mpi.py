@@ -2,9 +2,15 @@
 
 import sys
 
+from task_images.contract import Contract
 from task_images.harness.distributed import open_world
 from task_images.harness.entry import run
 
+
+def main(contract: Contract) -> None:
+    open_world(contract)
+
+
 if __name__ == "__main__":
     sys.modules["mpi4py"] = None  # type: ignore[assignment]
-    run(lambda contract: open_world(contract))
+    run(main)
