@@ -270,7 +270,7 @@ class Agent:
             file.write(b"\0" * RESERVE)
 
     def _start(self, rank: Rank) -> None:
-        log = os.open(f"{self.folder}/logs/rank-{rank.number}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        log = self._open_log(rank)
         try:
             if rank.argv is None:
                 return
@@ -290,6 +290,9 @@ class Agent:
         rank.pidfd = processes.process_handle(rank.pid)
         if rank.pidfd >= 0:
             self.selector.register(rank.pidfd, selectors.EVENT_READ, lambda: self._on_exit(rank))
+
+    def _open_log(self, rank: Rank) -> int:
+        return os.open(f"{self.folder}/logs/rank-{rank.number}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
     def _exec_command(self, rank: Rank, log: int, report: int, parent: int) -> None:
         """In the forked child: turn into the rank's command. Never returns."""

@@ -41,6 +41,12 @@ if TYPE_CHECKING:  # `typing` would cost the agent a tenth of its start
         detect_seconds: float | None
         from_start: bool
 
+    class HubPlan(TypedDict):
+        """Where node 0 listens, and what the others must know, if that is known before the start."""
+
+        port: int
+        token: str
+
     class RunPlan(TypedDict):
         """What every plan says. Times are in seconds."""
 
@@ -54,6 +60,7 @@ if TYPE_CHECKING:  # `typing` would cost the agent a tenth of its start
         defaults: Mapping[str, str]  # where the user's environment has no such variable
         pin: NotRequired[bool]
         faults: NotRequired[FaultPlan]
+        hub: NotRequired[HubPlan]
 
     class LocalShape(TypedDict, total=False):
         """The network between so many workers on one machine, if it is shaped."""

@@ -181,7 +181,7 @@ class NodeAgent(Agent):
         """Wait until all nodes are there. Returns why the run cannot start, or None."""
         begun = time.monotonic()
         if self.node == 0:
-            self.server, self.token = rendezvous.open_hub(self.run_folder, self.addresses)
+            self.server, self.token = rendezvous.open_hub(self.run_folder, self.addresses, self.plan.get("hub"))
             self.selector.register(self.server, selectors.EVENT_READ, self._on_connection)
         while self.hosts is None and not self.state["ended"]:
             waits_long = self.is_gathered or self.links or not self.node

@@ -101,17 +101,25 @@ class RankLink:
                 self._on_message(self, message)
 
 
-def open_hub(folder: str, addresses: list[str]) -> tuple[socket.socket, str]:
-    """Listen on all interfaces and write into the run's folder how to reach this process. Returns socket and token."""
-    server = socket.create_server(("", 0), backlog=4096)
+def open_hub(folder: str, addresses: list[str], known: Message | None = None) -> tuple[socket.socket, str]:
+    """Listen on all interfaces and write into the run's folder how to reach this process. Returns socket and token.
+
+    `known`: port and token if the others know them already.
+    """
+    server = socket.create_server(("", known["port"] if known else 0), backlog=4096)
     server.setblocking(False)
-    token = os.urandom(16).hex()
-    note = {"addresses": addresses, "port": server.getsockname()[1], "token": token}
+    token = known["token"] if known else os.urandom(16).hex()
+    write_rendezvous(folder, addresses, server.getsockname()[1], token)
+    return server, token
+
+
+def write_rendezvous(folder: str, addresses: list[str], port: int, token: str) -> None:
+    """Write into the run's folder how to reach the hub."""
+    note = {"addresses": addresses, "port": port, "token": token}
     path = os.path.join(folder, RENDEZVOUS)
     with open(os.open(f"{path}.part", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
         json.dump(note, file)
     os.replace(f"{path}.part", path)
-    return server, token
 
 
 def read_rendezvous(folder: str) -> Message | None:

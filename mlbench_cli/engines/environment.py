@@ -7,7 +7,7 @@ from mlbench_cli.agent.agent import AT_START
 from mlbench_cli.model.spec import RunSpec, canonical_json
 
 if TYPE_CHECKING:
-    from mlbench_cli.agent.messages import RankPlan, RunPlan
+    from mlbench_cli.agent.messages import FaultPlan, RankPlan, RunPlan
 
 
 def contract_environment(spec: RunSpec, hosts: str | None, master_address: str, master_port: str) -> dict[str, str]:
@@ -64,18 +64,25 @@ def plan_ranks(spec: RunSpec, kind: str, environment: Mapping[str, str], default
     }
     if spec.pin:
         plan["pin"] = True
-    if spec.has_faults:
-        plan["faults"] = {
-            "script": spec.faults,
-            "seed": spec.seed,
-            "ranks": spec.world_size,
-            "workers": spec.workers,
-            "policy": spec.on_failure or "fail",
-            "checkpoint_every": spec.checkpoint_every,
-            "detect_seconds": spec.detect_seconds,
-            "from_start": not spec.runs_task_program or "goal_full" not in spec.parameters,
-        }
+    if (faults := plan_faults(spec)) is not None:
+        plan["faults"] = faults
     return plan
+
+
+def plan_faults(spec: RunSpec) -> "FaultPlan | None":
+    """What agents do to ranks on purpose, and when they start them again; None: nothing."""
+    if not spec.has_faults:
+        return None
+    return {
+        "script": spec.faults,
+        "seed": spec.seed,
+        "ranks": spec.world_size,
+        "workers": spec.workers,
+        "policy": spec.on_failure or "fail",
+        "checkpoint_every": spec.checkpoint_every,
+        "detect_seconds": spec.detect_seconds,
+        "from_start": not spec.runs_task_program or "goal_full" not in spec.parameters,
+    }
 
 
 def plan_rank(spec: RunSpec, rank: int) -> "RankPlan":

@@ -73,11 +73,6 @@ def check_faults(spec: RunSpec) -> None:
     if spec.faults is None and spec.on_failure is None and spec.detect_seconds is None:
         return
     asked = "--faults" if spec.faults else "--on-failure" if spec.on_failure else "--detect"
-    if spec.engine == "kubernetes":
-        raise UsageError(
-            f"{asked} does not work on Kubernetes: nothing in a pod could inject faults or start it again.",
-            hint="Remove it, or run on this machine, on hosts or on Slurm.",
-        )
     if spec.engine == "local" and sys.platform != "linux":
         raise UsageError(f"{asked} needs Linux.", hint="Leave it out.")
     if not spec.run_on_all:
@@ -94,6 +89,11 @@ def check_faults(spec: RunSpec) -> None:
 
 def _check_script(spec: RunSpec, script: FaultScript) -> None:
     script.check(spec.world_size, spec.workers)
+    if FaultKind.LINK in script.kinds and spec.engine == "kubernetes":
+        raise UsageError(
+            "--faults: links cannot be changed on Kubernetes, because pods have no right to.",
+            hint="Remove the link faults, or run on this machine with --network 1gbit.",
+        )
     if FaultKind.LINK in script.kinds and not spec.has_shaped_network:
         raise UsageError(
             "--faults: link faults need a shaped network.",

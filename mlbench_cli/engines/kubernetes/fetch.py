@@ -20,6 +20,7 @@ from mlbench_cli.errors import MlbenchError
 from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.api import ApiError, NodeUnreachable
 from mlbench_cli.kube.execute import ExecBroken, execute
+from mlbench_cli.storage.run_folder import FAULTS
 
 WORK_DIR = "/results"
 ARCHIVE = f"{WORK_DIR}/archive.tar"  # in a worker's pod
@@ -125,6 +126,10 @@ def unpack(part: Path, outputs: Path, ranks: Sequence[int], resources: Path) -> 
     if (fresh / "resources.jsonl").exists():
         os.replace(fresh / "resources.jsonl", resources)
         files -= 1
+    if (fresh / FAULTS).exists():
+        files -= 1
+        if ranks[0] == 0:
+            os.replace(fresh / FAULTS, outputs.parent / FAULTS)
     for rank, folder in _split_output(fresh / "output", ranks).items():
         target = outputs / f"rank-{rank}"
         if target.exists():
@@ -240,7 +245,7 @@ def _check_room(part: Path, size: int) -> None:
 
 
 def _is_result(name: str) -> bool:
-    return name in ("output", "resources.jsonl") or name.startswith("output/")
+    return name in ("output", "resources.jsonl", FAULTS) or name.startswith("output/")
 
 
 def _sync(folder: Path) -> tuple[int, int]:

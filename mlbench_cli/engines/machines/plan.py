@@ -2,6 +2,7 @@
 
 import io
 import tarfile
+import zipfile
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -27,6 +28,7 @@ _MODULES = (
     *("mlbench_cli/model/__init__.py", "mlbench_cli/model/faults.py", "mlbench_cli/model/network.py"),
 )
 _FOLDERS = ("task_images", "mlbench_cli/agent")
+_TASK_MODULES = ("task_images/harness/__init__.py", "task_images/harness/cores.py")
 _START = (
     "import sys; sys.path.insert(0, sys.argv.pop(1)); "
     "from mlbench_cli.agent.node import main; sys.exit(main(sys.argv[1:]))"
@@ -83,10 +85,7 @@ def pack_code() -> tuple[bytes, str]:
     """What the machines run, as a tar that depends on the files alone, and its SHA-256."""
     import hashlib
 
-    root = Path(mlbench_cli.__file__).parents[1]
-    found = (path for folder in _FOLDERS for path in (root / folder).rglob("*") if path.is_file())
-    files = (path for path in found if "__pycache__" not in path.parts)
-    names = sorted([*_MODULES, *(path.relative_to(root).as_posix() for path in files)])
+    root, names = _find_files((*_MODULES, *_FOLDERS))
     sink = io.BytesIO()
     with tarfile.open(fileobj=sink, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for name in names:
@@ -96,3 +95,24 @@ def pack_code() -> tuple[bytes, str]:
             archive.addfile(member, io.BytesIO(data))
     data = sink.getvalue()
     return data, hashlib.sha256(data).hexdigest()
+
+
+@cache
+def pack_agent() -> bytes:
+    """What a pod with an agent needs besides the image's tasks: a zip that Python imports from, of files alone."""
+    root, names = _find_files((*_MODULES, "mlbench_cli/agent", "task_images/__init__.py", *_TASK_MODULES))
+    sink = io.BytesIO()
+    with zipfile.ZipFile(sink, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in names:
+            archive.writestr(zipfile.ZipInfo(name), (root / name).read_bytes(), zipfile.ZIP_DEFLATED)
+    return sink.getvalue()
+
+
+def _find_files(places: Sequence[str]) -> tuple[Path, list[str]]:
+    """The project's folder, and in order the names of these files and of those in these folders."""
+    root = Path(mlbench_cli.__file__).parents[1]
+    found = (
+        path for place in places for path in ((root / place).rglob("*") if (root / place).is_dir() else [root / place])
+    )
+    files = (path for path in found if path.is_file() and "__pycache__" not in path.parts)
+    return root, sorted(path.relative_to(root).as_posix() for path in files)
