@@ -1,6 +1,7 @@
 """Repeats of a run (`mlbench run --repeat`), put together as mean and interval."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, NamedTuple
 
 from mlbench_cli.model.run import JsonObject, Run, RunRow
@@ -43,6 +44,8 @@ class Repeats(NamedTuple):
             "samples_per_second": self.point.throughput.to_dict()
             if self.point.good and self.point.throughput
             else None,
+            **({"race": {**asdict(race), "holds": race.holds}} if (race := self.point.race) else {}),
+            **({"seconds_without_compiling": spent.to_dict()} if (spent := self.point.without_compiling) else {}),
         }
 
 

@@ -115,7 +115,8 @@ class Reducer(Strategy):
         by_type: dict[tuple[torch.dtype, torch.device], list[int]] = {}
         for number, (_, parameter) in enumerate(self._named):
             by_type.setdefault((parameter.dtype, parameter.device), []).append(number)
-        plan = "tensor" if self._measuring and self.method.plan in ("mgwfbp", "optimal") else self.method.plan
+        # One message until then: a message per tensor would take seconds on slow links, and its sending slow the pass.
+        plan = "all" if self._measuring and self.method.plan in ("mgwfbp", "optimal") else self.method.plan
         numbered: list[list[int]] = []
         for members in by_type.values():
             sizes = [_size(self._named[number][1]) for number in members]

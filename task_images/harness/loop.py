@@ -85,6 +85,7 @@ class Plan:
     epochs            most epochs
     budget            seconds after which training ends, on rank 0's wall clock; then the goal does not end it, for what
                       counts is how far it comes (accuracy after time). 0: train to the goal
+    past_goal         whether training goes on to its last update after the goal, at which the clock has stopped
     validate_every    updates between two validations inside an epoch; 0: only at its end, where there is always one
     loss_every        updates between two reports of the training loss
     checkpoint_every  updates between two checkpoints; 0: none inside an epoch
@@ -95,6 +96,7 @@ class Plan:
 
     epochs: int
     budget: float = 0.0
+    past_goal: bool = False
     validate_every: int = 0
     loss_every: int = LOSS_EVERY
     checkpoint_every: int = 0
@@ -286,7 +288,7 @@ class Loop(Generic[P]):
             position.epoch, position.in_epoch = epoch + 1, 0
         reached = self.goal is not None and self.goal.observe({**values, **trained}[self.goal.metric], epoch, tracker)
         self._spent = bool(self.plan.budget) and self.world.agree(seconds) >= self.plan.budget
-        self._is_done = self._spent or (reached and not self.plan.budget)
+        self._is_done = self._spent or (reached and not self.plan.budget and not self.plan.past_goal)
         self._begin = tracker.snapshot()
 
     def _is_over(self) -> bool:

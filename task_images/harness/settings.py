@@ -245,6 +245,12 @@ class PretrainingSettings(TrainingSettings, CudaSettings):
     goal_full: float = parameter(1.5, "validation loss in nats per token at which the clock stops", min=0, max=1000)
     goal_light: float = parameter(3.6, "the easier goal", min=0, max=1000)
 
+    past_goal: bool = parameter(
+        False,
+        "train to the last update after the goal, at which the clock stops nevertheless; then the rule of races (mean "
+        "of the repeats' last losses below the goal, p < 0.01) is applied",
+    )
+
     # Each task says which there are.
     model: str = ""
     data: str = ""

@@ -61,6 +61,13 @@ class SpeedOptions:
         return {"channels_last": self.channels_last, "compile": self.compile, "loaders": self.loaders}
 
 
+def compile_seconds() -> float:
+    """Seconds this process has spent in torch.compile, forward and backward passes together."""
+    from torch._dynamo.utils import calculate_time_spent
+
+    return float(calculate_time_spent().get("total_wall_time", 0.0))
+
+
 class Graphs:
     """What torch's CUDA graphs ask of a training loop (torch.compiler_cudagraph_trees in its documentation).
 

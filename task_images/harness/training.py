@@ -28,7 +28,7 @@ from task_images.harness.report import Reporter
 from task_images.harness.schedules import Schedule
 from task_images.harness.seeds import load_lasting_states, read_lasting_states, seed_device
 from task_images.harness.settings import CudaSettings
-from task_images.harness.speed import Graphs
+from task_images.harness.speed import Graphs, compile_seconds
 from task_images.harness.tracker import Tracker
 from task_images.harness.updates import SampleBatches, Update
 
@@ -276,6 +276,8 @@ class Trainer(Loop[P], Generic[P]):
             "loss_scale": self._precision.factor,
             "communication": self.strategy.stats(),
         }
+        if self.details.get("options", {}).get("compile", "no") != "no":
+            facts["compile_seconds"] = compile_seconds()
         if self.strategy.checked:
             facts["self_check"] = dict(self.strategy.checked)
         if self._noise is not None:

@@ -37,7 +37,8 @@ class RaceVerdict:
     def __str__(self) -> str:
         if self.holds:
             return f"mean {self.mean:.4f} of {self.runs} runs: below the goal (p = {self.p:.2g})"
-        needed = "more such runs would not show it" if self.more is None else f"{self.more} more runs needed"
+        more = f"{self.more} more run{'' if self.more == 1 else 's'} needed"
+        needed = "more such runs would not show it" if self.more is None else more
         chance = "" if self.p is None else f" (p = {self.p:.2g})"
         return f"mean {self.mean:.4f} of {self.runs} runs: not shown to be below the goal{chance}; {needed}"
 

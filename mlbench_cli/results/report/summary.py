@@ -156,6 +156,10 @@ def sentences_of(job: Job, verdict: Verdict | None) -> Iterator[str]:
     if group.has_speedup and speedup is not None and group.baseline is not None and point is not group.baseline:
         text += f", {format_factor(speedup)} as fast as with {workers(group.baseline.workers)}"
     yield f"{text}."
+    if point.without_compiling is not None:
+        yield f"{format_estimate(point.without_compiling, SECONDS)} of it without compiling."
+    if point.race is not None:
+        yield f"{str(point.race).capitalize()}."
     if verdict is not None and not verdict.is_known:
         yield (
             f"Too few runs to tell {verdict.base.group.label} and {verdict.other.group.label} apart on "

@@ -172,6 +172,7 @@ class Pretraining(Generic[B]):
             Plan(
                 1,
                 p.budget_seconds,
+                p.past_goal,
                 validate_every=p.evaluate_every,
                 checkpoint_every=p.checkpoint_every,
                 resume=p.resume,

@@ -37,7 +37,7 @@ RESUMABLE = frozenset(
         *("batch_per_rank", "micro_batch", "parallel", "tensor_parallel", "replicas", "reshard"),
         *("activation_checkpointing", "compile", "attention", "loss_chunk", "vocabulary", "tf32", "cudnn"),
         *("checkpoint_every", "checkpoint_dir", "resume", "evaluate_every", "validation_sequences"),
-        *("goal_full", "goal_light", "budget_seconds", "blocks_after", "blocks", "block_updates"),
+        *("goal_full", "goal_light", "past_goal", "budget_seconds", "blocks_after", "blocks", "block_updates"),
     )
 )
 

@@ -1,10 +1,14 @@
 """The races' rule, against figures of its own community and against Student's distribution integrated."""
 
 import math
+from pathlib import Path
 
 import pytest
 
 from mlbench_cli.results.analysis.race import judge_race
+from mlbench_cli.results.analysis.series import Point, collect
+from mlbench_cli.results.archive.reader import Archive
+from tests.unit.results.runs import sealed_run
 
 
 def integrate(t: float, freedom: int) -> float:
@@ -29,7 +33,7 @@ def test_the_chance_is_that_of_a_one_sided_t_test() -> None:
     t = (mean - 3.28) / (deviation / math.sqrt(5))
     assert found.p == pytest.approx(integrate(t, 4), rel=1e-4)
     assert not found.holds
-    assert "more runs needed" in str(found)
+    assert f"; {found.more} more run" in str(found)
 
 
 def test_as_many_more_runs_as_the_community_needs() -> None:
@@ -52,3 +56,26 @@ def test_one_run_shows_nothing() -> None:
     assert judge_race([3.29], 3.28).more is None
     with pytest.raises(ValueError):  # noqa: PT011 - of statistics
         judge_race([], 3.28)
+
+
+def collect_races(folder: Path, losses: list[float], **parameters: object) -> Point:
+    """Runs that met a goal of 3.28 and whose last losses are given."""
+    for number, last in enumerate(losses):
+        goal = {"metric": "loss", "comparison": "<=", "threshold": 3.28, "kind": "full", "value": 3.27, "last": last}
+        details = {"compile_seconds": 20.0 + number}
+        sealed_run(folder / str(number), name=f"race-r{number}", goal=goal, details=details, parameters=parameters)
+    [group] = collect(Archive.open(folder / str(number)) for number in range(len(losses))).groups
+    [point] = group.points
+    return point
+
+
+def test_repeats_that_train_past_their_goal_are_judged_by_their_last_losses(tmp_path: Path) -> None:
+    point = collect_races(tmp_path, LOSSES, past_goal=True)
+    assert point.race == judge_race(LOSSES, 3.28)
+    assert point.without_compiling is not None
+    assert (point.seconds.mean, point.without_compiling.mean) == (100.0, 78.0)
+
+
+def test_runs_that_stop_at_their_goal_are_no_race(tmp_path: Path) -> None:
+    """Their last losses were chosen: all are below the goal."""
+    assert collect_races(tmp_path, [3.279, 3.278], past_goal=False).race is None
