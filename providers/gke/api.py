@@ -76,27 +76,40 @@ CAUSES: tuple[tuple[re.Pattern[str], type[MlbenchError], str], ...] = (
         "gserviceaccount.com. gcloud projects describe PROJECT --format='value(projectNumber)'   tells the number.",
     ),
     (
+        re.compile(r"IP_SPACE_EXHAUSTED|IP space of .* is exhausted"),
+        CapacityError,
+        "The subnetwork has no free addresses: --network NAME --subnetwork NAME of a larger one, another --pods-range, "
+        "or fewer workers. gcloud compute networks subnets list   lists them.",
+    ),
+    (
+        re.compile(r"max(imum supported number of)? secondary ranges"),
+        CapacityError,
+        "The subnetwork holds as many ranges as Google allows, two per cluster: --network NAME --subnetwork NAME of "
+        "another one, or --pods-range NAME --services-range NAME that it already has.",
+    ),
+    (
         re.compile(r"[Ss]econdary (IP )?range"),
         UsageError,
         "--pods-range NAME --services-range NAME of the subnetwork: gcloud container subnets list-usable "
         "--network-project HOST   lists them.",
     ),
     (
-        re.compile(r"IP_SPACE_EXHAUSTED|IP space of .* is exhausted"),
-        CapacityError,
-        "The subnetwork has no free addresses: --network NAME --subnetwork NAME of a larger one, or fewer workers. "
-        "gcloud compute networks subnets list   lists them.",
-    ),
-    (
-        re.compile(r"[Ss]ervice account .*(does not exist|is disabled|not found|missing)"),
+        re.compile(r"[Ss]ervice account .*(does not exist|is disabled|not found|missing)|(?i:gaia) (id not|email)"),
         UsageError,
         "--service-account NAME@PROJECT.iam.gserviceaccount.com of an account that exists: gcloud iam service-accounts "
         "list",
     ),
     (
-        re.compile(r"[Nn]etwork .*(does not exist|not found)|no default network"),
+        re.compile(r"[Nn]etwork .*(does not exist|not found)|no (default network|network named)"),
         UsageError,
         "--network NAME --subnetwork NAME of a network that the project has: gcloud compute networks list",
+    ),
+    (
+        re.compile(r"nodes out of \d+ have registered"),
+        MlbenchError,
+        "The machines started, but do not reach the control plane: the network needs a route to the internet or "
+        "Private Google Access, and no firewall rule that denies egress. gcloud compute instances "
+        "get-serial-port-output INSTANCE   tells more. Then repeat the create-cluster command: it removes what failed.",
     ),
 )
 # One operation at a time changes a cluster.

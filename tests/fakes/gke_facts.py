@@ -58,8 +58,9 @@ OPERATION_ERRORS = {
     "addresses": (
         9,
         "UNKNOWN",
-        "IP_SPACE_EXHAUSTED: Instance 'gke-1' creation failed: IP space of 'projects/P/regions/R/subnetworks/default' "
-        "is exhausted.",
+        "Not all instances running in IGM after 24.1s. Expected 1, running 0, transitioning 1. Current errors: "
+        "[IP_SPACE_EXHAUSTED_WITH_DETAILS]: Instance 'gke-1' creation failed: IP space of 'projects/P/regions/R/"
+        "subnetworks/default' is exhausted. If this is a secondary range, consider adding an additional one.",
     ),
     "external": (
         9,
@@ -67,10 +68,11 @@ OPERATION_ERRORS = {
         "Instance 'gke-1' creation failed: Constraint constraints/compute.vmExternalIpAccess violated for project 1. "
         "Add instance projects/P/zones/Z/instances/gke-1 to the constraint to use external IP with it.",
     ),
-    "account": (
-        3,
+    "account": (3, "UNKNOWN", 'Service account "1-compute@developer.gserviceaccount.com" does not exist.'),
+    "unregistered": (
+        2,
         "UNKNOWN",
-        "The service account '1-compute@developer.gserviceaccount.com' does not exist or is disabled.",
+        "All cluster resources were brought up, but: only 0 nodes out of 1 have registered; cluster may be unhealthy.",
     ),
     "quota": (8, "GCE_QUOTA_EXCEEDED", "Quota 'NVIDIA_L4_GPUS' exceeded. Limit: 0.0 in region europe-west1."),
 }

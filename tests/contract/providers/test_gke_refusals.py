@@ -58,6 +58,7 @@ def test_a_quota_ends_the_search_for_zones(command: Callable[..., Any], gke_worl
         ("addresses", 5, "--subnetwork"),
         ("external", 2, "--private-nodes"),
         ("account", 2, "--service-account"),
+        ("unregistered", 1, "firewall"),
     ],
 )
 def test_a_pool_that_fails_for_a_known_reason_names_the_option(
@@ -76,6 +77,10 @@ def test_a_pool_that_fails_for_a_known_reason_names_the_option(
     ("words", "code", "hint"),
     [
         ('Network "default" does not exist.', 2, "--network"),
+        ('Project "p" has no network named "default".', 2, "--network"),
+        ("Generic::not_found: Not found; Gaia id not found for email 1-compute@a.", 2, "--service-account"),
+        ("Service account 1-compute@developer.gserviceaccount.com is disabled.", 2, "--service-account"),
+        ('This operation will exceed max secondary ranges per subnetwork (30) for subnet "default"', 5, "another one"),
         ("Constraint constraints/compute.vmExternalIpAccess violated for project 1.", 2, "--private-nodes"),
         ("Constraint constraints/gcp.resourceLocations violated for project 1.", 2, "organization"),
         ("Subnetwork allocation is invalid.", 2, None),
