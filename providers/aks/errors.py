@@ -39,6 +39,32 @@ NO_SUBSCRIPTION = frozenset({"subscriptionnotfound", "invalidsubscriptionid", "m
 # and operations fail with it later (Azure/AKS 211 and 4308, dotnet/core 3612, MicrosoftDocs/azure-docs 99846).
 POLICY = re.compile(r"RequestDisallowedByPolicy|was disallowed by policy", re.IGNORECASE)
 ASSIGNMENT = re.compile(r'policyAssignment\W+name\W+([^"\\]+)|policyAssignments/([^"\\]+)')
+# Other refusals whose words tell the cause: the error that each becomes, and what to do next.
+CAUSES: tuple[tuple[re.Pattern[str], type[MlbenchError], str], ...] = (
+    (
+        re.compile(r"RequestDisallowedByAzure|best available regions"),
+        UsageError,
+        "--region of one that Azure allows the subscription; trials and students have few: az policy assignment list "
+        "--query \"[?name=='sys.regionrestriction'].parameters\"   lists them",
+    ),
+    (
+        re.compile(r"VM size of .* is not allowed in your subscription|SkuNotAvailableForSubscription"),
+        CapacityError,
+        "AKS does not offer this size to the subscription there: another --region or --machine-type, or a support "
+        "request for it, https://aka.ms/aks/quotas-skus-regions",
+    ),
+    (
+        re.compile(r"InsufficientSubnetSize|SubnetIsFull|enough capacity for \d+ IP addresses"),
+        CapacityError,
+        "The subnet has too few free addresses: --subnet ID of a larger one, or fewer workers.",
+    ),
+    (
+        re.compile(r"outbound connection from agents|VMExtensionProvisioningError|VMExtensionError|vmssCSE"),
+        MlbenchError,
+        "The machines started, but did not get what they need from the network: the firewall, routes and security "
+        f"group of --subnet must let out what https://aka.ms/aks-required-ports-and-addresses lists. {AGAIN}",
+    ),
+)
 NOT_REGISTERED = "missingsubscriptionregistration"
 DISABLED = frozenset({"readonlydisabledsubscription", "subscriptionnotactive", "disallowedprovider"})
 PLACE = frozenset({"locationnotavailableforresourcetype", "noregisteredproviderfound", "invalidlocation"})
@@ -52,6 +78,8 @@ def error_from_answer(what: str, status: int, document: object, subscription: st
     if POLICY.search(words):
         return _policy_error(f'Azure refused to {what}: "{words}"' if status else f'{what}: "{words}"', words)
     message = f'Azure refused to {what}: "{words}"' if status else f'{what}: "{words}"'
+    if known := next((kind(message, hint=hint) for said, kind, hint in CAUSES if said.search(words)), None):
+        return known
     if capacity := capacity_error(message, codes):
         return capacity
     if codes & BUSY or (status in (0, 409) and any(word in words for word in BUSY_WORDS)):

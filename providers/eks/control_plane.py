@@ -403,6 +403,19 @@ LAUNCH_CAUSES: tuple[tuple[re.Pattern[str], type[MlbenchError], str], ...] = (
         "AWS is verifying the account for this region, which takes up to four hours: repeat the command later.",
     ),
     (
+        re.compile(r"\bBlocked\b|currently blocked|maximum Fleet Requests"),
+        CredentialError,
+        "AWS does not let the account start machines until it has verified it: its owner asks for that at "
+        "https://support.console.aws.amazon.com, service Account, category Account Verification.",
+    ),
+    (
+        re.compile(r"not eligible for Free Tier"),
+        UsageError,
+        "The account has AWS's free plan, which has no GPUs and few machine types: its owner upgrades the plan under "
+        "Billing; or --machine-type of one that aws ec2 describe-instance-types --region {region} --filters "
+        "Name=free-tier-eligible,Values=true   lists.",
+    ),
+    (
         re.compile(r"OptInRequired"),
         CredentialError,
         "The account is not subscribed to the service, or the region is off: aws account enable-region --region-name "

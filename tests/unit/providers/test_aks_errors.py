@@ -44,3 +44,45 @@ def test_the_status_decides_what_no_code_does(status: int, kind: type[MlbenchErr
 def test_a_stock_out_is_about_capacity_whatever_its_status() -> None:
     assert isinstance(answer(409, "ZonalAllocationFailed", "in progress"), CapacityError)
     assert isinstance(answer(400, "QuotaExceeded"), CapacityError)
+
+
+# Sources: Azure/azure-cli 32567 and 29559, learn-terraform-provision-aks-cluster 15, Azure/AKS 5746 and 1607,
+# rancher/rancher 20784.
+@pytest.mark.parametrize(
+    ("status", "code", "said", "kind", "hint"),
+    [
+        (
+            *(403, "RequestDisallowedByAzure"),
+            "Resource 'x' was disallowed by Azure: This policy maintains a set of best available regions where your "
+            "subscription can deploy resources.",
+            *(UsageError, "--region"),
+        ),
+        (
+            *(400, "BadRequest"),
+            "The VM size of Standard_B2s is not allowed in your subscription in location 'westus2'.",
+            *(CapacityError, "--machine-type"),
+        ),
+        (400, "SkuNotAvailableForSubscription", "words", CapacityError, "support"),
+        (
+            400,
+            "InsufficientSubnetSize",
+            "Pre-allocated IPs 333 exceeds IPs available in Subnet",
+            CapacityError,
+            "--subnet",
+        ),
+        (
+            0,
+            "VMExtensionProvisioningError",
+            "Unable to establish outbound connection from agents",
+            MlbenchError,
+            "ports",
+        ),
+        (0, "Failed", "VM has reported a failure when processing extension 'vmssCSE'", MlbenchError, "--subnet"),
+    ],
+)
+def test_the_cause_is_told_from_the_words(
+    status: int, code: str, said: str, kind: type[MlbenchError], hint: str
+) -> None:
+    error = answer(status, code, said)
+    assert type(error) is kind
+    assert hint in (error.hint or "")
