@@ -105,6 +105,17 @@ CAUSES: tuple[tuple[re.Pattern[str], type[MlbenchError], str], ...] = (
         "--network NAME --subnetwork NAME of a network that the project has: gcloud compute networks list",
     ),
     (
+        re.compile(r"requires billing to be enabled|billing disabled|[Bb]illing account .*(disabled|absent)"),
+        UsageError,
+        "The project has no billing account: gcloud billing accounts list, then gcloud billing projects link PROJECT "
+        "--billing-account ACCOUNT",
+    ),
+    (
+        re.compile(r"should enable service:container|Kubernetes Engine API is not enabled"),
+        UsageError,
+        "gcloud services enable container.googleapis.com --project PROJECT",
+    ),
+    (
         re.compile(r"nodes out of \d+ have registered"),
         MlbenchError,
         "The machines started, but do not reach the control plane: the network needs a route to the internet or "

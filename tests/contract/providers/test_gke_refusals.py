@@ -78,6 +78,9 @@ def test_a_pool_that_fails_for_a_known_reason_names_the_option(
     [
         ('Network "default" does not exist.', 2, "--network"),
         ('Project "p" has no network named "default".', 2, "--network"),
+        ("This API method requires billing to be enabled. Please enable billing on project #p.", 2, "billing projects"),
+        ("Project p (#1) has billing disabled. Please enable it.", 2, "billing projects link"),
+        ("Consumer 1 should enable service:container.googleapis.com before generating a", 2, "gcloud services enable"),
         ("Generic::not_found: Not found; Gaia id not found for email 1-compute@a.", 2, "--service-account"),
         ("Service account 1-compute@developer.gserviceaccount.com is disabled.", 2, "--service-account"),
         ('This operation will exceed max secondary ranges per subnetwork (30) for subnet "default"', 5, "another one"),
