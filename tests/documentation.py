@@ -32,6 +32,7 @@ NEEDS = {
     "aks": "an account at Azure",
     "gpu": "GPUs",
     "mpi": "the extra mpi",
+    "jax": "the extra jax",
     "data": "data sets",
     "web": "a server with archives",
     "time": "more time than a test may take",

@@ -52,7 +52,7 @@ from task_images.harness.settings import describe
 
 TYPES = ("int", "float", "str", "bool", "list", "sizes")
 TORCH_BACKENDS = ("gloo", "nccl", "mpi")
-BACKENDS = (*TORCH_BACKENDS, "grpc")  # TensorFlow's own; a task names those that it can use
+BACKENDS = (*TORCH_BACKENDS, "grpc", "jax")  # of TensorFlow and of JAX; a task names those that it can use
 _TASK_NAME = re.compile(r"[A-Za-z0-9_]+")
 _MODULE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
 REQUIRED = ("backends", "command", "data", "devices", "image", "name", "number", "title")

@@ -15,7 +15,7 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
 from task_images.contract import Contract, emit
-from task_images.harness import nccl
+from task_images.harness import jax_ranks, nccl
 from task_images.harness.errors import EnvironmentUnfitError, PeerLostError, TaskUsageError
 from task_images.harness.gpu_sampler import GpuSampler
 from task_images.harness.network import measure_network
@@ -141,6 +141,14 @@ class World:
     def framework_facts(self) -> dict[str, Any]:
         """Versions of torch and of its communication libraries, and the device, for the environment event."""
         cuda = self.device.type == "cuda"
+        if self.backend == jax_ranks.NAME:
+            return {
+                "framework": "jax",
+                "framework_version": jax_ranks.facts()["jax"],
+                "device": str(self.device),
+                "device_name": platform.machine(),
+                "libraries": {**jax_ranks.facts(), "torch": torch.__version__},
+            }
         return {
             "framework": "torch",
             "framework_version": torch.__version__,
@@ -158,6 +166,8 @@ class World:
         """What a result should say of the backend: with mpi the library, and which tensors took a detour through it."""
         if self._grouped and self.backend == "nccl":
             return nccl.describe()
+        if self.backend == jax_ranks.NAME:
+            return {"collectives": "gloo of XLA", **jax_ranks.facts()}
         if not self._grouped or self.backend != "mpi":
             return {}
         from task_images.comm import mpi
@@ -268,6 +278,8 @@ def _find_backend(contract: Contract, device: torch.device) -> str:
         from task_images.comm import mpi
 
         return mpi.register()
+    if backend == jax_ranks.NAME:
+        return jax_ranks.find()
     if backend == "nccl" and device.type != "cuda":
         raise EnvironmentUnfitError(
             "the backend nccl needs a GPU and the run's device is cpu", "Choose --backend gloo, or --device gpu."
