@@ -95,6 +95,8 @@ def make_plan(environ: Mapping[str, str], command: list[str]) -> MachinesPlan:
 class PodAgent(NodeAgent):
     """The agent of one pod, which shares the fate of the run's other pods."""
 
+    divides_streams = False
+
     def conduct(self) -> int:
         """As on a machine; 0 if the run has ended well, although a rank that was killed may have been left out."""
         code = super().conduct()

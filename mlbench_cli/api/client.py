@@ -1,16 +1,18 @@
 """The API client: finds, starts and follows the runs that this machine knows."""
 
+import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from html import escape
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlbench_cli.api.experiments import ExperimentHandle
-from mlbench_cli.api.runs import RunHandle
+from mlbench_cli.api.runs import RunHandle, Runs
 from mlbench_cli.api.workspace import API_COMMAND, Workspace
-from mlbench_cli.errors import NotFoundError, UsageError
+from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
 from mlbench_cli.model.run import Cluster, JsonObject
 
 if TYPE_CHECKING:
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
     from mlbench_cli.runs.request import Request
     from mlbench_cli.runs.select import Filter
     from mlbench_cli.runs.snapshot import RunStatus
+
+
+SHOWN_RUNS = 10  # of a client in a notebook
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,13 @@ class Client(Workspace):
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def __repr__(self) -> str:
+        return f"<mlbench client of {self.store.folder}: {self.count_runs()} runs>"
+
+    def _repr_html_(self) -> str:
+        """The newest runs, for notebooks."""
+        return f"<p>{escape(repr(self))}</p>{Runs(self.runs(limit=SHOWN_RUNS))._repr_html_()}"
+
     # --- starting ---------------------------------------------------------------------------------------------------
 
     def run(
@@ -64,9 +76,13 @@ class Client(Workspace):
         from mlbench_cli.runs.request import Request
 
         sizes = (workers,) if isinstance(workers, int) else tuple(workers)
-        unknown = sorted(set(options) - set(Request.__dataclass_fields__))
+        known = [*Request.__dataclass_fields__]
+        unknown = sorted(set(options) - set(known))
         if unknown:
-            raise UsageError(f"{unknown[0][:60]} is not an option of a run.", hint="mlbench run --help")
+            word = unknown[0][:60]
+            raise UsageError(
+                f"{word} is not an option of a run.{did_you_mean(word, known)}", hint="mlbench run --help-all"
+            )
         return self.submit(Request(name=name, workers=sizes, **options), require_goal=require_goal)
 
     def questions(self) -> "Questions":
@@ -242,7 +258,7 @@ class Client(Workspace):
         """The runs, newest first. `states` are states or outcomes as the store knows them; `contains` is a part of the
         name. `limit` and `offset` page through those that match."""
         end = None if limit is None else offset + limit
-        return list(islice(self.iterate_runs(states=states, tasks=tasks, contains=contains), offset, end))
+        return Runs(islice(self.iterate_runs(states=states, tasks=tasks, contains=contains), offset, end))
 
     def iterate_runs(
         self,
@@ -390,3 +406,22 @@ class Client(Workspace):
         from mlbench_cli.runs.discovery import discover_runs
 
         return discover_runs(self.store.cluster(cluster), self.store, namespace, self.notice)
+
+
+def _complete_options() -> None:
+    """Let notebooks and other IPython shells complete the options of `Client.run`."""
+    import inspect
+
+    from mlbench_cli.runs.request import OPTIONS
+
+    own = inspect.signature(Client.run)
+    options = [
+        inspect.Parameter(item.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=item.type)
+        for item in OPTIONS
+    ]
+    fixed = [item for item in own.parameters.values() if item.kind is not inspect.Parameter.VAR_KEYWORD]
+    Client.run.__signature__ = own.replace(parameters=[*fixed, *options])  # type: ignore[attr-defined]
+
+
+if "IPython" in sys.modules:
+    _complete_options()

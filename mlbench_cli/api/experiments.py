@@ -3,9 +3,10 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
 from typing import TYPE_CHECKING
 
-from mlbench_cli.api.runs import RunHandle
+from mlbench_cli.api.runs import RunHandle, Runs
 from mlbench_cli.api.workspace import Workspace
 from mlbench_cli.model.run import Experiment, ExperimentState, JsonObject
 from mlbench_cli.storage.run_folder import RUN, RunFolder
@@ -33,7 +34,16 @@ class ExperimentHandle:
         """Its runs in their order; those that were deleted are left out."""
         from mlbench_cli.runs.select import members
 
-        return [RunHandle(self.workspace, row) for row in members(self.workspace.store, self.experiment)]
+        return Runs(RunHandle(self.workspace, row) for row in members(self.workspace.store, self.experiment))
+
+    def __repr__(self) -> str:
+        """Name and number of runs in one line."""
+        count = len(self.runs())
+        return f"<experiment {self.name}: {count} run{'' if count == 1 else 's'}>"
+
+    def _repr_html_(self) -> str:
+        """Its runs, for notebooks."""
+        return f"<p>Experiment {escape(self.name)}</p>{Runs(self.runs())._repr_html_()}"
 
     def read_status(self, states: "Sequence[RunStatus] | None" = None) -> "ExperimentStatus":
         """State, progress, time left and queue. `states` are those of its runs, if they are known already."""

@@ -115,11 +115,7 @@ class RunHandle:
 
     def _repr_html_(self) -> str:
         """Name, state and outcome, for notebooks."""
-        from mlbench_cli.results.analysis.notebook import display_table
-
-        known = self.describe()
-        names = ("name", "task", "workers", "backend", "method", "network", "cluster", "state", "outcome", "created")
-        return display_table(names, [[known[name] for name in names]])
+        return Runs([self])._repr_html_()
 
     def status(self) -> JsonObject:
         """The document of `mlbench status NAME -o json`."""
@@ -366,3 +362,14 @@ class RunHandle:
         if not self.is_sealed:
             raise UsageError(f'The run "{self.name}" has no results yet.', hint=f"mlbench wait {self.name}")
         return self.folder
+
+
+class Runs(list[RunHandle]):
+    """A list of runs that a notebook shows as a table."""
+
+    def _repr_html_(self) -> str:
+        from mlbench_cli.results.analysis.notebook import MAX_ROWS, display_table
+
+        names = ("name", "task", "workers", "backend", "method", "network", "cluster", "state", "outcome", "created")
+        known = [run.describe() for run in self[:MAX_ROWS]]
+        return display_table(names, [[row[name] for name in names] for row in known], len(self))

@@ -30,7 +30,7 @@ def open_archives(
     """
     opened: list[Archive] = []
     refusal: MlbenchError | None = None
-    for path in paths:
+    for path in console.track("Verifying", list(paths)):
         try:
             archive = stack.enter_context(open_verified(path, unproven=unproven))
         except (DamagedArchive, UnprovenArchive) as error:

@@ -30,7 +30,7 @@ def download(
     to: Annotated[
         Path | None, typer.Option("--to", metavar="PATH", help="output file or folder; default: results.zip")
     ] = None,
-    path: Annotated[Path | None, typer.Option("--output", metavar="PATH", help="same as --to")] = None,
+    path: Annotated[Path | None, typer.Option("--output", metavar="PATH", help="same as --to", hidden=True)] = None,
     output: Annotated[str, typer.Option("-o", metavar="[text|json]", help="text, or one JSON document")] = "text",
     kind: Annotated[
         DownloadKind, typer.Option("--format", help="archive, or mlbench-v3 (zip of MLBench 3)")
@@ -110,14 +110,15 @@ def _download(
     run: RunHandle, path: Path, kind: DownloadKind, *, is_quiet: bool, anonymous: bool, partial: bool
 ) -> dict[str, object]:
     """Write a run's file; its facts as JSON, and unless `is_quiet` in words."""
-    if partial:
-        run.download_partial(path)
-    elif kind is DownloadKind.archive:
-        run.complete()
-        run.download(path, anonymous=anonymous)
-    else:
-        run.complete()
-        run.download_v3(path)
+    with console.Busy(f"Writing {path.name}"):
+        if partial:
+            run.download_partial(path)
+        elif kind is DownloadKind.archive:
+            run.complete()
+            run.download(path, anonymous=anonymous)
+        else:
+            run.complete()
+            run.download_v3(path)
     size = path.stat().st_size
     if not is_quiet:
         console.out(str(path))

@@ -51,7 +51,8 @@ def show(
     place, known = _find_registry(Store(notice=console.note), registry, cluster)
     login = cluster_images.find_registry_login(known, place)
     names = {task.image: name_image(place, task.image, __version__) for task in load_catalog().values()}
-    found = {image: find_image(parse_image(name), login) for image, name in names.items()}
+    asked = console.track("Asking the registry", list(names))
+    found = {image: find_image(parse_image(names[image]), login) for image in asked}
     if output == Format.json:
         document = {
             image: {"image": names[image], "presence": finding.presence.value, "digest": finding.digest or None}
@@ -102,7 +103,14 @@ def push(
     place, known = _find_registry(store, registry, cluster)
     chosen: list[Task] = [load_task(name) for name in tasks] if tasks else list(load_catalog().values())
     build = Build(base, index, _choose_platforms(platform, known))
-    digests = push_images(chosen, place, build, cluster_images.find_registry_login(known, place), console.note)
+    login = cluster_images.find_registry_login(known, place)
+    with console.Busy("Images") as busy:
+
+        def report(line: str) -> None:
+            console.note(line)
+            busy.step(line, 0)
+
+        digests = push_images(chosen, place, build, login, report)
     if known is not None and _has_registry(known, place) and not store.record_images(known.identity, digests):
         console.warn(f"The cluster {known.name} has been deleted, so the digests were not recorded.")
     if output == Format.json:

@@ -429,7 +429,7 @@ def _show_advice(calibration: Calibration, link: Link, error: float, scenario: S
 def _check_runs(names: Sequence[str], output: Format, charts: Path | None, unproven: bool) -> None:
     """Each run's step as predicted from its own calibration, against the step that it measured."""
     rows: list[JsonObject] = []
-    for name in names:
+    for name in console.track("Predicting", names):
         with open_run(Store(notice=console.note), name, unproven) as archive:
             calibration, link, error = read_calibration(archive, required=True)
             scenario = _add_buckets(Scenario(calibration.ranks, own_method(archive)), calibration, archive)
@@ -488,7 +488,9 @@ def _draw(pairs: Sequence[PredictedPair], unit: str, folder: Path | None) -> Non
 
 
 def _check_published(output: Format, charts: Path | None) -> None:
-    found = compare_published()
+    found = compare_published(
+        watch=lambda cells: console.track("Predicting", cells, lambda cell: f"{cell.model}, {cell.method}")
+    )
     pairs = [
         PredictedPair(item.cell.network, item.cell.method, item.cell.rate, item.predicted_rate)
         for item in found

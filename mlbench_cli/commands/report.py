@@ -48,9 +48,10 @@ def report(
         several = len(paths) > len(sources or [])  # a word stands for several runs
         archives = open_archives(paths, stack, unproven=unproven, left_out=left_out if several else None)
         made = list(provisioning_figures(client.clusters_of(archives)))
-        written = write_report(
-            collect(archives, title=title, more=made, foreign=foreign or (), left_out=left_out), target
-        )
+        with console.Busy("Writing the report"):
+            written = write_report(
+                collect(archives, title=title, more=made, foreign=foreign or (), left_out=left_out), target
+            )
     if output is Format.json:
         console.out_json({"report": str(target.absolute()), "files": [str(path) for path in written]})
         return

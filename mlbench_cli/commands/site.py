@@ -24,7 +24,7 @@ def about() -> None:
 @site.command(context_settings=HELP_NAMES)
 def build(
     folders: Annotated[list[Path], typer.Argument(metavar="FOLDER...", help="folders with archives and receipts")],
-    target: Annotated[Path, typer.Option("--output", metavar="DIR", help="folder of the site")] = Path("site"),
+    target: Annotated[Path, typer.Option("--to", "--output", metavar="DIR", help="folder of the site")] = Path("site"),
     title: Annotated[str, typer.Option("--title", help="title of the site")] = "mlbench results",
     address: Annotated[
         str, typer.Option("--address", metavar="URL", help="where the site will be, for the commands it shows")

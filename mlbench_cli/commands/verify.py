@@ -38,7 +38,8 @@ def verify(
     """
     if signers is not None:
         require_signers(signers)
-    found = [_judge(path, signers) for path in archives if not receipts.is_receipt(path)]
+    folders = [path for path in archives if not receipts.is_receipt(path)]
+    found = [_judge(path, signers) for path in console.track("Verifying", folders)]
     papers = [path for path in archives if receipts.is_receipt(path)]
     checked = _judge_receipts(papers, [each.path for each in found if each.checked.ok], signers)
     if output == Format.json:

@@ -7,9 +7,11 @@ interprets markup.
 import json
 import os
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeVar
 
 from mlbench_cli.errors import Explanation, Interrupted, Stopped, UsageError
 from mlbench_cli.util.text import Option as Option
@@ -32,6 +34,10 @@ SCHEMA_VERSION = 1
 DEFAULT_WIDTH = 80
 DEFAULT_HEIGHT = 24
 MIN_WRAPPED = 24  # columns of a wrapped column; narrower is not read with pleasure
+T = TypeVar("T")
+# Seconds of silence before a bar is shown on a terminal, and in a pipe; and between two looks.
+LIVE_DELAY, PIPE_DELAY, REDRAW = 1.0, 10.0, 0.3
+BAR = 20  # columns of a bar
 MIN_COLUMN = 8  # columns below which a cut column says nothing
 
 
@@ -40,7 +46,8 @@ MIN_COLUMN = 8  # columns below which a cut column says nothing
 
 def out(text: str) -> None:
     """Print a line of the answer on stdout, or several."""
-    sys.stdout.write(_guard(text) + "\n")
+    with _bar_hidden():
+        sys.stdout.write(_guard(text) + "\n")
 
 
 def out_command(command: str) -> None:
@@ -166,8 +173,9 @@ def _pad(text: str, width: int, right: bool) -> str:
 def note(text: str) -> None:
     """Print a line on stderr, or several, without control characters of foreign text."""
     try:
-        sys.stderr.write(_guard(text) + "\n")
-        sys.stderr.flush()
+        with _bar_hidden():
+            sys.stderr.write(_guard(text) + "\n")
+            sys.stderr.flush()
     except BrokenPipeError:  # nobody reads it any more, which is no reason to stop a run that this command follows
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stderr.fileno())
@@ -209,14 +217,14 @@ class ProgressLine:
 
     def __init__(self, stream: TextIO | None = None, *, interval: float = 10.0) -> None:
         self._stream = stream or sys.stderr
-        self._is_live = is_terminal(self._stream) and not _is_dumb()
+        self.is_live = is_terminal(self._stream) and not _is_dumb()
         self._interval = interval
         self._written = float("-inf")
         self._live: LiveLine | None = None
 
     def update(self, line: str | Callable[[int | None], str]) -> None:
         """Show a text, or what `line` makes of a number of columns (None: as many as it likes)."""
-        if self._is_live:
+        if self.is_live:
             self._open().update((lambda width: line) if isinstance(line, str) else line)
             return
         now = time.monotonic()
@@ -245,6 +253,78 @@ class ProgressLine:
         return self._live
 
 
+class Busy:
+    """Long silent work, on stderr: after a second a bar with what is done now, the time, and how long the rest takes if
+    it goes on as before; in a pipe a line every 10 s."""
+
+    def __init__(self, title: str, total: int | None = None) -> None:
+        self._title, self._total = title, total
+        self._now, self._done, self._done_at = "", 0, 0.0
+        self._line = ProgressLine()
+        self._over = threading.Event()
+        self._begun = time.monotonic()
+        self._lock = threading.RLock()  # of the terminal
+
+    def __enter__(self) -> "Busy":
+        _bars.append(self)
+        delay = LIVE_DELAY if self._line.is_live else PIPE_DELAY
+        self._thread = threading.Thread(target=self._show, args=(delay,), daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _bars.remove(self)
+        self._over.set()
+        self._thread.join()
+        self._line.close()
+
+    @contextmanager
+    def hidden(self) -> Iterator[None]:
+        """The line is away, and comes back later."""
+        with self._lock:
+            self._line.close()
+            yield
+
+    def step(self, now: str, done: int) -> None:
+        """`done` of the total are complete, and `now` is what is worked on."""
+        self._now, self._done, self._done_at = now, done, time.monotonic() - self._begun
+
+    def _show(self, delay: float) -> None:
+        while not self._over.wait(delay):
+            with self._lock:
+                self._line.update(self._words)
+            delay = REDRAW
+
+    def _words(self, columns: int | None) -> str:
+        passed = time.monotonic() - self._begun
+        parts = [self._title + ":"]
+        if self._total:
+            full = round(BAR * self._done / self._total)
+            parts.append(f"[{'#' * full}{'.' * (BAR - full)}] {self._done} of {self._total}")
+        if self._now:
+            parts.append(self._now)
+        left = ""
+        if self._total and self._done >= 2:  # one says little about the others
+            rest = self._done_at / self._done * (self._total - self._done) - (passed - self._done_at)
+            left = f", about {rough_duration(max(1.0, rest))} left"
+        return f"{' '.join(parts)}, {duration(passed)}{left}"
+
+
+_bars: list[Busy] = []
+
+
+def _bar_hidden() -> AbstractContextManager[None]:
+    return _bars[-1].hidden() if _bars else nullcontext()
+
+
+def track(title: str, items: Sequence[T], name: Callable[[T], object] = str) -> Iterator[T]:
+    """The items, one after the other, with a bar on stderr if they take long."""
+    with Busy(title, len(items) if len(items) > 1 else None) as busy:
+        for number, item in enumerate(items):
+            busy.step(str(name(item)), number)
+            yield item
+
+
 # --- questions ------------------------------------------------------------------------------------------------------
 
 
@@ -253,10 +333,14 @@ def interactive() -> bool:
     return is_terminal(sys.stdin) and is_terminal(sys.stderr)
 
 
-def ask(question: str) -> str:
-    """The line that a person answers. Raises Interrupted at the end of input (Ctrl-D)."""
+class Back(Exception):
+    """A person wants the question before this one again."""
+
+
+def ask(question: str, *, back: bool = False) -> str:
+    """The line that a person answers. Raises Interrupted at the end of input (Ctrl-D), and with `back` Back for Esc."""
     try:
-        line = _read_line(_guard(question))
+        line = _read_line(_guard(question), back)
     except KeyboardInterrupt:
         sys.stderr.write("\n")
         raise
@@ -265,8 +349,9 @@ def ask(question: str) -> str:
     return line.strip()
 
 
-def choose(title: str, options: Sequence[Option], default: int) -> int:
-    """The index of the option that a person chooses, by arrow keys, by its name or, on a dumb terminal, its number."""
+def choose(title: str, options: Sequence[Option], default: int, *, back: bool = False) -> int:
+    """The index of the option that a person chooses, by arrow keys, by its name or, on a dumb terminal, its number.
+    With `back`, Esc raises Back."""
     if not _has_keys():
         return _choose_by_number(title, options, default)
     from mlbench_cli.console import prompts
@@ -275,22 +360,28 @@ def choose(title: str, options: Sequence[Option], default: int) -> int:
         return terminal_width(sys.stderr), terminal_height(sys.stderr)
 
     try:
-        return prompts.choose(title, options, default, measure)
+        chosen = prompts.choose(title, options, default, measure, back)
     except KeyboardInterrupt:
         sys.stderr.write("\n")
         raise
     except EOFError:
         raise Interrupted("No answer was given; nothing was done.") from None
+    if chosen is None:
+        raise Back
+    return chosen
 
 
-def _read_line(question: str) -> str:
+def _read_line(question: str, back: bool) -> str:
     *above, last = question.split("\n")
     if above:
         note("\n".join(above))
     if _has_keys():
         from mlbench_cli.console import prompts
 
-        return prompts.edit_line(last, lambda: terminal_width(sys.stderr))
+        line = prompts.edit_line(last, lambda: terminal_width(sys.stderr), back)
+        if line is None:
+            raise Back
+        return line
     sys.stderr.write(last)
     sys.stderr.flush()
     line = sys.stdin.readline()

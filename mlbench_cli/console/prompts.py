@@ -78,7 +78,7 @@ class Keyboard:
             return _CONTROLS.get(character, character if character.isprintable() else "")
         sequence = self._next(ESCAPE_SECONDS)
         if sequence not in ("[", "O"):
-            return ""
+            return "" if sequence else "escape"
         while True:
             following = self._next(ESCAPE_SECONDS)
             sequence += following
@@ -176,8 +176,8 @@ class _Editor:
         _put(f"\r{ERASE}{self.question}{shown}" + (f"\x1b[{behind}D" if behind > 0 else ""))
 
 
-def edit_line(question: str, width: Callable[[], int]) -> str:
-    """The line that a person types behind `question` (one line), without its end."""
+def edit_line(question: str, width: Callable[[], int], back: bool = False) -> str | None:
+    """The line that a person types behind `question` (one line), without its end; with `back`, None for Esc."""
     editor = _Editor(question, width)
     with _keys(editor.draw) as keyboard:
         editor.draw()
@@ -186,6 +186,9 @@ def edit_line(question: str, width: Callable[[], int]) -> str:
             if key == "enter":
                 _put("\n")
                 return editor.line
+            if key == "escape" and back:
+                _put(f"\r{ERASE}")
+                return None
             if key == "eof":
                 if not editor.line:
                     _put("\n")
@@ -199,21 +202,25 @@ def edit_line(question: str, width: Callable[[], int]) -> str:
 
 
 class _Menu:
-    def __init__(self, title: str, options: Sequence[Option], chosen: int, size: Callable[[], tuple[int, int]]) -> None:
+    """Options, of which those are shown that match what was typed. `chosen` is the place of one of all options."""
+
+    def __init__(
+        self, title: str, options: Sequence[Option], default: int, size: Callable[[], tuple[int, int]], back: bool
+    ) -> None:
         self.title = title
         self.options = options
-        self.chosen = chosen
+        self.default = self.chosen = default
         self.typed = ""
         self.size = size
+        self.back = back
 
     def take(self, key: str) -> None:
-        last = len(self.options) - 1
-        if key in ("up", "down"):
-            self.typed = ""
-            self.chosen = (self.chosen + (1 if key == "down" else -1)) % len(self.options)
-        elif key in ("home", "page up", "end", "page down"):
-            self.typed = ""
-            self.chosen = 0 if key in ("home", "page up") else last
+        shown = self.shown
+        if key in ("up", "down", "home", "page up", "end", "page down"):
+            if shown:
+                place = shown.index(self.chosen)
+                steps = {"up": place - 1, "down": place + 1, "home": 0, "page up": 0}
+                self.chosen = shown[steps.get(key, len(shown) - 1) % len(shown)]
         elif key == "backspace":
             self._search(self.typed[:-1])
         elif key == "kill":
@@ -222,26 +229,27 @@ class _Menu:
             self._search(self.typed + key)
 
     @property
+    def shown(self) -> list[int]:
+        """The options that have what was typed in their name, else in their note."""
+        wanted = self.typed.lower()
+        numbers = range(len(self.options))
+        named = [number for number in numbers if wanted in self.options[number].name.lower()]
+        return named or [number for number in numbers if wanted in self.options[number].note.lower()]
+
+    @property
     def is_lost(self) -> bool:
         """Whether nothing matches what was typed."""
-        return bool(self.typed) and self._match() is None
+        return not self.shown
 
     def _search(self, typed: str) -> None:
+        """Choose the option with this name, else one that begins with it, else one that has it."""
         self.typed = typed
-        found = self._match()
-        if typed and found is not None:
-            self.chosen = found
-
-    def _match(self) -> int | None:
-        """By name, by its beginning, by a part of it."""
-        wanted = self.typed.lower()
-        names = [option.name.lower() for option in self.options]
-        tests: tuple[Callable[[str], bool], ...] = (
-            lambda name: name == wanted,
-            lambda name: name.startswith(wanted),
-            lambda name: wanted in name,
-        )
-        return next((names.index(name) for test in tests for name in names if test(name)), None)
+        wanted, shown = typed.lower(), self.shown
+        if not typed:
+            self.chosen = self.default
+        elif shown:
+            names = {number: self.options[number].name.lower() for number in shown}
+            self.chosen = min(shown, key=lambda number: (names[number] != wanted, not names[number].startswith(wanted)))
 
     def draw(self) -> None:
         columns, rows = self.size()
@@ -254,12 +262,14 @@ class _Menu:
         _put(f"\r{ERASE}{capture.get()}{up}\r")
 
     def _lines(self, width: int, rows: int) -> list[Text]:
-        shown = max(3, min(len(self.options), rows - 3))
-        first = max(0, min(self.chosen - shown // 2, len(self.options) - shown))
-        hint = f'nothing matches "{self.typed}"' if self.is_lost else self.typed or "arrow keys or letters, then Enter"
+        found = self.shown
+        count = max(3, min(len(found), rows - 3))
+        first = max(0, min(found.index(self.chosen) - count // 2, len(found) - count)) if found else 0
+        hint = "arrow keys or letters, then Enter" + ("; Esc: back" if self.back else "")
+        hint = f'nothing matches "{self.typed}"' if self.is_lost else self.typed or hint
         title = Text(text.cut(f"{self.title}: {hint}", width))
         title.stylize("bold", 0, len(self.title) + 1)
-        return [title, *(self._line(number, width) for number in range(first, min(first + shown, len(self.options))))]
+        return [title, *(self._line(number, width) for number in found[first : first + count])]
 
     def _line(self, number: int, width: int) -> Text:
         option, is_chosen = self.options[number], number == self.chosen
@@ -269,7 +279,8 @@ class _Menu:
         )
         name = option.name + " " * (names - text.display_width(option.name) + 2)
         warning = option.warning + " " * (warnings - text.display_width(option.warning) + 2 * bool(warnings))
-        line = f"{'>' if is_chosen else ' '} {name}{warning}{option.note}".rstrip()
+        default = "(default) " if number == self.default and len(self.options) > 1 else ""
+        line = f"{'>' if is_chosen else ' '} {name}{warning}{default}{option.note}".rstrip()
         painted = Text(text.cut(text.clean(line), width))
         if is_chosen:
             painted.stylize("bold cyan", 0, 2 + names)
@@ -277,9 +288,12 @@ class _Menu:
         return painted
 
 
-def choose(title: str, options: Sequence[Option], default: int, size: Callable[[], tuple[int, int]]) -> int:
-    """The index of the option that a person chooses. `size` gives columns and rows of the terminal."""
-    menu = _Menu(title, options, default, size)
+def choose(
+    title: str, options: Sequence[Option], default: int, size: Callable[[], tuple[int, int]], back: bool = False
+) -> int | None:
+    """The index of the option that a person chooses; with `back`, None for Esc. `size` gives columns and rows of the
+    terminal."""
+    menu = _Menu(title, options, default, size, back)
     with _keys(menu.draw) as keyboard:
         menu.draw()
         try:
@@ -289,6 +303,8 @@ def choose(title: str, options: Sequence[Option], default: int, size: Callable[[
                     break
                 if key == "eof":
                     raise EOFError
+                if key == "escape" and back:
+                    return None
                 menu.take(key)
                 menu.draw()
         finally:

@@ -287,6 +287,30 @@ def given_value(name: str, value: Any) -> Any:
     return tuple(value) if kind == "texts" else value
 
 
+def parse_flags(given: Mapping[str, str]) -> Request:
+    """The request in texts as flags take them, by the names of options; a line for each entry of a repeatable option.
+    Raises UsageError that names the option."""
+    values: dict[str, Any] = {}
+    for name, text in given.items():
+        if name not in _KINDS:
+            raise UsageError(f'Unknown option "{shorten(name)}".{did_you_mean(name, list(_KINDS))}')
+        kind, lines = _KINDS[name], [line.strip() for line in text.splitlines() if line.strip()]
+        if not lines:
+            continue
+        if kind in REPEATABLE:
+            values[name] = given_value(name, lines)
+        elif kind == "text":
+            values[name] = lines[0]
+        elif kind == "switch" and lines[0] in ("yes", "no"):
+            values[name] = lines[0] == "yes"
+        elif kind == "integer" and lines[0].isascii() and lines[0].isdecimal():
+            values[name] = int(lines[0][:18])
+        else:
+            wanted = "yes or no" if kind == "switch" else "a whole number"
+            raise UsageError(f'{flag(name)} "{shorten(lines[0])}" is not {wanted}.')
+    return Request(**values)
+
+
 def merge(base: Request, top: Request) -> Request:
     """`base` with everything that `top` says on top; mappings are joined key by key."""
     changes: dict[str, Any] = {}

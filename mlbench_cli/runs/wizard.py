@@ -35,26 +35,55 @@ def complete(
     """
     memory = questions.recall()
     has_program = request.task is not None or request.command is not None
-    if request.name is None:
-        request = replace(request, name=_ask_name(request, taken))
-    if not has_program and request.cluster is None and len(clusters) > 1:
-        current = _ask_cluster(clusters, current)
-        request = replace(request, cluster=current.name)
-    request = add_defaults(request, current)
-    if not has_program:
-        is_local = current.provider == "local"
-        request = _ask_program(request, memory, is_local)
-        if request.task is not None and request.command is None:
-            request = _ask_preset(request, memory, is_local)
-        if request.gpu is None and _may_use_gpus(request, current):
-            request = replace(request, gpu=_ask_device())
-    if not request.workers:
-        request = replace(request, workers=_ask_sizes(request, taken))
-    if not has_program and request.backend is None and request.custom_backend is None:
-        request = _ask_backend(request, memory)
+    has_cluster = has_program or request.cluster is not None or len(clusters) < 2
+    has_backend = has_program or request.backend is not None or request.custom_backend is not None
+
+    def ask_cluster(request: Request) -> Request:
+        return request if has_cluster else replace(request, cluster=_ask_cluster(clusters, current).name)
+
+    def cluster_of(request: Request) -> Cluster:
+        return next((cluster for cluster in clusters if cluster.name == request.cluster and not has_cluster), current)
+
+    def is_local(request: Request) -> bool:
+        return cluster_of(request).provider == "local"
+
+    # Each asks one thing at most, of what is still open.
+    steps: tuple[Callable[[Request], Request], ...] = (
+        lambda asked: asked if asked.name is not None else replace(asked, name=_ask_name(asked, taken)),
+        ask_cluster,
+        lambda asked: add_defaults(asked, cluster_of(asked)),
+        lambda asked: asked if has_program else _ask_task(asked, memory, is_local(asked)),
+        lambda asked: asked if has_program else _ask_image(asked, memory, is_local(asked)),
+        lambda asked: asked if has_program else _ask_command(asked, memory),
+        lambda asked: asked if has_program else _ask_preset(asked, memory, is_local(asked)),
+        lambda asked: asked if has_program else _ask_folder(asked, is_local(asked)),
+        lambda asked: asked if has_program else _ask_device(asked, cluster_of(asked)),
+        lambda asked: asked if asked.workers else replace(asked, workers=_ask_sizes(asked, taken)),
+        lambda asked: asked if has_backend else _ask_backend(asked, memory),
+        lambda asked: asked if has_backend else _ask_custom_backend(asked, memory),
+        lambda asked: asked if has_backend else _ask_run_on_all(asked, memory),
+    )
+    request = _ask_all(request, steps, add_defaults_at=2)
     if problem := questions.remember(request):
         console.warn(problem)
-    return request, current
+    return request, cluster_of(request)
+
+
+def _ask_all(request: Request, steps: Sequence[Callable[[Request], Request]], *, add_defaults_at: int) -> Request:
+    """The request after all steps; Esc goes back to the last step that asked something."""
+    answered: list[tuple[int, Request]] = []  # steps that asked, and the request before
+    number = 0
+    while number < len(steps):
+        try:
+            after = steps[number](request)
+        except console.Back:
+            if answered:
+                number, request = answered.pop()
+            continue
+        if after != request and number != add_defaults_at:
+            answered.append((number, request))
+        number, request = number + 1, after
+    return request
 
 
 # --- name, sizes, cluster, device -----------------------------------------------------------------------------------
@@ -88,7 +117,9 @@ def _ask_cluster(clusters: Sequence[Cluster], current: Cluster) -> Cluster:
         for cluster in clusters
     ]
     names = [cluster.name for cluster in clusters]
-    return clusters[console.choose("Cluster", options, names.index(current.name) if current.name in names else 0)]
+    return clusters[
+        console.choose("Cluster", options, names.index(current.name) if current.name in names else 0, back=True)
+    ]
 
 
 def _may_use_gpus(request: Request, cluster: Cluster) -> bool:
@@ -97,38 +128,59 @@ def _may_use_gpus(request: Request, cluster: Cluster) -> bool:
     return questions.has_gpus(cluster)
 
 
-def _ask_device() -> bool:
-    return console.choose("Device", [Option("gpu"), Option("cpu")], 0) == 0
+def _ask_device(request: Request, cluster: Cluster) -> Request:
+    if request.gpu is not None or not _may_use_gpus(request, cluster):
+        return request
+    return replace(request, gpu=console.choose("Device", [Option("gpu"), Option("cpu")], 0, back=True) == 0)
 
 
 # --- task, preset, data ---------------------------------------------------------------------------------------------
 
 
-def _ask_program(request: Request, memory: Mapping[str, Any], is_local: bool) -> Request:
+def _ask_task(request: Request, memory: Mapping[str, Any], is_local: bool) -> Request:
     if request.image:
-        return replace(request, command=_ask_text("Command", memory.get("command")))
+        return request
     tasks = load_catalog()
     own = "a command of your own" if is_local else "an image and a command of your own"
     preset = request.preset or "spec"
     options = [_task_option(task, preset, request, is_local) for task in tasks.values()]
     names = [*tasks, CUSTOM]
-    choice = names[console.choose("Task", [*options, Option(CUSTOM, own)], _index(names, memory.get("task")))]
-    if choice != CUSTOM:
-        return replace(request, task=choice)
-    image = None if is_local else _ask_text("Image", memory.get("image"))
-    return replace(request, image=image, command=_ask_text("Command", memory.get("command")))
+    default = _index(names, memory.get("task"))
+    choice = names[console.choose("Task", [*options, Option(CUSTOM, own)], default, back=True)]
+    return replace(request, task=choice)
+
+
+def _ask_image(request: Request, memory: Mapping[str, Any], is_local: bool) -> Request:
+    if request.task != CUSTOM or is_local:
+        return request
+    return replace(request, image=_ask_text("Image", memory.get("image")))
+
+
+def _ask_command(request: Request, memory: Mapping[str, Any]) -> Request:
+    if request.task not in (None, CUSTOM):
+        return request
+    return replace(request, task=None, command=_ask_text("Command", memory.get("command")))
 
 
 def _ask_preset(request: Request, memory: Mapping[str, Any], is_local: bool) -> Request:
-    task = load_task(request.task or "")
-    if request.preset is None and len(task.presets) > 1:
-        presets = list(task.presets)
-        options = [
-            Option(preset, questions.describe_preset(task, preset), _lack(task, preset, request, is_local))
-            for preset in presets
-        ]
-        remembered = memory.get("preset") if memory.get("task") == task.name else "spec"
-        request = replace(request, preset=presets[console.choose("Preset", options, _index(presets, remembered))])
+    if request.task is None or request.preset is not None:
+        return request
+    task = load_task(request.task)
+    presets = list(task.presets)
+    if len(presets) < 2:
+        return request
+    options = [
+        Option(preset, questions.describe_preset(task, preset), _lack(task, preset, request, is_local))
+        for preset in presets
+    ]
+    remembered = memory.get("preset") if memory.get("task") == task.name else "spec"
+    return replace(request, preset=presets[console.choose("Preset", options, _index(presets, remembered), back=True)])
+
+
+def _ask_folder(request: Request, is_local: bool) -> Request:
+    if request.task is None:
+        return request
+    task = load_task(request.task)
     files = task.files
     if not is_local or files is None or not _lack(task, request.preset or "spec", request, is_local) or files.download:
         return request
@@ -161,11 +213,20 @@ def _ask_backend(request: Request, memory: Mapping[str, Any]) -> Request:
     names = [*(backend for backend in known if backend != "nccl" or request.gpu), CUSTOM]
     default = "nccl" if request.gpu and "nccl" in names else memory.get("backend")
     options = [*map(Option, names[:-1]), Option(CUSTOM, "another one, by name")]
-    choice = names[console.choose("Backend", options, _index(names, default))]
+    choice = names[console.choose("Backend", options, _index(names, default), back=True)]
     if choice != CUSTOM:
         return replace(request, backend=choice)
-    request = replace(request, custom_backend=_ask_text("Name of the backend", memory.get("custom_backend")))
-    if request.task is not None or request.run_on_all is not None:
+    return replace(request, custom_backend="")
+
+
+def _ask_custom_backend(request: Request, memory: Mapping[str, Any]) -> Request:
+    if request.custom_backend != "":
+        return request
+    return replace(request, custom_backend=_ask_text("Name of the backend", memory.get("custom_backend")))
+
+
+def _ask_run_on_all(request: Request, memory: Mapping[str, Any]) -> Request:
+    if request.custom_backend is None or request.task is not None or request.run_on_all is not None:
         return request
     return replace(
         request, run_on_all=_ask_switch("Run the command on all workers (otherwise on the first only)", memory)
@@ -205,6 +266,6 @@ def _ask_until(title: str, default: str, read: Callable[[str], T], shown: str = 
     hint = f" [{shown or default}]" if default else ""
     while True:
         try:
-            return read(console.ask(f"{title}{hint}: ") or default)
+            return read(console.ask(f"{title}{hint}: ", back=True) or default)
         except UsageError as error:
             console.note(error.message)

@@ -25,6 +25,7 @@ from mlbench_cli.results.figures.curves import live_figures
 from mlbench_cli.results.figures.svg import render_svg
 from mlbench_cli.server.access import LOCK_SECONDS
 from mlbench_cli.server.config import ServerConfig
+from mlbench_cli.util.text import clean
 from task_images import contract
 
 POLL_SECONDS = 0.7
@@ -88,7 +89,7 @@ class Watcher:
                 event = contract.parse_event(line.text)
                 if event is None:
                     count += 1
-                    lines.append((rank, line.text.decode("utf-8", "replace").rstrip("\n")[:4000]))
+                    lines.append((rank, clean(line.text.decode("utf-8", "replace").rstrip("\r\n")[:4000], keep="\r\t")))
                 elif event["event"] == "metric" and (metric := parse_metric(event)):
                     point = MetricPoint.parse(self._run.name, self._run.run.spec.workers, metric)
                     points += [point] if point else []

@@ -1,11 +1,19 @@
 """A rank's log page by page, by byte offsets, so that a log of any size costs one page of memory."""
 
+import io
 import re
+from bisect import bisect_right
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from enum import StrEnum
+from itertools import accumulate
 from pathlib import Path
 from typing import BinaryIO
 
 from mlbench_cli.model.run import JsonObject
+from mlbench_cli.storage.run_folder import STATE_FOLDER, STDERR_INDEX
+from mlbench_cli.util.text import clean
 from task_images import contract
 
 PAGE_BYTES = 64 * 1024
@@ -32,15 +40,83 @@ class LogPage:
         return asdict(self)
 
 
-def read_page(path: Path, offset: int, *, raw: bool = False, limit: int = PAGE_BYTES) -> LogPage:
+class Stream(StrEnum):
+    """What of a rank's log is shown."""
+
+    BOTH = "both"
+    OUTPUT = "stdout"
+    ERRORS = "stderr"
+
+
+class _Pieces(io.BytesIO):
+    """Pieces of a file one behind the other, as a file that is read."""
+
+    def __init__(self, file: BinaryIO, pieces: Sequence[tuple[int, int]]) -> None:
+        super().__init__()
+        self._file, self._pieces = file, pieces
+        self._ends = list(accumulate(length for _, length in pieces))
+        self._place = 0
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        size = self._ends[-1] if self._ends else 0
+        self._place = max(0, offset + (0, self._place, size)[whence])
+        return self._place
+
+    def read(self, size: int | None = -1) -> bytes:
+        left = self._ends[-1] if size is None or size < 0 else size
+        found = []
+        for number in range(bisect_right(self._ends, self._place), len(self._pieces)):
+            start, length = self._pieces[number]
+            skipped = self._place - (self._ends[number] - length)
+            self._file.seek(start + skipped)
+            data = self._file.read(min(left, length - skipped))
+            found.append(data)
+            self._place += len(data)
+            left -= len(data)
+            if not left or len(data) < length - skipped:
+                break
+        return b"".join(found)
+
+
+def has_streams(path: Path) -> bool:
+    """Whether it is known which parts of a rank's log were standard error."""
+    return _index_of(path).is_file()
+
+
+def _index_of(path: Path) -> Path:
+    return path.parents[1] / STATE_FOLDER / f"{STDERR_INDEX}{path.stem.removeprefix('rank-')}"
+
+
+def _select(file: BinaryIO, path: Path, stream: Stream) -> BinaryIO:
+    """The log, or what of it was one stream. Without an index, which engines other than Kubernetes write, all of it is
+    standard output."""
+    if stream is Stream.BOTH:
+        return file
+    errors: list[tuple[int, int]] = []
+    with suppress(OSError):
+        for row in _index_of(path).read_bytes().splitlines(keepends=True):
+            words = row.split()
+            if row.endswith(b"\n") and len(words) == 2 and all(word.isdigit() for word in words):
+                errors.append((int(words[0]), int(words[1])))
+    if stream is Stream.ERRORS:
+        return _Pieces(file, errors)
+    starts = [0, *(start + length for start, length in errors)]
+    ends = [*(start for start, _ in errors), file.seek(0, 2)]
+    return _Pieces(file, [(start, end - start) for start, end in zip(starts, ends, strict=True) if end > start])
+
+
+def read_page(
+    path: Path, offset: int, *, raw: bool = False, limit: int = PAGE_BYTES, stream: Stream = Stream.BOTH
+) -> LogPage:
     """The page that begins at the first line at or behind `offset`; -1 means the last page. A file that is not there
-    is empty.
+    is empty. Offsets are those in the `stream`.
 
     A progress bar's "\\r" ends a line, too. A page costs `limit` + MAX_LINE_BYTES of memory, whatever the log holds:
     longer lines are cut, and a page may begin inside of one.
     """
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb") as log:
+            file = _select(log, path, stream)
             size = file.seek(0, 2)
             start = _find_start(file, max(0, size - limit) if offset < 0 else min(offset, size), limit)
             file.seek(start)
@@ -92,11 +168,13 @@ def _last_line_end(data: bytes) -> int:
 
 
 def _show(line: bytes, raw: bool) -> str | None:
-    """A line as text; None for one that holds only an event."""
+    """A line as text; None for one that holds only an event. Unless `raw`, control characters are shown as escapes."""
     if not raw and _EVENT in line and contract.parse_event(line) is not None:
         before = line[: line.find(_EVENT)].rstrip()
         if not before:
             return None
         line = before
     text = line.decode("utf-8", "replace")
+    if not raw:
+        text = clean(text, keep="\t")
     return text if len(text) <= MAX_LINE else f"{text[:MAX_LINE]}… ({len(text)} characters)"

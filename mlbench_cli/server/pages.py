@@ -32,15 +32,16 @@ from mlbench_cli.server.access import (
     list_runs,
     open_checked,
 )
+from mlbench_cli.server.clusters import describe_cluster
 from mlbench_cli.server.config import ROLE, Role, ServerConfig
 from mlbench_cli.server.live import latest_resources
-from mlbench_cli.server.log_pages import read_page
+from mlbench_cli.server.log_pages import Stream, read_page
 from mlbench_cli.server.rest import compare_runs, read_questions, whole_number
 from mlbench_cli.server.statuses import status_of
 from mlbench_cli.server.words import add_filters, facts_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from jinja2 import Environment
 
@@ -57,6 +58,12 @@ MAX_REPORT_RUNS = 100
 MAX_NAMES = 500  # that the page of comparisons completes
 MAX_CARDS = 12  # runs in progress that are shown with their progress
 MAX_LAST_LINES = 20
+# Options of `mlbench run` that are steps of the form.
+ASKED = (
+    *("task", "image", "command", "preset", "data_dir", "repeat", "method", "backend", "custom_backend", "run_on_all"),
+    *("cluster", "gpu", "network", "share_machine", "timeout", "light"),
+    *("search", "search_budget"),  # need a terminal, which starts the rounds
+)
 # Name in the address -> file, and its kind.
 ASSETS = {
     "figures.css": (STYLE, "text/css"),
@@ -81,6 +88,7 @@ def make_routes(config: ServerConfig) -> list[BaseRoute]:
         Route("/new", pages.new),
         Route("/compare", pages.compare),
         Route("/clusters", pages.clusters),
+        Route("/cluster-list", pages.cluster_list),
         Route("/report", pages.report),
         Route("/static/{digest}/{name}", _serve_asset),
         Route("/favicon.ico", _no_icon),
@@ -235,7 +243,8 @@ class _Pages:
         from task_images.comm.presets import PRESETS
 
         questions = await run_in_threadpool(read_questions, self._config)
-        return render(request, self._config, "new.html.j2", "New run", questions=questions, methods=sorted(PRESETS))
+        values: JsonObject = {"questions": questions, "methods": sorted(PRESETS), "panels": _other_options()}
+        return render(request, self._config, "new.html.j2", "New run", **values)
 
     async def compare(self, request: Request) -> Response:
         """Two names by a and b, or the first two of the runs that were selected in a list."""
@@ -273,21 +282,31 @@ class _Pages:
         return next((section.figures for section in sections if section.heading == "Figures"), ())
 
     async def clusters(self, request: Request) -> Response:
-        """Clusters with the nodes, ranks and resources of the runs that are in progress on them."""
+        return await self._render_clusters(request, "clusters.html.j2")
+
+    async def cluster_list(self, request: Request) -> Response:
+        """What changes on the page of the clusters while runs are in progress."""
+        return await self._render_clusters(request, "cluster_list.html.j2")
+
+    async def _render_clusters(self, request: Request, template: str) -> Response:
+        """Clusters with the nodes, pods and resources of the runs that are in progress on them."""
 
         def read() -> JsonObject:
             running = list_runs(self._config, states=("running",), limit=PAGE_SIZE)
-            found = []
-            for cluster in list_clusters(self._config):
-                own = [run for run in running if run.run.spec.cluster == cluster.name]
-                nodes = [row for run in own for row in _rank_rows(run)]
-                nodes.sort(key=lambda row: (row["node"], row["run"], row["rank"]))
-                fields: JsonObject = {"name": cluster.name, "provider": cluster.provider, "state": cluster.state}
-                found.append({**fields, "expires": getattr(cluster, "expires", None), "runs": own, "nodes": nodes})
-            return {"clusters": found}
+            newest = {run.run.spec.cluster: run.name for run in reversed(list_runs(self._config, limit=PAGE_SIZE))}
+            found: list[JsonObject] = []
+            svgs: JsonObject = {}
+            for number, cluster in enumerate(list_clusters(self._config)):
+                item = describe_cluster(
+                    cluster, [run for run in running if run.run.spec.cluster == cluster.name], number
+                )
+                svgs |= _draw(item["figures"])
+                found.append({**item, "last": newest.get(cluster.name)})
+            found.sort(key=lambda item: not item["runs"])
+            return {"clusters": found, "svgs": svgs, "is_open": bool(running)}
 
         document = await run_in_threadpool(read)
-        return render(request, self._config, "clusters.html.j2", "Clusters", **document)
+        return render(request, self._config, template, "Clusters", **document)
 
     async def report(self, request: Request) -> Response:
         """The same page that `mlbench report` writes; its own policy holds the digests of what is inside."""
@@ -390,6 +409,20 @@ async def _no_icon(request: Request) -> Response:
     return Response(status_code=204)
 
 
+def _other_options() -> dict[str, list[JsonObject]]:
+    """The options of `mlbench run` that the form does not ask for in its steps, by their panel."""
+    from mlbench_cli.runs.request import COMMON, OPTIONS, REPEATABLE, flag
+
+    found: dict[str, list[JsonObject]] = {COMMON: []}
+    for item in OPTIONS:
+        facts = item.metadata
+        if item.name not in ASKED:
+            kind = "lines" if facts["kind"] in REPEATABLE else facts["kind"]
+            fields = {"name": item.name, "flag": flag(item.name), "kind": kind}
+            found.setdefault(facts["panel"], []).append({**fields, "help": facts["help"], "value": facts["metavar"]})
+    return found
+
+
 def _sum_progress(name: str, items: list[JsonObject]) -> JsonObject:
     """Experiments with the sum of their progress."""
     keys = ("finished", "failed", "total")
@@ -415,22 +448,11 @@ def _add_progress(handles: "Sequence[RunHandle]", rows: list[JsonObject]) -> Non
                 row |= {"progress": found.get("progress"), "goal": found.get("goal")}
 
 
-def _rank_rows(run: RunHandle) -> "Iterator[JsonObject]":
-    used: dict[int, JsonObject] = {}
-    ranks: list[JsonObject] = []
-    with suppress(MlbenchError):
-        used, ranks = latest_resources(run), run.status()["ranks"]
-    nothing = dict.fromkeys(("cpu", "memory", "traffic"))
-    for rank in ranks:
-        number = rank["rank"]
-        fields = {"node": rank["node"] or "–", "run": run.name, "rank": number, "phase": rank["phase"]}
-        yield {**nothing, **fields, **used.get(number, {})}
-
-
 def _last_lines(handle: RunHandle, rank: int) -> str:
-    """The end of a failed rank's log."""
-    page = read_page(handle.folder / "logs" / f"rank-{rank}.log", -1, limit=8192)
-    return "\n".join(page.lines[-MAX_LAST_LINES:])
+    """The end of what a failed rank wrote to its standard error, else of its log."""
+    path = handle.folder / "logs" / f"rank-{rank}.log"
+    pages = (read_page(path, -1, limit=8192, stream=stream) for stream in (Stream.ERRORS, Stream.BOTH))
+    return next(("\n".join(page.lines[-MAX_LAST_LINES:]) for page in pages if page.lines), "")
 
 
 def _pictures(report: "Report | None") -> dict[str, object]:

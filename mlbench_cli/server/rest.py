@@ -29,7 +29,7 @@ from mlbench_cli.server.access import (
 )
 from mlbench_cli.server.config import ServerConfig
 from mlbench_cli.server.live import Feeds, point_document
-from mlbench_cli.server.log_pages import PAGE_BYTES, read_page
+from mlbench_cli.server.log_pages import PAGE_BYTES, Stream, has_streams, read_page
 from mlbench_cli.server.openapi import describe_api
 from mlbench_cli.server.original import parse_since
 from mlbench_cli.server.prometheus import CONTENT_TYPE, render_metrics
@@ -132,13 +132,16 @@ class _Rest:
         offset = -1 if query.get("offset") == "-1" else whole_number(query.get("offset"), "offset", 0, 1 << 50)
         limit = whole_number(query.get("limit"), "limit", PAGE_BYTES, 1 << 20)
         is_raw = query.get("raw") == "true"
+        if (word := query.get("stream", Stream.BOTH)) not in [*Stream]:
+            raise UsageError(f'stream "{word[:20]}" is none of {", ".join(Stream)}.')
 
         def read() -> JsonObject:
             handle = find_run(self._config, name)
             if rank >= handle.run.spec.world_size:
                 raise NotFoundError(f"The run {handle.name} has no rank {rank}.")
-            page = read_page(handle.folder / "logs" / f"rank-{rank}.log", offset, raw=is_raw, limit=max(1024, limit))
-            return page.to_dict()
+            path = handle.folder / "logs" / f"rank-{rank}.log"
+            page = read_page(path, offset, raw=is_raw, limit=max(1024, limit), stream=Stream(word))
+            return {**page.to_dict(), "has_streams": has_streams(path)}
 
         return JSONResponse(await run_in_threadpool(read))
 
@@ -240,8 +243,8 @@ class _Rest:
         return JSONResponse(await run_in_threadpool(begin), 201 if check not in ("true", "try") else 200)
 
     def _parse(self, data: bytes) -> "Asked":
-        """The request in a body. Raises UsageError."""
-        from mlbench_cli.runs.request import parse_file
+        """The request in a body: as in a spec file, and in "flags" as texts. Raises UsageError."""
+        from mlbench_cli.runs.request import merge, parse_file, parse_flags
 
         try:
             document = json.loads(data)
@@ -249,7 +252,10 @@ class _Rest:
             raise UsageError("The request is not JSON.") from None
         if not isinstance(document, dict):
             raise UsageError("The request is not a JSON object of options and values.")
-        asked = parse_file(json.dumps(document))
+        given = document.pop("flags", {})
+        if not (isinstance(given, dict) and all(isinstance(text, str) for text in given.values())):
+            raise UsageError('"flags" is not an object of options and texts.')
+        asked = merge(parse_flags(given), parse_file(json.dumps(document)))
         if not asked.name or not asked.workers or not (asked.task or asked.command):
             raise UsageError("A run needs name, workers, and task or command.")
         own = self._config.cluster

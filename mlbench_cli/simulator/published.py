@@ -7,7 +7,7 @@ that a run uses. The feasibility study had used the same cells and an O(n^2) pla
 """
 
 import csv
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -110,11 +110,14 @@ def calibrate(cells: Sequence[PublishedCell], network: str, alpha: float | None 
     return Constants(_solve(seconds, start_cell.seconds, 0.0, 5e-3), beta)
 
 
-def compare_published(alpha: float | None = None) -> list[PublishedComparison]:
-    """Every cell with its prediction. `alpha` are seconds per hop that are not taken from the table, see calibrate."""
+def compare_published(
+    alpha: float | None = None, watch: Callable[[Sequence[PublishedCell]], Iterable[PublishedCell]] = iter
+) -> list[PublishedComparison]:
+    """Every cell with its prediction. `alpha` are seconds per hop that are not taken from the table, see calibrate.
+    The cells are taken through `watch`."""
     cells = load_cells()
     constants = {network: calibrate(cells, network, alpha) for network in {cell.network for cell in cells}}
-    return [_compare(cell, constants[cell.network]) for cell in cells]
+    return [_compare(cell, constants[cell.network]) for cell in watch(cells)]
 
 
 def summarize(found: Sequence[PublishedComparison]) -> Iterator[tuple[str, int, float, float]]:

@@ -37,6 +37,7 @@ SUMS = "SHA256SUMS"
 SIGNATURE = "SHA256SUMS.sig"  # optional, and the only file besides SUMS that SUMS does not list
 STATE_FOLDER = ".state"
 LOG_TIMES = "log-times-"  # begins the names of files in there with a log's sizes, of a run on a cluster
+STDERR_INDEX = "stderr-"  # the same: where in a log its rank's standard error is; written by agent/streams.py
 LOG_PATTERN = re.compile(r"logs/rank-(0|[1-9][0-9]{0,6})\.log")
 
 LOCK_SECONDS = 600.0  # in which another command completes an archive, however large

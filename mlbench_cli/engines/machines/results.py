@@ -15,7 +15,7 @@ from mlbench_cli.engines.machines.observe import NodeReport
 from mlbench_cli.engines.members import unpack_members
 from mlbench_cli.errors import MlbenchError
 from mlbench_cli.model.run import Finding, Run
-from mlbench_cli.storage.run_folder import FAULTS, RunFolder
+from mlbench_cli.storage.run_folder import FAULTS, STDERR_INDEX, RunFolder
 from mlbench_cli.util.files import write_atomically
 
 PIECE = 4 << 20
@@ -90,6 +90,8 @@ def unpack(part: Path, run: Run, node: int) -> tuple[int, int]:
         os.replace(folder, target)
     if (fresh / "resources.jsonl").exists():
         os.replace(fresh / "resources.jsonl", RunFolder(run.folder).state / f"resources-{node}.jsonl")
+    for path in fresh.glob(f"{STDERR_INDEX}*"):
+        os.replace(path, RunFolder(run.folder).state / path.name)
     if node == 0 and (fresh / FAULTS).exists():
         os.replace(fresh / FAULTS, run.folder / FAULTS)
     shutil.rmtree(fresh, ignore_errors=True)
@@ -146,4 +148,4 @@ def digest_file(path: Path) -> str:
 
 
 def _is_result(name: str) -> bool:
-    return name in ("output", "resources.jsonl", FAULTS) or name.startswith("output/rank-")
+    return name in ("output", "resources.jsonl", FAULTS) or name.startswith(("output/rank-", STDERR_INDEX))

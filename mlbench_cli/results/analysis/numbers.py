@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from mlbench_cli.model.goals import name_metric
 from mlbench_cli.results.analysis.statistics import Estimate, student_quantile
 from mlbench_cli.util.text import decimals, significant
 
@@ -170,17 +171,18 @@ def unit_of(metric: str) -> str:
     return next((unit for ending, unit in endings.items() if plain.endswith(ending)), "")
 
 
-def format_goal(goal: Mapping[str, Any] | None, outcome: str | None) -> str | None:
-    """The goal of a result and the value beside its time: "Prec@1 80.5 % (>= 80)".
+def format_goal(goal: Mapping[str, Any] | None, outcome: str | None, *, in_words: bool = False) -> str | None:
+    """The goal of a result and the value beside its time: "Prec@1 80.5 % (>= 80)"; or "top-1 accuracy 80.5 %, goal 80".
 
     Of a run that spent a time budget it is the value at the end, and not the one that first met the goal.
     """
     if goal is None:
         return None
     value = goal.get("last") if outcome == "budget_spent" else goal.get("value")
-    return (
-        f"{goal['metric']} {format_value(value, unit_of(goal['metric']))} ({goal['comparison']} {goal['threshold']:g})"
-    )
+    shown = format_value(value, unit_of(goal["metric"]))
+    if in_words:
+        return f"{name_metric(goal['metric'])} {shown}, goal {goal['threshold']:g}"
+    return f"{goal['metric']} {shown} ({goal['comparison']} {goal['threshold']:g})"
 
 
 def format_share(share: float) -> str:

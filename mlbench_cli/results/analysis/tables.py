@@ -109,6 +109,9 @@ class Table(Sequence[Row], Generic[Row]):
     def __iter__(self) -> Iterator[Row]:
         return iter(self._rows)
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {len(self)} rows>"
+
     def to_dicts(self) -> list[dict[str, str | float | None]]:
         """One dictionary per row."""
         return [asdict(row) for row in self._rows]

@@ -114,6 +114,9 @@ class Archive:
                 file.close()
                 raise DamagedArchive(path, damage.name, str(damage), problem=damage.code) from None
 
+    def __repr__(self) -> str:
+        return f"<archive {self.path}>"
+
     def close(self) -> None:
         """Close the folder or zip."""
         self._container.close()

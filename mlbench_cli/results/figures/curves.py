@@ -1,10 +1,11 @@
 """Figures over time: loss, the goal's metric, learning rate, other metrics, machines, and how runs spent their time."""
 
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from typing import NamedTuple, Protocol
 
 from mlbench_cli.model.goals import Goal, is_finite_number
 from mlbench_cli.results.analysis.numbers import SECONDS, unit_of
@@ -55,6 +56,39 @@ class SampleColumns:
             found = [(row[0], sum(known)) for row in rows if (known := [each for each in row[1:] if each is not None])]
         return sorted(found)
 
+    def add(self, sample: ResourceSample) -> None:
+        """Append one sample."""
+        columns = {name: (value,) for name in SAMPLED_FIELDS if (value := getattr(sample, name)) is not None}
+        self.extend({"time": (sample.time,), **columns})
+
+
+class Sampled(Protocol):
+    """A run with the samples of its ranks."""
+
+    @property
+    def name(self) -> str:
+        """The run's name."""
+
+    @property
+    def resources(self) -> "Mapping[int, SampleColumns]":
+        """The resource samples of each rank."""
+
+
+@dataclass(frozen=True)
+class LatestSamples:
+    """The last samples of a run that is in progress."""
+
+    name: str
+    resources: Mapping[int, SampleColumns]
+
+    @classmethod
+    def of(cls, name: str, samples: Iterable[ResourceSample]) -> "LatestSamples":
+        """From samples in the order of time."""
+        found: dict[int, SampleColumns] = {}
+        for sample in samples:
+            found.setdefault(sample.rank, SampleColumns()).add(sample)
+        return cls(name, found)
+
 
 @dataclass(frozen=True)
 class RunData:
@@ -97,8 +131,7 @@ class RunData:
                 columns = sample_blocks.read_columns(row, SAMPLED_FIELDS)
                 found.setdefault(row["rank"], SampleColumns()).extend(columns, every)
             elif (sample := ResourceSample.parse(self.name, row)) is not None:
-                columns = {name: (value,) for name in SAMPLED_FIELDS if (value := getattr(sample, name)) is not None}
-                found.setdefault(sample.rank, SampleColumns()).extend({"time": (sample.time,), **columns})
+                found.setdefault(sample.rank, SampleColumns()).add(sample)
         return found
 
     @cached_property
@@ -190,26 +223,48 @@ def live_figures(points: Sequence[MetricPoint], goal: Goal | None) -> Iterator[F
 # --- machines -------------------------------------------------------------------------------------------------------
 
 
-def resource_figures(runs: Sequence[RunData], prefix: str) -> Iterator[Figure]:
+class Resource(NamedTuple):
+    """Something that ranks use: the sum of some fields of samples, in `unit`; with `is_rate` per second."""
+
+    key: str
+    title: str
+    label: str
+    fields: tuple[str, ...]
+    is_rate: bool
+    unit: float
+
+
+RESOURCES = (
+    Resource("cpu", "CPU in use", "cores", ("cpu_seconds",), True, 1.0),
+    Resource("memory", "Memory", "GiB", ("rss_bytes",), False, 2.0**30),
+    Resource("network", "Network traffic", "MB/s, both ways", ("received_bytes", "sent_bytes"), True, 1e6),
+    Resource("disk", "Disk traffic", "MB/s, both ways", ("read_bytes", "write_bytes"), True, 1e6),
+    Resource("gpu", "GPU utilization", "%", ("gpu_percent",), False, 1.0),
+    Resource("gpu-memory", "GPU memory", "GiB", ("gpu_memory_bytes",), False, 2.0**30),
+    Resource("gpu-power", "GPU power", "W", ("gpu_watts",), False, 1.0),
+)
+
+
+def resource_figures(runs: Sequence[Sampled], prefix: str, since: str = _SINCE_START) -> Iterator[Figure]:
     """CPU, memory, traffic, disk and GPU over time, a line for each rank of each run."""
-    kinds = (
-        ("cpu", "CPU in use", "cores", ("cpu_seconds",), True, 1.0),
-        ("memory", "Memory", "GiB", ("rss_bytes",), False, 2.0**30),
-        ("network", "Network traffic", "MB/s, both ways", ("received_bytes", "sent_bytes"), True, 1e6),
-        ("disk", "Disk traffic", "MB/s, both ways", ("read_bytes", "write_bytes"), True, 1e6),
-        ("gpu", "GPU utilisation", "%", ("gpu_percent",), False, 1.0),
-        ("gpu-memory", "GPU memory", "GiB", ("gpu_memory_bytes",), False, 2.0**30),
-        ("gpu-power", "GPU power", "W", ("gpu_watts",), False, 1.0),
-    )
-    for key, title, label, names, is_rate, unit in kinds:
-        lines = [line for run in runs for line in _resource_lines(run, names, is_rate, unit)]
+    for kind in RESOURCES:
+        lines = [line for run in runs for line in _resource_lines(run, kind)]
         if any(y for line in lines for y in line.ys):
-            axes = Axis(_SINCE_START, from_zero=True), Axis(label, from_zero=True)
-            yield Figure(f"{prefix}{key}", f"{title} per rank", *axes, tuple(lines), kind=Kind.STEPS)
+            axes = Axis(since, from_zero=True), Axis(kind.label, from_zero=True)
+            yield Figure(f"{prefix}{kind.key}", f"{kind.title} per rank", *axes, tuple(lines), kind=Kind.STEPS)
 
 
-def _resource_lines(run: RunData, names: Sequence[str], is_rate: bool, unit: float) -> Iterator[Line]:
-    curves = _resource_curves(run, names, is_rate, unit)
+def use_now(run: Sampled) -> dict[int, dict[str, float]]:
+    """What each rank uses by its last samples: a value for the key of each of RESOURCES that is sampled."""
+    found: dict[int, dict[str, float]] = {}
+    for kind in RESOURCES:
+        for rank, points in _resource_curves(run, kind):
+            found.setdefault(rank, {})[kind.key] = points[-1][1]
+    return found
+
+
+def _resource_lines(run: Sampled, kind: Resource) -> Iterator[Line]:
+    curves = _resource_curves(run, kind)
     if len(run.resources) > MAX_RANK_LINES:
         yield from _spread_lines(run.name, [points for _, points in curves])
         return
@@ -240,15 +295,13 @@ def _spread_lines(name: str, curves: Sequence[Sequence[tuple[float, float]]]) ->
         yield Line(f"{name}, {word} of {len(curves)} ranks", xs, ys)
 
 
-def _resource_curves(
-    run: RunData, names: Sequence[str], is_rate: bool, unit: float
-) -> list[tuple[int, list[tuple[float, float]]]]:
+def _resource_curves(run: Sampled, kind: Resource) -> list[tuple[int, list[tuple[float, float]]]]:
     """Each rank with its (seconds since the first sample, value); ranks without values are left out."""
     start = min((min(samples.times) for samples in run.resources.values()), default=0.0)
     found = []
     for rank, samples in sorted(run.resources.items()):
-        known = [(time - start, value / unit) for time, value in samples.points(names)]
-        if is_rate:
+        known = [(time - start, value / kind.unit) for time, value in samples.points(kind.fields)]
+        if kind.is_rate:
             known = [
                 (after[0], max(0.0, after[1] - before[1]) / (after[0] - before[0]))
                 for before, after in pairwise(known)

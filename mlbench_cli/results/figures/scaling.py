@@ -225,8 +225,8 @@ def phases_figure(job: Job, key: str) -> Figure | None:
         for point in group.points
         if point.workers == count and point.shown and any(point.parts.values())
     ]
-    if not found:
-        return None
+    if not any(name != "other" and seconds for _, point in found for name, seconds in point.parts.items()):
+        return None  # nothing is known of where it went
     names = tuple(_name_place(job, group, point) for group, point in found)
     hides = any(run.hides for _, point in found for run in point.shown)
     return Figure(

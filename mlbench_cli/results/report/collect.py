@@ -549,7 +549,7 @@ def _run_section(runs: Sequence[RunData]) -> Section:
             str(run.workers),
             str(run.archive.result["outcome"]).replace("_", " "),
             format_value(run.archive.result["task_seconds"]["wall"], SECONDS),
-            format_goal(run.archive.result["goal"], run.archive.result["outcome"]) or NO_VALUE,
+            format_goal(run.archive.result["goal"], run.archive.result["outcome"], in_words=True) or NO_VALUE,
             method_phrase(_spec(run).get("method") or {}),
             _spec(run).get("network") or NO_VALUE,
             ", ".join(label.replace("_", "-") for label in conditions_of(run.archive).labels) or NO_VALUE,

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +54,7 @@ def make_environment(*folders: Path) -> "Environment":
     environment.filters["icon"] = _draw_icon
     environment.filters["measured"] = format_value
     environment.filters["unit_of"] = unit_of
-    environment.filters["goal"] = format_goal
+    environment.filters["goal"] = partial(format_goal, in_words=True)
     environment.filters["estimate"] = _show_estimate
     environment.filters["change"] = _show_change
     return environment

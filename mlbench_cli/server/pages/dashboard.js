@@ -108,6 +108,9 @@
       if (Number(fields.repeat.value) > 1) wanted.repeat = Number(fields.repeat.value);
       if (fields.light.checked && !fields.light.disabled) wanted.light = true;
       if (fields.share_machine.checked) wanted.share_machine = true;
+      questions.querySelectorAll("[data-flag]").forEach(function (field) {
+        if (field.value.trim()) (wanted.flags = wanted.flags || {})[field.dataset.flag] = field.value;
+      });
       return wanted;
     }
     function send(target, text, done) {
@@ -161,9 +164,10 @@
   // --- a run's log ---------------------------------------------------------------------------------------------------
 
   function log(run) {
-    var box = byId("log"), place = byId("log-place"), rank = byId("log-rank"), page = null, follows = true;
+    var box = byId("log"), place = byId("log-place"), rank = byId("log-rank"), stream = byId("log-stream"), page = null, follows = true;
     function show(document) {
       page = document;
+      byId("log-streams").hidden = !document.has_streams;
       box.textContent = document.lines.join("\n") + (document.lines.length ? "\n" : "");
       var last = document.end >= document.size;
       place.textContent = document.size ? "bytes " + document.offset.toLocaleString("en") + " to " + document.end.toLocaleString("en") +
@@ -172,7 +176,7 @@
       if (last) box.scrollTop = box.scrollHeight;
     }
     function load(offset) {
-      fetch("/api/v1/runs/" + encodeURIComponent(run) + "/logs?rank=" + encodeURIComponent(rank.value) + "&offset=" + offset)
+      fetch("/api/v1/runs/" + encodeURIComponent(run) + "/logs?rank=" + encodeURIComponent(rank.value) + "&stream=" + stream.value + "&offset=" + offset)
         .then(function (answer) { return answer.json(); })
         .then(function (document) { if (document.lines) show(document); else place.textContent = document.message; });
     }
@@ -181,11 +185,13 @@
     byId("log-before").addEventListener("click", function () { load(page && page.before !== null ? page.before : 0); });
     byId("log-after").addEventListener("click", function () { load(page ? page.end : 0); });
     rank.addEventListener("change", function () { load(-1); });
+    stream.addEventListener("change", function () { load(-1); });
     load(-1);
     return function (lines, left) {
       if (!follows) return;
       var own = lines.filter(function (line) { return String(line.rank) === rank.value; });
       if (!own.length) return;
+      if (stream.value !== "both") { load(-1); return; } // events do not tell the stream
       var atEnd = box.scrollTop + box.clientHeight >= box.scrollHeight - 30;
       var kept = (box.textContent + own.map(function (line) { return line.text + "\n"; }).join("")).split("\n");
       box.textContent = kept.slice(-MAX_LINES).join("\n");

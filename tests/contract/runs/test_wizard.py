@@ -14,6 +14,7 @@ from tests.contract.terminal import Terminal
 
 TASKS = list(load_catalog())
 UP, DOWN, LEFT, RIGHT, HOME_KEY, END, DELETE = "\x1b[A", "\x1bOB", "\x1b[D", "\x1b[C", "\x1b[H", "\x1b[F", "\x1b[3~"
+ESC = "\x1b"
 NAME, SIZES = "Name of the run [my-run]: ", "Numbers of workers, one run each [1]: "
 TASK, PRESET, BACKEND = "Task:", "Preset:", "Backend:"
 
@@ -55,6 +56,47 @@ def test_arrow_keys_choose(home: Path) -> None:
     person.expect("Preset: spec")
     person.answer(BACKEND, "mpi")
     assert "--backend mpi" in same_command(person)
+    assert person.finish()[0] == 0
+
+
+def test_esc_goes_back_to_the_question_before(home: Path) -> None:
+    person = Terminal("run", "--dry-run", home=home, columns=200)
+    person.type(ESC)  # there is nothing before the first question
+    person.answer(NAME, "first")
+    person.expect(TASK)
+    person.type("mnist\r")
+    person.expect("Task: mnist")
+    person.answer(PRESET, "tiny")
+    person.expect(SIZES)
+    person.type("4" + ESC)
+    person.expect(PRESET)
+    person.type(ESC)
+    person.expect(TASK)
+    person.type(ESC)
+    person.answer(NAME, "second")
+    person.answer(TASK, "custom")
+    person.expect("Command: ")
+    person.type(ESC)
+    person.expect("arrow keys")
+    person.type("digits\r")
+    person.expect("Task: digits_resnet")
+    person.answer(PRESET, "tiny")
+    person.answer(SIZES, "2")
+    person.answer(BACKEND, "")
+    assert same_command(person) == "mlbench run second 2 --task digits_resnet --preset tiny --backend gloo"
+    assert person.finish()[0] == 0
+
+
+def test_a_menu_shows_what_matches_and_marks_the_default(home: Path) -> None:
+    person = Terminal("run", "x", "1", "--dry-run", home=home, columns=200)
+    person.expect("allreduce")
+    assert person.expect("bert_pretraining").count("(default)") == 1
+    person.type("handwritten\r")  # in the title of one task
+    person.expect("Task: digits_resnet")
+    person.expect(PRESET)
+    assert "(default)" in person.expect("tiny")
+    person.type("tiny\r")
+    person.answer(BACKEND, "")
     assert person.finish()[0] == 0
 
 

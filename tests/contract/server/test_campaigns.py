@@ -118,6 +118,13 @@ def _check_pages(dashboard: Dashboard, statuses: set[int], text: bytes) -> None:
 # --- large logs -----------------------------------------------------------------------------------------------------
 
 
+def test_a_log_line_cannot_reorder_what_a_page_shows(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text("a\tb \u202e dlrow \x1b[31m\n")
+    assert read_page(path, 0).lines == ("a\tb \\u202e dlrow \\x1b[31m",)
+    assert read_page(path, 0, raw=True).lines == ("a\tb \u202e dlrow \x1b[31m",)
+
+
 @pytest.mark.slow
 def test_a_log_of_a_million_lines_is_read_page_by_page_without_loss(tmp_path: Path) -> None:
     """A page costs a page of memory, whatever its log's size."""

@@ -2,12 +2,14 @@
 
 import http.client
 import json
+import re
 import socket
 from contextlib import ExitStack
 from pathlib import Path
 
 from mlbench_cli.results.archive.evidence import read_last_samples
 from mlbench_cli.server.live import MAX_FOLLOWERS
+from tests.contract.local_runs import until
 from tests.contract.server.dashboards import PATIENCE, Dashboard
 
 
@@ -29,6 +31,22 @@ def test_a_follower_gets_status_metrics_resources_and_log_until_the_end(acting: 
     assert set(found) == {"status", "resources", "metrics", "curves", "log", "over"}
     assert found["resources"]["0"]["memory"] > 0
     assert found["status"]["state"] == "finished"
+
+
+def test_clusters_show_the_nodes_processes_and_resources_of_running_runs(acting: Dashboard) -> None:
+    idle = acting.ask("/clusters").body.decode()
+    assert "no run in progress" in idle
+    assert 'data-open="no"' in idle
+    command = "sh -c 'while :; do :; done'"
+    acting.post("/api/v1/runs", {"name": "mine", "workers": [2], "command": command, "share_machine": True})
+    until(lambda: "CPU in use per rank" in acting.ask("/cluster-list").body.decode())
+    page = acting.ask("/clusters").body.decode()
+    acting.post("/api/v1/experiments/mine/cancel", {})
+    assert 'data-open="yes"' in page
+    (nodes,) = re.findall(r"<caption[^>]*>Nodes of local</caption>.*?</table>", page, re.DOTALL)
+    assert re.search(rf'<th scope="row">{socket.gethostname()}</th>.*mine-2.*<td[^>]*>2</td>', nodes)
+    assert float(re.findall(r'cores" class="number">([0-9.]+)', nodes)[0]) > 0
+    assert page.count('href="/runs/mine-2"') >= 3  # its node and two processes
 
 
 def test_more_followers_than_allowed_are_refused(acting: Dashboard) -> None:

@@ -141,6 +141,26 @@ def test_a_bad_request_starts_nothing(acting: Dashboard, document: object, statu
     assert acting.ask("/api/v1/runs").document["runs"] == []
 
 
+def test_a_form_gives_any_option_as_the_text_of_its_flag(acting: Dashboard) -> None:
+    wanted = {"name": "x", "workers": [2], "task": "digits_resnet", "preset": "tiny"}
+    flags = {"set": "batch_size=16\n\ndepth=14\n", "seed": " 7", "pin": "no", "matrix": "set.shift=0,1", "env": ""}
+    planned = acting.post("/api/v1/runs?check=true", {**wanted, "flags": flags}).document
+    assert len(planned["runs"]) == 2
+    assert planned["command"].endswith("--set batch_size=16 --set depth=14 --seed 7 --matrix set.shift=0,1 --no-pin")
+    for wrong, reason in (
+        ({"seed": "x"}, "--seed"),
+        ({"sede": "1"}, 'Did you mean "seed"?'),
+        ({"pin": "true"}, "yes or no"),
+        ({"seed": 1}, "flags"),
+        ([], "flags"),
+    ):
+        answer = acting.post("/api/v1/runs?check=true", {**wanted, "flags": wrong})
+        assert (answer.status, reason in answer.document["message"]) == (400, True), wrong
+    page = acting.ask("/new").body.decode()
+    assert 'data-flag="toleration"' in page
+    assert 'data-flag="task"' not in page
+
+
 def test_a_broken_archive_is_a_clear_answer(acting: Dashboard, program: str) -> None:
     acting.post("/api/v1/runs", {"name": "mine", "workers": [1], "command": "true"})
     from tests.contract.local_runs import until
@@ -165,7 +185,7 @@ def test_the_overview_comes_at_once_and_its_results_after_it(dashboard: Dashboar
     assert rows.count("<tr>") == 3
     assert "60" not in re.sub(r"<time.*?</time>", "", rows)
     part = dashboard.ask("/listing?contains=alpha-2", headers={"Accept": "text/html"}).body.decode()
-    assert "Prec@1 80.5\u00a0% (&gt;= 80)" in part
+    assert "top-1 accuracy 80.5\u00a0%, goal 80" in part
     assert "<strong>60.0\u00a0s</strong>" in part
     assert 'data-open="no"' in part
     assert "alpha-4" not in part
