@@ -51,6 +51,7 @@ PANELS: dict[str, dict[str, Command]] = {
             "mlbench_cli.commands.predict", "predict", "Predict step times for other workers, networks, methods"
         ),
         "goodput": Command("mlbench_cli.commands.goodput", "goodput", "Show what faults cost: goodput and its losses"),
+        "fabric": Command("mlbench_cli.commands.fabric", "fabric", "Report on a network in the form of an IETF draft"),
         "plan": Command("mlbench_cli.commands.plan", "plan", "Plan the cheapest or fastest machines for a task"),
         "get-dashboard-url": Command(
             "mlbench_cli.commands.serve", "get_dashboard_url", "Print the URL of the running dashboard"

@@ -68,6 +68,7 @@ COMMANDS: dict[str, list[str]] = {
     "export nccl": ["export", "nccl", "nccl", "A"],
     "predict": ["predict", "A"],
     "plan": ["plan", "cifar10_resnet20", "--from", "A"],
+    "fabric": ["fabric", "A", "B"],
     "baselines check": ["baselines", "check", "A"],
     "baselines record": ["baselines", "record", "A"],
     "download": ["download", "RUN", "--to", "copy.zip"],

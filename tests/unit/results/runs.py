@@ -140,7 +140,17 @@ def sealed_run(folder: Path, outcome: str = "goal_reached", **changes: Any) -> P
     themselves), `provenance`, `image_digest` and `samples` (rows of resources.jsonl).
     """
     seconds = changes.pop("seconds", 100.0)
-    names = ("synthetic", "data", "timings", "goal", "budget_seconds", "environment", "epochs", "details")
+    names = (
+        "synthetic",
+        "data",
+        "timings",
+        "goal",
+        "budget_seconds",
+        "environment",
+        "epochs",
+        "details",
+        "training_seconds",
+    )
     result = {key: changes.pop(key) for key in names if key in changes}
     more = {key: changes.pop(key, None) for key in ("provenance", "image_digest", "samples")}
     run_spec = spec(**{"name": f"run-{changes.get('workers', 2)}", **changes})

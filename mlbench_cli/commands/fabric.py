@@ -1,0 +1,120 @@
+"""`mlbench fabric`: what a fabric costs trainings and gives collectives, in the reporting form of the IETF draft."""
+
+from contextlib import ExitStack
+from typing import Annotated, Any
+
+import typer
+
+from mlbench_cli import api, console
+from mlbench_cli.commands._archives import Unproven, open_archives
+from mlbench_cli.commands._common import Format, Output
+from mlbench_cli.commands._selection import complete_names
+from mlbench_cli.errors import UsageError
+from mlbench_cli.model.network import parse_network
+from mlbench_cli.results.analysis.fabric import FabricReport, report_fabric
+from mlbench_cli.results.analysis.numbers import NO_VALUE, SECONDS, format_percent, format_value
+
+
+def fabric(
+    results: Annotated[
+        list[str],
+        typer.Argument(metavar="RESULT...", help="runs, experiments or archives", autocompletion=complete_names),
+    ],
+    compute: Annotated[
+        str | None,
+        typer.Option(
+            "--compute",
+            metavar="RUN",
+            help="the same training with --method noop, for JCT ratio and overlap",
+            autocompletion=complete_names,
+        ),
+    ] = None,
+    alone: Annotated[
+        str | None,
+        typer.Option(
+            "--alone",
+            metavar="RUN",
+            help="the same training with nothing beside it, for the interference factor",
+            autocompletion=complete_names,
+        ),
+    ] = None,
+    access_rate: Annotated[
+        str | None,
+        typer.Option("--access-rate", metavar="RATE", help="rate of each rank's link, e.g. 100gbit; default: measured"),
+    ] = None,
+    unproven: Unproven = False,
+    output: Output = Format.text,
+) -> None:
+    """Report on a fabric in the form of draft-calabria-bmwg-ai-fabric-training-bench.
+
+    JCT ratio is the time of an update divided by computation plus communication at the full rate, one after the other.
+    Overlap is the share of that communication which costs no time. Interference is the time beside other runs divided
+    by the time alone. mlbench sees endpoints only: nothing here is about switches.
+    """
+    rate = None if access_rate is None else parse_network(access_rate, "--access-rate").rate
+    with ExitStack() as stack:
+        client = api.Client(notice=console.warn)
+
+        def open_one(name: str | None, option: str) -> Any:
+            if name is None:
+                return None
+            found = open_archives(client.find_archives([name]), stack, unproven=unproven)
+            if len(found) != 1:
+                raise UsageError(f"{option} {name} is {len(found)} runs; it must be one.")
+            return found[0]
+
+        archives = open_archives(client.find_archives(results), stack, unproven=unproven)
+        references = open_one(compute, "--compute"), open_one(alone, "--alone")
+        report = report_fabric(archives, *references, rate)
+    if output == Format.json:
+        console.out_json(report.to_dict())
+        return
+    _print(report)
+
+
+def _print(report: FabricReport) -> None:
+    if report.jobs:
+        head = (
+            "RUN",
+            "METHOD",
+            "RANKS",
+            "UPDATE",
+            "COMPUTE",
+            "ROOFLINE",
+            "JCT RATIO",
+            "OVERLAP",
+            "BY SPANS",
+            "INTERFERENCE",
+        )
+        rows = []
+        for job in report.jobs:
+            times = (job.seconds, job.compute_seconds, job.roofline_seconds)
+            shares = (job.overlap, job.spans_overlap)
+            rows.append(
+                [
+                    *(job.run, job.method, str(job.ranks)),
+                    *(format_value(value, SECONDS) for value in times),
+                    format_value(job.jct_ratio),
+                    *(NO_VALUE if share is None else format_percent(share) for share in shares),
+                    format_value(job.interference),
+                ]
+            )
+        console.out_table(head, rows)
+    if report.collectives:
+        names = ("mean", "p50", "p95", "p99")
+        rows = [
+            [
+                *(str(row[name]) for name in ("run", "collective", "dtype", "bytes", "samples")),
+                *(format_value(row[f"busbw_at_{name}_time"]) for name in names),
+            ]
+            for row in report.collectives
+        ]
+        console.out_table(
+            ("RUN", "COLLECTIVE", "TYPE", "BYTES", "SAMPLES", *(f"GB/S AT {n.upper()}" for n in names)), rows
+        )
+    if report.fairness is not None:
+        console.note(f"Fairness (Jain's index) of {len(report.jobs)} runs: {report.fairness:.3f}")
+    for line in report.excluded:
+        console.note(f"Left out: {line}")
+    document = report.to_dict()
+    console.note(f"Observed at: {document['observation_points']}; {document['topology']}.")
