@@ -1,6 +1,6 @@
-"""The campaign `methods-on-cpu` from nothing to its table: how long it takes on this machine. Wanted: under 10 minutes.
+"""The file `methods-on-cpu` from nothing to its table: how long it takes on this machine. Wanted: under 10 minutes.
 
-    .venv/bin/python benchmarks/campaign.py [--docs]
+    .venv/bin/python benchmarks/experiment_file.py [--docs]
 
 --docs writes table and picture into the documentation, with the load of the machine before and after.
 """
@@ -36,7 +36,7 @@ The {runs} runs took {minutes:.1f} minutes on a machine with {cores} cores. The 
 {after:.1f} at the end.{warning}
 
 ```text
-python benchmarks/campaign.py --docs
+python benchmarks/experiment_file.py --docs
 ```
 """
 BUSY = """ Two ranks cause a load of 2; the rest came from other programs, so **do not compare methods by these rates**,
@@ -47,17 +47,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--docs", action="store_true")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="mlbench-campaign-") as folder:
+    with tempfile.TemporaryDirectory(prefix="mlbench-experiment-") as folder:
         out = Path(folder) / "out"
         before, begin = os.getloadavg()[0], time.monotonic()
-        command = [sys.executable, "-m", "mlbench_cli", "campaign", NAME, "--to", str(out)]
+        command = [sys.executable, "-m", "mlbench_cli", "run", "-f", NAME, "--to", str(out)]
         environment = {**os.environ, "MLBENCH_HOME": str(Path(folder) / "home"), "PYTHONPATH": str(ROOT)}
         code = subprocess.run(command, cwd=folder, env=environment, stdout=subprocess.DEVNULL, check=False).returncode
         seconds, after = time.monotonic() - begin, os.getloadavg()[0]
         if code:
             sys.exit(code)
-        table = (out / "campaign.md").read_text()
-        runs = len(json.loads((out / "campaign.json").read_text())["runs"])
+        table = (out / "table.md").read_text()
+        runs = len(json.loads((out / "table.json").read_text())["runs"])
         print(table)
         limit, load = f"{WANTED_SECONDS / 60:g}", f"{before:.1f} to {after:.1f}"
         print(f"{runs} runs in {seconds / 60:.1f} minutes (wanted: under {limit}); load {load}")

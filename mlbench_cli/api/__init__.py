@@ -31,7 +31,6 @@ if TYPE_CHECKING:
         resources_of,
         series,
     )
-    from mlbench_cli.api.campaigns import CampaignHandle, CampaignStep
     from mlbench_cli.api.client import Chosen, Client
     from mlbench_cli.api.experiments import ExperimentHandle
     from mlbench_cli.api.launches import Launch, OpenExperiment
@@ -43,8 +42,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AuthorsProgram",
-    "CampaignHandle",
-    "CampaignStep",
     "Chosen",
     "Client",
     "ExperimentHandle",
@@ -77,7 +74,6 @@ _HOMES = {
         "mlbench_cli.api.archives",
     ),
     **dict.fromkeys(("AuthorsProgram",), "mlbench_cli.api.repetition"),
-    **dict.fromkeys(("CampaignHandle", "CampaignStep"), "mlbench_cli.api.campaigns"),
     **dict.fromkeys(("Chosen", "Client"), "mlbench_cli.api.client"),
     **dict.fromkeys(("FinishedRun",), "mlbench_cli.runs.finished"),
     **dict.fromkeys(("Launch", "OpenExperiment"), "mlbench_cli.api.launches"),

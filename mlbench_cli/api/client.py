@@ -16,7 +16,6 @@ from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
 from mlbench_cli.model.run import Cluster, JsonObject
 
 if TYPE_CHECKING:
-    from mlbench_cli.api.campaigns import CampaignHandle
     from mlbench_cli.api.launches import Launch
     from mlbench_cli.api.repetition import AuthorsProgram
     from mlbench_cli.results.archive.reader import Archive
@@ -107,6 +106,7 @@ class Client(Workspace):
         With `estimate`, also the total "seconds" and "price" (US dollars) from similar runs or `mlbench plan`, and
         "unknown", the number of runs without an estimate.
         """
+        from mlbench_cli.runs.forecast import forecast
         from mlbench_cli.runs.request import equivalent_command
 
         launch = self.prepare(request)
@@ -114,11 +114,7 @@ class Client(Workspace):
         planned = {"runs": [spec.name for spec in launch.specs], "command": equivalent_command(launch.request)}
         if not estimate:
             return planned
-        from mlbench_cli.api.calibrated import predictor
-        from mlbench_cli.runs.campaign import History, forecast
-
-        entries = [(spec, self.store.cluster(spec.cluster)) for spec in launch.specs]
-        ahead = forecast(entries, len(entries), History(self.store, predictor(self.store)))
+        ahead = forecast(list(zip(launch.specs, launch.estimates(), strict=True)), len(launch.specs))
         return {**planned, "seconds": ahead.seconds, "price": ahead.price, "unknown": ahead.unknown}
 
     def prepare(self, request: "Request", *, require_goal: bool = False, most: int | None = None) -> "Launch":
@@ -225,7 +221,7 @@ class Client(Workspace):
         launch.render()
         return launch.start(command_line)
 
-    def prepare_campaign(
+    def prepare_file(
         self,
         file: str,
         *,
@@ -233,16 +229,34 @@ class Client(Workspace):
         max_hours: float | None = None,
         max_cost: float | None = None,
         most: int | None = None,
-        retry_failed: bool = False,
-    ) -> "CampaignHandle":
-        """The runs of a campaign file, or of a shipped one by its name; nothing is recorded or started.
+    ) -> "Launch":
+        """The runs of an experiment file: its path, the name of a shipped one, or that of an experiment which a file
+        described; nothing is recorded or started.
 
         Given options override those in the file. Raises UsageError that names file and key, NotFoundError.
         """
-        from mlbench_cli.api.campaigns import plan_campaign, read_campaign
+        from mlbench_cli.api.launches import make_launch
+        from mlbench_cli.results.analysis.rates import select_series
+        from mlbench_cli.runs.defaults import default_cluster, with_defaults
+        from mlbench_cli.runs.experiment_file import expand_file, find_file, parse_experiment_file, read_experiment_file
+        from mlbench_cli.runs.matrix import MAX_MEMBERS
 
-        found = read_campaign(file, clusters, max_hours, max_cost)
-        return plan_campaign(self, found, most, retry_failed=retry_failed)
+        known = self.store.find_experiment(file)
+        if known is not None and "runs" in known.request and not Path(file).is_file():
+            found = parse_experiment_file(dict(known.request), file)
+        else:
+            found = read_experiment_file(find_file(file))
+        found = replace(
+            found,
+            clusters=tuple(clusters or found.clusters),
+            max_hours=found.max_hours if max_hours is None else max_hours,
+            max_cost=found.max_cost if max_cost is None else max_cost,
+        )
+        select_series(found.published)
+        chosen = [self.store.cluster(name) for name in found.clusters] or [default_cluster(self.store)]
+        candidates = expand_file(found, chosen, with_defaults=with_defaults, most=MAX_MEMBERS if most is None else most)
+        launch = make_launch(self, replace(found.common, name=found.name), candidates, found.to_document())
+        return replace(launch, max_hours=found.max_hours, max_cost=found.max_cost)
 
     # --- finding ----------------------------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """An experiment as an object: its runs, its progress, its end."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from mlbench_cli.api.runs import RunHandle, Runs
 from mlbench_cli.api.workspace import Workspace
 from mlbench_cli.model.run import Experiment, ExperimentState, JsonObject
-from mlbench_cli.storage.run_folder import RUN, RunFolder
 
 if TYPE_CHECKING:
+    from mlbench_cli.results.analysis.experiment_table import Row
     from mlbench_cli.results.archive.reader import Archive
     from mlbench_cli.runs.experiment_status import ExperimentStatus
     from mlbench_cli.runs.finished import FinishedRun
@@ -29,6 +29,11 @@ class ExperimentHandle:
     def name(self) -> str:
         """The experiment's name."""
         return self.experiment.name
+
+    @property
+    def title(self) -> str:
+        """The headline of its table: the title that its file gives, else its name."""
+        return str(self.experiment.request.get("title") or self.name)
 
     def runs(self) -> "list[RunHandle]":
         """Its runs in their order; those that were deleted are left out."""
@@ -74,16 +79,6 @@ class ExperimentHandle:
         return list(QueueFolder.of(self.workspace.store.folder, self.experiment.id).read_log())
 
     @property
-    def campaign(self) -> str | None:
-        """Name of the campaign file whose command started its first run; None for an experiment of its own."""
-        from mlbench_cli.runs.campaign import campaign_of
-
-        for run in self.runs()[:1]:
-            document = RunFolder(run.folder).read_json(RUN) or {}
-            return campaign_of((document.get("provenance") or {}).get("command_line") or ())
-        return None
-
-    @property
     def state(self) -> ExperimentState:
         """How far the experiment is now."""
         return ExperimentState(self.status()["state"])
@@ -110,6 +105,31 @@ class ExperimentHandle:
             if run.is_started and not run.is_finished:
                 run.cancel()
 
+    def table(self) -> "list[Row]":
+        """The runs that have ended by their settings and number of workers, then the published rows that the file of
+        the experiment names. Its `metric` is the value of a run."""
+        from mlbench_cli.results.analysis.experiment_table import make_rows, name_settings, read_sample
+        from mlbench_cli.results.analysis.rates import select_series
+
+        points = {member.run_id: member.point for member in self.experiment.members}
+        runs = self.runs()
+        settings = name_settings([(run.run.spec.task, points[run.run.id]) for run in runs])
+        samples = [
+            read_sample(
+                run.name, named, run.run.spec.world_size, dict(finished.result), self.experiment.request.get("metric")
+            )
+            for run, named in zip(runs, settings, strict=True)
+            if (finished := run.finished) is not None and finished.result is not None
+        ]
+        # Runs alternate between the entries of a file, rows do not.
+        order = {key: number for number, key in enumerate(dict.fromkeys(map(_entry_of, settings)))}
+        samples.sort(key=lambda sample: order[_entry_of(sample.settings)])
+        return make_rows(samples, select_series(self.experiment.request.get("published", ())))
+
     def archives(self) -> "list[Archive]":
         """The verified archives of its finished runs."""
         return [run.archive() for run in self.runs() if run.is_sealed]
+
+
+def _entry_of(settings: Mapping[str, str]) -> tuple[str | None, ...]:
+    return settings["task"], settings.get("series"), settings.get("cluster")

@@ -1,9 +1,10 @@
 """From a request to its experiment: check it, record it, then start and follow its runs."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from mlbench_cli.api.experiments import ExperimentHandle
@@ -15,6 +16,8 @@ from mlbench_cli.model.spec import RunSpec
 if TYPE_CHECKING:
     from mlbench_cli.engines.base import Submission
     from mlbench_cli.runs.experiment import Candidate, Plan
+    from mlbench_cli.runs.finished import FinishedRun
+    from mlbench_cli.runs.forecast import Forecast, History, RunEstimate
     from mlbench_cli.runs.queue import HeldQueue
     from mlbench_cli.runs.request import Request
 
@@ -24,7 +27,7 @@ class Launch:
     """The runs of a request, checked as far as possible without starting them. Nothing is recorded yet.
 
     `request` has its defaults. `experiment` is what would be recorded; with `is_known` an experiment of that name
-    exists, and its finished runs stay.
+    exists, and its finished runs stay. `run_all` starts no run that would exceed `max_hours` or `max_cost`.
     """
 
     workspace: Workspace
@@ -32,6 +35,8 @@ class Launch:
     candidates: "tuple[Candidate, ...]"
     experiment: Experiment
     is_known: bool
+    max_hours: float | None = None
+    max_cost: float | None = None
 
     @property
     def specs(self) -> list[RunSpec]:
@@ -52,11 +57,77 @@ class Launch:
             engines = EngineCache(workspace.store, connect=lambda cluster: connect_renderer(cluster, workspace.notice))
         return [engines.of_cluster(spec.cluster).render(spec) for spec in self.specs]
 
+    def render_one_each(self) -> "list[Submission]":
+        """What would be submitted for one run of each entry of a file on each cluster, without reaching a cluster."""
+        by_entry = {(item.point.get("runs"), item.spec.cluster): item for item in self.candidates}
+        return replace(self, candidates=tuple(by_entry.values())).render(offline=True)
+
+    @property
+    def handle(self) -> ExperimentHandle:
+        """The experiment with the members that it has already, and what is asked for now."""
+        return ExperimentHandle(self.workspace, self.experiment)
+
     def plan(self, *, retry_failed: bool = False) -> "Plan":
         """The new and remaining runs of the experiment. New runs get new ids with every call."""
         from mlbench_cli.runs.start import plan_experiment
 
         return plan_experiment(self.experiment, self.candidates, self.workspace.store, retry_failed=retry_failed)
+
+    @cached_property
+    def history(self) -> "History":
+        """What finished runs took."""
+        from mlbench_cli.api.calibrated import predictor
+        from mlbench_cli.runs.forecast import History
+
+        return History(self.workspace.store, predictor(self.workspace.store))
+
+    def estimates(self) -> "list[RunEstimate]":
+        """What each of the runs is expected to take and to cost, in their order."""
+        find = self.workspace.store.cluster
+        clusters = {name: find(name) for name in {spec.cluster for spec in self.specs}}
+        return [self.history.estimate(spec, clusters[spec.cluster]) for spec in self.specs]
+
+    def forecast(self, plan: "Plan") -> "Forecast":
+        """What all that `plan` leaves to do is expected to take and to cost."""
+        from mlbench_cli.runs.forecast import forecast
+
+        left = {run.id for run in plan.left}
+        remaining = [
+            (spec, estimate)
+            for run, spec, estimate in zip(plan.runs, self.specs, self.estimates(), strict=True)
+            if run.id in left
+        ]
+        return forecast(remaining, len(plan.runs))
+
+    def run_all(
+        self,
+        follow: "Callable[[OpenExperiment, RunHandle], FinishedRun] | None" = None,
+        command_line: Sequence[str] = API_COMMAND,
+        *,
+        retry_failed: bool = False,
+    ) -> str | None:
+        """Record the experiment, then start and follow what is left, one run at a time. Returns why it stopped before
+        the last run because of `max_hours` or `max_cost`, None if it did not.
+
+        `follow` starts a run, waits for its end and returns it. Raises UsageError if another process is the queue.
+        """
+        from mlbench_cli.runs.forecast import Budget
+
+        budget = Budget(None if self.max_hours is None else self.max_hours * 3600, self.max_cost)
+        with self.open(command_line, retry_failed=retry_failed) as opened:
+            opened.record()
+            for run in opened.left:
+                spec = run.run.spec
+                estimate = self.history.estimate(spec, self.workspace.store.cluster(spec.cluster))
+                if (refusal := budget.refusal(estimate)) is not None:
+                    return refusal
+                finished = (follow or _follow)(opened, run)
+                seconds = (finished.result["wall_seconds"] if finished.result else None) or 0.0
+                price = (finished.result["price"] if finished.result else None) or {}
+                budget.spend(seconds, price.get("amount") or 0.0)
+                if finished.outcome.is_success and seconds:
+                    self.history.add(spec, seconds)
+        return None
 
     @contextmanager
     def open(
@@ -146,6 +217,12 @@ class OpenExperiment:
         from mlbench_cli.runs.connect import find_machine_holder
 
         return find_machine_holder(run.run.spec)
+
+
+def _follow(opened: OpenExperiment, run: RunHandle) -> "FinishedRun":
+    if not run.is_finished:
+        opened.start_run(run, detach=False)
+    return run.wait()
 
 
 def make_launch(

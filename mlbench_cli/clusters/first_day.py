@@ -25,7 +25,7 @@ NAME = f"{RELEASE}-1"
 TTL = "1h"
 # A cluster is made in 15 to 30 minutes, and a launch failure that nobody names may take as long again.
 STEP_SECONDS = 5400.0
-CAMPAIGN = "first-day.yaml"
+RUNS_FILE = "first-day.yaml"
 REPORT = "first-day.json"
 TABLE = "confirmed.md"
 NOT_NEEDED = "docker is not on PATH"
@@ -129,7 +129,7 @@ class FirstDay:
                 (
                     "run",
                     "-f",
-                    str(self.folder / CAMPAIGN),
+                    str(self.folder / RUNS_FILE),
                     "--cluster",
                     NAME,
                     "--to",
@@ -144,11 +144,11 @@ class FirstDay:
             Step("rest", ("gc", self.cloud, *self.scope, "--dry-run", "-o", "json"), ends=True),
         ]
 
-    def write_campaign(self) -> Path:
+    def write_runs_file(self) -> Path:
         """The file of runs that the step `run` starts."""
-        path = self.folder / CAMPAIGN
+        path = self.folder / RUNS_FILE
         path.write_text(
-            f"# The runs of the first day on {self.cloud}: mlbench run -f {CAMPAIGN} --cluster {NAME}\n"
+            f"# The runs of the first day on {self.cloud}: mlbench run -f {RUNS_FILE} --cluster {NAME}\n"
             f"title: First day on {self.cloud}\n"
             "workers: [1]\n"
             f"gpu: {str(self.has_gpu).lower()}\n"
@@ -164,7 +164,7 @@ class FirstDay:
 
         The removal goes first where it failed: what is left costs money.
         """
-        self.write_campaign()
+        self.write_runs_file()
         failed = 0
         has_docker = shutil.which("docker") is not None
         for step in self.steps():

@@ -118,7 +118,7 @@ def results_of(run: Run) -> Path:
 
 
 def to_option(panel: str | None = None, about: str = "") -> Any:
-    """--to of `mlbench run` and `mlbench campaign`, for a file with runs."""
+    """--to of `mlbench run` and its alias `campaign`, for a file with runs."""
     words = f"{about}output folder for table and figures; default: tables/NAME in the data folder"
     return typer.Option("--to", metavar="FOLDER", help=words, rich_help_panel=panel)
 

@@ -1,18 +1,19 @@
-"""`mlbench run -f` of a file with `runs`: settings -> experiments -> runs in interleaved order -> table and figures."""
+"""`mlbench run -f` of a file with `runs`: its experiment, followed run by run, then its table and figures."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from mlbench_cli import console
-from mlbench_cli.api import CampaignHandle, Client, FinishedRun, OpenExperiment, RunHandle
+from mlbench_cli.api import Client, ExperimentHandle, FinishedRun, Launch, OpenExperiment, RunHandle
 from mlbench_cli.commands._common import Format
-from mlbench_cli.commands._members import follow_run
+from mlbench_cli.commands._members import follow_run, start_detached
 from mlbench_cli.config.settings import data_dir
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.run import JsonObject
-from mlbench_cli.results.analysis.campaign import Row, to_csv, to_document, to_markdown
-from mlbench_cli.runs.campaign import Forecast
+from mlbench_cli.results.analysis.experiment_table import Row, name_settings, to_csv, to_document, to_markdown
+from mlbench_cli.runs.forecast import Forecast
 from mlbench_cli.runs.matrix import MAX_CONFIRMED, MAX_MEMBERS
 from mlbench_cli.util.files import write_atomically
 
@@ -35,37 +36,51 @@ class How(NamedTuple):
     only_report: bool = False
     retry_failed: bool = False
     yes: bool = False
+    detach: bool = False
 
 
 def run_file(file: str, limits: Limits, how: How, to: Path | None, output: Format, command_line: Sequence[str]) -> int:
     """Run everything that a file asks for, then write a table and figures of the results; the exit code.
 
-    Called again it resumes: finished and failed runs are kept, interrupted runs start again. Runs alternate between
-    settings, so slow drift of the machine affects all settings equally.
+    `file` is a path, the name of a shipped file, or that of an experiment which a file described. Called again it
+    resumes: finished and failed runs are kept, interrupted runs start again.
     """
-    found = Client(notice=console.note).prepare_campaign(
-        file,
-        **limits._asdict(),
-        most=MAX_CONFIRMED if how.yes or how.dry_run else MAX_MEMBERS,
-        retry_failed=how.retry_failed and not (how.only_report or how.dry_run),
-    )
+    client = Client(notice=console.note)
+    most = MAX_CONFIRMED if how.yes or how.dry_run else MAX_MEMBERS
+    launch = client.prepare_file(file, **limits._asdict(), most=most)
     if how.dry_run:
-        _print_plan(found, output)
+        _print_plan(launch, output)
         return 0
+    if how.detach:
+        return _start_detached(launch, how, output, command_line)
     ended: list[FinishedRun] = []
-    stopped = None if how.only_report else _run_all(found, ended, command_line)
-    rows = found.rows()
-    folder = _write_report(found, rows, to or data_dir() / TABLES / found.campaign.name)
-    _print_report(found, rows, folder, output)
+    stopped = None if how.only_report else _run_all(launch, ended, how, command_line)
+    experiment = launch.handle if how.only_report else client.find_experiment(launch.experiment.name)
+    rows = experiment.table()
+    folder = _write_report(experiment, rows, to or data_dir() / TABLES / experiment.name)
+    _print_report(experiment, rows, folder, output)
     if stopped is not None:
         console.note(f"Not all runs have started: {stopped}. To resume: mlbench run -f {file}, with a higher limit.")
         return BUDGET_SPENT
     return max((finished.exit_code() for finished in ended), default=0)
 
 
-def _run_all(found: CampaignHandle, ended: list[FinishedRun], command_line: Sequence[str]) -> str | None:
+def _start_detached(launch: Launch, how: How, output: Format, command_line: Sequence[str]) -> int:
+    if launch.max_hours is not None or launch.max_cost is not None:
+        raise UsageError(
+            "A client must follow the runs to keep to max-hours and max-cost.",
+            hint="Leave out --detach, or the limits.",
+        )
+    with launch.open(command_line, retry_failed=how.retry_failed) as opened:
+        opened.record()
+        code = start_detached(opened, output)
+    console.note(f"Table and figures, once the runs have ended: mlbench run {launch.experiment.name} --only-report")
+    return code
+
+
+def _run_all(launch: Launch, ended: list[FinishedRun], how: How, command_line: Sequence[str]) -> str | None:
     """Start and follow what is left; what has ended is appended. Why it stopped before the last run, or None."""
-    ahead = found.forecast()
+    ahead = launch.forecast(launch.plan(retry_failed=how.retry_failed))
     console.note(_describe_forecast(ahead))
 
     def follow(opened: OpenExperiment, run: RunHandle) -> FinishedRun:
@@ -76,7 +91,7 @@ def _run_all(found: CampaignHandle, ended: list[FinishedRun], command_line: Sequ
             console.note(f"{run.name}: {finished.summary}")
         return finished
 
-    return found.run_all(follow, command_line)
+    return launch.run_all(follow, command_line, retry_failed=how.retry_failed)
 
 
 # --- output ---------------------------------------------------------------------------------------------------------
@@ -95,77 +110,78 @@ def _describe_forecast(ahead: Forecast) -> str:
     return "; ".join(parts) + "."
 
 
-def _print_plan(found: CampaignHandle, output: Format) -> None:
-    ahead = found.forecast()
-    estimates = [found.estimate(step) for step in found.steps]
+def _print_plan(launch: Launch, output: Format) -> None:
+    plan = launch.plan()
+    ahead = launch.forecast(plan)
+    left = {run.id for run in plan.left}
+    settings = name_settings([(candidate.spec.task, candidate.point) for candidate in launch.candidates])
+    rows = list(zip(plan.runs, launch.candidates, settings, launch.estimates(), strict=True))
     if output == Format.json:
         runs = [
             {
-                "run": step.run.name,
-                "cluster": step.lot.cluster.name,
-                "workers": step.candidate.spec.workers,
-                "settings": found.settings(step),
-                "content_hash": step.candidate.content_hash,
-                "left": step.is_left,
+                "run": run.name,
+                "cluster": candidate.spec.cluster,
+                "workers": candidate.spec.workers,
+                "settings": named,
+                "content_hash": candidate.content_hash,
+                "left": run.id in left,
                 "seconds": estimate.seconds,
                 "price": estimate.price,
             }
-            for step, estimate in zip(found.steps, estimates, strict=True)
+            for run, candidate, named, estimate in rows
         ]
         total = {"runs": ahead.runs, "left": ahead.left, "seconds": ahead.seconds, "price": ahead.price}
-        console.out_json({"campaign": found.campaign.name, **total, "unknown": ahead.unknown, "list": runs})
+        console.out_json({"experiment": plan.experiment.name, **total, "unknown": ahead.unknown, "list": runs})
         return
-    found.render()
+    launch.render_one_each()
     console.out_table(
         ["RUN", "CLUSTER", "WORKERS", "SETTINGS", "STATE", "ABOUT"],
         [
             [
-                step.run.name,
-                step.lot.cluster.name,
-                step.candidate.spec.workers,
-                ", ".join(found.settings(step).values()),
-                "left" if step.is_left else "done",
+                run.name,
+                candidate.spec.cluster,
+                candidate.spec.workers,
+                ", ".join(named.values()),
+                "left" if run.id in left else "done",
                 console.duration(estimate.seconds) if estimate.seconds else "-",
             ]
-            for step, estimate in zip(found.steps, estimates, strict=True)
+            for run, candidate, named, estimate in rows
         ],
         droppable=["CLUSTER", "ABOUT"],
     )
     console.note(_describe_forecast(ahead))
 
 
-def _write_report(found: CampaignHandle, rows: Sequence[Row], folder: Path) -> Path:
-    title = found.campaign.title
+def _write_report(experiment: ExperimentHandle, rows: Sequence[Row], folder: Path) -> Path:
+    title, members = experiment.title, {member.run_id: member for member in experiment.experiment.members}
     document: JsonObject = {
         "schema_version": console.SCHEMA_VERSION,
-        "campaign": found.campaign.name,
+        "experiment": experiment.name,
         "title": title,
-        "metric": found.campaign.metric,
+        "metric": experiment.experiment.request.get("metric"),
         "runs": [
-            {"run": step.run.name, "id": step.run.run.id, "content_hash": step.candidate.content_hash}
-            for step in found.steps
+            {"run": run.name, "id": run.run.id, "content_hash": members[run.run.id].content_hash}
+            for run in experiment.runs()
         ],
         "rows": to_document(rows),
     }
-    import json
-
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / "campaign.json", (json.dumps(document, indent=1) + "\n").encode())
-        write_atomically(folder / "campaign.csv", to_csv(rows).encode())
-        write_atomically(folder / "campaign.md", to_markdown(title, rows).encode())
+        write_atomically(folder / "table.json", (json.dumps(document, indent=1) + "\n").encode())
+        write_atomically(folder / "table.csv", to_csv(rows).encode())
+        write_atomically(folder / "table.md", to_markdown(title, rows).encode())
     except OSError as error:
         raise UsageError(f"cannot write to {folder}: {error.strerror or error}.", hint="--to FOLDER") from None
     if any(cell.value for row in rows for cell in row.cells.values()):
-        from mlbench_cli.results.figures.campaign import draw_campaign
+        from mlbench_cli.results.figures.experiment import draw_experiment
 
-        draw_campaign(title, rows, folder)
+        draw_experiment(title, rows, folder)
     return folder
 
 
-def _print_report(found: CampaignHandle, rows: Sequence[Row], folder: Path, output: Format) -> None:
+def _print_report(experiment: ExperimentHandle, rows: Sequence[Row], folder: Path, output: Format) -> None:
     if output == Format.json:
-        console.out_json({"campaign": found.campaign.name, "folder": str(folder), "rows": to_document(rows)})
+        console.out_json({"experiment": experiment.name, "folder": str(folder), "rows": to_document(rows)})
     else:
-        console.out(to_markdown(found.campaign.title, rows).rstrip())
+        console.out(to_markdown(experiment.title, rows).rstrip())
     console.note(f"Table and figures: {folder}")

@@ -14,8 +14,8 @@ from mlbench_cli.commands._common import (
     only_report_option,
     to_option,
 )
-from mlbench_cli.commands._several import How, Limits, run_file
-from mlbench_cli.runs.campaign import list_shipped
+from mlbench_cli.commands._experiment_file import How, Limits, run_file
+from mlbench_cli.runs.experiment_file import list_shipped
 
 
 def campaign(

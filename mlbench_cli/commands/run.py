@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 _WITH_RUNS = "with a file of runs: "
 _OF_RUNS = ("to", "only_report", "max_hours", "max_cost")
 _THERE = ("name", "workers", "file", "detach", "dry_run", "require_goal", "yes")  # usable with --dashboard-url
-_BESIDE_RUNS = ("file", "dry_run", "retry_failed", "yes", "output", "cluster", "unreachable", *_OF_RUNS)
+_BESIDE_RUNS = ("file", "detach", "dry_run", "retry_failed", "yes", "output", "cluster", "unreachable", *_OF_RUNS)
 
 
 def _show_all_help(context: typer.Context, given: bool) -> None:
@@ -158,11 +158,11 @@ def run(
             )
         return start_run(there, asked, output, detach=detach, dry_run=dry_run, require_goal=require_goal)
     set_unreachable_timeout(unreachable)
-    if file is not None and (ended_with := _run_several(context, file)) is not None:
-        return ended_with
+    client = Client(notice=console.note)
+    if (several := _find_several(client, name, workers, file)) is not None:
+        return _run_several(context, several)
     if wrong := [name for name in _given(context) if name in _OF_RUNS]:
         raise UsageError(f"{', '.join(map(flag, wrong))}: only for a file with runs.", hint="mlbench run -f FILE")
-    client = Client(notice=console.note)
     searched: JsonObject | None = None
     request = _request(name, workers, file, options)
     if source is None and (signers is not None or run_foreign_command):
@@ -223,28 +223,32 @@ def _given(context: typer.Context) -> list[str]:
     return [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
 
 
-def _run_several(context: typer.Context, file: Path) -> int | None:
-    """Run everything in a file with `runs`; None for another file.
+def _find_several(client: Client, name: str | None, workers: Sequence[int] | None, file: Path | None) -> str | None:
+    """The file with `runs` or, without one, the experiment of such a file that is named alone; None for others."""
+    from mlbench_cli.runs.experiment_file import describes_several
 
-    Raises UsageError for options that such a file says for each of its runs.
-    """
-    from mlbench_cli.runs.campaign import asks_for_several
+    if file is not None:
+        return str(file) if describes_several(str(file)) else None
+    experiment = None if name is None or workers else client.store.find_experiment(name)
+    return name if experiment is not None and "runs" in experiment.request else None
 
-    if not asks_for_several(str(file)):
-        return None
+
+def _run_several(context: typer.Context, file: str) -> int:
+    """Run everything in a file with `runs`. Raises UsageError for options that it gives for each of its runs."""
+    from mlbench_cli.commands._experiment_file import How, Limits, run_file
+
     words = {"name": "NAME", "workers": "N"}
-    if wrong := [words.get(name) or flag(name) for name in _given(context) if name not in _BESIDE_RUNS]:
+    allowed = ("name", *_BESIDE_RUNS) if context.params["file"] is None else _BESIDE_RUNS
+    if wrong := [words.get(name) or flag(name) for name in _given(context) if name not in allowed]:
         raise UsageError(
             f"{file} describes several runs, so {', '.join(wrong)} cannot be given here.",
             hint="Write it into the file, above runs for all of them.",
         )
-    from mlbench_cli.commands._several import How, Limits, run_file
-
     given = context.params
     limits = Limits([given["cluster"]] if given["cluster"] else (), given["max_hours"], given["max_cost"])
     how = How(*(given[name] for name in How._fields))
     to = None if given["to"] is None else Path(given["to"])  # the context has texts
-    return run_file(str(file), limits, how, to, given["output"], ("mlbench", "campaign", str(file)))
+    return run_file(file, limits, how, to, given["output"], ("mlbench", *context.obj))
 
 
 def _agree(program: "AuthorsProgram", *, yes: bool, is_trusted: bool, is_dry: bool) -> None:

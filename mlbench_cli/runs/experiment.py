@@ -22,6 +22,7 @@ from mlbench_cli.util.text import shorten
 _ATTEMPT = re.compile(r"(.+)-try(\d+)")
 _MAX_SHOWN = 3  # differences in a message
 FROM = "from"  # in the request of an experiment: the id of the run that it repeats
+ENTRY = "runs"  # in the point of a member: the entry of its experiment file
 
 
 @dataclass(frozen=True)
@@ -47,12 +48,13 @@ def expand(
     tasks: Mapping[str, Task] | None = None,
     find_cluster: Callable[[str], Cluster] | None = None,
     with_defaults: Callable[[Request, Cluster], Request] | None = None,
+    marks: Mapping[str, str] | None = None,
     most: int = MAX_MEMBERS,
 ) -> tuple[Candidate, ...]:
     """The runs of a request in their order: every point and size once, then all again for each repeat.
 
     `find_cluster` gives the clusters that the matrix names, and `with_defaults` completes the requests of their points;
-    points that name none are for `cluster`.
+    points that name none are for `cluster`. `marks` are added to every point.
     Raises UsageError or NotFoundError, as `launch.resolve` does, if any of them cannot work, or for more than `most`.
     """
     if request.search is not None:
@@ -81,12 +83,12 @@ def expand(
     ]
     sizes = max(1, len(request.workers))
     candidates = [
-        Candidate(spec, point_text(point))
+        Candidate(spec, point_text({**point, **(marks or {})}))
         for start in range(0, len(specs[0]), sizes)
         for point, of_point in zip(points, specs, strict=True)
         for spec in of_point[start : start + sizes]
     ]
-    _refuse_duplicates(candidates)
+    refuse_duplicates(candidates)
     return tuple(candidates)
 
 
@@ -127,7 +129,8 @@ def _resolve_point(
         raise UsageError(f"At {texts} of the matrix: {error.message}", hint=error.hint, details=error.details) from None
 
 
-def _refuse_duplicates(candidates: Sequence[Candidate]) -> None:
+def refuse_duplicates(candidates: Sequence[Candidate]) -> None:
+    """Raise UsageError if two candidates have the same name or are the same run."""
     by_hash: dict[str, Candidate] = {}
     by_name: dict[str, Candidate] = {}
     for candidate in candidates:
@@ -139,13 +142,18 @@ def _refuse_duplicates(candidates: Sequence[Candidate]) -> None:
             )
         same = by_name.setdefault(candidate.spec.name, candidate)
         if same is not candidate:
-            raise UsageError(f"Two points of the matrix would have the same run name, {candidate.spec.name}.")
+            raise UsageError(f"Two of these runs would have the same name, {candidate.spec.name}.")
 
 
 def request_of(experiment: Experiment) -> Request:
-    """The request of an experiment as it was given. Raises UsageError for one of a newer mlbench."""
+    """The request of an experiment as it was given. Raises UsageError for one of a newer mlbench or of a file."""
     import json
 
+    if ENTRY in experiment.request:
+        raise UsageError(
+            f'The experiment "{experiment.name}" is that of a file with several entries.',
+            hint=f"mlbench run {experiment.name}",
+        )
     return parse_file(json.dumps({key: value for key, value in experiment.request.items() if key != FROM}))
 
 
@@ -236,7 +244,8 @@ def next_attempt(name: str) -> str:
 
 
 def _refuse_contradiction(experiment: Experiment, existing: Sequence[MemberRow], candidate: Candidate) -> None:
-    """Refuse a further run that differs from the members in more than size, seed and point of the matrix."""
+    """Refuse a further run that differs from the members of its entry in more than size, seed and matrix point."""
+    existing = [row for row in existing if row.member.point.get(ENTRY) == candidate.point.get(ENTRY)]
     if not existing:
         return
     keys = {key for row in existing for key in row.member.point}
@@ -312,7 +321,7 @@ _DECIDES: Mapping[str, tuple[str, ...]] = {
 
 def _axis_fields(point: Mapping[str, str], keys: set[str]) -> set[str]:
     """The fields of a spec that may differ between points of a matrix with these keys."""
-    names = {key.partition(".")[0] for key in {*point, *keys}}
+    names = {key.partition(".")[0] for key in {*point, *keys} if key != ENTRY}
     known = set(RunSpec.__dataclass_fields__)
     return {
         field for name in names for field in _DECIDES.get(name, (name,) if name in known else ("kubernetes", "image"))

@@ -191,18 +191,14 @@ class _Pages:
         return render(request, self._config, "run.html.j2", str(document["run"]["name"]), **document)
 
     async def experiments(self, request: Request) -> Response:
-        return render(request, self._config, "experiments.html.j2", "Experiments and campaigns")
+        return render(request, self._config, "experiments.html.j2", "Experiments")
 
     async def experiment_list(self, request: Request) -> Response:
-        """The newest experiments with their progress; those of one campaign file together."""
+        """The newest experiments with their progress."""
 
         def read() -> JsonObject:
-            groups: dict[str, list[JsonObject]] = {}
-            for handle in list_experiments(self._config, limit=MAX_LISTED):
-                groups.setdefault(handle.campaign or "", []).append(handle.status())
-            found = [_sum_progress(name, items) for name, items in groups.items()]
-            under_way = any(item["state"] in OPEN_STATES for group in found for item in group["experiments"])
-            return {"groups": sorted(found, key=lambda group: group["name"] == ""), "is_open": under_way}
+            found = [handle.status() for handle in list_experiments(self._config, limit=MAX_LISTED)]
+            return {"experiments": found, "is_open": any(item["state"] in OPEN_STATES for item in found)}
 
         document = await run_in_threadpool(read)
         return render(request, self._config, "experiment_list.html.j2", "Experiments", **document)
@@ -421,13 +417,6 @@ def _other_options() -> dict[str, list[JsonObject]]:
             fields = {"name": item.name, "flag": flag(item.name), "kind": kind}
             found.setdefault(facts["panel"], []).append({**fields, "help": facts["help"], "value": facts["metavar"]})
     return found
-
-
-def _sum_progress(name: str, items: list[JsonObject]) -> JsonObject:
-    """Experiments with the sum of their progress."""
-    keys = ("finished", "failed", "total")
-    progress = {key: sum(item["progress"][key] for item in items) for key in keys}
-    return {"name": name, "experiments": items, "progress": progress, "eta_seconds": None}
 
 
 @cache

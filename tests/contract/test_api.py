@@ -140,7 +140,7 @@ def test_an_archive_is_prepared_once_more(client: Client, command: str) -> None:
         client.prepare_repetition("demo-1", Request(name="more", workers=(2,)))
 
 
-CAMPAIGN = """
+RUNS_FILE = """
 title: Study
 num-cpus: 1
 share-machine: true
@@ -152,27 +152,29 @@ runs:
 """
 
 
-def test_a_campaign_is_planned_run_and_tabulated(client: Client, tmp_path: Path) -> None:
+def test_a_file_of_runs_is_planned_run_and_tabulated(client: Client, tmp_path: Path) -> None:
     file = tmp_path / "study.yaml"
-    file.write_text(CAMPAIGN)
-    campaign = client.prepare_campaign(str(file))
+    file.write_text(RUNS_FILE)
+    launch = client.prepare_file(str(file))
+    plan = launch.plan()
     order = ["study-good-1-r1", "study-bad-1-r1", "study-good-1-r2", "study-bad-1-r2"]
-    assert [step.run.name for step in campaign.left] == order
-    assert (campaign.forecast().unknown, client.runs()) == (4, [])
-    assert campaign.run_all() is None
-    assert [(row.settings["series"], row.cells[1].value is None) for row in campaign.rows()] == [
-        *(("good", False), ("bad", True))
-    ]
-    assert client.prepare_campaign(str(file)).left == []
-    assert [step.run.name for step in client.prepare_campaign(str(file), retry_failed=True).left] == [
-        *("study-bad-1-r1-try2", "study-bad-1-r2-try2")
-    ]
-    assert campaign.estimate(campaign.steps[0]).seconds is not None
-    stopped = client.prepare_campaign(str(file), retry_failed=True, max_hours=1e-9).run_all()
+    assert [run.name for run in plan.left] == order
+    assert (launch.forecast(plan).unknown, client.runs()) == (4, [])
+    assert launch.run_all() is None
+    study = client.find_experiment("study")
+    assert [run.name for run in study.runs()] == order
+    rows = study.table()
+    assert [(row.settings["series"], row.cells[1].value is None) for row in rows] == [("good", False), ("bad", True)]
+    assert client.prepare_file(str(file)).plan().left == ()
+    again = client.prepare_file("study")  # as it is recorded
+    assert again.plan().left == ()
+    assert [run.name for run in again.plan(retry_failed=True).left] == ["study-bad-1-r1-try2", "study-bad-1-r2-try2"]
+    assert launch.estimates()[0].seconds is not None
+    stopped = client.prepare_file(str(file), max_hours=1e-9).run_all(retry_failed=True)
     assert "hours are used up" in str(stopped)
 
 
-def test_the_effort_of_planning_a_campaign_is_linear_in_its_runs(
+def test_the_effort_of_planning_a_file_is_linear_in_its_runs(
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each run's spec is hashed once, and no two are compared field by field."""
@@ -191,7 +193,7 @@ def test_the_effort_of_planning_a_campaign_is_linear_in_its_runs(
     monkeypatch.setattr(RunSpec, "__eq__", count_equal)
     file = tmp_path / "many.yaml"
     file.write_text('workers: [1]\nrepeat: 4\nruns: [{name: a, command: "true", matrix: {seed: [10, 20, 30, 40, 50]}}]')
-    assert len(client.prepare_campaign(str(file)).steps) == 20
+    assert len(client.prepare_file(str(file)).plan().runs) == 20
     assert calls == {"hashed": 20}
 
 

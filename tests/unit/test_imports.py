@@ -165,7 +165,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "mlbench_cli.runs.kubernetes_options": (*BASE, "mlbench_cli.util.masking", "mlbench_cli.runs.request"),
     "mlbench_cli.runs.preflight": BASE,
     "mlbench_cli.runs.pinning": BASE,
-    "mlbench_cli.runs.campaign": (*BASE, "mlbench_cli.runs"),
+    **dict.fromkeys(("mlbench_cli.runs.experiment_file", "mlbench_cli.runs.forecast"), (*BASE, "mlbench_cli.runs")),
     **dict.fromkeys(
         ("mlbench_cli.runs.network_options", "mlbench_cli.runs.fault_options"),
         (*BASE, "mlbench_cli.runs.request", "mlbench_cli.util.durations"),

@@ -1,7 +1,7 @@
-"""What a campaign found: rows of settings by number of workers, with mean, interval, speed-up and efficiency.
+"""The table of an experiment: rows of settings by number of workers, with mean, interval, speed-up and efficiency.
 
 Pure: from results to rows to texts. A speed-up is only given beside a baseline of one worker that was measured in the
-same campaign, by the same settings, or by the same settings but for the method if a method has none of its own.
+same experiment, by the same settings, or by the same settings but for the method if a method has none of its own.
 """
 
 import csv
@@ -62,7 +62,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """One combination of settings. `source` is None for the campaign's own rows, else who published it."""
+    """One combination of settings. `source` is None for the experiment's own rows, else who published it."""
 
     settings: Mapping[str, str]
     unit: str
@@ -92,6 +92,24 @@ class Row:
         """Speed-up by number of workers; 1.0 is perfect scaling, None without a baseline of one worker."""
         found = self.speedup(workers)
         return None if found is None else found.mean / workers
+
+
+def name_settings(runs: Sequence[tuple[str, Mapping[str, str]]]) -> list[dict[str, str]]:
+    """What sets the rows of runs apart, by their tasks and the points of their experiment: the task, the entry of the
+    file (if several entries have the same task), the cluster, and the values of the matrix."""
+    entries: dict[str, set[str]] = {}
+    for task, point in runs:
+        entries.setdefault(task, set()).add(point.get("runs", ""))
+    has_series = any(len(found) > 1 for found in entries.values())
+    named = []
+    for task, point in runs:
+        settings = {"task": task, **({"series": point.get("runs", "")} if has_series else {})}
+        settings |= {"cluster": point["cluster"]} if "cluster" in point else {}
+        rest = {
+            key.removeprefix("set."): value for key, value in point.items() if key not in ("runs", "cluster", "seed")
+        }
+        named.append({**settings, **rest})
+    return named
 
 
 def read_sample(run: str, settings: Mapping[str, str], workers: int, result: JsonObject, metric: str | None) -> Sample:
@@ -130,7 +148,7 @@ def _rates_of(protocol: object) -> tuple[float, ...]:
 
 
 def make_rows(samples: Iterable[Sample], published: Sequence[PublishedSeries] = ()) -> list[Row]:
-    """The campaign's rows in order of appearance, then those that others published.
+    """The experiment's rows in order of appearance, then those that others published.
 
     The runs are the unit of the interval. The blocks of one run share its process and machine state, so they are no
     repeats: one run has no interval.
@@ -326,7 +344,7 @@ class Offer:
 
 
 def list_offers(rows: Sequence[Row]) -> tuple[list[Offer], str]:
-    """Choices of the campaign's own rows and the unit of their cost. An offer is on the front if no other one is both
+    """Choices of the experiment's own rows and the unit of their cost. An offer is on the front if no other one is both
     faster and cheaper. Money is used if every cell has a price, and seconds of workers otherwise."""
     cells = [(row, cell) for row in rows if row.source is None and row.is_rate for cell in row.cells.values()]
     cells = [(row, cell) for row, cell in cells if cell.value is not None and cell.value.mean > 0]

@@ -1,10 +1,10 @@
-"""The figures of a campaign: throughput over the number of workers, and time against price."""
+"""The figures of an experiment: throughput over the number of workers, and time against price."""
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from mlbench_cli.results.analysis.campaign import Cell, Row, list_offers, worker_counts
+from mlbench_cli.results.analysis.experiment_table import Cell, Row, list_offers, worker_counts
 from mlbench_cli.results.analysis.numbers import MIN_RUNS, format_factor, value_range
 from mlbench_cli.results.figures.look import Look, choose_looks, look_of
 from mlbench_cli.results.figures.model import Axis, Figure, Line, Scale, Sheet
@@ -14,7 +14,7 @@ MAX_LINES = 12  # rows in one panel; nobody can distinguish more
 PANEL = "task"
 
 
-def draw_campaign(title: str, rows: Sequence[Row], folder: Path) -> list[Path]:
+def draw_experiment(title: str, rows: Sequence[Row], folder: Path) -> list[Path]:
     """Write throughput.png/svg and pareto.png/svg into `folder`; the paths. Nothing for rows without a value."""
     panels = split_panels(rows)
     sheets = [Sheet("throughput", title, tuple(_figure(name, members) for name, members in panels))] if panels else []

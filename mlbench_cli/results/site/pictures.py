@@ -9,9 +9,9 @@ from mlbench_cli.results.analysis import collectives
 from mlbench_cli.results.analysis.numbers import SECONDS, unit_of
 from mlbench_cli.results.analysis.series import Group
 from mlbench_cli.results.archive.reader import Archive
-from mlbench_cli.results.figures.campaign import draw_front
 from mlbench_cli.results.figures.collectives import collective_figures
 from mlbench_cli.results.figures.curves import RunData, metric_figures
+from mlbench_cli.results.figures.experiment import draw_front
 from mlbench_cli.results.figures.look import choose_looks
 from mlbench_cli.results.figures.model import Axis, Figure, Line, Scale
 from mlbench_cli.results.figures.scaling import Job, phase_figures

@@ -64,7 +64,7 @@ def test_options_that_do_not_belong_to_the_file_are_named(capsys: Captured, word
     assert not Store().runs()
 
 
-def test_a_campaign_goes_on_keeps_failures_and_writes_its_table(capsys: Captured, home: Path) -> None:
+def test_a_file_goes_on_keeps_failures_and_writes_its_table(capsys: Captured, home: Path) -> None:
     document = answer(capsys, "run", "-f", "demo.yaml", code=7)
     rows = {row["settings"]["series"]: row for row in document["rows"]}
     assert [cell["workers"] for cell in rows["good"]["cells"]] == [1, 2]
@@ -75,16 +75,19 @@ def test_a_campaign_goes_on_keeps_failures_and_writes_its_table(capsys: Captured
     assert table.is_relative_to(home / "home")
     assert not (home / "demo").exists()
     assert sorted(path.name for path in table.iterdir()) == [
-        *("campaign.csv", "campaign.json", "campaign.md"),
+        *("table.csv", "table.json", "table.md"),
         *("throughput.png", "throughput.svg"),
     ]
-    assert "- demo-bad-1:" in (table / "campaign.md").read_text()
+    assert "- demo-bad-1:" in (table / "table.md").read_text()
     started = (home / "started").read_text().split()
     assert sorted(set(started)) == ["demo-good-1", "demo-good-2"]
     again = answer(capsys, "run", "-f", "demo.yaml")
     assert again["rows"] == document["rows"]
     assert (home / "started").read_text().split() == started
     assert len(Store().runs()) == 3
+    assert answer(capsys, "run", "demo")["rows"] == document["rows"]  # from the record, without the file
+    [experiment] = answer(capsys, "status", "demo")["experiments"]
+    assert (experiment["name"], experiment["progress"]["total"]) == ("demo", 3)
     retried = answer(capsys, "run", "-f", "demo.yaml", "--retry-failed", code=7)
     assert "demo-bad-1-try2" in json.dumps(retried["rows"])
 
@@ -125,3 +128,26 @@ def test_more_runs_than_anybody_means_by_chance_have_to_be_confirmed(capsys: Cap
     assert "confirm it: --yes" in message
     assert not Store().runs()
     assert len(matrix_of(parse_mapping(file)).points(MAX_CONFIRMED)) == 10_100
+
+
+def test_a_file_is_left_to_a_process_of_its_own_and_tabulated_later(capsys: Captured) -> None:
+    answer(capsys, "run", "-f", "demo.yaml", "--detach")
+    assert run(["wait", "demo"]) == 7
+    table = answer(capsys, "run", "demo", "--only-report")
+    assert [cell["workers"] for cell in table["rows"][0]["cells"]] == [1, 2]
+    assert run(["run", "demo", "--detach", "--max-hours", "1"]) == 2
+    assert "A client must follow the runs" in capsys.readouterr().err
+
+
+def test_an_entry_that_contradicts_its_runs_is_refused_and_a_new_entry_is_added(capsys: Captured) -> None:
+    path = Path("demo.yaml")
+    path.write_text("num-cpus: 1\nworkers: [1]\nruns: [{name: good, command: 'true'}]\n")
+    answer(capsys, "run", "-f", "demo.yaml")
+    path.write_text("num-cpus: 1\nworkers: [1]\nruns: [{name: good, command: 'false'}]\n")
+    assert run(["run", "-f", "demo.yaml"]) == 2
+    assert 'The experiment "demo" exists and differs' in capsys.readouterr().err
+    path.write_text(
+        "num-cpus: 1\nworkers: [1]\nruns: [{name: good, command: 'true'}, {name: more, command: 'exit 0'}]\n"
+    )
+    answer(capsys, "run", "-f", "demo.yaml")
+    assert [row.run.name for row in Store().runs()] == ["demo-good-1", "demo-more-1"]

@@ -10,7 +10,7 @@ from mlbench_cli.api import Client
 from mlbench_cli.api.calibrated import predictor
 from mlbench_cli.app import run
 from mlbench_cli.model.run import Cluster
-from mlbench_cli.runs.campaign import History
+from mlbench_cli.runs.forecast import History
 from mlbench_cli.runs.request import Request
 from mlbench_cli.storage.store import Store
 from mlbench_cli.tasks.catalog import load_catalog

@@ -168,7 +168,7 @@ def test_an_experiment_is_started_stopped_and_its_runs_deleted_by_keyboard(actin
         assert browser.console() == []
 
 
-CAMPAIGN = """
+RUNS_FILE = """
 title: Study
 num-cpus: 1
 share-machine: true
@@ -180,53 +180,50 @@ runs:
 
 
 @pytest.mark.slow
-def test_the_progress_of_a_campaign_moves_and_its_experiments_open_by_keyboard(
-    acting: Dashboard, tmp_path: Path
-) -> None:
-    """The campaign is a process of its own, as on a terminal; its runs end when the test says so."""
-    (tmp_path / "study.yaml").write_text(CAMPAIGN.format(folder=tmp_path))
+def test_the_progress_of_an_experiment_moves_and_it_opens_by_keyboard(acting: Dashboard, tmp_path: Path) -> None:
+    """Its client is a process of its own, as on a terminal; its runs end when the test says so."""
+    (tmp_path / "study.yaml").write_text(RUNS_FILE.format(folder=tmp_path))
     environment = {**os.environ, "MLBENCH_HOME": str(acting.home)}
-    words = [sys.executable, "-c", CODE, "campaign", "study.yaml"]
+    words = [sys.executable, "-c", CODE, "run", "-f", "study.yaml"]
     with open_browser() as browser:
         browser.open(acting.url)
         browser.open(f"http://127.0.0.1:{acting.port}/experiments")
         browser.wait_for("return document.body.innerText.includes('There are no experiments')")
-        campaign = subprocess.Popen(words, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
+        client = subprocess.Popen(words, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
         try:
             until_recorded(acting, "study-first-1")
             browser.open(f"http://127.0.0.1:{acting.port}/experiments")
             browser.wait_for("return document.body.innerText.includes('0 of 2 runs finished')")
-            assert "Campaign study" in browser.text()
-            shoot(browser, "campaign-begins")
+            shoot(browser, "experiment-begins")
             browser.run("window.isSamePage = true")
-            press_link(browser, "study-second", open_it=False)
+            press_link(browser, "study", open_it=False)
             (tmp_path / "first").touch()
             browser.wait_for("return document.body.innerText.includes('1 of 2 runs finished')")
             # The list came again into the same page, and the keyboard kept its place.
             assert browser.run("return [window.isSamePage, document.activeElement.textContent]") == [
                 True,
-                "study-second",
+                "study",
             ]
             browser.emulate(360)
             assert browser.run(IS_NARROW) is True
             assert browser.run(NARROW_CELLS) == []
-            shoot(browser, "campaign-narrow")
+            shoot(browser, "experiment-narrow")
             browser.press(ENTER)
-            browser.wait_for("return location.pathname === '/experiments/study-second'")
-            browser.wait_for("return document.body.innerText.includes('0 of 1 runs finished')")
+            browser.wait_for("return location.pathname === '/experiments/study'")
+            browser.wait_for("return document.body.innerText.includes('1 of 2 runs finished')")
             (tmp_path / "second").touch()
-            browser.wait_for("return document.body.innerText.includes('1 of 1 runs finished')")
+            browser.wait_for("return document.body.innerText.includes('2 of 2 runs finished')")
             assert browser.run(IS_NARROW) is True
             browser.emulate(1280)
-            shoot(browser, "campaign-experiment")
-            assert campaign.wait(PATIENCE) == 0
+            shoot(browser, "experiment-experiment")
+            assert client.wait(PATIENCE) == 0
         finally:
             for name in ("first", "second"):
                 (tmp_path / name).touch()
-            campaign.communicate(timeout=PATIENCE)
+            client.communicate(timeout=PATIENCE)
         browser.open(f"http://127.0.0.1:{acting.port}/experiments")
         browser.wait_for("return document.body.innerText.includes('2 of 2 runs finished')")
-        shoot(browser, "campaign-ends")
+        shoot(browser, "experiment-ends")
         assert browser.console() == []
 
 

@@ -1,7 +1,8 @@
-"""Campaign files: what they ask for, in which order, and what they may spend."""
+"""Experiment files: what they ask for, in which order, and what they may spend."""
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,22 +10,19 @@ import pytest
 
 from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.model.run import LOCAL, Cluster
-from mlbench_cli.runs.campaign import (
-    Budget,
-    History,
-    Lot,
-    RunEstimate,
+from mlbench_cli.results.analysis.experiment_table import name_settings
+from mlbench_cli.runs.experiment import Candidate
+from mlbench_cli.runs.experiment_file import (
+    expand_file,
     find_file,
-    forecast,
-    interleave,
     list_shipped,
-    make_lots,
-    parse_campaign,
-    read_campaign,
-    settings_of,
+    parse_experiment_file,
+    read_experiment_file,
 )
+from mlbench_cli.runs.forecast import Budget, Forecast, History, RunEstimate, forecast
 from mlbench_cli.runs.launch import Machine
 from mlbench_cli.storage.store import Store
+from mlbench_cli.util.yaml_text import read_yaml
 
 DOCS = Path(__file__).parents[3] / "docs"
 MACHINE = Machine(cores=8, gpus=0)
@@ -43,12 +41,16 @@ runs:
 """
 
 
-def lots_of(text: str, *clusters: Cluster) -> tuple[Lot, ...]:
-    return make_lots(parse_campaign(text, "demo"), clusters or (LOCAL,), MACHINE)
+def candidates_of(text: str, *clusters: Cluster) -> tuple[Candidate, ...]:
+    return expand_file(parse_experiment_file(read_yaml(text), "demo"), clusters or (LOCAL,), MACHINE)
+
+
+def settings_of(candidates: tuple[Candidate, ...]) -> list[dict[str, str]]:
+    return name_settings([(candidate.spec.task, candidate.point) for candidate in candidates])
 
 
 def test_what_stands_at_the_top_holds_for_every_entry() -> None:
-    found = parse_campaign(TWO_PARTS, "demo")
+    found = parse_experiment_file(read_yaml(TWO_PARTS), "demo")
     assert (found.name, found.title, found.max_hours) == ("demo", "Two parts", 2.0)
     assert found.published == ("survey-2020/BERT-Base",)
     assert [(entry, request.name, request.workers) for entry, request in found.entries] == [
@@ -58,7 +60,7 @@ def test_what_stands_at_the_top_holds_for_every_entry() -> None:
 
 
 def test_runs_alternate_between_settings_and_repeats_come_last() -> None:
-    names = [candidate.spec.name for _, candidate in interleave(lots_of(TWO_PARTS))]
+    names = [candidate.spec.name for candidate in candidates_of(TWO_PARTS)]
     assert names == [
         *("demo-a-x1-1-r1", "demo-b-1-r1", "demo-a-x1-2-r1", "demo-b-2-r1", "demo-a-x2-1-r1", "demo-a-x2-2-r1"),
         *("demo-a-x1-1-r2", "demo-b-1-r2", "demo-a-x1-2-r2", "demo-b-2-r2", "demo-a-x2-1-r2", "demo-a-x2-2-r2"),
@@ -66,14 +68,30 @@ def test_runs_alternate_between_settings_and_repeats_come_last() -> None:
 
 
 def test_rows_are_set_apart_by_entry_cluster_and_matrix() -> None:
-    text = "image: me/x:1\ncommand: 'true'\nworkers: [1]\nmatrix: {set.x: [1]}"
-    lots = lots_of(text.replace("image: me/x:1\n", ""), LOCAL)
-    assert settings_of(lots[0], lots[0].candidates[0], lots) == {"task": "custom", "x": "1"}
-    two = lots_of("task: digits_resnet\nworkers: [1]", LOCAL, REMOTE)
-    assert [lot.name for lot in two] == ["demo-local", "demo-far"]
-    assert [settings_of(lot, lot.candidates[0], two)["cluster"] for lot in two] == ["local", "far"]
-    parts = lots_of(TWO_PARTS)
-    assert [settings_of(lot, lot.candidates[0], parts)["series"] for lot in parts] == ["a", "b"]
+    assert settings_of(candidates_of("command: 'true'\nworkers: [1]\nmatrix: {set.x: [1]}")) == [
+        {"task": "custom", "x": "1"}
+    ]
+    two = candidates_of("task: digits_resnet\nworkers: [1]", LOCAL, REMOTE)
+    assert [candidate.spec.name for candidate in two] == ["demo-local-1", "demo-far-1"]
+    assert [settings["cluster"] for settings in settings_of(two)] == ["local", "far"]
+    assert [settings["series"] for settings in settings_of(candidates_of(TWO_PARTS))][:2] == ["a", "b"]
+
+
+def test_a_series_is_named_only_where_entries_have_the_same_task() -> None:
+    apart = "workers: [1]\nnum-cpus: 1\nruns: [{name: a, task: mnist}, {name: b, task: digits_resnet, preset: tiny}]"
+    assert settings_of(candidates_of(apart)) == [{"task": "mnist"}, {"task": "digits_resnet"}]
+
+
+def test_what_is_recorded_of_a_file_says_the_same_again() -> None:
+    found = parse_experiment_file(read_yaml(TWO_PARTS), "demo")
+    again = parse_experiment_file(found.to_document(), "another")
+    assert (again.name, again.entries) == (found.name, found.entries)
+    assert again == replace(found, common=replace(found.common, name="demo"))
+
+
+def test_two_entries_that_are_the_same_run_are_refused() -> None:
+    with pytest.raises(UsageError, match="demo-a-1 and demo-b-1 would be the same run"):
+        candidates_of("workers: [1]\nnum-cpus: 1\nruns: [{name: a, command: 'true'}, {name: b, command: 'true'}]")
 
 
 @pytest.mark.parametrize(
@@ -88,13 +106,14 @@ def test_rows_are_set_apart_by_entry_cluster_and_matrix() -> None:
         ("max-hours: -1", "not a number above 0"),
         ("max-cost: much", "not a number above 0"),
         ("clusters: {a: b}", "not a list of texts"),
-        ("title: [a]", "are texts"),
+        ("title: [a]", "must be texts"),
         ("cluster: far", "Name the clusters once"),
+        ("runs: [{matrix: {cluster: [a, b]}}]", "Name the clusters once"),
     ],
 )
 def test_a_wrong_file_names_the_key(text: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        parse_campaign(text, "demo")
+        parse_experiment_file(read_yaml(text), "demo")
 
 
 def test_a_file_that_is_not_there_says_which_are_shipped(tmp_path: Path) -> None:
@@ -105,47 +124,48 @@ def test_a_file_that_is_not_there_says_which_are_shipped(tmp_path: Path) -> None
     damaged = tmp_path / "x.yaml"
     damaged.write_bytes(b"\xff")
     with pytest.raises(UsageError, match="cannot be read"):
-        read_campaign(damaged)
+        read_experiment_file(damaged)
 
 
 GPUS = Machine(cores=64, gpus=64)
 
 
 @pytest.mark.parametrize("name", list_shipped())
-def test_every_shipped_campaign_resolves_to_runs(name: str) -> None:
-    found = read_campaign(find_file(name))
+def test_every_shipped_file_resolves_to_runs(name: str) -> None:
+    found = read_experiment_file(find_file(name))
     assert found.title != found.name
     local = ("methods-on-cpu", "seed-252", "goodput", "thin-links", "thin-links-quick", "fabric")
     clusters = (LOCAL,) if name in local else (REMOTE,)
-    lots = make_lots(found, clusters, GPUS)
-    runs = list(interleave(lots))
-    assert len(runs) == sum(len(lot.candidates) for lot in lots) > 2
-    assert len({candidate.spec.name for _, candidate in runs}) == len(runs)
+    assert len(expand_file(found, clusters, GPUS)) > 2
 
 
 def test_thresholds_of_acceptance_are_those_whose_sources_are_documented() -> None:
-    rows = re.findall(r"^\| ([a-z, -]+) \| (\d+) \| \d+ \|", (DOCS / "how-to" / "campaigns.md").read_text(), re.M)
+    rows = re.findall(
+        r"^\| ([a-z, -]+) \| (\d+) \| \d+ \|", (DOCS / "how-to" / "experiment-files.md").read_text(), re.M
+    )
     documented = {name.replace("-", "_"): float(demand) for names, demand in rows for name in names.split(", ")}
     shipped = {
         request.set["collectives"][0]: request.set["min_busbw_gbps"]
-        for _, request in read_campaign(find_file("nccl-acceptance")).entries
+        for _, request in read_experiment_file(find_file("nccl-acceptance")).entries
     }
     assert shipped == documented
 
 
 def test_the_seeds_file_has_84_configurations_for_each_of_its_three_networks() -> None:
-    lots = make_lots(read_campaign(find_file("seed-252")), (LOCAL,), GPUS)
-    runs = [candidate.spec for lot in lots for candidate in lot.candidates]
-    assert sum(spec.workers > 1 for spec in runs) == 5 * 252 // 3
+    candidates = expand_file(read_experiment_file(find_file("seed-252")), (LOCAL,), GPUS)
+    assert sum(candidate.spec.workers > 1 for candidate in candidates) == 5 * 252 // 3
 
 
 def test_the_forecast_adds_what_is_known_and_counts_what_is_not(tmp_path: Path) -> None:
-    lots = lots_of(TWO_PARTS)
-    specs = [(candidate.spec, lot.cluster) for lot, candidate in interleave(lots)]
+    specs = [candidate.spec for candidate in candidates_of(TWO_PARTS)]
     history = History(Store(tmp_path))
-    assert forecast(specs, len(specs), history).unknown == 12
-    history.add(specs[0][0], 30.0)
-    found = forecast(specs, len(specs), history)
+
+    def ahead() -> Forecast:
+        return forecast([(spec, history.estimate(spec, LOCAL)) for spec in specs], len(specs))
+
+    assert ahead().unknown == 12
+    history.add(specs[0], 30.0)
+    found = ahead()
     assert (found.runs, found.left, found.price) == (12, 12, 0.0)
     assert found.seconds == 30.0 * 6  # the same task, preset and size
     assert found.unknown == 6
@@ -154,10 +174,10 @@ def test_the_forecast_adds_what_is_known_and_counts_what_is_not(tmp_path: Path) 
 def test_a_priced_cluster_gives_a_price(tmp_path: Path) -> None:
     plan: Mapping[str, Any] = {"price_per_hour": 36.0, "currency": "USD"}
     cluster = Cluster("far", "gke", details={"plan": plan, "namespace": "default", "registry": "ghcr.io/me"})
-    [lot] = lots_of("task: digits_resnet\nworkers: [2]", cluster)
+    [candidate] = candidates_of("task: digits_resnet\nworkers: [2]", cluster)
     history = History(Store(tmp_path))
-    history.add(lot.candidates[0].spec, 100.0)
-    assert history.estimate(lot.candidates[0].spec, cluster).price == pytest.approx(1.0)
+    history.add(candidate.spec, 100.0)
+    assert history.estimate(candidate.spec, cluster).price == pytest.approx(1.0)
 
 
 def test_a_budget_refuses_what_would_exceed_it() -> None:
@@ -166,5 +186,5 @@ def test_a_budget_refuses_what_would_exceed_it() -> None:
     assert budget.refusal(RunEstimate(None, None)) is None
     assert budget.refusal(RunEstimate(3600.0, 1.0)) == "0.00 of 1 hours are used up"
     budget.spend(1800.0, 9.5)
-    assert budget.refusal(RunEstimate(600.0, 1.0)) == "9.50 of a budget of 10 is spent"
+    assert budget.refusal(RunEstimate(600.0, 1.0)) == "9.50 of a budget of 10 is used up"
     assert Budget(None, None).refusal(RunEstimate(1e9, 1e9)) is None

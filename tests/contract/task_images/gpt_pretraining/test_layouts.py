@@ -254,7 +254,7 @@ def test_a_method_for_a_model_in_shards_is_refused(ranks: RankServer, tmp_path: 
 
 
 def test_one_worker_trains_with_a_method_too(ranks: RankServer, tmp_path: Path, alone: list[dict[str, float]]) -> None:
-    """The baseline of a campaign over methods."""
+    """The baseline of an experiment over methods."""
     parameters = load_task("gpt_pretraining").resolve("tiny", dict(SHORT))
     ended = ranks.run(TASK, 1, tmp_path, parameters, MLBENCH_METHOD=json.dumps(resolve("bsp").to_dict()))
     assert [one.code for one in ended] == [0], ended[0].stderr[-2000:]

@@ -1,4 +1,4 @@
-"""A campaign's table: baselines, efficiency, exposed communication, failures, and what others published."""
+"""The table of an experiment: baselines, efficiency, exposed communication, failures, and what others published."""
 
 import csv
 import io
@@ -9,7 +9,7 @@ import pytest
 
 from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.model.run import JsonObject
-from mlbench_cli.results.analysis.campaign import (
+from mlbench_cli.results.analysis.experiment_table import (
     Row,
     Sample,
     list_offers,
@@ -20,7 +20,7 @@ from mlbench_cli.results.analysis.campaign import (
     to_markdown,
 )
 from mlbench_cli.results.analysis.rates import load_survey, parse_table, read_logs, select_series
-from mlbench_cli.results.figures.campaign import draw_campaign, split_panels
+from mlbench_cli.results.figures.experiment import draw_experiment, split_panels
 
 
 def sample(method: str, workers: int, *values: float, run: str = "", **more: Any) -> Sample:
@@ -33,7 +33,7 @@ def rows_of(*samples: Sample) -> dict[str, Row]:
     return {row.settings["method"]: row for row in make_rows(samples)}
 
 
-def test_speed_up_and_efficiency_need_a_baseline_of_the_same_campaign() -> None:
+def test_speed_up_and_efficiency_need_a_baseline_of_the_same_experiment() -> None:
     rows = rows_of(sample("ddp", 2, 190.0))
     assert rows["ddp"].speedup(2) is None
     assert rows["ddp"].efficiency(2) is None
@@ -173,8 +173,8 @@ def test_figures_are_drawn_for_few_many_and_published_rows(tmp_path: Path) -> No
     own = [sample(method, workers, 50.0 * workers, 55.0 * workers) for method in "abc" for workers in (1, 2)]
     rows = make_rows(own, select_series(["survey-2020/BERT-Base/10GbE"]))
     assert [name for name, _ in split_panels(rows)] == ["t, images/s", "BERT-Base, sentences/s"]
-    written = draw_campaign("Title", rows, tmp_path)
+    written = draw_experiment("Title", rows, tmp_path)
     assert sorted(path.name for path in written) == ["pareto.png", "pareto.svg", "throughput.png", "throughput.svg"]
     many = make_rows([sample(str(number), 1, 10.0) for number in range(30)])
     assert [len(members) for _, members in split_panels(many)] == [12, 12, 6]
-    assert draw_campaign("Title", make_rows([]), tmp_path) == []
+    assert draw_experiment("Title", make_rows([]), tmp_path) == []

@@ -1,4 +1,4 @@
-"""Campaigns and large or broken stores in the dashboard."""
+"""Experiments, and large or broken stores in the dashboard."""
 
 import json
 import random
@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from mlbench_cli.app import run
-from mlbench_cli.runs.campaign import campaign_of
 from mlbench_cli.server.log_pages import MAX_LINE_BYTES, PAGE_BYTES, read_page
 from mlbench_cli.storage.store_schema import SCHEMA_VERSION
 from tests.contract.commands.store_locks import lock_out
@@ -26,32 +25,21 @@ runs:
 
 
 @pytest.mark.slow
-def test_experiments_of_a_campaign_stand_together_with_their_progress(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_of_runs_is_one_experiment_with_its_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
     Path("study.yaml").write_text(FILE)
-    assert run(["campaign", "study.yaml"]) == 7
+    assert run(["run", "-f", "study.yaml"]) == 7
     assert run(["run", "alone", "1", "--command", "true"]) == 0
     with serve(tmp_path / "home") as dashboard:
         page = dashboard.ask("/experiments", headers={"Accept": "text/html"})
         assert (page.status, b"/experiment-list" in page.body) == (200, True)
         text = dashboard.ask("/experiment-list").body.decode()
-    own, _, other = text.partition("Other experiments")
-    assert "Campaign study" in own
-    assert "2 of 2 runs finished, 1 failed" in own
-    assert ("study-good" in own, "study-bad" in own, "alone" in own, "alone" in other) == (True, True, False, True)
-
-
-def test_a_campaign_is_known_by_its_command_line() -> None:
-    assert campaign_of(["mlbench", "campaign", "--yes", "folder/ddl.yaml"]) == "ddl"
-    assert campaign_of(["mlbench", "campaign", "--cluster", "far", "--to", "out", "ddl.yaml"]) == "ddl"
-    assert campaign_of(["mlbench", "campaign", "--cluster", "far", "nccl-acceptance"]) == "nccl-acceptance"
-    assert campaign_of(["mlbench", "campaign", "study", "--to", "out"]) == "study"
-    assert campaign_of(["mlbench", "campaign"]) is None
-    assert campaign_of(["mlbench", "run", "campaign", "1"]) is None
-    assert campaign_of([]) is None
+        whole = dashboard.ask("/experiments/study").body.decode()
+    newest, _, other = text.partition("/experiments/study")
+    assert "/experiments/alone" in newest
+    assert "2 of 2 runs finished, 1 failed" in other
+    assert ("study-good-1" in whole, "study-bad-1" in whole, "alone" in other) == (True, True, False)
 
 
 PAGES = ("/", "/listing", "/experiments", "/experiment-list", "/runs/demo-1", "/api/v1/runs", "/api/runs/", "/metrics")
