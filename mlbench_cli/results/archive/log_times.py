@@ -108,6 +108,7 @@ def _take_sample(line: bytes, found: dict[int, LogSizes]) -> None:
     try:
         row = parse_document(line)
         if row.get("kind") == sample_blocks.KIND:
+            sample_blocks.check(row)
             columns = sample_blocks.read_columns(row, ("log_bytes",))
             for each in zip(columns["log_bytes"], columns["time"], strict=True):
                 _take_size(row["rank"], *each, found)

@@ -74,10 +74,7 @@ class SampleWatch:
             yield row
 
     def _watch_block(self, row: Mapping[str, Any]) -> None:
-        try:
-            columns = sample_blocks.read_columns(row, ("log_bytes",))
-        except ValueError:
-            return
+        columns = sample_blocks.read_columns(row, ("log_bytes",))
         self._note_times(min(columns["time"]), max(columns["time"]))
         size: object = columns["log_bytes"][-1] if "log_bytes" in columns else None
         if isinstance(size, int):

@@ -85,7 +85,8 @@ class Archive:
     `not_derived` says what could not be derived from the evidence. If it says anything, the names of run and task, the
     summary and the official line are marked as UNPROVEN, so that whatever shows the archive shows that, too. With
     `is_shown` every text in documents, metrics, samples and events is cleaned for the same reason: no presenter can
-    forget to. `document`, `rows` and `read` give what the file holds.
+    forget to. `document`, `rows` and `read` give what the file holds. `has_checked_samples`: the blocks of samples have
+    been checked, and are not checked again.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class Archive:
         self._is_shown = is_shown
         self._container = container
         self._names = frozenset(container.names)
+        self.has_checked_samples = False
 
     @classmethod
     def open(cls, path: Path, *, not_derived: Sequence[str] = (), is_shown: bool = False) -> "Archive":
@@ -174,14 +176,17 @@ class Archive:
 
     def resources(self) -> Iterator[JsonObject]:
         """The rows of resources.jsonl; blocks of samples as the rows that they stand for."""
-        try:
-            yield from map(self._show, sample_blocks.expand(self.rows(run_folder.RESOURCES)))
-        except ValueError as error:
-            raise DamagedArchive(self.path, run_folder.RESOURCES, str(error), problem="schema") from None
+        return map(self._show, sample_blocks.expand(self.samples()))
 
     def samples(self) -> Iterator[JsonObject]:
         """The lines of resources.jsonl: rows, and blocks of samples, in which only numbers may be shown."""
-        return self.rows(run_folder.RESOURCES)
+        for row in self.rows(run_folder.RESOURCES):
+            if not self.has_checked_samples and row.get("kind") == sample_blocks.KIND:
+                try:
+                    sample_blocks.check(row)
+                except ValueError as error:
+                    raise DamagedArchive(self.path, run_folder.RESOURCES, str(error), problem="schema") from None
+            yield row
 
     def events(self, rank: int | None = None) -> Iterator[JsonObject]:
         """The events in one rank's log, or in all logs one after the other."""

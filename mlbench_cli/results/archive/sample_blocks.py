@@ -10,6 +10,7 @@ integers. `values` are the values as they are, for numbers with more than six de
 the row, and the time is the row's to the millisecond.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
@@ -23,6 +24,13 @@ _MAX_DECIMALS = 6
 _MAX_EXACT = 2**53  # below it integers and their quotients by powers of ten have one float
 _MAX_STEP = 2**63
 _NO_COLUMNS = ("rank", "kind")
+_INTEGER = rb"(?:0|-?[1-9][0-9]{0,17}+)"  # below _MAX_STEP
+_STEPS = rb'\{(?:"decimals":[1-6],)?"steps":\[%b(?:,%b)*+\]\}' % (_INTEGER, _INTEGER)
+_TEXT = rb'"[ !#-\[\]-~]*+"'
+_BLOCK = re.compile(
+    rb'\{"kind":"samples","rank":(?:0|[1-9][0-9]{0,17})(?:,%b:(?:%b|%b))*+\}\n' % (_TEXT, _STEPS, _TEXT)
+)
+_TIME = re.compile(rb'"time":\{"decimals":3,"steps":\[([^]]*)\]')
 
 Row = dict[str, Any]
 
@@ -54,7 +62,7 @@ def pack(rows: Iterable[Row]) -> Iterator[Row]:
 
 
 def expand(rows: Iterable[Row]) -> Iterator[Row]:
-    """The rows with each block as the rows that it stands for. Raises ValueError for a damaged block."""
+    """The rows with each block, which `check` accepts, as the rows that it stands for."""
     for row in rows:
         if row.get("kind") != KIND:
             yield row
@@ -68,38 +76,46 @@ def expand(rows: Iterable[Row]) -> Iterator[Row]:
 
 
 def read_columns(row: Mapping[str, Any], names: Iterable[str] | None = None) -> dict[str, Sequence[float]]:
-    """The columns of a block, or those of `names` that it has; `time` in seconds since 1970.
-
-    Raises ValueError for a block that is none: without rank or time, or with columns of different lengths.
-    """
-    if type(row.get("rank")) is not int:
-        raise ValueError("a block of samples without a rank")
+    """The columns of a block that `check` accepts, or those of `names` that it has; `time` in seconds since 1970."""
     wanted = row if names is None else ["time", *names]
-    columns = {name: _read_column(column) for name in wanted if isinstance(column := row.get(name), dict)}
-    times = columns.get("time", ())
-    if not times or not (min(times) >= 0 and max(times) <= MAX_SECONDS):
-        raise ValueError("a block of samples without times")
-    if any(len(column) != len(times) for column in columns.values()):
-        raise ValueError("a block of samples with columns of different lengths")
-    return columns
-
-
-def check(row: Mapping[str, Any]) -> None:
-    """Raises ValueError for a block that `read_columns` cannot read, in half of its time."""
-    count = len(read_columns(row, ())["time"])
-    if any(len(_read_numbers(column)) != count for column in row.values() if isinstance(column, dict)):
-        raise ValueError("a block of samples with columns of different lengths")
+    return {name: _read_column(column) for name in wanted if isinstance(column := row.get(name), dict)}
 
 
 def _read_column(column: Mapping[str, Any]) -> Sequence[float]:
-    numbers = _read_numbers(column)
     if "values" in column:
-        return numbers
-    found = list(accumulate(numbers))
+        values: list[float] = column["values"]
+        return values
+    found = list(accumulate(column["steps"]))
     if "decimals" not in column:
         return found
     unit = 10 ** column["decimals"]
     return [value / unit for value in found]
+
+
+def is_normal(line: bytes) -> bool:
+    """Whether a line is a block that `check` accepts, in the form in which it is written. Takes a third of the time of
+    parsing, checking and formatting it. False says nothing."""
+    if _BLOCK.fullmatch(line) is None or (time := _TIME.search(line)) is None:
+        return False
+    parts = line.split(b'"')  # texts, and what stands between them: ":" or ":{" after the name of a text or column
+    names = [name for name, after in zip(parts[1::2], parts[2::2], strict=True) if after in (b":", b":{")]
+    if len({*names, b"rank"}) != len(names) + 1:  # a name is given twice
+        return False
+    moments = list(accumulate(map(int, time[1].split(b","))))
+    counts = {after.count(b",") - after.endswith(b",") + 1 for after in parts[2::2] if after.startswith(b":[")}
+    return counts == {len(moments)} and min(moments) >= 0 and max(moments) <= 1000 * MAX_SECONDS
+
+
+def check(row: Mapping[str, Any]) -> None:
+    """Raises ValueError for a block that is none: without rank or time, or with columns of different lengths."""
+    if type(row.get("rank")) is not int:
+        raise ValueError("a block of samples without a rank")
+    counts = {len(_read_numbers(column)) for column in row.values() if isinstance(column, dict)}
+    times = read_columns(row, ()).get("time", ())
+    if not times or not (min(times) >= 0 and max(times) <= MAX_SECONDS):
+        raise ValueError("a block of samples without times")
+    if counts != {len(times)}:
+        raise ValueError("a block of samples with columns of different lengths")
 
 
 def _read_numbers(column: Mapping[str, Any]) -> Sequence[float]:

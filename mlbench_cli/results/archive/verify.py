@@ -124,7 +124,9 @@ def open_verified(path: Path, *, unproven: bool = False) -> Archive:
         raise DamagedArchive(path, first.file, first.message, problem=first.code)
     if found.not_derived and not unproven:
         raise UnprovenArchive(path, found.not_derived)
-    return Archive.open(path, not_derived=found.not_derived, is_shown=True)
+    archive = Archive.open(path, not_derived=found.not_derived, is_shown=True)
+    archive.has_checked_samples = True
+    return archive
 
 
 def _refuse(code: str, message: str) -> Verification:
@@ -265,6 +267,7 @@ def _content_problems(archive: Archive) -> Iterator[Problem | str]:
                 violated = True
                 yield Problem("schema", name, message)
     unusual = _find_unusual_row(archive)
+    archive.has_checked_samples = True
     if not violated:
         yield from _derivation_problems(archive, unusual)
 
@@ -276,6 +279,8 @@ def _find_unusual_row(archive: Archive) -> int | None:
     """
     unusual = None
     for number, line in enumerate(archive.lines(run_folder.RESOURCES), 1):
+        if sample_blocks.is_normal(line):
+            continue
         try:
             row = parse_document(line)
             if row.get("kind") == sample_blocks.KIND:

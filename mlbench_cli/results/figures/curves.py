@@ -49,11 +49,11 @@ class SampleColumns:
     def points(self, names: Sequence[str]) -> list[tuple[float, float]]:
         """(time, sum of the fields of these names that have a value), in the order of time."""
         columns = [self._values[name] for name in names if name in self._values]
-        if len(columns) == 1:
-            found = [(time, value) for time, value in zip(self.times, columns[0], strict=True) if value is not None]
-        else:
-            rows = zip(self.times, *columns, strict=True)
+        rows = zip(self.times, *columns, strict=True)
+        if any(None in column for column in columns):
             found = [(row[0], sum(known)) for row in rows if (known := [each for each in row[1:] if each is not None])]
+        else:
+            found = [(time, sum(values)) for time, *values in rows if values]
         return sorted(found)
 
     def add(self, sample: ResourceSample) -> None:
@@ -280,13 +280,14 @@ def _spread_lines(name: str, curves: Sequence[Sequence[tuple[float, float]]]) ->
         return
     means: list[list[float]] = [[] for _ in range(SPREAD_INTERVALS)]
     for points in curves:
-        sums: dict[int, tuple[float, int]] = {}
+        sums, counts = [0.0] * SPREAD_INTERVALS, [0] * SPREAD_INTERVALS
         for time, value in points:
             place = min(int(time / end * SPREAD_INTERVALS), SPREAD_INTERVALS - 1)
-            total, count = sums.get(place, (0.0, 0))
-            sums[place] = total + value, count + 1
-        for place, (total, count) in sums.items():
-            means[place].append(total / count)
+            sums[place] += value
+            counts[place] += 1
+        for place, count in enumerate(counts):
+            if count:
+                means[place].append(sums[place] / count)
     xs = tuple((place + 0.5) * end / SPREAD_INTERVALS for place, values in enumerate(means) if values)
     kinds: tuple[tuple[str, Callable[[Sequence[float]], float]], ...]
     kinds = ("least", min), ("median", statistics.median), ("greatest", max)
