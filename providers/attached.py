@@ -12,6 +12,7 @@ from typing import Any
 
 from mlbench_cli.errors import UsageError
 from mlbench_cli.kube.access import Access
+from mlbench_cli.kube.api import AccessDenied, ObjectNotFound
 from mlbench_cli.kube.kubeconfig import current_context, uses_service_account
 from mlbench_cli.model.cluster_details import AMD_GPU, GPU_RESOURCES, NVIDIA_GPU, ClusterDetails, fact
 from mlbench_cli.model.run import Cluster
@@ -127,7 +128,6 @@ def role_manifests(namespace: str) -> list[dict[str, object]]:
 
 def is_kind(access: Access) -> bool:
     """Whether the nodes are containers of KIND. False also if the server does not let us read nodes."""
-    from mlbench_cli.kube.api import AccessDenied, ObjectNotFound
 
     try:
         nodes = access.client().get("/api/v1/nodes", limit=1).get("items", [])
@@ -150,7 +150,6 @@ class NodeFacts:
 
 def read_node_facts(access: Access) -> NodeFacts | None:
     """What the schedulable nodes offer; the most GPUs that any has. None if nodes may not be read."""
-    from mlbench_cli.kube.api import AccessDenied, ObjectNotFound
 
     try:
         nodes = access.client().get("/api/v1/nodes").get("items", [])
@@ -178,7 +177,6 @@ def require_version(access: Access) -> str:
 
     Raises UsageError for one that is older than the fields that runs need.
     """
-    from mlbench_cli.kube.api import AccessDenied, ObjectNotFound
 
     try:
         found = access.client().get("/version")

@@ -14,6 +14,7 @@ from mlbench_cli.errors import MlbenchError, NotFoundError
 from mlbench_cli.kube.objects import condition
 from providers.base import Readiness, Resource, ResourceStatus
 from providers.kubernetes_calls import Connect, open_young_cluster
+from templates import FOLDER, documents
 
 NAME = "mlbench-gpu-probe"
 NAMESPACE = "default"
@@ -74,7 +75,6 @@ class GpuProbe(Resource):
         return ResourceStatus(phase, broken=broken)
 
     def create(self) -> None:
-        from templates import FOLDER, documents
 
         values = {
             "name": NAME,

@@ -19,6 +19,7 @@ from mlbench_cli.model.run import Cluster
 from mlbench_cli.util.times import parse_timestamp
 from providers.base import BusyError, Readiness, Resource, ResourceStatus
 from providers.kubernetes_calls import apply_object, open_young_cluster
+from templates import documents
 
 NAME = "mlbench-hold"
 EXPIRES = "mlbench/expires"
@@ -102,7 +103,6 @@ class WorkerHold(Resource):
         return
 
     def _job(self, status: Mapping[str, Any]) -> dict[str, object]:
-        from templates import documents
 
         began = _seconds_of(status.get("startTime"))
         values = {

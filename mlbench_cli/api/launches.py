@@ -10,14 +10,17 @@ from typing import TYPE_CHECKING
 from mlbench_cli.api.experiments import ExperimentHandle
 from mlbench_cli.api.runs import RunHandle
 from mlbench_cli.api.workspace import API_COMMAND, Workspace
+from mlbench_cli.engines.base import Submission
 from mlbench_cli.model.run import Experiment, JsonObject, Run, RunRow, RunState
 from mlbench_cli.model.spec import RunSpec
+from mlbench_cli.runs.connect import connect_renderer, find_machine_holder
+from mlbench_cli.runs.finished import FinishedRun
+from mlbench_cli.runs.forecast import Budget, Forecast, History, RunEstimate, forecast
+from mlbench_cli.runs.views import EngineCache
+from mlbench_cli.util.times import now
 
 if TYPE_CHECKING:
-    from mlbench_cli.engines.base import Submission
     from mlbench_cli.runs.experiment import Candidate, Plan
-    from mlbench_cli.runs.finished import FinishedRun
-    from mlbench_cli.runs.forecast import Forecast, History, RunEstimate
     from mlbench_cli.runs.queue import HeldQueue
     from mlbench_cli.runs.request import Request
 
@@ -48,8 +51,6 @@ class Launch:
 
         With `offline` no cluster is reached and no credentials are needed, as for `mlbench run --dry-run`.
         """
-        from mlbench_cli.runs.connect import connect_renderer
-        from mlbench_cli.runs.views import EngineCache
 
         workspace = self.workspace
         engines = workspace.engine_of
@@ -77,7 +78,6 @@ class Launch:
     def history(self) -> "History":
         """What finished runs took."""
         from mlbench_cli.api.calibrated import predictor
-        from mlbench_cli.runs.forecast import History
 
         return History(self.workspace.store, predictor(self.workspace.store))
 
@@ -89,7 +89,6 @@ class Launch:
 
     def forecast(self, plan: "Plan") -> "Forecast":
         """What all that `plan` leaves to do is expected to take and to cost."""
-        from mlbench_cli.runs.forecast import forecast
 
         left = {run.id for run in plan.left}
         remaining = [
@@ -111,7 +110,6 @@ class Launch:
 
         `follow` starts a run, waits for its end and returns it. Raises UsageError if another process is the queue.
         """
-        from mlbench_cli.runs.forecast import Budget
 
         budget = Budget(None if self.max_hours is None else self.max_hours * 3600, self.max_cost)
         with self.open(command_line, retry_failed=retry_failed) as opened:
@@ -214,7 +212,6 @@ class OpenExperiment:
 
     def find_machine_holder(self, run: RunHandle) -> str | None:
         """Which run is using this machine, so that a local run has to wait; None if it is free."""
-        from mlbench_cli.runs.connect import find_machine_holder
 
         return find_machine_holder(run.run.spec)
 
@@ -237,7 +234,6 @@ def make_launch(
     default: the request itself."""
     from mlbench_cli.runs.experiment import absolute_paths
     from mlbench_cli.runs.request import request_document
-    from mlbench_cli.util.times import now
 
     name = str(request.name)
     known = workspace.store.find_experiment(name)

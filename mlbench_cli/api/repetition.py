@@ -28,6 +28,7 @@ from mlbench_cli.runs.select import one_run
 from mlbench_cli.storage import run_folder
 from mlbench_cli.storage.store import Store
 from mlbench_cli.tasks.catalog import find_rules, load_task
+from mlbench_cli.tasks.provenance import collect_provenance
 from mlbench_cli.util.text import one_line
 
 # Fields by which an author can choose how much is run, measured and reserved, but no code, files or rights. Every other
@@ -316,7 +317,6 @@ def _require_same_code(spec: RunSpec, document: Any) -> None:
     then = ((document.get("provenance") or {}).get("code") or {}).get("digest")
     if then is None or spec.engine != "local":
         return
-    from mlbench_cli.tasks.provenance import collect_provenance
 
     now = collect_provenance(spec).code
     if now is None or now.digest != then:

@@ -7,16 +7,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlbench_cli.api.workspace import Workspace
+from mlbench_cli.engines.base import LOG_GAP
 from mlbench_cli.errors import CleanupError, DeadlineError, NotFoundError, UsageError
 from mlbench_cli.model.methods import method_phrase
 from mlbench_cli.model.run import Experiment, FindingDocument, JsonObject, Outcome, Run, RunRow, RunState
+from mlbench_cli.runs.finished import FinishedRun, read_finished
+from mlbench_cli.runs.removal import delete_run
+from mlbench_cli.runs.snapshot import describe_run
+from mlbench_cli.runs.views import run_details
+from mlbench_cli.storage.queue_folder import read_queued
 from mlbench_cli.storage.run_folder import METRICS, RESOURCES, RunFolder
 
 if TYPE_CHECKING:
     from mlbench_cli.model.goals import Goal
     from mlbench_cli.results.analysis.tables import MetricPoint, MetricTable, ResourceTable
     from mlbench_cli.results.archive.reader import Archive
-    from mlbench_cli.runs.finished import FinishedRun
     from mlbench_cli.runs.log_reader import LogEntry, LogReader
     from mlbench_cli.runs.progress import Progress
     from mlbench_cli.runs.supervise import Report
@@ -52,7 +57,6 @@ class RunHandle:
     @property
     def finished(self) -> "FinishedRun | None":
         """How the run ended, from its archive; None until the archive is complete."""
-        from mlbench_cli.runs.finished import read_finished
 
         return read_finished(self.run)
 
@@ -81,7 +85,6 @@ class RunHandle:
     @property
     def is_started(self) -> bool:
         """Whether an engine has the run; until then it waits in the queue of its experiment."""
-        from mlbench_cli.storage.queue_folder import read_queued
 
         note = read_queued(self.run.folder)
         return note is None or note.is_starting
@@ -100,7 +103,6 @@ class RunHandle:
 
     def describe(self) -> JsonObject:
         """The store's entry when the handle was created; does not look at the run's folder or cluster."""
-        from mlbench_cli.runs.snapshot import describe_run
 
         return describe_run(self.row)
 
@@ -119,7 +121,6 @@ class RunHandle:
 
     def status(self) -> JsonObject:
         """The document of `mlbench status NAME -o json`."""
-        from mlbench_cli.runs.views import run_details
 
         row = self.workspace.store.find_run(self.run.id) or self.row
         return run_details(row, self.workspace.engine_of)
@@ -151,7 +152,6 @@ class RunHandle:
         Raises UsageError if it has not been started or has not ended, CleanupError if something cannot be fetched.
         """
         from mlbench_cli.runs.finalize import finalize
-        from mlbench_cli.storage.queue_folder import read_queued
 
         if (known := self.finished) is not None:
             return known
@@ -190,7 +190,6 @@ class RunHandle:
         in time.
         """
         from mlbench_cli.runs import supervise
-        from mlbench_cli.storage.queue_folder import read_queued
 
         if (known := self.finished) is not None:
             return known
@@ -213,7 +212,6 @@ class RunHandle:
 
     def delete(self, *, force: bool = False, warn: "Callable[[str], None]" = lambda text: None) -> None:
         """Remove the run and its results. `force` stops it if it is running; `warn` gets what could not be removed."""
-        from mlbench_cli.runs.removal import delete_run
 
         delete_run(self.run, self.workspace.store, force=force, notice=self.workspace.notice, warn=warn)
 
@@ -307,7 +305,6 @@ class RunHandle:
 
     def list_log_gaps(self) -> "list[FindingDocument]":
         """The findings that lines of the log are missing."""
-        from mlbench_cli.engines.base import LOG_GAP
 
         if not self.is_sealed:
             return [finding.to_dict() for finding in self.workspace.engine_of(self.run).log_gaps(self.run)]

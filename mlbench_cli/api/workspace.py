@@ -3,12 +3,9 @@
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from mlbench_cli.runs.views import EngineCache
 from mlbench_cli.storage.store import Store
-
-if TYPE_CHECKING:
-    from mlbench_cli.runs.views import EngineCache
 
 Notice = Callable[[str], None]
 API_COMMAND = ("mlbench.api",)  # command line in the provenance of runs that a program starts
@@ -45,6 +42,5 @@ class Workspace:
     @cached_property
     def engine_of(self) -> "EngineCache":
         """A function from a run to the engine that executes it; one engine per cluster."""
-        from mlbench_cli.runs.views import EngineCache
 
         return EngineCache(self.store, self.notice)

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, closing, contextmanager, nullcont
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from mlbench_cli.clusters.zone_failover import create_in_first_zone
 from mlbench_cli.errors import CredentialError, MlbenchError, NotFoundError, UsageError, did_you_mean
 from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.model.run import Cluster, ClusterIdentity
@@ -108,7 +109,6 @@ class PlannedCluster:
 
         Raises UsageError if the name was taken elsewhere since the cluster was planned.
         """
-        from mlbench_cli.clusters.zone_failover import create_in_first_zone
 
         with hold_operation_lock(store, self.cluster.name):
             require_free_name(store, self.cluster)

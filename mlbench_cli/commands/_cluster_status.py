@@ -14,6 +14,7 @@ from mlbench_cli.model.run import Cluster
 from mlbench_cli.storage.store import Store
 from mlbench_cli.util.times import timestamp
 from providers import registry
+from providers.operation_lock import is_operation_running
 
 UNDER_WAY = ("being made", "being removed")
 
@@ -191,7 +192,6 @@ def _hours(cluster: Cluster) -> float | None:
 
 
 def _findings(store: Store, cluster: Cluster) -> list[ClusterFinding]:
-    from providers.operation_lock import is_operation_running
 
     details, removed = cluster.details, cluster.state == "removed"
     found = []

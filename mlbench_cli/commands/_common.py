@@ -9,6 +9,7 @@ import typer
 
 from mlbench_cli.errors import MlbenchError, UsageError
 from mlbench_cli.model.run import Run
+from mlbench_cli.model.spec import common_name
 from mlbench_cli.storage.run_folder import RunFolder
 from mlbench_cli.storage.store import Store
 
@@ -35,7 +36,6 @@ def read_quietly(read: Callable[[Store], list[str]]) -> list[str]:
 
 def complete_runs(incomplete: str) -> list[str]:
     """Names of runs, and the names that repeats have in common, for the completion of shells."""
-    from mlbench_cli.model.spec import common_name
 
     names = read_quietly(lambda store: [row.run.name for row in store.runs()])
     names += [common for name in names if (common := common_name(name)) is not None]

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from mlbench_cli import console
+from mlbench_cli.engines.hosts.hostfile import HostEntry
 from mlbench_cli.errors import MlbenchError
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.storage.store import Store
@@ -103,7 +104,6 @@ def _check_folder(name: str, writable: str, free: int, folder: str) -> Check:
 def _check_hosts(cluster: Cluster) -> Iterator[Check]:
     from mlbench_cli.agent.channel import Channel, close_all
     from mlbench_cli.engines.hosts import checks
-    from mlbench_cli.engines.hosts.hostfile import HostEntry
     from mlbench_cli.engines.machines.details import HostsDetails
 
     details = HostsDetails.of(cluster)

@@ -9,6 +9,7 @@ import typer
 from mlbench_cli import console
 from mlbench_cli.errors import MlbenchError, NotFoundError, UsageError
 from mlbench_cli.model.run import Cluster
+from mlbench_cli.runs.connect import connect_engine
 from mlbench_cli.storage.store import Store
 
 if TYPE_CHECKING:
@@ -61,7 +62,6 @@ def _engines(store: Store, providers: Sequence[str] | None) -> "Iterator[tuple[s
     for cluster in store.clusters():
         if cluster.provider in ("slurm", "hosts") and (not providers or cluster.provider in providers):
             from mlbench_cli.engines.machines.engine import MachinesEngine
-            from mlbench_cli.runs.connect import connect_engine
 
             engine = connect_engine(cluster)
             assert isinstance(engine, MachinesEngine)

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from mlbench_cli.commands._common import read_quietly
+from mlbench_cli.model.spec import common_name
 from mlbench_cli.runs.select import STATES, Filter
 from mlbench_cli.storage.store import Store
 from mlbench_cli.util.durations import parse_duration, parse_since
@@ -18,7 +19,6 @@ def complete_names(incomplete: str) -> list[str]:
 
 
 def _list_names(store: Store) -> list[str]:
-    from mlbench_cli.model.spec import common_name
 
     names = [experiment.name for experiment in store.experiments()]
     for row in store.runs():

@@ -12,6 +12,8 @@ from mlbench_cli.commands._common import Format, Output
 from mlbench_cli.errors import CredentialError, UsageError
 from mlbench_cli.model.spec import check_name
 from mlbench_cli.storage.store import Store
+from providers import registry
+from templates import dump
 
 
 def attach_cluster(
@@ -48,8 +50,6 @@ def attach_cluster(
     )
 
     if role:
-        from templates import dump
-
         console.out(dump(role_manifests(namespace or "default")).rstrip())
         return
     check_name(name, "cluster name")
@@ -60,7 +60,6 @@ def attach_cluster(
                 f'There is already a {known.provider} cluster named "{name}".', hint="Choose another name."
             )
     cluster = new_attached_cluster(name, kubeconfig, context, namespace)
-    from providers import registry
 
     access = registry.load("attached").connect(cluster)
     version = require_version(access)

@@ -9,6 +9,7 @@ from mlbench_cli.commands._common import Format, Output
 from mlbench_cli.config import file as settings_file
 from mlbench_cli.config.file import SETTINGS, Setting
 from mlbench_cli.errors import NotFoundError
+from mlbench_cli.storage.store import Store
 
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 
@@ -121,7 +122,6 @@ def _document(setting: Setting) -> dict[str, object]:
 
 def _warn_of_unknown_cluster(name: str) -> None:
     """Warn about a name that no known cluster has: it may be created later."""
-    from mlbench_cli.storage.store import Store
 
     if name not in [cluster.name for cluster in Store(notice=console.note).clusters()]:
         console.warn(f'There is no cluster "{name}" yet; runs fail until there is one.')

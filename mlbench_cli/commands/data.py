@@ -14,11 +14,13 @@ from typing import Annotated, Any, TypedDict
 import typer
 
 from mlbench_cli import console, isolation
+from mlbench_cli.api import Client
 from mlbench_cli.commands._common import Format, Output, complete_clusters, complete_tasks
 from mlbench_cli.errors import TaskFailedError, UsageError
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.model.spec import NAME_LENGTH
 from mlbench_cli.results.archive.events import DataIdentityDocument
+from mlbench_cli.runs.connect import connect_engine
 from mlbench_cli.runs.defaults import default_cluster
 from mlbench_cli.runs.request import Request
 from mlbench_cli.storage.store import Store
@@ -152,7 +154,6 @@ def _check_claim_options(claim: str | None, size: str | None, storage_class: str
 def _ensure_claim(cluster: Cluster, name: str, size: str, storage_class: str | None, access: str | None) -> None:
     """Create the claim unless it is there, and say what it is."""
     from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
-    from mlbench_cli.runs.connect import connect_engine
 
     engine = connect_engine(cluster)
     if not isinstance(engine, KubernetesEngine):
@@ -166,7 +167,6 @@ def _ensure_claim(cluster: Cluster, name: str, size: str, storage_class: str | N
 
 def _start_filling(request: Request, output: Format) -> None:
     """Start the run that fills a claim, and say how to follow it."""
-    from mlbench_cli.api import Client
 
     with Client(notice=console.note) as client:
         client.submit(request, command_line=("mlbench", "data", "prepare"))

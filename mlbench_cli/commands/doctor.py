@@ -13,12 +13,15 @@ from typing import Annotated
 import typer
 
 from mlbench_cli import __version__, console
+from mlbench_cli.agent.lock import find_holder, probe_lock
 from mlbench_cli.commands._clusters import Location, Project
 from mlbench_cli.commands._common import Format, Output, Yes
+from mlbench_cli.commands._machine_checks import KINDS, check_machines
 from mlbench_cli.config import settings
 from mlbench_cli.config.extras import install_hint
 from mlbench_cli.errors import CleanupError, MlbenchError, UsageError
 from mlbench_cli.runs.launch import local_machine
+from mlbench_cli.storage.store import Store
 from providers import registry
 from providers.base import NamesRights
 from providers.checks import Check
@@ -146,7 +149,6 @@ def doctor(
     if command is not None:
         raise UsageError("--for needs --policy.", hint="mlbench doctor eks --policy --for list-clusters")
     if providers:
-        from mlbench_cli.commands._machine_checks import KINDS, check_machines
         from providers.doctor import run_checks
 
         checks = [
@@ -177,7 +179,6 @@ def _python() -> Check:
 
 
 def _store() -> Check:
-    from mlbench_cli.storage.store import Store
 
     try:
         store = Store(notice=console.note)
@@ -216,7 +217,6 @@ def _cores() -> Check:
 
 
 def _machine_lock() -> Check:
-    from mlbench_cli.agent.lock import find_holder, probe_lock
 
     path, problem = probe_lock()
     if problem is not None:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -13,13 +13,16 @@ from mlbench_cli.commands._archives import Unproven, open_archives
 from mlbench_cli.commands._common import Format, Output
 from mlbench_cli.commands._selection import complete_names
 from mlbench_cli.errors import UsageError
+from mlbench_cli.results.analysis.tables import MetricTable, ResourceTable
 from mlbench_cli.results.archive import layout
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.exports.facts import RunFacts, Sink, read_facts
+from mlbench_cli.results.exports.mllog import Submitter, list_missing, make_lines
+from mlbench_cli.results.exports.nccl import format_nccl
+from mlbench_cli.results.exports.parquet import write_parquet
+from mlbench_cli.results.exports.tensorboard import TensorBoardSink
+from mlbench_cli.results.exports.trackers import MlflowSink, WandbSink
 from mlbench_cli.util.files import write_atomically
-
-if TYPE_CHECKING:
-    from mlbench_cli.results.exports.mllog import Submitter
 
 SinkMaker = Callable[[RunFacts], Sink]
 STATUSES = ("cloud", "onprem", "preview", "research")
@@ -103,17 +106,12 @@ def export(
 def _sink_maker(form: Form, target: str, is_online: bool) -> SinkMaker:
     """What makes the place of one run. Raises UsageError for a target that the form cannot use."""
     if form is Form.mlflow:
-        from mlbench_cli.results.exports.trackers import MlflowSink
-
         if not target.startswith(("sqlite:///", "http://", "https://")):
             raise UsageError(f'"{target}" is not an MLflow URI.', hint="sqlite:///mlflow.db, or http://HOST:PORT")
         return lambda facts: MlflowSink(target, facts)
     folder = _make_folder(Path(target))
     if form is Form.wandb:
-        from mlbench_cli.results.exports.trackers import WandbSink
-
         return lambda facts: WandbSink(folder, facts, is_online=is_online)
-    from mlbench_cli.results.exports.tensorboard import TensorBoardSink
 
     return lambda facts: TensorBoardSink(folder, facts)
 
@@ -137,12 +135,8 @@ def _write_files(form: Form, target: Path, archives: Sequence[Archive], about: t
         return _write_parquet(target, archives)
     folder = _make_folder(target)
     if form is Form.nccl:
-        from mlbench_cli.results.exports.nccl import format_nccl
-
         texts = {folder / f"{archive.run['name']}.json": format_nccl(archive) for archive in archives}
     else:
-        from mlbench_cli.results.exports.mllog import Submitter
-
         submitter = Submitter(*about)
         texts = {
             folder / f"result_{number}.txt": _format_mllog(archive, submitter)
@@ -155,7 +149,6 @@ def _write_files(form: Form, target: Path, archives: Sequence[Archive], about: t
 
 
 def _format_mllog(archive: Archive, submitter: "Submitter") -> str:
-    from mlbench_cli.results.exports.mllog import list_missing, make_lines
 
     lines = make_lines(archive, submitter)
     if missing := list_missing(lines):
@@ -166,8 +159,6 @@ def _format_mllog(archive: Archive, submitter: "Submitter") -> str:
 
 
 def _write_parquet(target: Path, archives: Sequence[Archive]) -> list[str]:
-    from mlbench_cli.results.analysis.tables import MetricTable, ResourceTable
-    from mlbench_cli.results.exports.parquet import write_parquet
 
     if target.suffix != ".parquet" or target.is_dir():
         raise UsageError(f'"{target}" is not the name of a Parquet file.', hint="mlbench export parquet OUT.parquet")

@@ -1,21 +1,19 @@
 """`mlbench list-clusters`: what the store knows, and with --cloud what the clouds know."""
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from mlbench_cli import console
 from mlbench_cli.commands._common import Format, Output
 from mlbench_cli.commands._dashboard import DashboardUrl, connect, show_clusters
+from mlbench_cli.errors import MlbenchError
 from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.runs.defaults import default_cluster
 from mlbench_cli.storage.store import Store
 from mlbench_cli.util.times import timestamp
-
-if TYPE_CHECKING:
-    from mlbench_cli.errors import MlbenchError
 
 
 def list_clusters(
@@ -58,7 +56,6 @@ def list_clusters(
 
 def _discover() -> tuple[list[Cluster], dict[str, "MlbenchError"]]:
     from mlbench_cli.clusters.manage import discover_clusters
-    from mlbench_cli.errors import MlbenchError
 
     try:
         return discover_clusters(None, {})

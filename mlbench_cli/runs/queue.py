@@ -17,10 +17,12 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from mlbench_cli.agent.processes import process_handle
 from mlbench_cli.engines.base import Engine
 from mlbench_cli.errors import DeadlineError, Interrupted, MlbenchError, NotFoundError, Terminated, UsageError
 from mlbench_cli.isolation import ROOT, protected_path
 from mlbench_cli.model.run import Experiment, Run, RunState
+from mlbench_cli.runs.connect import connect_engine
 from mlbench_cli.storage.queue_folder import QueueFolder, QueueState, clear_queued, pid_namespace, write_queued
 from mlbench_cli.storage.run_folder import RunFolder
 from mlbench_cli.storage.store import Store
@@ -209,7 +211,6 @@ def _work(experiment: Experiment, ids: Iterable[str], home: Path) -> list[str]:
 def _run_one(experiment: Experiment, run_id: str, store: Store) -> str | None:
     """Start a run and follow it to its end; what went wrong, as a sentence without its stop."""
     from mlbench_cli.runs import supervise
-    from mlbench_cli.runs.connect import connect_engine
 
     row = store.find_run(run_id)  # it may have been deleted or cancelled in the meantime
     if row is None or row.state is RunState.FINISHED:
@@ -268,7 +269,6 @@ def stop(experiment: Experiment, home: Path, reason: str, notice: Callable[[str]
 
 def _terminate(pid: int, folder: QueueFolder) -> None:
     """Signal the holder of the lock, and no process that has got its number since."""
-    from mlbench_cli.agent.processes import process_handle
 
     with suppress(ProcessLookupError):
         handle = process_handle(pid)

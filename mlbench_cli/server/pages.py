@@ -15,11 +15,12 @@ from starlette.routing import BaseRoute, Route
 
 from mlbench_cli import __version__
 from mlbench_cli.api import RunHandle
-from mlbench_cli.errors import MlbenchError, UsageError
+from mlbench_cli.errors import MlbenchError, NotFoundError, UsageError
 from mlbench_cli.model.run import JsonObject
 from mlbench_cli.results.analysis.series import SUCCESSFUL
 from mlbench_cli.results.archive.layout import DamagedArchive
 from mlbench_cli.results.figures.look import STYLE
+from mlbench_cli.results.figures.svg import render_svg
 from mlbench_cli.results.report.environment import FOLDER, make_environment
 from mlbench_cli.server.access import (
     client_of,
@@ -332,7 +333,6 @@ class _Pages:
 
     def _archives(self, name: str) -> "list[Archive]":
         """Of a run, or of an experiment whose runs have ended."""
-        from mlbench_cli.errors import NotFoundError
 
         try:
             return [find_run(self._config, name).archive()]
@@ -450,7 +450,5 @@ def _pictures(report: "Report | None") -> dict[str, object]:
 
 def _draw(figures: "Sequence[Figure]") -> dict[str, object]:
     from markupsafe import Markup
-
-    from mlbench_cli.results.figures.svg import render_svg
 
     return {figure.key: Markup(render_svg(figure)) for figure in figures}

@@ -8,6 +8,7 @@ from mlbench_cli.model.goals import name_metric
 from mlbench_cli.model.run import JsonObject
 from mlbench_cli.results.analysis.numbers import SECONDS, format_value, unit_of
 from mlbench_cli.results.analysis.statistics import EstimateDocument
+from mlbench_cli.results.figures.look import choose_looks
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -60,7 +61,6 @@ def mark_method(method: str) -> "Markup":
     """Color and mark of a method, as in all figures."""
     from markupsafe import Markup
 
-    from mlbench_cli.results.figures.look import choose_looks
     from mlbench_cli.results.figures.svg import render_mark
 
     return Markup(render_mark(choose_looks([method])[0]))

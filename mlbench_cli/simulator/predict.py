@@ -12,6 +12,7 @@ from mlbench_cli.simulator.gloo import Link
 from mlbench_cli.simulator.step import Step, simulate_step
 from mlbench_cli.simulator.stragglers import find_slowdown
 from task_images.comm.methods import Method
+from task_images.comm.presets import resolve
 
 MAX_RANKS = 10_000
 MAX_GROWTH = 4  # times the calibrated ranks; further is extrapolated
@@ -207,7 +208,6 @@ def advise(calibration: Calibration, link: Link, error: float, scenario: Scenari
 
 
 def _changes(scenario: Scenario, link: Link) -> Iterator[tuple[str, str, Scenario, float]]:
-    from task_images.comm.presets import resolve
 
     for name in ADVISED:
         if name != scenario.method.name:

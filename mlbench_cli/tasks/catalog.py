@@ -48,6 +48,7 @@ from mlbench_cli.tasks.datafiles import DataFiles, parse_data_files
 from mlbench_cli.tasks.task_files import Entries, compose_task
 from mlbench_cli.tasks.task_sources import TaskSource, list_sources, use_task_path
 from mlbench_cli.util.sizes import parse_sizes
+from task_images import contract
 from task_images.harness.settings import describe
 
 TYPES = ("int", "float", "str", "bool", "list", "sizes")
@@ -311,7 +312,6 @@ def _load_one(name: str) -> Task | None:
 
 
 def _tasks_folder() -> Path:
-    from task_images import contract
 
     return Path(contract.__file__).parent
 

@@ -11,6 +11,7 @@ from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.model.run import Cluster
 from providers.aks import api
 from providers.aks.compute import find_offer
+from providers.aks.discovery import discover_clusters
 from providers.aks.end_timer import AksHold, EndIdentity, EndTimer, can_assign
 from providers.aks.errors import Message
 from providers.aks.machines import CPU_DEFAULT, FABRICS, Machine, choose_machine, find_machine, is_gpu_family
@@ -28,6 +29,7 @@ from providers.aks.resources import (
     WorkerPool,
     azure_of,
 )
+from providers.aks.rights import role_of
 from providers.aks.subnet import SubnetAccess
 from providers.base import Plan, Resource, check_ranges, check_tags, read_options, registry_details
 from providers.gpu_probe import NONE
@@ -193,13 +195,11 @@ class AksProvider:
 
     def compose_policy(self, command: str | None) -> Mapping[str, object]:
         """The document of `mlbench doctor aks --policy`."""
-        from providers.aks.rights import role_of
 
         return role_of(command)
 
     def discover(self, scope: Mapping[str, str]) -> list[Cluster]:
         """Find the resource groups with our tag in the subscription and region of `scope`."""
-        from providers.aks.discovery import discover_clusters
 
         return discover_clusters(api.subscription_of(scope.get("project")), scope.get("location"))
 

@@ -17,6 +17,7 @@ from providers.aks.rights import list_denied
 from providers.base import Readiness, Resource, ResourceStatus, TransientError
 from providers.kubernetes_calls import apply_object, open_young_cluster
 from providers.worker_hold import WorkerHold
+from templates import FOLDER, documents
 
 NAME = "mlbench-end"
 NAMESPACE = "mlbench-end"
@@ -103,7 +104,6 @@ class EndTimer(Resource):
         return ResourceStatus("armed") if expires == str(self.expires) else None
 
     def create(self) -> None:
-        from templates import FOLDER, documents
 
         azure, what = self.plane.azure, "arm the end of the cluster"
         issuer = (self.plane.require_raw()["properties"].get("oidcIssuerProfile") or {}).get("issuerURL")

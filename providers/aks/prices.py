@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator, Sequence
 from urllib.parse import quote
 
+from mlbench_cli.config.extras import install_hint
 from mlbench_cli.errors import MlbenchError, UsageError
 from mlbench_cli.kube.tls import explain_connection_failure
 from providers.aks.errors import UNREACHED, Message
@@ -77,8 +78,6 @@ def _get(url: str) -> Message:
         from azure.core.exceptions import AzureError
         from azure.core.rest import HttpRequest
     except ImportError:
-        from mlbench_cli.config.extras import install_hint
-
         raise UsageError("Prices of Azure need azure-core, which is not installed.", hint=install_hint("aks")) from None
     client: PipelineClient[HttpRequest, object] = PipelineClient(ENDPOINT, policies=[])
     seconds = call_timeout()

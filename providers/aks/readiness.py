@@ -9,6 +9,7 @@ from providers.base import Readiness, Resource, ResourceStatus, ownership_tags
 from providers.gpu_probe import GpuProbe
 from providers.kubernetes_calls import apply_object, open_young_cluster
 from providers.pins import require_pin
+from templates import documents
 
 SPOT = {"key": "kubernetes.azure.com/scalesetpriority", "operator": "Exists", "effect": "NoSchedule"}
 DAEMON_SETS = "/apis/apps/v1/namespaces/kube-system/daemonsets"
@@ -57,7 +58,6 @@ class DevicePlugin(Resource):
     create_seconds = 600.0
 
     def __init__(self, plane: ControlPlane, needs: Sequence[Resource]) -> None:
-        from templates import documents
 
         (self.manifest,) = documents(
             "kubernetes/nvidia-device-plugin.yaml", {"image": require_pin("devices", "nvidia-device-plugin")}

@@ -26,6 +26,7 @@ from providers.base import (
 from providers.eks.aws import REGION_VARIABLES, account_of, aws_in, region_of
 from providers.eks.control_plane import AddOn, Admin, ControlPlane, access_to
 from providers.eks.devices import Device, DevicePlugin, gpu_device, gpu_probe, network_card_device
+from providers.eks.discovery import discover_clusters
 from providers.eks.end_timer import EndTag, EndTimer, PlaneEnd, PlaneEndMoved, timers
 from providers.eks.given_subnets import split_subnets
 from providers.eks.machines import (
@@ -54,6 +55,7 @@ from providers.eks.nodes import (
     NodeGroupSize,
     worker_group,
 )
+from providers.eks.orphans import list_orphans, orphan_command
 from providers.eks.repository import ImageRepository, fetch_login
 from providers.eks.topology import NodeTopology, has_topology
 from providers.eks.volumes import volume_resources
@@ -363,13 +365,11 @@ class EksProvider:
 
     def list_orphans(self, cluster: Cluster, objects: "Sequence[WorkloadObject]") -> "list[OrphanedResource]":
         """Ask AWS for volumes and load balancers of `objects` that are still there after the cluster's deletion."""
-        from providers.eks.orphans import list_orphans
 
         return list_orphans(cluster, objects)
 
     def orphan_command(self, cluster: Cluster, item: "WorkloadObject | None") -> str:
         """The `aws` command that deletes the item, or lists candidates if its handle is unknown."""
-        from providers.eks.orphans import orphan_command
 
         return orphan_command(cluster, item)
 
@@ -381,7 +381,6 @@ class EksProvider:
 
     def discover(self, scope: Mapping[str, str]) -> list[Cluster]:
         """Find the clusters with our tag in the region of `scope["location"]`, or in all regions in use."""
-        from providers.eks.discovery import discover_clusters
 
         return discover_clusters(scope.get("location"))
 

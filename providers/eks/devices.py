@@ -14,6 +14,7 @@ from providers.gpu_probe import GpuProbe
 from providers.kubernetes_calls import apply_object, open_young_cluster
 from providers.pins import require_pin
 from providers.ready_machines import count_allocatable
+from templates import documents
 
 PATH = "/apis/apps/v1/namespaces/kube-system/daemonsets"
 
@@ -46,7 +47,6 @@ class DevicePlugin(Resource):
     def __init__(
         self, plane: ControlPlane, workers: NodeGroup, count: int, device: Device, needs: tuple[Resource, ...] = ()
     ) -> None:
-        from templates import documents
 
         image = require_pin("devices", Path(device.manifest).stem) if device.manifest else None
         self.manifest = documents(device.manifest, {"image": image})[0] if device.manifest else None

@@ -13,6 +13,7 @@ from providers import doctor
 from providers.checks import Check
 from providers.doctor import Checklist
 from providers.eks.aws import MORE_QUOTA, Aws, aws_in, region_of
+from providers.eks.discovery import discover_clusters
 from providers.eks.machines import GPU_MACHINES
 from providers.eks.plan import QUOTAS
 from providers.rights import list_rights
@@ -245,6 +246,5 @@ def _quota(aws: Aws, service: str, code: str) -> dict[str, Any]:
 
 
 def _find_clusters(region: str) -> list[Any]:
-    from providers.eks.discovery import discover_clusters
 
     return list(discover_clusters(region))

@@ -13,6 +13,7 @@ from providers.base import CLUSTER_TAG, BusyError, Readiness, Resource, Resource
 from providers.eks.aws import ELSEWHERE, Aws, error_from_code, tag_list, tags_of
 from providers.eks.given_subnets import find_subnets
 from providers.eks.leftovers import clear_cluster, clear_network, is_in_use, list_interfaces
+from templates import render
 
 TEMPLATE = "cloudformation/network.yaml"
 ZONE_PARAMETERS = ("FirstZone", "SecondZone", "ThirdZone", "FourthZone")
@@ -110,7 +111,6 @@ class Stack(Resource):
 
         CloudFormation itself gives up in time.
         """
-        from templates import render
 
         offered = zones_for(self.aws, self.machine_types, self.zone)
         subnets = self._order_subnets(offered) if self.subnets else {}

@@ -13,12 +13,14 @@ from providers.base import Plan, Resource, check_ranges, check_tags, read_option
 from providers.gke import api
 from providers.gke.api import Gke
 from providers.gke.compute import Compute
+from providers.gke.discovery import discover_clusters
 from providers.gke.end_timer import EndIdentity, EndTimer, GkeHold, can_bind
 from providers.gke.fabric import NcclInstaller, NetworkObjects
 from providers.gke.families import FABRICS, FLEX_START_COMPACT, NOT_ON_DEMAND, FabricKind, fabric_facts
 from providers.gke.machines import CPU_DEFAULT, Machine, choose_machine, is_gpu_family
 from providers.gke.networks import list_networks
 from providers.gke.options import DEFAULT_ZONE, GkeDetails, GkeOptions
+from providers.gke.orphans import list_orphans, orphan_command
 from providers.gke.readiness import EndLabel, gpu_probe
 from providers.gke.repository import USER, ImageRepository, registry_of
 from providers.gke.reservations import parse_reservation
@@ -35,6 +37,7 @@ from providers.gke.resources import (
     is_queued,
     setup_of,
 )
+from providers.gke.rights import role_of
 from providers.gpu_probe import NONE
 from providers.machine_checks import check_forced, require_vcpus, settle_gpus
 from providers.ready_machines import ReadyMachines
@@ -203,25 +206,21 @@ class GkeProvider:
 
     def list_orphans(self, cluster: Cluster, objects: "Sequence[WorkloadObject]") -> "list[OrphanedResource]":
         """Ask Google for disks and load balancers of `objects` that are still there after the cluster's deletion."""
-        from providers.gke.orphans import list_orphans
 
         return list_orphans(cluster, objects)
 
     def orphan_command(self, cluster: Cluster, item: "WorkloadObject | None") -> str:
         """The `gcloud` command that deletes the item, or lists candidates if its handle is unknown."""
-        from providers.gke.orphans import orphan_command
 
         return orphan_command(cluster, item)
 
     def compose_policy(self, command: str | None) -> Mapping[str, object]:
         """The document of `mlbench doctor gke --policy`."""
-        from providers.gke.rights import role_of
 
         return role_of(command)
 
     def discover(self, scope: Mapping[str, str]) -> list[Cluster]:
         """Find the clusters with our label in the project and location of `scope`; "-" is every location."""
-        from providers.gke.discovery import discover_clusters
 
         return discover_clusters(api.project_of(scope.get("project")), scope.get("location", "-"))
 

@@ -9,6 +9,7 @@ from providers.doctor import Checklist
 from providers.gke import api
 from providers.gke.api import Gke
 from providers.gke.compute import ALL_GPUS, QUOTA_OF, Compute
+from providers.gke.discovery import discover_clusters
 from providers.gke.end_timer import Project
 from providers.gke.options import DEFAULT_ZONE
 from providers.gke.repository import node_account
@@ -104,7 +105,6 @@ def _cluster_manager(checklist: Checklist, gke: Gke) -> Iterator[Check]:
 
 
 def _find_clusters(project: str) -> list[Any]:
-    from providers.gke.discovery import discover_clusters
 
     return list(discover_clusters(project, "-"))
 

@@ -20,6 +20,7 @@ from providers.gke.api import Gke, Message
 from providers.gke.resources import ROLE_LABEL, SYSTEM_POOL, WORKER, ControlPlane, WorkerPool
 from providers.kubernetes_calls import apply_object, open_young_cluster
 from providers.worker_hold import WorkerHold
+from templates import FOLDER, documents
 
 ENDPOINT = "https://cloudresourcemanager.googleapis.com"
 ROLE = "roles/container.clusterAdmin"
@@ -122,7 +123,6 @@ class EndTimer(Resource):
         return ResourceStatus("armed") if expires == str(self.expires) else None
 
     def create(self) -> None:
-        from templates import FOLDER, documents
 
         values = {
             "name": NAME,

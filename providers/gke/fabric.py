@@ -21,6 +21,7 @@ from providers.gke.resources import ROLE_LABEL, WORKER, ControlPlane
 from providers.gpu_probe import GpuProbe, find_driver_branch
 from providers.kubernetes_calls import apply_object, open_young_cluster
 from providers.pins import require_pin
+from templates import documents
 
 INSTALLER = "mlbench-nccl-installer"
 DAEMON_SETS = "/apis/apps/v1/namespaces/kube-system/daemonsets"
@@ -79,7 +80,6 @@ class NetworkObjects(FabricObject):
 
     def documents(self) -> list[tuple[str, Message]]:
         """First the parameters of a network, then the network that refers to them."""
-        from templates import documents
 
         plurals = {"GKENetworkParamSet": "gkenetworkparamsets", "Network": "networks"}
         networks = [{"name": name, "network": network} for name, network in self.networks.items()]
@@ -130,7 +130,6 @@ class NcclInstaller(FabricObject):
 
     def documents(self) -> list[tuple[str, Message]]:
         """The installer, after the device injector if pods reach the cards' devices through it."""
-        from templates import documents
 
         values = {
             "kind": self.fabric.value,

@@ -12,6 +12,7 @@ from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.model.run import Cluster
 from providers.base import CLUSTER_TAG, Readiness, Resource, ResourceStatus, TransientError, ownership_tags
 from providers.kind.tools import KIND_LABEL, call, container_program, creation_lock, inspect, lines, succeeds
+from templates import render
 
 NODES_LABEL = "mlbench-nodes"
 REGISTRY_LABEL = "mlbench-registry"
@@ -111,7 +112,6 @@ class KindCluster(Resource):
 
         Raises TransientError while another process works on the same cluster.
         """
-        from templates import render
 
         values = {"name": self.name, "workers": self.nodes - 1, "reserved_cpus": self.reserved_cpus}
         config = render("kind/cluster.yaml.j2", values)
@@ -255,7 +255,6 @@ class RegistryEntry(Resource):
 
     def create(self) -> None:
         """Connect the registry's network, write the entry on every node, and apply KIND's ConfigMap about it."""
-        from templates import render
 
         if not self._is_connected():
             call(["docker", "network", "connect", self.network, self.registry.name])

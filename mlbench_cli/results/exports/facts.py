@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from mlbench_cli.model.goals import is_finite_number
 from mlbench_cli.results.analysis.tables import MetricPoint, ResourceSample
+from mlbench_cli.util.times import parse_timestamp
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,7 +63,6 @@ def describe_settings(spec: Mapping[str, object]) -> dict[str, Plain]:
 
 def read_facts(archive: "Archive") -> RunFacts:
     """The facts of a verified archive."""
-    from mlbench_cli.util.times import parse_timestamp
 
     run, result = archive.run, archive.result
     return RunFacts(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mlbench_cli import __version__
-from mlbench_cli.model.goals import is_finite_number
+from mlbench_cli.model.goals import is_finite_number, metric_names
 from mlbench_cli.tasks.catalog import rename_parameters
 from mlbench_cli.util.times import parse_timestamp
 
@@ -150,7 +150,6 @@ def _accuracy_lines(archive: "Archive", end: int) -> Iterator[MlLogLine]:
 
 
 def _goal_rows(archive: "Archive") -> list[Mapping[str, Any]]:
-    from mlbench_cli.model.goals import metric_names
 
     goal = archive.result["goal"]
     names = metric_names(goal["metric"]) if goal else ()

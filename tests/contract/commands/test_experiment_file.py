@@ -147,7 +147,7 @@ def test_an_entry_that_contradicts_its_runs_is_refused_and_a_new_entry_is_added(
     assert run(["run", "-f", "demo.yaml"]) == 2
     assert 'The experiment "demo" exists and differs' in capsys.readouterr().err
     path.write_text(
-        "num-cpus: 1\nworkers: [1]\nruns: [{name: good, command: 'true'}, {name: more, command: 'exit 0'}]\n"
+        "num-cpus: 1\nworkers: [1]\nruns: [{name: good, command: 'true'}, {name: more, command: 'echo more'}]\n"
     )
     answer(capsys, "run", "-f", "demo.yaml")
     assert [row.run.name for row in Store().runs()] == ["demo-good-1", "demo-more-1"]
