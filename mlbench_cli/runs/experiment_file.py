@@ -47,7 +47,7 @@ class ExperimentFile:
 
     def to_document(self) -> JsonObject:
         """The mapping of a file that says the same, with absolute paths: what is recorded of the experiment."""
-        keys = {"title": self.title, "clusters": list(self.clusters), "metric": self.metric}
+        keys: JsonObject = {"title": self.title, "clusters": list(self.clusters), "metric": self.metric}
         keys |= {"published": list(self.published), "max-hours": self.max_hours, "max-cost": self.max_cost}
         common = request_document(absolute_paths(replace(self.common, name=self.name)))
         runs = [request_document(absolute_paths(own)) for own in self.own]
