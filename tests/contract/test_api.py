@@ -116,7 +116,7 @@ def test_a_launch_can_be_looked_at_before_it_is_recorded_and_followed_run_by_run
     with launch.open() as opened:
         opened.record()
         assert [run.name for run in client.find_experiment("demo").runs()] == ["demo-1-r1", "demo-1-r2"]
-        with pytest.raises(UsageError, match="under way"), client.prepare(launch.request).open():
+        with pytest.raises(UsageError, match="is running"), client.prepare(launch.request).open():
             pass
         for run in opened.left:
             assert run.dies_with_client

@@ -151,7 +151,7 @@ def test_a_further_point_must_agree_in_everything_but_its_axes(store: Recorder) 
 def test_attempts_are_counted() -> None:
     assert next_attempt("x-2") == "x-2-try2"
     assert next_attempt("x-2-r1-try9") == "x-2-r1-try10"
-    with pytest.raises(UsageError, match="no room"):
+    with pytest.raises(UsageError, match="too long to append"):
         next_attempt("x" * 38)
 
 

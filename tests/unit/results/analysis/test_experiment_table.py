@@ -103,7 +103,7 @@ def test_a_run_is_valued_by_metric_protocol_rate_or_seconds() -> None:
         assert (found.value, found.unit) == (value, unit)
     failed = read_sample("r", {}, 1, {**RESULT, "outcome": "failed", "summary": "it broke"}, None)
     assert (failed.value, failed.problem) == (None, "it broke")
-    assert read_sample("r", {}, 1, RESULT, "x").problem == "it reported no x"
+    assert read_sample("r", {}, 1, RESULT, "x").problem == "it did not report x"
 
 
 def test_less_is_better_for_seconds() -> None:
