@@ -69,6 +69,16 @@ def test_a_rank_that_has_ended_well_starts_again_with_the_others(lab: EngineLab)
     assert [(worker.exit_code, worker.restarts) for worker in end.workers] == [(0, 1)] * 2
 
 
+def test_shrinking_goes_on_without_a_machine(lab: EngineLab) -> None:
+    words = f"echo $RANK of $WORLD_SIZE; {SECOND_TRY}"
+    task: dict[str, Any] = {"task": "digits_resnet", "preset": "tiny", "parameters": {"batch_size": 2}}
+    run = lab.start(shell(words), workers=3, faults="at 0.5s kill rank 0", on_failure="shrink", **task)
+    assert lab.end(run).ended == "exited"
+    conclude(lab, run)
+    assert [attempt["ranks"] for attempt in read_record(run)["attempts"]] == [3, 2]
+    assert [lab.log(run, rank).split(b"\n")[1:2] for rank in range(3)] == [[b"0 of 2"], [b"1 of 2"], [b""]]
+
+
 def test_without_a_policy_the_run_fails_by_the_rank_that_was_killed(lab: EngineLab) -> None:
     run = lab.start(shell("sleep 60"), workers=2, faults="at 0.3s kill rank 1")
     end = lab.end(run)
