@@ -463,8 +463,9 @@ def _scatter_then_gather(
 
 
 def _asynchronous_step(workload: Workload, parts: Sequence[_Part], wire: _Wire) -> Step:
-    """Workers drift apart until their messages no longer meet, so a step takes as long as a worker would alone; unless
-    the servers' links, which carry the messages of all workers in the meantime, are the bottleneck."""
+    """Workers are out of step, because servers take their first changes in turn (comm/server.py), so a step takes as
+    long as a worker's alone; unless the servers' links, which carry the messages of all workers in the meantime, are
+    the bottleneck."""
     ready = [workload.backward] * len(parts)
     starts, ends = _pipeline([(workload.backward, *wire.both_ways(part, 1)) for part in parts])
     alone = max([workload.backward, *ends]) + workload.optimizer + workload.other

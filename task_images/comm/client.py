@@ -3,7 +3,6 @@
 import contextlib
 import json
 import queue
-import selectors
 import socket
 import threading
 from functools import partial
@@ -16,7 +15,7 @@ from task_images.comm.link import Link
 from task_images.comm.methods import Method
 from task_images.comm.served_codecs import make_request, read_answer
 from task_images.comm.server import open_store
-from task_images.comm.wire import DONE, SUM, Frame, assign, receive_frame, send_frame
+from task_images.comm.wire import DONE, SUM, Frame, assign, await_bytes, receive_frame, send_frame
 from task_images.contract import Contract
 from task_images.harness.distributed import World
 from task_images.harness.errors import PeerLostError
@@ -62,14 +61,12 @@ class Connection:
         self._stream.close()
 
     def _read(self) -> None:
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._stream, selectors.EVENT_READ)
-            try:
-                while True:
-                    selector.select()  # for as long as nothing is asked
-                    self._answers.put(receive_frame(self._stream))
-            except OSError as error:
-                self._answers.put(error)
+        try:
+            while True:
+                await_bytes(self._stream)  # for as long as nothing is asked
+                self._answers.put(receive_frame(self._stream))
+        except OSError as error:
+            self._answers.put(error)
 
 
 class ServerClient:

@@ -1,5 +1,6 @@
 """What trainers and parameter servers say to each other over TCP: a fixed header, and the bytes of a tensor."""
 
+import selectors
 import socket
 import struct
 from typing import NamedTuple
@@ -47,6 +48,13 @@ def receive_frame(connection: socket.socket) -> Frame:
     raw = torch.empty(size, dtype=torch.uint8)
     _receive_into(connection, memoryview(raw.numpy()))  # type: ignore[arg-type]
     return Frame(kind, key, clock, raw.view(DTYPES[dtype]))
+
+
+def await_bytes(connection: socket.socket) -> None:
+    """Until the other end has sent something, or has gone. Raises OSError."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(connection, selectors.EVENT_READ)
+        selector.select()
 
 
 def receive_exactly(connection: socket.socket, count: int) -> bytes:
