@@ -20,7 +20,6 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, TypedDict
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from task_images.harness.distributed import World
@@ -29,7 +28,6 @@ from task_images.harness.replicas import broadcast_state, check_identical
 from task_images.harness.tracker import Tracker
 
 MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
-Gather = Callable[[World, object], list[Any]]  # collects what each rank has
 
 NOTHING: AbstractContextManager[object] = contextlib.nullcontext()
 
@@ -109,9 +107,9 @@ class MethodState(TypedDict, total=False):
     """What methods keep besides model and optimiser.
 
     update       updates made, which random choices depend on
-    ranks        on rank 0, by rank, what only that one has: residuals, momenta, factors, weights, ... by parameter name
-    count        updates of a method that changes after some; optimizers: on rank 0, by rank, its
-                 optimiser's state
+    ranks        by rank, what only that one has: residuals, momenta, factors, weights, ... by parameter name. A rank
+                 gives its own, and None for the others: 64 ranks with residuals of 0.5 GB need not send them to one
+    count        updates of a method that changes after some; optimizers: by rank, its optimizer's state, likewise
     """
 
     update: int
@@ -128,17 +126,27 @@ class StrategyState(TypedDict):
     method: MethodState
 
 
-def gather_states(world: World, own: object) -> list[Any]:
-    """Every rank's `own`, by rank, on rank 0, which writes checkpoints; nothing elsewhere: 64 ranks with residuals of
-    0.5 GB each need not have 32 GB each. Collective."""
-    states: list[Any] | None = [None] * world.size if world.is_first else None
-    dist.gather_object(own, states)
-    return states or []
-
-
 def keep_own(world: World, own: object) -> list[Any]:
     """Only this rank's `own`, in its place among all ranks'. No message."""
     return [own if rank == world.rank else None for rank in range(world.size)]
+
+
+def has_own_parts(state: MethodState) -> bool:
+    """Whether ranks have something of their own in what a method keeps."""
+    return bool(state.get("ranks") or state.get("optimizers"))
+
+
+def join_method_states(read: Callable[[int], MethodState], count: int, rank: int, size: int) -> MethodState:
+    """What rank `rank` of `size` goes on from, of the states that `count` ranks have kept, which `read` gives by rank:
+    its own if there are as many ranks as then, else those of all."""
+    if count == size:
+        return read(rank)
+    states = [read(number) for number in range(count)]
+    found: MethodState = {**states[0]} if states else {}
+    for key in ("ranks", "optimizers"):
+        if found.get(key):
+            found[key] = [state[key][number] for number, state in enumerate(states)]
+    return found
 
 
 class Strategy:
@@ -236,7 +244,8 @@ class Strategy:
         return None
 
     def state_dict(self) -> StrategyState:
-        """What training needs to go on. Collective, within `consensus`; rank 0's is the one to keep."""
+        """What training needs to go on. Collective, within `consensus`; of rank 0's the model and the optimizer are to
+        be kept, and of every rank's the rest."""
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -249,10 +258,9 @@ class Strategy:
         self.optimizer.load_state_dict(state["optimizer"])
         self.load_method_state(state.get("method") or MethodState())
 
-    def method_state(self, gather: Gather = gather_states) -> MethodState:
-        """The part of `state_dict` besides model and optimiser: residuals, momenta and the like, by parameter name.
-        Empty if there is none. Collective. `gather`: `gather_states`, or `keep_own` for files that every rank writes
-        by itself."""
+    def method_state(self) -> MethodState:
+        """The part of `state_dict` besides model and optimizer: this rank's residuals, momenta and the like, by
+        parameter name. Empty if there is none. Every rank writes its own."""
         return {}
 
     def load_method_state(self, state: MethodState) -> None:

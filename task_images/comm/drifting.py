@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from task_images.comm.base import Gather, MethodState, Strategy, Traits, gather_states
+from task_images.comm.base import MethodState, Strategy, Traits, keep_own
 from task_images.comm.codecs import join_payload, make_codec, split_payload
 from task_images.comm.link import open_link
 from task_images.comm.methods import Method
@@ -95,10 +95,10 @@ class Drifting(Strategy):
         """Put the mean of all replicas into the model for as long as the block lasts."""
         return self._on_average() if self.place.size > 1 else nullcontext()
 
-    def method_state(self, gather: Gather = gather_states) -> MethodState:
+    def method_state(self) -> MethodState:
         if self.place.size == 1:
             return {}
-        return {"update": self._update, "ranks": gather(self.place.world, self._own_state())}
+        return {"update": self._update, "ranks": keep_own(self.place.world, self._own_state())}
 
     def load_method_state(self, state: MethodState) -> None:
         if self.place.size == 1 or not state:
@@ -204,10 +204,10 @@ class PostLocalSteps(Reducer):
         """The distance of the replicas from their mean, as last measured; None before that."""
         return self._distance
 
-    def method_state(self, gather: Gather = gather_states) -> MethodState:
+    def method_state(self) -> MethodState:
         own = self.optimizer.state_dict()
-        states = gather(self.place.world, own) if self.place.size > 1 else []
-        return {**super().method_state(gather), "count": self._count_updates, "optimizers": states}
+        states = keep_own(self.place.world, own) if self.place.size > 1 else []
+        return {**super().method_state(), "count": self._count_updates, "optimizers": states}
 
     def load_method_state(self, state: MethodState) -> None:
         if not state:

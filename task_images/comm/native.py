@@ -18,16 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
-from task_images.comm.base import (
-    Gather,
-    MakeOptimizer,
-    MethodState,
-    Placement,
-    Profile,
-    Strategy,
-    StrategyState,
-    gather_states,
-)
+from task_images.comm.base import MakeOptimizer, MethodState, Placement, Profile, Strategy, StrategyState
 from task_images.comm.ddp import DdpAllReduce
 from task_images.comm.methods import Method, parse_size
 from task_images.harness.distributed import require_sharding
@@ -93,7 +84,7 @@ class ShardedOptimizer(DdpAllReduce):
         [whole] = self.method_state()["optimizers"] or [{}]
         return {"model": self.model.state_dict(), "optimizer": whole, "method": {}}
 
-    def method_state(self, gather: Gather = gather_states) -> MethodState:
+    def method_state(self) -> MethodState:
         """For checkpoints in parts: the optimizer's whole state, on rank 0."""
         if not isinstance(self.optimizer, ZeroRedundancyOptimizer):
             return {}

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from task_images.comm import plans
-from task_images.comm.base import Gather, MethodState, Strategy, Traits, gather_states, set_rate
+from task_images.comm.base import MethodState, Strategy, Traits, keep_own, set_rate
 from task_images.comm.client import ServerSum, make_server_transport
 from task_images.comm.exchange import Matrix, Transport, make_message, make_transport
 from task_images.comm.link import Leader, measure_cost, open_link
@@ -444,11 +444,11 @@ class Reducer(Strategy):
 
     # --- state and figures ---------------------------------------------------------------------------------------
 
-    def method_state(self, gather: Gather = gather_states) -> MethodState:
+    def method_state(self) -> MethodState:
         if self.place.size == 1:
             return {}
         own = self._own_state()
-        return {"update": self._update, "ranks": gather(self.place.world, own) if any(own.values()) else []}
+        return {"update": self._update, "ranks": keep_own(self.place.world, own) if any(own.values()) else []}
 
     def load_method_state(self, state: MethodState) -> None:
         if self.place.size == 1 or not state:

@@ -1,7 +1,8 @@
-"""Checkpoints: written whole or not at all, by rank 0, and readable with any number of ranks.
+"""Checkpoints: written whole or not at all, and readable with any number of ranks.
 
-A checkpoint holds what training needs to go on as if it had not stopped: parameters, optimiser, loss scale, position in
-the data. No generator's state is in it, since permutations and dropout are functions of the seed and that position.
+A checkpoint holds what training needs to go on as if it had not stopped: parameters, optimizer, loss scale, position in
+the data. Rank 0 writes it. What a method keeps of rank N (residuals, say) is in checkpoint-UPDATE-rank-N.pt, which that
+rank writes. No generator's state is kept, since permutations and dropout are functions of the seed and the position.
 """
 
 import pickle
@@ -11,23 +12,38 @@ from typing import Any
 
 import torch
 
+from task_images.comm.base import MethodState, has_own_parts, join_method_states
 from task_images.harness.array_checkpoint import refuse_other_run
 from task_images.harness.distributed import World
 from task_images.harness.errors import EnvironmentUnfitError, TaskUsageError
 from task_images.harness.files import replace_file
 
-FORM = 2  # 2: the strategy's own state
+FORM = 3  # 2: the strategy's own state; 3: that of a rank in its own file
+READABLE = (2, FORM)
+OWN = "{}-{}-rank-{}.pt"  # stem of the checkpoint, update, rank
 
 
 def save_checkpoint(world: World, path: Path, task: str, state: Mapping[str, Any]) -> None:
-    """Write `state` (tensors, numbers, texts, lists and dictionaries of these) to `path`. Rank 0 writes; a checkpoint
-    that is there already is replaced only when the new one is safely on the disk."""
+    """Write `state` (tensors, numbers, texts, lists and dictionaries of these) to `path` on rank 0, and what its entry
+    `method` has of each rank to a file of that rank beside its `path`. A checkpoint that is there already is replaced
+    only when the new one is safely on the disk. Collective if the ranks have files."""
+    own = None
+    if has_own_parts(state.get("method") or {}):
+        own = path.with_name(OWN.format(path.stem, state["position"]["total"], world.rank))
+        save_own_checkpoint(own, task, {"method": state["method"]})
+        state = {**state, "method": {}, "method_ranks": world.size}
+        world.barrier()  # all parts are there before the checkpoint that needs them
     if world.is_first:
         save_own_checkpoint(path, task, state)
+    if own is not None:
+        world.barrier()
+        for old in path.parent.glob(OWN.format(path.stem, "*", world.rank)):
+            if old != own:
+                old.unlink()
 
 
 def save_own_checkpoint(path: Path, task: str, state: Mapping[str, Any]) -> None:
-    """As `save_checkpoint`, on any rank and in any thread."""
+    """Write `state` to `path`, on any rank and in any thread."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replace_file(path) as file:
         torch.save({"form": FORM, "task": task, **state}, file)
@@ -50,21 +66,42 @@ def share_file(world: World, path: Path) -> None:
 
 
 def load_checkpoint(world: World, path: Path, task: str, expected: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The state in `path`, tensors on the CPU. Nothing but data is unpickled.
+    """The state in `path` and in this rank's own file, tensors on the CPU. Nothing but data is unpickled.
 
-    `expected`: see `refuse_other_run`. Raises EnvironmentUnfitError if the file is missing or damaged, TaskUsageError
-    if it belongs to something else.
+    `expected`: see `refuse_other_run`. Raises EnvironmentUnfitError if a file is missing or damaged, TaskUsageError if
+    it belongs to something else.
     """
+    state = _read(world, path, task)
+    refuse_other_run(path, state, expected)
+    if not state.get("method_ranks"):
+        return state
+
+    def read(rank: int) -> MethodState:
+        found: MethodState = _read(world, find_own(path, state["position"]["total"], rank), task)["method"]
+        return found
+
+    return {**state, "method": join_method_states(read, state["method_ranks"], world.rank, world.size)}
+
+
+def find_own(path: Path, update: int, rank: int) -> Path:
+    """The file of rank `rank` for the checkpoint `path`: beside it, or in that rank's output folder, whose name ends
+    with the rank's number in place of 0."""
+    name = OWN.format(path.stem, update, rank)
+    beside = path.with_name(name)
+    return beside if beside.exists() else path.parent.with_name(path.parent.name.removesuffix("0") + str(rank)) / name
+
+
+def _read(world: World, path: Path, task: str) -> Mapping[str, Any]:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise EnvironmentUnfitError(
-            f"rank {world.rank} finds no checkpoint {path}", "Every worker needs a copy of it."
+            f"rank {world.rank} finds no checkpoint {path}",
+            "Every worker needs a copy of checkpoint.pt and, beside it, of what the method kept of its rank.",
         ) from None
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         why = " ".join(str(error).split())[:200]
         raise EnvironmentUnfitError(f"{path} cannot be read as a checkpoint: {why}", "Take an earlier one.") from None
-    if not isinstance(state, dict) or state.get("form") != FORM or state.get("task") != task:
+    if not isinstance(state, dict) or state.get("form") not in READABLE or state.get("task") != task:
         raise TaskUsageError(f"{path} is not a checkpoint of {task} in the form {FORM}")
-    refuse_other_run(path, state, expected)
     return state

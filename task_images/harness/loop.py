@@ -388,7 +388,8 @@ class Loop(Generic[P]):
         with self._consensus():
             main = self._whole_state(is_elastic=True)
         main["curve"] = [dict(point) for point in self.curve]
-        own = {"losses": self.losses.state_dict(), "own": self._own_state()}
+        own = {"losses": self.losses.state_dict(), "own": self._own_state(), "method": main.pop("method", {})}
+        main["ranks"] = self.world.size
         elastic.keep(position.total, copy.deepcopy(main) if self.world.is_first else None, copy.deepcopy(own))
         blocked = time.monotonic() - begun
         self.report.metric("checkpoint_seconds", blocked, step=position.total, seconds=self._wall(), unit="s")
@@ -398,12 +399,15 @@ class Loop(Generic[P]):
         begun = time.monotonic()
         self._share_elastic(folder / MAIN)
         state = self._read_elastic(folder / MAIN)
-        self._load_elastic_state(state)
+
+        def read(rank: int) -> Mapping[str, Any]:
+            return self._read_elastic(folder / f"rank-{rank}.pt")
+
+        self._load_elastic_state(state, read)
         earlier = self._take(state)
         self.curve = [dict(point) for point in state["curve"]]
-        own = folder / f"rank-{self.world.rank}.pt"
         if not self.world.contract.is_shrunk:
-            part = self._read_elastic(own)
+            part = read(self.world.rank)
             self.losses.load_state_dict(part["losses"])
             self._load_own_state(part["own"])
         self.report.metric("restore_seconds", time.monotonic() - begun, step=self.position.total, unit="s")
@@ -492,9 +496,10 @@ class Loop(Generic[P]):
         """As `_state`, for the checkpoints that ranks are started again from. Collective."""
         return self._state()
 
-    def _load_elastic_state(self, state: Mapping[str, Any]) -> None:
-        """Take over what `_elastic_state` gave."""
-        self._load_state(state)
+    def _load_elastic_state(self, state: Mapping[str, Any], read: Callable[[int], Mapping[str, Any]]) -> None:
+        """Take over what `_elastic_state` gave, but for its entry `method`, which is in the part of each rank: `read`
+        gives that by rank."""
+        raise NotImplementedError
 
     def _own_state(self) -> Mapping[str, Any]:
         """What only this rank has, and a restart with as many ranks needs to be exact."""

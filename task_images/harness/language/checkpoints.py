@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_st
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from task_images.comm.base import MethodState
+from task_images.comm.base import MethodState, has_own_parts, join_method_states
 from task_images.harness.distributed import World
 from task_images.harness.errors import EnvironmentUnfitError, TaskUsageError
 
@@ -42,7 +42,7 @@ def save_step(
     """Write the folder `target`: parts of model and optimizer, and `facts` (what JSON can hold). Every rank must call
     it.
 
-    `method_state` is what `comm.base.Strategy.method_state` gave for `keep_own`, for `load_method_state` to read.
+    `method_state` is what `comm.base.Strategy.method_state` gave, for `load_method_state` to read.
     `optimizer` is None if its state is in there.
     """
     partial = target.with_name(f"{target.name}.partial")
@@ -53,8 +53,7 @@ def save_step(
     with _without_single_process_warning():
         save(_collect(model, optimizer), checkpoint_id=str(partial))
     own = sorted(partial.glob(f"__{world.rank}_*.distcp"))
-    # A method may keep nothing of single ranks.
-    if method_state and (world.is_first or any(isinstance(kept, list) and kept for kept in method_state.values())):
+    if method_state and (world.is_first or has_own_parts(method_state)):
         own.append(partial / METHOD.format(world.rank))
         torch.save({**method_state}, own[-1])
     sums = "".join(f"{_digest(file)}  {file.name}\n" for file in own)
@@ -99,14 +98,7 @@ def load_method_state(path: Path, rank: int, size: int) -> MethodState:
     """The method's state in the checkpoint; empty if it has none. Of as many ranks as wrote it each gets its own, in
     its place; of another number each gets all. Raises EnvironmentUnfitError if it is damaged."""
     files = [path / METHOD.format(number) for number in range(len(list(path.glob(METHOD.format("*")))))]
-    if len(files) == size:
-        return _read_method_state(files[rank])
-    states = [_read_method_state(file) for file in files]
-    found: MethodState = {**states[0]} if states else {}
-    for key in ("ranks", "optimizers"):
-        if len(states) > 1 and found.get(key):
-            found[key] = [state[key][number] for number, state in enumerate(states)]
-    return found
+    return join_method_states(lambda number: _read_method_state(files[number]), len(files), rank, size)
 
 
 def _read_method_state(file: Path) -> MethodState:

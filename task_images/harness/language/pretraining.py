@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
-from task_images.comm.base import MakeOptimizer, Strategy, keep_own
+from task_images.comm.base import MakeOptimizer, Strategy
 from task_images.comm.ddp import DdpAllReduce
 from task_images.comm.prepare import prepare_strategy
 from task_images.harness.arrays import stream_ahead
@@ -276,7 +276,7 @@ class PretrainingTrainer(Trainer[B]):
 
     def _write(self, path: Path, state: Mapping[str, Any]) -> None:
         facts = {"task": self.name, **state}
-        save_step(self.world, path, self.strategy.model, self._optimizer, facts, self.strategy.method_state(keep_own))
+        save_step(self.world, path, self.strategy.model, self._optimizer, facts, self.strategy.method_state())
 
     def _read(self, path: Path) -> Mapping[str, Any]:
         return read_facts(path, {"task": self.name, **self.identity})
@@ -293,9 +293,6 @@ class PretrainingTrainer(Trainer[B]):
 
     def _elastic_state(self) -> Mapping[str, Any]:
         return super()._state()
-
-    def _load_elastic_state(self, state: Mapping[str, Any]) -> None:
-        super()._load_state(state)
 
     @property
     def _optimizer(self) -> torch.optim.Optimizer | None:

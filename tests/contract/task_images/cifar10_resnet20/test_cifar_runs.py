@@ -1,11 +1,13 @@
 """The image classification on two ranks: to the goal, however reduced, interrupted, in a budget, with bad input."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mlbench_cli.tasks.catalog import load_task
+from task_images.comm.presets import resolve
 from tests.contract.task_images.ranks import Ended, Parameters, RankServer
 from tests.contract.task_images.test_tiny_runs import check_times
 from tests.unit.task_images.cifar10_resnet20.cifar_files import binary_files, unpack
@@ -141,6 +143,17 @@ def test_a_resumed_training_goes_on_as_if_nothing_had_happened(ranks: RankServer
     for one in run(ranks, tmp_path / "damaged", **SMALL, epochs=4, resume=str(written)):
         assert one.code == 78
         assert "checkpoint.pt cannot be read" in one.stderr
+
+
+def test_a_resumed_training_goes_on_with_the_residuals_of_each_rank(ranks: RankServer, tmp_path: Path) -> None:
+    """Each rank has written its own; nothing but the model and its optimizer is in rank 0's checkpoint."""
+    method = {"MLBENCH_METHOD": json.dumps(resolve("eftopk").to_dict())}
+    whole = finished_result(run(ranks, tmp_path / "whole", environment=method, **SMALL, epochs=3))
+    finished_result(run(ranks, tmp_path / "first", environment=method, **SMALL, epochs=2, checkpoint=True))
+    written = tmp_path / "first" / "output-0" / "checkpoint.pt"
+    assert (tmp_path / "first" / "output-1" / "checkpoint-4-rank-1.pt").exists()
+    second = run(ranks, tmp_path / "second", environment=method, **SMALL, epochs=3, resume=str(written))
+    assert losses(finished_result(second)) == losses(whole)[2:]
 
 
 def test_an_empty_share_of_the_validation_set_hangs_nobody(ranks: RankServer, tmp_path: Path) -> None:

@@ -168,8 +168,8 @@ def a_resumed_training_goes_on_as_if_it_had_not_stopped(world: World) -> None:
         method = resolve(name, changes)
         _, first = train(world, make_strategy(method, 5), 4)
         own = first.state_dict()
-        assert world.is_first or not own["method"].get("ranks"), "only rank 0 gets the states of all ranks"
-        [state] = _share([own])
+        [state] = _share([{**own, "method": {}}])  # rank 0's file
+        state["method"] = own["method"]  # the rank's own file
         rest, strategy = train(world, make_strategy(method, 5), 3, start=4, state=state)
         again, other = train(world, make_strategy(method, 5), 7, consensus_after=3)
         with other.consensus(), strategy.consensus():

@@ -2,14 +2,17 @@
 
 import io
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from task_images.comm.base import Placement, keep_own
+from task_images.comm.base import Placement
 from task_images.comm.choose import make_strategy
 from task_images.comm.presets import resolve
+from task_images.harness.checkpoint import load_checkpoint, save_checkpoint
+from task_images.harness.errors import EnvironmentUnfitError
 from tests.unit.task_images.comm.equality import Probe, draw_gradients
 from tests.unit.task_images.comm.threads import ThreadWorld, run_ranks
 
@@ -32,7 +35,7 @@ def keep(world: ThreadWorld, name: str) -> tuple[int, int]:
         strategy.step(0.1)
     world.barrier()
     before = world.shared.collectives if world.is_first else 0
-    state = strategy.method_state(keep_own)
+    state = strategy.method_state()
     made = world.shared.collectives - before if world.is_first else 0
     file = io.BytesIO()
     torch.save({**state}, file)
@@ -46,3 +49,34 @@ def test_a_rank_keeps_its_own_state_whatever_the_number_of_ranks(name: str) -> N
     two, eight = (run_ranks(size, partial(keep, name=name))[0] for size in (2, 8))
     assert two[0] == eight[0] == 0
     assert eight[1] == pytest.approx(two[1], rel=0.02)
+
+
+def save(world: ThreadWorld, folder: Path, update: int) -> None:
+    kept = [f"residual {rank}" if rank == world.rank else None for rank in range(world.size)]
+    state = {"position": {"total": update}, "method": {"update": update, "ranks": kept}}
+    save_checkpoint(world, folder / f"rank-{world.rank}" / "checkpoint.pt", "a_task", state)
+
+
+def test_a_checkpoint_has_a_file_of_each_rank_whose_state_goes_to_that_rank(tmp_path: Path) -> None:
+    """As many ranks read their own; of another number each reads all, to share them out anew."""
+    for update in (10, 20):
+        run_ranks(3, partial(save, folder=tmp_path, update=update))
+    own = {f"rank-{rank}/checkpoint-20-rank-{rank}.pt" for rank in range(3)}
+    files = {file.relative_to(tmp_path).as_posix() for file in tmp_path.rglob("*.pt")}
+    assert files == {"rank-0/checkpoint.pt", *own}
+    assert "residual" not in str(torch.load(tmp_path / "rank-0" / "checkpoint.pt"))
+
+    def load(world: ThreadWorld) -> object:
+        found = load_checkpoint(world, tmp_path / "rank-0" / "checkpoint.pt", "a_task", {})["method"]
+        return found["update"], found["ranks"]
+
+    assert run_ranks(3, load) == [
+        (20, ["residual 0", None, None]),
+        (20, [None, "residual 1", None]),
+        (20, [None, None, "residual 2"]),
+    ]
+    assert run_ranks(2, load) == [(20, ["residual 0", "residual 1", "residual 2"])] * 2
+    lost = tmp_path / "rank-1" / "checkpoint-20-rank-1.pt"
+    lost.unlink()
+    with pytest.raises(EnvironmentUnfitError, match=f"finds no checkpoint {lost}"):
+        run_ranks(2, load)

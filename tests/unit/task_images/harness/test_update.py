@@ -113,6 +113,14 @@ def test_the_norm_is_clipped_after_the_mean(world: World) -> None:
     torch.testing.assert_close(*steps)
 
 
+def test_comparing_the_replicas_is_not_on_the_clock(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, _, trainer = train(world, Precision("fp32", CPU), [X])
+    begin = trainer.tracker.snapshot().wall
+    monkeypatch.setattr(trainer.strategy, "check_replicas", lambda: time.sleep(0.5))
+    trainer._compare_replicas()
+    assert trainer.tracker.snapshot().wall - begin < 0.4
+
+
 class Scaled(Precision):
     """fp16's loss scale without its autocast, which needs a GPU."""
 
