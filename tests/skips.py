@@ -86,6 +86,7 @@ ALLOWED = (
     AllowedSkip("tests/contract/engines/local/test_shaped_network.py", "every user may start", is_workstation),
     AllowedSkip("tests/contract/engines/kubernetes/test_network.py", "", is_unprivileged),
     AllowedSkip("tests/contract/simulator/test_real_steps.py", "", is_unprivileged),
+    AllowedSkip("tests/contract/task_images/comm/test_wire_bytes.py", "", is_unprivileged),
     AllowedSkip("tests/contract/server/", "chromium", is_workstation),
     AllowedSkip("tests/contract/results/test_site.py", "chromium", is_workstation),
     AllowedSkip("tests/contract/results/test_site.py", "npm package", anywhere),

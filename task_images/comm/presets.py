@@ -179,7 +179,8 @@ PRESETS: dict[str, Preset] = {
     ),
     "hsdp": Preset(
         "fsdp2 within each node, or half of the ranks, and all-reduce between these groups", {"engine": "hsdp"},
-        "3 (1-G/P) M + 2 (G-1)/P M with G groups", "Zhao et al. 2023, arXiv:2304.11277",
+        "3 (1-G/P) M + 2 (G-1)/P M with G groups; by gloo 4 (1-G/P) M + 2 (G-1)/P M",
+        "Zhao et al. 2023, arXiv:2304.11277",
     ),
 }  # fmt: skip
 

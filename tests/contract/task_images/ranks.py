@@ -7,8 +7,9 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -108,13 +109,18 @@ def launch_within(
     parameters: Mapping[str, Any],
     changes: Mapping[str, str],
     servers: int = 0,
+    enter: Callable[[int], None] | None = None,
 ) -> list[Ended]:
-    """The same; raises TimeoutExpired after `seconds`."""
+    """The same; raises TimeoutExpired after `seconds`. `enter` is called in each process, with its rank, before the
+    program begins."""
     processes = []
     for rank, environment in enumerate(environments(world_size, folder, parameters, changes, servers)):
         with open(folder / f"out-{rank}", "wb") as out, open(folder / f"err-{rank}", "wb") as err:
             command = [sys.executable, "-m", module]
-            processes.append(subprocess.Popen(command, cwd=ROOT, env=environment, stdout=out, stderr=err))
+            prepare = None if enter is None else partial(enter, rank)
+            processes.append(
+                subprocess.Popen(command, cwd=ROOT, env=environment, stdout=out, stderr=err, preexec_fn=prepare)
+            )
     try:
         codes = [process.wait(seconds) for process in processes]
     finally:

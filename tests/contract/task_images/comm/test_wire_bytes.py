@@ -1,30 +1,55 @@
 """What methods say that they send, against the kernel's counters of each rank's connections."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from mlbench_cli.agent.network.namespaces import ShapingError
+from mlbench_cli.agent.network.shaped import ShapedNetwork
+from mlbench_cli.model.network import parse_network, worker_address
 from task_images.comm.methods import NATIVE
 from task_images.comm.presets import PRESETS, resolve
 from tests.contract.task_images.comm.wire_ranks import UPDATES, WIDTHS
-from tests.contract.task_images.ranks import RankServer
+from tests.contract.task_images.ranks import Ended, RankServer, launch_within
 from tests.sampling import sampled
 
+NETWORK = "500mbit,1ms"
 PROGRAM = "tests.contract.task_images.comm.wire_ranks"
 SIZE = 4 * 301 * sum(WIDTHS)  # bytes of all gradients
 # Of torch's engines, which do not count: sizes of the model that all ranks together send in an update, times P - 1.
 # Over gloo, whose reduce-scatter is an all-reduce.
 FORMULAS = {"ddp": 2, "ddp-static": 2, "zero1": 3, "fsdp2": 4}
 SERVED = [name for name in PRESETS if resolve(name).server_count]
+Counts = dict[str, tuple[float, float | None]]  # by method: bytes by the kernel's and by the rank's own count
 
 
-def measure(ranks: RankServer, folder: Path, size: int, name: str = "") -> list[dict[str, tuple[float, float | None]]]:
-    """By rank and method: bytes by the kernel's and by its own count. `name`: one with servers."""
+def measure(ranks: RankServer, folder: Path, size: int, name: str = "") -> list[Counts]:
+    """The counts of each rank. `name`: of that method only, perhaps with servers."""
     method = resolve(name) if name else None
     changes = {} if method is None else {"MLBENCH_METHOD": json.dumps(method.to_dict())}
     servers = 0 if method is None else method.server_count
     ended = ranks.wait(ranks.start(PROGRAM, size, folder, {}, changes, servers=servers), 800)
+    return read_counts(ended, size)
+
+
+def measure_shaped(folder: Path, size: int, name: str) -> list[Counts]:
+    """The same on a shaped network, without servers."""
+    changes = {"MASTER_ADDR": worker_address(0), "GLOO_SOCKET_IFNAME": "eth0"}
+    if name:
+        changes["MLBENCH_METHOD"] = json.dumps(resolve(name).to_dict())
+    try:
+        network = ShapedNetwork(parse_network(NETWORK), size)
+    except ShapingError as error:  # needs Linux and namespaces
+        pytest.skip(str(error))
+    try:
+        return read_counts(launch_within(800, PROGRAM, size, folder, {}, changes, enter=network.enter_worker), size)
+    finally:
+        network.close()
+
+
+def read_counts(ended: Sequence[Ended], size: int) -> list[Counts]:
     assert [one.code for one in ended] == [0] * len(ended), ended[0].stderr
     rows = [
         [json.loads(line.removeprefix("WIRE ")) for line in one.stdout.splitlines() if line.startswith("WIRE ")]
@@ -33,21 +58,42 @@ def measure(ranks: RankServer, folder: Path, size: int, name: str = "") -> list[
     return [{method: (kernel, own) for method, kernel, own in row} for row in rows]
 
 
+def compare(found: Sequence[Counts]) -> None:
+    """The kernel's counts with those of mlbench's methods, and with the formulas of torch's engines."""
+    size = len(found)
+    for name in found[0]:
+        counts = [rank[name] for rank in found]
+        if name == "hsdp":  # two groups: in each two gathers and an all-reduce, between them an all-reduce of shards
+            models = 4 * (size - 2) + 2
+        elif resolve(name).engine in NATIVE:
+            models = FORMULAS[name] * (size - 1)
+        else:
+            for kernel, own in counts:
+                assert own is not None, name
+                assert kernel == pytest.approx(own, rel=0.03, abs=2000), name
+            continue
+        assert sum(kernel for kernel, _ in counts) == pytest.approx(models * SIZE * UPDATES, rel=0.03), name
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("size", sampled((2, 3), keep=(3,)))
 def test_ranks_send_what_they_say(ranks: RankServer, tmp_path: Path, size: int) -> None:
     found = measure(ranks, tmp_path, size)
     assert set(found[0]) == set(PRESETS) - set(SERVED) - {"hsdp"}  # which needs four ranks
-    for name in found[0]:
-        counts = [rank[name] for rank in found]
-        if resolve(name).engine in NATIVE:
-            expected = FORMULAS[name] * (size - 1) * SIZE * UPDATES
-            assert sum(kernel for kernel, _ in counts) == pytest.approx(expected, rel=0.03), name
-        else:
-            for kernel, own in counts:
-                assert own is not None, name
-                assert kernel == pytest.approx(own, rel=0.03, abs=2000), name
+    compare(found)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("size", "name"),
+    [pytest.param(2, "", marks=pytest.mark.nightly), pytest.param(3, "", marks=pytest.mark.nightly), (4, "hsdp")],
+)
+def test_ranks_send_what_they_say_on_a_shaped_network(tmp_path: Path, size: int, name: str) -> None:
+    found = measure_shaped(tmp_path, size, name)
+    assert set(found[0]) == ({name} if name else set(PRESETS) - set(SERVED) - {"hsdp"})
+    compare(found)
 
 
 @pytest.mark.slow
