@@ -23,6 +23,7 @@ from tests.unit.task_images.comm.equality import (
     SIZES,
     UNCOMMON,
     Cell,
+    describe,
     judge,
     list_methods,
 )
@@ -79,12 +80,7 @@ def collect() -> Cells:
 def make_table(cells: Cells) -> str:
     lines = [f"| method | {' | '.join(SETTINGS)} |", f"|---|{'---|' * len(SETTINGS)}"]
     for method in list_methods():
-        row = []
-        for name in SETTINGS:
-            by_cell: dict[str, list[str]] = {}
-            for size in SIZES:
-                by_cell.setdefault(cells[method.name, name, size], []).append(str(size))
-            row.append(", ".join(f"{cell} ({', '.join(sizes)})" for cell, sizes in by_cell.items()))
+        row = [describe({size: cells[method.name, name, size] for size in SIZES}) for name in SETTINGS]
         lines.append(f"| `{method.name}` | {' | '.join(row)} |")
     return "\n".join(lines) + "\n"
 

@@ -4,7 +4,8 @@ Prescribed gradients of four tensors, whose scales differ by 1 000, in float64; 
 `train` is one rank of a case, on any world; `judge` says what a case is: equal, documented or refused.
 """
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
@@ -22,6 +23,7 @@ from task_images.comm.presets import PRESETS, resolve
 from task_images.harness.distributed import World
 from task_images.harness.errors import TaskUsageError
 from task_images.harness.precision import LossScale
+from tests.documentation import ROOT
 from tests.unit.task_images.comm import references as papers
 from tests.unit.task_images.comm.references import Array, Setting, Tensors
 from tests.unit.task_images.comm.threads import run_ranks
@@ -250,6 +252,21 @@ def make_reference(method: Method, setting: Setting, size: int) -> Reference:
             papers.DeepGradientCompression(falling, float(method.momentum), setting.clip), clips=False
         )
     return papers.Synchronous(combine[word]())
+
+
+def describe(cells: Mapping[int, str]) -> str:
+    """The text of a cell of the page, of what a case is by number of ranks."""
+    sizes: dict[str, list[str]] = {}
+    for size, cell in cells.items():
+        sizes.setdefault(cell, []).append(str(size))
+    return ", ".join(f"{cell} ({', '.join(found)})" for cell, found in sizes.items())
+
+
+def read_page() -> dict[str, dict[str, str]]:
+    """The cells of the committed page by method and setting."""
+    text = (ROOT / "docs" / "explanation" / "methods-equality.md").read_text("utf-8")
+    rows = re.findall(r"^\| `([a-z0-9-]+)` \|(.*)\|$", text, re.MULTILINE)
+    return {name: dict(zip(SETTINGS, (cell.strip() for cell in row.split("|")), strict=True)) for name, row in rows}
 
 
 def find_error(found: Sequence[Tensors], expected: Sequence[Tensors]) -> float:

@@ -17,8 +17,10 @@ from tests.unit.task_images.comm.equality import (
     SIZES,
     UNCOMMON,
     Cell,
+    describe,
     judge,
     list_methods,
+    read_page,
     train,
 )
 from tests.unit.task_images.comm.threads import ThreadWorld, run_ranks
@@ -35,17 +37,18 @@ def test_every_method_equals_its_reference_or_is_refused(method: Method) -> None
     others = {"dgc": {"AdamW"}, "onebit-adam": set(SETTINGS) - {"AdamW"}}
     expected = {"clip", "fp16"} if method.barrier == "none" else others.get(method.name, set())
     assert refused == expected
+    cells = {name: describe({size: verdicts[name, size].cell.value for size in SIZES}) for name in SETTINGS}
+    assert read_page()[method.name] == cells, "python -m benchmarks.equality --write"
 
 
 def test_the_page_has_every_method_and_every_difference() -> None:
-    """benchmarks/equality.py writes it; the tests above and those of torch's engines hold what it says."""
+    """benchmarks/equality.py writes it; the test above and that of torch's engines (contract) compare each cell."""
+    page = read_page()
+    assert list(page) == list(PRESETS)
+    for cells in page.values():
+        assert all(sorted(re.findall(r"\d", cell)) == ["2", "3", "4"] for cell in cells.values())
+        assert not any(Cell.different.value in cell for cell in cells.values())
     text = (ROOT / "docs" / "explanation" / "methods-equality.md").read_text("utf-8")
-    rows = re.findall(r"^\| `([a-z0-9-]+)` \|(.*)\|$", text, re.MULTILINE)
-    assert [name for name, _ in rows] == list(PRESETS)
-    for _, row in rows:
-        cells = [cell.strip() for cell in row.split("|")]
-        assert len(cells) == len(SETTINGS)
-        assert all(re.findall(r"\d", cell) == ["2", "3", "4"] and Cell.different.value not in cell for cell in cells)
     for name, difference in DIFFERENCES.items():
         assert f"- `{name}`: {difference}" in text
 
