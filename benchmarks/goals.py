@@ -29,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
 
+from mlbench_cli.agent.network.namespaces import ShapingError
 from mlbench_cli.agent.network.shaped import ShapedNetwork
 from mlbench_cli.model.network import parse_network, worker_address
 from mlbench_cli.results.analysis.statistics import estimate
@@ -127,7 +128,10 @@ def main() -> None:
     before = len(read(options.record))
     for seed in range(SEED, SEED + options.repeats):
         for network in options.networks:
-            left += train_all(rows, network, seed, options, end)
+            try:
+                left += train_all(rows, network, seed, options, end)
+            except ShapingError as error:
+                sys.exit(f"{error}\nThe trainings so far are in {options.record}; run the same command again to go on.")
     if left:
         made = len(read(options.record)) - before
         more = f", about {(time.monotonic() - begun) / made * left / 60:.0f} minutes" if made else ""

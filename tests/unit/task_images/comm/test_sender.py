@@ -4,10 +4,15 @@ import threading
 
 import pytest
 import torch
+from torch import nn
 
 from task_images.comm import sender as module
+from task_images.comm.base import Placement
+from task_images.comm.choose import make_strategy
 from task_images.comm.exchange import Message, UnderWay
+from task_images.comm.presets import resolve
 from task_images.comm.sender import Group, Sender
+from tests.unit.task_images.comm.threads import ThreadWorld, run_ranks
 
 
 class Recorder:
@@ -98,3 +103,18 @@ def test_a_failed_message_fails_the_training_thread() -> None:
     sender = Sender(Recorder([], OSError("gone")), credit=1)
     with pytest.raises(OSError, match="gone"):
         send(sender, [a_group(0)])
+
+
+def test_on_a_gpu_no_seconds_are_given_since_the_host_only_hands_messages_over() -> None:
+    def read_names(world: ThreadWorld) -> set[str]:
+        strategy = make_strategy(resolve("bsp"))
+        strategy.attach(Placement(world), nn.Linear(2, 2), lambda net: torch.optim.SGD(net.parameters(), 0.1))
+        on_cpu = set(strategy.stats())
+        world.device = torch.device("cuda")
+        on_gpu = set(strategy.stats())
+        world.device = torch.device("cpu")
+        strategy.close()
+        return on_cpu - on_gpu
+
+    expected = {"queue_seconds", "communication_seconds", "exposed_seconds", "hidden_seconds"}
+    assert run_ranks(2, read_names) == [expected] * 2
