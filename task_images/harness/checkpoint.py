@@ -28,7 +28,7 @@ def save_checkpoint(world: World, path: Path, task: str, state: Mapping[str, Any
     `method` has of each rank to a file of that rank beside its `path`. A checkpoint that is there already is replaced
     only when the new one is safely on the disk. Collective if the ranks have files."""
     own = None
-    if has_own_parts(state.get("method") or {}):
+    if has_own_parts(state.get("method") or MethodState()):
         own = path.with_name(OWN.format(path.stem, state["position"]["total"], world.rank))
         save_own_checkpoint(own, task, {"method": state["method"]})
         state = {**state, "method": {}, "method_ranks": world.size}
