@@ -4,6 +4,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -203,7 +204,7 @@ def a_sharded_optimizer_and_a_whole_one_go_on_from_each_other(world: World) -> N
             torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-6, msg=f"{before} {after} {key}")
 
 
-def _share(items: list[object]) -> list[object]:
+def _share(items: list[Any]) -> list[Any]:
     """Rank 0's objects on all ranks, as if they had been read from its file."""
     torch.distributed.broadcast_object_list(items, 0)
     return items
