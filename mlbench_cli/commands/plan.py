@@ -17,6 +17,7 @@ from mlbench_cli import api, console
 from mlbench_cli.api.calibrated import make_question, open_archives, open_run
 from mlbench_cli.commands._archives import Unproven
 from mlbench_cli.commands._common import Format, Output, complete_runs
+from mlbench_cli.commands._quotas import RELEASE, creation_command, leave_out_refused
 from mlbench_cli.errors import UsageError, did_you_mean
 from mlbench_cli.model.run import JsonObject
 from mlbench_cli.predict.machines import HERE, MachineType, load_machines
@@ -98,6 +99,10 @@ def plan(
         int,
         typer.Option("--measure", min=0, max=20, metavar="N", help="run the N best for this machine, and compare"),
     ] = 0,
+    check_quotas: Annotated[
+        bool,
+        typer.Option("--check-quotas", help="ask the clouds whether the best are allowed now; needs credentials"),
+    ] = False,
     unproven: Unproven = False,
     output: Output = Format.text,
 ) -> None:
@@ -129,6 +134,8 @@ def plan(
         if HERE in names:
             offers += _offer_here(base, question, price_here, excluded)
         result = make_plan(question, offers, excluded)
+        if check_quotas:
+            result = leave_out_refused(store, result)
         _check_limits(result)
         seconds = time.monotonic() - begun
         if charts is not None:
@@ -332,21 +339,16 @@ def _print_trials(trials: Sequence[Trial]) -> None:
 
 def _commands(task: str, base: Archive, item: Candidate) -> list[str]:
     """What to run for a candidate."""
-    spec, machine, name = base.run["spec"], item.offer.machine, "plan"
+    spec, machine, name = base.run["spec"], item.offer.machine, RELEASE
     preset = f" --preset {shlex.quote(str(spec['preset']))}" if spec["preset"] not in (None, "spec") else ""
     sets = "".join(f" --set {shlex.quote(f'{key}={value}')}" for key, value in _settings(task, base, item).items())
     run = f"mlbench run {name} {item.workers} --task {task}{preset}{sets} --method {item.method}"
     if machine.provider == HERE:
         return [f"{run} --num-cpus {base.run['spec'].get('cpus') or 1:g}"]
-    place = f"--zone {item.offer.region}-b" if machine.provider == "gke" else f"--region {item.offer.region}"
-    gpu = f" --gpu-type {machine.gpu} --num-gpus {machine.gpus}" if machine.priced_as else ""
-    spot = " --spot" if item.offer.is_spot else ""
-    device = " --gpu" if machine.gpus else ""
     return [
-        f"mlbench create-cluster {machine.provider} {item.workers} {name} "
-        f"--machine-type {machine.name}{gpu} {place}{spot} --ttl {max(1, math.ceil(item.high / 3600))}h",
-        f"{run}{device}",
-        f"mlbench delete-cluster {name}",
+        creation_command(item),
+        f"{run}{' --gpu' if machine.gpus else ''}",
+        f"mlbench delete-cluster {name}-{item.workers}",
     ]
 
 

@@ -172,6 +172,17 @@ def make_plan(question: Question, offers: Sequence[Offer], excluded: Sequence[Ex
     simulate = _simulator(question)
     found = list(_candidates(question, offers, simulate, reasons))
     left_out = [*excluded, *(Excluded(reason, count, hint) for (reason, hint), count in reasons.most_common())]
+    return _rank(found, left_out, question)
+
+
+def leave_out(plan: PlanResult, offer: Offer, workers: int, reason: Excluded) -> PlanResult:
+    """The plan without the offer's candidates of that many workers or more. Raises UsageError if none remains."""
+    kept = [item for item in plan.candidates if item.offer != offer or item.workers < workers]
+    gone = replace(reason, count=len(plan.candidates) - len(kept))
+    return _rank(kept, [gone, *plan.excluded], plan.question)
+
+
+def _rank(found: list[Candidate], left_out: Sequence[Excluded], question: Question) -> PlanResult:
     if not found:
         first = left_out[0] if left_out else Excluded("there is no offer", 0)
         raise UsageError(f"No candidate remains: {first.reason}.", hint=first.hint or "Other --clouds or --workers")
