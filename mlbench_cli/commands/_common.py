@@ -2,12 +2,11 @@
 
 from collections.abc import Callable, Iterable
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from mlbench_cli.errors import MlbenchError, UsageError
+from mlbench_cli.errors import MlbenchError
 from mlbench_cli.model.run import Run
 from mlbench_cli.model.spec import common_name
 from mlbench_cli.storage.run_folder import RunFolder
@@ -105,13 +104,6 @@ UnreachableTimeout = Annotated[
 def is_sealed(run: Run) -> bool:
     """Whether the run's folder is a complete archive."""
     return RunFolder(run.folder).is_sealed
-
-
-def results_of(run: Run) -> Path:
-    """The folder of a run's archive. Raises UsageError if it is not complete yet."""
-    if not is_sealed(run):
-        raise UsageError(f'The run "{run.name}" has no results yet.', hint=f"mlbench wait {run.name}")
-    return run.folder
 
 
 # --- options for a file with runs -----------------------------------------------------------------------------------

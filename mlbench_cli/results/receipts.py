@@ -18,7 +18,7 @@ from mlbench_cli.model.run import JsonObject
 from mlbench_cli.results.analysis.reproduction import Reproduction, in_order, judge_reproduction
 from mlbench_cli.results.archive import layout
 from mlbench_cli.results.archive.reader import Archive
-from mlbench_cli.results.archive.schema import RECEIPT, validate
+from mlbench_cli.results.archive.schema import RECEIPT, brief, validate
 from mlbench_cli.results.archive.sign import Signer, find_signer, make_signature, refuse_unsigned, require_key
 from mlbench_cli.results.archive.signature import MAX_SIGNATURE_BYTES, RECEIPT_NAMESPACE
 from mlbench_cli.storage import run_folder
@@ -190,15 +190,10 @@ def _find_contradictions(expected: Any, found: Any, path: str, has_words: bool) 
         for index, pair in enumerate(zip(expected, found, strict=True)):
             yield from _find_contradictions(*pair, f"{path}[{index}]", has_words)
     elif not _agree(expected, found):
-        yield f'"{path}" is {_brief(found)}, but the archives give {_brief(expected)}'
+        yield f'"{path}" is {brief(found)}, but the archives give {brief(expected)}'
 
 
 def _agree(expected: Any, found: Any) -> bool:
     if isinstance(expected, float) and isinstance(found, int | float) and not isinstance(found, bool):
         return math.isclose(expected, found, rel_tol=_FLOAT_TOLERANCE, abs_tol=1e-15)
     return type(expected) is type(found) and bool(expected == found)
-
-
-def _brief(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."

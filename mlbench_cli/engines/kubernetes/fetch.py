@@ -21,6 +21,7 @@ from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.api import ApiError, NodeUnreachable
 from mlbench_cli.kube.execute import ExecBroken, execute
 from mlbench_cli.storage.run_folder import FAULTS
+from mlbench_cli.util.files import sync_folder
 
 WORK_DIR = "/results"
 ARCHIVE = f"{WORK_DIR}/archive.tar"  # in a worker's pod
@@ -135,7 +136,7 @@ def unpack(part: Path, outputs: Path, ranks: Sequence[int], resources: Path) -> 
         if target.exists():
             shutil.rmtree(target)
         os.replace(folder, target)
-    _sync_folder(outputs)
+    sync_folder(outputs)
     shutil.rmtree(fresh, ignore_errors=True)
     return files, size
 
@@ -259,13 +260,5 @@ def _sync(folder: Path) -> tuple[int, int]:
             with open(path, "rb") as file:
                 os.fsync(file.fileno())
                 files, size = files + 1, size + os.fstat(file.fileno()).st_size
-        _sync_folder(Path(parent))
+        sync_folder(Path(parent))
     return files, size
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

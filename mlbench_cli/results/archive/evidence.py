@@ -9,14 +9,14 @@ from typing import Any, BinaryIO
 
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.goals import Goal, is_finite_number
-from mlbench_cli.model.run import Ending, Finding, Observation, Run, WorkerState
+from mlbench_cli.model.run import Finding, Observation, Run
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.results.archive import sample_blocks
 from mlbench_cli.results.archive.layout import DamagedArchive
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.storage import run_folder
 from mlbench_cli.storage.run_folder import RunFolder
-from mlbench_cli.tasks.catalog import TaskRules, find_rules
+from mlbench_cli.tasks.catalog import TaskRules
 from mlbench_cli.util.files import read_end, replace_file
 from mlbench_cli.util.json_text import format_row, make_strict, parse_document
 from mlbench_cli.util.times import MAX_SECONDS, parse_timestamp, timestamp
@@ -34,7 +34,7 @@ class Evidence:
     spec: RunSpec
     rules: TaskRules | None
     observation: Observation
-    provenance: Mapping[str, Any]  # Provenance.to_dict; empty for a run of the first edition
+    provenance: Mapping[str, Any]  # Provenance.to_dict
     samples: Callable[[], Iterable[Mapping[str, Any]]]  # the rows of resources.jsonl, blocks of samples as they are
     logs: Mapping[int, Callable[[], BinaryIO]]
     shaping: Mapping[str, Any] | None = None  # shaping.json, if the engine made the network
@@ -65,7 +65,7 @@ def collect_evidence(run: Run, document: Mapping[str, Any], observation: Observa
     """The evidence in a run's folder that is not sealed yet; `document` is its run.json."""
     folder = RunFolder(run.folder)
     logs: dict[int, Callable[[], BinaryIO]] = {rank: partial(_open, path) for rank, path in folder.logs().items()}
-    rules, provenance = _rules(document, run.spec), document.get("provenance") or {}
+    rules, provenance = _rules(document), document.get("provenance") or {}
     samples = partial(_read_rows, run.folder / run_folder.RESOURCES)
     shaping = folder.read_json(run_folder.SHAPING)
     head = (run.id, run.name, run.created, run.spec, rules)
@@ -77,7 +77,7 @@ def load_evidence(archive: Archive) -> Evidence:
     run = archive.run
     try:
         spec = RunSpec.from_dict(run["spec"])
-        rules = _rules(run, spec)
+        rules = _rules(run)
     except (UsageError, TypeError, ValueError, KeyError) as error:
         message = error.message if isinstance(error, UsageError) else str(error)
         raise DamagedArchive(
@@ -93,17 +93,13 @@ def load_evidence(archive: Archive) -> Evidence:
     return Evidence(*head, observation, provenance, archive.samples, logs, shaping, faults)
 
 
-def _rules(document: Mapping[str, Any], spec: RunSpec) -> TaskRules | None:
-    """The rules that run.json was written with; those of this catalogue for one of the first edition."""
-    if "task" not in document:
-        return find_rules(spec.task, spec.preset)
+def _rules(document: Mapping[str, Any]) -> TaskRules | None:
+    """The rules that run.json was written with."""
     rules = document["task"]
     return None if rules is None else TaskRules.from_dict(rules)
 
 
 def _load_observation(archive: Archive) -> Observation:
-    if run_folder.OBSERVATION not in archive.names:
-        return _observation_of_first_edition(archive.result)
     document = archive.document(run_folder.OBSERVATION)
     document.pop("schema_version")
     try:
@@ -112,22 +108,6 @@ def _load_observation(archive: Archive) -> Observation:
         raise DamagedArchive(
             archive.path, run_folder.OBSERVATION, f"it is not an observation: {error}", problem="schema"
         ) from None
-
-
-def _observation_of_first_edition(result: Mapping[str, Any]) -> Observation:
-    """What the first edition kept of the observation: only the worker states in its result."""
-    workers = tuple(
-        WorkerState(
-            **{
-                **state,
-                "started": None if state.get("started") is None else parse_timestamp(state["started"]),
-                "finished": None if state.get("finished") is None else parse_timestamp(state["finished"]),
-            }
-        )
-        for state in result["worker_states"]
-    )
-    ended = Ending(result["ended"]) if result.get("ended") in [*Ending] else Ending.LOST
-    return Observation(parse_timestamp(result["finished"]), workers, (), ended, result.get("first_failed"))
 
 
 def keep_observation(run: Run, observation: Observation, renamed: list[Finding]) -> Observation:

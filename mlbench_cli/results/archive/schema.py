@@ -281,14 +281,14 @@ def validate(value: Any, schema: Schema, path: str = "") -> Iterator[str]:
     """What `value` violates of `schema`, one sentence each that names the field."""
     shown = f'"{path}"' if path else "the document"
     if not _has_type(value, schema["type"]) or ("enum" in schema and value not in schema["enum"]):
-        yield f"{shown} is {_brief(value)}, which it cannot be"
+        yield f"{shown} is {brief(value)}, which it cannot be"
         return
     if value is None:
         return
     if "minimum" in schema and value < schema["minimum"]:
-        yield f"{shown} is {_brief(value)}, which it cannot be"
+        yield f"{shown} is {brief(value)}, which it cannot be"
     if schema.get("format") == "date-time" and not _is_moment(value):
-        yield f"{shown} is {_brief(value)}, not a time as RFC 3339"
+        yield f"{shown} is {brief(value)}, not a time as RFC 3339"
     for key in schema.get("required", ()):
         if key not in value:
             yield f'"{_join(path, key)}" is missing'
@@ -329,6 +329,7 @@ def _join(path: str, key: str) -> str:
     return f"{path}.{key}" if path else key
 
 
-def _brief(value: Any) -> str:
+def brief(value: Any) -> str:
+    """The value as Python writes it, cut to 80 characters."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."

@@ -18,7 +18,7 @@ from mlbench_cli.results.archive.judge import Judgement, judge
 from mlbench_cli.results.archive.layout import DamagedArchive, UnprovenArchive
 from mlbench_cli.results.archive.official import official_line, official_text
 from mlbench_cli.results.archive.reader import Archive, Zip
-from mlbench_cli.results.archive.schema import SCHEMAS, validate
+from mlbench_cli.results.archive.schema import SCHEMAS, brief, validate
 from mlbench_cli.results.archive.signature import MAX_SIGNATURE_BYTES, find_signature_problem
 from mlbench_cli.storage import run_folder
 from mlbench_cli.tasks.catalog import find_rules
@@ -27,17 +27,6 @@ from mlbench_cli.util.json_text import format_parsed, format_row, parse_document
 
 MAX_PROBLEMS = 1000
 _SECOND_EDITION = 2
-# What the first edition's archives give no evidence for: they keep no observation.
-_FIRST_EDITION_TAKES = (
-    "started",
-    "finished",
-    "wall_seconds",
-    "worker_states",
-    "exit_code",
-    "ended",
-    "first_failed",
-    "price",
-)
 
 
 @dataclass(frozen=True)
@@ -300,11 +289,11 @@ def _derivation_problems(archive: Archive, unusual: int | None) -> Iterator[Prob
     if run["spec_hash"] != hashlib.sha256(canonical_json(run["spec"])).hexdigest()[:16]:
         yield Problem("inconsistent", run_folder.RUN, "spec_hash is not the hash of spec")
     judged_by = archive.result.get("judge", 1)
-    if judged_by > JUDGE_VERSION:
+    if not _SECOND_EDITION <= judged_by <= JUDGE_VERSION:
         yield (
             f"The documents were judged by version {judged_by} of the rules, but this mlbench knows only "
-            f"{JUDGE_VERSION}: "
-            "only checksums and schemas were checked. Upgrade mlbench."
+            f"{_SECOND_EDITION} to {JUDGE_VERSION}: only checksums and schemas were checked."
+            + (" Upgrade mlbench." if judged_by > JUDGE_VERSION else "")
         )
         return
     if run.get("provenance") is not None:
@@ -321,10 +310,7 @@ def _derivation_problems(archive: Archive, unusual: int | None) -> Iterator[Prob
     if evidence.observation.ended is None:
         yield Problem("inconsistent", run_folder.OBSERVATION, "the run has not ended")
         return
-    judgement = _judge_again(archive, evidence, max(judged_by, _SECOND_EDITION))
-    if judged_by < _SECOND_EDITION:
-        yield from _first_edition_problems(archive, judgement)
-        return
+    judgement = _judge_again(archive, evidence, judged_by)
     if judged_by == _SECOND_EDITION:
         judgement = _with_sums_of(archive, judgement)
         yield _Note(
@@ -358,7 +344,7 @@ def _form_problems(archive: Archive, evidence: Evidence, unusual: int | None) ->
             yield Problem("extra", name, f"the run has no rank {rank}")
     recorded_by = evidence.provenance.get("mlbench")
     if recorded_by is not None and recorded_by != archive.run.get("mlbench"):
-        yield Problem("inconsistent", run_folder.RUN, f"mlbench is not {_brief(recorded_by)}, as its provenance says")
+        yield Problem("inconsistent", run_folder.RUN, f"mlbench is not {brief(recorded_by)}, as its provenance says")
     for name in SCHEMAS:
         if name in archive.names and archive.read(name) != format_parsed(archive.document(name)):
             yield Problem("inconsistent", name, "it is not formatted the way documents are written")
@@ -450,21 +436,7 @@ def _differences(file: str, found: Any, expected: Any, path: str = "") -> Iterat
         for index, (left, right) in enumerate(zip(found, expected, strict=True)):
             yield from _differences(file, left, right, f"{path}[{index}]")
     elif found != expected or isinstance(found, bool) != isinstance(expected, bool):
-        yield Problem("inconsistent", file, f"{path} is {_brief(found)}, but the evidence gives {_brief(expected)}")
-
-
-def _first_edition_problems(archive: Archive, judgement: Judgement) -> Iterator[Problem | str]:
-    """An archive of the first edition keeps no observation: what depends on it is taken from its own result."""
-    found = {key: value for key, value in archive.result.items() if key not in _FIRST_EDITION_TAKES}
-    expected = {key: value for key, value in judgement.result.items() if key in found}
-    yield from _differences(run_folder.RESULT, found, {**expected, "schema_version": found["schema_version"]})
-    fields = ", ".join(key for key in _FIRST_EDITION_TAKES if key in archive.result)
-    yield f"The archive is from the first edition, which recorded no observation of the workers. Not derived: {fields}."
-
-
-def _brief(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+        yield Problem("inconsistent", file, f"{path} is {brief(found)}, but the evidence gives {brief(expected)}")
 
 
 def _printable_name(name: str) -> str:

@@ -53,6 +53,19 @@ def forged(folder: Path) -> str:
     return str(archive)
 
 
+def test_what_a_forgotten_judge_has_derived_is_not_proven(forged: str, capsys: Captured) -> None:
+    """Of the first version nothing is judged again: it kept too little evidence."""
+    path = Path(forged) / run_folder.RESULT
+    path.write_text(json.dumps({**json.loads(path.read_text()), "judge": 1}))
+    (Path(forged) / run_folder.SUMS).unlink()
+    layout.write_sums(Path(forged))
+    capsys.readouterr()
+    assert run(["verify", forged]) == 9
+    assert (
+        f"judged by version 1 of the rules, but this mlbench knows only 2 to {JUDGE_VERSION}" in capsys.readouterr().out
+    )
+
+
 COMMANDS = {
     "compare": ["compare", "ARCHIVE", "ARCHIVE"],
     "report": ["report", "out.md", "ARCHIVE"],
