@@ -1,4 +1,4 @@
-"""What an engine is: it executes a run on a cluster, and says what it sees. It decides nothing about success."""
+"""The engine interface. An engine executes a run on a cluster and reports what it observes; it does not judge."""
 
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
@@ -7,14 +7,14 @@ from typing import Any, Protocol, runtime_checkable
 from mlbench_cli.model.run import Finding, Observation, Run
 from mlbench_cli.model.spec import RunSpec
 
-LOG_GAP = "log_gap"  # the code of the finding that lines of a log are missing
-# Codes of the findings of `fetch` that say why output is missing.
+LOG_GAP = "log_gap"  # code of the finding that log lines are missing
+# Codes of findings of `fetch` about missing output.
 LOSSES = ("results_lost", "results_replaced")
 
 
 @dataclass(frozen=True)
 class Submission:
-    """What `submit` will hand over, unchanged: `--dry-run` prints exactly these documents."""
+    """The documents that `submit` will pass on unchanged; `--dry-run` prints exactly these."""
 
     spec: RunSpec
     documents: tuple[Mapping[str, Any], ...]
@@ -39,8 +39,9 @@ class LogLine:
 
 @dataclass(frozen=True)
 class Fetched:
-    """What `fetch` brought into the run's folder. `complete` is False if an archive had to be rebuilt from logs;
-    `findings` are what else there is to say of it."""
+    """The result of `fetch`. `complete` is False if an archive had to be rebuilt from logs; `findings` are further
+    facts.
+    """
 
     files: int
     bytes: int
@@ -59,39 +60,41 @@ class Engine(Protocol):
         ...
 
     def submit(self, run: Run, submission: Submission, *, detach: bool = False) -> None:
-        """Start the run. Called again for the same spec it adopts what is there, for another it refuses."""
+        """Start the run. A second call adopts what exists for the same spec, and rejects another spec."""
         ...
 
     def resume(self, run: Run) -> None:
-        """Go on with a submission whose client died halfway. Started already: nothing to do."""
+        """Resume a submission whose client died. Does nothing if the run has started."""
         ...
 
     def look(self, run: Run) -> Observation:
-        """The run as it is now. Reads only."""
+        """The current state of the run. Read-only."""
         ...
 
     def watch(self, run: Run) -> Generator[Observation, None, None]:
-        """Observations until one with `ended`, at least one a second or as something changes."""
+        """Yield observations until one has `ended`: at least once per second, or whenever something changes."""
         ...
 
     def logs(self, run: Run, rank: int, since: Cursor | None = None, follow: bool = False) -> Iterator[LogLine]:
-        """The lines of one rank's log behind `since`; with `follow` until the rank has ended."""
+        """The lines of one rank's log after `since`; with `follow`, until the rank has ended."""
         ...
 
     def log_gaps(self, run: Run) -> tuple[Finding, ...]:
-        """What is known to be missing from the logs in the run's folder: findings with the code LOG_GAP."""
+        """Known gaps in the logs in the run's folder: findings with the code LOG_GAP."""
         ...
 
     def fetch(self, run: Run) -> Fetched:
-        """Bring what is still outside into `run.folder` (logs/, output/), verified; then release the held worker."""
+        """Fetch remaining files into `run.folder` (logs/, output/) and verify them; then release the held worker."""
         ...
 
     def kept_until(self, run: Run) -> float | None:
-        """Until when results outside of the run's folder are kept, seconds since 1970; None for none, or unknown."""
+        """Until when results outside the run's folder are kept, in seconds since 1970; None if there are none, or
+        unknown.
+        """
         ...
 
     def cancel(self, run: Run) -> None:
-        """Stop the run and keep its partial results. Idempotent: a run that has ended is left as it is."""
+        """Stop the run and keep its partial results. Idempotent: a run that has ended is unchanged."""
         ...
 
     def delete(self, run: Run, *, force: bool = False) -> None:
@@ -111,7 +114,7 @@ class FoundRun:
 
 @dataclass(frozen=True)
 class UnreadableRun:
-    """A run of mlbench's on a cluster that cannot be read, by a newer version for example."""
+    """An mlbench run on a cluster that cannot be read, e.g. of a newer version."""
 
     name: str
     reason: str
@@ -119,7 +122,7 @@ class UnreadableRun:
 
 @runtime_checkable
 class CanDiscover(Protocol):
-    """An engine whose cluster knows the runs that other machines have started."""
+    """An engine whose cluster can list the runs of other machines."""
 
     def discover(self, namespace: str | None = None) -> list[FoundRun | UnreadableRun]:
         """All runs on the cluster, oldest first, whoever started them."""

@@ -1,4 +1,4 @@
-"""Following the copy of a rank's log in the run's folder: the same for every engine."""
+"""Follow the copy of a rank's log in the run's folder; shared by all engines."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -34,9 +34,9 @@ def follow_log(
     """
     check_rank(run, rank)
     path, offset = RunFolder(run.folder).log(rank), since.offset if since else 0
-    pieces: list[bytes] = []  # of a line whose end has not come
+    pieces: list[bytes] = []  # of an incomplete line
     while True:
-        is_over, found = has_ended(), False  # asked before reading: nothing comes after the end
+        is_over, found = has_ended(), False  # asked before reading, because nothing is written after the end
         for line in _read_lines(path, offset):
             found = True
             offset += len(line)

@@ -1,4 +1,4 @@
-"""What a finding says of memory that ran out: how much was used, and how much there was."""
+"""Facts about exhausted memory for findings: how much was used, and the limit."""
 
 import re
 

@@ -1,5 +1,6 @@
-"""Recording runs that the store does not know: those that another machine started on a cluster, and those whose sealed
-folders outlived the store."""
+"""Record runs that the store does not know: started by another machine on a cluster, or sealed folders that outlived
+the store.
+"""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -21,7 +22,7 @@ FETCHED = "fetched"
 
 @dataclass(frozen=True)
 class Discovered:
-    """A run that a cluster has. `here` is what became of it on this machine: recorded, known, name_taken, unreadable.
+    """A run found on a cluster. `here` is its status on this machine: recorded, known, name_taken, unreadable.
 
     `created` is RFC 3339; `results` says whether they are fetched, damaged or on the cluster. `problem` says why it is
     skipped, or what is damaged.
@@ -62,7 +63,7 @@ def list_unknown_folders(store: Store) -> list[Path]:
 
 
 def _record_folder(folder: Path, store: Store) -> Discovered:
-    """Record a run from its sealed folder. Its experiment is not known any more."""
+    """Record a run from its sealed folder. Its experiment is unknown."""
     from mlbench_cli.results.archive.sealed import read_documents
 
     try:
@@ -99,7 +100,7 @@ def _record(found: FoundRun | UnreadableRun, cluster: Cluster, store: Store) -> 
     if store.find_run(found.id) is not None:
         return Discovered(name, KNOWN, found.id, found.created, results)
     try:
-        # The cluster may have another name on the machine that started the run.
+        # The machine that started the run may use another name for the cluster.
         spec = replace(found.spec, cluster=cluster.name)
         run = store.record_run(spec, run_id=found.id, created=found.created)
     except UsageError:

@@ -1,6 +1,6 @@
-"""Experiments: which runs a request stands for, and what is left to do of an experiment that exists already.
+"""Experiments: the runs of a request, and the remaining runs of an existing experiment.
 
-Request + Cluster -> candidates (one spec per point, size and repeat) -> plan (what is new, what is left). Pure.
+Request + Cluster -> candidates (one spec per point, size and repeat) -> plan (new and remaining runs). Pure.
 """
 
 import os
@@ -27,14 +27,14 @@ ENTRY = "runs"  # in the point of a member: the entry of its experiment file
 
 @dataclass(frozen=True)
 class Candidate:
-    """A run that a request asks for. `point`: the texts of the matrix point that it stands at."""
+    """A run of a request. `point`: the texts of its matrix point."""
 
     spec: RunSpec
     point: Mapping[str, str]
 
     @cached_property
     def content_hash(self) -> str:
-        """What makes two runs the same run: a hash over everything that decides what it does."""
+        """Identity of a run: a hash of everything that determines what it does."""
         return self.spec.content_hash
 
 
@@ -76,7 +76,7 @@ def expand(
         raise UsageError(f"These are {count} runs, more than {most}.", hint=hint_for(count))
     here = machine
     if here is None and any(chosen.provider == "local" for chosen in clusters):
-        here = launch.local_machine()  # once, not at each of thousands of points
+        here = launch.local_machine()  # once, not for each of thousands of points
     specs = [
         _resolve_point(request, point, chosen, here if chosen.provider == "local" else machine, tasks, with_defaults)
         for point, chosen in zip(points, clusters, strict=True)
@@ -162,7 +162,7 @@ def request_of(experiment: Experiment) -> Request:
 
 @dataclass(frozen=True)
 class MemberRow:
-    """A member of an existing experiment, with its run. `outcome` is None for a run that is not complete."""
+    """A member of an existing experiment with its run. `outcome` is None for an incomplete run."""
 
     member: Member
     run: Run
@@ -171,8 +171,8 @@ class MemberRow:
 
 @dataclass(frozen=True)
 class Plan:
-    """What will be recorded and started. `runs` are all that were asked for, in order; `new` those to record, `left`
-    those to start or to follow. The others have ended and stay as they are.
+    """What will be recorded and started. `runs` are all requested runs in order, `new` those to record, `left` those to
+    start or follow. The others have ended and stay unchanged.
     """
 
     experiment: Experiment
@@ -182,7 +182,7 @@ class Plan:
 
     @property
     def done(self) -> tuple[Run, ...]:
-        """Successes, and failures that nobody wants to retry."""
+        """Successes, and failures that will not be retried."""
         ids = {run.id for run in self.left}
         return tuple(run for run in self.runs if run.id not in ids)
 
@@ -195,11 +195,11 @@ def make_plan(
     *,
     retry_failed: bool = False,
 ) -> Plan:
-    """What is left to do of `experiment`, whose members are `existing`, so that it has all `candidates`.
+    """The plan that completes `experiment`, whose members are `existing`, to all `candidates`.
 
-    A member with the same content hash is that candidate, whatever its name. If it has ended it is left alone; if it
-    was interrupted, or with `retry_failed` if it failed, a further run of its own name takes its place. Raises
-    UsageError with the difference for a candidate that contradicts the members.
+    A member with the same content hash is that candidate, whatever its name. If it has ended, it is kept. If it was
+    interrupted, or failed with `retry_failed`, a new run with its own name replaces it. Raises UsageError with the
+    difference for a candidate that contradicts the members.
     """
     by_hash = {row.member.content_hash: row for row in existing}
     members = {row.member.index: row.member for row in existing}

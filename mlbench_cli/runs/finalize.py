@@ -1,7 +1,7 @@
-"""Completing the archive of a run that has ended: once, by one owner at a time.
+"""Complete the archive of a run that has ended: once, by one owner at a time.
 
-The owner of a local run is its agent, of a cluster run whoever runs `run`, `wait`, `download` or `cancel`. All of
-them call `finalize`, which holds the lock of the run's folder; whoever comes second reads what the first has sealed.
+A local run is finalized by its agent, a cluster run by the client that runs `run`, `wait`, `download` or `cancel`. All
+of them call `finalize`, which locks the run's folder; later callers read the sealed archive.
 """
 
 import errno
@@ -34,11 +34,10 @@ def finalize(
     *,
     notice: Callable[[str], None] | None = None,
 ) -> FinishedRun | None:
-    """Fetch what is still outside, judge and seal, and record the outcome; None for a run that has not ended.
+    """Fetch remaining results, judge and seal, and record the outcome; None for a run that has not ended.
 
-    `observation` is the last one that was seen, else the engine is asked. `notice` gets a sentence if another command
-    holds the lock. Raises NotFoundError for a run that was deleted in the meantime, DeadlineError if the lock is not
-    released in time.
+    `observation` is the last known one; without it the engine is asked. `notice` gets a sentence if another command
+    holds the lock. Raises NotFoundError if the run has been deleted, DeadlineError if the lock is not released in time.
     """
     _require_recorded(run, store)
     if (finished := read_finished(run)) is None:
@@ -58,7 +57,7 @@ def finalize(
 
 
 def finalize_folder(folder: Path) -> None:
-    """Finalize the local run in `folder`, for its agent: nothing but the folder is known there."""
+    """Finalize the local run in `folder`; called by its agent, which knows only the folder."""
     from mlbench_cli.engines.local.engine import LocalEngine
 
     document = RunFolder(folder).read_json(RUN)
@@ -87,7 +86,7 @@ def _complete(run: Run, engine: Engine, observation: Observation | None) -> Fini
     if observation.ended is None:
         return None
     try:
-        folder.write_observation(observation)  # what says so may be gone from the cluster before the archive is sealed
+        folder.write_observation(observation)  # the cluster may lose this information before the archive is sealed
         observation = _fetch(run, engine, observation)
         judgement = seal(run, observation)
     except (OSError, MlbenchError) as error:
@@ -111,7 +110,7 @@ def _fetch(run: Run, engine: Engine, observation: Observation) -> Observation:
 
 
 def _finish_without_archive(run: Run, observation: Observation) -> FinishedRun:
-    """What is known of a run if the disk has no room for its archive. The next command that waits tries again."""
+    """The facts about a run whose archive does not fit on the disk. The next command that waits tries again."""
     from mlbench_cli.results.archive.documents import run_document
     from mlbench_cli.results.archive.evidence import collect_evidence
     from mlbench_cli.results.archive.judge import judge

@@ -1,7 +1,7 @@
-"""The command that a person wants to run at the end of each run: the setting `on-end`.
+"""The user's command that runs at the end of each run: the setting `on-end`.
 
-It gets facts as variables and as JSON on its standard input, never as part of the command, so that no name can change
-what is run. Its output is in .state/on_end.log of the run's folder. What it does changes nothing about the run.
+It gets facts as environment variables and as JSON on standard input, not as part of the command, so names cannot inject
+code. Its output is in .state/on_end.log in the run's folder. It cannot change the run's outcome.
 """
 
 import json
@@ -21,7 +21,7 @@ LOG = "on_end.log"
 
 
 def run_on_end(finished: FinishedRun, notice: Callable[[str], None] | None = None) -> None:
-    """Run the command of the setting, if there is one, at most MAX_SECONDS. It is started at most once for a run.
+    """Run the configured command, if any, for at most MAX_SECONDS. It starts at most once per run.
 
     `notice` gets a sentence if it fails. Raises nothing: a run's results must not depend on it.
     """
@@ -34,7 +34,7 @@ def run_on_end(finished: FinishedRun, notice: Callable[[str], None] | None = Non
         return
     state = RunFolder(finished.run.folder).state
     try:
-        with open(state / LOG, "xb") as log:  # whoever makes the file starts the command
+        with open(state / LOG, "xb") as log:  # the process that creates this file starts the command
             problem = _execute(setting.value, finished, log.fileno())
     except FileExistsError:
         return
@@ -45,7 +45,7 @@ def run_on_end(finished: FinishedRun, notice: Callable[[str], None] | None = Non
 
 
 def _execute(command: str, finished: FinishedRun, log: int) -> str | None:
-    """What went wrong; None if nothing did."""
+    """What went wrong, or None."""
     facts = describe_end(finished)
     variables = {f"MLBENCH_RUN_{name.upper()}": str(value) for name, value in facts.items() if value is not None}
     process = subprocess.Popen(
@@ -67,7 +67,7 @@ def _execute(command: str, finished: FinishedRun, log: int) -> str | None:
 
 
 def describe_end(finished: FinishedRun) -> JsonObject:
-    """What the command is given of a run that has ended."""
+    """The facts that the command gets about a run."""
     spec, result = finished.run.spec, finished.result
     goal = result["goal"] if result else None
     return {

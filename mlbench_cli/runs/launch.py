@@ -1,6 +1,6 @@
-"""From what a person asks for to what will be run: Request + Cluster -> RunSpec. Pure, but for a look at this machine.
+"""Resolve a request to run specs: Request + Cluster -> RunSpec. Pure, except for examining this machine.
 
-Every combination that cannot work is refused here, before anything is touched, with what is allowed and what is near.
+Invalid combinations are rejected here, before anything is touched, with the allowed and the nearest values.
 """
 
 import json
@@ -40,16 +40,17 @@ from task_images.harness.cores import effective_cores
 
 MAX_LOCAL_RANKS = 64
 MAX_REPEATS = 1000
-MACHINE_OPTIONS = ("image", "env")  # options for clusters that also mean something without Kubernetes
-# The word in a cluster's record says that its figures mean nothing; this, in the run's, says why.
+MACHINE_OPTIONS = ("image", "env")  # cluster options that also apply without Kubernetes
+# A cluster's record says only that its timings are meaningless; this text, in the run's spec, says why.
 FUNCTIONAL_ONLY = "all nodes of the cluster are containers on one machine"
 _BACKEND = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,39}")
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What the local engine has to work with: usable cores (CPU quotas included), GPUs, and threads per rank if the
-    user's OMP_NUM_THREADS says so."""
+    """Resources of the local engine: usable cores (respecting CPU quotas), GPUs, and threads per rank from the user's
+    OMP_NUM_THREADS.
+    """
 
     cores: int
     gpus: int
@@ -68,7 +69,7 @@ def resolve(
 ) -> tuple[RunSpec, ...]:
     """One spec per number of workers, in the order given. Raises UsageError or NotFoundError for what cannot work.
 
-    `machine` is what the local cluster has, `tasks` the catalogue; None stands for this machine and the shipped tasks.
+    `machine` describes the local cluster, `tasks` is the catalogue; None means this machine and the shipped tasks.
     """
     check_names(request)
     use_task_folder(request.task_path)
@@ -119,7 +120,7 @@ def resolve(
 
 
 def check_names(request: Request, taken: Collection[str] = ()) -> None:
-    """Refuse a request whose runs cannot be named; `taken` are the names of other runs."""
+    """Reject a request whose runs cannot be named; `taken` are the names of other runs."""
     if request.name is None:
         raise UsageError("The run has no name.", hint="mlbench run NAME 1 2 4 --task TASK")
     if not request.workers:
@@ -141,7 +142,7 @@ def check_names(request: Request, taken: Collection[str] = ()) -> None:
 
 @dataclass(frozen=True)
 class Size:
-    """One run of a request: what sets it apart from the others."""
+    """The settings of one run of a request that differ from its other runs."""
 
     name: str
     workers: int
@@ -149,8 +150,9 @@ class Size:
 
 
 def sizes(request: Request) -> list[Size]:
-    """The runs of a request in their order: all sizes once, then all again, so that what a machine does in the meantime
-    meets them alike."""
+    """The runs of a request in order: all sizes once, then all again, so that a drift of the machine affects all sizes
+    alike.
+    """
     seed = SEED if request.seed is None else request.seed
     if request.repeat in (None, 1):
         return [Size(f"{request.name}-{workers}", workers, seed) for workers in request.workers]
@@ -162,7 +164,7 @@ def sizes(request: Request) -> list[Size]:
 
 
 def _own_price(request: Request) -> float | None:
-    """What the user says that a worker costs per hour. Raises UsageError."""
+    """The user's price of a worker per hour. Raises UsageError."""
     if request.worker_hour is None:
         return None
     try:
@@ -175,7 +177,7 @@ def _own_price(request: Request) -> float | None:
 
 
 def _spec(size: Size, cluster: Cluster, common: Mapping[str, Any], price: float | None) -> RunSpec:
-    """`price` is that of a worker per hour, if the user names one."""
+    """`price` is the user's price of a worker per hour, if given."""
     return RunSpec(
         name=size.name,
         cluster=cluster.name,
@@ -190,7 +192,7 @@ def _spec(size: Size, cluster: Cluster, common: Mapping[str, Any], price: float 
 
 
 def move(spec: RunSpec, cluster: Cluster, data_dir: str | None) -> RunSpec:
-    """What `spec` runs, on another cluster: with that cluster's engine, image, options and price.
+    """The same run on another cluster: with that cluster's engine, image, options and price.
 
     `data_dir` is where its data are there. Raises UsageError if the cluster cannot run it.
     """
@@ -222,7 +224,7 @@ def move(spec: RunSpec, cluster: Cluster, data_dir: str | None) -> RunSpec:
 
 
 def _program(request: Request, cluster: Cluster, tasks: Mapping[str, Task] | None) -> dict[str, object]:
-    """The fields of RunSpec that say what is run."""
+    """The fields of RunSpec about the program."""
     if request.image is not None and cluster.provider in ("local", "hosts"):
         place = "the local cluster" if cluster.provider == "local" else "hosts"
         raise UsageError(
@@ -361,7 +363,7 @@ def _custom_program(request: Request, command: str) -> dict[str, object]:
 
 
 def _open_program(request: Request, task: Task, program: dict[str, Any]) -> dict[str, Any]:
-    """A command of one's own, held to the goal of a task."""
+    """The user's own command, measured against the goal of a task."""
     if task.goal is None:
         raise UsageError(
             f'The task "{task.name}" has no goal to measure your own command against.',
@@ -375,7 +377,7 @@ def _open_program(request: Request, task: Task, program: dict[str, Any]) -> dict
 
 
 def _asked_backend(request: Request) -> str | None:
-    """The backend's word, without "custom:", in lower case if it is one of ours."""
+    """The backend's name without "custom:", in lower case if it is a known one."""
     asked = request.backend
     if request.custom_backend is not None:
         if asked not in (None, CUSTOM, f"{CUSTOM}:{request.custom_backend}"):
@@ -426,7 +428,7 @@ def _plain_value(key: str, value: Any) -> Any:
 
 
 def _placement(request: Request, cluster: Cluster) -> dict[str, Any]:
-    """The fields of RunSpec that say on how much of what, and how long."""
+    """The fields of RunSpec about resources and time."""
     gpus = request.gpus_per_worker
     if gpus is not None and gpus < 1:
         raise UsageError(f"--gpus-per-worker {gpus}: the minimum is 1.", hint="Remove it to train on CPUs.")
@@ -458,17 +460,17 @@ def _placement(request: Request, cluster: Cluster) -> dict[str, Any]:
 def _equal_cpus(sizes: Sequence[int], processes_per_worker: int, machine: Machine) -> float | None:
     """CPUs of each worker: the user's OMP_NUM_THREADS per rank, else an equal share of the cores in the largest run.
 
-    The same for all sizes of a request, since otherwise one worker would have all cores of this machine, and each
-    further one would take some away. Recorded also for a single size: two runs are comparable only if it is equal.
+    The same for all sizes of a request; otherwise a single worker would get all cores, and each further worker would
+    take some away. Also recorded for a single size, because runs are comparable only if it is equal.
     """
-    if processes_per_worker < 1 or max(sizes) < 1:  # the spec refuses both, by name
+    if processes_per_worker < 1 or max(sizes) < 1:  # the spec rejects both, by name
         return None
     share = machine.threads or max(1, machine.cores // (max(sizes) * processes_per_worker))
     return float(share * processes_per_worker)
 
 
 def check_local(spec: RunSpec, machine: Machine) -> None:
-    """Refuse what this machine cannot run: too many ranks, GPUs that it does not have. Raises UsageError."""
+    """Raise UsageError for what this machine cannot run: too many ranks, or missing GPUs."""
     if spec.world_size > MAX_LOCAL_RANKS:
         raise UsageError(
             f"{spec.world_size} ranks on this machine of {machine.cores} cores: the local cluster "
@@ -488,7 +490,7 @@ def check_local(spec: RunSpec, machine: Machine) -> None:
 
 
 def _check_data(request: Request, common: Mapping[str, Any], tasks: Mapping[str, Task] | None) -> None:
-    """Refuse a task whose files are not in the data folder of this machine, unless it downloads them itself."""
+    """Reject a task whose files are missing from the data folder, unless it downloads them itself."""
     if common["task"] == CUSTOM or common["preset"] == OPEN:
         return
     task = load_task(common["task"], tasks)
@@ -511,7 +513,7 @@ def engine_name(cluster: Cluster) -> str:
 
 
 def is_machines(cluster: Cluster) -> bool:
-    """Whether the cluster is one of machines without Kubernetes: behind Slurm, or hosts reached through ssh."""
+    """Whether the cluster consists of machines without Kubernetes: Slurm, or hosts over ssh."""
     return cluster.provider in ("slurm", "hosts")
 
 
@@ -544,7 +546,7 @@ def _cluster_kind(cluster: Cluster) -> str:
 
 
 def _price(cluster: Cluster) -> dict[str, Any]:
-    """What the cluster was planned to cost, by the table of prices of that day: it stays with the run."""
+    """The planned cost of the cluster, by the price table of that day. It is stored with the run."""
     plan = ClusterDetails.of(cluster).plan
     if not plan:
         return {}

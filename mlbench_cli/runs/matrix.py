@@ -14,14 +14,14 @@ from mlbench_cli.tasks.catalog import short
 from mlbench_cli.util.text import shorten
 
 MAX_MEMBERS = 10_000
-MAX_CONFIRMED = 1_000_000  # members of an experiment that is confirmed
+MAX_CONFIRMED = 1_000_000  # maximum number of members of a confirmed experiment
 _SLUG = re.compile(r"[^a-z0-9]+")
 
 Point = Mapping[str, Any]  # option name or "set.KEY" -> its value
 
 
 def hint_for(count: int) -> str:
-    """The way out for too many runs: fewer of them, or a confirmation if there is one for so many."""
+    """The hint for too many runs: reduce them, or confirm if that is possible for this number."""
     fewer = "Remove values with exclude"
     return fewer if count > MAX_CONFIRMED else f"{fewer}, or confirm it: --yes"
 
@@ -91,8 +91,8 @@ def value_text(value: Any) -> str:
 def point_suffix(point: Point, limit: int) -> str:
     """A readable part of a name for a point, of at most `limit` characters: "gloo-batchsize64".
 
-    It follows from the point alone, so that further points of a matrix rename nothing. If characters had to be left
-    out, it ends with 4 hexadecimal digits of the point's hash. Raises UsageError if there is no room.
+    It follows from the point alone, so that further points of a matrix rename nothing. If characters had to be dropped,
+    it ends with 4 hexadecimal digits of the point's hash. Raises UsageError if there is no room.
     """
     texts = point_text(point)
     pieces = [_piece(key, texts[key], value) for key, value in point.items()]
@@ -110,7 +110,7 @@ def point_suffix(point: Point, limit: int) -> str:
 
 
 def _piece(key: str, text: str, value: Any) -> tuple[str, bool]:
-    """A value in a name, and whether it stands for this value alone."""
+    """A value as part of a name, and whether it is unambiguous."""
     name = key.rpartition(".")[2].replace("_", "")
     if text in ("true", "false"):
         slug = text

@@ -1,4 +1,4 @@
-"""What --method, --servers and --set comm.AXIS=VALUE mean together, and what a task cannot take."""
+"""Combine --method, --servers and --set comm.AXIS=VALUE, and reject what a task does not support."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,8 +1,8 @@
-"""The queue of an experiment: the process that starts its runs, one after the other or a few at a time.
+"""The queue of an experiment: the process that starts its runs, one after another or a few at a time.
 
-Attached, it is `mlbench run` itself; with --detach a process of its own that outlives its client. Either holds the
-lock of the experiment's queue as long as it lives (queue_folder). The runs themselves are detached in the latter case:
-killed, the queue leaves those that run alone, and those after them wait for somebody to go on.
+Attached, it is `mlbench run` itself; with --detach, a background process that outlives the client. It holds the lock of
+the experiment's queue while it lives (queue_folder). With --detach the runs are detached, too: if the queue is killed,
+running runs continue, and the remaining ones wait until the user resumes.
 """
 
 import os
@@ -28,8 +28,8 @@ from mlbench_cli.storage.run_folder import RunFolder
 from mlbench_cli.storage.store import Store
 from mlbench_cli.util.times import now
 
-STOP_SECONDS = 10.0  # in which a queue that is stopped should have ended
-_LAST_STEPS = 1.0  # in which a queue ends whose last run has ended
+STOP_SECONDS = 10.0  # time for a stopped queue to end
+_LAST_STEPS = 1.0  # time for a queue to end after its last run
 _POLL = 0.05
 ALL_ENDED = "all its runs have ended"
 
@@ -41,7 +41,7 @@ def start_member(experiment: Experiment, run: Run, engine: Engine, store: Store,
     """Hand a run to its engine. Raises what `Engine.submit` raises; the run stays recorded then.
 
     Raises NotFoundError for a run that was deleted in the meantime. On Kubernetes the run's folder stays locked until
-    its objects exist, so that who deletes the run finds them; elsewhere a submission may wait for hours.
+    its objects exist, so that deleting the run finds them. Elsewhere a submission may wait for hours.
     """
     with ExitStack() as locks:
         locks.enter_context(RunFolder(run.folder).lock())
@@ -70,7 +70,7 @@ class HeldQueue:
 
 @contextmanager
 def hold(experiment: Experiment, store: Store) -> Iterator[HeldQueue]:
-    """Be the queue of an experiment, and note why it ended. Raises UsageError if another process is."""
+    """Act as the queue of an experiment, and record why it ended. Raises UsageError if another process is the queue."""
     folder = QueueFolder.of(store.folder, experiment.id)
     held = HeldQueue(folder, acquire(experiment, folder))
     try:
@@ -119,9 +119,9 @@ def acquire(experiment: Experiment, folder: QueueFolder) -> int:
 
 
 def start(experiment: Experiment, runs: Sequence[Run], home: Path, held: HeldQueue) -> int:
-    """Have `runs`, which are recorded, started by a process that outlives this one; its number.
+    """Let a process that outlives this one start the recorded `runs`. Returns its process ID.
 
-    It takes over the lock. Raises MlbenchError with the end of its log if the process does not come up.
+    It takes over the lock. Raises MlbenchError with the end of its log if the process does not start.
     """
     folder, lock = held.folder, held.descriptor
     ready, said = os.pipe()
@@ -166,7 +166,7 @@ def _command() -> list[str]:
 def main(arguments: Sequence[str]) -> None:
     """Entry point of the detached queue."""
     home, name, lock, said, *ids = arguments
-    os.set_inheritable(int(lock), False)  # what it starts must not keep the lock
+    os.set_inheritable(int(lock), False)  # child processes must not keep the lock
     os.set_inheritable(int(said), False)
     store = Store(Path(home))
     experiment = store.find_experiment(name)
@@ -182,7 +182,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _work(experiment: Experiment, ids: Iterable[str], home: Path) -> list[str]:
-    """Start the runs in their order, at most experiment.parallel at a time, and follow each to its end."""
+    """Start the runs in order, at most experiment.parallel at a time, and follow each until it ends."""
     waiting = list(ids)
     problems: list[str] = []
     guard = threading.Lock()
@@ -209,7 +209,7 @@ def _work(experiment: Experiment, ids: Iterable[str], home: Path) -> list[str]:
 
 
 def _run_one(experiment: Experiment, run_id: str, store: Store) -> str | None:
-    """Start a run and follow it to its end; what went wrong, as a sentence without its stop."""
+    """Start a run and follow it until it ends. Returns what went wrong, as a sentence without a period."""
     from mlbench_cli.runs import supervise
 
     row = store.find_run(run_id)  # it may have been deleted or cancelled in the meantime
@@ -237,9 +237,9 @@ def _log(text: str) -> None:
 
 
 def stop(experiment: Experiment, home: Path, reason: str, notice: Callable[[str], None] | None = None) -> bool:
-    """End the queue of an experiment, so that nothing further is started; whether there was one.
+    """End the queue of an experiment, so that nothing further starts. Returns whether there was one.
 
-    What it has started goes on, unless it is an attached client, whose run ends with it. Raises UsageError if it is on
+    Started runs continue, unless the queue is an attached client, whose run ends with it. Raises UsageError if it is on
     another machine, DeadlineError if it does not end in time.
     """
     folder = QueueFolder.of(home, experiment.id)
@@ -275,7 +275,7 @@ def _terminate(pid: int, folder: QueueFolder) -> None:
         try:
             if folder.find_state() is not QueueState.ALIVE:
                 return
-            if handle >= 0:  # the holder of the lock is alive, and the handle is its own
+            if handle >= 0:  # the lock holder is alive, and the handle refers to it
                 signal.pidfd_send_signal(handle, signal.SIGTERM)
             else:  # a system without such handles, for example macOS
                 os.kill(pid, signal.SIGTERM)

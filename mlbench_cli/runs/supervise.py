@@ -1,5 +1,5 @@
-"""Following a run to its end. Any client that knows the cluster may do it; the run goes on without it, or dies with its
-client, as its engine says.
+"""Follow a run until it ends. Any client that knows the cluster can do so. Without a client the run continues or ends,
+depending on its engine.
 """
 
 import time
@@ -19,7 +19,7 @@ from mlbench_cli.storage.queue_folder import QUEUE_ENDED, queued_observation, re
 from mlbench_cli.storage.store import Store
 
 _QUEUE_POLL = 0.2
-CANCEL_SECONDS = 10.0  # in which a cancelled run should have ended
+CANCEL_SECONDS = 10.0  # time for a canceled run to end
 
 Report = Callable[[Progress], None]
 Notice = Callable[[str], None]
@@ -37,8 +37,8 @@ def follow(
 ) -> FinishedRun:
     """Follow a run until it has ended, and finalize it. `report` is called at least once a second.
 
-    `timeout` is how long this client waits, in seconds; then DeadlineError, and the run goes on. A run that cannot
-    start however long one waits is cancelled. An interrupt passes through: what becomes of the run, its engine says.
+    After `timeout` seconds of waiting this raises DeadlineError, and the run continues. A run that can never start is
+    canceled. An interrupt passes through; the engine decides what happens to the run.
     """
     if (finished := read_finished(run)) is None:
         from mlbench_cli.results.archive import seal  # noqa: F401  (loaded while the run runs, not when it has ended)
@@ -55,7 +55,7 @@ def follow(
 
 
 def watch(run: Run, engine: Engine, report: Report) -> Observation:
-    """Follow a run until it has ended, and do nothing else: neither run nor archive change."""
+    """Follow a run until it has ended, without changing the run or its archive."""
     for observation in _observe(run, engine, report):
         if observation.ended:
             return observation
@@ -65,7 +65,7 @@ def watch(run: Run, engine: Engine, report: Report) -> Observation:
 def cancel(
     run: Run, engine: Engine, store: Store, *, seconds: float = CANCEL_SECONDS, notice: Notice | None = None
 ) -> FinishedRun | None:
-    """Stop a run, keep what it has left, and finalize it; None if it has not ended within `seconds`."""
+    """Stop a run, keep its partial results, and finalize it; None if it has not ended within `seconds`."""
     if (finished := read_finished(run)) is not None:
         return finished
     engine.cancel(run)
@@ -81,7 +81,7 @@ def cancel(
 def _wait_out_silence(
     run: Run, action: Callable[[], Result], notice: Notice | None, *, has_answered: bool = False
 ) -> Result:
-    """Repeat what a cluster cannot answer now, as long as the user's limit says; `notice` is told once."""
+    """Retry calls that a cluster does not answer, up to the user's limit; `notice` is called once."""
     silence = Silence(has_answered=has_answered)
     while True:
         begun = time.monotonic()
@@ -114,7 +114,7 @@ def _follow_to_end(run: Run, engine: Engine, store: Store, timeout: float | None
 
 
 def _observe(run: Run, engine: Engine, report: Report | None = None) -> Iterator[Observation]:
-    """The engine's observations until the run has ended; `report` gets how far the run is at each."""
+    """The engine's observations until the run has ended; `report` gets the progress at each."""
     with closing(engine.watch(run)) as observations:
         reader = None if report is None else ProgressReader(engine, run)
         for observation in observations:
@@ -134,16 +134,16 @@ def _codes(observation: Observation) -> set[str]:
 
 
 def _permanent_findings(observation: Observation) -> tuple[Finding, ...]:
-    """Why the workers will never start, however long one waits."""
+    """Why the workers can never start."""
     if any(worker.started is not None for worker in observation.workers):
         return ()
     return tuple(finding for finding in observation.findings if finding.permanent)
 
 
 def _await_start(run: Run, timeout: float | None) -> float | None:
-    """Wait until the queue has handed the run to its engine, which does not know it before; the rest of the time.
+    """Wait until the queue has handed the run to its engine, which does not know it before. Returns the remaining time.
 
-    The local engine knows of queues itself.
+    The local engine handles queues itself.
     """
     begun = time.monotonic()
     while run.spec.engine != "local" and (note := read_queued(run.folder)) is not None and not note.is_starting:
@@ -157,7 +157,7 @@ def _await_start(run: Run, timeout: float | None) -> float | None:
 
 
 def _queue_ended(observation: Observation) -> Finding | None:
-    """Why the run will not be started, however long one waits: nobody starts the runs of its experiment any more."""
+    """Why the run will not start: its experiment no longer has a queue process."""
     return next((finding for finding in observation.findings if finding.code == QUEUE_ENDED), None)
 
 

@@ -1,4 +1,4 @@
-"""From what an agent wrote down to findings: pure, so every ending can be tested from its facts alone."""
+"""From an agent's records to findings. Pure, so every ending can be tested from facts alone."""
 
 import signal
 from collections.abc import Callable, Mapping
@@ -20,9 +20,9 @@ Facts = Mapping[str, Any]
 def diagnose(
     state: Facts, tail: Callable[[int], list[str]], *, timeout: float, gone: bool = False
 ) -> tuple[Finding, ...]:
-    """Why a local run ended as it did. `tail(rank)` gives the last lines of a log, `gone` says that nobody watches it.
+    """Why a local run ended as it did. `tail(rank)` gives the last lines of a log; `gone`: the agent is gone.
 
-    The rank that failed first comes first; the others, which were stopped for it, are not findings.
+    The rank that failed first comes first; ranks that were stopped because of it are not findings.
     """
     found = []
     first = state.get("first_failed")

@@ -4,7 +4,7 @@
     FOLDER/.state/request.json  state.json  supervisor.log                between engine and agent
 
 Ranks get the same command line and the same variables as on a cluster. Any process that can read the folder can
-observe, follow, cancel or delete the run. Attached runs die with their client, whatever kills it.
+observe, follow, cancel or delete the run. Attached runs die with their client, however it dies.
 """
 
 import contextlib
@@ -45,9 +45,9 @@ from mlbench_cli.util.files import remove_folder
 if TYPE_CHECKING:
     from mlbench_cli.agent.messages import LocalPlan, LocalShape, RankPlan
 
-POLL = 0.02  # seconds between two looks at the agent's state
+POLL = 0.02  # seconds between reads of the agent's state
 HEARTBEAT = 1.0  # seconds between two observations while nothing changes
-ENDING = 10.0  # seconds that a forced delete waits for a run to end well
+ENDING = 10.0  # seconds that a forced delete waits for a run to end cleanly
 _NETWORK = "network: "  # before the reason why an agent cannot shape it
 _INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
 _INTERFACE_VARIABLES = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME"}
@@ -164,7 +164,7 @@ class LocalEngine:
     # --- look ---------------------------------------------------------------------------------------------------
 
     def resume(self, run: Run) -> None:
-        """Nothing: an agent is started or it is not."""
+        """Do nothing: there is no partial submission of a local run."""
 
     def look(self, run: Run) -> Observation:
         """Read the agent's state once."""
@@ -198,13 +198,13 @@ class LocalEngine:
         return follow_log(run, rank, since, has_ended, (lambda: time.sleep(POLL)) if follow else None)
 
     def log_gaps(self, run: Run) -> tuple[Finding, ...]:
-        """None: the ranks write their logs themselves."""
+        """Empty: the ranks write their logs themselves."""
         return ()
 
     # --- end ----------------------------------------------------------------------------------------------------
 
     def fetch(self, run: Run) -> Fetched:
-        """Nothing to bring. Where the agent was killed, end what may still write into the folder."""
+        """Local results are already in place. If the agent died, kill orphaned ranks first."""
         watch = Watch(run)
         watch.look()
         if watch.lost:
@@ -232,10 +232,10 @@ class LocalEngine:
         elif watch.lost:
             kill_processes(f"{run.folder}/output")
         elif watch.state is None and is_queued(run) and not self._abandon(run):
-            self.cancel(run)  # it has been started meanwhile
+            self.cancel(run)  # it has started in the meantime
 
     def _abandon(self, run: Run) -> bool:
-        """Have a run that waits for its turn never start; False if it has been started."""
+        """Remove a waiting run from the queue; False if it has already started."""
         with _explain_os_errors(run, "changed"):
             lock = os.open(run.folder / ".state" / "submit.lock", os.O_RDWR | os.O_CREAT, 0o600)
             try:
@@ -270,7 +270,7 @@ class LocalEngine:
             remove_folder(run.folder)
 
     def _release(self, run: Run) -> None:
-        """Let go of what this process holds for a run that has ended."""
+        """Release what this process holds for a run that has ended."""
         if (leash := self._leashes.pop(run.id, None)) is not None:
             os.close(leash)
         if (pid := self._children.pop(run.id, None)) is not None:
@@ -296,7 +296,7 @@ def _plan_rank(spec: RunSpec, rank: int) -> "RankPlan":
 
 
 def _adopt(run: Run) -> bool:
-    """Whether the run is there already. Raises UsageError if the folder belongs to another one."""
+    """Whether the run already exists. Raises UsageError if the folder belongs to another run."""
     state = read_state(run.folder)
     if state is None:
         return False

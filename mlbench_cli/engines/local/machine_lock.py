@@ -1,4 +1,4 @@
-"""Waiting until this machine is free for a local run (see agent/lock.py)."""
+"""Wait until this machine is free for a local run (see agent/lock.py)."""
 
 import os
 import time
@@ -10,14 +10,14 @@ from mlbench_cli.errors import DeadlineError
 from mlbench_cli.model.run import Run
 
 POLL_SECONDS = 0.05
-SILENT_SECONDS = 1.0  # the run before may need a moment to leave
+SILENT_SECONDS = 1.0  # the previous run may need a moment to end
 
 
 def acquire_machine(run: Run, *, report: Callable[[str], None]) -> MachineLock:
-    """This machine for `run`, which may have to wait for other runs: at most as long as its own timeout.
+    """Acquire this machine for `run`, waiting for other runs for at most the run's timeout.
 
-    `report` gets a sentence whenever the run that has the machine changes. Stops waiting without a lock when another
-    process has started or cancelled `run`. Raises DeadlineError.
+    `report` gets a sentence whenever another run takes the machine. Stops waiting without a lock if another process
+    started or canceled `run`. Raises DeadlineError.
     """
     lock = MachineLock(SHARE if run.spec.share_machine else TAKE, run.name, run.spec.timeout)
     end = time.monotonic() + run.spec.timeout

@@ -1,4 +1,4 @@
-"""What the agent of a local run wrote down, as any process may read it, and whether it still lives."""
+"""The state that a local run's agent writes for other processes, and whether the agent is alive."""
 
 import fcntl
 import json
@@ -16,12 +16,12 @@ from mlbench_cli.model.run import Ending, Finding, NodeClock, Observation, Run, 
 from mlbench_cli.storage.queue_folder import QueueState, queued_observation, read_queued
 from mlbench_cli.util.files import is_lock_held, write_atomically
 
-STARTING = 60.0  # seconds in which a recorded run may still be on its way to its agent
+STARTING = 60.0  # seconds until a recorded run must have an agent
 ENDED = ("succeeded", "failed", "lost")
 
 
 class Watch:
-    """The agent's state, read again when its file has changed, and whether it is still there to change it."""
+    """The agent's state, reread when its file changes, and whether the agent is alive."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -29,10 +29,10 @@ class Watch:
         self._stamp: tuple[int, int] | None = None
         self.state: dict[str, Any] | None = None
         self.lost = False
-        self.unknown = False  # started elsewhere: whether it lives cannot be seen from here
+        self.unknown = False  # started on another machine: this machine cannot tell whether it is alive
 
     def look(self) -> bool:
-        """Look again; True if something is different."""
+        """Refresh; True if something has changed."""
         changed = self._read()
         if self.state is None or self.state["ended"] or self.lost:
             self.unknown = False
@@ -54,11 +54,11 @@ class Watch:
 
     @property
     def running(self) -> bool:
-        """Whether the agent lives and has not ended the run."""
+        """Whether the agent is alive and has not ended the run."""
         return self.state is not None and not self.state["ended"] and not self.lost
 
     def rank_ended(self, rank: int) -> bool:
-        """Whether no more lines of this rank will come."""
+        """Whether this rank will write no more lines."""
         if self.state is None:
             return not starting(self._run)
         return bool(self.state["ended"]) or self.lost or self.state["ranks"][rank]["phase"] in ENDED
@@ -79,7 +79,7 @@ class Watch:
 
 
 def read_state(folder: Path) -> dict[str, Any] | None:
-    """What the agent wrote last; None if it has written nothing yet."""
+    """The last state that the agent wrote; None if there is none yet."""
     try:
         state: dict[str, Any] = json.loads((folder / ".state" / "state.json").read_bytes())
     except (OSError, ValueError):
@@ -88,7 +88,7 @@ def read_state(folder: Path) -> dict[str, Any] | None:
 
 
 class Liveness(Enum):
-    """Whether an agent still runs, as far as this process can tell."""
+    """Whether an agent is running, as far as this process can tell."""
 
     ALIVE = "alive"
     DEAD = "dead"
@@ -155,7 +155,7 @@ def is_queued(run: Run) -> bool:
 
 
 def abandon(run: Run) -> None:
-    """Note that a run without a state is not to be started any more. Hold the lock of its submission."""
+    """Record that a run without a state must not start. Hold the lock of its submission."""
     (run.folder / ".state" / "given_up").touch()
 
 
@@ -206,7 +206,7 @@ def observation(run: Run, watch: Watch) -> Observation:
 
 
 def find_clocks(states: Iterable[Mapping[str, Any]]) -> tuple[NodeClock, ...]:
-    """What agents noted of the clocks of their machines, once the run has ended there."""
+    """The agents' records of their machines' clocks, after the run has ended."""
     return tuple(
         NodeClock(
             node=state.get("node_name") or state.get("host"),
