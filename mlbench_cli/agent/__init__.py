@@ -1,4 +1,4 @@
-"""The program beside the ranks: it starts, samples and stops them, keeps the evidence, and serves its folder.
+"""The agent runs beside the ranks: it starts, samples and stops them, records the evidence, and serves its folder.
 
 `agent` supervises the ranks of one machine and `node` joins it with those of the run's other machines; `serve` answers
 requests about files and processes, and `channel` is its client. What runs beside ranks uses the standard library only.

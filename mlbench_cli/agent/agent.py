@@ -1,4 +1,4 @@
-"""The agent of a run on one machine: starts the ranks, watches them, ends them, and writes down what it sees.
+"""The agent of a run on one machine: starts, watches and ends the ranks, and records what it observes.
 
 It is started by the local engine, in a session of its own, as `main([FOLDER, LEASH, READY, LOCK, MACHINE])`,
 and outlives its client. Only the standard library, `machine`, `load` and `cores` are imported: it starts in 25 ms.
@@ -41,11 +41,11 @@ if TYPE_CHECKING:  # `typing` would cost a tenth of the start
     from mlbench_cli.agent.network.shaped import ShapedNetwork
 
 GRACE = 5.0  # seconds between TERM and KILL
-UNKILLABLE = 30.0  # seconds after KILL in which a process in the kernel may still vanish
+UNKILLABLE = 30.0  # seconds after KILL for a process in the kernel to disappear
 SAMPLE = 1.0  # seconds between two lines of resources per rank
-SCARCE = 1 << 20  # bytes of free disk from which on it is watched closely
+SCARCE = 1 << 20  # bytes of free disk below which it is watched closely
 RESERVE = 1 << 16  # bytes kept so that the last state can be written on a full disk
-AT_START = "chosen at start"  # what render() says what only the start can know
+AT_START = "chosen at start"  # placeholder in render() for facts known only at the start
 
 
 def main(arguments: list[str]) -> int:
@@ -168,7 +168,7 @@ class Agent:
         self.selector = selectors.DefaultSelector()
 
     def _control_faults(self, plan: Mapping[str, Any] | None) -> FaultHands | None:
-        """What injects faults and starts ranks again, if the plan asks for it."""
+        """The part that injects faults and restarts ranks, if the plan asks for it."""
         if plan is None:
             return None
         from mlbench_cli.agent.faults import FaultControl, FaultHands
@@ -204,7 +204,7 @@ class Agent:
         return None
 
     def _share_cpus(self) -> None:
-        """Give every process CPUs of its own if the plan asks for it. Raises OSError if there are too few."""
+        """Pin every process to its own CPUs if the plan asks for it. Raises OSError if there are too few."""
         ranks = [rank for rank in self.ranks if rank.argv is not None]
         if not self.plan.get("pin") or not ranks:
             return
@@ -216,7 +216,7 @@ class Agent:
             rank.cpus = share
 
     def _shape_network(self) -> bool:
-        """Make the network that the plan asks for, and prove it; False if that cannot be done."""
+        """Create and verify the planned network; False if that fails."""
         asked = self.plan.get("network")
         if asked is None:
             return True
@@ -250,7 +250,7 @@ class Agent:
             self.on_write_error(error)
 
     def _hold_lock(self) -> None:
-        """Held to the end of this process, whatever ends it: readers take a free lock for proof of its death."""
+        """Held until this process ends, however it ends: readers take a free lock as proof of its death."""
         lock = os.open(f"{self.folder}/.state/supervisor.lock", os.O_RDWR | os.O_CREAT, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX)
 
@@ -377,7 +377,7 @@ class Agent:
     # --- watch --------------------------------------------------------------------------------------------------
 
     def watch(self) -> None:
-        """Until no rank runs any more."""
+        """Wait until all ranks have ended."""
         while any(rank.running for rank in self.ranks) or (self.faults is not None and self.faults.waits):
             moments = [self.next_sample, self.stop_at or self.deadline]
             if self.give_up_at is not None:
@@ -531,7 +531,7 @@ class Agent:
     # --- write --------------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Nothing of the run is left when this returns, and the last state is on disk."""
+        """When this returns, no process of the run remains, and the last state is on disk."""
         if self.faults is not None:
             self.faults.finish()
         self._finish_network()
@@ -610,7 +610,9 @@ class Agent:
             os.close(log)
 
     def _check_space(self) -> None:
-        """Find a full disk before it is taken for success: a task may ignore that its last lines were not written."""
+        """Detect a full disk, so that the run does not count as a success: a task may ignore failed writes of its last
+        lines.
+        """
         path = f"{self.folder}/.state/probe"
         try:
             with open(path, "wb") as file:
@@ -625,6 +627,6 @@ class Agent:
         if machine.is_full(error):
             self.state["disk_full"] = True
         elif not os.path.isdir(self.folder):
-            self._stop("cancelled", grace=0)  # somebody removed the run's folder
+            self._stop("cancelled", grace=0)  # the run's folder was removed
             return
         self._stop("failed", GRACE)

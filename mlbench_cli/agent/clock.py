@@ -1,6 +1,6 @@
 """Steps of the wall clock while something is measured: NTP, suspension, a moved virtual machine. Standard library only.
 
-Durations come from the monotonic clock, which nobody sets. The kernel slews both clocks alike, so on Linux their
+Durations come from the monotonic clock, which cannot be set. The kernel slews both clocks alike, so on Linux their
 difference changes only when somebody steps the wall clock, or when the machine sleeps.
 """
 

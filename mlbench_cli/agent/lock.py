@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 HELD, SHARED, UNAVAILABLE = "held", "shared", "unavailable"
-# How a run's machines are kept from others: by the lock, by none (--share-machine), by the batch system, by nobody.
+# How a run's machines are reserved: by the lock, not at all (--share-machine), by the batch system, or unknown.
 TAKE, SHARE, WHOLE_NODES, NO_PROMISE = "take", "share", "whole nodes", "no promise"
 _NOT_TAKEN = {
     WHOLE_NODES: (HELD, "the batch system gives whole nodes"),
@@ -44,7 +44,7 @@ _PRINTABLE = re.compile(r"[\w.@-]{1,64}")
 
 
 class LockHolder(namedtuple("LockHolder", ("run", "user", "since", "deadline"))):
-    """Who has the lock, as that process wrote it. Times are seconds since 1970; the run ends before `deadline`."""
+    """The holder of the lock, as it wrote it. Times are seconds since 1970; the run ends before `deadline`."""
 
     __slots__ = ()
 
@@ -130,7 +130,7 @@ class MachineLock:
 
 
 def describe_holder(holder: LockHolder | None) -> str:
-    """Who has the lock, as a sentence without its stop."""
+    """The holder of the lock, as a sentence without a period."""
     return holder.phrase if holder else "another run has it"
 
 
@@ -228,7 +228,7 @@ def probe_lock() -> tuple[str | None, str | None]:
 
 
 def find_holder() -> LockHolder | None:
-    """The run that has this machine now; None if it is free or nobody can tell."""
+    """The run that is using this machine; None if it is free or unknown."""
     path = lock_path()
     if path is None:
         return None

@@ -42,7 +42,7 @@ def keep_only(*descriptors: int) -> None:
 
 
 def free_port() -> int:
-    """A port that nobody has, below those that the system gives to outgoing connections."""
+    """A free port below the system's range for outgoing connections."""
     import socket
 
     lowest, highest = 15000, 32768
@@ -135,7 +135,7 @@ def risen(before: Mapping[str, int], after: Mapping[str, int]) -> str | None:
 
 
 def is_full(error: OSError) -> bool:
-    """Whether an error says that a disk or a quota is full."""
+    """Whether an error means that a disk or a quota is full."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 

@@ -1,4 +1,4 @@
-"""What clients and agents tell each other: plans, and what an agent knows of its ranks. Standard library only.
+"""Messages between clients and agents: plans, and the state of ranks. Standard library only.
 
 Plans and states have a `schema_version`: 1. A field that is added is optional; one that changes its meaning makes a new
 version.
@@ -48,7 +48,7 @@ if TYPE_CHECKING:  # `typing` would cost the agent a tenth of its start
         token: str
 
     class RunPlan(TypedDict):
-        """What every plan says. Times are in seconds."""
+        """Fields of every plan. Times are in seconds."""
 
         kind: str
         schema_version: int
@@ -113,7 +113,7 @@ if TYPE_CHECKING:  # `typing` would cost the agent a tenth of its start
         gpus: list[str]
 
     class Cause(TypedDict):
-        """What ended a run everywhere. `time` is seconds since 1970 by the clock of node 0."""
+        """The reason that ended a run on all nodes. `time` is seconds since 1970 by the clock of node 0."""
 
         why: str
         node: int

@@ -43,7 +43,7 @@ CLOCK_SECONDS = 10.0  # between two questions for node 0's time
 CLOCK_PATIENCE = 2.0  # seconds that the last answer may take
 CONNECT_SECONDS = 0.02  # between two looks for node 0
 LOOK_SECONDS = 0.5  # between two looks for RUN/cancel
-LINGER_SECONDS = 120.0  # in which the others end after node 0 has
+LINGER_SECONDS = 120.0  # time for the other nodes to end after node 0
 SIGNAL_SECONDS = 0.3
 EXIT_REFUSED = 75
 BLOCK = 1 << 20
@@ -129,7 +129,7 @@ class NodeAgent(Agent):
         )
 
     def conduct(self) -> int:
-        """The whole life of a run on this machine. Returns the highest exit code of its ranks."""
+        """Run all ranks on this machine to their end. Returns their highest exit code."""
         self.prepare()
         self._write_state()
         problem = self._meet()
@@ -161,7 +161,7 @@ class NodeAgent(Agent):
         self._beat(0.0)
 
     def _start_guardian(self) -> None:
-        """A child that outlives this process by a moment, and kills what a SIGKILL of this process leaves behind."""
+        """A child that briefly outlives this process and kills leftovers if this process gets SIGKILL."""
         reader, writer = os.pipe()
         if os.fork():
             os.close(reader)
@@ -179,7 +179,7 @@ class NodeAgent(Agent):
             os._exit(0)
 
     def _meet(self) -> str | None:
-        """Wait until all nodes are there. Returns why the run cannot start, or None."""
+        """Wait until all nodes are present. Returns why the run cannot start, or None."""
         begun = time.monotonic()
         if self.node == 0:
             self.server, self.token = rendezvous.open_hub(self.run_folder, self.addresses, self.plan.get("hub"))
@@ -231,7 +231,7 @@ class NodeAgent(Agent):
             link.send({"lock": True})
 
     def _answer_lock(self, now: float) -> None:
-        """Take this machine's lock, or say who has it."""
+        """Take this machine's lock, or report its holder."""
         if self.lock.acquire():
             self.is_asked_to_lock = False
             self._on_lock({"locked": True})

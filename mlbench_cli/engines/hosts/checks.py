@@ -1,4 +1,4 @@
-"""What hosts must have in common before a run on them means anything: checked when they are attached."""
+"""Checks of what hosts must have in common for meaningful runs; done when they are attached."""
 
 import ipaddress
 from collections.abc import Mapping, Sequence
@@ -10,14 +10,14 @@ from mlbench_cli.engines.machines.details import HostRecord
 from mlbench_cli.engines.machines.engine import run_in_parallel
 from mlbench_cli.errors import CapacityError, MlbenchError, NotFoundError, UnreachableError, UsageError
 
-MAX_CLOCK_SECONDS = 5.0  # by which clocks may differ before it is said
+MAX_CLOCK_SECONDS = 5.0  # clock difference that triggers a warning
 MIN_FREE_BYTES = 2 << 30
 PROBE_SECONDS = 150.0
 
 
 @dataclass(frozen=True)
 class HostFacts:
-    """One host as it answered. `clock_seconds` is how far its clock is ahead of this machine's."""
+    """The answer of one host. `clock_seconds` is how far its clock is ahead of this machine's."""
 
     name: str
     facts: Document
@@ -101,7 +101,7 @@ def _is_in_network(address: str, item: Mapping[str, str]) -> bool:
 
 
 def check_hosts(found: Sequence[HostFacts], folder: str) -> list[str]:
-    """Refuse hosts on which no run can be compared with another. Returns what is worth a warning.
+    """Reject hosts on which runs cannot be compared. Returns warnings.
 
     Raises UsageError for versions that differ, CapacityError for a full disk.
     """

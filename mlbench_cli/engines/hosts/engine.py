@@ -1,6 +1,6 @@
-"""The engine of plain hosts: each run has its own folder on each of its hosts, and one agent there.
+"""The engine of plain hosts: each run has a folder and one agent on each of its hosts.
 
-No program stays behind: agents end with their run. An attached run has a lease that its client renews.
+Agents end with their run. An attached run has a lease that its client renews.
 """
 
 import json
@@ -47,7 +47,7 @@ class HostsEngine(MachinesEngine):
     # --- submit -----------------------------------------------------------------------------------------------------
 
     def submit(self, run: Run, submission: Submission, *, detach: bool = False) -> None:
-        """Prepare all hosts, then start an agent on each. Called again it does what is left to do."""
+        """Prepare all hosts, then start an agent on each. A second call completes what is missing."""
         places = self._places(run)
         (plan,) = submission.documents
         if not detach:
@@ -67,7 +67,7 @@ class HostsEngine(MachinesEngine):
         self._introduce(run, places)
 
     def resume(self, run: Run) -> None:
-        """Start what a client that died has not started, if the others still wait for it."""
+        """Start the agents that a dead client has not started, if the others still wait for them."""
         places = self._places(run)
         snapshot = self._sync(run)
         if not snapshot.exists or snapshot.is_cancelled or snapshot.unreachable or snapshot.is_over:
@@ -103,7 +103,7 @@ class HostsEngine(MachinesEngine):
         return place.channel.call("spawn", argv=command, log=f"{place.folder}/supervisor.log", cwd=place.folder)
 
     def _introduce(self, run: Run, places: Sequence[Place]) -> None:
-        """Give the other hosts what they need to reach the first one."""
+        """Tell the other hosts how to reach the first one."""
         if len(places) == 1:
             return
         first = places[0]
@@ -156,7 +156,7 @@ class HostsEngine(MachinesEngine):
     # --- end --------------------------------------------------------------------------------------------------------
 
     def _stop(self, run: Run, places: Sequence[Place]) -> None:
-        """Kill what has not ended by itself: an agent that was stopped, or ranks without one."""
+        """Kill leftovers: a stopped agent, or ranks without an agent."""
         snapshot = self._await_end(run)
         if snapshot.is_over:
             return

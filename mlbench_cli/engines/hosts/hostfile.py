@@ -60,7 +60,7 @@ def parse_file(text: str) -> list[HostEntry]:
 def parse_environment(text: str) -> dict[str, str]:
     """An environment file: KEY=VALUE a line, "export" before it and quotes around the value allowed.
 
-    Variables that the engine gives are left to it; names that look like secrets are refused. Raises UsageError.
+    Variables that the engine sets are ignored; names that look like secrets are rejected. Raises UsageError.
     """
     found: dict[str, str] = {}
     for number, raw in enumerate(text.splitlines(), 1):
@@ -96,7 +96,7 @@ def _check_slots(text: str, place: str) -> int:
 
 
 def _check_unique(entries: list[HostEntry]) -> list[HostEntry]:
-    """The entries; a host that is listed twice is refused, since its ranks would share what they should not."""
+    """The entries. Duplicate hosts are rejected, because their ranks would share resources."""
     if len(entries) > MAX_HOSTS:
         raise UsageError(f"{len(entries)} hosts: the maximum is {MAX_HOSTS}.")
     for name, count in Counter(entry.login.rpartition("@")[2] for entry in entries).items():

@@ -1,4 +1,4 @@
-"""Copies the logs of all workers of a run into its folder while the run goes on; one process at a time does it."""
+"""Copies the logs of all workers of a run into its folder during the run; only one process at a time does it."""
 
 import errno
 import fcntl
@@ -69,22 +69,22 @@ class LogCollector:
         return self._summaries.get(worker)
 
     def complete(self, worker: int) -> bool:
-        """Whether the worker's log is copied to its end."""
+        """Whether the worker's log is copied completely."""
         self._recall(worker)
         return worker in self._complete
 
     @property
     def gaps(self) -> dict[int, list[int]]:
-        """Workers of whose logs lines are missing, as far as that is known, and before which bytes of the copy."""
+        """Workers whose logs have known gaps, with the positions of the gaps in the copy (bytes)."""
         return dict(self._gaps)
 
     def wait(self, seconds: float) -> None:
-        """Until something may have changed."""
+        """Wait until something may have changed."""
         with self._changed:
             self._changed.wait(seconds)
 
     def _recall(self, worker: int) -> None:
-        """Take in what another process has written, or an earlier one; this one's own progress is known."""
+        """Read the progress of another or an earlier process; this process knows its own."""
         if worker in self._complete or self._leading:
             return
         position = read_position(position_file(self._folder, self._ranks[worker]))
@@ -103,7 +103,7 @@ class LogCollector:
     # --- copy -----------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Copy in a thread of its own. Returns at once."""
+        """Copy in a separate thread. Returns at once."""
         thread = threading.Thread(target=self._lead, name="logs", daemon=True)
         self._threads.append(thread)
         thread.start()
@@ -121,7 +121,7 @@ class LogCollector:
         self._api.close()
 
     def sweep(self, workers: Sequence[int]) -> bool:
-        """Bring these logs up to now, without following them. False if another process is copying."""
+        """Update these logs without following them. False if another process is copying."""
         lock = self._lock()
         if lock is None:
             return False
@@ -132,7 +132,7 @@ class LogCollector:
         return True
 
     def install(self, worker: int, part: Path, truncated: bool, summary: Mapping[str, Any]) -> bool:
-        """Take the file `part` for the worker's whole log. False if another process copies the logs of this run."""
+        """Use the file `part` as the worker's complete log. False if another process is copying."""
         lock, end = None, time.monotonic() + INSTALL_SECONDS
         while not self._leading and (lock := self._lock()) is None:
             if time.monotonic() >= end:
@@ -181,7 +181,7 @@ class LogCollector:
         return file
 
     def _serve(self) -> None:
-        """One thread: attend to whichever log is due."""
+        """Thread body: serve whichever log is due."""
         failures = 0
         while (worker := self._next()) is not None:
             follow = len(self._ranks) <= THREADS or worker < FOLLOWED
@@ -206,7 +206,7 @@ class LogCollector:
                 self._changed.notify_all()
 
     def _next(self) -> int | None:
-        """The next worker whose log is due; None when there is nothing left to do."""
+        """The next worker whose log is due; None when all logs are complete."""
         with self._changed:
             while not self._closed and self.failure is None:
                 if not self._due:

@@ -1,4 +1,4 @@
-"""Whether a run on a cluster has ended, and how: pure, from the Job, its pods and the workers' last words."""
+"""Whether and how a run on a cluster has ended. Pure: from the Job, its pods and the final messages of the workers."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,8 +9,8 @@ from mlbench_cli.kube.objects import condition, is_true
 from mlbench_cli.model.run import WorkerState
 from mlbench_cli.model.spec import RunSpec
 
-SETTLE_SECONDS = 5.0  # in which the others, too, may end on their own, so that the first to fail is known
-STOP_SECONDS = GRACE_SECONDS + 15.0  # in which the Job controller has stopped the others
+SETTLE_SECONDS = 5.0  # time for the other workers to end by themselves, so that the first failure can be identified
+STOP_SECONDS = GRACE_SECONDS + 15.0  # time for the Job controller to stop the others
 
 
 def decide_ending(
@@ -22,7 +22,7 @@ def decide_ending(
     now: float,
     failing_since: float | None,
 ) -> str | None:
-    """A word of Observation.ended, or None while the run goes on. A worker that holds its results has ended.
+    """A value of Observation.ended, or None while the run is running. A worker that holds its results has ended.
 
     `failing_since` is when a worker was first seen to have failed; `now` is the cluster's clock, both since 1970.
     """
@@ -39,13 +39,13 @@ def decide_ending(
     if going_on and not _survivors_are_stuck(pods, summaries, now - (failing_since or now)):
         return None
     if failing_since is None and not is_over(job) and _has_just_ended(states, now):
-        return None  # all were stopped; who did it will be known soon
+        return None  # all were stopped; the reason will be known soon
     late = failure_of(job) == "DeadlineExceeded" or any(word.get("reason") == "deadline" for word in summaries.values())
     return "deadline" if late else "failed"
 
 
 def active(pods: Mapping[int, Pod], summaries: Mapping[int, Summary]) -> list[int]:
-    """The workers that still run their command, or are to run it."""
+    """The workers that are running their command, or will run it."""
     return [worker for worker, pod in pods.items() if not has_ended(pod) and worker not in summaries]
 
 
@@ -56,7 +56,7 @@ def will_be_stopped(pods: Mapping[int, Pod], summaries: Mapping[int, Summary]) -
 
 
 def is_over(job: Mapping[str, Any]) -> bool:
-    """Whether the Job controller has nothing more to do."""
+    """Whether the Job controller is done."""
     return is_true(condition(job, "Complete")) or is_true(condition(job, "Failed"))
 
 
@@ -66,7 +66,7 @@ def is_stopped(job: Mapping[str, Any]) -> bool:
 
 
 def is_unreleased(job: Mapping[str, Any]) -> bool:
-    """Whether the client that submitted the run was lost before it could release it."""
+    """Whether the client that submitted the run died before releasing it."""
     waits = bool(job.get("spec", {}).get("suspend")) and not is_stopped(job)
     return waits and queue_of(job) is None
 

@@ -1,6 +1,6 @@
 """The engine that runs on a Kubernetes cluster: one Indexed Job for each run, and what belongs to it.
 
-Everything is in the cluster or in the run's folder, nothing in this process: any client with access may go on.
+All state is in the cluster or in the run's folder, not in this process, so any client with access can continue.
 """
 
 import hashlib
@@ -58,12 +58,12 @@ from mlbench_cli.util.times import now
 
 HEARTBEAT = 1.0  # seconds between two observations while nothing changes
 TICK = 0.25
-REST = 15  # so many times as long as a look has taken, nothing is done: of a thousand pods there is always news
+REST = 15  # sleep this many times the duration of an observation, because a thousand pods always have news
 FIRST_LIST_SECONDS = 30.0
 WATCH_RETRY_SECONDS = 2.0  # for which a request of a watch is repeated before observations say so
 QUICK_POLL = 2.0  # seconds between two looks at Job and events while workers are not yet running
 SLOW_POLL = 10.0
-GONE_SECONDS = 120.0  # in which deleted objects have gone
+GONE_SECONDS = 120.0  # time for deleted objects to disappear
 OWNED = ("ConfigMap", "Service", "NetworkPolicy")
 
 
@@ -89,13 +89,13 @@ class KubernetesEngine:
         self._followings: dict[str, RunFollower] = {}
 
     def render(self, spec: RunSpec) -> Submission:
-        """The Job, suspended, and what belongs to it. Submitting adds to the latter that the Job owns them."""
+        """The suspended Job and its objects. `submit` adds the owner references to the Job."""
         return Submission(spec, manifests(spec, self._access.namespace))
 
     def submit(self, run: Run, submission: Submission, *, detach: bool = False) -> None:
-        """Create the objects and release the Job; done in part before, only what is left.
+        """Create the objects and release the Job; after an interruption, only what is missing.
 
-        The workers of a run with a network of its own wait for a client that shapes it: with `detach` this one does.
+        Workers with a shaped network wait until a client has shaped it; with `detach`, this client does.
         """
         save_manifests(run, submission)
         with self._access.client() as api:
@@ -107,7 +107,7 @@ class KubernetesEngine:
             self._await_network(run)
 
     def _await_network(self, run: Run) -> None:
-        """Follow the run until its network is as asked, or it has ended."""
+        """Follow the run until its network is shaped, or it has ended."""
         with self._access.client() as api, closing(self.watch(run)) as observations:
             for _ in observations:  # the last one has `ended`
                 state = read_state(read_job(api, self._namespace(run), run.spec))
@@ -117,14 +117,14 @@ class KubernetesEngine:
     # --- look -----------------------------------------------------------------------------------------------------
 
     def resume(self, run: Run) -> None:
-        """Release the run's Job if the client that submitted it died before it could."""
+        """Release the run's Job if its client died before doing so."""
         with self._access.client() as api, suppress(ObjectNotFound):
             job = read_job(api, self._namespace(run), run.spec)
             if is_unreleased(job):
                 complete(api, job, self.render(run.spec).documents)
 
     def look(self, run: Run) -> Observation:
-        """The run as it is now, or as it was first seen to have ended."""
+        """The current state of the run, or its first observation with an end."""
         if (observation := RunFolder(run.folder).read_observation()) is not None:
             return observation
         with self._access.client() as api:
@@ -180,7 +180,7 @@ class KubernetesEngine:
         return NetworkGate(self._access, self._namespace(run), run, documents, self._run_on_node)
 
     def _pass_gate(self, run: Run, api: Api, observer: RunObserver, gate: NetworkGate, pods: Mapping[int, Pod]) -> None:
-        """Go on with the run's network, and stop a run whose network cannot be had."""
+        """Continue shaping the run's network, and stop a run whose network is not available."""
         if observer.job is None or is_over(observer.job) or is_stopped(observer.job):
             return
         gate.advance(observer.job, pods, time.time() + api.server_ahead)
@@ -219,7 +219,7 @@ class KubernetesEngine:
                     gaps = log_gap(following.collector.gaps, _ranks(run))
                     seen = self._observe(run, observer, pods, summaries, gaps)
                     if seen.ended:
-                        observer.refresh(pods)  # the Job may know better by now
+                        observer.refresh(pods)  # the Job may have newer information
                         seen = self._observe(run, observer, pods, summaries, gaps)
                     if seen.ended:
                         self._drop_chaos(api, run)
@@ -263,7 +263,7 @@ class KubernetesEngine:
             yield from follow_log(run, rank, since, copied, lambda: following.wait(TICK, self._report))
 
     def _catch_up(self, run: Run, worker: int) -> bool:
-        """Bring a log's copy up to now, unless somebody follows it already. True if nothing more will come."""
+        """Update the copy of a log, unless it is already being followed. True if the log is complete."""
         with self._lock:
             following = self._followings.get(run.id)
         if following is not None:
@@ -303,7 +303,7 @@ class KubernetesEngine:
             return Results(self._access, api, self._namespace(run), run, following, keeper, stop).fetch()
 
     def kept_until(self, run: Run) -> float | None:
-        """Until when the cluster keeps the results of an ended run (seconds since 1970); None if it has none."""
+        """Until when the cluster keeps the results of an ended run, in seconds since 1970; None if it has none."""
         with self._access.client() as api:
             keeper = self._keeper(api, run)
             results = keeper.read(patience=0) if keeper else None
@@ -319,12 +319,14 @@ class KubernetesEngine:
         return discover_runs(self._access, namespace)
 
     def cancel(self, run: Run) -> None:
-        """Stop the workers in order: each has time to pack what it has, and it can still be fetched."""
+        """Stop the workers gracefully: each has time to pack its results, which can then be fetched."""
         with self._access.client() as api:
             self._stop(api, run, "cancelled")
 
     def _stop(self, api: Api, run: Run, word: str) -> None:
-        """Let the Job controller stop all workers. `word` is how the run has ended for whoever looks from now on."""
+        """Let the Job controller stop all workers. `word`: the ending, recorded on the Job so that every client reports
+        the same end.
+        """
         stop = {"activeDeadlineSeconds": 1} if run.spec.kubernetes.queue else {"suspend": True}
         path = object_path("Job", self._namespace(run), job_name(run.spec))
         with suppress(ObjectNotFound):
@@ -359,7 +361,7 @@ class KubernetesEngine:
         remove_folder(run.folder)
 
     def _let_go(self, api: Api, namespace: str, run: Run) -> None:
-        """End a hold, which would go on to the end of a stopped worker's time, and stop the others at once."""
+        """End a hold, which would otherwise last for a stopped worker's grace period, and stop the others at once."""
         for pod in list_pods(api, namespace, f"{RUN_LABEL}={run.name}"):
             name = pod["metadata"]["name"]
             if is_cut_off(pod):
@@ -376,7 +378,7 @@ class KubernetesEngine:
         return RunObserver(api, self._namespace(run), run, _ranks(run), self._keeper(api, run))
 
     def _drop_chaos(self, api: Api, run: Run) -> None:
-        """Give the network back its own rate and delay."""
+        """Restore the network's own rate and delay."""
         if has_chaos(run.spec):
             remove_chaos(api, self._namespace(run), run.name)
 
@@ -431,7 +433,7 @@ def _found_run(job: dict[str, Any]) -> FoundRun | UnreadableRun:
     except UsageError as error:
         return UnreadableRun(str(metadata["name"]), error.message)
     created = annotations.get(CREATED_ANNOTATION) or str(metadata.get("creationTimestamp"))
-    # Applied by hand, or by an older version: an id that every machine makes of the same facts.
+    # Applied by hand or by an older version: an id derived from facts, the same on every machine.
     made = hashlib.sha256(str(metadata.get("uid")).encode()).hexdigest()[:12]
     return FoundRun(annotations.get(ID_ANNOTATION) or made, created, spec, FETCHED_ANNOTATION in annotations)
 
@@ -456,7 +458,7 @@ def _all_run(run: Run, pods: Mapping[int, Pod]) -> bool:
 
 
 def _unknown(run: Run, silence: Silence) -> Observation:
-    """What there is to say of a run on a cluster that has not answered yet."""
+    """The observation of a run whose cluster has not answered yet."""
     return silence.observe(Observation(time.time(), tuple(WorkerState(rank) for rank in _ranks(run))))
 
 
@@ -491,11 +493,11 @@ def _refuse_loss(run: Run, job: dict[str, Any]) -> None:
 
 
 def _remove(api: Api, namespace: str, spec: RunSpec) -> None:
-    """Delete everything that bears the run's label, and look until it is gone."""
+    """Delete everything with the run's label, and wait until it is gone."""
     name = spec.name
     selector = f"{RUN_LABEL}={name}"
     end = time.monotonic() + GONE_SECONDS
-    main = JOB_SET if spec.kubernetes.job_set else "Job"  # a JobSet makes its Jobs anew as long as it is there
+    main = JOB_SET if spec.kubernetes.job_set else "Job"  # a JobSet recreates its Jobs while it exists
     api.delete(object_path(main, namespace, name))
     while True:
         left = {kind: _names(api, kind, namespace, selector) for kind in dict.fromkeys((main, "Job", "Pod", *OWNED))}

@@ -1,4 +1,4 @@
-"""What a worker's pod gets so that NCCL uses the fast network of its machine. Pure; used by `manifests`.
+"""Additions to a worker's pod that let NCCL use the fast network of its machine. Pure; used by `manifests`.
 
 EFA's cards are devices of the pod. Google's GPUDirect-TCPX and TCPXO want an interface in each of the machine's
 networks and a program beside the ranks, which receives the data into the GPUs' memory; RDMA (gIB) wants a claim of the
@@ -110,7 +110,7 @@ def _tcpxo(program: str) -> PodFabric:
         **daemon,
         "command": ["sh", "-ec", f"chmod +x {start}; exec {start} --num_hops=2"],
         "env": [*daemon["env"], {"name": "HEALTH_CHECK_LOG_FILE", "value": marker}],
-        # On a machine whose devices are missing it ends, or waits for ever; the ranks start only after this.
+        # Without its devices this container exits or waits forever; the ranks start only after it.
         "startupProbe": {"exec": {"command": ["cat", marker]}, "periodSeconds": 5, "failureThreshold": 24},
     }
     environment = {

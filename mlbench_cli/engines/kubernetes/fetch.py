@@ -1,6 +1,8 @@
-"""Brings a held worker's results home: in chunks by exec, each checked for length and status, the whole by SHA-256.
+"""Fetches a held worker's results in chunks through exec; each chunk is checked for length and status, the whole by
+SHA-256.
 
-A killed or cut fetch goes on where it was. Nothing is acknowledged here: the caller does that when all is on disk.
+An interrupted fetch resumes where it stopped. Nothing is acknowledged here; the caller does that when everything is on
+disk.
 """
 
 import hashlib
@@ -25,7 +27,7 @@ from mlbench_cli.util.files import sync_folder
 
 WORK_DIR = "/results"
 ARCHIVE = f"{WORK_DIR}/archive.tar"  # in a worker's pod
-BLOCK = 1 << 20  # what dd counts in; a cut chunk goes on behind the last whole block
+BLOCK = 1 << 20  # unit of dd; an interrupted chunk resumes after the last whole block
 CHUNK_BLOCKS = 64
 PATIENCE_SECONDS = 90.0  # without a single block
 PAUSE_SECONDS = 0.5
@@ -33,7 +35,7 @@ ACK_TRIES = 5
 
 
 class FetchError(MlbenchError):
-    """The results are there, and could not be brought home whole. The worker is still held."""
+    """The results exist but could not be fetched completely. The worker is still held."""
 
     code = "fetch_failed"
 
@@ -47,7 +49,7 @@ class HeldArchive:
 
 
 def parse_held_archive(summary: Mapping[str, Any] | None) -> HeldArchive | None:
-    """What a worker's last word says that it holds, if anything."""
+    """The results that a worker holds according to its final message, if any."""
     archive = (summary or {}).get("archive")
     if not isinstance(archive, dict) or not (summary or {}).get("held"):
         return None
@@ -55,7 +57,7 @@ def parse_held_archive(summary: Mapping[str, Any] | None) -> HeldArchive | None:
 
 
 def read_summary(access: Access, namespace: str, pod: str) -> dict[str, object] | None:
-    """A worker's last word from its own file; None while it has not spoken it. Raises ApiError if exec fails."""
+    """A worker's final message from its file; None if not written yet. Raises ApiError if exec fails."""
     done = execute(access, namespace, pod, ["cat", f"{WORK_DIR}/summary.json"])
     if done.code:
         return None
@@ -67,7 +69,7 @@ def read_summary(access: Access, namespace: str, pod: str) -> dict[str, object] 
 
 
 def download(access: Access, namespace: str, pod: str, what: HeldArchive, part: Path, path: str = ARCHIVE) -> None:
-    """Bring the pod's file `path` into `part`, which may hold a beginning of it; on disk and verified at the return.
+    """Fetch the pod's file `path` into `part`, which may hold its beginning. On return, it is on disk and verified.
 
     Raises FetchError, NodeUnreachable if its node stays silent, or ApiError if the container has ended.
     """
@@ -157,7 +159,7 @@ def _split_output(output: Path, ranks: Sequence[int]) -> dict[int, Path]:
 
 
 class _Digest:
-    """SHA-256 of a growing file: what is there is digested while more of it comes."""
+    """SHA-256 of a growing file, computed while more data arrive."""
 
     def __init__(self, path: Path, pool: ThreadPoolExecutor) -> None:
         self._path = path
@@ -178,7 +180,7 @@ class _Digest:
     def _digest(self, size: int) -> None:
         with open(self._path, "rb") as file:
             file.seek(self._done)
-            # Empty if somebody has cut the file: then the digest is wrong, as it should be.
+            # Empty if the file was truncated; then the digest is wrong, as it should be.
             while piece := file.read(min(BLOCK, size - self._done)):
                 self._sha.update(piece)
                 self._done += len(piece)
@@ -212,7 +214,7 @@ def _receive(access: Access, namespace: str, pod: str, path: str, size: int, par
                     file.flush()
                     digest.upto(begun + expected)
                     continue
-                # The command has ended, and yet the length is wrong: nothing of it is to be trusted.
+                # The command has ended but the length is wrong, so none of it can be trusted.
                 trouble = done.stderr or f"{file.tell() - begun} of {expected} bytes arrived"
                 file.truncate(begun)
             except ExecBroken as error:

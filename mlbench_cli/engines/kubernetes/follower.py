@@ -1,4 +1,4 @@
-"""Following a run: the watch on its pods and the copying of its logs, shared by all who look at it in this process."""
+"""Follows a run: the watch on its pods and the copying of its logs, shared by all users in this process."""
 
 import threading
 import time
@@ -19,7 +19,7 @@ JOB_SECONDS = 5.0  # from look to look at the Job, while a pod is missing
 
 
 class RunFollower:
-    """Watch and log collector of one run. Counted: it ends when the last user has closed it."""
+    """Watch and log collector of one run. Reference-counted: it ends when the last user closes it."""
 
     def __init__(self, access: Access, namespace: str, run: Run, ranks: Sequence[int]) -> None:
         self._api: Api = access.client()
@@ -36,7 +36,7 @@ class RunFollower:
         self.collector.start()
 
     def pods(self) -> Mapping[int, Pod]:
-        """By worker; worked out once for each change."""
+        """By worker; computed once per change."""
         with self._lock:
             version = self.watch.version
             if version != self._by_worker[0]:
@@ -44,7 +44,7 @@ class RunFollower:
             return self._by_worker[1]
 
     def over(self) -> bool:
-        """Whether no pod will be created any more, and all that were are in view."""
+        """Whether no more pods will be created, and all existing ones are visible."""
         with self._lock:
             if self._over_since is not None:
                 return self.watch.listed > self._over_since
@@ -64,7 +64,7 @@ class RunFollower:
         return False
 
     def summaries(self) -> dict[int, Summary]:
-        """What worker.sh wrote last, by worker; without those that have not written it."""
+        """The final messages of worker.sh by worker, as far as written."""
         found = ((worker, self.collector.summary(worker)) for worker in range(self.workers))
         return {worker: summary for worker, summary in found if summary is not None}
 

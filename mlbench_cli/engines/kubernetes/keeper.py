@@ -27,8 +27,8 @@ from mlbench_cli.kube.execute import execute
 from mlbench_cli.kube.objects import object_path
 from mlbench_cli.kube.watch import list_pods
 
-FRESH_SECONDS = 0.3  # for which an answer of the keeper is used again
-PATIENCE_SECONDS = 60.0  # in which a keeper that runs has answered
+FRESH_SECONDS = 0.3  # for which an answer of the keeper is cached
+PATIENCE_SECONDS = 60.0  # timeout for an answer of a running keeper
 # A silent node may come back until the cluster gives its pods up, after five minutes by default. What a run that has
 # lost a worker left with its keeper is only a part, and worth less patience.
 NODE_PATIENCE_SECONDS, LOST_PATIENCE_SECONDS = 600.0, 30.0
@@ -37,7 +37,7 @@ PAUSE_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class KeptWorker:
-    """What the keeper has of one worker, as it verified when it came. `truncated`: the log's end is missing."""
+    """One worker's results on the keeper, verified on arrival. `truncated`: the log's end is missing."""
 
     summary: Summary
     archive: HeldArchive | None = None
@@ -95,7 +95,7 @@ class Keeper:
         return sorted(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp")))
 
     def release(self) -> None:
-        """Remove the keeper and what it has."""
+        """Delete the keeper and its contents."""
         self._api.delete(object_path("Job", self._namespace, keeper_name(self._run_name)))
 
     def _read(self, begun: float, patience: float) -> KeptResults | None:
@@ -132,12 +132,12 @@ def _runs(pod: Pod) -> bool:
 
 
 def kept_file(worker: int, name: str) -> str:
-    """Where the keeper has a worker's file."""
+    """The path of a worker's file on the keeper."""
     return f"{WORK_DIR}/{worker}/{name}"
 
 
 def why_gone(pods: Sequence[Pod]) -> str:
-    """How the last pod of a keeper ended, or why there is none, as the middle of a sentence."""
+    """How the keeper's last pod ended, or why there is none, as part of a sentence."""
     if not pods:
         return "its pod is gone"
     pod = pods[-1]

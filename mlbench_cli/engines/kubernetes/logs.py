@@ -1,4 +1,4 @@
-"""Copies a container's log into a file, and knows after any interruption exactly where to go on.
+"""Copies a container's log into a file, and resumes exactly after any interruption.
 
 The server can resume from a second only, and gives the lines whose time stamp is not before it. Of the lines already
 copied as many have such a time stamp as the state says; they are a beginning of what comes, so exactly that many are
@@ -25,24 +25,24 @@ if TYPE_CHECKING:
     import urllib3
 
 GAPS_LISTED = 100  # workers that evidence names at most
-MARKER = b"@mlbench-worker {"  # begins what worker.sh says at its beginning and at its end
+MARKER = b"@mlbench-worker {"  # prefix of worker.sh's first and final messages
 SAMPLE = b"@mlbench-sample {"  # and its samples of resources
 SAVE_SECONDS = 0.5
-SILENT_SECONDS = 60.0  # a follow that gave nothing for so long is opened again
+SILENT_SECONDS = 60.0  # a silent follow is reopened after this time
 DISORDER = timedelta(seconds=0.5)  # by how much time stamps of stdout and stderr may be out of order
 CHUNK = 1 << 18
 SECOND = 19  # length of "2026-01-02T03:04:05"
 
 
 class LogGap(Exception):
-    """The server no longer has the lines that were copied before (the log was rotated)."""
+    """The server no longer has the lines copied earlier (the log was rotated)."""
 
 
 @dataclass
 class Position:
     """How far a log is copied. `counts`: lines by the second of their time stamp, for the last few seconds."""
 
-    offset: int = 0  # of the local file; what is behind it is copied again
+    offset: int = 0  # of the local file; data after it are copied again
     pod: str = ""  # uid
     last: str = ""  # time stamp of the last line
     newest: str = ""  # the greatest time stamp, from which to resume
@@ -76,7 +76,7 @@ class LogFile:
         position = self.position
         copied = ((self._file, position.offset), (self._samples, position.sampled), (self._times, position.timed))
         if any(file.tell() < size for file, size in copied):
-            self.position = Position()  # somebody removed the copy: it is made from the beginning
+            self.position = Position()  # the copy was removed: start from the beginning
         self._file.truncate(self.position.offset)
         self._samples.truncate(self.position.sampled)
         self._times.truncate(self.position.timed)
@@ -100,7 +100,7 @@ class LogFile:
         os.replace(temporary, self.state)
 
     def finish(self) -> None:
-        """Nothing more will come. On disk when this returns."""
+        """The log is complete. On disk when this returns."""
         if not self.position.complete:
             self._note_size()
         self._complete()
@@ -174,12 +174,12 @@ class LogFile:
         position.timed += len(line)
 
     def note_gap(self) -> None:
-        """Lines are missing before what comes next."""
+        """Lines are missing before the next one."""
         if self.position.offset not in self.position.gaps:
             self.position.gaps.append(self.position.offset)
 
     def _word(self, text: bytes, end: bytes) -> tuple[bytes, bytes]:
-        """Take the worker's first or last word out of the line; what is before it is the task's own, without an end."""
+        """Extract the worker's first or final message; text before it is an unfinished line of the task."""
         own, said = self._parse_marked(text, MARKER)
         if said is None or not ("exit_code" in said or "began" in said):
             return text, end
@@ -188,7 +188,7 @@ class LogFile:
             return own, b""
         self.position.summary = said
         if said.get("told_begin") and not self.position.begun and 0 not in self.position.gaps:
-            self.position.gaps.insert(0, 0)  # the first lines had gone before anybody copied them
+            self.position.gaps.insert(0, 0)  # the first lines were deleted before they were copied
         return own, b""
 
     def _sample(self, text: bytes, end: bytes) -> tuple[bytes, bytes]:
@@ -255,7 +255,7 @@ def times_file(folder: Path, rank: int) -> Path:
 
 
 def read_position(path: Path) -> Position | None:
-    """How far a log was copied; None if it was not or if the file is damaged, and copying starts over."""
+    """How far a log was copied; None if it was not copied or the file is damaged, so copying starts over."""
     try:
         return Position(**json.loads(path.read_text("utf-8")))
     except (OSError, ValueError, TypeError):
@@ -263,7 +263,7 @@ def read_position(path: Path) -> Position | None:
 
 
 class Copying:
-    """One reading of one container's log; `stop` ends it from another thread."""
+    """One read of a container's log; `stop` ends it from another thread."""
 
     def __init__(self, api: Api, namespace: str, container: str = "main") -> None:
         self._api = api
@@ -311,7 +311,7 @@ class Copying:
                 for line in lines:
                     stamp, text = _split(line)
                     if not stamp or (known and stamp <= known):
-                        continue  # the rest of a line from before `since`, or the kubelet's own words
+                        continue  # the rest of a line from before `since`, or a message of the kubelet
                     if skip:
                         skip -= 1
                         if stamp > newest or (not skip and stamp != last):

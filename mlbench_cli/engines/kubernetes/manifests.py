@@ -61,7 +61,7 @@ PORT = 29500
 GRACE_SECONDS = 60  # the command has 10 of them to end; in the rest a client can still bring the results home
 TTL_SECONDS = 7 * 86400
 DEADLINE_MARGIN = 120
-MAX_BOOKED_SECONDS = 7 * 86400  # for which DWS flex-start gives machines
+MAX_BOOKED_SECONDS = 7 * 86400  # maximum duration of DWS flex-start machines
 HOSTS_BYTES = 120_000  # one environment variable holds at most 128 KiB
 ANNOTATION_BYTES = 200_000
 KEEPER_PORT = 29600
@@ -69,8 +69,8 @@ PROBE_PORT = 29601
 AGENT_PORT = 29602  # where the agent of worker 0 listens, in runs with faults
 # What the probe in the pods consists of: files of the tasks, which the pods see under the same path in /mlbench.
 PROBE_FILES = ("contract.py", "harness/network.py", "harness/network_probe.py")
-KEEPER_QUEUE_SECONDS = 7 * 86400  # that a keeper outlives a run whose queue may let it wait
-KEEPER_SPARE_BYTES = 64 << 20  # of its disk that the keeper leaves free, since the kubelet evicts whoever fills it
+KEEPER_QUEUE_SECONDS = 7 * 86400  # that a keeper outlives a run that may wait in a queue
+KEEPER_SPARE_BYTES = 64 << 20  # of its disk that the keeper leaves free, because the kubelet evicts pods that fill it
 
 # The ranks of a catalogue task run the image's code, whatever its working directory and the home folder hold.
 INSTALLED_CODE_ONLY = {"PYTHONSAFEPATH": "1", "PYTHONNOUSERSITE": "1"}
@@ -86,7 +86,7 @@ CHAOS = "NetworkChaos"
 MIN_CHAOS_QUEUE = 10 * MIN_BUCKET_BYTES
 MAX_CHAOS_QUEUE = 2**32 - 1  # bytes, by the type of its field
 
-# Nodes that a run measures on are not taken away to save money.
+# Nodes in use by a run are not scaled down.
 SAFE_TO_EVICT = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
 
 _QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi|e[0-9]+)?")
@@ -95,7 +95,7 @@ _QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi|e[0-9]+)?"
 def manifests(spec: RunSpec, namespace: str) -> tuple[dict[str, Any], ...]:
     """Job, ConfigMap, Service, NetworkPolicy, the Jobs of the keeper and of parameter servers.
 
-    Raises UsageError for what a cluster would refuse.
+    Raises UsageError for what a cluster would reject.
     """
     import templates
 
@@ -172,7 +172,7 @@ def _is_wanted(kind: str, spec: RunSpec) -> bool:
 
 
 def spec_of(job: Mapping[str, Any]) -> RunSpec:
-    """The spec that a Job of ours was made from. Raises UsageError if it holds none."""
+    """The spec of an mlbench Job. Raises UsageError if it has none."""
     metadata = job.get("metadata", {})
     try:
         document = json.loads(metadata["annotations"][SPEC_ANNOTATION])
@@ -219,7 +219,7 @@ def role_of(item: Mapping[str, Any]) -> str | None:
 
 
 def file_name(document: Mapping[str, Any]) -> str:
-    """Under which a document is kept in the archive's manifests/."""
+    """File name of a document in the archive's manifests/."""
     if document["kind"] == CHAOS:  # of which there are several
         return f"{CHAOS.lower()}-{document['spec']['action']}.yaml"
     names = {KEEPER: KEEPER, SERVER: SERVERS}
@@ -363,7 +363,7 @@ def _shape(spec: RunSpec) -> NetworkShape:
 
 
 def _server_values(spec: RunSpec, values: Mapping[str, Any]) -> dict[str, object]:
-    """What is different in the Job of the parameter servers: they need no GPUs, network cards or data."""
+    """Differences of the parameter servers' Job: they need no GPUs, network cards or data."""
     options = spec.kubernetes
     server = replace(
         spec,
@@ -399,7 +399,7 @@ def _server_values(spec: RunSpec, values: Mapping[str, Any]) -> dict[str, object
 
 
 def _queue_labels(spec: RunSpec) -> dict[str, str]:
-    """By which Kueue knows the Jobs that it releases."""
+    """The labels by which Kueue recognizes the Jobs that it releases."""
     return {KUEUE_LABEL: spec.kubernetes.queue} if spec.kubernetes.queue else {}
 
 
@@ -469,7 +469,7 @@ def _check(spec: RunSpec) -> None:
 
 
 def _environment(spec: RunSpec, fabric: PodFabric, threads: Mapping[str, str]) -> dict[str, str]:
-    """Defaults, then what the user gave, then the contract, which nothing overrides.
+    """Defaults, then the user's variables, then the contract, which cannot be overridden.
 
     worker.sh adds what is each rank's own, and MLBENCH_HOSTS: here it would be in each pod of the run.
     """
@@ -510,7 +510,7 @@ def _fault_environment(spec: RunSpec) -> dict[str, str]:
 
 
 def _network_environment(spec: RunSpec) -> dict[str, str]:
-    """What worker.sh needs to wait for a network that is shaped, and to measure it with the other pods."""
+    """Variables with which worker.sh waits for the shaped network and measures it with the other pods."""
     if not spec.has_shaped_network:
         return {}
     may_burst = NetworkMethod(spec.kubernetes.network_method or NetworkMethod.NSENTER).may_burst
@@ -539,5 +539,5 @@ def _literals(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def _literal(text: str) -> str:
-    """Kubernetes replaces $(NAME) in arguments and variables; what a user wrote stays as it is."""
+    """Escape $(NAME), which Kubernetes would replace in arguments and variables."""
     return text.replace("$", "$$")

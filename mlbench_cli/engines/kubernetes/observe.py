@@ -1,4 +1,4 @@
-"""One look at a run on a cluster: Job, pods, events and nodes -> Observation."""
+"""One observation of a run on a cluster: Job, pods, events and nodes -> Observation."""
 
 import json
 import re
@@ -38,8 +38,8 @@ from mlbench_cli.kube.objects import collection_path, condition, object_path
 from mlbench_cli.kube.watch import GONE, list_pods
 from mlbench_cli.model.run import Ending, Finding, Observation, Run, WorkerState
 
-CONFIRM_SECONDS = 15.0  # that a trouble must last before it is called permanent
-# An autoscaler, or the pods of another run, may need so long to make room.
+CONFIRM_SECONDS = 15.0  # that a problem must last before it counts as permanent
+# An autoscaler, or the pods of another run, may need this long to free resources.
 CONFIRM_UNSCHEDULABLE_SECONDS = 60.0
 PROBED = 16  # holding workers that one look asks for their last word
 TAILS = 3  # failed workers whose last lines are looked at
@@ -47,7 +47,7 @@ TAIL_LINES = 40
 
 
 class RunObserver:
-    """Looks at one run again and again. `ranks[i]` is the first rank of worker i."""
+    """Observes one run repeatedly. `ranks[i]` is the first rank of worker i."""
 
     def __init__(self, api: Api, namespace: str, run: Run, ranks: Sequence[int], keeper: Keeper | None = None) -> None:
         self._api = api
@@ -67,7 +67,7 @@ class RunObserver:
         self.job: dict[str, Any] | None = None
 
     def refresh(self, pods: Mapping[int, Pod]) -> None:
-        """Ask for the Job, and for events and nodes if they can tell something."""
+        """Read the Job, and events and nodes if they can be relevant."""
         try:
             self.job = read_job(self._api, self._namespace, self._run.spec)
         except ObjectNotFound:
@@ -116,7 +116,7 @@ class RunObserver:
         try:
             results = self._keeper.read(patience=0)
         except ApiError:
-            return {}  # the next look may get an answer
+            return {}  # the next observation may succeed
         kept = results.workers if results else {}
         known = {worker: kept[worker].summary for worker in gone if worker in kept}
         return {worker: summary for worker, summary in known.items() if "exit_code" in summary}
@@ -148,7 +148,7 @@ class RunObserver:
         )
         word = decide_ending(spec, job, states, pods, summaries, now, self._failing_since)
         if word == "deadline" and "deadline" not in {finding.code for finding in found}:
-            # What has kept it from starting comes first.
+            # Reasons why it has not started come first.
             found.append(deadline(Facts(job, pods, (), (), now, summaries)))
         return Observation(
             time=time.time(),
@@ -162,7 +162,7 @@ class RunObserver:
         )
 
     def _confirm_lasting(self, found: Sequence[Finding], now: float) -> list[Finding]:
-        """The findings, permanent only if they have lasted."""
+        """The findings, permanent only if they have lasted long enough."""
         self._since = {finding.code: self._since.get(finding.code, now) for finding in found}
         return [replace(finding, permanent=finding.permanent and self._lasts(finding, now)) for finding in found]
 
@@ -183,7 +183,7 @@ class RunObserver:
         return self._tails
 
     def _tail(self, pod: Pod | None, lines: int) -> str:
-        if pod is None or is_cut_off(pod) or is_on_silent_node(pod):  # it would only be waited for
+        if pod is None or is_cut_off(pod) or is_on_silent_node(pod):  # waiting for it would be pointless
             return ""
         path = f"{object_path('Pod', self._namespace, pod['metadata']['name'])}/log"
         try:
@@ -207,7 +207,7 @@ class RunObserver:
         return found
 
     def _ask(self, what: str, path: str, selector: str | None = None) -> list[dict[str, Any]]:
-        """A list that helps to understand, and that one may do without."""
+        """An optional list that helps to diagnose."""
         if what in self._denied:
             return []
         try:
@@ -227,7 +227,7 @@ def known_summaries(run: Run, ranks: Sequence[int]) -> dict[int, Summary]:
 
 
 def known_gaps(run: Run, ranks: Sequence[int]) -> list[Finding]:
-    """What is known to be missing of the logs in the run's folder."""
+    """Known gaps in the logs in the run's folder."""
     positions = ((worker, read_position(position_file(run.folder, rank))) for worker, rank in enumerate(ranks))
     return log_gap({worker: position.gaps for worker, position in positions if position and position.gaps}, ranks)
 

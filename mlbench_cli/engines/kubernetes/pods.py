@@ -1,4 +1,4 @@
-"""Where the pods of a run go and what each asks for: requests and limits, nodes that they keep off, taints. Pure."""
+"""Scheduling of a run's pods: requests, limits, anti-affinity and tolerations. Pure."""
 
 import re
 from typing import Any
@@ -12,7 +12,7 @@ MANAGED_LABEL = "app.kubernetes.io/managed-by"
 ROLE_LABEL = "mlbench/role"
 WORKER, SERVER, KEEPER = "worker", "server", "keeper"
 
-# A service mesh would take gloo's and NCCL's connections through its proxy, or refuse them. Harmless elsewhere.
+# A service mesh would route gloo's and NCCL's connections through its proxy, or reject them. Harmless elsewhere.
 NO_MESH = {"sidecar.istio.io/inject": "false"}
 HOST = "kubernetes.io/hostname"
 NODE_LOSS_SECONDS = 30
@@ -49,7 +49,7 @@ def cpu_limit(spec: RunSpec) -> dict[str, str]:
 
 
 def serves_beside(spec: RunSpec) -> bool:
-    """Whether servers run on nodes of the run's workers: nobody rents machines with GPUs for servers."""
+    """Whether servers run on the workers' nodes, because GPU machines are too expensive for servers."""
     return spec.gpus_per_worker > 0
 
 

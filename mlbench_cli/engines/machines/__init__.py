@@ -1,1 +1,1 @@
-"""What the engines of machines without Kubernetes share: `node` supervises the ranks on each machine."""
+"""Shared code of the engines for machines without Kubernetes: `node` supervises the ranks on each machine."""

@@ -1,4 +1,4 @@
-"""What the store keeps of a Slurm cluster and of a list of hosts: typed views of a cluster's record."""
+"""Typed views of the records of Slurm clusters and host lists."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""What the engines of Slurm and of plain hosts share: following, logs, results, and the runs that others started.
+"""Shared code of the Slurm and hosts engines: following, logs, results, and runs of other clients.
 
 All that is known of a run is in folders on its machines (RUN/nodes/K, see `node`) and in the run's own folder here:
 any client that reaches the machines may go on. Logs are copied by offset: two clients that copy write the same bytes.
@@ -33,7 +33,7 @@ from mlbench_cli.util.files import remove_folder, write_atomically
 from mlbench_cli.util.text import rough_duration
 
 POLL_SECONDS = 0.5
-CANCEL_SECONDS = 8.0  # in which agents have seen a cancellation and stopped their ranks
+CANCEL_SECONDS = 8.0  # time for agents to see a cancellation and stop their ranks
 BLOCK = 1 << 20
 MAX_PARALLEL = 32
 Item = TypeVar("Item")
@@ -51,7 +51,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Orphan:
-    """Processes on a machine of a run that nothing supervises."""
+    """Orphaned processes of a run on one machine."""
 
     host: str
     run: str
@@ -84,7 +84,7 @@ class MachinesEngine(ABC):
 
     @abstractmethod
     def _places(self, run: Run) -> Sequence[Place]:
-        """Who reaches which nodes of the run."""
+        """The channels to the nodes of the run."""
 
     @abstractmethod
     def _channels(self) -> Sequence[Channel]:
@@ -92,17 +92,17 @@ class MachinesEngine(ABC):
 
     @abstractmethod
     def _judge(self, run: Run, snapshot: Snapshot, observation: Observation) -> Observation:
-        """The observation with what only this engine knows."""
+        """The observation with facts that only this engine knows."""
 
     @abstractmethod
     def _stop(self, run: Run, places: Sequence[Place]) -> None:
-        """End what the mark of a cancellation has not ended."""
+        """Kill what a cancellation has not ended."""
 
     # --- look -----------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def resume(self, run: Run) -> None:
-        """Go on with a submission whose client died halfway."""
+        """Resume a submission whose client died."""
 
     def look(self, run: Run) -> Observation:
         """Copy what is new, and translate it; a run that has ended is read from its folder only."""
@@ -137,7 +137,7 @@ class MachinesEngine(ABC):
         return self._judge(run, snapshot, observation)
 
     def _sync(self, run: Run, *, max_age: float = 0.0) -> Snapshot:
-        """Ask all machines once, and copy what is new of the logs. Raises UnreachableError if none answers."""
+        """Poll all machines once, and copy new log lines. Raises UnreachableError if none answers."""
         with self._lock:
             known = self._synced.get(run.id)
             if known is not None and time.monotonic() - known[0] < max_age:
@@ -192,7 +192,7 @@ class MachinesEngine(ABC):
         return self._observe(run, snapshot).ended is not None
 
     def log_gaps(self, run: Run) -> tuple[Finding, ...]:
-        """None known before the results are fetched: then digests tell."""
+        """Empty before the results are fetched; afterward, digests reveal gaps."""
         return ()
 
     # --- end ------------------------------------------------------------------------------------------------------
@@ -268,7 +268,7 @@ class MachinesEngine(ABC):
         return None
 
     def cancel(self, run: Run) -> None:
-        """Let the agents stop their ranks and pack what is there; then end what is left."""
+        """Let the agents stop their ranks and pack results; then kill leftovers."""
         if RunFolder(run.folder).read_observation() is not None:
             return
         places = self._places(run)
@@ -287,7 +287,7 @@ class MachinesEngine(ABC):
             time.sleep(0.2)
 
     def delete(self, run: Run, *, force: bool = False) -> None:
-        """Remove the run's folders on its machines and here; refuses a run that goes on, unless `force`."""
+        """Remove the run's folders on its machines and here; rejects a running run, unless `force`."""
         places = self._places(run)
         if not force:
             self._refuse_loss(run)
@@ -301,7 +301,7 @@ class MachinesEngine(ABC):
 
     def _refuse_loss(self, run: Run) -> None:
         if (run.folder / "SHA256SUMS").exists() or not self._sync(run).exists:
-            return  # also what a client that was killed while it deleted has left
+            return  # including leftovers of a delete that was killed
         observation = self.look(run)
         if observation.ended is None:
             raise UsageError(
@@ -331,7 +331,7 @@ class MachinesEngine(ABC):
         return sorted(found.values(), key=lambda item: item.created if isinstance(item, FoundRun) else "")
 
     def list_orphans(self) -> list[Orphan]:
-        """Processes of runs that no agent looks after."""
+        """Processes of runs without an agent."""
         return [
             Orphan(document["host"], entry["name"], tuple(entry["processes"]))
             for document in self._list_runs()
@@ -340,7 +340,7 @@ class MachinesEngine(ABC):
         ]
 
     def end_orphans(self) -> None:
-        """End processes of runs whose agents have gone, on all machines of the cluster."""
+        """Kill processes of runs whose agents are gone, on all machines of the cluster."""
         for channel in self._channels():
             for entry in channel.call("list_runs", base=self._runs_folder)["runs"]:
                 if entry["processes"] and not entry["supervised"]:
@@ -451,7 +451,7 @@ def run_in_parallel(work: Callable[[Item], Result], items: Sequence[Item]) -> li
 
 
 def _explain_silence(snapshot: Snapshot) -> list[Finding]:
-    """What is missing of hosts that nothing waits for any more."""
+    """What is missing from hosts that were given up."""
     lost = [number for number, report in snapshot.nodes.items() if report.is_given_up]
     if not lost:
         return []

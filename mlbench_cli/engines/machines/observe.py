@@ -1,4 +1,4 @@
-"""From what the machines of a run have written to an observation: pure, tested from its facts."""
+"""From the records of a run's machines to an observation. Pure, tested on facts."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from mlbench_cli.engines.local.state import find_clocks
 from mlbench_cli.model.run import Ending, Finding, Observation, Phase, WorkerState
 from mlbench_cli.model.spec import RunSpec
 
-STALE_SECONDS = 60.0  # without a sign of life of an agent that cannot be seen as a process
+STALE_SECONDS = 60.0  # maximum age of the last heartbeat of an agent whose process is not visible
 Facts = Mapping[str, Any]
 Tail = Callable[[int], list[str]]
 
@@ -32,7 +32,7 @@ class NodeReport:
 
     @property
     def has_ended(self) -> bool:
-        """Whether its ranks have ended, and all that it will write is there."""
+        """Whether its ranks have ended and it has written everything."""
         if self.state is None or not self.state["ended"]:
             return False
         return self.results is not None or not self.may_live
@@ -51,7 +51,7 @@ class NodeReport:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more will come from this node."""
+        """Whether this node is done."""
         return self.has_ended or self.is_lost
 
 
@@ -67,7 +67,7 @@ class Snapshot:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more will come from any node."""
+        """Whether all nodes are done."""
         return self.exists and bool(self.nodes) and all(report.is_over for report in self.nodes.values())
 
     @property
@@ -125,7 +125,7 @@ def find_wait(snapshot: Snapshot) -> str | None:
 
 
 def find_ending(snapshot: Snapshot, first: Facts | None) -> Ending:
-    """How a run ended whose machines are all over."""
+    """How a run ended once all of its machines are done."""
     words = [report.state["ended"] for report in snapshot.nodes.values() if report.state is not None]
     if first is not None:
         return Ending.LOST if first["why"] == "lost" else Ending(first["why"])

@@ -1,4 +1,4 @@
-"""Which node of a run executes which workers and parameter servers: pure, the same spec gives the same nodes."""
+"""Which node executes which workers and parameter servers. Pure: the same spec gives the same nodes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

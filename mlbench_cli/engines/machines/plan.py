@@ -1,4 +1,4 @@
-"""From a spec to what the agents of its machines do: pure, the same spec gives the same plan."""
+"""From a spec to the plan of its agents. Pure: the same spec gives the same plan."""
 
 import io
 import tarfile
@@ -22,7 +22,7 @@ MEETING_SECONDS = 300.0
 LEASE_SECONDS = 60.0
 GRACE_SECONDS = 5.0
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-# What the machines need of the tool itself, besides the tasks.
+# Files of mlbench that the machines need besides the tasks.
 _MODULES = (
     *("mlbench_cli/__init__.py", "mlbench_cli/isolation.py", "mlbench_cli/errors.py"),
     *("mlbench_cli/model/__init__.py", "mlbench_cli/model/faults.py", "mlbench_cli/model/network.py"),
@@ -82,7 +82,7 @@ def start_command(python: str, code_folder: str) -> list[str]:
 
 @cache
 def pack_code() -> tuple[bytes, str]:
-    """What the machines run, as a tar that depends on the files alone, and its SHA-256."""
+    """The code for the machines as a tar that depends only on the files, and its SHA-256."""
     import hashlib
 
     root, names = _find_files((*_MODULES, *_FOLDERS))

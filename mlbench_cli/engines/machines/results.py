@@ -1,4 +1,4 @@
-"""Brings the output of a run's machines into its folder: every byte by digest."""
+"""Fetches the output of a run's machines into its folder, verified by digest."""
 
 import hashlib
 import json
@@ -23,7 +23,7 @@ ATTEMPTS = 3
 
 
 class FetchError(MlbenchError):
-    """Results that are there could not be brought; trying again may help."""
+    """Existing results could not be fetched; a retry may help."""
 
 
 def fetch_archive(channel: Channel, place: str, report: NodeReport, node: int, run: Run) -> tuple[int, int] | None:
@@ -47,7 +47,7 @@ def fetch_archive(channel: Channel, place: str, report: NodeReport, node: int, r
 
 
 def download(channel: Channel, path: str, facts: Mapping[str, Any], part: Path) -> None:
-    """Copy a file whose size and SHA-256 are known; what is already here of it is not copied again."""
+    """Copy a file whose size and SHA-256 are known; resumes a partial copy."""
     free = shutil.disk_usage(part.parent).free
     if free < facts["size"] * 2:
         raise FetchError(

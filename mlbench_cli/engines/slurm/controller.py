@@ -1,4 +1,4 @@
-"""Slurm's commands and what they answer. Text in a format of our own, not JSON: that changes with every release."""
+"""Slurm's commands and their output. Uses text in a custom format, because Slurm's JSON changes with every release."""
 
 import re
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ class JobReport:
 
     @property
     def is_pending(self) -> bool:
-        """Whether the job waits for machines."""
+        """Whether the job is pending."""
         return self.state in PENDING_STATES
 
 
@@ -70,7 +70,7 @@ def list_jobs(channel: Channel) -> dict[str, JobReport]:
 
 
 def parse_jobs(text: str) -> dict[str, JobReport]:
-    """squeue's lines in the format FIELDS; what is none of them is skipped."""
+    """Parse squeue's lines in the format FIELDS; other lines are skipped."""
     jobs = {}
     for line in text.splitlines():
         parts = line.split(SEPARATOR, 6)
@@ -124,7 +124,7 @@ def cancel_job(channel: Channel, number: str) -> None:
 
 
 def no_controller(answer: Answer) -> UnreachableError:
-    """The error for a command that the controller has not answered: nothing follows for any job."""
+    """The error for a command that the controller did not answer; it says nothing about any job."""
     lines = answer.err.strip().splitlines()
     return UnreachableError(
         f"Slurm's controller is not responding: {lines[-1] if lines else 'no reason given'}", hint="scontrol ping"
@@ -132,7 +132,7 @@ def no_controller(answer: Answer) -> UnreachableError:
 
 
 def explain_refusal(answer: Answer, partition: str | None) -> MlbenchError:
-    """The error for what sbatch refuses, from its own words. Pure."""
+    """The error for a rejection by sbatch, from its message. Pure."""
     text = " ".join(answer.err.split())
     words = text.replace("sbatch: error: ", "").replace("Batch job submission failed: ", "")
     attach = "mlbench attach-slurm NAME"

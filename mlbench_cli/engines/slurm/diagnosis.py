@@ -1,4 +1,6 @@
-"""What Slurm says of a job -> ending and findings: pure, tested on recorded answers. Files of the ranks come first."""
+"""From Slurm's view of a job to its ending and findings. Pure, tested on recorded answers. Files of the ranks take
+precedence.
+"""
 
 import re
 from collections.abc import Mapping
@@ -43,7 +45,7 @@ _SOON = ("None", "Priority", "Resources")
 
 
 def explain_pending(job: JobReport) -> Finding:
-    """Why a job does not start yet, in words."""
+    """Why a job is pending, in words."""
     reason = job.reason or "None"
     first = reason.replace("(", "").split(",")[0].split(" ")[0]
     hint, permanent = _REASONS.get(first, ("", False))
@@ -65,7 +67,7 @@ def explain_pending(job: JobReport) -> Finding:
 
 
 def is_worth_telling(job: JobReport) -> bool:
-    """Whether the reason is more than the ordinary wait for a free node."""
+    """Whether the reason is more than an ordinary wait for free nodes."""
     return (job.reason or "None").split(",")[0].split(" ")[0] not in _SOON
 
 
@@ -145,7 +147,7 @@ def find_memory_kill(log: str, number: str) -> Finding | None:
 
 
 def forgotten(number: str, *, is_begun: bool, shows_life: bool) -> tuple[Ending | None, Finding]:
-    """What follows for a job that the controller does not know (any more)."""
+    """The finding for a job that the controller does not know (anymore)."""
     if shows_life:
         summary = f"Slurm no longer knows the job {number}, but its ranks are still running."
         return None, Finding("controller_forgot", summary, hint="mlbench cancel NAME ends them.", retryable=True)

@@ -1,4 +1,4 @@
-"""What a Slurm cluster has, asked once when it is attached, and again by `mlbench doctor slurm`."""
+"""Facts about a Slurm cluster, collected when it is attached and by `mlbench doctor slurm`."""
 
 import secrets
 import shlex
@@ -28,7 +28,7 @@ _PROBE = (
 
 @dataclass(frozen=True)
 class SlurmFacts:
-    """What the cluster has. `container` is what can start images: pyxis, apptainer, singularity or None."""
+    """Facts about the cluster. `container` is the program for images: pyxis, apptainer, singularity or None."""
 
     version: str
     partitions: Mapping[str, PartitionRecord]
@@ -86,7 +86,7 @@ def discover_cluster(channel: Channel, folder: str) -> SlurmFacts:
 
 
 def check_choice(channel: Channel, facts: SlurmFacts, details: SlurmDetails) -> None:
-    """Refuse an unknown partition, account or QOS. Raises NotFoundError or UsageError."""
+    """Reject an unknown partition, account or QOS. Raises NotFoundError or UsageError."""
     if details.partition is not None and details.partition not in facts.partitions:
         near = did_you_mean(details.partition, list(facts.partitions))
         raise NotFoundError(
@@ -194,7 +194,7 @@ def parse_probes(text: str, token: str) -> list[NodeProbe]:
 
 
 def check_probes(probes: Sequence[NodeProbe], details: SlurmDetails) -> None:
-    """Refuse a folder that is not shared, and nodes that differ. Raises UsageError."""
+    """Reject a folder that is not shared, and nodes that differ. Raises UsageError."""
     blind = [probe.node for probe in probes if not probe.sees_folder]
     if blind:
         raise UsageError(
@@ -222,7 +222,7 @@ def check_probes(probes: Sequence[NodeProbe], details: SlurmDetails) -> None:
 
 
 def free_nodes(channel: Channel, details: SlurmDetails) -> int:
-    """How many nodes of the partition are idle now."""
+    """The number of idle nodes of the partition."""
     argv = ["sinfo", "-h", "-t", "idle", "-o", "%D"]
     argv += ["-p", details.partition] if details.partition else []
     answer = controller.ask(channel, argv)

@@ -1,4 +1,4 @@
-"""The engine of a Slurm cluster: the truth is in the run's shared folder, the controller only explains its absence."""
+"""The engine of a Slurm cluster: the shared folder is authoritative; the controller only explains missing files."""
 
 import json
 import time
@@ -21,7 +21,7 @@ from mlbench_cli.model.spec import RunSpec
 PENDING_POLL = 5.0  # seconds between two squeues while the run's job waits
 RUNNING_POLL = 30.0
 MAX_POLL = 120.0  # after errors
-FILE_SECONDS = 10.0  # in which what a node has written before its job's end is visible to all
+FILE_SECONDS = 10.0  # time until files that a node wrote before its job ended are visible everywhere
 VANISHED_SECONDS = 60.0
 # sbatch without the user's variables. Its own --export=NONE has each node build a login environment, which takes 2 s.
 _CLEAN = (
@@ -31,7 +31,7 @@ _CLEAN = (
 )
 CONTROLLER_SILENT = "controller_silent"
 LOG_BYTES = 1 << 16  # of the end of step.log
-FOREIGN_ENDS = ("cancelled_by_other", "node_lost")  # codes of findings that Slurm's own reason replaces
+FOREIGN_ENDS = ("cancelled_by_other", "node_lost")  # codes of findings that Slurm's reason replaces
 
 
 class SlurmEngine(MachinesEngine):
@@ -56,7 +56,7 @@ class SlurmEngine(MachinesEngine):
     # --- submit -----------------------------------------------------------------------------------------------------
 
     def submit(self, run: Run, submission: Submission, *, detach: bool = False) -> None:
-        """Submit the job once, however often this is called, by however many clients, wherever each was killed."""
+        """Submit the job exactly once, even if several clients call this or are killed."""
         folder, lock = self._run_place(run), f"{self._details.folder}/locks/{run.name}"
         self._install_code(self._channel)
         try:
@@ -143,7 +143,7 @@ class SlurmEngine(MachinesEngine):
         return [self._channel]
 
     def _judge(self, run: Run, snapshot: Snapshot, observation: Observation) -> Observation:
-        """What Slurm says explains what the files leave open, and never contradicts them."""
+        """Slurm's state only explains what the files leave open."""
         number = self._job_id(run) if snapshot.exists else None
         if number is None:
             return self._without_job(run, snapshot, observation)
@@ -247,7 +247,7 @@ class SlurmEngine(MachinesEngine):
     # --- end --------------------------------------------------------------------------------------------------------
 
     def _stop(self, run: Run, places: Sequence[Place]) -> None:
-        """Let the agents end by themselves if there are any; then scancel, which ends what is left."""
+        """Let agents end by themselves, if any; then scancel the rest."""
         number = self._job_id(run) or self._find_job(run)
         if number is None:
             return

@@ -15,12 +15,12 @@ from mlbench_cli.model.spec import RunSpec
 if TYPE_CHECKING:
     from mlbench_cli.agent.messages import MachinesPlan
 
-MARGIN_SECONDS = 60.0  # in which ranks are stopped and output is packed
+MARGIN_SECONDS = 60.0  # time to stop ranks and pack output
 TEMPLATE = "slurm/job.sh.j2"
 
 
 def check_request(spec: RunSpec, details: SlurmDetails) -> None:
-    """Refuse what the cluster would accept and never start. Raises CapacityError or UsageError."""
+    """Reject what the cluster would accept but never start. Raises CapacityError or UsageError."""
     partition = details.find_partition()
     if partition is None:
         return
@@ -73,7 +73,7 @@ def job_name(spec: RunSpec) -> str:
 
 
 def job_comment(spec: RunSpec, run_id: str) -> str:
-    """By which a job is found again: it names the run and the hash of its spec."""
+    """The comment by which a job is found again: it names the run and the hash of its spec."""
     return f"mlbench:{run_id}:{spec.hash}"
 
 
