@@ -1,4 +1,4 @@
-"""The archives that a command presents: verified first, and marked if not everything in them is proven."""
+"""The archives that a command presents: verified first, and marked if something in them is unproven."""
 
 from collections.abc import Iterable
 from contextlib import ExitStack

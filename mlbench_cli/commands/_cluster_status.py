@@ -20,7 +20,7 @@ UNDER_WAY = ("being made", "being removed")
 
 
 class ResourceDocument(TimesRecord, total=False):
-    """One resource. `seconds` is what its making took; `found` what the cloud says of it now, null if nothing."""
+    """One resource. `seconds` is its creation time; `found` is the cloud's current view, null if unknown."""
 
     state: str
     seconds: float | None
@@ -29,7 +29,7 @@ class ResourceDocument(TimesRecord, total=False):
 
 
 class ClusterFacts(TypedDict):
-    """The cluster itself. `created`, `removed` and `expires` are RFC 3339 UTC; null: not known, or not so far."""
+    """The cluster itself. `created`, `removed` and `expires` are RFC 3339 UTC; null if unknown or not yet."""
 
     name: str
     provider: str
@@ -47,7 +47,7 @@ class ClusterFacts(TypedDict):
 
 
 class PriceDocument(TypedDict):
-    """What was planned, and the `amount` that it came to in `hours`; null if a price is not known."""
+    """The planned price, and the `amount` so far in `hours`; null if a price is unknown."""
 
     per_hour: float | None
     currency: str
@@ -59,7 +59,7 @@ class PriceDocument(TypedDict):
 
 
 class ClusterFinding(TypedDict):
-    """Something that is not as it should be, and the next command."""
+    """A problem, and the next command."""
 
     code: str
     summary: str
@@ -78,7 +78,7 @@ class ClusterDocument(TypedDict):
 
 
 def show_cluster(store: Store, name: str, output: Format, *, cloud: bool = False) -> None:
-    """Print what the record of a cluster tells, also of one that was removed; with `cloud` what is there now, too."""
+    """Print the record of a cluster, even a deleted one; with `cloud`, also its current resources."""
     document = cluster_document(store, find_record(store, name), cloud=cloud)
     if output == Format.json:
         console.out_json(document)
@@ -132,7 +132,7 @@ def _resources(details: Mapping[str, list[TimesRecord]]) -> list[ResourceDocumen
         found.append(cast(ResourceDocument, {**item, **own}))
     if details.get("failure"):
         found = [{**item, "state": "not finished"} if item["state"] in UNDER_WAY else item for item in found]
-    if details.get("removed"):  # what has no removal of its own went with something else
+    if details.get("removed"):  # resources without a separate deletion were deleted with another one
         found = [{**item, "state": "gone"} for item in found]
     # What another machine has made is known from its removal only.
     return found + [_unmade(kind, name, _state(None, item), item) for (kind, name), item in removal.items()]
@@ -183,7 +183,7 @@ def _price(cluster: Cluster) -> PriceDocument | None:
 
 
 def _hours(cluster: Cluster) -> float | None:
-    """How long it has been there, or was."""
+    """How long the cluster has existed, or existed."""
     if not cluster.created:
         return None
     removed = cluster.details.get("removed")
@@ -234,7 +234,7 @@ def _own_prices() -> str:
 def _compare_with_cloud(
     cluster: Cluster, resources: list[ResourceDocument]
 ) -> tuple[list[ResourceDocument], list[ClusterFinding]]:
-    """Each resource with what the cloud says of it now ("found"), and findings on what is not as it should be."""
+    """Each resource with the cloud's current view ("found"), and findings about problems."""
     known = {(item["kind"], item["name"]): item for item in resources}
     findings: list[ClusterFinding] = []
     lines: list[ResourceDocument] = []

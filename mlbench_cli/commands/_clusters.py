@@ -1,4 +1,4 @@
-"""What the commands on clusters print: steps of an operation, plans, prices, documents; and their common options."""
+"""Output of the cluster commands (steps, plans, prices, documents) and their common options."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -111,7 +111,7 @@ def show_plan(cluster: Cluster, plan: Plan) -> None:
 
 
 def describe_estimate(item: "Candidate", currency: str) -> str:
-    """What a task is expected to take and cost on a cluster, in a sentence, with 10th and 90th percentile."""
+    """The expected time and cost of a task on a cluster, in a sentence, with 10th and 90th percentiles."""
     amounts = [format_money(value * item.per_second) for value in (item.seconds, item.low, item.high)]
     times = [console.duration(value) for value in (item.seconds, item.low, item.high)]
     return (

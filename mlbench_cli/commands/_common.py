@@ -1,4 +1,4 @@
-"""What several commands share: options, and the engine of a run."""
+"""Shared parts of commands: options, and the engine of a run."""
 
 from collections.abc import Callable, Iterable
 from enum import StrEnum
@@ -26,7 +26,9 @@ COMPLETION_SECONDS = 0.5  # that a shell waits for a store which another process
 
 
 def read_quietly(read: Callable[[Store], list[str]]) -> list[str]:
-    """What the store has, for the completion of shells; nothing if it cannot be read, since nobody asked a question."""
+    """Names in the store for shell completion; empty if the store cannot be read, because completion must not print
+    errors.
+    """
     try:
         return read(Store(patience=COMPLETION_SECONDS))
     except MlbenchError:

@@ -1,4 +1,4 @@
-"""`--dashboard-url`: the commands of every day against a dashboard that others share, by its REST API."""
+"""`--dashboard-url`: everyday commands against a shared dashboard, through its REST API."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -73,7 +73,7 @@ def connect(context: typer.Context, url: str, *usable: str) -> RemoteDashboard:
 
 @contextmanager
 def _understood(dashboard: RemoteDashboard) -> Iterator[None]:
-    """Answers of another version of mlbench may lack what this one reads."""
+    """Answers of another mlbench version may lack fields."""
     try:
         yield
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -254,7 +254,7 @@ def wait_for(
 def _wait(dashboard: RemoteDashboard, names: Sequence[str], timeout: float | None) -> list[JsonObject]:
     deadline = None if timeout is None else time.monotonic() + timeout
     line = console.ProgressLine()
-    ended: float | None = None  # when all had ended, but an archive was incomplete
+    ended: float | None = None  # all runs had ended, but an archive was incomplete
     try:
         while True:
             runs = find_runs(dashboard, names)

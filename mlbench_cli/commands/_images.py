@@ -1,4 +1,4 @@
-"""What commands check of the tasks' images: before a cluster is paid for, and before a run is submitted."""
+"""Checks of task images before a cluster costs money and before a run is submitted."""
 
 from collections.abc import Callable, Iterable
 
@@ -15,7 +15,7 @@ from providers import registry as registry_of_providers
 
 
 def require_images(specs: Iterable[RunSpec], find_cluster: Callable[[str], Cluster]) -> None:
-    """Refuse runs of tasks whose images are not in their registry. What cannot be checked is a warning.
+    """Reject runs whose task images are missing from their registry. Failed checks are warnings.
 
     Images of this machine, which were loaded onto the nodes, are in no registry and not looked for. The login is that
     of each run's own cluster.
@@ -56,7 +56,7 @@ def platform_of(cluster: Cluster) -> str:
 
 
 def require_registry(registry: str) -> None:
-    """Refuse a registry for a new cluster that has none of the tasks' images of this version."""
+    """Reject a registry for a new cluster that has no task images of this version."""
     names = dict.fromkeys(name_image(registry, task.image, __version__) for task in load_catalog().values())
     for name in names:
         finding = find_image(parse_image(name))

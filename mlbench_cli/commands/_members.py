@@ -1,4 +1,4 @@
-"""Starting the members of an experiment: followed one after the other by this client, or left to a queue."""
+"""Start the members of an experiment: followed one by one by this client, or handed to a queue."""
 
 from collections.abc import Sequence
 
@@ -9,13 +9,15 @@ from mlbench_cli.commands._report import Ended, Reporter, in_words
 from mlbench_cli.errors import DeadlineError, MlbenchError, Stopped, explain_stop
 from mlbench_cli.model.run import Outcome, Run
 
-STOP_SECONDS = 1.0  # in which a stopped client waits for the end of a run that it cancels
+STOP_SECONDS = 1.0  # time that a stopped client waits for a run that it cancels
 
 # --- left to a queue ------------------------------------------------------------------------------------------------
 
 
 def start_detached(opened: OpenExperiment, output: Format) -> int:
-    """Start what is left of an experiment and return. Several runs at a time are few enough to submit them at once."""
+    """Start the remaining runs of an experiment and return. Several runs at a time are few enough to submit them at
+    once.
+    """
     experiment, left = opened.plan.experiment, opened.left
     waits = len(left) == 1 and _waits_for_machine(opened, left[0])
     if (len(left) == 1 and not waits) or (not opened.dies_with_client and experiment.parallel >= len(left)):
@@ -67,7 +69,7 @@ def _submit(opened: OpenExperiment, run: RunHandle, *, detach: bool) -> None:
 
 
 def follow_all(opened: OpenExperiment, *, require_goal: bool, logs: bool = False) -> list[Ended]:
-    """Start and follow what is left, one after the other; all runs of the plan as they ended, in its order."""
+    """Start and follow the remaining runs one by one. Returns all runs of the plan as they ended, in order."""
     left = opened.left
     ended = {run.run.id: follow_run(opened, run, left[at + 1 :], logs=logs) for at, run in enumerate(left)}
     found = [ended.get(run.run.id) or run.finished for run in opened.runs]
@@ -75,7 +77,7 @@ def follow_all(opened: OpenExperiment, *, require_goal: bool, logs: bool = False
 
 
 def wait_for_queue(opened: OpenExperiment, *, require_goal: bool) -> list[Ended]:
-    """As `follow_all`, for several runs at a time: a queue of its own starts them, and outlives this client."""
+    """As `follow_all`, for several runs at a time: a separate queue process starts them and outlives this client."""
     pid = opened.hand_over()
     console.note(
         f"Background process {pid} starts {len(opened.left)} runs, {opened.plan.experiment.parallel} at a time. "
@@ -99,7 +101,9 @@ def wait_for_queue(opened: OpenExperiment, *, require_goal: bool) -> list[Ended]
 def follow_run(
     opened: OpenExperiment, run: RunHandle, later: Sequence[RunHandle] = (), *, logs: bool = False
 ) -> FinishedRun:
-    """Start a run and follow it to its end. A client that is stopped says what becomes of it and of those `later`."""
+    """Start a run and follow it until it ends. If the client is stopped, it says what happens to this run and to those
+    `later`.
+    """
     try:
         if not run.is_finished:
             _submit(opened, run, detach=False)
@@ -124,7 +128,7 @@ def _announce(handle: RunHandle) -> None:
 
 
 def _announce_keeping(run: Run) -> None:
-    """Until when the results can be fetched, of a run that a cluster executes."""
+    """Until when the results of a cluster run can be fetched."""
     options = run.spec.kubernetes
     if run.spec.engine != "kubernetes":
         return
@@ -135,7 +139,7 @@ def _announce_keeping(run: Run) -> None:
 
 
 def _stop(opened: OpenExperiment, run: RunHandle, later: Sequence[RunHandle], stopped: BaseException) -> Stopped:
-    """What is true of a run whose client was stopped: it had ended, it is cancelled with its client, or it goes on."""
+    """The state of a run whose client was stopped: ended, canceled with its client, or continuing."""
     names = ", ".join(item.name for item in later)
     never = f" Not started: {names}; to resume: mlbench run {opened.name}" if later else ""
     if (finished := run.finished) is not None:

@@ -1,4 +1,4 @@
-"""What is printed of a run: while it runs, and when it has ended."""
+"""Output about a run: progress while it runs, and results when it has ended."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -31,7 +31,7 @@ BAR_COLUMNS = 20
 
 
 class Reporter:
-    """Shows on stderr how far a run is, and each finding once; with `shows_log` also the log lines of rank 0."""
+    """Shows the progress of a run on stderr, and each finding once; with `shows_log`, also the log lines of rank 0."""
 
     def __init__(self, run: "RunHandle", *, shows_log: bool = False) -> None:
         self._run = run
@@ -61,7 +61,7 @@ class Reporter:
         self._line.update(lambda width: describe(progress, self._run.name, width, reports=task != CUSTOM))
 
     def _show_return(self, progress: "Progress") -> None:
-        """Say that a cluster answers again; its next silence is told again."""
+        """Report that a cluster responds again; its next silence will be reported, too."""
         codes = {finding.code for finding in progress.observation.findings}
         if UNREACHABLE in self._shown - codes:
             self._shown.discard(UNREACHABLE)
@@ -198,14 +198,14 @@ class Ended(NamedTuple):
 
 
 class Unanswered(NamedTuple):
-    """A run of which cannot be told how it ended: its archive is damaged, or who knows of it did not answer in time."""
+    """A run whose end is unknown: its archive is damaged, or its cluster did not answer in time."""
 
     run: "Run"
     error: MlbenchError
 
     @property
     def word(self) -> str:
-        """What stands in the place of the outcome."""
+        """The text shown instead of an outcome."""
         return DAMAGED if isinstance(self.error, DamagedArchive) else UNKNOWN
 
     def to_dict(self) -> dict[str, Any]:
@@ -224,7 +224,7 @@ class Unanswered(NamedTuple):
 def report_ended(
     runs: Sequence[Ended], output: Format, repeats: Sequence[Repeats] = (), unanswered: Sequence[Unanswered] = ()
 ) -> None:
-    """Print how runs have ended; on stderr why, and what can be done next."""
+    """Print how runs ended; on stderr the reasons and the next commands."""
     if output == Format.json:
         together = {"repeats": [found.to_dict() for found in repeats]} if repeats else {}
         console.out_json(
@@ -286,7 +286,7 @@ def _row_without_answer(item: Unanswered) -> list[object]:
 
 
 def _explain_together(runs: Sequence[Ended]) -> None:
-    """What is said once, with the runs that it holds for: conditions with their reasons, divisions, networks."""
+    """Facts that are printed once with their runs: conditions with reasons, divisions, networks."""
     found: dict[str, list[str]] = {}
     for ended in runs:
         result = ended.finished.result

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Found(NamedTuple):
-    """What a search has found: the request of the measured runs, and what their archives tell of the search."""
+    """The result of a search: the request of the measured runs, and the record of the search for their archives."""
 
     request: Request
     document: JsonObject
@@ -47,7 +47,7 @@ def plan_search(request: Request, client: Client) -> tuple[Search, Launch]:
 
 
 def describe_search(request: Request, search: Search) -> str:
-    """What the search will do, in a sentence."""
+    """A sentence about what the search will do."""
     rounds = ", ".join(f"{each.count} for {_length(search, each)}" for each in search.rounds)
     scored = f"{SHARE:.0%} of the training samples, held out" if search.holds_out else "the validation set itself"
     return (
@@ -66,7 +66,7 @@ def run_search(
     logs: bool = False,
     retry_failed: bool = False,
 ) -> Found:
-    """Run all rounds, or go on with them: finished trials are kept. Raises TaskFailedError if no trial has a result."""
+    """Run or resume all rounds; finished trials are kept. Raises TaskFailedError if no trial has a result."""
     console.note(describe_search(request, search))
     if not search.holds_out:
         console.warn(

@@ -1,4 +1,4 @@
-"""Options and arguments that say which runs a command is about: names of runs and experiments, --all, filters."""
+"""Options and arguments that select runs: names of runs and experiments, --all, filters."""
 
 import time
 from typing import Annotated

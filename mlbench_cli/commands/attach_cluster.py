@@ -85,7 +85,7 @@ def attach_cluster(
     if sets and all(sets) and not queues.needs_queue:
         details["job_sets"] = True
     facts = read_node_facts(access)
-    if facts is not None and facts.gpus_per_node:  # none today may be some tomorrow: an autoscaler's nodes come later
+    if facts is not None and facts.gpus_per_node:  # an autoscaler may add such nodes later
         details |= {"gpus_per_node": facts.gpus_per_node, "gpu": facts.gpu, "gpu_resource": facts.gpu_resource}
     if facts is not None and facts.autopilot:
         details["autopilot"] = True

@@ -1,4 +1,4 @@
-"""`mlbench baselines`: what machine types are expected to reach, and which results and links stay behind."""
+"""`mlbench baselines`: the expected performance of machine types, and results and links below it."""
 
 from contextlib import ExitStack
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""`mlbench cancel`: stop runs and keep what they have brought so far."""
+"""`mlbench cancel`: stop runs and keep partial results."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ from mlbench_cli.errors import MlbenchError
 
 @dataclass(frozen=True)
 class _Cancelled:
-    """What became of a run. `outcome` is None for one that was not started and is left for later."""
+    """What happened to a run. `outcome` is None if it was not started and can be resumed later."""
 
     run: RunHandle
     outcome: str | None

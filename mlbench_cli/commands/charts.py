@@ -95,7 +95,7 @@ def _print(folder: Path, paths: Sequence[Path], output: Format) -> None:
 
 
 def _refuse_results(folder: Path) -> None:
-    """Refuse a first word that names what is to be drawn instead of the folder for the figures."""
+    """Reject a first argument that names what to draw instead of the output folder."""
     if folder.suffix == ".zip" or (folder / "run.json").is_file():
         raise UsageError(f"{folder} is an archive, not a folder for figures.", hint=f"mlbench charts FOLDER {folder}")
     if len(folder.parts) != 1 or folder.exists():
@@ -126,7 +126,7 @@ def _candidates(filter: str | None) -> list[RunHandle]:
 
 
 def _choose(runs: Sequence[RunHandle], *, ask: bool) -> Sequence[RunHandle]:
-    """Those that a person names by number, as "0 2"; Enter or "all" takes all."""
+    """The runs that the user chose by number, e.g. "0 2"; Enter or "all" selects all."""
     if not ask:
         return runs
     console.note(

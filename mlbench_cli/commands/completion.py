@@ -1,4 +1,4 @@
-"""`mlbench completion SHELL`: the script that teaches a shell to complete mlbench's commands, options and names."""
+"""`mlbench completion SHELL`: the shell completion script for commands, options and names."""
 
 from enum import StrEnum
 from typing import Annotated

@@ -113,7 +113,7 @@ def create(
     try:
         _create(store, request, ttl, dry_run, yes, output, for_task)
     except (CredentialError, UsageError) as error:
-        # "There are no credentials": what the cluster would be and cost can be shown all the same.
+        # "There are no credentials": the plan and price can still be shown.
         if not dry_run or error.details.get("configured", True) or (sketch := clusters.sketch_cluster(request)) is None:
             raise
         _print_plan(sketch, output, _estimate(store, sketch, for_task))
@@ -170,7 +170,7 @@ def _choose_end(store: Store, planned: PlannedCluster, ttl: str | None) -> Plann
 
 
 def _describe_end(planned: PlannedCluster) -> str | None:
-    """When the cluster ends; None if it has no end."""
+    """When the cluster expires; None if it does not."""
     details = ClusterDetails.of(planned.cluster)
     if planned.keeps_end and details.expires is not None:
         return f"It still expires in {console.duration(details.expires - time.time())} (--ttl changes that)."
@@ -178,7 +178,7 @@ def _describe_end(planned: PlannedCluster) -> str | None:
 
 
 def _check_registry(provider: CanCreate, given: str | None) -> None:
-    """Look for the tasks' images before a cluster is paid for that could not run any."""
+    """Check the task images before creating a cluster that could not run any."""
     if provider.name not in registry.PAID or given == AUTO:
         return
     place = given or (default.value if (default := find_default("registry")) else None)
@@ -198,7 +198,7 @@ def _parse_ttl(ttl: str | None) -> Ttl | None:
 
 
 def _estimate(store: Store, planned: PlannedCluster, task: str | None) -> "Candidate | None":
-    """What a task takes on the planned workers, with the start of the cluster. Raises what says why nobody knows."""
+    """The time of a task on the planned workers, including the start of the cluster. Raises if it is unknown."""
     if task is None:
         return None
     from mlbench_cli.api.calibrated import estimate_on_cluster

@@ -1,4 +1,4 @@
-"""`mlbench data`: data folders that are ready before a run begins."""
+"""`mlbench data`: prepare data folders before a run."""
 
 import json
 import os
@@ -34,7 +34,7 @@ data = typer.Typer(rich_markup_mode=None, context_settings=HELP_NAMES, add_compl
 
 
 class PreparedData(TypedDict):
-    """What the preparation reports: the task, the folder, and which data are in it."""
+    """The report of a preparation: task, folder, and data."""
 
     task: str
     folder: str
@@ -152,7 +152,7 @@ def _check_claim_options(claim: str | None, size: str | None, storage_class: str
 
 
 def _ensure_claim(cluster: Cluster, name: str, size: str, storage_class: str | None, access: str | None) -> None:
-    """Create the claim unless it is there, and say what it is."""
+    """Create the claim unless it exists, and describe it."""
     from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
 
     engine = connect_engine(cluster)

@@ -63,7 +63,7 @@ def delete_cluster(
 
     def check(cluster: Cluster) -> None:
         if not force:
-            _refuse_unfetched(store, cluster)  # a run may have been started while the question stood
+            _refuse_unfetched(store, cluster)  # a run may have started while the prompt was open
 
     _print(name, delete_with_progress(store, cluster, keep_images=keep_images, check=check), output)
 

@@ -1,4 +1,4 @@
-"""`mlbench doctor`: what this machine has for benchmarks, and what is missing for what."""
+"""`mlbench doctor`: check what this machine has, and what is missing for which feature."""
 
 import json
 import os
@@ -32,7 +32,7 @@ MIN_SHM = 256 << 20
 DOCKER_SECONDS = 10
 DOCKER_HINT = "Start the Docker daemon, or give this user access to it: docker ps"
 TORCH_SECONDS = 120
-# Asked in a process of its own: importing torch takes seconds and the tool itself never does.
+# Run in a separate process: importing torch takes seconds, and mlbench itself does not import it.
 TORCH_PROBE = """
 import torch, torch.distributed as d
 backends = [name for name in ("gloo", "nccl", "mpi") if d.is_available() and d.is_backend_available(name)]
@@ -56,7 +56,7 @@ def _print_policy(providers: list[str] | None, command: str | None) -> None:
 def _spend_first_day(
     providers: list[str] | None, project: str | None, location: str | None, to: Path | None, yes: bool, output: Format
 ) -> int:
-    """Plan, print the price, ask, do it, and print what it confirms."""
+    """Plan, print the price, ask, run the steps, and print what they confirm."""
     from mlbench_cli.clusters.first_day import NAME, TABLE, TTL, FirstDay
 
     if len(providers or ()) != 1 or not providers:
@@ -230,7 +230,7 @@ def _torch() -> Check:
     hint = f"The tasks need torch on this machine: {install_hint('local')}"
     try:
         probe = subprocess.run(
-            # -P: nothing is imported from the current folder, which may be anybody's repository.
+            # -P: import nothing from the current folder, which may be untrusted.
             [sys.executable, "-P", "-c", TORCH_PROBE],
             capture_output=True,
             text=True,
@@ -268,7 +268,7 @@ def _program(program: str, use: str) -> Callable[[], Check]:
 
 
 def _docker() -> Check:
-    """The client is useless without its daemon, which is asked for its version."""
+    """The client is useless without its daemon, so query the daemon's version."""
     found = _program("docker", "KIND clusters and building images")()
     if found.state != "ok":
         return found

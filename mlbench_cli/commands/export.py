@@ -1,4 +1,4 @@
-"""`mlbench export`: results in the forms of other tools."""
+"""`mlbench export`: results in the formats of other tools."""
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack

@@ -1,4 +1,4 @@
-"""`mlbench gate`: hold results against a baseline, for CI."""
+"""`mlbench gate`: check results against a baseline, for CI."""
 
 import os
 from collections.abc import Sequence

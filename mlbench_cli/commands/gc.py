@@ -1,4 +1,4 @@
-"""`mlbench gc`: delete clusters that nobody looks after, found by their tags, with or without a data directory."""
+"""`mlbench gc`: delete expired and orphaned clusters, found by their tags, with or without a data directory."""
 
 import time
 from collections.abc import Callable
@@ -62,7 +62,7 @@ def gc(
     kept = _keep_unfetched(store, chosen) if not force else []
     chosen = [item for item in chosen if item[0] not in kept]
     as_json = output == Format.json
-    if not as_json:  # JSON is one document, printed when everything is deleted
+    if not as_json:  # JSON is one document, printed after everything is deleted
         _print_chosen([(cluster, _describe(cluster, why)) for cluster, why in chosen])
     foreign = [cluster for cluster, _ in due if ClusterDetails.of(cluster).owner not in (None, clusters.owner_name())]
     if foreign and not everybody:

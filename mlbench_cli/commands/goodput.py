@@ -1,4 +1,4 @@
-"""`mlbench goodput`: the useful share of the time of runs with faults, and where the rest was lost."""
+"""`mlbench goodput`: the useful share of the time of runs with faults, and where the rest went."""
 
 from contextlib import ExitStack
 from dataclasses import asdict

@@ -1,4 +1,4 @@
-"""`mlbench images`: which images of tasks a registry has; `mlbench images push` builds them and pushes them to it."""
+"""`mlbench images`: list the task images in a registry; `mlbench images push` builds and pushes them."""
 
 from platform import machine
 from typing import Annotated
@@ -122,7 +122,7 @@ def push(
 
 
 def _find_registry(store: Store, given: str | None, name: str | None) -> tuple[str, Cluster | None]:
-    """The registry that is meant, and the cluster that it belongs to, if it is one's own."""
+    """The selected registry, and the cluster that it belongs to, if any."""
     cluster = store.cluster(name) if name else default_cluster(store)
     own = ClusterDetails.of(cluster).registry
     if given is not None:

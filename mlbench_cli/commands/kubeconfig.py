@@ -1,4 +1,6 @@
-"""`mlbench kubeconfig export`: for kubectl and its like. The only place that writes a kubeconfig for others to use."""
+"""`mlbench kubeconfig export`: for kubectl and similar tools. The only place that writes a kubeconfig for other
+programs.
+"""
 
 import json
 import os

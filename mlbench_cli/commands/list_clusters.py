@@ -1,4 +1,4 @@
-"""`mlbench list-clusters`: what the store knows, and with --cloud what the clouds know."""
+"""`mlbench list-clusters`: clusters in the store, and with --cloud also those in the clouds."""
 
 from datetime import UTC, datetime
 from typing import Annotated
