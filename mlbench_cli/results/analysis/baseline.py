@@ -1,4 +1,4 @@
-"""Results held against a baseline, figure by figure and size by size; and the files that CI systems read of it."""
+"""Check results against a baseline, by figure and size, and write the files that CI systems read."""
 
 import json
 import re
@@ -80,7 +80,7 @@ class Check:
 
 
 def check_results(results: Sequence[Archive], baseline: Sequence[Archive], wanted: Sequence[Wanted]) -> list[Check]:
-    """Hold verified archives against earlier ones of equal task, goal, data, machine, parameters and workers.
+    """Compare verified archives with earlier ones of equal task, goal, data, machine, parameters and workers.
 
     An archive that is on both sides counts as a result only. Raises UsageError for a metric that no result has.
     """
@@ -126,7 +126,7 @@ def figures_of(archive: Archive) -> dict[str, tuple[float, bool]]:
 
 
 def _cells(results: Sequence[Archive]) -> dict[str, list[Archive]]:
-    """By task, backend, device and workers, and if these are not enough by what else differs."""
+    """Labels by task, backend, device and workers, and further differences if these are ambiguous."""
     found: dict[object, list[Archive]] = {}
     for archive in results:
         found.setdefault((key_of(archive), archive.result["workers"]), []).append(archive)
@@ -160,7 +160,7 @@ def _check(name: str, results: Sequence[Archive], earlier: Sequence[Archive], wa
 
 
 def _find_obstacle(results: Sequence[Archive], earlier: Sequence[Archive], alike: Sequence[Archive]) -> Judged | None:
-    """Why the figures decide nothing: a result that did not succeed fails, one that measures nothing never passes."""
+    """Why the figures do not decide: failed results fail the gate, and functional results cannot pass."""
     for archive in results:
         if not measure(archive).good:
             return Judged(Verdict.FAILED, f"{archive.run['name']} ended as {archive.result['outcome']}")
@@ -180,7 +180,7 @@ def _find_obstacle(results: Sequence[Archive], earlier: Sequence[Archive], alike
 
 
 def overall(checks: Sequence[Check]) -> Verdict:
-    """The worst verdict; without any check nothing can be told."""
+    """The worst verdict; "cannot tell" without any check."""
     return find_worst(check.judged.verdict for check in checks) if checks else Verdict.CANNOT_TELL
 
 

@@ -1,4 +1,4 @@
-"""Two results of several sizes or settings: which runs of one stand beside which of the other.
+"""Match the runs of two results with several sizes or settings.
 
 The runs of a side that differ in nothing that an experiment varies on purpose are repeats of one another: a cell. Cells
 of both sides with the same values are compared; those that only one side has are left out, by name.
@@ -16,7 +16,7 @@ from mlbench_cli.results.analysis.series import describe
 from mlbench_cli.results.analysis.verdict import find_worst
 from mlbench_cli.results.archive.reader import Archive
 
-# What sizes and the matrix of an experiment vary, besides parameters.
+# Settings that sizes and the matrix of an experiment vary, besides parameters.
 _AXES = (
     *("task", "preset", "backend", "device", "processes_per_worker", "gpus_per_worker", "cpus"),
     *("method", "network"),
@@ -72,7 +72,7 @@ def compare_cells(
 def make_document(
     found: Mapping[Values, Comparison], gates: Mapping[Values, GateResult], alone: Sequence[str]
 ) -> JsonObject:
-    """One comparison as it is; of several a list, each with the values of its cell."""
+    """A single comparison as is; several as a list, each with the values of its cell."""
     each = {
         values: {**comparison.to_dict(), "gate": gates[values].to_dict() if values in gates else None}
         for values, comparison in found.items()

@@ -30,7 +30,7 @@ ABOUT_PUBLISHED = (
     "Published: the original's plots of release 2020, read to within 5\N{NO-BREAK SPACE}%: PyTorch 1.5, Google "
     "n1-standard-4 (GPU: one T4), 7.5 Gbit/s, mean of 100 without warm-up or barrier."
 )
-# Facts of a run that tell curves apart, in the order of a label.
+# Facts of a run that distinguish curves, in the order of a label.
 FACTS = ("backend", "ranks", "device", "processes", "cpus", "cluster", "preset")
 # What the key of a run has in common with these.
 _KEY_FACTS_IN_LABEL = frozenset(
@@ -138,7 +138,7 @@ def label_curves(curves: Iterable[Curve]) -> list[Curve]:
 
 
 def _describe_differences(keys: Iterable[ComparisonKey]) -> dict[ComparisonKey, list[str]]:
-    """For each key in what it differs from others, in words, beyond what every label has."""
+    """For each key, how it differs from the others, in words, beyond what every label contains."""
     facts = {key: key.facts() for key in keys}
     names = dict.fromkeys(name for own in facts.values() for name in own if name not in _KEY_FACTS_IN_LABEL)
     varying = [name for name in names if len({own.get(name, "") for own in facts.values()}) > 1]

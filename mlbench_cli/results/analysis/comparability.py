@@ -1,4 +1,4 @@
-"""What makes the times of two runs comparable: one key for series, comparisons and gates.
+"""The key of comparable runs, used by series, comparisons and gates.
 
 Two runs belong to one series only if their keys are equal. A fact that an archive does not have (old ones lack
 provenance) is None, "unknown", which is never equal to a known value. Facts come from run.json (spec, provenance), from
@@ -29,7 +29,7 @@ _MAX_TEXT = 150
 _MAX_RATE_RATIO = 1.5
 _MIN_TRIP_SECONDS = 2e-4
 _OPTIONS = "kubernetes."
-# Fields of a spec that do not change what is measured, and why.
+# Fields of a spec that do not change the measurement, and why.
 NEUTRAL = {
     "name": "a label",
     "cluster": "its kind is a fact; the name stands for it where the kind is unknown",
@@ -54,7 +54,7 @@ NEUTRAL = {
     "kubernetes.priority_class": "who decides when the run starts",
     "kubernetes.provisioning_class": "how machines are booked",
 }
-# Fields of a spec that have facts of their own in the key.
+# Fields of a spec that are separate facts in the key.
 _OWN_FACTS = frozenset(
     (
         *("task", "backend", "device", "preset", "cluster_kind", "processes_per_worker", "gpus_per_worker"),
@@ -79,7 +79,7 @@ def _fact(word: str, name: str, *, reported: bool = False) -> Any:
 
 @dataclass(frozen=True)
 class Difference:
-    """One fact in which two runs differ, in plain words. `word` is what `--across` takes."""
+    """One difference between two runs, in plain words. `word` is the argument of `--across`."""
 
     word: str
     name: str
@@ -94,7 +94,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class ComparisonKey:
-    """All that makes times comparable, but for the number of workers (a chart's axis). None: unknown."""
+    """Everything that makes times comparable, except the number of workers (a chart's axis). None: unknown."""
 
     task: str = _fact("task", "tasks")
     backend: str = _fact("backend", "backends")
@@ -124,7 +124,7 @@ class ComparisonKey:
     judge: int = _fact("judge", "versions of the judge")
 
     def differences(self, other: "ComparisonKey") -> tuple[Difference, ...]:
-        """Every fact in which the two differ, in the order of the fields; parameters one by one."""
+        """All differences between the two, in field order, with individual parameters."""
         found: list[Difference] = []
         for item in fields(self):
             a, b = getattr(self, item.name), getattr(other, item.name)
@@ -137,7 +137,7 @@ class ComparisonKey:
         return tuple(found)
 
     def covers(self, other: "ComparisonKey") -> bool:
-        """Whether `other`, of a run that failed before it reported everything, agrees as far as it knows."""
+        """Whether `other`, of a run that failed before reporting everything, agrees as far as known."""
         for item in fields(self):
             mine, its = getattr(self, item.name), getattr(other, item.name)
             silent = its is None and (item.metadata["reported"] or item.name == "cpus")
@@ -217,7 +217,7 @@ def key_of(archive: Archive) -> ComparisonKey:
 
 
 def _settings(spec: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """What the spec says beyond the other facts, without defaults: also fields that this version does not know."""
+    """Settings in the spec beyond the other facts, without defaults, including fields unknown to this version."""
     options = _mapping(spec.get("kubernetes"))
     given = {**spec, **{f"{_OPTIONS}{name}": value for name, value in options.items()}}
     for name, value in sorted(given.items()):
@@ -298,7 +298,7 @@ class _Evidence:
         return _machine_text(self._client) if self._client.get("ran_the_ranks") else None
 
     def cpus_per_rank(self) -> float | None:
-        """What a rank reported it was given counts more than what was asked for."""
+        """Resources that a rank reported take precedence over the request."""
         for rank in self._ranks[:1]:
             for name in ("env", "environ", "environment", "variables"):
                 given = str(_mapping(rank.get(name)).get("OMP_NUM_THREADS", ""))

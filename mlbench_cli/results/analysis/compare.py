@@ -1,4 +1,4 @@
-"""Two results side by side: what differs, whether they may be compared, and how their figures relate.
+"""Compare two results: differences, obstacles, and ratios of figures.
 
 Either side is one archive or several, repeats of one another; then its figures are means with their intervals.
 """
@@ -24,10 +24,10 @@ from mlbench_cli.results.analysis.sessions import Basis, Sessions, find_sessions
 from mlbench_cli.results.analysis.statistics import Estimate, estimate, ratio
 from mlbench_cli.results.archive.reader import Archive
 
-_UNINTERESTING = ("name", "price", "spec_version")  # fields of a spec that every two runs may have differently
+_UNINTERESTING = ("name", "price", "spec_version")  # fields of a spec that may differ between any two runs
 _NESTED = ("parameters", "kubernetes")
 THROUGHPUT = "samples per second"
-TIMES = ("task", "run")  # what a comparison is about: the first that both sides have
+TIMES = ("task", "run")  # main figure of a comparison: the first that both sides have
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,9 @@ class ComparisonRow:
 
 @dataclass(frozen=True)
 class Obstacle:
-    """Why figures mean little together. `word` is what `--across` takes to accept it; empty: it cannot be accepted."""
+    """Why figures should not be compared. `word` is the argument of `--across` that accepts it; empty if it cannot be
+    accepted.
+    """
 
     word: str
     text: str
@@ -75,7 +77,7 @@ class Comparison:
 
     @property
     def verdict(self) -> str | None:
-        """The answer in a sentence: which side takes longer, and whether that is more than chance."""
+        """The verdict in a sentence: which side takes longer, and whether the difference is significant."""
         rows = (self.seconds[name] for name in TIMES if name in self.seconds)
         row = next((row for row in rows if row.ratio is not None), None)
         if row is None or row.a is None or row.b is None or row.ratio is None:
@@ -270,7 +272,7 @@ def _values(name: str, side: Sequence[Mapping[str, float | None]]) -> list[float
 
 
 def _row(a: Sequence[float], b: Sequence[float], sessions: Sessions, higher_is_better: bool | None) -> ComparisonRow:
-    """With several sessions on a side, its estimate is over one mean for each of them."""
+    """With several sessions on a side, its estimate is over one mean per session."""
     if not a or not b:
         return ComparisonRow(estimate(a) if a else None, estimate(b) if b else None, None, higher_is_better)
     means = mean_by_session(a, sessions.a), mean_by_session(b, sessions.b)

@@ -1,4 +1,4 @@
-"""Has a training reached its goal in fewer epochs than its reference can? Then it did not do the same training.
+"""Detect trainings that reach their goal in fewer epochs than the reference possibly can, so are not the same training.
 
 The rule is that of MLPerf's reference convergence points (rcp_checker of mlperf-logging 4.1.68): means without the
 least and the greatest value, the deviation of all, and a one-sided t-test with pooled degrees of freedom at 5 %. So the
@@ -28,7 +28,7 @@ _MIN_DEVIATION = 1e-9
 
 @dataclass(frozen=True)
 class TrainingKey:
-    """What must be equal for epochs to be comparable."""
+    """Settings that must be equal for epochs to be comparable."""
 
     task: str
     preset: str
@@ -73,7 +73,7 @@ def find_least_mean(reference: Sequence[float], count: int) -> float:
 
 
 def decide_convergence(reference: Sequence[float], values: Sequence[float]) -> Judged:
-    """Hold epochs to the goal against those of reference runs. `worse` is the reference's mean over the runs' mean."""
+    """Compare epochs to the goal with those of reference runs. `worse` is the reference's mean over the runs' mean."""
     if len(reference) < MIN_REFERENCE:
         known = f"{len(reference)} reference runs have equal task, goal, data, parameters and batch"
         return Judged(Verdict.CANNOT_TELL, f"{known}; {MIN_REFERENCE} are needed")

@@ -1,8 +1,8 @@
-"""Energy of a run: joules of its GPUs and of its machines' CPUs, by sample, by token, and to the goal.
+"""Energy of a run: joules of its GPUs and its machines' CPUs, per sample, per token, and to the goal.
 
 Sources, the best first. GPUs: the counter of the GPU itself; else the sampled power, integrated over time, which is an
 estimate. CPUs: RAPL's counters of packages and memory, where the kernel lets the agent read them. They count the whole
-machine, other programs included. Fans, disks, network cards and power supplies are in none of them.
+machine, other programs included. Fans, disks, network cards and power supplies are not included.
 """
 
 from collections.abc import Iterable, Mapping

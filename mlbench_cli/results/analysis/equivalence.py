@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from mlbench_cli.results.analysis.statistics import incomplete_beta, student_quantile, welch_freedom
 
-LEVEL = 0.05  # the probability of calling two sides the same that differ by the margin
-POWER = 0.9  # with which sides that are the same are found to be, by the number of repeats that is chosen
+LEVEL = 0.05  # probability of calling two sides equal that differ by the margin
+POWER = 0.9  # probability of finding equal sides equal, for choosing the number of repeats
 MIN_REPEATS = 3
 MAX_REPEATS = 20
 _ALMOST = 1.1

@@ -1,4 +1,4 @@
-"""What a machine type is expected to reach, and which results stay behind it; which links of a slow run are slow.
+"""Expected performance of machine types, results below it, and slow links.
 
 Expected figures have three sources: a table that is shipped, the all-reduce that the original MLBench published, and
 what a person has recorded from verified archives of a machine that was found to be good.
@@ -72,7 +72,7 @@ class SlowLink:
 
 @dataclass(frozen=True)
 class CheckedFigure:
-    """A figure of some runs against what is expected. `share` is measured over expected; None: nothing is known."""
+    """A figure of runs compared with its baseline. `share` is measured / expected; None without a baseline."""
 
     runs: tuple[str, ...]
     expected: Expected | None
@@ -175,9 +175,9 @@ def _find_published() -> tuple[Expected, ...]:
 def check_figures(
     archives: Sequence[Archive], expected: Iterable[Expected], share: float = SHARE
 ) -> list[CheckedFigure]:
-    """Hold verified archives against what is expected of their machines, repeats put together as means.
+    """Compare verified archives with the baselines of their machines; repeats are averaged.
 
-    Links of runs that stay behind are looked at one by one, in the probe of the network before the task.
+    For slow runs, the links are examined one by one, in the network probe before the task.
     """
     known = {each.key: each for each in expected}
     by_name = {str(archive.run["name"]): archive for archive in archives}

@@ -30,7 +30,7 @@ SECONDS = "seconds"
 
 @dataclass(frozen=True)
 class Sample:
-    """One run that ended. `value` is None if it failed; then `problem` says why.
+    """One run that ended. `value` is None if it failed; `problem` then says why.
 
     settings   what sets the run's row apart, by name
     price      of the run; None if it is not known
@@ -78,11 +78,11 @@ class Row:
 
     @property
     def label(self) -> str:
-        """The settings in a few words, as the legend of a figure has them."""
+        """The settings in a few words, for legends."""
         return ", ".join(value for value in self.settings.values() if value) or "run"
 
     def speedup(self, workers: int) -> Estimate | None:
-        """Against one worker; None without a baseline or a value."""
+        """Relative to one worker; None without a baseline or a value."""
         cell = self.cells.get(workers)
         if cell is None or cell.value is None or self.baseline is None or workers == 1:
             return None

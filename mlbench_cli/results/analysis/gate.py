@@ -1,8 +1,8 @@
-"""A gate over a comparison: is B worse than A by more than is allowed, or can that not be told?
+"""A gate on a comparison: is B worse than A by more than the limit, not worse, or undecided?
 
 The measure is "how many times worse B is than A": B / A for what should be low (seconds), A / B for what should be high
 (throughput, accuracy). The whole 95 % interval decides: it fails if the lower end is above the limit, passes if the
-upper end is not, and otherwise nothing can be told. So noise neither fails a build nor hides a regression.
+upper end is not, and otherwise nothing can be told. So noise does not fail builds or hide regressions.
 """
 
 from collections.abc import Mapping
@@ -71,7 +71,7 @@ def _trim(value: float) -> str:
 def check_gate(
     found: Comparison, limit: float, metric: str | None = None, direction: Direction | None = None
 ) -> GateResult:
-    """Hold a comparison against `limit`. Raises UsageError for a metric that it does not have."""
+    """Check a comparison against `limit`. Raises UsageError for an unknown metric."""
     name = find_metric(found.rows, metric)
     row = found.rows.get(name) if name else None
     direction = direction or _default_direction(row)

@@ -1,4 +1,4 @@
-"""A gate against a baseline: is a figure worse than it was by more than is allowed, or can nobody tell?
+"""A gate against a baseline: is a figure worse by more than the limit, not worse, or undecided?
 
 All rules are on logarithms, so that A / B and B / A are judged alike; d is ln(new) - ln(old), turned so that more is
 worse, and R the factor that is allowed. Which rule decides follows from the sessions that the runs were measured in
@@ -14,7 +14,8 @@ if d > ln R and T > t(0.99, n - 1), passes if the upper end d + t(0.95, n - 1) s
 else not shown. s is at least 1.4826 times the median absolute deviation and at least 0.005, since equal values would
 divide by 0.
 
-A side of a single session that the other side is not in decides nothing: a change cannot be told from a session.
+A side with a single session that the other side lacks is undecided: a change cannot be distinguished from a session
+effect.
 
 With k checks at once a failure needs the level 5 % / k (Bonferroni), so that many figures do not fail by chance.
 benchmarks/gate_errors.py simulates all rules. Sources: Welch, Biometrika 34 (1947) 28-35; Lehmann and Romano, Testing
@@ -58,7 +59,7 @@ def decide(
     checks: int = 1,
     sessions: Sessions | None = None,
 ) -> Judged:
-    """Hold new values against old ones. All values must be above 0; `checks` are made at once.
+    """Compare new values with old ones. All values must be above 0; `checks` are made at once.
 
     `sessions` are those of the old and the new values; without them every value is independent of the others.
     """

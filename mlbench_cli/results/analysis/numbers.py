@@ -1,4 +1,4 @@
-"""Measured values as text for people, by one set of rules for terminal, reports, dashboard and charts.
+"""Format measured values, with the same rules for terminal, reports, dashboard and charts.
 
 Three significant digits with a unit, never an exponent. A mean of three runs or more has its 95 % interval, two runs
 their range, one run nothing. A ratio says which way it goes: "1.45× faster (1.39 to 1.52)".
@@ -68,8 +68,8 @@ def value_range(found: Estimate) -> tuple[float, float] | None:
 
 
 def format_ratio(found: Estimate | None, higher_is_better: bool | None = False, *, is_time: bool = True) -> str:
-    """B / A in words: "1.45× faster (1.39 to 1.52)", "no difference seen (0.92 to 1.17×)", or
-    "1.45× slower, too few runs".
+    """B / A as text: "1.45× faster (1.39 to 1.52)", "no difference seen (0.92 to 1.17×)", or "1.45× slower, too few
+    runs".
 
     For figures that are no times: "1.45× higher", or "more" if it is not known which way is good.
     """

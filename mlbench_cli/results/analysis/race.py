@@ -44,7 +44,7 @@ class RaceVerdict:
 
 
 def judge_race(losses: Sequence[float], goal: float) -> RaceVerdict:
-    """Hold final losses against the goal. Raises ValueError without any."""
+    """Compare final losses with the goal. Raises ValueError without any."""
     count, mean = len(losses), statistics.fmean(losses)
     if count < 2:
         return RaceVerdict(count, mean, None, None, 1 if mean < goal else None)

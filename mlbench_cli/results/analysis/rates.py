@@ -1,4 +1,4 @@
-"""Throughput that others published, as named series: the table of the survey of 2020, and its programs' own logs.
+"""Published throughput as named series: the table of the 2020 survey, and logs of its programs.
 
 A series is a method on a network, with a mean rate and a deviation for each number of workers. Selected by texts:
 
@@ -50,7 +50,7 @@ class Rate:
 
 @dataclass(frozen=True)
 class PublishedSeries:
-    """What somebody else measured. `network` and `method` are the source's own words."""
+    """A published measurement. `network` and `method` are the source's terms."""
 
     source: str
     model: str
