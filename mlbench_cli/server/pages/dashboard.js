@@ -282,7 +282,7 @@
     });
     source.addEventListener("over", function () { source.close(); location.reload(); });
     source.onerror = function () {
-      if (source.readyState === EventSource.CLOSED && byId("progress")) byId("progress").textContent = "The dashboard does not answer. Load the page again.";
+      if (source.readyState === EventSource.CLOSED && byId("progress")) byId("progress").textContent = "The dashboard is not responding. Reload the page.";
     };
     source.onopen = function () { first = true; };
   }
@@ -316,7 +316,7 @@
         if (box.querySelector("[data-open=yes]")) setTimeout(load, delay);
       }).catch(function (error) {
         var isGone = error instanceof TypeError; // of fetch, if nobody answers
-        explain(isGone ? "The dashboard does not answer; this page may be out of date." : error.message);
+        explain(isGone ? "The dashboard is not responding; this page may be out of date." : error.message);
         delay = Math.min(60000, 2 * delay);
         setTimeout(load, delay);
       });

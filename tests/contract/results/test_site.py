@@ -120,7 +120,7 @@ def test_a_damaged_and_a_forged_archive_stop_the_build_or_are_listed(archives: P
     assert len(summary.refused) == 2
     assert any("but the evidence gives" in each.message for each in summary.refused)
     page = (tmp_path / "site/index.html").read_text()
-    assert "Refused" in page
+    assert "Rejected archives" in page
     assert damaged.name in page
 
 
@@ -364,7 +364,7 @@ def test_trend_and_receipts_are_drawn_on_every_width_in_the_dark_and_on_paper(
                     assert wide <= 0, (page, width, scheme, media)
                     assert browser.console() == []
                 text = browser.text()
-                assert "Run again by others" in text
+                assert "Reproductions" in text
                 assert "reproduced" in text
                 assert "10 %" in text
                 is_hidden = "return getComputedStyle(document.querySelector('.top nav')).display === 'none'"
