@@ -29,26 +29,26 @@ class Settings:
     dtypes: list[str] = parameter(["fp32", "fp16"], "data types", choices=("fp32", "fp16", "bf16", "int32"))
     places: list[str] = parameter(
         ["in_place"],
-        "whether the result takes the place of what is sent; what has but one form is measured in that",
+        "in place or out of place; collectives with only one form use that",
         choices=("in_place", "out_of_place"),
     )
     sizes: list[int] = parameter(
-        [], "bytes of the larger side, as 8B:64MiB:x2 or 4KiB,1MiB; empty: by the exponents", kind="sizes"
+        [], "bytes of the larger side, e.g. 8B:64MiB:x2 or 4KiB,1MiB; empty: use the exponents", kind="sizes"
     )
     min_exponent: float = parameter(0.0, "the smallest buffer has 10 to this power elements", min=0, max=10)
     max_exponent: float = parameter(8.0, "the largest buffer has 10 to this power elements", min=0, max=10)
-    count: int = parameter(80, "sizes, evenly spaced on a log scale; equal ones are measured once", min=1, max=10000)
+    count: int = parameter(
+        80, "number of sizes, evenly spaced on a log scale; duplicates are measured once", min=1, max=10000
+    )
     samples: int = parameter(100, "calls per size and data type", min=3, max=1000000)
     warmup: int = parameter(5, "calls before the first sample of a size", min=1, max=100000)
     seconds_per_size: float = parameter(
         60.0, "fewer samples if a size would take longer; 0: no limit", min=0, max=86400
     )
-    seconds_total: float = parameter(
-        3600.0, "larger sizes are left out after this long; 0: no limit", min=0, max=864000
-    )
+    seconds_total: float = parameter(3600.0, "skip larger sizes after this time; 0: no limit", min=0, max=864000)
     min_busbw_gbps: float = parameter(
         0.0,
-        "the run fails if a collective's bus bandwidth stays below so many GB/s at every size; 0: no demand",
+        "fail if a collective's bus bandwidth is below this many GB/s at every size; 0: no threshold",
         min=0,
         max=100000,
     )
@@ -59,7 +59,7 @@ class Settings:
     )
     search_bytes: int = parameter(
         0,
-        "exchange so many bytes between every two ranks, and name a slow node or link; 0: do not search",
+        "exchange this many bytes between every pair of ranks to find slow nodes or links; 0: do not search",
         min=0,
         max=1073741824,
     )

@@ -19,16 +19,16 @@ class Settings(PretrainingSettings):
         choices=("wikitext-103", "wikipedia", "text", "python-text", "synthetic", "legacy"),
     )
     validation_sequences: int = parameter(
-        4096, "sequences of a validation, always with the same tokens hidden", min=1, max=100000000
+        4096, "sequences per validation, always with the same masked tokens", min=1, max=100000000
     )
     dropout: float = parameter(0.1, "of embeddings, attention and layers", min=0, max=0.9)
-    sequence_length: int = parameter(128, "tokens of both sentences and their three marks", min=8, max=512)
+    sequence_length: int = parameter(128, "tokens of both sentences, including three special tokens", min=8, max=512)
     parallel: str = parameter(
-        "ddp", "ddp: copies; fsdp2: state in shards; hsdp: copies of shards", choices=("ddp", "fsdp2", "hsdp")
+        "ddp", "ddp: replicas; fsdp2: sharded state; hsdp: replicated shards", choices=("ddp", "fsdp2", "hsdp")
     )
-    tensor_parallel: int = parameter(0, "not for this model", min=0, max=0)
+    tensor_parallel: int = parameter(0, "not supported by this model", min=0, max=0)
     goal_full: float = parameter(
-        2.0, "validation loss of hidden tokens, in nats, at which the clock stops", min=0, max=1000
+        2.0, "validation loss of masked tokens, in nats, at which the clock stops", min=0, max=1000
     )
     global_batch: int = 256
     micro_batch: int = 32

@@ -30,12 +30,12 @@ class Settings(CifarSettings, CheckpointedSettings):
     """Parameters of the task, with the preset `spec` as defaults."""
 
     resident: bool = parameter(
-        False, "keep all images on the device and crop them there, instead of loading ahead; the same batches"
+        False, "keep all images on the device and crop them there, instead of loading ahead; same batches"
     )
     version: int = parameter(1, "1: activation after the sum; 2: before the convolutions", min=1, max=2)
     norm: str = parameter(
         "batch",
-        "normalisation; group: not by the batch, so the curve is the same on any number of ranks",
+        "normalization; group: independent of the batch, so the curve does not depend on the number of ranks",
         choices=("batch", "group"),
     )
     cudnn: str = "deterministic"

@@ -10,7 +10,7 @@ from task_images.harness.settings import parameter
 class Settings(PlainSettings):
     """Parameters of the task, with the preset `spec` as defaults: those of the original's code."""
 
-    bucket_mb: float = parameter(25.0, "gradients are sent when so many MiB are together", min=0.000001, max=100000)
+    bucket_mb: float = parameter(25.0, "bucket size in MiB at which gradients are sent", min=0.000001, max=100000)
     schedule: str = "multistep"
     learning_rate: float = 0.1
     scale_rate: bool = False

@@ -17,8 +17,8 @@ class Settings(CifarSettings, SgdSettings, AccuracySettings, TrainingSettings, C
     """Parameters of the task, with the preset `spec` as defaults."""
 
     batch_size: int = parameter(128, "images per rank and step", min=1, max=65536)
-    epochs: int = parameter(164, "most epochs to train", min=1, max=100000)
+    epochs: int = parameter(164, "maximum number of epochs", min=1, max=100000)
     loaders: int = parameter(2, "threads that load and augment ahead", min=0, max=64)
-    tf32: bool = parameter(False, "GPU: let fp32 products round their factors to 10 bits (TF32)")
+    tf32: bool = parameter(False, "GPU: allow TF32 for fp32 products")
     weight_decay: float = parameter(0.0001, "weight decay", min=0, max=1)
-    decay_norms: bool = parameter(True, "weight decay on scales and offsets of the norms, too")
+    decay_norms: bool = parameter(True, "also apply weight decay to scales and offsets of the norms")

@@ -30,7 +30,7 @@ class DdpAllReduce(Strategy):
     The collectives start within the backward pass; what of them does not overlap is booked there, too. `stats` has
     torch's own figures, means over sampled steps: backward_seconds, communication_seconds, overlapped_seconds.
 
-    bucket_mb    gradients are sent when so many MiB are together
+    bucket_mb    bucket size in MiB at which gradients are sent
     static       the graph never changes; wire: their format on the wire, if not their own
     """
 

@@ -23,18 +23,16 @@ class Settings(PlateauSettings, AccuracySettings, AccuracyOnSettings, HoldOutSet
     training_rows: int = parameter(20000, "generated training samples (8 kB each and rank)", min=1, max=400000)
     validation_rows: int = parameter(5000, "generated validation samples", min=1, max=100000)
     batch_size: int = parameter(128, "samples per rank and step", min=1, max=400000)
-    epochs: int = parameter(164, "most epochs to train", min=1, max=100000)
+    epochs: int = parameter(164, "maximum number of epochs", min=1, max=100000)
     schedule: str = parameter(
         "plateau",
         "plateau: learning_rate x workers, reduced on a plateau; sqrt: alpha / sqrt(t)",
         choices=("plateau", "sqrt"),
     )
     learning_rate: float = parameter(
-        4.0, "learning rate of one worker, and the least there will be", min=0, max=10000, formerly="rate"
+        4.0, "learning rate of one worker, and the minimum rate", min=0, max=10000, formerly="rate"
     )
-    scale_limit: int = parameter(
-        0, "the rate grows with the workers up to so many of them; 0: no limit", min=0, max=4096
-    )
+    scale_limit: int = parameter(0, "number of workers up to which the rate grows; 0: no limit", min=0, max=4096)
     plateau_factor: float = 0.75
     alpha: float = parameter(
         0.0, "of the schedule sqrt; 0: the value tuned for the number of workers", min=0, max=100000

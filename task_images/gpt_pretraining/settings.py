@@ -17,21 +17,21 @@ class Settings(PretrainingSettings):
         "shape of the decoder: 124M as GPT-2, 124M-modern as in the speed runs, the others as Llama 3",
         choices=tuple(SHAPES),
     )
-    norm: str = parameter("model", "RMSNorm or LayerNorm instead of the model's own", choices=("model", *NORMS))
+    norm: str = parameter("model", "RMSNorm or LayerNorm instead of the model's default", choices=("model", *NORMS))
     positions: str = parameter(
         "model",
-        "how positions are told instead of the model's own way; half-rotary: half of each head does not turn",
+        "position encoding instead of the model's default; half-rotary: half of each head is not rotated",
         choices=("model", *POSITIONS),
     )
     activation: str = parameter(
         "model",
-        "of the feed-forward layers instead of the model's own; relu2: the square of ReLU",
+        "activation of the feed-forward layers instead of the model's default; relu2: squared ReLU",
         choices=("model", *ACTIVATIONS),
     )
     qk_norm: str = parameter("model", "whether queries and keys are normalized", choices=("model", "yes", "no"))
     tied: str = parameter("model", "whether embedding and output layer are one tensor", choices=("model", "yes", "no"))
     softcap: float = parameter(
-        -1.0, "logits stay within this bound on both sides; 0: no bound; -1: the model's own", min=-1, max=1000
+        -1.0, "cap logits at this absolute value; 0: no cap; -1: the model's default", min=-1, max=1000
     )
     data: str = parameter(
         "shards",
@@ -41,39 +41,37 @@ class Settings(PretrainingSettings):
     )
     order: str = parameter(
         "files",
-        "files: windows follow each other as in the files; shuffled: once more for every epoch",
+        "files: windows in file order; shuffled: reshuffled every epoch",
         choices=("files", "shuffled"),
     )
     documents: str = parameter(
         "joined",
-        "joined: windows ignore the ends of documents; separate: no attention across their borders, and "
-        "positions begin again",
+        "joined: windows ignore document ends; separate: no attention across documents, and positions restart",
         choices=("joined", "separate"),
     )
     vocabulary_multiple: int = parameter(
         64,
-        "embedding and output layer have rows for a multiple of so many words, which suits GPUs; the loss is "
-        "the same; 1: for the vocabulary alone",
+        "pad the rows of embedding and output layer to a multiple of this, which suits GPUs; same loss; 1: no padding",
         min=1,
         max=65536,
     )
     stream: str = parameter(
         "fp32",
-        "number format of what the layers add to (the residual stream); bf16 with precision=bf16 only",
+        "number format of the residual stream; bf16 only with precision=bf16",
         choices=("fp32", "bf16"),
     )
     float8: str = parameter(
         "none",
-        "products in 8 bits: of the output layer, or of all linear layers. Other numbers than bf16",
+        "8-bit products in the output layer or all linear layers; changes the numbers",
         choices=("none", "head", "all"),
     )
     optimizer: str = parameter(
         "adamw",
-        "muon: for the matrices of the layers, shared out over the ranks; the rest by AdamW",
+        "muon: for the matrices of the layers, distributed over the ranks; AdamW for the rest",
         choices=("adamw", "muon"),
     )
     matrix_rate: float = parameter(0.0, "highest rate of Muon; 0: learning_rate", min=0, max=100)
-    matrix_decay: float = parameter(0.1, "weight decay of the matrices that Muon moves", min=0, max=10)
+    matrix_decay: float = parameter(0.1, "weight decay of the matrices that Muon updates", min=0, max=10)
     orthogonalization: str = parameter(
         "fast",
         "of Muon; fast: 5 iterations, singular values end near 1; exact: 12 iterations, they end at 1",
@@ -86,7 +84,7 @@ class Settings(PretrainingSettings):
     validation_sequences: int = 10240
     parallel: str = parameter(
         "ddp",
-        "ddp: copies; fsdp2: state in shards; hsdp: copies of shards; tp: split layers; tp+fsdp2: both",
+        "ddp: replicas; fsdp2: sharded state; hsdp: replicated shards; tp: split layers; tp+fsdp2: both",
         choices=("ddp", "fsdp2", "hsdp", "tp", "tp+fsdp2"),
     )
     tensor_parallel: int = parameter(
@@ -94,8 +92,7 @@ class Settings(PretrainingSettings):
     )
     loss_chunk: int = parameter(
         0,
-        "tokens of a rank whose logits exist at a time; the backward pass computes them again; 0: those of "
-        "the whole pass",
+        "tokens per rank whose logits are in memory at once; the backward pass recomputes them; 0: the whole pass",
         min=0,
         max=16777216,
     )

@@ -73,7 +73,7 @@ class TrainingSettings:
 
     budget_seconds: float = parameter(
         0.0,
-        "train for this long, validation included, and report how far that comes (--budget); 0: to the goal",
+        "train for this many seconds, including validation, and report the metric (--budget); 0: train to the goal",
         min=0,
         max=2592000,
     )
@@ -90,11 +90,10 @@ class TrainingSettings:
 class CudaSettings:
     """Arithmetic on NVIDIA GPUs (precision.set_arithmetic); nothing changes on CPUs."""
 
-    tf32: bool = parameter(False, "GPU: let fp32 products round their factors to 10 bits (TF32)")
+    tf32: bool = parameter(False, "GPU: allow TF32 for fp32 products")
     cudnn: str = parameter(
         "default",
-        "GPU: how cuDNN chooses algorithms; deterministic: the same bits in every run; benchmark: try all, "
-        "take the fastest",
+        "GPU: how cuDNN chooses algorithms; deterministic: bit-identical runs; benchmark: try all, use the fastest",
         choices=CUDNN,
     )
 
@@ -105,7 +104,7 @@ class AccuracyOnSettings:
 
     goal_on: str = parameter(
         "validation",
-        "samples whose accuracy the goal is; training: those of the epoch, as augmented and before the model "
+        "samples on which the goal is measured; training: the augmented samples of the epoch, before the model "
         "learned from them",
         choices=("validation", "training"),
     )
@@ -117,8 +116,8 @@ class HoldOutSettings:
 
     hold_out: float = parameter(
         0.0,
-        "share of the training samples that is held out and takes the place of the validation set, as in trials of "
-        "--search; 0: the validation set",
+        "share of training samples held out instead of the validation set, as in trials of --search; 0: the "
+        "validation set",
         min=0,
         max=0.5,
     )
@@ -145,15 +144,15 @@ class AccuracySettings:
 class CheckpointSettings:
     """Checkpoints of trainings that count in epochs."""
 
-    checkpoint: bool = parameter(False, "write a checkpoint into the results after every epoch")
-    resume: str = parameter("", "a checkpoint to go on from; every worker needs a copy")
+    checkpoint: bool = parameter(False, "write a checkpoint to the results after every epoch")
+    resume: str = parameter("", "checkpoint to resume from; every worker needs a copy")
 
 
 @dataclass(frozen=True)
 class SpeedSettings:
     """Faster ways to compute the same (harness/speed.py); all are listed in the result."""
 
-    channels_last: bool = parameter(True, "memory format of images and convolutions; the same mathematics")
+    channels_last: bool = parameter(True, "memory format of images and convolutions; mathematically equal")
     compile: str = parameter(
         "no",
         "torch.compile, for each block of the model or for all of it; graphs: all of it, replayed as CUDA "
@@ -171,17 +170,17 @@ class UpdateSettings:
     """Trainings that count in updates rather than in epochs."""
 
     report_every: int = parameter(25, "updates between reports of the training loss", min=1, max=1000000)
-    checkpoint_every: int = parameter(0, "updates between checkpoints in the output; 0 never", min=0, max=1000000000)
-    resume: str = parameter("", "path of the checkpoint to go on from; empty for none")
+    checkpoint_every: int = parameter(0, "updates between checkpoints in the output; 0: none", min=0, max=1000000000)
+    resume: str = parameter("", "path of the checkpoint to resume from; empty: none")
 
 
 @dataclass(frozen=True)
 class PretrainingSettings(TrainingSettings, CudaSettings):
     """Pretraining of language models on any layout of ranks."""
 
-    vocabulary: int = parameter(0, "tokens that the model knows; 0: those of the model's shape", min=0, max=4194304)
+    vocabulary: int = parameter(0, "vocabulary size; 0: that of the model", min=0, max=4194304)
     synthetic_tokens: int = parameter(4194304, "tokens of synthetic data", min=1024, max=4294967296)
-    global_batch: int = parameter(480, "sequences per update, all ranks together", min=1, max=1048576)
+    global_batch: int = parameter(480, "sequences per update, over all ranks", min=1, max=1048576)
     batch_per_rank: int = parameter(
         0,
         "sequences per update and data-parallel rank, instead of global_batch (weak scaling); 0: global_batch",
@@ -190,37 +189,39 @@ class PretrainingSettings(TrainingSettings, CudaSettings):
     )
     micro_batch: int = parameter(
         12,
-        "sequences per pass and data-parallel rank; 0: the whole part of a rank in one pass",
+        "sequences per pass and data-parallel rank; 0: all sequences of a rank in one pass",
         min=0,
         max=65536,
     )
-    steps: int = parameter(10000, "most updates; the learning rate ends there", min=1, max=100000000)
+    steps: int = parameter(
+        10000, "maximum number of updates; the learning rate schedule ends there", min=1, max=100000000
+    )
     learning_rate: float = parameter(0.0006, "highest rate of AdamW", min=0, max=100)
     warmup_steps: int = parameter(700, "updates of linear warm-up", min=0, max=10000000)
     schedule: str = parameter(
         "cosine",
-        "after the warm-up; cosine: half a cosine down to final_rate; linear: the highest rate, then a line "
-        "down to final_rate over the last decay_share of the updates",
+        "after the warm-up; cosine: half a cosine down to final_rate; linear: constant, then linear to final_rate "
+        "over the last decay_share of the updates",
         choices=("cosine", "linear"),
     )
-    decay_share: float = parameter(0.7, "share of the updates in which schedule=linear goes down", min=1e-06, max=1)
+    decay_share: float = parameter(0.7, "share of the updates in which schedule=linear decays", min=1e-06, max=1)
     final_rate: float = parameter(0.1, "share of learning_rate at which the schedule ends", min=0, max=1)
     beta1: float = parameter(0.9, "of AdamW", min=0, max=1)
     beta2: float = parameter(0.95, "of AdamW", min=0, max=1)
     epsilon: float = parameter(1e-08, "of AdamW", min=0, max=1)
     weight_decay: float = parameter(0.1, "of matrices; scales, shifts and biases have none", min=0, max=10)
-    clip: float = parameter(1.0, "greatest norm of the gradient; 0: no limit", min=0, max=1000000)
-    evaluate_every: int = parameter(250, "updates between two validations", min=1, max=100000000)
+    clip: float = parameter(1.0, "maximum gradient norm; 0: no limit", min=0, max=1000000)
+    evaluate_every: int = parameter(250, "updates between validations", min=1, max=100000000)
     replicas: int = parameter(
         0,
-        "copies of the sharded model with hsdp; 0: one on each node, or 2 if nodes have one rank each",
+        "replicas of the sharded model with hsdp; 0: one per node, or 2 if nodes have one rank each",
         min=0,
         max=65536,
     )
     reshard: bool = parameter(True, "FSDP frees gathered parameters after the forward pass")
     activation_checkpointing: str = parameter(
         "none",
-        "what the backward pass computes again: nothing, all but matrix products and attention, or whole blocks",
+        "what the backward pass recomputes: nothing, everything except matrix products and attention, or whole blocks",
         choices=("none", "selective", "full"),
     )
     precision: str = parameter(
@@ -234,14 +235,14 @@ class PretrainingSettings(TrainingSettings, CudaSettings):
     )
     attention: str = parameter(
         "auto",
-        "implementation of attention; auto: what torch chooses. The result names the one that was used",
+        "attention implementation; auto: torch's choice. The result names the one used",
         choices=("auto", "flash", "cudnn", "efficient", "math"),
     )
-    checkpoint_every: int = parameter(0, "updates between two distributed checkpoints; 0: none", min=0, max=100000000)
+    checkpoint_every: int = parameter(0, "updates between distributed checkpoints; 0: none", min=0, max=100000000)
     checkpoint_dir: str = parameter("", "folder for checkpoints that all ranks share")
-    resume: str = parameter("", "a checkpoint (folder step-N) to go on from, on any number of ranks")
+    resume: str = parameter("", "checkpoint (folder step-N) to resume from, on any number of ranks")
     sequence_length: int = parameter(1024, "tokens of a sequence", min=2, max=1048576)
-    validation_sequences: int = parameter(0, "sequences of a validation; 0: all", min=0, max=100000000)
+    validation_sequences: int = parameter(0, "sequences per validation; 0: all", min=0, max=100000000)
     goal_full: float = parameter(1.5, "validation loss in nats per token at which the clock stops", min=0, max=1000)
     goal_light: float = parameter(3.6, "the easier goal", min=0, max=1000)
 
@@ -263,7 +264,7 @@ class ClassifierSettings(SgdSettings, AccuracySettings, AccuracyOnSettings, Trai
     """Every image classification."""
 
     batch_size: int = parameter(128, "images per rank and step", min=1, max=65536)
-    epochs: int = parameter(164, "most epochs to train", min=1, max=100000)
+    epochs: int = parameter(164, "maximum number of epochs", min=1, max=100000)
 
 
 @dataclass(frozen=True)
@@ -275,12 +276,10 @@ class CheckpointedSettings(CheckpointSettings, SpeedSettings, ClassifierSettings
 class PlateauSettings:
     """Learning rates that fall when the validation loss stops falling."""
 
-    plateau_factor: float = parameter(
-        0.5, "the rate is multiplied by this on a plateau of the validation loss", min=0, max=1
-    )
-    plateau_patience: int = parameter(1, "one epoch more without improvement is a plateau", min=0, max=100000)
+    plateau_factor: float = parameter(0.5, "factor for the rate on a plateau of the validation loss", min=0, max=1)
+    plateau_patience: int = parameter(1, "epochs without improvement before a plateau, minus one", min=0, max=100000)
     plateau_threshold: float = parameter(
-        0.01, "least decrease of the validation loss that is an improvement", min=0, max=100
+        0.01, "minimum decrease of the validation loss that counts as an improvement", min=0, max=100
     )
 
 
@@ -288,10 +287,12 @@ class PlateauSettings:
 class TranslationSettings(TrainingSettings, UpdateSettings, CudaSettings):
     """Both translations."""
 
-    longest_test: int = parameter(150, "most subwords of a test sentence; 0 leaves none out", min=0, max=1024)
-    epochs: int = parameter(8, "most epochs", min=1, max=100000)
-    label_smoothing: float = parameter(0.1, "share of the target spread over the vocabulary", min=0, max=0.99)
-    learning_rate: float = parameter(0.002, "greatest rate of Adam", min=0, max=10)
+    longest_test: int = parameter(150, "maximum subwords of a test sentence; 0: no limit", min=0, max=1024)
+    epochs: int = parameter(8, "maximum number of epochs", min=1, max=100000)
+    label_smoothing: float = parameter(
+        0.1, "share of the target spread over the vocabulary (label smoothing)", min=0, max=0.99
+    )
+    learning_rate: float = parameter(0.002, "maximum rate of Adam", min=0, max=10)
     precision: str = parameter(
         "fp16", "number format; fp16 on a GPU, fp32 in its place on a CPU", choices=("fp32", "bf16", "fp16")
     )
@@ -305,7 +306,7 @@ class TranslationSettings(TrainingSettings, UpdateSettings, CudaSettings):
     evaluation_batch: int = parameter(64, "sentences per batch of the test set", min=1, max=100000)
     goal_bleu: str = parameter(
         "lowercased",
-        "which BLEU the goal is held against; the goals were set on lower-cased text",
+        "BLEU on which the goal is measured; the goals were set on lower-cased text",
         choices=("lowercased", "cased"),
     )
     goal_full: float = parameter(24.0, "corpus BLEU of the full goal", min=0, max=100)

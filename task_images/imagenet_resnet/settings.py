@@ -20,11 +20,13 @@ class Settings(CheckpointedSettings):
     training_images: int = parameter(10000, "generated training images", min=1, max=1000000)
     validation_images: int = parameter(1000, "generated validation images", min=1, max=1000000)
     steps: int = parameter(10, "steps of an epoch with fake data; the first epoch is a warm-up", min=1, max=1000000)
-    side: int = parameter(224, "pixels of a side of what the network sees", min=32, max=1024)
+    side: int = parameter(224, "side of the network's input in pixels", min=32, max=1024)
     shorter: int = parameter(
         256, "shorter side in validation before the middle is cut out; side of generated images", min=32, max=2048
     )
-    least_crop: float = parameter(0.08, "least share of an image's area that is cut out in training", min=0.0001, max=1)
+    least_crop: float = parameter(
+        0.08, "minimum share of an image's area that is cropped in training", min=0.0001, max=1
+    )
     draft: bool = parameter(True, "decode JPEGs no larger than needed (in the decoder's own 1/2, 1/4, 1/8)")
     model: str = parameter(
         "resnet50",
@@ -53,10 +55,10 @@ class Settings(CheckpointedSettings):
     width: float = parameter(1.0, "factor on the model's inner channels; 1: as published", min=0.0625, max=8)
     norm: str = parameter(
         "batch",
-        "normalisation; group: not by the batch, so the curve is the same on any number of ranks",
+        "normalization; group: independent of the batch, so the curve does not depend on the number of ranks",
         choices=("batch", "group"),
     )
-    zero_init: bool = parameter(True, "blocks of ResNets begin as the identity")
+    zero_init: bool = parameter(True, "initialize residual blocks as the identity")
     batch_size: int = 64
     epochs: int = 90
     schedule: str = parameter("cosine", "what follows the warm-up", choices=("cosine", "multistep"))
@@ -71,14 +73,11 @@ class Settings(CheckpointedSettings):
     )
     milestones: list[int] = parameter([30, 60, 80], "epochs after which multistep multiplies the rate by step_factor")
     step_factor: float = parameter(0.1, "of multistep", min=0, max=1)
-    label_smoothing: float = parameter(
-        0.1, "share of the label that is spread over all classes, in training", min=0, max=0.999
-    )
-    decay_all: bool = parameter(False, "weight decay on scales, shifts and biases, too")
+    label_smoothing: float = parameter(0.1, "label smoothing in training", min=0, max=0.999)
+    decay_all: bool = parameter(False, "also apply weight decay to scales, shifts and biases")
     decoders: str = parameter(
         "threads",
-        "what the loaders are; processes leave the interpreter to the training, for GPUs that want thousands "
-        "of images a second",
+        "type of the loaders; processes keep the interpreter free for GPUs that need thousands of images per second",
         choices=("threads", "processes"),
     )
     reduction: str = parameter(
@@ -87,7 +86,7 @@ class Settings(CheckpointedSettings):
         choices=("ddp", "flat"),
     )
     bucket_mb: float = parameter(
-        25.0, "with ddp, gradients are sent when so many MiB are together", min=1e-06, max=100000
+        25.0, "with ddp, bucket size in MiB at which gradients are sent", min=1e-06, max=100000
     )
     goal_full: float = 75.9
     loaders: int = 4
