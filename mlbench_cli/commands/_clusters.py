@@ -87,7 +87,7 @@ def delete_with_progress(
         )
     if cluster.provider in ("attached", "slurm", "hosts"):
         return f"Removed the cluster {cluster.name} from mlbench; the cluster itself is unchanged."
-    return f"The cluster {cluster.name} is deleted{'; nothing of it is left' if certain else ''}."
+    return f"The cluster {cluster.name} is deleted{'; no resources remain' if certain else ''}."
 
 
 def show_plan(cluster: Cluster, plan: Plan) -> None:

@@ -227,7 +227,7 @@ def _show_rows(
 def _explain_empty_store(client: Client) -> None:
     if folders := client.list_unknown_folders():
         console.note(
-            f"The store has no runs, but {folders[0].parent} holds {len(folders)} sealed "
+            f"The store has no runs, but {folders[0].parent} contains {len(folders)} sealed run "
             f"folder{'s' if len(folders) > 1 else ''}.\nNext: mlbench discover local"
         )
         return

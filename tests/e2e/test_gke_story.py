@@ -82,4 +82,4 @@ def test_the_kubernetes_half_of_a_first_day(kubernetes: Access, tmp_path: Path) 
     assert steps["create"] == steps["extend"] == steps["list"] == steps["delete"] == steps["gone"] == steps["rest"] == 0
     verdicts = {item["row"]: item["verdict"] for item in report["assumptions"]}
     assert "refuted" not in verdicts.values()
-    assert verdicts["A policy is written with the etag it was read with, else 409"] == "confirmed"
+    assert verdicts["A policy must be written with the etag it was read with; otherwise 409"] == "confirmed"

@@ -195,7 +195,7 @@ def test_deadline_interrupt_and_kill(kind: Kind, tmp_path: Path) -> None:
     os.kill(orphan[0], signal.SIGKILL)
     _until(lambda: not _helms())
     _, told = kind.create(chart, f"image={SHELL_IMAGE}")
-    assert "has to be recreated: an earlier helm was cut off" in told
+    assert "has to be recreated: an earlier helm was interrupted" in told
     assert kind.statuses == ["deployed"]
 
 

@@ -152,7 +152,7 @@ def test_an_emptied_store_is_rebuilt_from_the_sealed_folders(one_home: Path, cap
     assert run(["status"]) == 0
     out, err = capsys.readouterr()
     assert not out
-    assert "holds 3 sealed folders.\nNext: mlbench discover local" in err
+    assert "contains 3 sealed run folders.\nNext: mlbench discover local" in err
     assert run(["discover", "local"]) == 8  # one of them is damaged
     out, err = capsys.readouterr()
     assert sorted(line.split()[:3:2] for line in out.splitlines()[1:]) == [

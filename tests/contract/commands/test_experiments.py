@@ -129,7 +129,7 @@ def test_a_saved_file_asks_for_the_same(capsys: Captured) -> None:
     assert capsys.readouterr().out == first
     assert run([*argv, "--dry-run"]) == 0
     assert run(["run", "y", "2", "--command", "true", "--save", "x.yaml", "--dry-run"]) == 2
-    assert "x.yaml is there already" in capsys.readouterr().err
+    assert "x.yaml already exists" in capsys.readouterr().err
     assert run(["run", "y", "2", "--command", "true", "--save", "nowhere/x.yaml"]) == 2
     assert Store().runs() == []
 
@@ -193,9 +193,9 @@ def test_every_command_takes_several_names_and_filters(capsys: Captured) -> None
 @pytest.mark.parametrize(
     ("argv", "code", "words"),
     [
-        (["wait"], 2, "No run is named"),
-        (["delete", "--yes"], 2, "No run is named"),
-        (["cancel", "a", "--all"], 2, "leave out the names"),
+        (["wait"], 2, "No run given"),
+        (["delete", "--yes"], 2, "No run given"),
+        (["cancel", "a", "--all"], 2, "cannot be combined with names"),
         (["wait", "aa"], 4, 'Did you mean "a"'),
         (["status", "--state", "runing"], 2, 'Did you mean "running"'),
         (["delete", "--yes", "--older-than", "soon"], 2, "--older-than"),
@@ -203,7 +203,7 @@ def test_every_command_takes_several_names_and_filters(capsys: Captured) -> None
         (["logs", "a-1", "--queue"], 2, "--queue needs an experiment"),
         (["run", "a-1", "1", "--command", "true"], 2, 'already a run "a-1"'),
         (["run", "c", "1", "--matrix", "bakend=x", "--command", "true"], 2, 'Did you mean "backend"'),
-        (["run", "c", "1", "--exclude", "backend=x", "--command", "true"], 2, "there is no matrix"),
+        (["run", "c", "1", "--exclude", "backend=x", "--command", "true"], 2, "exclude needs a matrix"),
         (["run", "c", "1", "--parallel", "2", "--command", "true"], 2, "--parallel is for clusters"),
         (["run", "c", "1", "--parallel", "0", "--command", "true"], 2, "--parallel 0"),
     ],

@@ -151,7 +151,7 @@ def test_another_network_is_shaped_or_was_probed(tmp_path: Path, predict: Comman
     assert row["network"] == "975 Mbit/s,5.15 ms (probed)"
     assert row["step_seconds"] == own["step_seconds"]
     assert (row["basis"], own["basis"]) == ("predicted", "replay")
-    assert "are two networks" in predict(folder, "--network-of", other, "--network", "1gbit", code=2)
+    assert "exclude each other" in predict(folder, "--network-of", other, "--network", "1gbit", code=2)
     unprobed = str(calibrated_run(tmp_path / "c", probed=False))
     assert "has probed no network" in predict(folder, "--network-of", unprobed, code=4)
     assert run(["predict", folder, "--network", "1gbit,5ms"]) == 0
@@ -209,7 +209,7 @@ def test_timed_blocks_are_the_measured_step(tmp_path: Path, predict: Command) ->
         ({}, ("--network", "1gbps"), "is not a number with a unit"),
         ({}, ("--topology", "four"), "not of the form NODESxGPUS"),
         ({}, ("--workers", "4", "--topology", "2x3"), "4 workers do not fill nodes of 3"),
-        ({}, ("--backend", "mpi"), "only gloo and nccl are modelled"),
+        ({}, ("--backend", "mpi"), "only gloo and nccl are modeled"),
         ({}, ("--backend", "nccl"), "NCCL on another topology needs its network"),
     ],
 )

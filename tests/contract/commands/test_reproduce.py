@@ -221,7 +221,7 @@ def test_an_edited_receipt_does_not_follow_from_its_archives(
 def test_what_is_no_receipt_is_refused(text: str, capsys: Captured) -> None:
     Path("r.json").write_text(text)
     assert run(["verify", "r.json"]) == 2
-    assert "r.json is no receipt" in capsys.readouterr().err
+    assert "r.json is not a receipt" in capsys.readouterr().err
     assert run(["verify", "gone.json"]) == 4
 
 

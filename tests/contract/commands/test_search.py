@@ -47,7 +47,7 @@ def test_a_search_chooses_what_then_runs_and_a_second_one_starts_nothing(capfd: 
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (("--detach",), "cannot be detached"),
+        (("--detach",), "does not work with --detach"),
         (("--search", "set.lerning_rate=1,2"), "no parameter"),
         (("--matrix", "method=bsp,dear"), "several"),
     ],

@@ -112,7 +112,7 @@ def test_git_s_file_of_signers_and_its_options() -> None:
 def test_an_agent_may_hold_the_key(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     new_key("locked", passphrase="correct horse")
     said = run_refused(capsys, 3, "sign", "demo.zip", "--key", "locked")
-    assert "was not unlocked" in said
+    assert "could not be unlocked" in said
     assert "ssh-add locked" in said
     agent = subprocess.Popen(["ssh-agent", "-D", "-a", "agent"], stdout=subprocess.DEVNULL)
     try:
@@ -204,7 +204,7 @@ def test_a_signature_for_another_purpose_is_none(capsys: Captured) -> None:
     subprocess.run(["ssh-keygen", "-Y", "sign", "-f", "key", "-n", "git", "sums"], check=True, capture_output=True)
     shutil.copy("sums.sig", f"demo/{SIGNATURE}")
     assert run(["verify", "demo"]) == 2
-    assert "for another purpose" in capsys.readouterr().out
+    assert "for another namespace" in capsys.readouterr().out
 
 
 def test_every_flipped_byte_of_a_signature_is_found(capsys: Captured) -> None:
@@ -219,7 +219,7 @@ def test_every_flipped_byte_of_a_signature_is_found(capsys: Captured) -> None:
 def test_a_second_signature_must_be_wanted(capsys: Captured) -> None:
     assert run(["sign", "demo.zip", "--key", "key"]) == 0
     before = Path("demo.zip").read_bytes()
-    assert "signed already" in run_refused(capsys, 2, "sign", "demo.zip", "--key", "key")
+    assert "already signed" in run_refused(capsys, 2, "sign", "demo.zip", "--key", "key")
     assert Path("demo.zip").read_bytes() == before
     new_key("other")
     assert run(["sign", "demo.zip", "--key", "other", "--force"]) == 0
@@ -246,11 +246,11 @@ def test_files_that_are_no_signers(capsys: Captured) -> None:
     assert run(["sign", "demo.zip", "--key", "key"]) == 0
     for name, text, code in (("garbage", "garbage\n", 2), ("options", f"{SIGNER} odd=1 ssh-ed25519 AAAA\n", 2)):
         Path(name).write_text(text)
-        assert "is no file of signers" in run_refused(capsys, code, "verify", "demo.zip", "--signers", name)
+        assert "is not a signers file" in run_refused(capsys, code, "verify", "demo.zip", "--signers", name)
     Path("empty").touch()
     assert "does not list" in run_refused(capsys, 3, "verify", "demo.zip", "--signers", "empty")
     for name in ("absent", "."):
-        assert "no file of signers" in run_refused(capsys, 4, "verify", "demo.zip", "--signers", name)
+        assert "signers file" in run_refused(capsys, 4, "verify", "demo.zip", "--signers", name)
 
 
 def test_without_ssh_keygen_the_error_says_what_to_install(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,4 +282,4 @@ def test_a_passphrase_is_not_read_from_standard_input() -> None:
         check=False,
     )
     assert done.returncode == 3
-    assert "was not unlocked" in done.stderr
+    assert "could not be unlocked" in done.stderr

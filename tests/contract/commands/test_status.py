@@ -70,7 +70,7 @@ def test_filters_look_at_all_runs(capsys: Captured) -> None:
         (["--state", "faild"], 'There is no state "faild". Did you mean "failed"?'),
         (["--since", "soon"], "is no duration"),
         (["--limit", "-1"], "--limit"),
-        (["--cluster", "local", "--task", "custom"], "choose among runs"),
+        (["--cluster", "local", "--task", "custom"], "select runs"),
     ],
 )
 def test_wrong_filters(argv: list[str], words: str, capsys: Captured) -> None:

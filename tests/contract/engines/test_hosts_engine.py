@@ -110,11 +110,11 @@ def test_a_host_whose_results_cannot_be_brought_fails_the_fetch(
 
     def fetch(channel: Channel, place: str, report: NodeReport, node: int, run: Run) -> tuple[int, int]:
         if node == 1:
-            raise results.FetchError("not what was packed")
+            raise results.FetchError("differs from what was packed")
         return 1, 10
 
     monkeypatch.setattr(results, "fetch_archive", fetch)
-    with pytest.raises(results.FetchError, match="not what was packed"):
+    with pytest.raises(results.FetchError, match="differs from what was packed"):
         engine.fetch(run)
 
 

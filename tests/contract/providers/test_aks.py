@@ -181,7 +181,7 @@ def test_a_group_without_its_cluster_is_collected_when_it_is_not_new(mlbench: An
         (["--zones", "a,b"], "not a list of different zones"),
         (["--machine-type", "Standard_D4s_v9"], "has no Standard_D4s_v9"),
         (["--machine-type", "Standard;D4"], "not the name of a VM size"),
-        (["--machine-type", "Standard_NC6s_v3"], "do not run on"),
+        (["--machine-type", "Standard_NC6s_v3"], "do not support"),
         (["--machine-type", "NC24ads_A100_v4", "--num-gpus", "2"], "--machine-type Standard_NC48ads_A100_v4"),
         (["--machine-type", "NC4as_T4_v3", "--gpu-type", "h100"], "has t4, not h100"),
         (["--machine-type", "Standard_D4s_v5", "--num-gpus", "1"], "has no GPU"),
@@ -203,7 +203,7 @@ def test_a_group_without_its_cluster_is_collected_when_it_is_not_new(mlbench: An
         (["--kubernetes-version", "new"], "not of the form"),
         (["--kubernetes-version", "1.19"], "does not offer Kubernetes 1.19"),
         (["--kubernetes-version", "1.29"], "does not offer Kubernetes 1.29"),  # long-term support only
-        (["--compact-placement", "--zones", "1,2"], "within one zone"),
+        (["--compact-placement", "--zones", "1,2"], "needs one zone"),
         (["--registry", "a b"], "not an image prefix"),
     ],
 )

@@ -101,7 +101,7 @@ def test_a_region_that_is_switched_off_is_named(command: Command, aws: AwsServer
     finally:
         aws.rules(off_regions=[])
     assert result.code == 2
-    assert "The region eu-central-1 is switched off for the account 123456789012" in result.err
+    assert "The region eu-central-1 is not enabled for the account 123456789012" in result.err
     assert "aws account enable-region --region-name eu-central-1" in result.err
 
 

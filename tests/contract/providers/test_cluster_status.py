@@ -92,7 +92,7 @@ def test_a_removed_cluster_is_still_a_result(mlbench: Command, tmp_path: Path) -
     [
         (["status", "--cluster", "rel-3"], 4, "no cluster"),
         (["status", "--cloud"], 2, "--cluster NAME"),
-        (["status", "a-1", "--cluster", "local"], 2, "about a run"),
+        (["status", "a-1", "--cluster", "local"], 2, "which are about runs"),
         (["charts", "out", "--cluster", "rel-3"], 4, "no cluster"),
         (["charts", "out", "--cluster", "local"], 2, "no times are known"),
         (["charts", "out", "--cluster", "local", "--run", "a-1"], 2, "about runs"),

@@ -109,7 +109,7 @@ def test_a_cluster_in_a_given_network_leaves_the_network_as_it_was(
 def test_private_nodes_are_all_behind_the_nat_gateway(aws: AwsServer, tmp_path: Path) -> None:
     aws.rules(public_access="block-ingress")
     try:
-        with pytest.raises(UsageError, match="NAT gateway only") as caught:
+        with pytest.raises(UsageError, match="only through a NAT gateway") as caught:
             plan(EksOptions(machine_type="m5.large"))
         assert "--private-nodes" in str(caught.value.hint)
         options = EksOptions(machine_type="m5.large", private_nodes=True)
@@ -173,7 +173,7 @@ def test_names_of_the_network_that_are_off_are_named(aws: AwsServer, build: Call
 
 def test_subnets_of_two_networks_or_nowhere_are_refused(build: Callable[..., Company]) -> None:
     one, two = build(), build()
-    with pytest.raises(UsageError, match="all of one network"):
+    with pytest.raises(UsageError, match="all in one network"):
         plan(EksOptions(machine_type="m5.large", subnets=f"{one.subnets[0]},{two.subnets[1]}"))
     with pytest.raises(NotFoundError) as caught:
         plan(EksOptions(machine_type="m5.large", subnets="subnet-01234567,subnet-76543210"))

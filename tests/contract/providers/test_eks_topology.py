@@ -109,7 +109,7 @@ def test_a_cluster_is_ready_without_them_and_says_why(command: Callable[..., Any
         assert says in result.err
         slow_controller.calm("me")
     slow_controller.rules(booting=0)
-    assert "how close" not in command(*words).err
+    assert "Results will not include" not in command(*words).err
     assert command("delete-cluster", "eks", "odd-2", "--yes").code == 0
     slow_controller.rules(quotas={})
 

@@ -43,7 +43,7 @@ USES = (
     _gke("GKE with CPUs, L4, T4, A100, also spot"),
     _gke("GKE with CPUs, L4, T4, A100, also spot", "--gpu-type", "l4", "--spot"),
     _gke("GKE with CPUs, L4, T4, A100, also spot", "--gpu-type", "t4"),
-    _gke("GKE with CPUs, L4, T4, A100, also spot", "--gpu-type", "a100", says="may still be refused"),
+    _gke("GKE with CPUs, L4, T4, A100, also spot", "--gpu-type", "a100", says="may still fail"),
     _gke("GKE `--registry auto`", "--registry", "auto"),
     _gke("GKE `--ttl` as an Editor", "--ttl", "2h", says="ends after 2h"),
     _gke("GKE A3 High", "-t", "a3-megagpu-8g", "--fast-network", "--spot", says="NCCL plugin"),

@@ -115,7 +115,7 @@ def test_an_image_without_ibverbs_does_not_reach_rdma(command: Command, world: W
 @pytest.mark.parametrize(
     ("machine", "words", "code", "says"),
     [
-        ("n1-standard-4", (), 2, "n1-standard-4 has no fast network of its own"),
+        ("n1-standard-4", (), 2, "n1-standard-4 has no fast network"),
         ("a3-highgpu-4g", ("--spot",), 2, "a3-highgpu-8g, a3-megagpu-8g, a3-ultragpu-8g, a4-highgpu-8g"),
         ("a4-highgpu-8g", ("-k", "1.33"), 2, "needs GKE 1.34.1-gke.1829001 or later; this would be 1.33.6-gke.200"),
     ],

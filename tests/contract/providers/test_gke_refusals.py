@@ -68,7 +68,7 @@ def test_a_pool_that_fails_for_a_known_reason_names_the_option(
     refused = command(*CREATE)
     assert refused.code == code, refused.err
     assert hint in refused.err
-    assert "repeats it" not in refused.err
+    assert "tries again" not in refused.err
     gke_world.failing.clear()
     assert command(*DELETE).code == 0
 

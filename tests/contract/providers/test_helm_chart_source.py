@@ -60,7 +60,7 @@ def test_archives_may_be_anywhere(repository: Repository) -> None:
 def test_without_a_digest_it_is_said(repository: Repository) -> None:
     repository.add(pack_chart(chart_files("other"), "other/"), "other", digest=None)
     [warning] = get(repository, "other@1.2.3").warnings
-    assert "cannot be checked" in warning
+    assert "cannot be verified" in warning
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_without_a_digest_it_is_said(repository: Repository) -> None:
     [
         ("wrong digest", UsageError, "is not what .* promises"),
         ("truncated", UsageError, "damaged"),
-        ("cut off", MlbenchError, "cannot be had"),
+        ("cut off", MlbenchError, "cannot be downloaded"),
         ("dots", UsageError, "outside its folder"),
         ("other chart", UsageError, "holds other 1.2.3, not web 1.2.3"),
         ("other version", UsageError, "holds web 9.9.9, not web 1.2.3"),
@@ -77,14 +77,14 @@ def test_without_a_digest_it_is_said(repository: Repository) -> None:
         ("redirect to file", UsageError, '"file" is none of'),
         ("redirects in a circle", UsageError, "redirects in a circle"),
         ("404", NotFoundError, "There is no .*HTTP 404"),
-        ("401", CredentialError, "was refused .HTTP 401"),
+        ("401", CredentialError, "was denied .HTTP 401"),
         ("503", MlbenchError, "HTTP 503"),
-        ("stalled", DeadlineError, "stopped half-way"),
+        ("stalled", DeadlineError, "stalled before it was complete"),
         ("large", UsageError, "has more than 20 MiB"),
         ("index 404", NotFoundError, "There is no .*index.yaml"),
-        ("index stalled", DeadlineError, "stopped half-way"),
+        ("index stalled", DeadlineError, "stalled before it was complete"),
         ("index silent", DeadlineError, "no answer"),
-        ("index of nothing", UsageError, "no chart repository"),
+        ("index of nothing", UsageError, "not a chart repository"),
         ("index not yaml", UsageError, "not valid YAML"),
         ("no list", NotFoundError, "it has none"),
         ("no address", UsageError, "which is no address"),

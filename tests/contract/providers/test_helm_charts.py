@@ -201,12 +201,12 @@ def test_dry_run_shows_and_makes_nothing(place: Place) -> None:
     [
         ("no helm", 2, "helm template RELEASE"),
         ("old helm", 2, "3.13 or later is needed"),
-        ("mad helm", 2, "does not tell its version"),
+        ("mad helm", 2, "did not print its version"),
         ("schema", 2, "cannot be rendered with these values: Error: values don't meet"),
         ("no chart", 4, "does not exist"),
         ("contradiction", 2, "contradict each other"),
-        ("no location", 2, "--custom-value is for a Helm chart"),
-        ("repository", 2, "is no chart repository"),
+        ("no location", 2, "--custom-value needs a Helm chart"),
+        ("repository", 2, "is not a chart repository"),
     ],
 )
 def test_known_before_anything_is_made(place: Place, name: str, code: int, says: str) -> None:
@@ -312,7 +312,7 @@ def test_what_a_killed_helm_left_is_made_anew(place: Place) -> None:
     [secret] = [item for (kind, _, _), item in place.kube.objects.items() if kind == "secrets"]
     secret["metadata"]["labels"]["status"] = "pending-upgrade"
     _, printed = place.create()
-    assert "has to be recreated: an earlier helm was cut off" in printed
+    assert "has to be recreated: an earlier helm was interrupted" in printed
     assert place.statuses == ["deployed"]
 
 
@@ -439,14 +439,14 @@ def test_an_api_that_is_away_for_a_moment_is_waited_for(place: Place) -> None:
     place.kube.outage = 12
     out, _ = place.mlbench(*DELETE)
     assert place.kube.outside == set()
-    assert "nothing of it is left" in out
+    assert "no resources remain" in out
 
 
 def test_a_cluster_without_an_address_goes_at_once(place: Place) -> None:
     place.mlbench(*CREATE)
     place.world.find_cluster("rel-1").endpoint = ""
     out, printed = place.mlbench(*DELETE)
-    assert "nothing of it is left" in out
+    assert "no resources remain" in out
     assert "may be left" not in printed
 
 

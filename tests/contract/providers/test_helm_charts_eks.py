@@ -71,7 +71,7 @@ def test_who_may_not_look_is_told_only_where_something_was(
     assert run(["delete-cluster", "eks", "calm-0", "--yes"]) == 0
     captured = capsys.readouterr()
     assert "is not known" not in captured.err
-    assert "nothing of it is left" in captured.out
+    assert "no resources remain" in captured.out
 
 
 def test_commands_for_what_was_seen() -> None:

@@ -316,7 +316,7 @@ def test_discovery_tells_state_owner_and_end(world: World) -> None:
         (2, {"num_gpus": 1}, "no GPUs"),
         (2, {"num_cpus": 0}, "at most|which has"),
         (2, {"num_cpus": 100_000}, "which has"),
-        (2, {"image": "x", "kubernetes_version": "1.34"}, "both name"),
+        (2, {"image": "x", "kubernetes_version": "1.34"}, "exclude each other"),
         (2, {"registry_port": 70000}, "1 to 65535"),
         (2, {"kubernetes_version": "1.19"}, "not known which"),
         (2, {"kubernetes_version": "newest"}, "not of the form"),

@@ -73,7 +73,7 @@ def test_a_signed_claim_with_all_repeats_passes(
     [
         ({"repeats": 2}, "2 successful runs; mnist needs 3"),
         ({"synthetic": True}, "its data are synthetic"),
-        ({"key": None}, "nobody in allowed_signers is proven to have signed it"),
+        ({"key": None}, "it is not signed by anyone in allowed_signers"),
         ({"outcome": "goal_missed"}, "0 successful runs"),
         ({"preset": "tiny"}, "it is mnist (tiny), not mnist (spec)"),
     ],
@@ -129,8 +129,8 @@ def test_two_settings_are_no_claim_and_one_run_is_in_one_claim(
     pack(made, claim / "more.zip")
     sign(claim / "more.zip", key)
     found = dict(objections(repository, capsys))
-    assert "this has 2" in found[CLAIM]
-    assert f"it is a run of {CLAIM}, too" in found["results/mnist/spec/2025-10-10_again/demo-2-r1.zip"]
+    assert "this one has 2" in found[CLAIM]
+    assert f"it is also a run of {CLAIM}" in found["results/mnist/spec/2025-10-10_again/demo-2-r1.zip"]
 
 
 def test_a_claim_has_all_of_its_repeats_and_is_withdrawn_whole(

@@ -121,7 +121,7 @@ def test_registry_and_namespace_are_not_for_machines_without_kubernetes(
 def test_a_data_folder_that_is_not_there(home: Path, capsys: Captured) -> None:
     write(home, f'data-dir = "{home}/sets"\n')
     assert run(["run", "x", "1", "--command", "true"]) == 4
-    assert f"config.toml, line 1: there is no folder {home}/sets." in capsys.readouterr().err
+    assert f"config.toml, line 1: the folder {home}/sets does not exist." in capsys.readouterr().err
     (home / "sets").mkdir()
     assert "data_dir" in str(spec_of(capsys)).lower()
 

@@ -60,7 +60,7 @@ def test_machine_for_options(machine: str | None, gpus: int | None, gpu: str | N
     ("machine", "gpus", "gpu", "message", "hint"),
     [
         ("g4dn.xlarge", 4, None, "has 1 GPUs, not 4", "g4dn.12xlarge"),
-        ("g4dn.xlarge", 0, None, "whole machines only", "Leave out --num-gpus"),
+        ("g4dn.xlarge", 0, None, "only whole machines", "Leave out --num-gpus"),
         ("m5.xlarge", 1, None, "has 0 GPUs, not 1", "Leave out"),
         ("m5.xlarge", None, "T4", "has no GPU, not T4", "g4dn.xlarge"),
         ("g5.xlarge", None, "T4", "has A10G, not T4", "g4dn.xlarge"),
@@ -104,7 +104,7 @@ def test_what_stands_in_has_the_same_gpus() -> None:
         ({"spot_type": ("g5.xlarge",)}, "needs --spot"),
         ({"machine_type": "g4dn.xlarge", "spot": True, "spot_type": ("g5.xlarge",)}, "cannot replace"),
         ({"machine_type": "p4d.24xlarge", "spot": True, "efa": True, "spot_type": ("p4de.24xlarge",)}, "one type"),
-        ({"system_machine_type": "g5.xlarge"}, "needs no GPU"),
+        ({"system_machine_type": "g5.xlarge"}, "need no GPU"),
         ({"admin": ("me",)}, "not the ARN"),
         ({"node_image": "botlerocket"}, 'Did you mean "bottlerocket"?'),
         ({"allow_from": ("10.0.0.1/8",)}, "host bits set"),

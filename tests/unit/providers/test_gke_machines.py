@@ -32,7 +32,7 @@ def test_the_machine_that_is_meant(asked: tuple[str | None, int | None, str | No
     ("asked", "says"),
     [
         ((None, 3, "a100"), "1, 2, 4, 8 or 16"),
-        ((None, -1, None), "least is 0"),
+        ((None, -1, None), "minimum is 0"),
         (("n1-standard-4", 1, "a100"), "comes with its own machine types"),
         (("a2-highgpu-1g", 0, None), "not 0"),
         ((None, 1, "v100"), "too old"),

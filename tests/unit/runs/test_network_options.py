@@ -51,8 +51,8 @@ def test_both_are_axes_of_a_matrix() -> None:
     ("cluster", "options", "reason", "hint"),
     [
         (ATTACHED, {"network": "1gbit"}, "cannot shape the network", "--network-method annotation"),
-        (ATTACHED, {"network": "1gbit", "network_method": "nsenter"}, "containers of this machine", "chaos-mesh"),
-        (ATTACHED, {"network": "1gbit,5ms", "network_method": "annotation"}, "a rate and no delay", "--network 1gbit"),
+        (ATTACHED, {"network": "1gbit", "network_method": "nsenter"}, "containers on this machine", "chaos-mesh"),
+        (ATTACHED, {"network": "1gbit,5ms", "network_method": "annotation"}, "a rate but no delay", "--network 1gbit"),
         (
             ATTACHED,
             {"network": "model:1gbit", "task": "digits_resnet", "command": None},
@@ -61,7 +61,7 @@ def test_both_are_axes_of_a_matrix() -> None:
         ),
         (ATTACHED, {"network": "1gbit", "network_method": "chaos"}, 'Did you mean "chaos-mesh"', None),
         (ATTACHED, {"network_method": "annotation"}, "needs --network", "--network 1gbit"),
-        (KIND, {"network": "1gbit", "host_network": True}, "no network of their own", "--host-network"),
+        (KIND, {"network": "1gbit", "host_network": True}, "such pods use the node's network", "--host-network"),
         (KIND, {"network": "1gbit", "run_on_all": False}, "a command that all workers run", "--run-on-all"),
         (KIND, {"network": "1gbit", "backend": "mpi", "run_on_all": True}, "shared memory", "--backend gloo"),
         (KIND, {"network": "1gbit,loss=1%"}, "loss is not offered", None),

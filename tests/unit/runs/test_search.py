@@ -100,16 +100,16 @@ def test_the_best_trial_reached_the_goal_first_or_came_closest() -> None:
         ("set.alpha=1,2;set.alpha=3,4", {}, "twice"),
         ("set.alpha=1", {}, "1 points"),
         ("set.alpha=1..100 1000; set.batch_size=1,2", {}, "2000 points"),
-        ("set.epochs=1,2", {}, "itself sets"),
-        ("set.hold_out=0.1,0.2", {}, "itself sets"),
+        ("set.epochs=1,2", {}, "--search sets"),
+        ("set.hold_out=0.1,0.2", {}, "--search sets"),
         ("set.average=a..b 3", {}, "between two numbers"),
         ("set.average=1..2 3", {}, "is no number"),
-        ("set.alpha=1,2", {"set": {"alpha": "3"}}, "fixes what"),
-        ("set.alpha=1,2", {"matrix": {"method": ("bsp",)}}, "tunes one setting"),
+        ("set.alpha=1,2", {"set": {"alpha": "3"}}, "sets a parameter that"),
+        ("set.alpha=1,2", {"matrix": {"method": ("bsp",)}}, "exclude each other"),
         ("set.alpha=1,2", {"search_budget": "soon"}, "no duration"),
         ("set.alpha=1,2", {"search_budget": "0"}, "the least is 1"),
         ("set.alpha=1,2", {"search_budget": "0.1s"}, "less than a second"),
-        ("set.alpha=1,2", {"search_budget": "3", "budget": "2m"}, "two budgets"),
+        ("set.alpha=1,2", {"search_budget": "3", "budget": "2m"}, "exclude each other"),
     ],
 )
 def test_what_cannot_be_searched_is_said(text: str, more: dict[str, Any], words: str) -> None:
@@ -120,7 +120,7 @@ def test_what_cannot_be_searched_is_said(text: str, more: dict[str, Any], words:
 def test_tasks_that_count_in_steps_or_have_no_goal() -> None:
     catalog = load_catalog()
     steps = Request(name="x", workers=(1,), task="gpt_pretraining", search="set.learning_rate=1e-4,1e-3")
-    with pytest.raises(UsageError, match="How long"):
+    with pytest.raises(UsageError, match="length of a trial"):
         parse_search(steps, catalog["gpt_pretraining"])
     found = parse_search(
         Request(**{**vars(steps), "search_budget": "90"}),

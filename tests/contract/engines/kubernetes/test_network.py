@@ -268,7 +268,7 @@ def test_a_cluster_without_chaos_mesh_refuses_before_anything_is_created(server:
 
     server.faults.append(Fault("GET .*networkchaos", times=1000, status=404))
     run = a_run(tmp_path, Store(tmp_path), method="chaos-mesh")
-    with pytest.raises(UsageError, match="does not know the kind NetworkChaos"):
+    with pytest.raises(UsageError, match="has no NetworkChaos resource"):
         start(server, run)
     assert not server.objects
 

@@ -54,7 +54,7 @@ def test_from_another_host_nothing_is_known_and_nothing_is_decided(lab: Lab) -> 
         assert observation.ended is None
         assert [finding.code for finding in observation.findings] == ["unknown_from_here"]
         assert "login-2" in observation.findings[0].summary
-        with pytest.raises(UsageError, match="out of reach"):
+        with pytest.raises(UsageError, match="cannot be reached"):
             lab.engine.cancel(run)
     finally:
         change_state(lab, **json.loads(json.dumps(_origin())))

@@ -59,7 +59,7 @@ def test_the_first_to_fail_is_known_even_to_a_late_supervisor(lab: Lab) -> None:
     [
         ("exit 64", 64, "usage", "rejected its arguments"),
         ("exit 70", 70, "wrong_result", "wrong results"),
-        ("exit 75", 75, "retryable", "may pass"),
+        ("exit 75", 75, "retryable", "may be temporary"),
         ("exit 78", 78, "bad_environment", "environment"),
         ("no-such-command-in-here", 127, "command_not_found", "127"),
         ("kill -SEGV $$", 139, "rank_crashed", "SIGSEGV"),

@@ -260,7 +260,7 @@ def test_the_job_says_which_run_it_is() -> None:
     job = manifests(FULL, "default")[0]
     assert spec_of(job) == FULL
     assert job["metadata"]["namespace"] == "team"
-    with pytest.raises(UsageError, match="does not say which run"):
+    with pytest.raises(UsageError, match="does not name its run"):
         spec_of({"metadata": {"name": "x", "annotations": {SPEC_ANNOTATION: "{"}}})
 
 

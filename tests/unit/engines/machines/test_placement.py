@@ -94,10 +94,10 @@ def test_hosts_of_servers_are_part_of_the_spec_and_its_hash() -> None:
         ({"servers_on": "m3,"}, HOSTS_CLUSTER, "empty"),
         ({"servers_on": "m3,m4"}, HOSTS_CLUSTER, "--servers"),
         ({"method": None}, HOSTS_CLUSTER, "no parameter servers"),
-        ({}, Cluster("c", "slurm"), "names hosts"),
-        ({}, Cluster("local", "local"), "names hosts"),
-        ({}, Cluster("k", "kind"), "names hosts"),
-        ({"method": None, "task": None, "command": "true"}, HOSTS_CLUSTER, "programs of tasks"),
+        ({}, Cluster("c", "slurm"), "works only on hosts"),
+        ({}, Cluster("local", "local"), "works only on hosts"),
+        ({}, Cluster("k", "kind"), "works only on hosts"),
+        ({"method": None, "task": None, "command": "true"}, HOSTS_CLUSTER, "work only with tasks"),
     ],
 )
 def test_hosts_of_servers_that_make_no_sense_are_refused(

@@ -109,7 +109,7 @@ def test_a_file_without_rows_is_refused(tmp_path: Path, text: str) -> None:
 
 
 def test_a_file_that_was_cut_off_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no whole JSON") as caught:
+    with pytest.raises(UsageError, match="not complete JSON") as caught:
         read(tmp_path, '{"version": 3, "results": [{"size": 10')
     assert "crashes" in str(caught.value.hint)
 

@@ -131,7 +131,7 @@ def test_what_is_no_single_result_is_refused(tmp_path: Path) -> None:
         ([*a, *more], b, "have different numbers of workers"),
         ([*a, *other], b, "are not repeats of one run"),
         (missed, b, "it has no result to reproduce"),
-        (a, [*b, a[0]], "it cannot reproduce itself"),
+        (a, [*b, a[0]], "so it cannot reproduce the original"),
     ):
         with pytest.raises(UsageError, match=words):
             judge_reproduction(original, reproduction)
