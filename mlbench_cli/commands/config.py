@@ -121,7 +121,7 @@ def _document(setting: Setting) -> dict[str, object]:
 
 
 def _warn_of_unknown_cluster(name: str) -> None:
-    """Warn about a name that no known cluster has: it may be created later."""
+    """Warn about an unknown cluster name, which may be created later."""
 
     if name not in [cluster.name for cluster in Store(notice=console.note).clusters()]:
         console.warn(f'There is no cluster "{name}" yet; runs fail until there is one.')

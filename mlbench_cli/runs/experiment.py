@@ -20,8 +20,8 @@ from mlbench_cli.tasks.catalog import Task
 from mlbench_cli.util.text import shorten
 
 _ATTEMPT = re.compile(r"(.+)-try(\d+)")
-_MAX_SHOWN = 3  # differences in a message
-FROM = "from"  # in the request of an experiment: the id of the run that it repeats
+_MAX_SHOWN = 3  # maximum number of differences in a message
+FROM = "from"  # key in an experiment's request: the id of the run that it repeats
 ENTRY = "runs"  # in the point of a member: the entry of its experiment file
 
 

@@ -86,7 +86,7 @@ class Plan:
     budget            seconds after which training ends, on rank 0's wall clock; then the goal does not end it, for what
                       counts is how far it comes (accuracy after time). 0: train to the goal
     past_goal         whether training goes on to its last update after the goal, at which the clock has stopped
-    validate_every    updates between two validations inside an epoch; 0: only at its end, where there is always one
+    validate_every    updates between validations inside an epoch; 0: only at its end, where there is always one
     loss_every        updates between two reports of the training loss
     checkpoint_every  updates between two checkpoints; 0: none inside an epoch
     checkpoint        whether to write one at the end of every epoch

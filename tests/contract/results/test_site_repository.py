@@ -88,7 +88,7 @@ def test_what_the_rules_do_not_allow_is_an_objection(
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("- repeats", "no mapping of rules to values"),
+        ("- repeats", "not a mapping of rules to values"),
         ("repeat: 3", "unknown rule 'repeat'. Did you mean \"repeats\"?"),
         ("repeats: true", "repeats cannot be True"),
         ("repeats: -1", "repeats cannot be -1"),

@@ -240,7 +240,7 @@ def test_logs_without_a_digest_are_a_finding_with_their_ranks(run: Run) -> None:
     assert wrong == []
     assert finding.code == LOG_GAP
     assert finding.evidence == {"ranks": [1]}
-    assert "of ranks 1 are not proven" in finding.summary
+    assert "of ranks 1 are not verified" in finding.summary
     _, [many] = check_logs(run, [report_of(*range(2, 40))])
-    assert "20, 21 are not proven" in many.summary
+    assert "20, 21 are not verified" in many.summary
     assert len(many.evidence["ranks"]) == 38
