@@ -50,7 +50,7 @@ class AksOptions:
     slow_network_ok: bool = option(
         False,
         "--slow-network-ok",
-        help="allow allow allow allow several machines of a size with InfiniBand, although NCCL will use TCP",
+        help="allow several machines of a size with InfiniBand, although NCCL will use TCP",
     )
     probe_image: str | None = option(
         None,

@@ -290,7 +290,7 @@ class TranslationSettings(TrainingSettings, UpdateSettings, CudaSettings):
     longest_test: int = parameter(150, "maximum subwords of a test sentence; 0: no limit", min=0, max=1024)
     epochs: int = parameter(8, "maximum number of epochs", min=1, max=100000)
     label_smoothing: float = parameter(
-        0.1, "share of the target spread over the vocabulary (label smoothing) (label smoothing)", min=0, max=0.99
+        0.1, "share of the target spread over the vocabulary (label smoothing)", min=0, max=0.99
     )
     learning_rate: float = parameter(0.002, "maximum rate of Adam", min=0, max=10)
     precision: str = parameter(
