@@ -3,9 +3,10 @@
     python -m tools.results collect    # take the finished runs of results/experiment.yaml from the store, anonymously
     python -m tools.results rejudge    # derive the documents again, after a change of the judge
 
-Both verify what they write. Until a version is released, the rules of its tasks may still grow: parameters that were
-added since, with their defaults, are added to the recorded rules. Any other change of a task's rules makes its archives
-unprovable: run them again. `python -m tools.build_docs` builds the site of these archives into the documentation.
+Both verify what they write, and `collect` refuses failed runs: it takes all runs or none. Until a version is released,
+the rules of its tasks may still grow: parameters that were added since, with their defaults, are added to the recorded
+rules. Any other change of a task's rules makes its archives unprovable: run them again. `python -m tools.build_docs`
+builds the site of these archives into the documentation.
 """
 
 import argparse
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mlbench_cli.api import Client
-from mlbench_cli.errors import MlbenchError
+from mlbench_cli.errors import MlbenchError, UsageError
 from mlbench_cli.results.archive.anonymous import anonymize
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.reseal import seal_anew
@@ -38,7 +39,12 @@ def collect(folder: Path) -> int:
         anonymize(evidence)
 
     folder.mkdir(parents=True, exist_ok=True)
-    runs = [run for run in Client().runs(contains=PREFIX) if run.is_sealed]
+    runs = Client().runs(contains=PREFIX)
+    bad = [run.name for run in runs if not (run.is_sealed and run.outcome and run.outcome.is_success)]
+    if bad:  # leaving them out would show the best runs only
+        raise UsageError(
+            f"{len(bad)} runs failed or have no archive: {', '.join(bad[:5])}.", hint="Repeat all of them."
+        )
     for run in runs:
         with Archive.open(run.results) as archive:
             seal_anew(archive, folder / f"{run.name.removeprefix(PREFIX)}.zip", change)

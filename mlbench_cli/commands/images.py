@@ -15,7 +15,7 @@ from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.runs.defaults import default_cluster
 from mlbench_cli.storage.store import Store
-from mlbench_cli.tasks.catalog import Task, load_catalog, load_task
+from mlbench_cli.tasks.catalog import Task, load_catalog, load_task, use_task_folder
 from mlbench_cli.tasks.images import LOCAL_REGISTRY, name_image, parse_image
 from mlbench_cli.tasks.registries import find_image
 from providers import registry as registry_of_providers
@@ -50,7 +50,8 @@ def show(
         return
     place, known = _find_registry(Store(notice=console.note), registry, cluster)
     login = cluster_images.find_registry_login(known, place)
-    names = {task.image: name_image(place, task.image, __version__) for task in load_catalog().values()}
+    own = [task for task in load_catalog().values() if task.origin is None or "/" not in task.image]
+    names = {task.image: name_image(place, task.image, __version__) for task in own}
     asked = console.track("Asking the registry", list(names))
     found = {image: find_image(parse_image(names[image]), login) for image in asked}
     if output == Format.json:
@@ -90,18 +91,30 @@ def push(
         str | None,
         typer.Option("--index", metavar="URL", help="package index for torch, e.g. for another CUDA version"),
     ] = None,
+    task_path: Annotated[
+        str | None,
+        typer.Option("--task-path", metavar="DIR", help="folder with your own tasks, which have a Dockerfile"),
+    ] = None,
     output: Output = Format.text,
 ) -> None:
     """Build the images of tasks with Docker, push them, and record their digests with the cluster.
 
-    Runs on the cluster then use exactly these images. A registry that create-cluster --registry auto has made is logged
-    in to by itself; for others: docker login.
+    Tasks of your own are built by their own Dockerfile, beside task.yaml or pyproject.toml. Runs on the cluster then
+    use exactly these images. A registry that create-cluster --registry auto has made is logged in to by itself; for
+    others: docker login.
     """
     from mlbench_cli.tasks.image_builds import Build, push_images
 
+    use_task_folder(task_path)
     store = Store(notice=console.note)
-    place, known = _find_registry(store, registry, cluster)
-    chosen: list[Task] = [load_task(name) for name in tasks] if tasks else list(load_catalog().values())
+    every = [task for task in load_catalog().values() if task.origin is None]
+    chosen: list[Task] = [load_task(name) for name in tasks] if tasks else every
+    # A task.yaml of somebody else may name a whole reference, which needs no registry besides.
+    references = {task.image for task in chosen if task.origin is not None and "/" in task.image}
+    if registry is None and references.issuperset(task.image for task in chosen):
+        place, known = next(iter(references)).rpartition("/")[0], None
+    else:
+        place, known = _find_registry(store, registry, cluster)
     build = Build(base, index, _choose_platforms(platform, known))
     login = cluster_images.find_registry_login(known, place)
     with console.Busy("Images") as busy:
@@ -111,14 +124,15 @@ def push(
             busy.step(line, 0)
 
         digests = push_images(chosen, place, build, login, report)
-    if known is not None and _has_registry(known, place) and not store.record_images(known.identity, digests):
+    pinned = {name: digest for name, digest in digests.items() if name not in references}
+    if known is not None and _has_registry(known, place) and not store.record_images(known.identity, pinned):
         console.warn(f"The cluster {known.name} has been deleted, so the digests were not recorded.")
     if output == Format.json:
         console.out_json({"registry": place, "digests": digests})
         return
     for name, digest in digests.items():
         image, _, version = name.partition(":")
-        console.out(f"{name_image(place, image, version)} {digest}")
+        console.out(f"{name if name in references else name_image(place, image, version)} {digest}")
 
 
 def _find_registry(store: Store, given: str | None, name: str | None) -> tuple[str, Cluster | None]:

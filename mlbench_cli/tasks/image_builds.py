@@ -1,7 +1,8 @@
 """Builds the tasks' images with this machine's Docker and pushes them to a registry.
 
-The context is a copy of the installed package `task_images`, so that a checkout and a wheel build the same. A registry
-of a cloud is logged in to by a Docker configuration of its own, which is deleted afterwards: the user's is only read.
+The context is a copy of the installed package `task_images`, so that a checkout and a wheel build the same. A task of
+another package or folder is built by its own Dockerfile, from the folder that this is in. A registry of a cloud is
+logged in to by a Docker configuration of its own, which is deleted afterwards: the user's is only read.
 """
 
 import json
@@ -61,17 +62,25 @@ class Build:
 def push_images(
     tasks: Sequence[Task], registry: str, build: Build, login: Login | None, report: Report
 ) -> dict[str, str]:
-    """Build and push the images of the tasks. Returns the digest of each by "IMAGE:VERSION".
+    """Build and push the images of the tasks. Returns the digest of each by "IMAGE:VERSION", or by the whole reference
+    that a task.yaml of somebody else names.
 
-    Raises MlbenchError with Docker's own words, and if the registry does not show an image afterwards.
+    Raises MlbenchError with Docker's own words, and if the registry does not show an image afterwards; UsageError for
+    somebody else's task without a Dockerfile.
     """
     digests: dict[str, str] = {}
+    files = {task.image: find_dockerfile(task) for task in tasks if task.origin is not None}
     with _context() as folder, _docker_config(registry, login) as environment:
-        base = _build_base(folder, registry, build, environment, report)
+        has_own = any(task.origin is None for task in tasks)
+        base = _build_base(folder, registry, build, environment, report) if has_own else ""
         for task in {task.image: task for task in tasks}.values():
-            name = name_image(registry, task.image, __version__)
+            is_whole = task.image in files and "/" in task.image
+            name = task.image if is_whole else name_image(registry, task.image, __version__)
             report(f"building {name}")
-            _build_image(folder, task, name, base, build, environment)
+            if own := files.get(task.image):
+                _run_build(own.parent, own, name, {}, build, environment)
+            else:
+                _build_image(folder, task, name, base, build, environment)
             if not build.platforms:
                 report(f"pushing {name}")
                 _docker(["push", name], PUSH_SECONDS, environment)
@@ -80,9 +89,23 @@ def push_images(
                 raise MlbenchError(
                     f"{name} was pushed, but the registry does not show it: {finding.words or finding.presence.value}."
                 )
-            digests[f"{task.image}:{__version__}"] = finding.digest
+            digests[name if is_whole else f"{task.image}:{__version__}"] = finding.digest
             report(f"pushed {name} {finding.digest}")
     return digests
+
+
+def find_dockerfile(task: Task) -> Path:
+    """The Dockerfile of somebody else's task: beside its task.yaml, or above it, up to the folder of its
+    pyproject.toml. Raises UsageError if there is none."""
+    for folder in (task.folder, *task.folder.absolute().parents[:3]):
+        if (folder / DOCKERFILE).is_file():
+            return folder / DOCKERFILE
+        if (folder / "pyproject.toml").is_file():
+            break
+    raise UsageError(
+        f"The task {task.name} of {task.origin} has no {DOCKERFILE}, neither in {task.folder} nor above it.",
+        hint="Copy the one in the guide to tasks of your own beside your pyproject.toml.",
+    )
 
 
 def _build_base(folder: Path, registry: str, build: Build, environment: Mapping[str, str], report: Report) -> str:

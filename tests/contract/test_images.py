@@ -178,6 +178,59 @@ def test_several_platforms_are_built_by_buildx_with_the_base_in_the_registry(
     assert f"BASE=ghcr.io/me/base:{__version__}" in built
 
 
+OWN_TASK = """
+name: line
+number: "0"
+title: A line
+image: IMAGE
+command: [python, -m, my_tasks.line]
+backends: [gloo]
+devices: [cpu]
+method: {own: bsp}
+data: none
+presets: {}
+"""
+
+
+@pytest.mark.parametrize(
+    ("image", "options", "pushed"),
+    [
+        ("line", ("--registry", "ghcr.io/me"), ("me/line", __version__)),
+        ("registry.example/me/line:7", (), ("me/line", "7")),
+        ("registry.example/me/line:7", ("--platform", "linux/arm64"), ("me/line", "7")),
+    ],
+)
+def test_a_task_of_ones_own_is_built_by_its_own_dockerfile(
+    registry: FakeRegistry,
+    docker: FakeDocker,
+    mlbench: Callable[..., Answer],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    image: str,
+    options: tuple[str, ...],
+    pushed: tuple[str, str],
+) -> None:
+    monkeypatch.setenv("MLBENCH_TASK_PATH", "")
+    project = tmp_path / "project"
+    (project / "my_tasks" / "line").mkdir(parents=True)
+    (project / "my_tasks" / "line" / "task.yaml").write_text(OWN_TASK.replace("IMAGE", image))
+    (project / "pyproject.toml").write_text("[project]\nname = 'my-tasks'\n")
+    words = ("images", "push", "line", "--task-path", str(project / "my_tasks"), *options)
+    answer = mlbench(*words)
+    assert answer.code == 2
+    assert "has no Dockerfile" in answer.err
+    assert docker.calls == []
+    (project / "Dockerfile").write_text("FROM scratch\n")
+    answer = mlbench(*words)
+    assert answer.code == 0, answer.err
+    digest = registry.world.manifests[pushed[0]][pushed[1]]
+    assert answer.out.split() == [f"{'ghcr.io' if image == 'line' else 'registry.example'}/{':'.join(pushed)}", digest]
+    built = docker.calls[0].words
+    assert built[-1] == str(project)
+    assert built[built.index("--file") + 1] == str(project / "Dockerfile")
+    assert not any("base" in word for call in docker.calls for word in call.words)
+
+
 @pytest.mark.parametrize(
     ("change", "code", "words"),
     [

@@ -152,8 +152,9 @@ class RunData:
 # --- metrics --------------------------------------------------------------------------------------------------------
 
 
-def metric_figures(runs: Sequence[RunData], prefix: str) -> Iterator[Figure]:
-    """Loss, the goal's metric with its line, learning rate, and what else rank 0 has reported, of runs of one job."""
+def metric_figures(runs: Sequence[RunData], prefix: str, *, with_others: bool = True) -> Iterator[Figure]:
+    """Loss and the goal's metric with its line, of runs of one job; `with_others`: also the learning rate and what else
+    rank 0 has reported."""
     shown = [run for run in runs if run.archive.run["spec"]["task"] != "allreduce"][:MAX_RUNS]  # it reports no curves
     names = list(dict.fromkeys(point.name for run in shown for point in run.metrics if point.rank == 0))
     goal = next((run.goal for run in shown if run.goal), None)
@@ -165,6 +166,8 @@ def metric_figures(runs: Sequence[RunData], prefix: str) -> Iterator[Figure]:
     if goal_names and goal:
         figure = _metric_figure(shown, f"{prefix}goal-metric", f"{goal.metric} over time", goal_names, goal.metric)
         yield _with_goal(figure, goal)
+    if not with_others:
+        return
     if rates:
         yield _metric_figure(shown, f"{prefix}learning-rate", "Learning rate over time", rates, "learning rate")
     others = [name for name in names if name not in {*losses, *goal_names, *rates}]

@@ -232,7 +232,7 @@ class Contest:
     job: Job
     claims: tuple[Claim, ...]
 
-    @property
+    @cached_property
     def key(self) -> str:
         """Its name in file names."""
         return hashlib.sha256(self.name.encode()).hexdigest()[:8]
@@ -247,7 +247,7 @@ class Contest:
             else f"{self.name} ({preset})"
         )
 
-    @property
+    @cached_property
     def good(self) -> tuple[Claim, ...]:
         """The claims that have a figure and count."""
         return tuple(claim for claim in self.claims if claim.is_good)
@@ -257,7 +257,7 @@ class Contest:
         """The best claim of the contest."""
         return self.good[0] if self.good else None
 
-    @property
+    @cached_property
     def cheapest(self) -> Claim | None:
         """The claim of least cost, among those whose cost is known."""
         known = [claim for claim in self.good if claim.cost is not None]

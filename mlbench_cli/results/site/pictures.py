@@ -20,7 +20,7 @@ from mlbench_cli.results.site.claims import Claim, Contest
 from mlbench_cli.util.front import find_front
 
 MAX_TREND_LINES = 7
-SHOWN_CURVES = ("goal-metric", "loss")
+MAX_OFFERS = 240  # marks of a figure; each is about 250 bytes of its page
 
 
 def contest_figures(contest: Contest) -> Iterator[Figure]:
@@ -40,8 +40,9 @@ def draw_offers(contest: Contest, key: str) -> Figure | None:
         return None
     methods = list(dict.fromkeys(claim.method for claim, _ in offers))
     lines = []
+    most = min(MAX_MARKS, max(1, MAX_OFFERS // len(methods)))  # of a method: the best come first
     for method, (color, shape) in zip(methods, choose_looks(methods), strict=True):
-        own = [(claim, price) for claim, price in offers if claim.method == method][:MAX_MARKS]
+        own = [(claim, price) for claim, price in offers if claim.method == method][:most]
         lines.append(
             Line(
                 method,
@@ -133,7 +134,7 @@ def claim_figures(claim: Claim, site: Path) -> list[Figure]:
         curves = [curve for archive in archives for curve in collectives.read(archive)]
         figures = list(collective_figures(collectives.label_curves(curves)))[:4] if curves else []
         runs = [RunData(archive) for archive in archives]
-        figures += [each for each in metric_figures(runs, "run-") if each.key.removeprefix("run-") in SHOWN_CURVES]
+        figures += metric_figures(runs, "run-", with_others=False)
     finally:
         for archive in archives:
             archive.close()

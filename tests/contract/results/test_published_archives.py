@@ -5,8 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from mlbench_cli.app import run
+from mlbench_cli.errors import UsageError
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.verify import verify
+from tools.results import collect
 
 ROOT = Path(__file__).parents[3]
 ARCHIVES = sorted((ROOT / "results/archives").glob("*.zip"))
@@ -24,6 +27,14 @@ def test_a_published_archive_verifies(path: Path) -> None:
         assert (archive.run["provenance"] or {})["command_line"] == []
         hosts = {rank["host"] for rank in archive.environment["ranks"].values()}
         assert all(host.startswith("node-") for host in hosts)
+
+
+def test_failed_runs_are_not_left_out_of_what_is_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "home"))
+    for name, command in (("good", "true"), ("bad", "false")):
+        run(["run", f"experiment-{name}", "1", "--command", command, "--yes"])
+    with pytest.raises(UsageError, match="1 runs failed or have no archive: experiment-bad-1"):
+        collect(tmp_path / "archives")
 
 
 def test_they_are_small_and_name_no_folder_of_a_machine() -> None:
