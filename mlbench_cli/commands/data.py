@@ -38,7 +38,7 @@ class PreparedData(TypedDict):
 
     task: str
     folder: str
-    data_identity: DataIdentityDocument
+    data_identity: DataIdentityDocument | None
 
 
 @data.callback()
@@ -102,9 +102,6 @@ def prepare(
     task = load_task(name)
     _check_claim_options(claim, size, storage_class, access)
     parameters = task.resolve(preset)
-    if task.files is None:
-        _say_that_none_are_needed(name, output)
-        return
     urls = [path for path in import_files or [] if "://" in path]
     for url in urls:
         _check_url(url, task)
@@ -133,6 +130,9 @@ def prepare(
         console.out_json(result)
         return
     identity = result["data_identity"]
+    if identity is None:
+        console.out(f"{name}: has no data to prepare; it makes them itself, or its program reads them")
+        return
     console.out(f"{name}: ready in {result['folder']}")
     console.out("\n".join(f"  {count:>12,}  {part}" for part, count in identity["counts"].items()).replace(",", " "))
     console.out(f"  digest: {identity['digest'] or 'none'}")
@@ -253,15 +253,8 @@ def _check_name(name: str, task: Task) -> None:
     if not any(fnmatchcase(name, each) for each in known):
         raise UsageError(
             f'The task "{task.name}" does not read a file called "{one_line(name, 100)}".',
-            hint=f"It reads: {', '.join(known)}.",
+            hint=f"It reads: {', '.join(known)}." if known else "It reads no files.",
         )
-
-
-def _say_that_none_are_needed(name: str, output: Format) -> None:
-    if output == Format.json:
-        console.out_json({"task": name, "folder": None, "data_identity": None})
-    else:
-        console.out(f"{name}: needs no files; its data are made or come with a Python package")
 
 
 def _module_of(task: Task) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from task_images.epsilon_logistic_regression.libsvm import Dense, load_with_digest
+from task_images.epsilon_logistic_regression.libsvm import Dense, Floats, load, load_with_digest
 from task_images.harness.errors import EnvironmentUnfitError
 from task_images.harness.identity import DataIdentity, compare_data
 from task_images.harness.published import EPSILON, fetch_published
@@ -99,3 +99,9 @@ def prepare_data(folder: Path, parameters: Mapping[str, object]) -> DataIdentity
     except EnvironmentUnfitError:
         fetch_published(EPSILON, folder, print)
     return read(find_files(str(folder)))[2]
+
+
+def validation_arrays(folder: Path) -> tuple[Floats, Floats]:
+    """Features [n, 2000] and labels [n], 0 or 1, of the validation set. Raises as `find_files`."""
+    found = load(find_files(str(folder))[1], FEATURES)
+    return found.rows, found.labels

@@ -14,8 +14,8 @@ from pathlib import Path
 from task_images.gpt_pretraining.bpe import END, BytePairs, read_byte_pairs
 from task_images.harness.errors import EnvironmentUnfitError
 from task_images.harness.identity import DataIdentity
-from task_images.harness.language.shards import has_shards, prepare_shards
-from task_images.harness.language.tokens import BYTES, read_tokens, write_tokens
+from task_images.harness.language.shards import has_shards, prepare_shards, read_shards
+from task_images.harness.language.tokens import BYTES, Tokens, read_tokens, write_tokens
 from task_images.harness.progress import ProgressLines
 from task_images.harness.published import FINEWEB, fetch_published, is_begun
 
@@ -95,3 +95,9 @@ def read_documents(path: Path) -> Iterator[str]:
         raise EnvironmentUnfitError(f"{os.fspath(path)} cannot be read: {error}", "It must be UTF-8.") from None
     if any(line.strip() for line in lines):
         yield "".join(lines)
+
+
+def validation_arrays(folder: Path) -> tuple[Tokens, Tokens]:
+    """The validation tokens [n - 1], and those that follow them, mapped. Raises as reading the data."""
+    corpus = read_shards(folder, 1 << 16) if has_shards(folder) else read_tokens(folder, sys.maxsize)
+    return corpus.valid[:-1], corpus.valid[1:]

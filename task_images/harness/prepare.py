@@ -6,7 +6,7 @@ JSON object to standard output. Interrupted, it goes on where it stopped when it
 
 Files at URLs (https://, s3://, gs://) are copied into the folder first.
 
-A task of the catalogue has `prepare_data(folder, parameters) -> DataIdentity` in its module `data`.
+A task of the catalogue that reads data has `prepare_data(folder, parameters) -> DataIdentity` in its module `data`.
 """
 
 import importlib
@@ -34,17 +34,15 @@ def main(contract: Contract) -> None:
             raise
         module = None
     prepare = getattr(module, "prepare_data", None)
-    if prepare is None:
-        raise TaskUsageError(f"the task {name[:60]!r} has no data to prepare", "mlbench tasks shows all tasks.")
     folder = data_folder(contract)
     # Tasks print progress; the result alone belongs to standard output.
     out, sys.stdout = sys.stdout, sys.stderr
     try:
         _copy(urls, folder)
-        identity = prepare(folder, contract.parameters)
+        identity = prepare(folder, contract.parameters).to_dict() if prepare else None
     finally:
         sys.stdout = out
-    result = {"task": name, "folder": str(Path(folder).absolute()), "data_identity": identity.to_dict()}
+    result = {"task": name, "folder": str(Path(folder).absolute()), "data_identity": identity}
     print(json.dumps(result), flush=True)
 
 

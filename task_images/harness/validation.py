@@ -12,11 +12,16 @@ Array = npt.NDArray[np.generic]
 
 
 def load_validation(task: str, folder: str | Path) -> tuple[Array, Array]:
-    """Inputs and targets of the whole validation set of a task, in their published order and unscaled: images
-    [n, channels, height, width] of bytes with labels [n], or features [n, d] with targets [n].
+    """Inputs and targets of the whole validation set of a task, in their published order and unscaled.
 
-    `folder` is that of the data sets; files that are missing are fetched, checked and kept there. Raises TaskUsageError
-    for a task without such a set, and what reading the data raises.
+    mnist, cifar10_resnet20 and its variants    images [n, channels, height, width] of bytes, labels [n]
+    imagenet_resnet                             paths of images [n], labels [n]
+    epsilon_logistic_regression                 features [n, d], labels [n], 0 or 1
+    wikitext2_awd_lstm, gpt_pretraining         words or tokens [n], those that follow them [n]
+    wmt16_gnmt, wmt17_transformer               sentences [n] and references [n], as text
+
+    `folder` is that of the data sets, where `mlbench data prepare` put them; images of MNIST and CIFAR-10 are fetched
+    if they are missing. Raises TaskUsageError for a task without such a set, and what reading the data raises.
     """
     name = task if task.isidentifier() else "_"
     try:
@@ -27,7 +32,8 @@ def load_validation(task: str, folder: str | Path) -> tuple[Array, Array]:
         found = None
     if found is None:
         raise TaskUsageError(
-            f"the task {task[:60]!r} has no validation set of arrays", "mnist, cifar10_resnet20 and its variants do."
+            f"the task {task[:60]!r} has no validation set of arrays",
+            "The digits and BERT's hidden tokens follow from the run's seed; all other tasks with a goal have one.",
         )
     inputs, targets = found(Path(folder))
     return inputs, targets

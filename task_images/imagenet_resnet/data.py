@@ -22,7 +22,7 @@ from task_images.harness.images import Normalise
 from task_images.harness.partition import Partition, shard
 from task_images.harness.seeds import generator
 from task_images.imagenet_resnet.decoding import Cut, DecodingProcesses, Load, Place, name_killed_processes
-from task_images.imagenet_resnet.folders import ImageFolders, pack_images
+from task_images.imagenet_resnet.folders import ImageFolders, Part, list_folders, pack_images
 from task_images.imagenet_resnet.packed import PackedPart
 
 # Per channel, of the training images, as everybody has them.
@@ -241,3 +241,10 @@ def generate(folder: Path, classes: int, sizes: dict[str, int], side: int, seed:
 def prepare_data(folder: Path, parameters: Mapping[str, object]) -> DataIdentity:
     """Unpack the archives if there are any, list the images, and pack them into large files, once for all runs."""
     return pack_images(folder, int(str(parameters["classes"])), print).identity
+
+
+def validation_arrays(folder: Path) -> tuple[npt.NDArray[np.str_], npt.NDArray[np.int64]]:
+    """Paths of the validation images [50000], which are files of several sizes, and their labels [50000]."""
+    part = list_folders(folder, len(list((folder / "val").iterdir())), print).validation
+    assert isinstance(part, Part)
+    return np.array([str(part.path(index)) for index in range(len(part))]), np.asarray(part.labels, np.int64)

@@ -139,3 +139,9 @@ def prepare_data(folder: Path, parameters: Mapping[str, object]) -> DataIdentity
     if len(_sources(folder)) == 0:
         fetch_published(WIKITEXT2, folder, print)
     return read_corpus(folder).identify()
+
+
+def validation_arrays(folder: Path) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    """Numbers of the validation text's words [n - 1], and of the words that follow them. Raises as `read_corpus`."""
+    words = read_corpus(folder).valid.numpy()
+    return words[:-1], words[1:]

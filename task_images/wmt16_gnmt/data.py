@@ -13,6 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
+
 from task_images.harness.cache import cached_folder
 from task_images.harness.errors import EnvironmentUnfitError
 from task_images.harness.identity import DataIdentity, compare_data
@@ -132,3 +135,10 @@ def prepare_data(folder: Path, parameters: Mapping[str, object]) -> DataIdentity
         prepare_text(raw, place, 32_000)
     longest, longest_test = (int(str(parameters[name])) for name in ("longest", "longest_test"))
     return read_corpus(folder, folder, longest, longest_test).identify()
+
+
+def validation_arrays(folder: Path) -> tuple[npt.NDArray[np.str_], npt.NDArray[np.str_]]:
+    """Sentences [3003] of newstest2014 in English, and their German references, as text: for `corpus_bleu`."""
+    place = (folder / FOLDER if (folder / FOLDER).is_dir() else folder) / RAW
+    source, target = (np.array(list(lines(place / f"newstest2014.{language}"))) for language in LANGUAGES)
+    return source, target

@@ -14,6 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
+
 from task_images.harness.cache import cached_folder
 from task_images.harness.errors import EnvironmentUnfitError
 from task_images.harness.identity import DataIdentity, compare_data
@@ -123,3 +126,10 @@ def prepare_data(folder: Path, parameters: Mapping[str, object]) -> DataIdentity
         int(str(parameters[name])) for name in ("vocabulary", "longest", "longest_test")
     )
     return read_corpus(folder, folder, vocabulary, longest, longest_test).identify()
+
+
+def validation_arrays(folder: Path) -> tuple[npt.NDArray[np.str_], npt.NDArray[np.str_]]:
+    """Sentences [3003] of newstest2014 in English, and their German references, as text: for `corpus_bleu`."""
+    place = folder / FOLDER if (folder / FOLDER).is_dir() else folder
+    source, target = (np.array(list(lines(place / f"test.{language}"))) for language in (SOURCE, TARGET))
+    return source, target

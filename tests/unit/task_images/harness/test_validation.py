@@ -30,7 +30,7 @@ def test_a_validation_set_comes_whole_unscaled_and_in_its_order(tmp_path: Path) 
     assert np.array_equal(labels, written["validation"][1])
 
 
-@pytest.mark.parametrize("task", ["allreduce", "gpt_pretraining", "no_such_task", "../x", ""])
+@pytest.mark.parametrize("task", ["allreduce", "bert_pretraining", "no_such_task", "../x", ""])
 def test_a_task_without_such_a_set_is_refused(task: str, tmp_path: Path) -> None:
     with pytest.raises(TaskUsageError, match="no validation set"):
         public.load_validation(task, tmp_path)
