@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from mlbench_cli.agent.agent import Rank
     from mlbench_cli.agent.messages import MachinesPlan, RankPlan
 
-MEETING_SECONDS = 300.0
+MEETING_SECONDS = 600.0  # as long as ranks without an agent wait for each other
 GRACE_SECONDS = 5.0
+EXIT_PEER_LOST = 75  # as of a rank whose peers did not come
 # What worker.sh has set for a single rank, and every rank gets anew.
 PASSED_ON = ("MLBENCH_PARAMETERS", "MLBENCH_BACKEND")
 
@@ -100,6 +101,9 @@ class PodAgent(NodeAgent):
     def conduct(self) -> int:
         """As on a machine; 0 if the run has ended well, although a rank that was killed may have been left out."""
         code = super().conduct()
+        if problem := self.state["start_problem"]:
+            os.write(2, f"mlbench: the ranks did not start: {problem}\n".encode())
+            return EXIT_PEER_LOST
         return 0 if self.state["ended"] == "exited" else code or 1
 
     def _open_log(self, rank: Rank) -> int:

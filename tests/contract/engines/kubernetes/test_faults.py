@@ -4,6 +4,8 @@ import base64
 import json
 import os
 import signal
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 
 from mlbench_cli.agent.machine import free_port
+from mlbench_cli.engines.environment import plan_faults
 from mlbench_cli.engines.kubernetes.fetch import unpack
 from mlbench_cli.engines.kubernetes.manifests import manifests
 from mlbench_cli.errors import UsageError
@@ -22,22 +25,18 @@ from tests.contract.local_runs import processes_below, until
 SECOND_TRY = 'test -n "$MLBENCH_ATTEMPT" && exit 0; exec sleep 60'
 
 
+def a_spec(script: str, workers: int, **changes: Any) -> RunSpec:
+    fields: dict[str, Any] = {"task": "custom", "preset": "custom", "backend": "gloo", "image": "image:1", **changes}
+    argv = ("sh", "-c", script)
+    return RunSpec(name="r", cluster="c", engine="kubernetes", argv=argv, workers=workers, timeout=60.0, **fields)
+
+
 class Pods:
     """The workers of a run as processes of this machine, made from the run's own objects."""
 
     def __init__(self, folder: Path, script: str, workers: int = 2, **changes: Any) -> None:
         self.folder = folder
-        argv = ("sh", "-c", script)
-        fields: dict[str, Any] = {
-            "task": "custom",
-            "preset": "custom",
-            "backend": "gloo",
-            "image": "image:1",
-            **changes,
-        }
-        self.spec = RunSpec(
-            name="r", cluster="c", engine="kubernetes", argv=argv, workers=workers, timeout=60.0, **fields
-        )
+        self.spec = a_spec(script, workers, **changes)
         check_faults(self.spec)
         documents = {document["kind"]: document for document in reversed(manifests(self.spec, "default"))}
         (folder / "agent.zip").write_bytes(base64.b64decode(documents["ConfigMap"]["binaryData"]["agent.zip"]))
@@ -131,6 +130,33 @@ def test_a_pod_that_is_deleted_ends_the_run_and_leaves_nothing(tmp_path: Path, n
     pods.workers[number].process.send_signal(signal.SIGTERM)
     assert all(code for code, _ in pods.end())
     until(lambda: not processes_below(str(tmp_path)))
+
+
+def test_a_pod_whose_peer_never_comes_says_so(tmp_path: Path) -> None:
+    environment = {
+        **dict.fromkeys(("RANK", "LOCAL_RANK", "NODE_RANK"), "0"),
+        "LOCAL_WORLD_SIZE": "1",
+        "MLBENCH_WORKERS": "2",
+        "MLBENCH_WORK_DIR": str(tmp_path),
+        "MLBENCH_RUN_ID": "r",
+        "MLBENCH_TIMEOUT": "60",
+        "MLBENCH_HOSTS": "r-0.r,r-1.r",
+        "MLBENCH_FAULTS": json.dumps(plan_faults(a_spec("true", 2, on_failure="restart"))),
+        "MLBENCH_AGENT_PORT": str(free_port()),
+        "MLBENCH_KEEPER_TOKEN": "token",
+        "MLBENCH_BACKEND": "gloo",
+    }
+    code = "from mlbench_cli.agent import pod; pod.MEETING_SECONDS = 1.0; raise SystemExit(pod.main(['true']))"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 75, done.stderr
+    assert "the ranks did not start: nodes 1 did not report within 1 s" in done.stderr
 
 
 def test_an_image_without_python_says_so(tmp_path: Path) -> None:
