@@ -135,20 +135,22 @@ class ClusterDetails:
     @classmethod
     def of(cls, cluster: Cluster) -> Self:
         """The facts of a cluster's record. Raises UsageError for a value of a wrong type, with its key."""
-        values = {}
-        for item in fields(cls):
-            key = item.name
-            value = cluster.details.get(key, cluster.details.get(_OLD_KEYS.get(key, key)))
-            if value is None:
+        values: dict[str, Any] = {}
+        if cls not in _TYPES:
+            _TYPES[cls] = {item.name: item.metadata["types"] for item in fields(cls)}
+        types_of = _TYPES[cls]
+        for key, value in cluster.details.items():
+            name = key if key in types_of else _NEW_KEYS.get(key, key)
+            types = types_of.get(name)
+            if types is None or value is None or (name != key and name in cluster.details):
                 continue
-            types = item.metadata["types"]
             if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
                 raise UsageError(
-                    f'The record of the cluster "{cluster.name}" is damaged: its {key} is {value!r:.60}, '
+                    f'The record of the cluster "{cluster.name}" is damaged: its {name} is {value!r:.60}, '
                     f"not {' or '.join(kind.__name__ for kind in types)}.",
                     hint=f"mlbench delete-cluster {cluster.provider} {cluster.name}   deletes what exists of it",
                 )
-            values[item.name] = value
+            values[name] = value
         return cls(**values)
 
     @property
@@ -169,4 +171,5 @@ class ClusterDetails:
 _WORKER_PARTS = ("worker ", "GPU ")
 
 # Keys that the first edition wrote.
-_OLD_KEYS = {"helm_charts": "charts"}
+_NEW_KEYS = {"charts": "helm_charts"}
+_TYPES: dict[type, dict[str, tuple[type, ...]]] = {}  # of each class of details, the types of its facts by key
