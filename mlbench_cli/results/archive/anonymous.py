@@ -27,7 +27,8 @@ KEPT_PACKAGES = re.compile(
     r"|sacremoses|mlbench-cli|nvidia-.*|cuda-.*|intel-.*|mkl|oneccl.*)"
 )
 _HOME = re.compile(r"(/home/|/Users/)[^/\s\"']+|/root(?=/)")
-_PYTHON = re.compile(rb'"python": *"[^"]*"')  # the interpreter of a plan for hosts and Slurm, by its path
+# Folders of a plan for hosts or of a job of Slurm: of the interpreter, the runs, the --setup. Those of the system stay.
+_FOLDER = re.compile(rb"(?<![\w./$-])/(?!(?:bin|dev|etc|proc|sbin|sys|usr)/)(?:[^\s\"'/:=,]+/)+(?=[^\s\"'/:=,])")
 
 
 def anonymize(folder: Path) -> None:
@@ -45,7 +46,8 @@ def anonymize(folder: Path) -> None:
         for path in sorted((folder / part).rglob("*")):
             if path.is_file():
                 _rewrite(path, lambda line: _clean_text(line, scrub))
-    _rewrite(folder / "manifests" / "plan.json", lambda line: _PYTHON.sub(rb'"python": "python"', line))
+    for name in ("plan.json", "job.sh"):
+        _rewrite(folder / "manifests" / name, lambda line: _FOLDER.sub(b"", line))
 
 
 def _make_scrubber(folder: Path) -> Callable[[str], str]:

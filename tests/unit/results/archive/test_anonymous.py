@@ -100,6 +100,22 @@ def test_the_plan_of_hosts_keeps_no_path_of_python(tmp_path: Path) -> None:
     assert json.loads((folder / "manifests" / "plan.json").read_text()) == {"python": "python", "nodes": 2}
 
 
+def test_the_job_of_slurm_keeps_no_folder_but_those_of_the_system(tmp_path: Path) -> None:
+    folder = a_run(tmp_path / "run")
+    (folder / "manifests").mkdir(exist_ok=True)
+    job = folder / "manifests" / "job.sh"
+    job.write_text(
+        "#!/bin/bash\n#SBATCH --output=/acme/shared/runs/17/out\nrun=/acme/shared/runs/17\n"
+        'mkdir "$run/started" || exit 75\nexport PATH=${PATH:-/usr/local/bin:/usr/bin:/bin}\n'
+        'source /acme/env/bin/activate\nsrun -- /bin/sh -c \'exec "$@"\' "$run" /acme/env/bin/python -I run\n'
+    )
+    anonymize(folder)
+    text = job.read_text()
+    assert "acme" not in text
+    for kept in ("#!/bin/bash", "run=17", '"$run/started"', "/usr/local/bin:/usr/bin:/bin", "/bin/sh -c", "python -I"):
+        assert kept in text
+
+
 def test_a_damaged_archive_is_refused(tmp_path: Path) -> None:
     source = a_run(tmp_path / "run")
     (source / "logs/rank-0.log").write_text("nothing\n")
