@@ -5,6 +5,7 @@ site; they are not committed, so that they cannot be stale.
 """
 
 import dataclasses
+import html
 import json
 import os
 import re
@@ -113,6 +114,11 @@ def format_table(head: list[str], rows: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(_escape(cell) for cell in row) + " |" for row in lines) + "\n"
 
 
+def _fold(title: str, parts: list[str]) -> str:
+    """Parts of a long page that are closed until a reader opens them, or finds a word in them."""
+    return "\n\n".join([f'<details markdown="1">\n<summary>{html.escape(title)}</summary>', *parts, "</details>"])
+
+
 def _escape(text: str) -> str:
     text = " ".join(text.split())
     return text if text.startswith("`") and text.endswith("`") else text.replace("|", "\\|").replace("<", "&lt;")
@@ -140,7 +146,9 @@ def describe_commands() -> str:
         rows = [[f"[`{name}`](#{name})", entry.help] for name, entry in entries.items()]
         parts.append(format_table(["command", "purpose"], rows))
         for name in entries:
-            parts += _describe_command(group.get_command(context, name), name, context, "###")  # type: ignore[attr-defined]
+            command = group.get_command(context, name)  # type: ignore[attr-defined]
+            heading, *details = _describe_command(command, name, context, "###")
+            parts += [heading, _fold(entries[name].help, details)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -253,7 +261,7 @@ def _describe_task(task: Task) -> Iterator[str]:
         values += [_show(task.presets[preset][name]) if name in task.presets[preset] else "" for preset in others]
         free = " *(free)*" if name in task.free else ""
         rows.append([f"`{name}`", *values, allowed, parameter.help + free])
-    yield format_table(["parameter", "spec", *others, "type", "meaning"], rows)
+    yield _fold(f"Parameters ({len(rows)})", [format_table(["parameter", "spec", *others, "type", "meaning"], rows)])
 
 
 def _show(value: Any) -> str:
