@@ -23,7 +23,7 @@ def load_validation(task: str, folder: str | Path) -> tuple[Array, Array]:
     `folder` is that of the data sets, where `mlbench data prepare` put them; images of MNIST and CIFAR-10 are fetched
     if they are missing. Raises TaskUsageError for a task without such a set, and what reading the data raises.
     """
-    name = task if task.isidentifier() else "_"
+    name = (task if task.isidentifier() else "_").removesuffix("_ddp").removesuffix("_tensorflow")  # the same data
     try:
         found = getattr(importlib.import_module(f"task_images.{name}.data"), "validation_arrays", None)
     except ModuleNotFoundError as error:

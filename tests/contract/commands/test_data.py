@@ -89,7 +89,7 @@ def test_a_claim_is_filled_by_a_run_of_one_worker() -> None:
         (["--claim", "pvc", "--import", "x"], "--import copies files on this machine"),
         (["--cluster", "local"], "--cluster requires --claim"),
         (["--size", "1Gi"], "--size requires --claim"),
-        (["--claim", "pvc", "--access", "rwx"], "--access belongs to --size"),
+        (["--claim", "pvc", "--access", "rwx"], "--access requires --size"),
         (["--claim", "pvc", "--size", "1Gi", "--access", "all"], "choose rwx"),
         (["--claim", "pvc", "--size", "1Gi"], 'The cluster "local" has no persistent volume claims'),
     ],

@@ -174,7 +174,7 @@ def test_the_data_of_every_task_arrive_by_one_command(
     assert len(mirror.asked) == asked
     assert json.loads(capsys.readouterr().out) == document
     if task != "bert_pretraining":  # whose hidden tokens follow from the seed
-        inputs, targets = load_validation(task.replace("_tensorflow", ""), folder)
+        inputs, targets = load_validation(task, folder)
         assert len(inputs) == len(targets) > 0
 
 
