@@ -12,7 +12,7 @@ from mlbench_cli.engines.fake import FakeEngine
 from mlbench_cli.errors import NeverStartedError, NotFoundError, UsageError
 from mlbench_cli.model.run import Cluster, Ending, Experiment, Member, Observation, Run, RunState, WorkerState
 from mlbench_cli.model.spec import RunSpec
-from mlbench_cli.runs import connect, queue, supervise
+from mlbench_cli.runs import queue, supervise
 from mlbench_cli.runs.recording import record
 from mlbench_cli.runs.removal import delete_run
 from mlbench_cli.runs.snapshot import read_states
@@ -79,7 +79,7 @@ def test_a_queue_on_another_machine_is_unknown_from_here(store: Store, monkeypat
         elsewhere.setattr("mlbench_cli.storage.queue_folder.os.uname", lambda: far)
         folder.write_holder(1, is_detached=True)
     assert folder.find_state() is QueueState.UNKNOWN
-    with pytest.raises(UsageError, match="under way: queue, process 1 on far"), queue.hold(experiment, store):
+    with pytest.raises(UsageError, match="is running: queue, process 1 on far"), queue.hold(experiment, store):
         pass
     with pytest.raises(UsageError, match="cannot be reached from this machine"):
         queue.stop(experiment, store.folder, "stopped")
@@ -104,7 +104,7 @@ def test_as_many_runs_at_a_time_as_were_asked_for(store: Store, monkeypatch: pyt
         engine.barrier = barrier
         return engine
 
-    monkeypatch.setattr(connect, "connect_engine", connect_engine)
+    monkeypatch.setattr(queue, "connect_engine", connect_engine)
     assert queue._work(experiment, [run.id for run in runs], store.folder) == []
     assert {row.state for row in store.runs()} == {RunState.FINISHED}
     assert [read_queued(run.folder) for run in runs] == [None] * 3
