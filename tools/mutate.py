@@ -402,7 +402,8 @@ def check(mutants: Sequence[Mutant], minutes: float) -> tuple[list[Mutant], int]
     survivors, tried = [], 0
     passing: dict[str, bool] = {}  # without a mutant
     with Tree() as tree:
-        load_third_parties(sorted({test.partition("::")[0] for names in tests.values() for test in names}))
+        there = load_third_parties(sorted({test.partition("::")[0] for names in tests.values() for test in names}))
+        tests = {mutant: [name for name in names if name in there] for mutant, names in tests.items()}
         for mutant in mutants:
             if time.monotonic() >= end:
                 break
@@ -436,14 +437,27 @@ def _kill(tree: Tree, mutant: Mutant, tests: Sequence[str], known: TestMap, pass
     return None
 
 
-def load_third_parties(files: Sequence[str]) -> None:
-    """Import once what all children need, and then forget the project's own modules, one of which is mutated."""
+class Collected:
+    """A plugin of pytest: the tests that there are."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self.names = {item.nodeid for item in session.items}
+
+
+def load_third_parties(files: Sequence[str]) -> set[str]:
+    """Import once what all children need, and then forget the project's own modules, one of which is mutated. The tests
+    in these files; those that were recorded and then renamed are not among them."""
+    collected = Collected()
     quiet, saved = os.open(os.devnull, os.O_WRONLY), os.dup(1)
     os.dup2(quiet, 1)
-    run_pytest(["--collect-only", *files])
+    run_pytest(["--collect-only", *(file for file in files if (ROOT / file).is_file())], collected)
     os.dup2(saved, 1)
     for name in [name for name in sys.modules if name.split(".")[0] in (*PRODUCT, "tests")]:
         del sys.modules[name]
+    return collected.names
 
 
 def main(argv: list[str]) -> int:

@@ -1,10 +1,12 @@
 """What hosts must have in common, and at which address they are reached."""
 
+import time
 from dataclasses import replace
 
 import pytest
 
-from mlbench_cli.engines.hosts.checks import HostFacts, check_hosts, choose_address
+from mlbench_cli.engines.hosts.checks import HostFacts, check_hosts, choose_address, examine_hosts
+from mlbench_cli.engines.hosts.hostfile import HostEntry
 from mlbench_cli.errors import CapacityError, NotFoundError, UsageError
 
 ADDRESSES = [
@@ -37,6 +39,26 @@ def test_ranks_meet_at_the_address_that_ssh_came_to(
 def test_an_unknown_interface_is_refused_with_those_that_exist() -> None:
     with pytest.raises(NotFoundError, match="lo, eth0, ib0"):
         choose_address(ADDRESSES, "", "eth9", "m1")
+
+
+class Host:
+    """A channel to a host whose clock says `now`."""
+
+    def __init__(self, now: float) -> None:
+        self.now = now
+
+    def call(self, do: str, **_: object) -> dict[str, object]:
+        if do == "probe":
+            return {"python": "3.11.7", "torch": "2.11.0", "gpus": "8"}
+        return {**HOST.facts, "time": self.now, "addresses": ADDRESSES, "connection": "1.2.3.4 5000 10.0.0.5 22"}
+
+
+def test_the_clock_of_a_host_is_compared_with_the_middle_of_the_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    moments = iter((1000.0, 1004.0))
+    monkeypatch.setattr(time, "time", lambda: next(moments))
+    [found] = examine_hosts([HostEntry("me@m1")], [Host(1102.0)], "/d", "python3", None)  # type: ignore[list-item]
+    assert found.clock_seconds == 100.0
+    assert (found.name, found.gpus, found.interface, found.address) == ("m1", 8, "eth0", "10.0.0.5")
 
 
 def test_different_versions_and_full_disks_are_refused() -> None:
