@@ -313,7 +313,7 @@ def test_a_finished_run_has_figures_and_a_paged_log(dashboard: Dashboard) -> Non
         browser.wait_for("return document.getElementById('listing').dataset.loaded === 'yes'")
         shoot(browser, "overview")
         assert "alpha-2" in browser.text()
-        assert "Prec@1 80.5" in browser.text()
+        assert "top-1 accuracy 80.5" in browser.text()
         browser.open(f"http://127.0.0.1:{dashboard.port}/runs/alpha-2")
         assert browser.run("return document.querySelectorAll('figure [role=img]').length") > 2
         browser.wait_for("return document.getElementById('log').textContent.includes('epoch 2 of 3')")
