@@ -39,7 +39,7 @@ def on(cpu: str, driver: str | None = None, packages: dict[str, str] | None = No
         ((10.1, 9.9, 10.15), Answer.REPRODUCED, "reproduced within"),
         ((12.5, 12.7, 12.4), Answer.DIFFERENT, "different, 1.2"),
         ((7.5, 7.6, 7.4), Answer.DIFFERENT, "different, 0.7"),
-        ((11.0, 13.5, 10.2), Answer.CANNOT_TELL, "does not decide"),
+        ((11.0, 13.5, 10.2), Answer.CANNOT_TELL, "undecided"),
         ((10.1,), Answer.REPRODUCED, "reproduced within"),
     ],
 )
