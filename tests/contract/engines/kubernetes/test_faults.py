@@ -80,8 +80,8 @@ def test_a_rank_killed_in_another_pod_starts_all_ranks_again(tmp_path: Path) -> 
     pods = Pods(tmp_path, script, faults="at 0.3s kill rank 1", on_failure="restart")
     ends = pods.end()
     assert [code for code, _ in ends] == [0, 0]
-    assert len({log for _, log in ends}) == 1  # the second attempt meets at one port, too
-    assert ends[0][1].split()[1].startswith("1:")
+    (last,) = {log.split()[-1] for _, log in ends}  # the second attempt meets at one port, too
+    assert last.startswith("1:")
     record = pods.read_record()
     assert [(attempt["rank"], attempt["why"]) for attempt in record["attempts"]] == [(1, "killed"), (None, None)]
     assert [event["problem"] for event in record["events"]] == [None]
@@ -94,11 +94,9 @@ def test_shrinking_ends_well_although_a_rank_was_left_out(tmp_path: Path) -> Non
     pods = Pods(tmp_path, script, workers=3, faults="at 1s kill rank 0", on_failure="shrink", **task)
     ends = pods.end()
     assert [code for code, _ in ends] == [0, 0, 0]
-    assert [log.splitlines()[1:] for _, log in ends] == [
-        ["0 of 2", '{"batch_size":3}'],
-        ["1 of 2", '{"batch_size":3}'],
-        [],
-    ]
+    last = [log.splitlines()[-2:] for _, log in ends]  # a rank may be killed before its first line
+    assert last[:2] == [[f"{rank} of 2", '{"batch_size":3}'] for rank in (0, 1)]
+    assert "of 2" not in ends[2][1]
 
 
 def test_several_processes_of_a_pod(tmp_path: Path) -> None:
