@@ -58,7 +58,7 @@ def test_workers_come_from_a_reservation_or_one_of_its_blocks(
         ("mine/blocks/b", 2, 2, "is not the name of a reservation"),
         ("other", 2, 2, "There is no reservation other in europe-west1-b"),
         ("mine/reservationBlocks/b", 2, 2, "There is no block b of the reservation mine"),
-        ("h100", 2, 2, "is of a3-highgpu-8g, not a4-highgpu-8g"),
+        ("h100", 2, 2, "is for a3-highgpu-8g, not a4-highgpu-8g"),
         ("mine", 4, 5, "The reservation mine has 3 machines left in europe-west1-b, 4 are needed"),
         ("mine/reservationBlocks/mine-block-1", 3, 5, "The block mine-block-1 of the reservation mine has 2 machines"),
     ],

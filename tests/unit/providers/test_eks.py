@@ -103,7 +103,7 @@ def test_what_stands_in_has_the_same_gpus() -> None:
         ({"efa": True}, "no EFA network interface"),
         ({"spot_type": ("g5.xlarge",)}, "needs --spot"),
         ({"machine_type": "g4dn.xlarge", "spot": True, "spot_type": ("g5.xlarge",)}, "cannot replace"),
-        ({"machine_type": "p4d.24xlarge", "spot": True, "efa": True, "spot_type": ("p4de.24xlarge",)}, "one type"),
+        ({"machine_type": "p4d.24xlarge", "spot": True, "efa": True, "spot_type": ("p4de.24xlarge",)}, "a single type"),
         ({"system_machine_type": "g5.xlarge"}, "need no GPU"),
         ({"admin": ("me",)}, "not the ARN"),
         ({"node_image": "botlerocket"}, 'Did you mean "bottlerocket"?'),
@@ -117,7 +117,7 @@ def test_wrong_options_are_refused_before_any_call(options: dict[str, object], m
 
 @pytest.mark.parametrize("nodes", [-1, 451])
 def test_wrong_numbers_of_workers(nodes: int) -> None:
-    with pytest.raises(UsageError, match="from 0 to 450"):
+    with pytest.raises(UsageError, match="can have 0 to 450"):
         EksProvider().new_cluster("demo", nodes, EksOptions())
 
 

@@ -208,7 +208,7 @@ def test_a_repository_a_chart_and_a_version() -> None:
         ("http://127.0.0.1.example.org/web@1.2.3", "not encrypted"),
         ("ftp://example.org/web@1.2.3", "none of https and http"),
         ("file:///web@1.2.3", "none of https and http"),
-        ("https://example.org/web?x=1@1.2.3", "no meaning"),
+        ("https://example.org/web?x=1@1.2.3", "are not allowed here"),
         ("oci://example.org/web@1.2.3", "image registries"),
         ("https://[::1/web@1.2.3", "is no address"),
     ],

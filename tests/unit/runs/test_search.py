@@ -103,7 +103,7 @@ def test_the_best_trial_reached_the_goal_first_or_came_closest() -> None:
         ("set.epochs=1,2", {}, "--search sets"),
         ("set.hold_out=0.1,0.2", {}, "--search sets"),
         ("set.average=a..b 3", {}, "between two numbers"),
-        ("set.average=1..2 3", {}, "is no number"),
+        ("set.average=1..2 3", {}, "is not a number"),
         ("set.alpha=1,2", {"set": {"alpha": "3"}}, "sets a parameter that"),
         ("set.alpha=1,2", {"matrix": {"method": ("bsp",)}}, "exclude each other"),
         ("set.alpha=1,2", {"search_budget": "soon"}, "no duration"),

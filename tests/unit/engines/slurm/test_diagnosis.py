@@ -31,7 +31,7 @@ def job(state: str, reason: str = "") -> JobReport:
         ("InvalidQOS", True, "QOS"),
         ("JobHeldUser", False, "scontrol release"),
         ("DependencyNeverSatisfied", True, "failed"),
-        ("BeginTime", False, "later"),
+        ("BeginTime", False, "in the future"),
         ("SomethingOfNextYear", False, "scontrol show job 27"),
     ],
 )
