@@ -19,11 +19,12 @@ class Workspace:
     """
 
     def __init__(
-        self, home: Path | None = None, *, notice: Notice | None = None, patience: float | None = None
+        self, home: Path | str | None = None, *, notice: Notice | None = None, patience: float | None = None
     ) -> None:
-        if home is not None:
-            home.mkdir(parents=True, exist_ok=True)
-        self.store = Store(home, notice=notice, patience=patience)
+        folder = None if home is None else Path(home)
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+        self.store = Store(folder, notice=notice, patience=patience)
         self.notice = notice
 
     def notify(self, text: str) -> None:

@@ -300,13 +300,13 @@ COLLECTIVES = {
     "broadcast": Collective(broadcast, "the buffer", "algbw", _one, _TREE, _depth),
     "reduce": Collective(reduce, "the buffer", "algbw", _one, _TREE, _depth),
     "all_gather": Collective(
-        all_gather, "what is gathered, k parts", _PARTS, _share, _PIECES, lambda k: k - 1.0, divided=True
+        all_gather, "the gathered data, k parts", _PARTS, _share, _PIECES, lambda k: k - 1.0, divided=True
     ),
     "reduce_scatter": Collective(
-        reduce_scatter, "what is reduced, k parts", _PARTS, _share, _PIECES, lambda k: k - 1.0, divided=True
+        reduce_scatter, "the reduced data, k parts", _PARTS, _share, _PIECES, lambda k: k - 1.0, divided=True
     ),
     "all_to_all": Collective(
-        all_to_all, "what a rank sends, k parts", _PARTS, _share, _PIECES, lambda k: k - 1.0,
+        all_to_all, "data sent by a rank, k parts", _PARTS, _share, _PIECES, lambda k: k - 1.0,
         places=(OUT_OF_PLACE,), divided=True,
     ),
     "ping_pong": Collective(

@@ -49,7 +49,7 @@ def test_a_search_chooses_what_then_runs_and_a_second_one_starts_nothing(capfd: 
     [
         (("--detach",), "does not work with --detach"),
         (("--search", "set.lerning_rate=1,2"), "no parameter"),
-        (("--matrix", "method=bsp,dear"), "several"),
+        (("--matrix", "method=bsp,dear"), "exclude each other"),
     ],
 )
 def test_a_search_that_cannot_work_starts_nothing(

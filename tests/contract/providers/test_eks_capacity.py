@@ -89,7 +89,7 @@ def test_machines_of_a_reservation_start_in_its_own_placement_group(reservations
         (("-t", "m5.large", "--capacity-reservation", PLAIN), 2, "needs its --zone"),
         ((*SMALL, "--capacity-reservation", PLAIN, "--spot"), 2, "exclude each other"),
         ((*SMALL, "--capacity-reservation", PLAIN, "--placement-group"), 2, "exclude each other"),
-        (("-t", "m5.xlarge", "--zone", ZONE, "--capacity-reservation", PLAIN), 2, "is of m5.large, not m5.xlarge"),
+        (("-t", "m5.xlarge", "--zone", ZONE, "--capacity-reservation", PLAIN), 2, "is for m5.large, not m5.xlarge"),
         (("-t", "m5.large", "--zone", "eu-west-1a", "--capacity-reservation", PLAIN), 2, "is in eu-west-1b"),
         ((*SMALL, "--capacity-reservation", LATER), 5, "machines cannot start earlier"),
         ((*SMALL, "--capacity-reservation", ABSENT), 4, "does not exist"),
@@ -107,7 +107,7 @@ def test_a_reservation_that_cannot_serve_is_refused_before_money_is_spent(
 def test_too_few_machines_and_the_end_of_a_block_are_said(command: Callable[..., Any], reservations: AwsServer) -> None:
     words = (*SMALL, "--capacity-reservation", BLOCK)
     few = command("create-cluster", "eks", "3", "never", *words, "--yes")
-    assert (few.code, "has 2 machines left, 3 are needed" in few.err) == (5, True)
+    assert (few.code, "has 2 machines left, but 3 are needed" in few.err) == (5, True)
     assert (
         "EC2 takes the machines away half an hour before"
         in command("create-cluster", "eks", "2", "x", *words, "--dry-run").err

@@ -404,7 +404,7 @@ def test_what_the_cloud_still_has_is_named_with_exit_code_8(place: Place) -> Non
     assert f"gcloud compute disks delete pvc-1 --zone europe-west1-b --project {PROJECT}" in printed
     assert f"gcloud compute forwarding-rules delete 192.0.2.7 --region europe-west1 --project {PROJECT}" in printed
     out, _ = place.mlbench(*DELETE)
-    assert "deleted before" in out
+    assert "has already been deleted" in out
 
 
 def test_what_does_not_go_in_time_does_not_hold_the_cluster(place: Place) -> None:

@@ -113,7 +113,7 @@ def test_a_killed_queue_is_noticed_at_once_and_the_same_command_goes_on(capsys: 
 def test_an_experiment_is_cancelled_as_a_whole_and_resumed(capsys: Captured) -> None:
     start(capsys)
     assert run(["run", "x"]) == 2
-    assert "is under way" in capsys.readouterr().err
+    assert 'The experiment "x" is running' in capsys.readouterr().err
     assert run(["cancel", "x"]) == 0
     out, _ = capsys.readouterr()
     assert "x-2 was not started." in out

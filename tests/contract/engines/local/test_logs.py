@@ -15,7 +15,7 @@ WRITE = python(
     "cuts = sorted({0, len(data), *(int(cut) % (len(data) + 1) for cut in sys.argv[2].split(','))})\n"
     "for begin, end in zip(cuts, cuts[1:]):\n"
     "    rest = data[begin:end]\n"
-    "    while rest: rest = rest[os.write(1 + begin % 2, rest):]\n"
+    "    while rest: rest = rest[os.write(int(sys.argv[3]), rest):]\n"
 )
 NASTY = {
     "a line of a megabyte": b"short\n" + b"x" * (1 << 20) + b"\nafter\n",
@@ -32,12 +32,12 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     lab.close()
 
 
-def check(lab: Lab, contents: tuple[bytes, bytes], cuts: str = "0") -> None:
-    """Two ranks write their contents in pieces, to standard output and error by turns."""
+def check(lab: Lab, contents: tuple[bytes, bytes], stream: int, cuts: str = "0") -> None:
+    """Two ranks write their contents in pieces, to standard output (1) or error (2). For both see test_streams.py."""
     base = lab.store.folder / f"content-{len(lab.runs)}-"
     for rank, content in enumerate(contents):
         Path(f"{base}{rank}").write_bytes(content)
-    run = lab.start((*WRITE, str(base), cuts), workers=2)
+    run = lab.start((*WRITE, str(base), cuts, str(stream)), workers=2)
     for rank, content in enumerate(contents):
         lines = list(lab.engine.logs(run, rank, follow=True))
         assert b"".join(line.text for line in lines) == content
@@ -49,9 +49,10 @@ def check(lab: Lab, contents: tuple[bytes, bytes], cuts: str = "0") -> None:
             assert (line.rank, line.cursor.offset) == (rank, position)
 
 
+@pytest.mark.parametrize("stream", [1, 2])
 @pytest.mark.parametrize("case", NASTY)
-def test_nasty_output_is_exact(lab: Lab, case: str) -> None:
-    check(lab, (NASTY[case], b"other\n" + NASTY[case]))
+def test_nasty_output_is_exact(lab: Lab, case: str, stream: int) -> None:
+    check(lab, (NASTY[case], b"other\n" + NASTY[case]), stream)
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -61,6 +62,7 @@ def test_nasty_output_is_exact(lab: Lab, case: str) -> None:
         * 2
     ),
     st.lists(st.integers(0, 1 << 18), min_size=1, max_size=6),
+    st.sampled_from([1, 2]),
 )
-def test_any_bytes_are_exact(lab: Lab, contents: tuple[bytes, bytes], cuts: list[int]) -> None:
-    check(lab, contents, ",".join(map(str, cuts)))
+def test_any_bytes_are_exact(lab: Lab, contents: tuple[bytes, bytes], cuts: list[int], stream: int) -> None:
+    check(lab, contents, stream, ",".join(map(str, cuts)))
