@@ -190,4 +190,4 @@ def test_a_folder_of_another_run_and_a_name_that_is_taken_are_not_recorded(one_h
     identity = next_id(one_home)
     (one_home / "runs" / identity).rename(one_home / "runs" / "somewhere")
     assert run(["discover", "local"]) == 8
-    assert f"somewhere holds the run {identity}" in capsys.readouterr().err
+    assert f"somewhere contains the run {identity}, but its name differs" in capsys.readouterr().err

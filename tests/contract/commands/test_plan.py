@@ -14,6 +14,7 @@ from mlbench_cli.runs.forecast import History
 from mlbench_cli.runs.request import Request
 from mlbench_cli.storage.store import Store
 from mlbench_cli.tasks.catalog import load_catalog
+from providers.gke import api as gke
 from tests.contract.commands.test_predict import calibrated_run
 from tests.unit.results.runs import spec
 
@@ -152,6 +153,8 @@ def known(tmp_path: Path, plan: Command, monkeypatch: pytest.MonkeyPatch) -> Non
     made.rename(tmp_path / "home/runs" / run_id)
     assert run(["discover", "local"]) == 0
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/nowhere/key.json")
+    for cached in (gke.client, gke.credentials, gke.token):  # another test of this process may have had some
+        cached.cache_clear()
 
 
 def test_a_cluster_says_what_a_task_takes_on_it(known: None, capsys: Captured) -> None:

@@ -103,7 +103,7 @@ def test_ctrl_c_cancels_and_keeps(home: Path, tmp_path: Path) -> None:
     person.type("\x03")
     code, printed = person.finish()
     assert code == 130
-    assert 'The run "a-1" was cancelled' in printed
+    assert 'Canceled the run "a-1"' in printed
     assert "Not started: a-2; to resume: mlbench run a" in printed
     assert gone(pid)
     rows = Store(home).runs()

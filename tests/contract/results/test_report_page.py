@@ -115,7 +115,7 @@ def test_the_command_writes_page_and_data(page: Path, tmp_path: Path, capsys: py
         (["out.html", "./nothing"], 4, "There is no archive"),
         (["out.html", "nobody"], 4, "no run"),
         (["out.html"], 4, "no finished runs"),
-        (["/proc/none/out.html", "ARCHIVE"], 2, "cannot be made"),
+        (["/proc/none/out.html", "ARCHIVE"], 2, "cannot be created"),
         (["out.html", "BROKEN"], 2, "BROKEN"),
     ],
 )
