@@ -184,7 +184,7 @@ def require_free_name(store: Store, cluster: Cluster) -> None:
             continue
         if known.provider != cluster.provider or known.provider in ("attached", "slurm", "hosts"):
             raise UsageError(
-                f'There is already a {known.provider} cluster named "{cluster.name}".',
+                f'There is already a cluster "{cluster.name}" of the provider {known.provider}.',
                 hint="Choose another RELEASE; see: mlbench list-clusters",
             )
         raise UsageError(

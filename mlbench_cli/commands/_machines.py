@@ -34,7 +34,8 @@ def record(cluster: Cluster) -> Cluster:
     for known in store.clusters():
         if known.name == cluster.name and known.provider != cluster.provider:
             raise UsageError(
-                f'There is already a {known.provider} cluster named "{cluster.name}".', hint="Choose another name."
+                f'There is already a cluster "{cluster.name}" of the provider {known.provider}.',
+                hint="Choose another name.",
             )
     kept = store.record_cluster(cluster)
     store.choose_cluster(kept)

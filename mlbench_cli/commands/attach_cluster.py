@@ -57,7 +57,7 @@ def attach_cluster(
     for known in store.clusters():
         if known.name == name and known.provider != "attached":
             raise UsageError(
-                f'There is already a {known.provider} cluster named "{name}".', hint="Choose another name."
+                f'There is already a cluster "{name}" of the provider {known.provider}.', hint="Choose another name."
             )
     cluster = new_attached_cluster(name, kubeconfig, context, namespace)
 

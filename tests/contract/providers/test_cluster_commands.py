@@ -84,7 +84,7 @@ def test_the_words_of_the_original_are_taken(mlbench: Any, world: World) -> None
     ("words", "code", "says"),
     [
         (["create-cluster", "kindd", "2", "rel"], 2, 'Did you mean "kind"?'),
-        (["create-cluster", "local", "2", "rel"], 2, "no provider"),
+        (["create-cluster", "local", "2", "rel"], 2, 'no cluster provider "local"'),
         (["create-cluster", "kind", "2"], 2, "RELEASE"),
         (["create-cluster", "kind", "two", "rel"], 2, "two"),
         (["create-cluster", "kind", "2", "Rel"], 2, "DNS label"),
@@ -162,7 +162,7 @@ def test_a_name_of_another_provider_is_taken(mlbench: Any, tmp_path: Path, api: 
     assert mlbench("attach-cluster", "rel-2", "--kubeconfig", str(api.kubeconfig)).code == 0
     done = mlbench("create-cluster", "kind", "2", "rel")
     assert done.code == 2
-    assert "of attached" in done.err
+    assert "of the provider attached" in done.err
     done = mlbench("delete-cluster", "kind", "rel-2")
     assert done.code == 2
     assert "not of kind" in done.err
@@ -385,7 +385,7 @@ def test_autopilot_is_known_by_its_nodes_and_its_runs_say_what_they_need(mlbench
     run = ("run", "r", "1", "--image", "i:1", "--command", "true", "--dry-run", "--yes")
     refused = mlbench(*run)
     assert refused.code == 2
-    assert "--num-cpus N --memory N" in refused.err
+    assert "--num-cpus 8 --memory 32Gi" in refused.err
     assert mlbench(*run, "--num-cpus", "8", "--memory", "32Gi").code == 0
 
 

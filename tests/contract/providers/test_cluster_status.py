@@ -95,7 +95,7 @@ def test_a_removed_cluster_is_still_a_result(mlbench: Command, tmp_path: Path) -
         (["status", "a-1", "--cluster", "local"], 2, "which are about runs"),
         (["charts", "out", "--cluster", "rel-3"], 4, "no cluster"),
         (["charts", "out", "--cluster", "local"], 2, "no times are known"),
-        (["charts", "out", "--cluster", "local", "--run", "a-1"], 2, "about runs"),
+        (["charts", "out", "--cluster", "local", "--run", "a-1"], 2, "cannot be combined with archives"),
     ],
 )
 def test_wrong_words(mlbench: Command, words: list[str], code: int, says: str) -> None:

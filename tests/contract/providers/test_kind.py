@@ -108,7 +108,7 @@ def test_another_program_of_containers_is_named_by_kinds_own_variable(
     assert world.left == []
     assert {call.split()[0] for call in world.state["log"]} == {program, "kind"}
     monkeypatch.setenv("KIND_EXPERIMENTAL_PROVIDER", "podmann")
-    with pytest.raises(UsageError, match=r'which kind does not know\. Did you mean "podman"'):
+    with pytest.raises(UsageError, match=r'which kind does not support\. Did you mean "podman"'):
         KindProvider().plan(_cluster())
 
 
@@ -311,8 +311,8 @@ def test_discovery_tells_state_owner_and_end(world: World) -> None:
 @pytest.mark.parametrize(
     ("nodes", "values", "says"),
     [
-        (0, {}, "from 1 to 50"),
-        (51, {}, "from 1 to 50"),
+        (0, {}, "can have 1 to 50"),
+        (51, {}, "can have 1 to 50"),
         (2, {"num_gpus": 1}, "no GPUs"),
         (2, {"num_cpus": 0}, "at most|which has"),
         (2, {"num_cpus": 100_000}, "which has"),
