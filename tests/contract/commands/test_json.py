@@ -61,7 +61,7 @@ def test_results(capsys: Captured, home: Path) -> None:
 def test_a_path_behind_o_is_taken_as_the_original_took_it(capsys: Captured, home: Path) -> None:
     assert run(["run", "a", "1", "--command", "true"]) == 0
     assert run(["download", "a-1", "-o", "x.zip"]) == 0
-    assert "name the file with --to x.zip" in capsys.readouterr().err
+    assert "to name the file, use --to x.zip" in capsys.readouterr().err
     assert run(["download", "a-1", "--output", "y.zip"]) == 0
     assert (home / "x.zip").read_bytes() == (home / "y.zip").read_bytes()
 
