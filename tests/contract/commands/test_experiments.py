@@ -76,7 +76,7 @@ def test_a_stopped_client_leaves_the_rest_pending(capsys: Captured, number: int,
     client = subprocess.Popen([sys.executable, "-m", "mlbench_cli", *argv], stderr=subprocess.PIPE, text=True)
     until(lambda: Path("begun").exists())
     assert run(["run", "x"]) == 2
-    assert "is running" in capsys.readouterr().err
+    assert 'The experiment "x" is running: ' in capsys.readouterr().err
     client.send_signal(number)
     _, err = client.communicate(timeout=30)
     assert client.returncode == code
@@ -199,7 +199,7 @@ def test_every_command_takes_several_names_and_filters(capsys: Captured) -> None
         (["wait", "aa"], 4, 'Did you mean "a"'),
         (["status", "--state", "runing"], 2, 'Did you mean "running"'),
         (["delete", "--yes", "--older-than", "soon"], 2, "--older-than"),
-        (["status", "a", "--watch"], 2, "need one run"),
+        (["status", "a", "--watch"], 2, "--metric and --watch need one run, not 2."),
         (["logs", "a-1", "--queue"], 2, "--queue needs an experiment"),
         (["run", "a-1", "1", "--command", "true"], 2, 'already a run "a-1"'),
         (["run", "c", "1", "--matrix", "bakend=x", "--command", "true"], 2, 'Did you mean "backend"'),
