@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from mlbench_cli import console
-from mlbench_cli.errors import MlbenchError
+from mlbench_cli.api import Client
+from mlbench_cli.errors import MlbenchError, UsageError
 from mlbench_cli.results.archive.layout import DamagedArchive, UnprovenArchive
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.verify import open_verified
@@ -47,3 +48,15 @@ def open_archives(
     if refusal is not None and not opened:
         raise refusal
     return opened
+
+
+def open_reference(
+    client: Client, name: str | None, option: str, stack: ExitStack, *, unproven: bool
+) -> Archive | None:
+    """The one archive that an option names; None without a name. Raises UsageError for several runs."""
+    if name is None:
+        return None
+    found = open_archives(client.find_archives([name]), stack, unproven=unproven)
+    if len(found) != 1:
+        raise UsageError(f"{option} {name} is {len(found)} runs; it must be one.")
+    return found[0]

@@ -1,15 +1,14 @@
 """`mlbench fabric`: what a fabric costs trainings and gives collectives, in the reporting form of the IETF draft."""
 
 from contextlib import ExitStack
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from mlbench_cli import api, console
-from mlbench_cli.commands._archives import Unproven, open_archives
+from mlbench_cli.commands._archives import Unproven, open_archives, open_reference
 from mlbench_cli.commands._common import Format, Output
 from mlbench_cli.commands._selection import complete_names
-from mlbench_cli.errors import UsageError
 from mlbench_cli.model.network import parse_network
 from mlbench_cli.results.analysis.fabric import FabricReport, report_fabric
 from mlbench_cli.results.analysis.numbers import NO_VALUE, SECONDS, format_percent, format_value
@@ -54,18 +53,10 @@ def fabric(
     rate = None if access_rate is None else parse_network(access_rate, "--access-rate").rate
     with ExitStack() as stack:
         client = api.Client(notice=console.warn)
-
-        def open_one(name: str | None, option: str) -> Any:
-            if name is None:
-                return None
-            found = open_archives(client.find_archives([name]), stack, unproven=unproven)
-            if len(found) != 1:
-                raise UsageError(f"{option} {name} is {len(found)} runs; it must be one.")
-            return found[0]
-
         archives = open_archives(client.find_archives(results), stack, unproven=unproven)
-        references = open_one(compute, "--compute"), open_one(alone, "--alone")
-        report = report_fabric(archives, *references, rate)
+        base = open_reference(client, compute, "--compute", stack, unproven=unproven)
+        lone = open_reference(client, alone, "--alone", stack, unproven=unproven)
+        report = report_fabric(archives, base, lone, rate)
     if output == Format.json:
         console.out_json(report.to_dict())
         return

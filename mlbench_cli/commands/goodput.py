@@ -7,10 +7,9 @@ from typing import Annotated
 import typer
 
 from mlbench_cli import api, console
-from mlbench_cli.commands._archives import Unproven, open_archives
+from mlbench_cli.commands._archives import Unproven, open_archives, open_reference
 from mlbench_cli.commands._common import Format, Output
 from mlbench_cli.commands._selection import complete_names
-from mlbench_cli.errors import UsageError
 from mlbench_cli.results.analysis.goodput import Goodput, has_faults, measure_goodput
 from mlbench_cli.results.analysis.numbers import NO_VALUE, SECONDS, format_percent, format_value
 from mlbench_cli.results.archive.faults import PARTS
@@ -41,12 +40,7 @@ def goodput(
     with ExitStack() as stack:
         client = api.Client(notice=console.warn)
         archives = open_archives(client.find_archives(results), stack, unproven=unproven)
-        base = None
-        if reference is not None:
-            found = open_archives(client.find_archives([reference]), stack, unproven=unproven)
-            if len(found) != 1:
-                raise UsageError(f"--reference {reference} is {len(found)} runs; it must be one.")
-            base = found[0]
+        base = open_reference(client, reference, "--reference", stack, unproven=unproven)
         chosen = [archive for archive in archives if has_faults(archive)] or archives
         measured = [measure_goodput(archive, base) for archive in chosen]
     if output == Format.json:
