@@ -313,13 +313,14 @@ class Agent:
             is_open = False
             self.on_write_error(error)
         if not is_open:
-            self.selector.unregister(rank.errors.reader)
-            rank.errors.close()
-            rank.errors = None
+            self._close_errors(rank)
 
     def _end_errors(self, rank: Rank) -> None:
         """The same, to the end; whoever has written to it has ended."""
         self._copy_errors(rank)
+        self._close_errors(rank)
+
+    def _close_errors(self, rank: Rank) -> None:
         if rank.errors is not None:
             self.selector.unregister(rank.errors.reader)
             rank.errors.close()
