@@ -41,38 +41,37 @@ def _words(name: str, value: Any) -> Sequence[str]:
 
 
 def leave_out_refused(store: Store, result: PlanResult) -> PlanResult:
-    """The plan without what a cloud refuses now: quotas that are too small, machines that a region does not sell.
+    """The plan without what quotas or a lack of capacity refuse now.
 
     The best candidates are asked for, until all of them are allowed or MOST_QUESTIONS were asked. A refusal also leaves
-    out the same machines in larger numbers. A cloud without credentials is not asked, and a warning says so. Raises
-    UsageError if nothing remains.
+    out the same machines in larger numbers. A cloud without credentials is not asked; this, and any other error, is a
+    warning. Raises UsageError if nothing remains.
     """
-    allowed: set[tuple[object, int]] = set()
+    asked: set[tuple[object, int]] = set()
     silent: set[str] = set()
     for _ in range(MOST_QUESTIONS):
-        item = next((item for item in result.best if _is_open(item, allowed, silent)), None)
+        item = next((item for item in result.best if _is_open(item, asked, silent)), None)
         if item is None:
             break
         name = item.offer.machine.provider
+        asked.add((item.offer, item.workers))
         console.note(f"Asking {name} for {item.workers} x {item.offer.machine} in {item.offer.region} …")
         try:
             _ask(store, item)
         except CapacityError as error:
-            result = leave_out(result, item.offer, item.workers, Excluded(error.message.rstrip("."), 0, _first(error)))
+            hint = (error.hint or "").partition("\n")[0]
+            result = leave_out(result, item.offer, item.workers, Excluded(error.message.rstrip("."), 0, hint))
         except CredentialError as error:
             silent.add(name)
             console.warn(f"Quotas of {name} were not checked: {error.message}")
         except MlbenchError as error:
-            allowed.add((item.offer, item.workers))
             console.warn(f"{item.workers} x {item.offer.machine} in {item.offer.region}: {error.message}")
-        else:
-            allowed.add((item.offer, item.workers))
     return result
 
 
-def _is_open(item: Candidate, allowed: set[tuple[object, int]], silent: set[str]) -> bool:
+def _is_open(item: Candidate, asked: set[tuple[object, int]], silent: set[str]) -> bool:
     name = item.offer.machine.provider
-    return name != HERE and name not in silent and (item.offer, item.workers) not in allowed
+    return name != HERE and name not in silent and (item.offer, item.workers) not in asked
 
 
 def _ask(store: Store, item: Candidate) -> None:
@@ -82,7 +81,3 @@ def _ask(store: Store, item: Candidate) -> None:
     with plan_cluster(store, CreationRequest(provider, item.workers, RELEASE, creation_options(item))) as planned:
         for warning in planned.plan.warnings:
             console.warn(warning)
-
-
-def _first(error: MlbenchError) -> str:
-    return (error.hint or "").splitlines()[0] if error.hint else ""
