@@ -11,6 +11,7 @@ from typing import Any
 from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, NotFoundError, UsageError
 from mlbench_cli.kube.tls import explain_connection_failure
 from providers.base import BusyError, TransientError
+from providers.refusals import Cause, error_from_causes
 
 # A JSON document of Azure's.
 Message = dict[str, Any]
@@ -40,7 +41,7 @@ NO_SUBSCRIPTION = frozenset({"subscriptionnotfound", "invalidsubscriptionid", "m
 POLICY = re.compile(r"RequestDisallowedByPolicy|was disallowed by policy", re.IGNORECASE)
 ASSIGNMENT = re.compile(r'policyAssignment\W+name\W+([^"\\]+)|policyAssignments/([^"\\]+)')
 # Other refusals whose words tell the cause: the error that each becomes, and what to do next.
-CAUSES: tuple[tuple[re.Pattern[str], type[MlbenchError], str], ...] = (
+CAUSES: tuple[Cause, ...] = (
     (
         re.compile(r"RequestDisallowedByAzure|best available regions"),
         UsageError,
@@ -75,10 +76,10 @@ def error_from_answer(what: str, status: int, document: object, subscription: st
     found = list(_walk(document))
     codes = {code.lower() for code, _ in found}
     words = _join(found) or f"status {status}"
-    if POLICY.search(words):
-        return _policy_error(f'Azure refused to {what}: "{words}"' if status else f'{what}: "{words}"', words)
     message = f'Azure refused to {what}: "{words}"' if status else f'{what}: "{words}"'
-    if known := next((kind(message, hint=hint) for said, kind, hint in CAUSES if said.search(words)), None):
+    if POLICY.search(words):
+        return _policy_error(message, words)
+    if known := error_from_causes(CAUSES, message, words):
         return known
     if capacity := capacity_error(message, codes):
         return capacity

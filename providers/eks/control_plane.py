@@ -22,6 +22,7 @@ from providers.eks.aws import Aws, error_from_code, session
 from providers.eks.network import Stack
 from providers.eks.versions import version_for
 from providers.pins import find_pin
+from providers.refusals import Cause, error_from_causes
 
 # The server takes a token for 15 minutes; Token renews at three quarters of what is said here.
 TOKEN_SECONDS = 13 * 60
@@ -372,7 +373,7 @@ def error_from_issues(described: dict[str, Any], what: str, region: str = "REGIO
 # Why machines do not start or join, other than a lack of capacity or quota: words in an activity of the auto scaling
 # group or in an issue of EKS, the error that each becomes, and the next step. {region} is filled in.
 # Sources: EC2 Auto Scaling's user guide ("Troubleshoot"), EKS' user guide, reports of karpenter and eksctl.
-LAUNCH_CAUSES: tuple[tuple[re.Pattern[str], type[MlbenchError], str], ...] = (
+LAUNCH_CAUSES: tuple[Cause, ...] = (
     (
         re.compile(r"ServiceLinkedRoleCreationNotPermitted"),
         CredentialError,
@@ -433,10 +434,7 @@ LAUNCH_CAUSES: tuple[tuple[re.Pattern[str], type[MlbenchError], str], ...] = (
 
 def error_from_cause(message: str, said: str, region: str) -> MlbenchError | None:
     """The error for a launch that fails for a known reason; None for other words."""
-    for words, kind, hint in LAUNCH_CAUSES:
-        if words.search(said):
-            return kind(message, hint=hint.format(region=region))
-    return None
+    return error_from_causes(LAUNCH_CAUSES, message, said, region=region)
 
 
 def error_from_message(code: str, message: str, said: str, region: str = "REGION") -> MlbenchError:

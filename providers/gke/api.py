@@ -16,6 +16,7 @@ from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, Not
 from mlbench_cli.kube.credentials import Token
 from mlbench_cli.kube.tls import explain_connection_failure
 from providers.base import NOT_CONFIGURED, BusyError, TransientError, call_timeout
+from providers.refusals import Cause, error_from_causes
 
 if TYPE_CHECKING:
     from google.auth.credentials import Credentials
@@ -44,7 +45,7 @@ SHORT_QUOTA = re.compile(  # in both of the forms that public reports quote
     r"(?:\. (?:project has a quota of|The regional quota is) '(?P<limit>[\d.]+)')?"
 )
 # Other refusals whose words tell the cause: the error that each becomes, and what to do next.
-CAUSES: tuple[tuple[re.Pattern[str], type[MlbenchError], str], ...] = (
+CAUSES: tuple[Cause, ...] = (
     (
         re.compile(r"constraints/compute\.vmExternalIpAccess"),
         UsageError,
@@ -321,7 +322,7 @@ def error_from_words(message: str, said: str, project: str) -> MlbenchError | No
     """The error for a refusal whose words tell its cause, whatever its class or code; None for other words."""
     if QUOTA_REFUSAL.search(said) and "quota project" not in said:
         return capacity_error(message, project, said)
-    return next((kind(message, hint=hint) for words, kind, hint in CAUSES if words.search(said)), None)
+    return error_from_causes(CAUSES, message, said)
 
 
 def raise_quota(project: str, quota: str, value: float | None, region: str | None) -> str:
