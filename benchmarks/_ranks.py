@@ -1,12 +1,13 @@
 """A script started once more for each rank of a run on this machine. The underscore keeps it out of `make bench`."""
 
 import os
-import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from mlbench_cli.agent.machine import free_port
 
 ROOT = Path(__file__).parents[1]
 
@@ -35,10 +36,12 @@ def read(command: Sequence[str], ranks: int, variables: Mapping[str, str]) -> st
 
 def _run(command: Sequence[str], ranks: int, variables: Mapping[str, str], out: int | None) -> tuple[int, str]:
     """The worst exit code and rank 0's output, if it goes to a pipe. What ranks leave in output folders is removed."""
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        port = str(server.getsockname()[1])
-    shared = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+    shared = {
+        "WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "OMP_NUM_THREADS": "1",
+    }
     with tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, "MLBENCH_OUTPUT_DIR": folder, **shared, **variables}
         started = [

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, urljoin, urlsplit
@@ -187,17 +188,13 @@ def _download(repository: str, url: str, limit: int, read_seconds: float) -> byt
     import requests
     import urllib3
 
+    get = partial(library._get_from_repo, urlsplit(url).scheme, repository, url, stream=True)
+    options = {"timeout": (CONNECT_SECONDS, read_seconds), "hooks": {"response": _DownloadLimit(limit)}}
     try:
-        return bytes(
-            library._get_from_repo(
-                urlsplit(url).scheme,
-                repository,
-                url,
-                stream=True,
-                timeout=(CONNECT_SECONDS, read_seconds),
-                hooks={"response": _DownloadLimit(limit)},
-            )
-        )
+        try:
+            return bytes(get(**options))
+        except requests.ConnectionError:  # busy servers drop connections; a second time it means something
+            return bytes(get(**options))
     except library.HTTPGetError as error:
         raise _http_error(url, int(error.args[2])) from None
     except requests.Timeout:

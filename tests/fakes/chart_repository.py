@@ -62,6 +62,7 @@ class Repository:
     refused: dict[str, int] = field(default_factory=dict)
     cut: dict[str, int] = field(default_factory=dict)
     stall: dict[str, int] = field(default_factory=dict)
+    dropped: int = 0  # connections that are closed without an answer
     asked: list[str] = field(default_factory=list)
     hold_headers: bool = False  # when it stalls, not even these come
     over: threading.Event = field(default_factory=threading.Event)
@@ -82,6 +83,9 @@ class Repository:
     def answer(self, handler: BaseHTTPRequestHandler) -> None:
         path = handler.path
         self.asked.append(path)
+        if self.dropped:
+            self.dropped -= 1
+            return
         if target := self.redirects.get(path):
             handler.send_response(302)
             handler.send_header("Location", target)

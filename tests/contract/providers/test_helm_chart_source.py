@@ -49,6 +49,14 @@ def test_exactly_the_version_that_is_named(repository: Repository) -> None:
     assert get(repository, "web@1.3.0-rc.1").version == "1.3.0-rc.1"
 
 
+def test_one_dropped_connection_is_not_the_end(repository: Repository) -> None:
+    repository.dropped = 1
+    assert get(repository).version == "1.2.3"
+    repository.dropped = 2
+    with pytest.raises(MlbenchError, match=r"index\.yaml cannot be downloaded: .*Remote end closed connection"):
+        get(repository)
+
+
 def test_archives_may_be_anywhere(repository: Repository) -> None:
     repository.entries["web"][0]["urls"] = [f"{repository.url}/elsewhere"]
     repository.redirects["/elsewhere"] = f"{repository.url}{PATH}"

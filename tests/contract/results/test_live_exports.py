@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from mlbench_cli.agent.machine import free_port
 from tests.fakes.wandb_server import WandbServer
 from tests.unit.results.runs import sealed_run
 
@@ -85,9 +85,7 @@ def test_tensorboard_follows_a_run_to_its_end(world: dict[str, str], tmp_path: P
 @contextmanager
 def mlflow_server(folder: Path) -> Iterator[str]:
     """MLflow's own tracking server; its address."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     environment = {**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true", "HOME": str(folder)}
     store = ["--backend-store-uri", f"sqlite:///{folder / 'mlflow.db'}", "--artifacts-destination", str(folder)]
     words = ["server", *store, "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]

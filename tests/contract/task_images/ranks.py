@@ -4,7 +4,6 @@ import json
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from mlbench_cli.agent.machine import free_port
 from task_images.contract import parse_event
 
 ROOT = Path(__file__).parents[3]
@@ -50,12 +50,6 @@ class Started:
 
     pids: list[int]
     folder: Path
-
-
-def free_port() -> int:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        return int(server.getsockname()[1])
 
 
 def environments(

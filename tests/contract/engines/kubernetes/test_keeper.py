@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 import templates
+from mlbench_cli.agent.machine import free_port
 from mlbench_cli.engines.base import LOG_GAP
 from mlbench_cli.engines.kubernetes import results
 from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
@@ -41,9 +42,7 @@ class Keeper:
     def __init__(self, folder: Path, **changes: str) -> None:
         self.folder = folder
         folder.mkdir(exist_ok=True)
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self.environ = {
             "MLBENCH_WORK_DIR": str(folder),
             "MLBENCH_WORKERS": "2",

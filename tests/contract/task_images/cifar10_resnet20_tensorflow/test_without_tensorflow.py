@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mlbench_cli.agent.machine import free_port
 from mlbench_cli.tasks.catalog import load_task
 from task_images.cifar10_resnet20.data import Cifar
 from task_images.cifar10_resnet20_tensorflow.data import PADDING, Images, cut
@@ -18,7 +19,7 @@ from task_images.cifar10_resnet20_tensorflow.rendezvous import rendezvous
 from task_images.contract import Contract
 from task_images.harness.arrays import synthetic_images
 from task_images.harness.errors import PeerLostError
-from tests.contract.task_images.ranks import ROOT, free_port, launch
+from tests.contract.task_images.ranks import ROOT, launch
 
 NAME = "cifar10_resnet20_tensorflow"
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from mlbench_cli.agent.machine import free_port
 from task_images.harness import network, network_probe
 
 ROOT = Path(__file__).parents[4]
@@ -27,11 +28,6 @@ def start(rank: int, size: int, port: int) -> "subprocess.Popen[str]":
         f"127.0.0.1:{port}",
     ]
     return subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def probe(size: int) -> Any:
