@@ -400,7 +400,7 @@ def _evaluate(
         *(offer, workers, method.name, rank_batch, batch, samples, kept, step, seconds, price, startup, spread),
         *(parts, bases, speed, overhead, every),
     )
-    return replace(item, chance=_chance(item, question), task=question.task)
+    return replace(item, chance=find_chance(item, question), task=question.task)
 
 
 def _spread_of(errors: tuple[float, float]) -> float:
@@ -408,7 +408,7 @@ def _spread_of(errors: tuple[float, float]) -> float:
     return math.log((1 + errors[1]) / (1 - errors[0])) / (2 * _Z90)
 
 
-def _chance(item: Candidate, question: Question) -> float | None:
+def find_chance(item: Candidate, question: Question) -> float | None:
     """That both limits are kept: price follows time, so it is the tighter of them that counts."""
     limits = []
     if question.deadline is not None:

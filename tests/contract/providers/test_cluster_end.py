@@ -149,7 +149,7 @@ def test_a_cloud_that_refuses_is_not_passed_over(
     gke_world.trouble = {"ListClusters": "UNAUTHENTICATED-before"}
     result = command("gc", "--yes", "-o", "json")
     assert result.code == 8
-    assert "gke" in result.err or "gke" in result.out
+    assert '"gke": "Google refused to list clusters' in result.out
 
 
 def test_a_cloud_of_known_clusters_is_searched_or_named(

@@ -1,13 +1,19 @@
 """Why a connection failed, from ssh's own words, as OpenSSH 9.2 wrote them."""
 
+import os
+from pathlib import Path
+
 import pytest
 
-from mlbench_cli.agent.channel import Target, check_login, explain_failure
+from mlbench_cli.agent.channel import Channel, Target, check_login, explain_failure
 from mlbench_cli.errors import CredentialError, MlbenchError, UnreachableError, UsageError
 
 CHANGED = """@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@
 @    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @
 @@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@
+Host key verification failed.
+"""
+NEW_HOST = """No ED25519 host key is known for [m1]:2222 and you have requested strict checking.
 Host key verification failed.
 """
 
@@ -16,15 +22,14 @@ Host key verification failed.
     ("text", "code", "kind", "exit_code"),
     [
         (CHANGED, 255, CredentialError, 3),
-        ("No ED25519 host key is known for [m1]:2222 and you have requested strict checking.\nHost key verification "
-         "failed.", 255, CredentialError, 3),
+        (NEW_HOST, 255, CredentialError, 3),
         ("me@m1: Permission denied (publickey).", 255, CredentialError, 3),
         ("ssh: connect to host m1 port 22: Connection refused", 255, UnreachableError, 10),
         ("ssh: Could not resolve hostname nowhere: Name or service not known", 255, UnreachableError, 10),
         ("bash: line 1: exec: python9: not found", 127, UsageError, 2),
         ("", None, UnreachableError, 10),
     ],
-)  # fmt: skip
+)
 def test_each_kind_of_failure_has_its_error(
     text: str, code: int | None, kind: type[MlbenchError], exit_code: int
 ) -> None:
@@ -50,3 +55,30 @@ def test_host_keys_are_always_checked_and_nothing_is_asked() -> None:
     assert words[:3] == ["ssh", "-F", "/x"]
     assert {"StrictHostKeyChecking=yes", "BatchMode=yes"} <= set(words)
     assert words[-3:-1] == ["--", "me@m1"]
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "words"),
+    [
+        (CHANGED, 255, "The host key of m1 is not the one that is known: Host key verification failed."),
+        (NEW_HOST, 255, "The host key of m1 is not known: Host key verification failed."),
+        ("Host key is known to differ, so\nHost key verification failed.", 255, "is not the one that is known"),
+        ("No answer.\nHost key verification failed.", 255, "is not the one that is known"),
+        ("sh: 1: python9: Permission denied", 126, "On m1, python3 cannot be run: sh: 1: python9: Permission denied"),
+        ("python3: can't open file 'x'\n@@@@\n\n", 2, "On m1, python3 cannot be run: python3: can't open file 'x'"),
+        ("@@@@\n", None, "m1 does not answer: no answer"),
+    ],
+)
+def test_a_failure_is_told_in_its_own_last_words(text: str, code: int | None, words: str) -> None:
+    assert words in explain_failure(Target("m1"), "no answer", code, text).message
+
+
+def test_what_ssh_wrote_before_it_ended_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ssh = tmp_path / "ssh"
+    ssh.write_text("#!/bin/sh\nprintf 'me@m1: Permission denied (\\377 publickey).\\n' >&2\nexit 255\n")
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    channel = Channel(Target("me@m1"))
+    with pytest.raises(CredentialError) as caught:
+        channel.call("anything")
+    assert caught.value.message == "me@m1 refuses the login: me@m1: Permission denied (\ufffd publickey)."

@@ -1,7 +1,9 @@
 """Plans: the Pareto line, limits, exclusions, interruptions against a simulation, and speeds with a basis."""
 
+import math
 import random
 import time
+from dataclasses import replace
 from datetime import date
 from typing import Any
 
@@ -23,6 +25,7 @@ from mlbench_cli.predict.plan import (
     Offer,
     PlanResult,
     Question,
+    find_chance,
     find_interruption_cost,
     find_sensitivities,
     keeps_samples,
@@ -225,3 +228,27 @@ def test_thousands_of_candidates_are_planned_in_seconds_of_computation() -> None
 def test_the_age_of_a_price(text: str | None, days: int | None) -> None:
 
     assert pricing.age_in_days(text, date(2026, 11, 25)) == days
+
+
+@pytest.mark.parametrize(
+    ("deadline", "max_price", "chance"),
+    [
+        (None, None, None),
+        (100.0, None, 0.5),
+        (None, 2.0, 0.5),  # at 2 cents a second, so after 100 s
+        (200.0, 2.0, 0.5),
+        (100.0, 4.0, 0.5),
+        (200.0, 4.0, 0.841),  # a factor of two is one standard deviation
+        (50.0, 4.0, 0.159),
+        (0.5, None, 0.0),
+    ],
+)
+def test_the_tighter_limit_decides_the_chance(
+    deadline: float | None, max_price: float | None, chance: float | None
+) -> None:
+    item = replace(plan().best[0], seconds=100.0, price=2.0, spread=math.log(2))
+    asked = question(deadline=deadline, max_price=max_price)
+    assert find_chance(item, asked) == (None if chance is None else pytest.approx(chance, abs=0.001))
+    if chance is not None and chance != 0.841:
+        assert find_chance(replace(item, spread=0.0), asked) == (chance == 0.5)
+    assert find_chance(replace(item, price=0.0), question(max_price=2.0)) == 1.0

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from mlbench_cli.engines.kubernetes.diagnosis.diagnose import diagnose
+from mlbench_cli.engines.kubernetes.diagnosis.facts import Facts
+from mlbench_cli.engines.kubernetes.diagnosis.failures import ending
 from mlbench_cli.engines.kubernetes.pods import anti_affinity
 from mlbench_cli.engines.kubernetes.workers import INDEX_LABEL, by_worker, first_failed, last_words, worker_states
 from mlbench_cli.model.run import Finding
@@ -446,3 +448,20 @@ def test_what_one_node_has_too_little_of_another_one_may_have() -> None:
     nodes.append(a_node("c", cpu="4", memory="4Gi"))
     (finding,) = diagnose(job, [unscheduled_pod()], [], nodes, now=NOW)
     assert finding.permanent is False
+
+
+@pytest.mark.parametrize(
+    ("pods", "summaries", "words"),
+    [
+        ({}, {}, "was deleted by someone else; its exit code is unknown."),
+        ({1: a_pod(1, state={"running": {}})}, {}, "was deleted by someone else; its exit code is unknown."),
+        ({}, {1: {"worker": 1, "reason": "terminated", "exit_code": 143}}, "was deleted by someone else."),
+        ({1: a_pod(1, state={"terminated": {"reason": "Error"}})}, {}, "Worker 1 exited with -1"),
+    ],
+)
+def test_a_worker_without_an_exit_code_is_told_from_one_that_failed(
+    pods: dict[int, Any], summaries: dict[int, Any], words: str
+) -> None:
+    found = ending(Facts(a_job(), pods, (), (), NOW, summaries), 1)
+    assert words in found.summary
+    assert (found.code, found.retryable) == ("rank_crashed" if "-1" in words else "pod_deleted", "-1" not in words)

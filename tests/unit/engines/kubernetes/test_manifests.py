@@ -499,3 +499,12 @@ def test_specs_with_numbers_of_cpus_are_read_again() -> None:
     spec = with_servers(cpu_limit=3, server_cpus=2, assigned_user=True)
     assert RunSpec.from_dict(spec.to_dict()) == spec
     assert not {"cpu_limit", "assigned_user"} & set(with_servers().to_dict()["kubernetes"])
+
+
+@pytest.mark.parametrize(
+    ("fabric", "value"),
+    [({"name": "EFA", "gbits": 400}, "400 EFA"), ({"name": "EFA"}, None), ({"gbits": 400}, None), ({}, None)],
+)
+def test_ranks_know_the_nominal_speed_of_a_fast_network(fabric: dict[str, Any], value: str | None) -> None:
+    (container,) = pod_of(a_spec(kubernetes=KubernetesOptions(fabric=fabric)))["containers"]
+    assert variables_of(container).get("MLBENCH_FABRIC") == value

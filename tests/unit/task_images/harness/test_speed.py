@@ -2,6 +2,8 @@
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +31,7 @@ from task_images.harness.report import Reporter
 from task_images.harness.schedules import Constant, PerUpdate
 from task_images.harness.settings import CheckpointedSettings, CudaSettings
 from task_images.harness.speed import SpeedOptions, blocks_of, require_compiler
-from task_images.harness.training import make_sample_trainer
+from task_images.harness.training import Trainer, make_sample_trainer
 
 CPU = torch.device("cpu")
 
@@ -225,3 +227,14 @@ def test_compiling_without_a_compiler_names_what_to_install(monkeypatch: pytest.
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(EnvironmentUnfitError, match=r"install g\+\+ .* --set compile=no"):
         require_compiler("whole")
+
+
+@pytest.mark.parametrize(("free", "has_room"), [(7, False), (8, False), (9, True)])
+def test_a_gpu_has_room_for_copies_above_eight_times_the_model(
+    monkeypatch: pytest.MonkeyPatch, free: int, has_room: bool
+) -> None:
+    model = nn.Linear(10, 10)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free * 110 * 4, 0))
+    world = SimpleNamespace(device=torch.device("cuda", 0), max=list)
+    trainer: Any = SimpleNamespace(world=world, model=model)
+    assert Trainer._has_room_for_copies(trainer) is has_room
