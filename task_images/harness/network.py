@@ -257,6 +257,13 @@ class Line:
         line, _, self._rest = self._rest.partition(b"\n")
         return line.decode("utf-8", "replace")
 
+    def read_byte(self) -> bytes:
+        """Receive one byte, which may have come together with the last line; b"" if the other side has closed."""
+        if not self._rest:
+            return self.socket.recv(1)
+        byte, self._rest = self._rest[:1], self._rest[1:]
+        return byte
+
     def send_block(self, size: int) -> None:
         """Send `size` bytes of no meaning."""
         while size > 0:
@@ -264,7 +271,8 @@ class Line:
 
     def receive_block(self, size: int, buffer: bytearray) -> float:
         """Bits per second of a block of `size` bytes, without its first part, in which TCP starts."""
-        got, marked, mark = 0, 0, 0.0
+        got, marked, mark = min(size, len(self._rest)), 0, 0.0
+        self._rest = self._rest[got:]
         while got < size:
             count = self.socket.recv_into(buffer, min(len(buffer), size - got))
             if not count:
@@ -390,7 +398,7 @@ class _Member:
         for _ in range(count):
             begun = time.perf_counter()
             self._forward.socket.sendall(b"x")
-            if not self._forward.socket.recv(1):
+            if not self._forward.read_byte():
                 raise ConnectionError("a neighbour closed its connection")
             times.append(time.perf_counter() - begun)
         self._trip = sorted(times)[count // 2]
@@ -398,7 +406,7 @@ class _Member:
 
     def _echo(self, count: int) -> None:
         for _ in range(count):
-            self._backward.socket.sendall(self._backward.socket.recv(1))
+            self._backward.socket.sendall(self._backward.read_byte())
 
     def _ping_and_echo(self, count: int) -> list[float]:
         return _beside(lambda: self._echo(count), lambda: self._ping(count))
@@ -408,7 +416,7 @@ class _Member:
         size = FIRST_CHUNK
         while True:
             self._forward.send_block(size)
-            if self._forward.socket.recv(1) != b"+" or size >= MAX_CHUNK:
+            if self._forward.read_byte() != b"+" or size >= MAX_CHUNK:
                 return size
             size *= GROWTH
 

@@ -42,6 +42,7 @@ def probe(size: int) -> Any:
 @pytest.mark.parametrize("size", [2, 3])
 def test_ranks_of_one_machine_take_the_short_form(size: int) -> None:
     report = probe(size)
+    assert "error" not in report, report["error"]
     assert (report["stage"], report["form"], report["ranks"], report["networks"]) == ("before", "short", size, 1)
     assert [(link["from"], link["to"]) for link in report["links"]] == [(r, (r + 1) % size) for r in range(size)]
     assert all(0 < link["rtt_p50_seconds"] <= link["rtt_p90_seconds"] for link in report["links"])
@@ -57,6 +58,19 @@ def test_a_rank_that_does_not_come_is_a_report_and_not_a_failure(monkeypatch: py
     report = network.measure_network(store, 0, 2, "before")
     assert report is not None
     assert report["error"] == "no address came from rank 1: no rank said network/before/all within 0.2 s"
+
+
+def test_what_comes_with_the_greeting_is_not_lost() -> None:
+    """Rank 0 may order the first ping while a neighbor has not yet read who connected."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        neighbour = network.connect(listener.getsockname()[:2], b"secret data 1")
+        neighbour.socket.sendall(b"xy" + bytes(5))
+        line = network._accept(listener, b"secret", {"data 1"})["data 1"]
+        assert [line.read_byte(), line.read_byte()] == [b"x", b"y"]
+        line.receive_block(5, bytearray(8))
+        neighbour.close()
+        assert line.read_byte() == b""
+        line.close()
 
 
 def test_a_stranger_is_not_taken_for_a_neighbour() -> None:
