@@ -1,4 +1,4 @@
-"""The name of the distribution, and the command that adds one of its extras to this installation."""
+"""The name of the distribution, and the command that installs one of its extras."""
 
 import os
 import sys
@@ -8,9 +8,9 @@ DISTRIBUTION = "mlbench-cli"
 
 
 def install_hint(extra: str, *, upgrade: bool = False) -> str:
-    """The command line that installs `extra` (a key of pyproject's optional-dependencies) beside this program.
+    """The command line that installs `extra` (a key of optional-dependencies in pyproject.toml) for this program.
 
-    uv and pipx leave a file in the environment of a tool that they installed; pip does not work there.
+    Tools installed by uv or pipx are recognized by a file in their environment; pip does not work there.
     """
     requirement = f"'{DISTRIBUTION}[{extra}]'"
     if os.path.exists(os.path.join(sys.prefix, "uv-receipt.toml")):

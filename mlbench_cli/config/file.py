@@ -1,4 +1,4 @@
-"""Defaults that a person sets once: environment variables and the config file.
+"""Defaults from environment variables and the config file.
 
 Precedence: flag, spec file (-f), environment, config file, built-in value. The config file is TOML with the keys of
 SETTINGS at its top level, each with a text as its value:
@@ -27,7 +27,7 @@ _PREFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]*")
 
 
 class Setting(NamedTuple):
-    """One key of the config file; `built_in` is what counts without it.
+    """One key of the config file; `built_in` is its default value.
 
     `kind` is name, folder, prefix, duration or command.
     """
@@ -72,7 +72,7 @@ def config_file() -> Path:
 
 
 def find_setting(key: str) -> Setting:
-    """The setting of that name; "_" counts as "-". Raises NotFoundError with the nearest key."""
+    """The setting with this name ("_" is the same as "-"). Raises NotFoundError with the nearest key."""
     name = key.replace("_", "-")
     if name not in SETTINGS:
         raise NotFoundError(
@@ -82,7 +82,7 @@ def find_setting(key: str) -> Setting:
 
 
 def find_default(key: str) -> Default | None:
-    """The value that environment or config file give to a setting, checked. Raises UsageError naming its origin."""
+    """The checked value of a setting from the environment or the config file. Raises UsageError naming its origin."""
     return from_environment(key) or read_config().get(key)
 
 
@@ -98,7 +98,7 @@ def from_environment(key: str) -> Default | None:
 def read_config(path: Path | None = None) -> dict[str, Default]:
     """The settings in the config file, by key; none if there is no file.
 
-    Raises UsageError naming file and line for unknown keys, wrong types and what is not TOML.
+    Raises UsageError with file and line for unknown keys, wrong types and invalid TOML.
     """
     path = path or config_file()
     text = _read(path)
@@ -106,7 +106,7 @@ def read_config(path: Path | None = None) -> dict[str, Default]:
 
 
 def parse_config(text: str, path: Path) -> dict[str, Default]:
-    """As `read_config`, of a file's text."""
+    """Like `read_config`, for the text of a file."""
     import tomllib  # most users have no such file
 
     try:
@@ -133,7 +133,7 @@ def parse_config(text: str, path: Path) -> dict[str, Default]:
 
 
 def set_value(key: str, value: str) -> Default:
-    """Write a setting to the config file; comments and the other settings stay as they are."""
+    """Write a setting to the config file; comments and other settings are kept."""
     setting = find_setting(key)
     if setting.kind == "folder" and value and not value.startswith("~"):
         value = os.path.abspath(value)
@@ -142,7 +142,7 @@ def set_value(key: str, value: str) -> Default:
 
 
 def unset_value(key: str) -> bool:
-    """Remove a setting from the config file; False if it is not in there."""
+    """Remove a setting from the config file; False if it is not set there."""
     setting = find_setting(key)
     if setting.key not in read_config():
         return False
@@ -151,7 +151,7 @@ def unset_value(key: str) -> bool:
 
 
 def _rewrite(setting: Setting, value: str | None) -> dict[str, Default]:
-    """Replace, add or (None) remove the line of one setting; the settings as they are then."""
+    """Replace, add or (None) remove the line of one setting; returns the new settings."""
     key, path = setting.key, config_file()
     text = _read(path) or ""
     before = parse_config(text, path)
@@ -178,7 +178,7 @@ def _rewrite(setting: Setting, value: str | None) -> dict[str, Default]:
 
 def _write(path: Path, text: str) -> None:
     try:
-        target = path.resolve()  # a link, as from a repository of dot files, stays one
+        target = path.resolve()  # keep symbolic links, e.g. into a repository of dot files
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_atomically(target, text.encode())
     except OSError as error:
@@ -238,7 +238,7 @@ def _read(path: Path) -> str | None:
 
 
 def _line_of(text: str, key: str) -> int | None:
-    """The number of the first line that assigns to the key; a table of that name counts, too."""
+    """The number of the first line that assigns the key or starts a table with its name."""
     name = re.escape(key).replace("\\-", "[-_]")
     pattern = re.compile(rf"\s*\[*\s*[\"']?{name}[\"']?\s*(?:[=.\]]|$)")
     return next((number for number, line in enumerate(text.splitlines(), 1) if pattern.match(line)), None)

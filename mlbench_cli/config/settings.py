@@ -1,4 +1,4 @@
-"""Where things are kept. `MLBENCH_HOME` moves all of it to one folder (tests and CI use that)."""
+"""Where mlbench keeps its files. `MLBENCH_HOME` moves all of them to one folder."""
 
 import os
 from pathlib import Path
@@ -9,11 +9,11 @@ from mlbench_cli.util.durations import parse_duration
 STORE_PATIENCE_SECONDS = 30.0
 MAX_STORE_PATIENCE_SECONDS = 3600
 UNREACHABLE_VARIABLE = "MLBENCH_UNREACHABLE_TIMEOUT"  # inherited by the processes that start queued runs
-UNREACHABLE_SECONDS = 900.0  # longer than a zonal control plane of GKE is away while it is upgraded
+UNREACHABLE_SECONDS = 900.0  # longer than an upgrade of a zonal GKE control plane takes
 
 
 def data_dir() -> Path:
-    """The folder of the store and of the runs' archives, made if need be."""
+    """The folder of the store and the runs' archives; created if missing."""
     home = os.environ.get("MLBENCH_HOME")
     path = Path(home).expanduser().absolute() if home else _user_dir("user_data_dir")
     if not _is_text(str(path)):
@@ -31,13 +31,13 @@ def data_dir() -> Path:
 
 
 def config_dir() -> Path:
-    """The folder of what a person may edit: remembered answers, price table."""
+    """The folder of user-editable files: remembered answers, price table."""
     home = os.environ.get("MLBENCH_HOME")
     return Path(home).expanduser().absolute() if home else _user_dir("user_config_dir")
 
 
 def store_patience() -> float:
-    """Seconds to wait for another process that has the store locked: MLBENCH_STORE_PATIENCE, else 30."""
+    """Seconds to wait for a store locked by another process: MLBENCH_STORE_PATIENCE, else 30."""
     text = os.environ.get("MLBENCH_STORE_PATIENCE")
     if not text:
         return STORE_PATIENCE_SECONDS
@@ -54,7 +54,7 @@ def store_patience() -> float:
 
 
 def unreachable_timeout() -> float:
-    """Seconds for which a cluster may be silent before a command that follows a run gives up.
+    """Seconds without an answer from the cluster after which a command that follows a run gives up.
 
     MLBENCH_UNREACHABLE_TIMEOUT, else 15 minutes.
     """
@@ -63,14 +63,14 @@ def unreachable_timeout() -> float:
 
 
 def set_unreachable_timeout(text: str | None) -> None:
-    """Take the value of --unreachable-timeout for this process and those that it starts; None changes nothing."""
+    """Set the value of --unreachable-timeout for this process and its children; None changes nothing."""
     if text is not None:
         parse_duration(text, "--unreachable-timeout")
         os.environ[UNREACHABLE_VARIABLE] = text
 
 
 def _is_text(name: str) -> bool:
-    """Whether a name that came as bytes is text, as the store and JSON want it."""
+    """Whether a name that the system gave as bytes is valid UTF-8, as the store and JSON need."""
     try:
         name.encode()
     except UnicodeEncodeError:

@@ -1,7 +1,6 @@
-"""Talking to a person or a program: stdout is the answer, as text or as one JSON document; stderr is everything else.
+"""Terminal output: the answer goes to stdout as text or as one JSON document, everything else to stderr.
 
-Foreign text (a cloud's message, a task's words) is printed as it is but for control characters: nothing here
-interprets markup.
+Untrusted text (messages of clouds and tasks) is printed with control characters escaped, and no markup is interpreted.
 """
 
 import json
@@ -33,37 +32,37 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 DEFAULT_WIDTH = 80
 DEFAULT_HEIGHT = 24
-MIN_WRAPPED = 24  # columns of a wrapped column; narrower is not read with pleasure
+MIN_WRAPPED = 24  # columns of a wrapped column; narrower ones are hard to read
 T = TypeVar("T")
-# Seconds of silence before a bar is shown on a terminal, and in a pipe; and between two looks.
+# Seconds before a bar is shown on a terminal and in a pipe, and between two updates.
 LIVE_DELAY, PIPE_DELAY, REDRAW = 1.0, 10.0, 0.3
 BAR = 20  # columns of a bar
-MIN_COLUMN = 8  # columns below which a cut column says nothing
+MIN_COLUMN = 8  # columns below which a truncated column is useless
 
 
 # --- the answer: stdout ---------------------------------------------------------------------------------------------
 
 
 def out(text: str) -> None:
-    """Print a line of the answer on stdout, or several."""
+    """Print one or more lines of the answer on stdout."""
     with _bar_hidden():
         sys.stdout.write(_guard(text) + "\n")
 
 
 def out_command(command: str) -> None:
-    """Print a command to GitHub's runner, which `out` would disarm."""
+    """Print a workflow command of GitHub's runner, which `out` would escape."""
     sys.stdout.write(clean(command).replace("##[", "#\\#[") + "\n")
 
 
 def out_json(document: Mapping[str, Any]) -> None:
-    """One JSON document, with its schema_version."""
+    """Print one JSON document with its schema_version on stdout."""
     out(json.dumps({"schema_version": SCHEMA_VERSION, **document}, indent=2, allow_nan=False, default=str))
 
 
 def out_table(
     headers: Sequence[str], rows: Sequence[Sequence[object]], *, droppable: Sequence[str] = (), wrap: bool = False
 ) -> None:
-    """Print a table; on a terminal it is fitted to the width, in a pipe every cell is whole."""
+    """Print a table; on a terminal it is fitted to the width, in a pipe cells are not truncated."""
     if not is_terminal(sys.stdout):
         out(format_table(headers, rows, droppable=droppable, wrap=wrap))
         return
@@ -86,10 +85,10 @@ def format_table(
     droppable: Sequence[str] = (),
     wrap: bool = False,
 ) -> str:
-    """Columns two spaces apart, without a box; numbers to the right; None is "-".
+    """A table without a box: columns two spaces apart, numbers right-aligned, "-" for None.
 
-    If `width` does not suffice, the `droppable` columns go first, in that order; then the last column goes on in
-    further lines if it may `wrap`; then the widest are cut.
+    If it is wider than `width` columns, the `droppable` columns are dropped in that order; then the last column is
+    wrapped if `wrap` allows it; then the widest columns are truncated.
     """
     layout = _lay_out(headers, rows, width, droppable, wrap)
     lines = []
@@ -104,7 +103,7 @@ def format_table(
 
 
 class _Layout(NamedTuple):
-    """A table's cells as texts, of the columns that are shown, and how wide each is."""
+    """The formatted cells of the visible columns and the width of each column."""
 
     headers: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -171,12 +170,12 @@ def _pad(text: str, width: int, right: bool) -> str:
 
 
 def note(text: str) -> None:
-    """Print a line on stderr, or several, without control characters of foreign text."""
+    """Print one or more lines on stderr with control characters escaped."""
     try:
         with _bar_hidden():
             sys.stderr.write(_guard(text) + "\n")
             sys.stderr.flush()
-    except BrokenPipeError:  # nobody reads it any more, which is no reason to stop a run that this command follows
+    except BrokenPipeError:  # stderr was closed; the run that this command follows continues
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stderr.fileno())
         os.close(nowhere)
@@ -188,7 +187,7 @@ def warn(text: str) -> None:
 
 
 def show_error(error: Explanation, *, as_json: bool = False) -> None:
-    """The paragraph of an error on stderr, or its document on stdout. A stop that was asked for is no error."""
+    """Print an error on stderr or as a JSON document on stdout. A requested stop is not shown as an error."""
     if as_json:
         out(json.dumps(error.to_dict(), indent=2, default=str))
         sys.stdout.flush()
@@ -201,19 +200,19 @@ def show_error(error: Explanation, *, as_json: bool = False) -> None:
 
 
 def is_on_github() -> bool:
-    """Whether GitHub's runner reads what is printed, and obeys commands in it."""
+    """Whether the output goes to GitHub's runner, which executes workflow commands in it."""
     return os.environ.get("GITHUB_ACTIONS") == "true"
 
 
 def _guard(text: str) -> str:
-    """Lines that neither a terminal nor GitHub's runner takes for a command. Values in them are folded by whoever reads
-    them, since here a line end of ours cannot be told from a foreign one."""
+    """Lines without terminal escapes and workflow commands. Callers remove newlines from untrusted values, because
+    here they cannot be told from our own."""
     shown = clean(text, keep="\n\t")
     return disarm_commands(shown) if is_on_github() else shown
 
 
 class ProgressLine:
-    """What is going on, on stderr: one line that is redrawn on a terminal, else a plain line every `interval` s."""
+    """Progress on stderr: one line that is redrawn on a terminal, otherwise a plain line every `interval` seconds."""
 
     def __init__(self, stream: TextIO | None = None, *, interval: float = 10.0) -> None:
         self._stream = stream or sys.stderr
@@ -223,7 +222,7 @@ class ProgressLine:
         self._live: LiveLine | None = None
 
     def update(self, line: str | Callable[[int | None], str]) -> None:
-        """Show a text, or what `line` makes of a number of columns (None: as many as it likes)."""
+        """Show a text, or the result of calling `line` with the number of columns (None: unlimited)."""
         if self.is_live:
             self._open().update((lambda width: line) if isinstance(line, str) else line)
             return
@@ -233,14 +232,14 @@ class ProgressLine:
             self._written = now
 
     def print_above(self, text: str) -> None:
-        """Write whole lines that stay, above the line that changes."""
+        """Print permanent lines above the live line."""
         if self._live is None:
             note(text.removesuffix("\n"))
         else:
             self._live.print_above(_guard(text))
 
     def close(self) -> None:
-        """Leave the terminal with an empty line to write on; what was shown is gone."""
+        """Erase the live line."""
         if self._live is not None:
             self._live.close()
             self._live = None
@@ -254,8 +253,8 @@ class ProgressLine:
 
 
 class Busy:
-    """Long silent work, on stderr: after a second a bar with what is done now, the time, and how long the rest takes if
-    it goes on as before; in a pipe a line every 10 s."""
+    """Progress of long work on stderr: after a second a bar with the current item, the elapsed time and the time left
+    at the current speed; in a pipe a line every 10 s."""
 
     def __init__(self, title: str, total: int | None = None) -> None:
         self._title, self._total = title, total
@@ -280,13 +279,13 @@ class Busy:
 
     @contextmanager
     def hidden(self) -> Iterator[None]:
-        """The line is away, and comes back later."""
+        """Hide the line inside the block."""
         with self._lock:
             self._line.close()
             yield
 
     def step(self, now: str, done: int) -> None:
-        """`done` of the total are complete, and `now` is what is worked on."""
+        """Report that `done` items of the total are complete and that `now` is in progress."""
         self._now, self._done, self._done_at = now, done, time.monotonic() - self._begun
 
     def _show(self, delay: float) -> None:
@@ -304,7 +303,7 @@ class Busy:
         if self._now:
             parts.append(self._now)
         left = ""
-        if self._total and self._done >= 2:  # one says little about the others
+        if self._total and self._done >= 2:  # a single item is no basis for an estimate
             rest = self._done_at / self._done * (self._total - self._done) - (passed - self._done_at)
             left = f", about {rough_duration(max(1.0, rest))} left"
         return f"{' '.join(parts)}, {duration(passed)}{left}"
@@ -318,7 +317,7 @@ def _bar_hidden() -> AbstractContextManager[None]:
 
 
 def track(title: str, items: Sequence[T], name: Callable[[T], object] = str) -> Iterator[T]:
-    """The items, one after the other, with a bar on stderr if they take long."""
+    """Iterate over the items with a progress bar on stderr if they take long."""
     with Busy(title, len(items) if len(items) > 1 else None) as busy:
         for number, item in enumerate(items):
             busy.step(str(name(item)), number)
@@ -329,16 +328,16 @@ def track(title: str, items: Sequence[T], name: Callable[[T], object] = str) -> 
 
 
 def interactive() -> bool:
-    """Whether there is a person to ask: questions go to stderr, answers come from stdin."""
+    """Whether a person can be asked: stdin and stderr are terminals."""
     return is_terminal(sys.stdin) and is_terminal(sys.stderr)
 
 
 class Back(Exception):
-    """A person wants the question before this one again."""
+    """The person asked to return to the previous question (Esc)."""
 
 
 def ask(question: str, *, back: bool = False) -> str:
-    """The line that a person answers. Raises Interrupted at the end of input (Ctrl-D), and with `back` Back for Esc."""
+    """Ask for a line of text. Raises Interrupted at the end of input (Ctrl-D), and Back for Esc if `back` is set."""
     try:
         line = _read_line(_guard(question), back)
     except KeyboardInterrupt:
@@ -350,8 +349,8 @@ def ask(question: str, *, back: bool = False) -> str:
 
 
 def choose(title: str, options: Sequence[Option], default: int, *, back: bool = False) -> int:
-    """The index of the option that a person chooses, by arrow keys, by its name or, on a dumb terminal, its number.
-    With `back`, Esc raises Back."""
+    """Ask for one of the options by arrow keys, by name or, on a dumb terminal, by number; returns its index. Raises
+    Back for Esc if `back` is set."""
     if not _has_keys():
         return _choose_by_number(title, options, default)
     from mlbench_cli.console import prompts
@@ -409,7 +408,7 @@ def _choose_by_number(title: str, options: Sequence[Option], default: int) -> in
 
 
 def confirm(question: str, *, yes: bool, flag: str = "--yes") -> None:
-    """Return if the person, or `yes`, agrees; the default is No. Without a terminal the flag is the only way."""
+    """Return if `yes` is set or the person confirms; the default is No. Without a terminal, the flag is required."""
     if yes:
         return
     if not interactive():
@@ -422,15 +421,15 @@ def confirm(question: str, *, yes: bool, flag: str = "--yes") -> None:
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Whether a stream is a terminal; not if it is closed or missing."""
+    """Whether a stream is an open terminal."""
     try:
         return stream.isatty()
-    except (AttributeError, ValueError):  # closed, or none at all
+    except (AttributeError, ValueError):  # closed or missing
         return False
 
 
 def terminal_width(stream: TextIO) -> int:
-    """Columns of the terminal behind `stream`; COLUMNS goes first, as everywhere."""
+    """Columns of the terminal behind `stream`; COLUMNS takes precedence."""
     columns = os.environ.get("COLUMNS", "")
     if columns.isdecimal() and int(columns) > 0:
         return int(columns)
@@ -449,7 +448,7 @@ def terminal_height(stream: TextIO) -> int:
 
 
 def _is_dumb() -> bool:
-    """Whether the terminal understands no escape sequences."""
+    """Whether the terminal lacks escape sequences."""
     return os.environ.get("TERM", "") in ("", "dumb", "unknown")
 
 

@@ -1,7 +1,7 @@
-"""Questions on a terminal, with keys: a line that can be edited, and a menu for the arrow keys.
+"""Prompts on a terminal: a line editor and a menu with arrow keys.
 
-Questions go to stderr, keys come from stdin. Both functions raise EOFError for Ctrl-D and KeyboardInterrupt for Ctrl-C,
-and leave the terminal's modes as they were.
+Prompts go to stderr, keys come from stdin. Both functions raise EOFError for Ctrl-D and KeyboardInterrupt for Ctrl-C,
+and restore the modes of the terminal.
 """
 
 import codecs
@@ -24,7 +24,7 @@ from mlbench_cli.util import text
 from mlbench_cli.util.text import Option
 
 ESCAPE_SECONDS = 0.05  # within which the rest of a key's bytes follow its ESC
-SIGNAL_SECONDS = 0.5  # after which a signal is looked at that came in an unlucky moment
+SIGNAL_SECONDS = 0.5  # longest delay of a signal that arrives just before a wait
 _SEQUENCES = {
     "[A": "up",
     "OA": "up",
@@ -72,7 +72,7 @@ class Keyboard:
         self._pending = ""
 
     def read_key(self) -> str:
-        """Wait for the next key. Unknown keys are ""."""
+        """Wait for the next key; "" for an unknown one."""
         character = self._next(None)
         if character != "\x1b":
             return _CONTROLS.get(character, character if character.isprintable() else "")
@@ -90,7 +90,7 @@ class Keyboard:
         while not self._pending:
             if not self._wait(seconds):
                 return ""
-            data = os.read(self._file, 1)  # one byte: what is typed ahead is for the next question
+            data = os.read(self._file, 1)  # one byte: type-ahead belongs to the next prompt
             if not data:
                 raise EOFError
             self._pending = self._decoder.decode(data)
@@ -98,8 +98,8 @@ class Keyboard:
         return character
 
     def _wait(self, seconds: float | None) -> bool:
-        """Whether something is typed within `seconds`. Waits in pieces: a signal that comes just before a wait does not
-        end it, and Python would look at a Ctrl-C only when it is over."""
+        """Whether input arrives within `seconds`. Waits in short intervals, because a signal that arrives just before
+        `select` does not interrupt it."""
         end = math.inf if seconds is None else time.monotonic() + seconds
         while True:
             left = max(0.0, end - time.monotonic())
@@ -110,13 +110,13 @@ class Keyboard:
 
 @contextmanager
 def _keys(redraw: Callable[[], None]) -> Iterator[Keyboard]:
-    """The keyboard without echo and line mode; `redraw` is called when the terminal is resized."""
+    """The keyboard with echo and line mode off; `redraw` is called when the terminal is resized."""
     file = sys.stdin.fileno()
     before = termios.tcgetattr(file)
     main = threading.current_thread() is threading.main_thread()
     handler = signal.signal(signal.SIGWINCH, lambda *_: redraw()) if main else None
     try:
-        tty.setcbreak(file, termios.TCSANOW)  # not TCSAFLUSH: what was typed ahead counts
+        tty.setcbreak(file, termios.TCSANOW)  # not TCSAFLUSH, which discards type-ahead
         yield Keyboard()
     finally:
         termios.tcsetattr(file, termios.TCSADRAIN, before)
@@ -125,7 +125,7 @@ def _keys(redraw: Callable[[], None]) -> Iterator[Keyboard]:
 
 
 def _put(data: str) -> None:
-    """Write to stderr at once, without its buffer, so that a signal's handler may do the same."""
+    """Write to stderr without its buffer, so that the handler of a signal may write too."""
     sys.stderr.flush()
     left = data.encode(sys.stderr.encoding or "utf-8", "replace")
     while left:
@@ -164,7 +164,7 @@ class _Editor:
             self.line, self.place = line[:place] + key + line[place:], place + 1
 
     def draw(self) -> None:
-        """The question and the answer on one line; of a long answer the part around the cursor."""
+        """Draw question and answer on one line; a long answer is scrolled to the cursor."""
         room = max(8, self.width() - text.display_width(self.question) - 1)
         start = 0
         while text.display_width(self.line[start : self.place]) >= room:
@@ -177,7 +177,7 @@ class _Editor:
 
 
 def edit_line(question: str, width: Callable[[], int], back: bool = False) -> str | None:
-    """The line that a person types behind `question` (one line), without its end; with `back`, None for Esc."""
+    """The line typed after `question` without its newline; None for Esc if `back` is set."""
     editor = _Editor(question, width)
     with _keys(editor.draw) as keyboard:
         editor.draw()
@@ -202,7 +202,7 @@ def edit_line(question: str, width: Callable[[], int], back: bool = False) -> st
 
 
 class _Menu:
-    """Options, of which those are shown that match what was typed. `chosen` is the place of one of all options."""
+    """Options filtered by the text typed so far. `chosen` is an index into all options."""
 
     def __init__(
         self, title: str, options: Sequence[Option], default: int, size: Callable[[], tuple[int, int]], back: bool
@@ -230,7 +230,7 @@ class _Menu:
 
     @property
     def shown(self) -> list[int]:
-        """The options that have what was typed in their name, else in their note."""
+        """Indexes of the options whose name, or else note, contains the typed text."""
         wanted = self.typed.lower()
         numbers = range(len(self.options))
         named = [number for number in numbers if wanted in self.options[number].name.lower()]
@@ -238,11 +238,11 @@ class _Menu:
 
     @property
     def is_lost(self) -> bool:
-        """Whether nothing matches what was typed."""
+        """Whether no option matches the typed text."""
         return not self.shown
 
     def _search(self, typed: str) -> None:
-        """Choose the option with this name, else one that begins with it, else one that has it."""
+        """Choose the option with this name, else one that starts with it, else one that contains it."""
         self.typed = typed
         wanted, shown = typed.lower(), self.shown
         if not typed:
@@ -291,7 +291,7 @@ class _Menu:
 def choose(
     title: str, options: Sequence[Option], default: int, size: Callable[[], tuple[int, int]], back: bool = False
 ) -> int | None:
-    """The index of the option that a person chooses; with `back`, None for Esc. `size` gives columns and rows of the
+    """The index of the chosen option; None for Esc if `back` is set. `size` returns columns and rows of the
     terminal."""
     menu = _Menu(title, options, default, size, back)
     with _keys(menu.draw) as keyboard:

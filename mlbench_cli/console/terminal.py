@@ -1,6 +1,6 @@
-"""What only a terminal gets, drawn by rich: tables, and one live line that survives resizing.
+"""Output for terminals, drawn by rich: tables, and one live line that survives resizing.
 
-Imported when a standard stream is a terminal, never for a pipe: rich takes longer to import than most commands run.
+Imported only for terminals, because importing rich takes longer than most commands.
 """
 
 import os
@@ -17,7 +17,7 @@ from rich.text import Text
 
 from mlbench_cli.util import text
 
-# How a cell that is exactly this word is painted.
+# Styles of cells with exactly this text.
 CELL_STYLES = {
     **dict.fromkeys(("goal_reached", "completed", "budget_spent", "ok", "ready", "succeeded"), "green"),
     **dict.fromkeys(("goal_missed", "cancelled", "missing"), "yellow"),
@@ -28,7 +28,7 @@ ERASE = "\x1b[J"
 
 
 def console_on(stream: TextIO, width: int) -> Console:
-    """A rich console that interprets no markup of foreign text. NO_COLOR and TERM are obeyed."""
+    """A rich console without markup that respects NO_COLOR and TERM."""
     return Console(
         file=stream, width=width, force_terminal=True, markup=False, highlight=False, emoji=False, legacy_windows=False
     )
@@ -44,13 +44,13 @@ def print_table(
     *,
     wrap: bool = False,
 ) -> None:
-    """Print cells in columns of the given widths, two spaces apart; longer cells are cut, the last one may wrap."""
+    """Print cells in columns of the given widths, two spaces apart; longer cells are cut, the last may wrap."""
     table = Table(box=None, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for index, header in enumerate(headers):
         last = index == len(headers) - 1
         table.add_column(
             Text(header),
-            width=None if last else widths[index],  # rich before 15 adds the gap to a width, behind the last one, too
+            width=None if last else widths[index],  # rich before 15 adds the gap to it, too
             max_width=widths[index],
             justify="right" if numeric[index] else "left",
             no_wrap=not (wrap and last),
@@ -62,10 +62,10 @@ def print_table(
 
 
 class LiveLine:
-    """One line at the bottom of a terminal that is redrawn in place, also when the terminal is resized.
+    """One line at the bottom of a terminal that is redrawn in place, and when the terminal is resized.
 
-    The cursor rests at the line's beginning. A terminal that wraps the line when it becomes narrower keeps the cursor
-    there, so erasing from the cursor on leaves nothing behind.
+    The cursor stays at the start of the line. A terminal that wraps the line when it becomes narrower keeps the cursor
+    there, so erasing from the cursor removes all of it.
     """
 
     def __init__(self, stream: TextIO, width: Callable[[], int]) -> None:
@@ -77,7 +77,7 @@ class LiveLine:
         self._watches = False
 
     def update(self, line: Callable[[int], str]) -> None:
-        """Show what `line` gives for a number of columns; it is asked again when that number changes."""
+        """Show the result of calling `line` with the number of columns; called again on resizing."""
         self._line = line
         self._watch_size()
         self._draw()
@@ -89,7 +89,7 @@ class LiveLine:
         self._draw()
 
     def close(self) -> None:
-        """Erase the line and let go of the terminal."""
+        """Erase the line and restore the handler of resizing."""
         if self._shown is not None:
             self._write("\r" + ERASE)
         self._line, self._shown = None, None
@@ -129,10 +129,10 @@ class LiveLine:
             self._handler(number, frame)
 
     def _write(self, data: str) -> None:
-        # Not through the stream's buffer: the handler of a signal must not meet a write that is under way.
+        # Bypasses the stream's buffer: the signal handler must not interrupt a write into it.
         try:
             number = self._stream.fileno()
-        except (OSError, ValueError):  # not a file
+        except (OSError, ValueError):  # no file descriptor
             self._stream.write(data)
             return
         self._stream.flush()

@@ -1,4 +1,4 @@
-"""How one cluster is reached: server, trust, credentials, namespace. Held in memory; nothing of it is ever printed."""
+"""Access to one cluster: server, trust, credentials, namespace. Kept in memory and not printed."""
 
 import base64
 import os
@@ -19,18 +19,17 @@ from mlbench_cli.kube.private_file import PrivateFile
 if TYPE_CHECKING:
     from kubernetes.client import Configuration
 
-POOL_SIZE = 64  # connections kept open: as many as logs are followed at once
-# Certificates that this system trusts, if OpenSSL's own file is missing.
+POOL_SIZE = 64  # open connections: as many as logs are followed in parallel
+# Trusted certificates of this system, if OpenSSL's default file is missing.
 SYSTEM_BUNDLES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem")
 
 
 @dataclass(frozen=True)
 class Access:
-    """One cluster's API server and the right to use it. What `providers` return from `connect()`.
+    """One cluster's API server and credentials, as returned by `connect()` of providers.
 
-    `server` is a URL; `ca` holds PEM certificates, None stands for the system's trust store. Credentials come from a
-    `token` source (which may give client certificates, too), or are a client `certificate` with its `key` (PEM), or are
-    neither.
+    `server` is a URL; `ca` holds PEM certificates, None is the system's trust store. Credentials come from a `token`
+    source (which may also give client certificates), from a client `certificate` with its `key` (PEM), or are missing.
     """
 
     server: str
@@ -39,16 +38,16 @@ class Access:
     token: CredentialSource | None = field(default=None, repr=False, compare=False)
     certificate: bytes | None = field(default=None, repr=False)
     key: bytes | None = field(default=None, repr=False)
-    server_name: str | None = None  # the name in the server's certificate, if it is not the host of `server`
+    server_name: str | None = None  # name in the server's certificate, if not the host of `server`
     verify: bool = True
-    proxy: str | None = None  # None: as the environment says
+    proxy: str | None = None  # None: from the environment
 
     def __post_init__(self) -> None:
         if not _is_http_url(self.server):
             raise UsageError(f'The address of the cluster, "{self.server}", is not an http or https URL.')
 
     def client(self, retry_seconds: float = RETRY_SECONDS) -> Api:
-        """A fresh client with connections of its own, which repeats requests for so long.
+        """A new client with its own connections that retries requests for this long.
 
         Raises CredentialError for certificates that cannot be read.
         """
@@ -81,10 +80,9 @@ class Access:
             )
 
     def configuration(self) -> "Configuration":
-        """The settings for any class of the official client, with connections and retries as we want them.
+        """The configuration for the official client, with our settings for connections and retries.
 
-        The credential in it is current before each request (`refresh_api_key_hook`). Raises CredentialError if there is
-        none to be had.
+        The credential is refreshed before each request (`refresh_api_key_hook`). Raises CredentialError if that fails.
         """
         settings = import_official_client().Configuration(
             retries=False,
@@ -94,12 +92,12 @@ class Access:
             **_proxy_settings(self.proxy),
         )
         settings.host = self.server
-        settings.keep_alive = True  # load balancers in front of API servers cut what is silent for minutes
+        settings.keep_alive = True  # load balancers in front of API servers close idle connections after minutes
         if self.ca and self.server.startswith("https://"):
             settings.ca_file = PrivateFile(self.ca)
             settings.ssl_ca_cert = settings.ca_file.path
         elif self.server.startswith("https://"):
-            settings.ssl_ca_cert = _system_bundle()  # for REST the default, for websockets it would be certifi's
+            settings.ssl_ca_cert = _system_bundle()  # the default for REST; websockets would use certifi's
         static = Credential(certificate=self.certificate, key=self.key)
         settings.refresh_api_key_hook = _CredentialHook(self.token, static)
         settings.refresh_api_key_hook(settings)
@@ -108,8 +106,8 @@ class Access:
     def compose_kubeconfig(self, name: str, user: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """A kubeconfig for this cluster alone, under the name `name`.
 
-        `user` says how to log in; by default the current credential is written into it. A fixed client certificate is
-        always written.
+        `user` is the login section; by default it contains the current credential. A fixed client certificate is
+        always included.
         """
         cluster: dict[str, Any] = {"server": self.server}
         if self.ca:
@@ -134,7 +132,8 @@ class Access:
         }
 
     def _check_certificates(self) -> None:
-        """The official client reads certificates with its first request only, and quotes OpenSSL without the reason."""
+        """Check certificates now: the official client reads them with its first request and does not report the
+        reason."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         try:
             if self.ca:
@@ -150,12 +149,12 @@ class Access:
 
 
 class _CredentialHook:
-    """Writes the current credential into a configuration; the official client calls it before each request."""
+    """Writes the current credential into a configuration; called by the official client before each request."""
 
     def __init__(self, source: CredentialSource | None, static: Credential) -> None:
         self._source = source
         self._static = static
-        self._files: dict[bytes, PrivateFile] = {}  # all of them: connections may still be opened with an older one
+        self._files: dict[bytes, PrivateFile] = {}  # keep all files: connections may still be opened with older ones
 
     def __call__(self, settings: Any) -> None:
         credential = self._source.credential() if self._source else self._static
@@ -176,7 +175,7 @@ def _user_entry(credential: Credential) -> dict[str, str]:
 
 
 def _proxy_settings(proxy: str | None) -> dict[str, object]:
-    """The official configuration's arguments for a proxy. $NO_PROXY does not apply to one that a kubeconfig names."""
+    """Proxy arguments of the official configuration. $NO_PROXY does not apply to a proxy from a kubeconfig."""
     if proxy is None:
         return {}
     if not _is_http_url(proxy):

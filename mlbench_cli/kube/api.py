@@ -1,8 +1,8 @@
-"""The Kubernetes API as plain JSON: one method to ask, one to stream, one for a websocket.
+"""The Kubernetes API as plain JSON: requests, streams and websockets.
 
-Connections, TLS, proxies and authentication are the official client's. On top of it stands what it does not do:
-back-off (429, 5xx, cut connections), one renewal of a refused credential, and errors of mlbench's tree that quote the
-server's own words. Objects stay dictionaries, as the server sends them: models of thousands of pods would cost seconds.
+The official client provides connections, TLS, proxies and authentication. This adds back-off (429, 5xx, cut
+connections), one renewal of a rejected credential, and mlbench's errors that quote the server. Objects stay
+dictionaries, because building models of thousands of pods would take seconds.
 """
 
 import contextlib
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 
 CONNECT_SECONDS = 10.0
 READ_SECONDS = 30.0
-RETRY_SECONDS = 15.0  # how long a request is repeated before it fails
+RETRY_SECONDS = 15.0  # how long a request is retried before it fails
 TRANSIENT_STATUSES = frozenset({429, 500, 502, 503, 504})
 UNAVAILABLE_STATUSES = frozenset({429, 502, 503, 504})
 ETCD = re.compile(r"etcdserver|leader changed|apiserver (not ready|is shutting down)", re.IGNORECASE)
-# Requests that the API server hands to the kubelet of a pod's node, and its words if it cannot.
+# Requests that the API server forwards to a kubelet, and its messages if it cannot.
 PROXIED = re.compile(r"/pods/[^/]+/(exec|log)(\?|$)")
 KUBELET = re.compile(r"error dialing backend|:10250\b|No agent available|error trying to reach service")
 VERSION_SECONDS = 5.0
@@ -47,12 +47,13 @@ VERSION_SECONDS = 5.0
 CLOCK_SECONDS = 5.0
 
 MERGE_PATCH = "application/merge-patch+json"
-# JSON to send: an object, or the operations of a JSON patch.
+# Request body: an object, or the operations of a JSON patch.
 Body = Mapping[str, Any] | list[dict[str, str]]
 
 
 class ApiError(MlbenchError):
-    """The API server refused, or did not answer (`status` 0, else HTTP's). `reason` is that of Kubernetes' Status."""
+    """The API server rejected a request or did not answer (`status`: HTTP, or 0). `reason` is from Kubernetes'
+    Status."""
 
     code = "kubernetes_api"
 
@@ -91,14 +92,14 @@ class RequestRejected(ApiError, UsageError):
 
 
 class ServerUnreachable(ApiError, UnreachableError):
-    """The API server does not answer, or says that it cannot for now (429, 502, 503, 504, no etcd)."""
+    """The API server does not answer, or is temporarily unavailable (429, 502, 503, 504, no etcd)."""
 
     code = UnreachableError.code
     exit_code = UnreachableError.exit_code
 
 
 class NodeUnreachable(ApiError):
-    """The API server answers, and the node to which it hands this request (log, exec) does not."""
+    """The API server answers, but the node to which it forwards this request (log, exec) does not."""
 
     code = "node_unreachable"
     exit_code = UnreachableError.exit_code
@@ -109,7 +110,7 @@ class Expired(ApiError):
 
 
 class Endpoint(Protocol):
-    """What a client needs to know of a cluster; `access.Access` is one."""
+    """What a client needs to know about a cluster; implemented by `access.Access`."""
 
     @property
     def server(self) -> str:
@@ -117,7 +118,7 @@ class Endpoint(Protocol):
 
     @property
     def token(self) -> CredentialSource | None:
-        """What gives the bearer token; None if certificates or nothing at all prove the identity."""
+        """The source of the bearer token; None for client certificates or no authentication."""
 
     def configuration(self) -> Any:
         """A `kubernetes.client.Configuration` whose credential is current before each request."""
@@ -143,7 +144,7 @@ class Api:
 
     @property
     def server_ahead(self) -> float:
-        """By how many seconds the server's clock is ahead of this machine's; 0 if they nearly agree."""
+        """Seconds by which the server's clock is ahead of this machine's; 0 if they nearly agree."""
         return self._ahead if abs(self._ahead) > CLOCK_SECONDS else 0.0
 
     def __enter__(self) -> "Api":
@@ -155,13 +156,13 @@ class Api:
     # --- requests -------------------------------------------------------------------------------------------------
 
     def get(self, path: str, **params: Any) -> dict[str, Any]:
-        """GET an object or a list. Raises ApiError, or one of its kinds by the server's code."""
+        """GET an object or a list. Raises ApiError or a subclass."""
         return self.request("GET", path, params=params)
 
     def create(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """POST an object, and return it as the server made it.
+        """POST an object and return it as created by the server.
 
-        Raises ApiError, or one of its kinds by the server's code.
+        Raises ApiError or a subclass.
         """
         return self.request("POST", path, body=body)
 
@@ -190,9 +191,10 @@ class Api:
         content_type: str = "application/json",
         retry_seconds: float | None = None,
     ) -> dict[str, Any]:
-        """The server's JSON. Transient failures are retried for any method: all that mlbench writes is idempotent.
+        """The server's JSON. Temporary failures are retried for all methods, because all writes of mlbench are
+        idempotent.
 
-        Raises ApiError or one of its kinds.
+        Raises ApiError or a subclass.
         """
         import urllib3
 
@@ -215,9 +217,10 @@ class Api:
     # --- stream ---------------------------------------------------------------------------------------------------
 
     def stream(self, path: str, read_seconds: float, **params: Any) -> "urllib3.BaseHTTPResponse":
-        """An open response to read in pieces; `close` it. Not retried: only the caller knows the position to resume at.
+        """An open response for reading in chunks; the caller closes it. Not retried: only the caller knows where to
+        resume.
 
-        Raises ApiError if the server refuses or cannot be reached.
+        Raises ApiError if the server rejects it or cannot be reached.
         """
         import urllib3
 
@@ -256,7 +259,7 @@ class Api:
     def _send(
         self, method: str, url: str, body: Body | None, content_type: str | None, read_seconds: float
     ) -> "urllib3.BaseHTTPResponse":
-        """One request, and one more with a renewed credential if the server refuses the first. The body is unread.
+        """One request, repeated once with a renewed credential if the server rejects the first. The body is not read.
 
         Raises urllib3's HTTPError for connections that fail.
         """
@@ -283,7 +286,7 @@ class Api:
                     )
                     .response
                 )
-            except ApiException as error:  # what TLS complains of, an expired client certificate for one
+            except ApiException as error:  # TLS errors, e.g. an expired client certificate
                 if not renewed and self._discard(None, certificate):
                     continue
                 raise urllib3.exceptions.SSLError(str(error.reason).replace("SSLError\n", "")) from None
@@ -293,7 +296,7 @@ class Api:
         raise AssertionError("not reached")
 
     def _authenticate(self) -> tuple[Any, str | None]:
-        """The configuration with its credential renewed if need be, and the header that carries a token."""
+        """The configuration with a current credential, and the Authorization header of a token."""
         with self._lock:
             if self._settings is None:
                 self._settings = self._endpoint.configuration()
@@ -301,7 +304,7 @@ class Api:
         return self._settings, self._settings.get_api_key_with_prefix("BearerToken")
 
     def _client(self, configuration: Any, certificate: str | None) -> Any:
-        """The connection pool for a client certificate: TLS of another one cannot be continued with it."""
+        """The connection pool for a client certificate; connections cannot switch certificates."""
         from kubernetes.client.rest import RESTClientObject
 
         with self._lock:
@@ -312,7 +315,7 @@ class Api:
             return self._clients[certificate]
 
     def _discard(self, authorization: str | None, certificate: str | None) -> bool:
-        """Have a refused credential renewed. False if it is not of the kind that can be."""
+        """Have a rejected credential renewed. False if it cannot be renewed."""
         source = self._endpoint.token
         if source is None or not (authorization or certificate):
             return False
@@ -342,7 +345,7 @@ class Api:
         )
 
     def _answers(self) -> bool:
-        """Whether the API server answers a request that it hands to nobody else, whatever it says."""
+        """Whether the API server answers a request that it does not forward, with any status."""
         import urllib3
 
         try:
@@ -360,7 +363,7 @@ class _Backoff:
         self._next = 0.2
 
     def wait(self, retry_after: float | None = None) -> bool:
-        """Sleep; False without sleeping if the time for retries would be over."""
+        """Sleep; returns False immediately if the time for retries would be exceeded."""
         pause = retry_after if retry_after is not None else self._next * random.uniform(0.5, 1.5)
         self._next = min(self._next * 2, 5.0)
         if time.monotonic() + pause > self._end:
@@ -370,7 +373,7 @@ class _Backoff:
 
 
 def error_of(status: int, content: bytes | str, request: str, retry_after: float | None = None) -> ApiError:
-    """The error of mlbench's tree for a refusal; `content` is usually a Kubernetes Status object."""
+    """The error for a rejected request; `content` is usually a Kubernetes Status object."""
     text = content.decode("utf-8", "replace") if isinstance(content, bytes) else content
     try:
         document = json.loads(text)
@@ -407,7 +410,7 @@ def _shut_down(connection: "websocket.WebSocket") -> None:
 
 
 def _connect_websocket(configuration: Any, url: str, headers: Mapping[str, str]) -> "websocket.WebSocket":
-    """Open the official client's websocket. Its own function would wait for ever for a silent server."""
+    """Open the official client's websocket with timeouts; its own function would wait forever for a silent server."""
     from kubernetes.stream import ws_client
 
     def connect() -> "websocket.WebSocket":

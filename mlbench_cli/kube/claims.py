@@ -1,4 +1,4 @@
-"""PersistentVolumeClaims for data sets: made with a size and a storage class, or found."""
+"""PersistentVolumeClaims for data sets: found, or created with a size and a storage class."""
 
 import re
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ KIND = "PersistentVolumeClaim"
 CLASSES = "/apis/storage.k8s.io/v1/storageclasses"
 DEFAULT = "storageclass.kubernetes.io/is-default-class"
 LABELS = {"app.kubernetes.io/managed-by": "mlbench"}
-# A volume of these can be written by one node at a time (their documentation).
+# Provisioners of volumes that only one node at a time can mount (from their documentation).
 ONE_NODE = (
     *("pd.csi.storage.gke.io", "kubernetes.io/gce-pd", "ebs.csi.aws.com", "kubernetes.io/aws-ebs"),
     *("disk.csi.azure.com", "rancher.io/local-path", "hostpath.csi.k8s.io"),
@@ -22,7 +22,7 @@ _SIZE = re.compile(r"[1-9]\d*(\.\d+)?([kMGTP]i?)?")
 
 
 class DataClaim(NamedTuple):
-    """A claim, and whether it was made now. `is_shared`: workers on several nodes may mount it at once."""
+    """A claim, and whether it was just created. `is_shared`: workers on several nodes can mount it simultaneously."""
 
     name: str
     is_new: bool
@@ -34,10 +34,10 @@ class DataClaim(NamedTuple):
 def ensure_claim(
     api: Api, namespace: str, name: str, size: str, storage_class: str | None = None, mode: str | None = None
 ) -> DataClaim:
-    """The claim of that name, which is made with `size` (a quantity such as "200Gi") if there is none.
+    """Find the claim, or create it with `size` (a quantity such as "200Gi").
 
-    Without a storage class the cluster's default is used; without a mode, ReadWriteMany unless the class is known for
-    volumes of one node. Raises UsageError for an unknown class, and if the cluster has no default.
+    The default storage class is the cluster's; the default mode is ReadWriteMany unless the class is known for single-
+    node volumes. Raises UsageError for an unknown class, and if the cluster has no default.
     """
     if not _SIZE.fullmatch(size):
         raise UsageError(f"--size {size[:60]}: a size is a number with a unit, such as 200Gi.")

@@ -1,4 +1,4 @@
-"""What a client shows to an API server to be let in, and how it is renewed. Held in memory, never printed."""
+"""Credentials for API servers and their renewal. Kept in memory and not printed."""
 
 import threading
 import time
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from mlbench_cli.errors import CredentialError
 
-RENEW_AT = 0.75  # of a credential's life
+RENEW_AT = 0.75  # of a credential's lifetime
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class Credential:
 
 
 class CredentialSource:
-    """A credential that renews itself; safe for many threads.
+    """A credential that renews itself; thread-safe.
 
-    `fetch` is called on first use, at 75 % of the credential's life, and after the server has refused it.
+    `fetch` is called on first use, at 75 % of the credential's lifetime, and after the server rejected it.
     """
 
     def __init__(self, fetch: Callable[[], Credential]) -> None:
@@ -58,9 +58,9 @@ class CredentialSource:
         return token
 
     def discard(self, value: str | bytes) -> None:
-        """Forget the credential whose token or PEM is `value`: the server has refused it.
+        """Forget the credential with token or PEM `value`, because the server rejected it.
 
-        The next call fetches a new one, once for all threads that held the old one.
+        The next call fetches a new one, once for all threads that use the old one.
         """
         with self._lock:
             if self._credential is not None and value in (self._credential.token, self._credential.pem):

@@ -1,4 +1,4 @@
-"""A deadline for calls into libraries that have none."""
+"""Timeouts for library calls without one."""
 
 import threading
 from collections.abc import Callable
@@ -11,10 +11,10 @@ Result = TypeVar("Result")
 def call_with_deadline(
     function: Callable[[], Result], seconds: float, discard: Callable[[Result], object] = lambda late: None
 ) -> Result:
-    """Call `function` in a thread of its own; return its result or raise its error.
+    """Call `function` in a thread; return its result or raise its error.
 
-    Raises TimeoutError after `seconds`. The thread then goes on in the background, and what it returns in the end is
-    given to `discard`.
+    Raises TimeoutError after `seconds`. The thread then continues in the background, and its result is passed to
+    `discard`.
     """
     future: Future[Result] = Future()
 
@@ -34,7 +34,7 @@ def call_with_deadline(
     try:
         return future.result(seconds)
     except TimeoutError:
-        if not future.cancel():  # it has ended, in this very moment or by a TimeoutError of its own
+        if not future.cancel():  # it ended just now, or with its own TimeoutError
             return future.result()
         raise TimeoutError(f"nothing came within {seconds:g} s") from None
     except KeyboardInterrupt:

@@ -1,7 +1,7 @@
-"""Runs a command in a container, over a websocket of its own.
+"""Run a command in a container over a websocket.
 
-The official client opens it. Its reader (WSClient) is not used: it mixes standard output and errors, copies all output
-again with each frame, and reports a connection cut in the middle as success.
+The official client opens it, but its reader (WSClient) is not used: it mixes standard output and error, copies all
+output with each frame, and reports a cut connection as success.
 """
 
 import json
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.api import ApiError
 
-# v5 adds the end of standard input, which nothing here needs. If a client offers v5, the API server translates every
-# frame of the kubelet instead of passing it on, which takes half as long again.
+# v5 adds the end of standard input, which is not needed. If a client offers v5, the API server translates every frame
+# of the kubelet instead of forwarding it, which takes 1.5x as long.
 PROTOCOLS = ["v4.channel.k8s.io"]
 STDOUT, STDERR, STATUS = 1, 2, 3
 IDLE_SECONDS = 30.0
@@ -42,9 +42,9 @@ def execute(
     sink: Callable[[bytes], object] | None = None,
     idle_seconds: float = IDLE_SECONDS,
 ) -> Executed:
-    """Run `command` in the pod and wait for its end. Standard output goes to `sink` in pieces, or is returned.
+    """Run `command` in the pod and wait for its end. Standard output goes to `sink` in chunks, or is returned.
 
-    Raises ExecBroken if the end is not known, ApiError if the server refuses (400: the container has ended).
+    Raises ExecBroken if the end is unknown, ApiError if the server rejects it (400: the container has ended).
     """
     import websocket
 

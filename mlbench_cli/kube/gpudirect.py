@@ -1,7 +1,7 @@
-"""Releases of Google's plugins for NCCL, by branch of NVIDIA's driver: what a cluster installs and what a run starts.
+"""Releases of Google's NCCL plugins by branch of NVIDIA's driver, for clusters and runs.
 
-A plugin and the program that runs beside the ranks belong together, and both to the driver; so they are pinned in one
-place. Sources: release notes of GoogleCloudPlatform/container-engine-accelerators (gpudirect-tcpx, gpudirect-tcpxo,
+The plugin, the program that runs beside the ranks, and the driver must match, so they are pinned together. Sources:
+release notes of GoogleCloudPlatform/container-engine-accelerators (gpudirect-tcpx, gpudirect-tcpxo,
 gpudirect-rdma) and public logs of A3 Mega with the branches 580 and 595, as of 2026-11; docs/clouds-assumptions.md.
 """
 
@@ -24,7 +24,7 @@ def _release(branch: int, family: str, plugin: str, program: str | None = None) 
     return Release(branch, f"{REPOSITORY}/{family}/{plugin}", beside)
 
 
-# By kind of network (`providers/gke/families.py`), oldest branch first. TCPX and TCPXO call their plugin alike.
+# By kind of network (`providers/gke/families.py`), oldest branch first. TCPX and TCPXO plugins have the same name.
 RELEASES: dict[str, tuple[Release, ...]] = {
     "tcpx": (_release(580, "gpudirect-tcpx", "nccl-plugin-gpudirecttcpx-dev:v3.1.12", "v2.0.12"),),
     "tcpxo": (
@@ -36,14 +36,14 @@ RELEASES: dict[str, tuple[Release, ...]] = {
 
 
 def choose_release(kind: str, branch: int | None) -> Release:
-    """The newest release for drivers up to `branch`; the first one for older drivers, or if the branch is not known."""
+    """The newest release for drivers up to `branch`; the first one for older or unknown branches."""
     first, *newer = RELEASES[kind]
     fitting = [release for release in newer if branch is not None and release.branch <= branch]
     return fitting[-1] if fitting else first
 
 
 def explain_unknown_branch(kind: str, branch: int) -> str | None:
-    """What to know of a driver that no release is known for; None if one is."""
+    """A warning about a driver without a known release; None if there is one."""
     known = [release.branch for release in RELEASES[kind]]
     if branch in known:
         return None

@@ -1,7 +1,7 @@
-"""Reads kubeconfigs as kubectl does: finds the context here, and has the official client load it.
+"""Read kubeconfigs like kubectl: merge files and find the context here, then load it with the official client.
 
-Files are merged here since kubectl takes the first file's current context and the official client the last one's, and
-since what is wrong with a file is to be reported with file, entry and next command.
+Files are merged here because kubectl uses the first file's current context but the official client the last one's, and
+to report errors with file, entry and next command.
 """
 
 import base64
@@ -29,7 +29,7 @@ PATHS = ("certificate-authority", "client-certificate", "client-key", "tokenFile
 
 @dataclass(frozen=True)
 class OpenedContext:
-    """A context as the official client loads it, without what logs in: that is `credentials`, asked when needed."""
+    """A context loaded by the official client, without its login: `credentials` is asked when needed."""
 
     configuration: "Configuration"
     namespace: str
@@ -57,7 +57,7 @@ class _Merged:
 
 @contextlib.contextmanager
 def open_context(path: str | Path | None = None, context: str | None = None) -> Iterator[OpenedContext]:
-    """The context of that name, or the current one. Certificates in its configuration are files until this is left."""
+    """The named or current context. Its certificates are temporary files until the block ends."""
     if context is None and uses_service_account(path):
         yield OpenedContext(*load_service_account())
         return
@@ -83,19 +83,19 @@ def open_context(path: str | Path | None = None, context: str | None = None) -> 
 
 
 def current_context(path: str | Path | None = None) -> str | None:
-    """The name of the current context, None if there is none."""
+    """The name of the current context; None if there is none."""
     return None if uses_service_account(path) else _merge(_files(path)).current or None
 
 
 def uses_service_account(path: str | Path | None) -> bool:
-    """Whether this is a pod without a kubeconfig, which logs in by its service account."""
+    """Whether this is a pod without a kubeconfig, which uses its service account."""
     return path is None and is_in_pod() and not _files(None)[0].exists()
 
 
 def _load(
     name: str, context: Mapping[str, Any], cluster: Mapping[str, Any], user: Mapping[str, Any], folder: str
 ) -> "Configuration":
-    """The official client's settings for one context. Of the user, only fixed client certificates are loaded."""
+    """The official client's configuration for one context, with only fixed client certificates of the user."""
     import_official_client()
     from kubernetes.client import Configuration
     from kubernetes.config import ConfigException, load_kube_config_from_dict
@@ -106,7 +106,7 @@ def _load(
         "clusters": [{"name": context["cluster"], "cluster": cluster}],
         "users": [{"name": name, "user": {key: user[key] for key in user if key.startswith("client-")}}],
     }
-    configuration = Configuration(proxy="")  # what the environment says is asked for with each client
+    configuration = Configuration(proxy="")  # the environment is read again for each client
     try:
         load_kube_config_from_dict(
             document, client_configuration=configuration, persist_config=False, temp_file_path=folder
@@ -126,7 +126,7 @@ def _files(path: str | Path | None) -> list[Path]:
 
 
 def _merge(files: list[Path]) -> _Merged:
-    """The first file that names an entry or a current context wins, as with kubectl."""
+    """As with kubectl, the first file with an entry or a current context wins."""
     merged = _Merged()
     for file in files:
         document = _read_yaml(file)
@@ -175,7 +175,7 @@ def _text(entry: Mapping[str, Any], key: str, place: str) -> str:
 
 
 def _check_base64(entry: Mapping[str, Any]) -> None:
-    """The official client drops what is not base64 without a message."""
+    """Reject invalid base64, which the official client ignores silently."""
     for key in (key for key in entry if key.endswith("-data") and entry[key]):
         try:
             base64.b64decode(str(entry[key]), validate=True)

@@ -1,7 +1,8 @@
-"""The ways to log in that a kubeconfig knows besides fixed certificates: each as a source of credentials.
+"""The logins of a kubeconfig other than fixed certificates, as credential sources.
 
-OpenID Connect and service accounts are the official client's. Credential plugins are run here: the official client
-waits for them without a limit, and goes on as nobody after a failure. It also reads token files once only.
+The official client handles OpenID Connect and service accounts. Credential plugins are run here, because the official
+client waits for them without a timeout and continues unauthenticated after a failure. It also reads token files only
+once.
 """
 
 import base64
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
 PLUGIN_SECONDS = 60.0
 OPENID_SECONDS = 60.0
 # Token files and service accounts are rotated on disk: read at least every minute, as client-go does.
-REREAD_SECONDS = 80.0  # 75 % of it pass between two reads
-# The official client renews tokens of OpenID Connect in their last five minutes: asked every four.
+REREAD_SECONDS = 80.0  # read again after 75 % of it
+# The official client renews OpenID Connect tokens in their last five minutes, so ask every four.
 OPENID_CHECK_SECONDS = 320.0
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
@@ -36,10 +37,11 @@ SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 def find_credentials(
     context: str, cluster: Mapping[str, Any], user: Mapping[str, Any], files: Sequence[Path]
 ) -> CredentialSource | None:
-    """What logs in as `user`, None for nobody and for fixed client certificates. Nothing is run or read yet.
+    """The credential source of `user`; None for anonymous users and fixed client certificates. Nothing is run or read
+    yet.
 
-    Paths in `cluster` and `user` are absolute; `files` are the kubeconfigs that they come from. Raises UsageError for
-    ways that Kubernetes has dropped.
+    Paths in `cluster` and `user` are absolute; `files` are their kubeconfigs. Raises UsageError for logins that
+    Kubernetes has removed.
     """
     provider = user.get("auth-provider")
     if user.get("exec"):
@@ -94,7 +96,8 @@ def load_service_account() -> tuple["Configuration", str, CredentialSource]:
 
 
 def _load_openid_token(context: str, files: Sequence[Path]) -> Credential:
-    """The official client renews the token, and writes it to the kubeconfig: a refresh token may be valid once only."""
+    """The official client renews the token and writes it to the kubeconfig, because refresh tokens may be single-
+    use."""
     import_official_client()
     from kubernetes.client import Configuration
     from kubernetes.config import load_kube_config
@@ -110,7 +113,7 @@ def _load_openid_token(context: str, files: Sequence[Path]) -> Credential:
         reason = "" if token else "the kubeconfig has no valid id-token"
     except TimeoutError:
         reason = f"the provider did not answer within {OPENID_SECONDS:.0f} s"
-    except Exception as error:  # of the official client, of requests or of oauthlib: they share no base class
+    except Exception as error:  # of the official client, requests or oauthlib, without a common base class
         reason = str(error) or type(error).__name__
     if reason:
         raise CredentialError(
@@ -121,9 +124,9 @@ def _load_openid_token(context: str, files: Sequence[Path]) -> Credential:
 
 
 def run_plugin(plugin: object, cluster: Mapping[str, Any]) -> Credential:
-    """What a client-go credential plugin gives: a token, or a client certificate with its key. It is asked nothing.
+    """Run a client-go credential plugin without input; returns a token, or a client certificate with its key.
 
-    Raises CredentialError with the plugin's own words, UsageError for an entry without a command.
+    Raises CredentialError with the plugin's message, UsageError for an entry without a command.
     """
     if not isinstance(plugin, dict) or not plugin.get("command"):
         raise UsageError('The kubeconfig\'s "exec" entry names no command.')

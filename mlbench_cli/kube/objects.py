@@ -1,4 +1,4 @@
-"""Paths of a run's objects in the API, and the conditions in the status of any object."""
+"""API paths of a run's objects, and status conditions."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -32,7 +32,7 @@ def object_path(kind: str, namespace: str, name: str) -> str:
 
 
 def condition(owner: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
-    """The condition of that type in a Job's, pod's or node's status; empty if there is none."""
+    """The condition of this type in a Job's, pod's or node's status; empty if there is none."""
     conditions: Sequence[Mapping[str, Any]] = (owner.get("status") or {}).get("conditions") or ()
     return next((item for item in conditions if item.get("type") == kind), {})
 

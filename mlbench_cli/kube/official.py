@@ -1,4 +1,4 @@
-"""The official Kubernetes client, loaded by the commands that talk to a cluster only: it costs 0.3 s."""
+"""The official Kubernetes client, loaded only by commands that talk to a cluster, because it takes 0.3 s."""
 
 from typing import Any
 

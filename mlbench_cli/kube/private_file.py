@@ -1,4 +1,4 @@
-"""Secrets for libraries that take them from files only."""
+"""Secrets for libraries that read them only from files."""
 
 import contextlib
 import os
@@ -9,14 +9,14 @@ MEMORY = "/dev/shm"
 
 
 def private_folder() -> "tempfile.TemporaryDirectory[str]":
-    """A folder of this user alone, for libraries that write secrets to files. In memory if the system can."""
+    """A temporary folder with access for this user only, in memory if possible."""
     return tempfile.TemporaryDirectory(prefix="mlbench-", dir=MEMORY if os.access(MEMORY, os.W_OK) else None)
 
 
 class PrivateFile:
-    """A file of this user alone, at `path` as long as this object lives. On Linux it exists in memory only.
+    """A file with access for this user only; `path` is valid while this object exists. On Linux it is in memory.
 
-    Other processes cannot open `path`: it names a descriptor of this one.
+    Other processes cannot open `path`: it refers to a descriptor of this one.
     """
 
     def __init__(self, content: bytes) -> None:

@@ -1,4 +1,4 @@
-"""TLS to API servers: how strictly certificates are checked, and what a failed connection means.
+"""TLS to API servers: verification of certificates, and explanations of failed connections.
 
 Standard library only at import.
 """
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from threading import Lock
 from typing import Any
 
-# What the words of a failed connection mean, with what to do. OpenSSL's, urllib3's and the SDKs' words are alike.
+# Messages of failed connections, their meaning and remedy. OpenSSL, urllib3 and the SDKs use similar wording.
 _CAUSES = (
     (
         ("CERTIFICATE_VERIFY_FAILED", "certificate verify failed"),
@@ -31,16 +31,16 @@ _CAUSES = (
 
 
 def explain_connection_failure(words: str) -> str | None:
-    """What a connection that failed with these words lacks: trust or a proxy; None if the words name neither."""
+    """An explanation of a failed connection (trust or proxy) from its message; None if it has another cause."""
     return next((hint for phrases, hint in _CAUSES if any(phrase in words for phrase in phrases)), None)
 
 
 class SharedContext(ssl.SSLContext):
-    """A TLS context for connections that several threads make at once.
+    """A TLS context for connections from several threads.
 
-    urllib3 gives the context protocols, authorities and client certificate anew for each connection. OpenSSL frees what
-    it had before, which another thread may be copying at that moment, and the process aborts. So they are taken once,
-    and again only when their file has changed.
+    urllib3 sets protocols, authorities and the client certificate for each connection. OpenSSL then frees the previous
+    ones, which another thread may be copying, and the process aborts. So they are set once, and again only when their
+    file changes.
     """
 
     def __new__(cls) -> "SharedContext":
@@ -70,19 +70,19 @@ class SharedContext(ssl.SSLContext):
 
 
 def _changed(path: Any) -> int | None:
-    """When the file was changed; None for none."""
+    """The modification time of the file; None without a file."""
     try:
         return os.stat(path).st_mtime_ns if path else None
     except OSError:
-        return None  # OpenSSL says it better
+        return None  # OpenSSL's own message is better
 
 
 def create_context(settings: Any) -> ssl.SSLContext:
-    """The TLS context for the official client's settings, without the strict check of RFC 5280.
+    """The TLS context for the official client's configuration, without the strict check of RFC 5280.
 
-    Python 3.13 switches that check on. It refuses certificate authorities without an authority key identifier, which
+    Python 3.13 enables that check. It rejects certificate authorities without an authority key identifier, which
     EKS clusters born before 2020 and some of kubeadm's have ("Missing Authority Key Identifier",
-    kubernetes-client/python#2394). Chain, name and dates are checked all the same.
+    kubernetes-client/python#2394). Chain, name and dates are still verified.
     """
     context = SharedContext()
     context.hostname_checks_common_name = False

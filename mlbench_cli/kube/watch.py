@@ -1,8 +1,8 @@
-"""Keeps the pods of one run in view: LIST, then WATCH for a while, then LIST again.
+"""Track the pods of one run: LIST, then WATCH for a while, then LIST again.
 
-The list is the truth, the watch only makes it quick: what a cut or half-open connection or an expired resource version
-loses comes with the next list. One connection for any number of pods. The official client's Watch does not list again
-after a 410, and waits for ever on a half-open connection.
+The list is authoritative and the watch only reduces latency: events lost by a cut or half-open connection or an
+expired resource version come with the next list. One connection serves any number of pods. The official client's Watch
+does not list again after a 410, and waits forever on a half-open connection.
 """
 
 import contextlib
@@ -20,10 +20,10 @@ from mlbench_cli.model.silence import STARTING_SECONDS
 if TYPE_CHECKING:
     import urllib3
 
-PERIOD_SECONDS = 15.0  # from list to list, for up to PERIOD_PODS pods; more pods, longer
+PERIOD_SECONDS = 15.0  # seconds between lists of up to PERIOD_PODS pods; longer for more pods
 PERIOD_PODS = 250
-PAGE = 100  # pods of an answer: 250 whole ones take 15 MB more
-SLACK_SECONDS = 5.0  # the server ends a watch after the period; a connection silent for longer is dead
+PAGE = 100  # pods per answer: 250 complete pods take 15 MB
+SLACK_SECONDS = 5.0  # the server ends a watch after the period; a connection silent for longer is broken
 MIN_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.5, 15.0  # between retries
 FATAL_STATUSES = frozenset({400, 401, 403, 404, 405, 422})
 GONE = "mlbenchGone"  # set in a pod that has been deleted
@@ -32,7 +32,7 @@ KEPT_METADATA = ("name", "uid", "labels", "creationTimestamp", "deletionTimestam
 
 
 class PodWatch:
-    """A thread that follows the pods with `selector`. `pods()` keeps the last state of deleted ones, too."""
+    """A thread that follows the pods with `selector`. `pods()` includes the last state of deleted pods."""
 
     def __init__(self, access: Access, namespace: str, selector: str, period: float = PERIOD_SECONDS) -> None:
         self._api = access.client()
@@ -42,13 +42,13 @@ class PodWatch:
         self._pods: dict[str, dict[str, Any]] = {}
         self._changed = threading.Condition()
         self._version = 0
-        self.listed = float("-inf")  # when the last complete list was asked for, on the monotonic clock
+        self.listed = float("-inf")  # monotonic time of the request for the last complete list
         self._closed = False
         self._relist = False
         self._answer: urllib3.BaseHTTPResponse | None = None
         self._failure: ApiError | None = None
-        self.silent_since: float | None = None  # when the cluster stopped answering, on the monotonic clock
-        self.trouble: ApiError | None = None  # what it did not answer last
+        self.silent_since: float | None = None  # monotonic time since which the cluster does not answer
+        self.trouble: ApiError | None = None  # error of the last attempt
         self._thread = threading.Thread(target=self._run, name=f"watch {selector}", daemon=True)
         self._thread.start()
 
@@ -71,17 +71,17 @@ class PodWatch:
                 answer.shutdown()
 
     def pods(self) -> list[dict[str, Any]]:
-        """The pods as they were last seen, deleted ones included."""
+        """The last known state of all pods, including deleted ones."""
         with self._changed:
             return list(self._pods.values())
 
     @property
     def version(self) -> int:
-        """Rises with every change; 0 until the first list is in."""
+        """Increases with every change; 0 until the first list is complete."""
         return self._version
 
     def wait(self, version: int, timeout: float) -> int:
-        """Wait until something has changed since `version`. Raises ApiError if watching cannot go on."""
+        """Wait for a change since `version`. Raises ApiError if watching failed permanently."""
         with self._changed:
             self._changed.wait_for(lambda: self._version != version or self._failure or self._closed, timeout)
             if self._failure:
@@ -104,7 +104,7 @@ class PodWatch:
                     self._note_silence(error)
                     refused_until = time.monotonic() + STARTING_SECONDS
                 retry_after = error.details.get("retry_after")
-            except Exception as error:  # whatever a broken connection makes of the stream
+            except Exception as error:  # a broken connection can garble the stream
                 if not _is_broken_stream(error):
                     self._fail(ApiError(f"Watching the pods failed: {error!r}"))
                     return
@@ -191,7 +191,7 @@ class PodWatch:
 
 
 def split_lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """Split a stream into complete lines, without line ends. An unfinished line at the end is dropped."""
+    """Split a stream into complete lines without newlines. An incomplete last line is dropped."""
     rest = b""
     for chunk in chunks:
         lines = (rest + chunk).split(b"\n")
@@ -200,7 +200,7 @@ def split_lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def list_pods(api: Api, namespace: str, selector: str) -> list[dict[str, Any]]:
-    """List the pods with `selector` once, page by page: 1,000 whole pods at once take 50 MB."""
+    """List the pods with `selector` once, page by page, because 1,000 complete pods take 50 MB."""
     pods: list[dict[str, Any]] = []
     token = None
     while True:
@@ -213,7 +213,7 @@ def list_pods(api: Api, namespace: str, selector: str) -> list[dict[str, Any]]:
 
 
 def _trim(pod: Mapping[str, Any]) -> dict[str, Any]:
-    """Keep the fields that diagnosis needs: about a fifth of a pod."""
+    """Keep only the fields needed for diagnosis, about a fifth of a pod."""
     metadata, spec = pod.get("metadata", {}), pod.get("spec", {})
     return {
         "metadata": {key: metadata[key] for key in KEPT_METADATA if key in metadata},

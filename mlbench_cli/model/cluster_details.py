@@ -1,9 +1,9 @@
 """The facts of a cluster as its record keeps them, read and checked in one place.
 
 `Cluster.details` is stored as JSON. `ClusterDetails.of(cluster)` turns it into attributes with types; a provider with
-facts of its own extends the class (`EksDetails`, `GkeDetails`, `AttachedDetails` beside the providers). Unknown keys
-are left alone, because a newer version may have written them, and missing ones have their defaults, so that records of
-every older version can be read.
+additional facts extends the class (`EksDetails`, `GkeDetails`, `AttachedDetails` in `providers`). Unknown keys
+are kept, because a newer version may have written them, and missing keys have defaults, so records of all older
+versions can be read.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ GPU_RESOURCES = (NVIDIA_GPU, AMD_GPU)
 
 
 class PlanLineRecord(TypedDict):
-    """One priced part. `price_per_hour` is of one piece, null if unknown; `as_of` is the date of the price."""
+    """One priced item. `price_per_hour` is the unit price, null if unknown; `as_of` is the date of the price."""
 
     what: str
     count: int
@@ -47,7 +47,7 @@ class WaitRecord(TypedDict):
 
 
 class TimesRecord(TypedDict, total=False):
-    """Times of one resource in seconds since the operation began, null until they are known (`providers.timeline`)."""
+    """Times of one resource in seconds since the operation started, null until known (`providers.timeline`)."""
 
     kind: str
     name: str
@@ -68,7 +68,8 @@ class FailureRecord(TypedDict):
 
 
 class HelmChartRecord(TypedDict):
-    """A Helm chart that was installed with the cluster. Of custom values only the names: they may be secrets."""
+    """A Helm chart that was installed with the cluster. Of custom values only the names are kept: they may be
+    secrets."""
 
     release: str
     namespace: str
@@ -79,7 +80,7 @@ class HelmChartRecord(TypedDict):
 
 
 def fact(*types: type, default: Any = None) -> Any:
-    """A field of a stored record whose value is of one of `types`; `default` stands for a missing value."""
+    """A field of a stored record whose value has one of `types`; `default` is used if it is missing."""
     return field(default=default, metadata={"types": types})
 
 
@@ -103,26 +104,26 @@ class ClusterDetails:
     node_selector: Mapping[str, str] = field(default_factory=dict, metadata=_DICT)  # of the nodes meant for runs
     tolerations: list[str] = field(default_factory=list, metadata=_LIST)  # that runs need besides, as --toleration
     fabric: Mapping[str, Any] = field(default_factory=dict, metadata=_DICT)  # of each worker: name, gbits; {}: none
-    topology_problem: str | None = fact(str)  # why the workers' places in the network are not known
-    provisioning_class: str | None = fact(str)  # by which runs book the machines of all of their workers at once
+    topology_problem: str | None = fact(str)  # why the workers' network topology is unknown
+    provisioning_class: str | None = fact(str)  # with which runs reserve the machines of all their workers at once
     network_policies: bool = fact(bool, default=True)  # whether runs may create them
     job_sets: bool = fact(bool, default=False)  # whether runs may create JobSets
     queues: list[str] = field(default_factory=list, metadata=_LIST)  # Kueue's, of the namespace
     needs_queue: bool = fact(bool, default=False)  # Kueue suspends Jobs that name no queue
-    autopilot: bool = fact(bool, default=False)  # GKE makes nodes for what pods ask for, and lets them use no more
+    autopilot: bool = fact(bool, default=False)  # GKE creates nodes for the pods' requests, which are also their limits
     functional_only: bool = fact(bool, default=False)  # timings on the cluster mean nothing
-    registry: str | None = fact(str)  # where task images come from, unless a run names another one
-    registry_problem: str | None = fact(str)  # why its machines may not be allowed to pull from it
-    registry_made: bool = fact(bool, default=False)  # it was created with the cluster, and is deleted with it
-    keeps_images: bool = fact(bool, default=False)  # but not this time: delete-cluster --keep-images
+    registry: str | None = fact(str)  # registry of task images, unless a run names another one
+    registry_problem: str | None = fact(str)  # why its machines may be unable to pull from it
+    registry_made: bool = fact(bool, default=False)  # created and deleted with the cluster
+    keeps_images: bool = fact(bool, default=False)  # keep it this time: delete-cluster --keep-images
     addons: Mapping[str, str] = field(default_factory=dict, metadata=_DICT)  # versions of EKS' add-ons
     images: Mapping[str, str] = field(default_factory=dict, metadata=_DICT)  # digests in it, by IMAGE:VERSION
     region: str | None = fact(str)
     location: str | None = fact(str)  # zone or region of the workers
     owner: str | None = fact(str)  # who created it
-    ttl: str | None = fact(str)  # as it was given, e.g. "8h"
+    ttl: str | None = fact(str)  # as given, e.g. "8h"
     expires: int | float | None = fact(int, float)  # seconds since 1970, when `gc --expired` may delete it; None: never
-    end_problem: str | None = fact(str)  # why its cloud will not end it
+    end_problem: str | None = fact(str)  # why its cloud will not delete it
     options: Mapping[str, Any] = field(default_factory=dict, metadata=_DICT)  # of its provider, by name
     plan: PlanRecord = field(default_factory=lambda: PlanRecord(), metadata=_DICT)
     helm_charts: list[HelmChartRecord] = field(default_factory=list, metadata=_LIST)
@@ -159,7 +160,7 @@ class ClusterDetails:
         return self.plan.get("price_per_hour")
 
     def describe_rest(self) -> str:
-        """The price of what stays once the workers have gone, for a sentence; empty if it is not known."""
+        """The price of what remains without workers, as part of a sentence; empty if unknown."""
         lines = [line for line in self.plan.get("lines", []) if not line["what"].startswith(_WORKER_PARTS)]
         known = [line["count"] * line["price_per_hour"] for line in lines if line["price_per_hour"] is not None]
         if not lines or len(known) < len(lines):
@@ -167,9 +168,9 @@ class ClusterDetails:
         return f" and cost up to {sum(known):.2f} {self.plan.get('currency', 'USD')}/h"
 
 
-# How lines of a plan begin that end with the workers.
+# Prefixes of plan lines whose cost ends with the workers.
 _WORKER_PARTS = ("worker ", "GPU ")
 
-# Keys that the first edition wrote.
+# Keys written by the first edition.
 _NEW_KEYS = {"charts": "helm_charts"}
-_TYPES: dict[type, dict[str, tuple[type, ...]]] = {}  # of each class of details, the types of its facts by key
+_TYPES: dict[type, dict[str, tuple[type, ...]]] = {}  # class of details -> types of its facts by key

@@ -1,4 +1,4 @@
-"""Faults that a run meets on purpose: the script as people write it, and the plan that follows from script and seed.
+"""Fault injection: the script as people write it, and the plan that follows from script and seed.
 
     at 120s kill rank 3                         every ~600s kill any rank
     at 60s for 20s stop rank 1                  at 60s for 60s slow rank 2 to 50% cpu
@@ -6,10 +6,11 @@
     at 200s for 30s disk full                   at 300s node 1 gone
     seed 7                                      anyway
 
-Items are separated by semicolons or lines. Times count from the first update of the training. `every 600s` is a fixed
+Items are separated by semicolons or newlines. Times count from the first update of the training. `every 600s` is a
+fixed
 interval, `every ~600s` draws exponential ones of that mean. The plan is a pure function of script, seed and number of
-ranks, so that it is known before the start and can be derived again from an archive. `anyway` lets a run start whose
-checkpoints are predicted to fall behind its faults.
+ranks, so it is known before the start and can be re-derived from an archive. `anyway` starts a run even if faults are
+predicted to come faster than its checkpoints.
 """
 
 import heapq
@@ -28,7 +29,7 @@ from mlbench_cli.model.network import NetworkShape, parse_network
 if TYPE_CHECKING:
     from mlbench_cli.model.spec import RunSpec
 
-MIN_INTERVAL = 0.05  # seconds between faults that repeat
+MIN_INTERVAL = 0.05  # seconds between repeated faults
 MAX_SECONDS = 30 * 86400.0
 MAX_TEXT = 64 << 10
 MAX_ITEMS = 1000
@@ -46,12 +47,12 @@ class FaultKind(StrEnum):
 
     @property
     def targets_worker(self) -> bool:
-        """Whether its number is that of a worker (a node or its link), and not that of a rank."""
+        """Whether its target is a worker (a node or its link) instead of a rank."""
         return self in (FaultKind.LINK, FaultKind.NODE)
 
     @property
     def lasts(self) -> bool:
-        """Whether it has an end, at which things are as before."""
+        """Whether it can end, which restores the previous state."""
         return self in (FaultKind.STOP, FaultKind.SLOW, FaultKind.LINK, FaultKind.DISK)
 
 
@@ -60,7 +61,7 @@ class Policy(StrEnum):
 
     FAIL = "fail"  # the run ends
     RESTART = "restart"  # all ranks start again from the last checkpoint
-    SHRINK = "shrink"  # the same without the workers that failed
+    SHRINK = "shrink"  # the same, without the workers that failed
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ class Fault:
     rate: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """The fault as plain values, without what it does not have."""
+        """The fault as plain values; unset fields are left out."""
         return {key: value for key, value in asdict(self).items() if value is not None}
 
     def __str__(self) -> str:
@@ -136,7 +137,7 @@ class Item:
 
 @dataclass(frozen=True)
 class FaultScript:
-    """A parsed script. `seed` is None if the run's own seed decides."""
+    """A parsed script. `seed` is None if the run's seed is used."""
 
     items: tuple[Item, ...]
     seed: int | None = None
@@ -150,7 +151,7 @@ class FaultScript:
 
     @property
     def mtbf(self) -> float | None:
-        """Mean seconds between faults that end a rank, of those that repeat; None if none repeats."""
+        """Mean seconds between repeated faults that end a rank; None without such faults."""
         rates = [1 / item.every for item in self.items if item.every and not (item.kind.lasts and item.seconds)]
         return 1 / sum(rates) if rates else None
 
@@ -182,7 +183,7 @@ class FaultScript:
 
 
 def read_faults(text: str) -> FaultScript:
-    """The script in a file, or in the text itself. Raises UsageError that quotes the item and says what is wrong."""
+    """The script in a file or in the text itself. Raises UsageError that quotes the bad item."""
     if "\n" not in text and " " not in text.strip() and text.strip() not in ("", "anyway"):
         path = Path(text.strip())
         try:
@@ -198,7 +199,7 @@ def read_faults(text: str) -> FaultScript:
 
 
 def parse_faults(text: str) -> FaultScript:
-    """The script in a text. Raises UsageError that quotes the item and says what is wrong."""
+    """The script in a text. Raises UsageError that quotes the bad item."""
     if len(text) > MAX_TEXT:
         raise UsageError(f"--faults: the script is longer than {MAX_TEXT >> 10} KiB.")
     script = FaultScript(())
@@ -370,8 +371,9 @@ def plan_of(spec: "RunSpec") -> Iterator[Fault]:
 
 
 def best_interval(checkpoint: float, mtbf: float) -> float:
-    """Seconds between checkpoints that lose least: Daly's estimate of higher order, of the cost of a checkpoint and the
-    mean time between faults (seconds). Source: J. T. Daly, Future Generation Computer Systems 22 (2006), eq. 37."""
+    """The checkpoint interval in seconds that minimizes lost time: Daly's higher-order estimate from the cost of a
+    checkpoint and the mean time between faults (seconds). Source: J. T. Daly, Future Generation Computer Systems 22
+    (2006), eq. 37."""
     if checkpoint >= 2 * mtbf:
         return mtbf
     share = checkpoint / (2 * mtbf)
@@ -380,12 +382,12 @@ def best_interval(checkpoint: float, mtbf: float) -> float:
 
 def expected_ettr(mtbf: float, checkpoint: float, interval: float, restart: float) -> float:
     """Expected share of the time that is productive (arXiv 2410.21680): faults every `mtbf`, checkpoints that block
-    for `checkpoint` every `interval`, and `restart` until training goes on, all in seconds. Never below 0."""
+    for `checkpoint` every `interval`, and `restart` until training resumes, all in seconds. Never below 0."""
     return max(0.0, (1 - (restart + interval / 2) / mtbf) / (1 + checkpoint / interval))
 
 
 def expected_attempts(mtbf: float, until_checkpoint: float) -> float:
-    """How many attempts it takes on average until one lives for `until_checkpoint` seconds."""
+    """Expected number of attempts until one survives for `until_checkpoint` seconds."""
     return math.exp(min(50.0, until_checkpoint / mtbf))
 
 

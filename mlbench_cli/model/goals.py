@@ -9,14 +9,14 @@ COMPARISONS = (">=", "<=")
 KINDS = ("full", "light")
 # A task reports a goal "Prec@1" as metric "Prec@1", "val_Prec@1" or "val_global_Prec@1".
 PREFIXES = ("", "val_", "val_global_")
-TRAINING = "train_"  # before the name of a metric of the training samples
-GOAL_ON = "goal_on"  # the parameter that says of which samples a goal is
+TRAINING = "train_"  # prefix of metrics of the training samples
+GOAL_ON = "goal_on"  # the parameter that selects the samples of the goal
 HOLD_OUT = "hold_out"  # the parameter that scores on a share of the training samples instead of the validation set
 _NAMES = {"Prec@1": "top-1 accuracy", "Prec@5": "top-5 accuracy", "BLEU-Score": "BLEU"}  # as people say them
 
 
 def name_metric(metric: str) -> str:
-    """A metric as people call it: "top-1 accuracy" for "val_global_Prec@1", "training loss" for "train_loss"."""
+    """The usual name of a metric: "top-1 accuracy" for "val_global_Prec@1", "training loss" for "train_loss"."""
     plain = metric.removeprefix("val_").removeprefix("global_").removeprefix(TRAINING)
     words = _NAMES.get(plain, plain.replace("_", " "))
     return f"training {words}" if metric.startswith(TRAINING) else words
@@ -36,7 +36,7 @@ class Goal:
         return metric_names(self.metric)
 
     def meets(self, value: Any) -> bool:
-        """Whether a reported value reaches the threshold; False for what is no finite number."""
+        """Whether a reported value reaches the threshold; False for anything but a finite number."""
         return is_finite_number(value) and self.distance(value) == 0
 
     def better(self, value: float, than: float) -> bool:
@@ -44,7 +44,7 @@ class Goal:
         return value > than if self.comparison == ">=" else value < than
 
     def distance(self, value: float) -> float:
-        """How far `value` is from the threshold, in the metric's unit; 0 if it is reached."""
+        """Distance of `value` to the threshold in the metric's unit; 0 if it is reached."""
         gap = self.threshold - value if self.comparison == ">=" else value - self.threshold
         return max(0.0, gap)
 
@@ -54,7 +54,7 @@ class Goal:
 
     @classmethod
     def parse(cls, document: Any) -> "Goal | None":
-        """The goal in foreign JSON; None if a field is missing or of the wrong kind."""
+        """The goal in untrusted JSON; None if a field is missing or has the wrong type."""
         if not isinstance(document, dict) or document.get("comparison") not in COMPARISONS:
             return None
         metric, threshold = document.get("metric"), document.get("threshold")
@@ -72,16 +72,16 @@ class GoalRule:
 
     metric: str
     comparison: str
-    wording: str  # of the official line, with {threshold}
+    wording: str  # of the official result line, with {threshold}
 
     def find_goal(self, parameters: Mapping[str, Any], kind: str) -> Goal | None:
-        """The goal of that kind (full or light) under a run's parameters; None if they have no threshold for it."""
+        """The full or light goal for a run's parameters; None if they have no threshold for it."""
         threshold = parameters.get(f"goal_{kind}")
         metric = TRAINING + self.metric if parameters.get(GOAL_ON) == "training" else self.metric
         return Goal(metric, self.comparison, threshold) if is_finite_number(threshold) else None
 
     def wording_of(self, goal: Goal) -> str:
-        """The wording of a goal that `find_goal` gave, with {threshold}."""
+        """The wording, with {threshold}, of a goal from `find_goal`."""
         return self.wording if goal.metric == self.metric else self.wording.replace("Validation", "Training")
 
 
@@ -99,7 +99,7 @@ def metric_names(metric: str) -> tuple[str, ...]:
 
 
 def is_finite_number(value: Any) -> TypeGuard[int | float]:
-    """Whether a JSON value is a finite number that a float can hold; True and False are none."""
+    """Whether a JSON value is a finite number within the range of a float; booleans are not."""
     kind = type(value)  # exact, and quicker than isinstance: JSON has no subclasses
     if kind is float:
         return math.isfinite(value)

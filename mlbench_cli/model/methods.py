@@ -1,4 +1,4 @@
-"""How a run's ranks communicate, in a few words."""
+"""The communication method of a run as a short phrase."""
 
 from collections.abc import Mapping
 
@@ -6,13 +6,13 @@ OWN = "task's own"
 
 
 def method_phrase(method: Mapping[str, str]) -> str:
-    """ "eftopk", "bsp (delay=0.002,1e-9)": the preset and every axis that differs from it; "task's own" if empty.
+    """ "eftopk", "bsp (delay=0.002,1e-9)": the preset and all axes that differ from it; "task's own" if empty.
 
-    Methods that differ on any axis have different phrases, also if a later version defines a preset differently.
+    Methods that differ on any axis have different phrases, even if a later version redefines a preset.
     """
     if not method:
         return OWN
-    # Importing the presets takes 7 ms, which a list of runs without methods need not wait for.
+    # Imported here because it takes 7 ms, and lists of runs without methods do not need it.
     from task_images.comm.presets import PRESETS, resolve
 
     name = method.get("name", "")

@@ -1,8 +1,8 @@
-"""A network by its two figures: rate per rank and direction, and one-way delay. Parsed, checked, and written one way.
+"""A network as rate per rank and direction plus one-way delay: parsing, checking and formatting.
 
-"1gbit,5ms" is 10^9 bits per second for each rank in each direction, and 5 ms from any rank to any other, added to what
-the machine itself takes. "model:1gbit,5ms" is computed by a formula, not made. Units are decimal: kbit mbit gbit tbit,
-us ms s.
+"1gbit,5ms" is 10^9 bits per second for each rank in each direction, and 5 ms from any rank to any other on top of the
+machine's own latency. "model:1gbit,5ms" is computed by a formula instead of being emulated. Units are decimal: kbit
+mbit gbit tbit, us ms s.
 """
 
 import re
@@ -14,14 +14,14 @@ from mlbench_cli.errors import UsageError
 
 MODEL = "model:"
 MODELLED, NOT_SHAPED = "model", "none"  # methods in network.json, besides those of the engine
-NOT_AS_ASKED = "network_not_as_asked"  # code of the finding of a run whose network could not be had, on every engine
+NOT_AS_ASKED = "network_not_as_asked"  # finding code on every engine for a network that could not be provided
 NOT_AS_ASKED_HINT = "Ask for another one or fewer workers, or wait until the machine is idle."
 MIN_RATE = 1e5  # bits per second
 MAX_RATE = 1e14
 MAX_DELAY = 10.0  # seconds
 MIN_BUCKET_BYTES = 3000  # two packets
-BUCKET_SECONDS = 0.001  # at the rate, that a token bucket holds
-QUEUE_SECONDS = 0.05  # at the rate, that wait at a bucket, besides what is under way
+BUCKET_SECONDS = 0.001  # size of a token bucket, in seconds at its rate
+QUEUE_SECONDS = 0.05  # queue of a token bucket in seconds at its rate, besides packets in flight
 _RATES = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
 _DELAYS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 _RATE = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)([a-z]+)(?:/s)?")
@@ -30,15 +30,15 @@ _HINT = "For example 1gbit,5ms: rate per rank and direction, and one-way delay."
 _NOT_OFFERED = ("loss", "jitter", "reorder", "duplicate", "corrupt", "burst")
 
 
-SUBNET = "10.77.0"  # of the workers of a local run with a network of its own
+SUBNET = "10.77.0"  # of the workers of a local run with an emulated network
 
 
 class NetworkMethod(StrEnum):
     """Who shapes the network between the pods of a run on Kubernetes."""
 
-    NSENTER = "nsenter"  # this machine, inside the pods' namespaces, by way of the nodes' containers (KIND)
-    ANNOTATION = "annotation"  # the cluster's network plugin, asked by annotations of the pods: a rate, no delay
-    CHAOS_MESH = "chaos-mesh"  # Chaos Mesh, asked by objects of its kind NetworkChaos
+    NSENTER = "nsenter"  # this machine, in the pods' network namespaces through the nodes' containers (KIND)
+    ANNOTATION = "annotation"  # the cluster's network plugin, by annotations of the pods: rate only
+    CHAOS_MESH = "chaos-mesh"  # Chaos Mesh, by NetworkChaos objects
 
     @property
     def shapes_delay(self) -> bool:
@@ -47,22 +47,22 @@ class NetworkMethod(StrEnum):
 
     @property
     def may_burst(self) -> bool:
-        """Whether somebody else chose the size of the token buckets, so that they are emptied before the proof."""
+        """Whether the size of the token buckets is not ours, so they are drained before the probe."""
         return self is not NetworkMethod.NSENTER
 
 
 def worker_address(worker: int) -> str:
-    """The address of a worker in the network that the local engine makes."""
+    """The address of a worker in the network that the local engine creates."""
     return f"{SUBNET}.{worker + 1}"
 
 
 def is_modelled(text: str) -> bool:
-    """Whether the text of a network (see NetworkShape) is one that a formula stands for."""
+    """Whether the text of a network (see NetworkShape) is a model instead of an emulated network."""
     return text.startswith(MODEL)
 
 
 class NetworkShape(NamedTuple):
-    """`rate` in bits per second, `delay` one way in seconds; `is_modelled` says that a formula stands for it."""
+    """`rate` in bits per second, one-way `delay` in seconds; `is_modelled`: computed by a formula, not emulated."""
 
     rate: float
     delay: float = 0.0
@@ -75,23 +75,23 @@ class NetworkShape(NamedTuple):
 
     @property
     def message_delay(self) -> str:
-        """The value of a method's axis `delay` that stands for it: seconds for each message, and for each byte."""
+        """The equivalent value of a method's axis `delay`: seconds per message and per byte."""
         return f"{self.delay:.9g},{self.seconds_per_byte:.9g}"
 
     @property
     def seconds_per_byte(self) -> float:
-        """How long one byte takes at that rate."""
+        """Seconds per byte at this rate."""
         return 8 / self.rate
 
     @property
     def bucket_bytes(self) -> float:
-        """Size of a token bucket that limits to that rate: a larger one lets short messages pass unlimited, with a
-        smaller one each timer of the kernel that is late lowers the rate."""
+        """Bytes of the token bucket for this rate. A larger one would not limit short messages; a smaller one would
+        lose throughput whenever a kernel timer is late."""
         return max(MIN_BUCKET_BYTES, self.rate / 8 * BUCKET_SECONDS)
 
 
 def parse_network(text: str, what: str = "--network") -> NetworkShape:
-    """The network in a text. Raises UsageError that says what is wrong with it."""
+    """Parse a network. Raises UsageError with the reason."""
     plain = text.strip().lower()
     rate, *others = (part.strip() for part in plain.removeprefix(MODEL).split(","))
     for part in others:
@@ -127,28 +127,28 @@ def _parse_part(part: str, pattern: re.Pattern[str], units: dict[str, float], na
 
 
 def _with_unit(value: float, units: dict[str, float]) -> str:
-    """In the largest unit that leaves at least 1."""
+    """The value in the largest unit in which it is at least 1."""
     unit = next((unit for unit in reversed(units) if value >= units[unit] * (1 - 1e-12)), next(iter(units)))
     return f"{value / units[unit]:.9g}{unit}"
 
 
 # --- what a probe must find on a shaped network -----------------------------------------------------------------------
 
-MIN_GOODPUT = 0.95  # of the rate that was asked for, which is one of payload
+MIN_GOODPUT = 0.95  # of the requested rate, which counts payload
 MAX_GOODPUT = 1.02
-RTT_SHARE = 0.10  # of the asked round trip, or
-RTT_SECONDS = 4e-4  # this much, whichever is more
-PING_BYTES = 53  # of a probe's small packets: a byte and its headers, which takes 4 ms at 100 kbit/s
-MAX_BURST = 1.10  # first MiB after a pause against the steady rate; a token bucket's burst is a multiple
+RTT_SHARE = 0.10  # of the requested round trip, or
+RTT_SECONDS = 4e-4  # this many seconds, whichever is more
+PING_BYTES = 53  # of a probe's small packets: one byte and its headers, 4 ms at 100 kbit/s
+MAX_BURST = 1.10  # rate of the first MiB after a pause relative to the steady rate; a burst is a multiple of it
 
 
-# What somebody else's limiter is asked for, to carry the rate as payload: of packets of 1500 bytes, headers and
-# acknowledgements take 4 to 6.4 %, of 9000 bytes 1 %.
+# Overhead to add for rate limiters that are not ours, so that the payload has the requested rate: headers and
+# acknowledgements take 4 to 6.4 % of packets of 1500 bytes and 1 % of 9000 bytes.
 HEADER_FACTOR = 1.025
 
 
 def find_deviations(shape: NetworkShape, report: Mapping[str, Any]) -> list[str]:
-    """How a probe's report differs from the network that was asked for, in sentences; empty if it holds.
+    """Sentences about how a probe's report deviates from the requested network; empty if it matches.
 
     `report` is what task_images.harness.network measures: `links` with seconds and bits per second.
     """
@@ -174,7 +174,7 @@ def find_deviations(shape: NetworkShape, report: Mapping[str, Any]) -> list[str]
 
 
 def network_phrase(summary: Mapping[str, Any]) -> str:
-    """One phrase for people: "emulated 1gbit,5ms (got 970 Mbit/s, RTT 10.4 ms)"; empty if there is nothing to say."""
+    """ "emulated 1gbit,5ms (got 970 Mbit/s, RTT 10.4 ms)"; empty without a network."""
     asked, trip = summary["asked"], summary["rtt_seconds"]
     rate = summary["together_bits_per_second"] or summary["alone_bits_per_second"]
     figures = [] if rate is None else [format_rate(rate)]

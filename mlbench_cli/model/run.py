@@ -1,6 +1,6 @@
-"""The ground floor: the words of a run as types, each with what follows from it.
+"""The basic types of runs: states, outcomes, phases, findings, observations, experiments and clusters.
 
-A new outcome, ending or phase is a line here. Nothing of the project but errors is imported.
+Of the project, this module imports only errors.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,15 +14,15 @@ from mlbench_cli.errors import CleanupError, DeadlineError, NeverStartedError, T
 if TYPE_CHECKING:
     from mlbench_cli.model.spec import RunSpec
 
-# A JSON document that has a published schema, or that goes out as it is.
+# A JSON document with a published schema, or passed on unchanged.
 JsonObject = dict[str, Any]
 
 
-DAMAGED = "damaged"  # shown as the state of a run whose sealed folder is not as it was sealed
+DAMAGED = "damaged"  # shown as the state of a run whose sealed folder was changed
 
 
 class RunState(StrEnum):
-    """How far the store knows a run to be. `outcome` is set with FINISHED."""
+    """The last known state of a run. FINISHED runs have an `outcome`."""
 
     CREATED = "created"
     RUNNING = "running"
@@ -30,7 +30,7 @@ class RunState(StrEnum):
 
 
 class Outcome(StrEnum):
-    """What came of a run, as the judge decides it from the evidence."""
+    """The result of a run, as the judge derives it from the evidence."""
 
     GOAL_REACHED = "goal_reached"
     GOAL_MISSED = "goal_missed"
@@ -44,24 +44,24 @@ class Outcome(StrEnum):
 
     @property
     def is_success(self) -> bool:
-        """Whether all ranks ended with exit code 0; a missed goal is a success in this sense."""
+        """Whether all ranks ended with exit code 0; this includes missed goals."""
         return self in _SUCCESSES
 
     @property
     def is_resumable(self) -> bool:
-        """Whether the run was interrupted, so that going on with its experiment starts it once more."""
+        """Whether the run was interrupted, so resuming its experiment starts it again."""
         return self in _INTERRUPTED
 
     @property
     def phrase(self) -> str:
-        """The end of the sentence "the run ..."."""
+        """The predicate of a sentence about the run."""
         return _PHRASES[self]
 
     def exit_code(self, *, require_goal: bool = False, goal_reached: bool = False, sealed: bool = True) -> int:
-        """mlbench's exit code for a run with this outcome.
+        """The exit code of mlbench for this outcome.
 
         With `require_goal` only a run whose goal was reached (`goal_reached`: result.json's goal.reached) passes.
-        A cancelled run is 7 for those who waited for its result. Work done but not archived is 8.
+        A cancelled run gives 7 to commands that waited for it; a finished run without an archive gives 8.
         """
         if not self.is_success:
             return _FAILURE_CODES.get(self, TaskFailedError.exit_code)
@@ -90,19 +90,19 @@ _PHRASES = {
 
 
 class Ending(StrEnum):
-    """How the workers of a run ended, as the engine saw it."""
+    """How the workers of a run ended, as observed by the engine."""
 
     EXITED = "exited"  # all ranks have exit codes
-    FAILED = "failed"  # a rank died, the others were stopped
+    FAILED = "failed"  # a rank failed, the others were stopped
     CANCELLED = "cancelled"
-    CLIENT_LOST = "client_lost"  # an attached client died
+    CLIENT_LOST = "client_lost"  # the attached client was killed
     DEADLINE = "deadline"
     NEVER_STARTED = "never_started"
-    LOST = "lost"  # nothing is left to observe
+    LOST = "lost"  # nothing remains to observe
 
     @property
     def outcome(self) -> Outcome | None:
-        """The outcome that follows from the ending alone; None if exit codes and results decide."""
+        """The outcome implied by the ending alone; None if exit codes and results decide."""
         return _ENDING_OUTCOMES.get(self)
 
 
@@ -116,7 +116,7 @@ _ENDING_OUTCOMES = {
 
 
 class Phase(StrEnum):
-    """Where a worker is on its way."""
+    """The phase of a worker's life."""
 
     PENDING = "pending"
     STARTING = "starting"
@@ -127,7 +127,7 @@ class Phase(StrEnum):
 
     @property
     def is_final(self) -> bool:
-        """Whether the worker will not leave this phase."""
+        """Whether the phase is final."""
         return self in _FINAL_PHASES
 
 
@@ -147,13 +147,13 @@ class FindingDocument(TypedDict):
 
 @dataclass(frozen=True)
 class Finding:
-    """One diagnosed reason why something does not go on, or why a result says less than it seems to."""
+    """One diagnosed reason why something failed, is stuck, or limits what a result proves."""
 
     code: str  # snake_case, stable: rank_crashed, out_of_memory, unschedulable, image_not_found, deadline, ...
     summary: str
     hint: str | None = None
     retryable: bool = False
-    permanent: bool = False  # waiting longer cannot help: fail fast
+    permanent: bool = False  # waiting cannot help: fail fast
     evidence: Mapping[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> FindingDocument:
@@ -170,7 +170,7 @@ class Finding:
 class WorkerState:
     """One rank's process, or one worker's pod. Times are seconds since 1970; `exit_code` is 128+N for signal N.
 
-    `image_digest` is what the kubelet reports of the container's image; None for a process.
+    `image_digest` is reported by the kubelet; None for a process.
     """
 
     rank: int
@@ -182,10 +182,10 @@ class WorkerState:
     finished: float | None = None
     restarts: int = 0
     image_digest: str | None = None
-    seconds: float | None = None  # from start to end, by the monotonic clock of whoever started it; None: not known
+    seconds: float | None = None  # by a monotonic clock; None: unknown
 
     def to_dict(self) -> dict[str, Any]:
-        """The state as plain values; times in seconds since 1970. `seconds` is left out if not known."""
+        """The state as plain values; times in seconds since 1970. Unknown `seconds` are left out."""
         document = asdict(self)
         if self.seconds is None:
             del document["seconds"]
@@ -194,11 +194,11 @@ class WorkerState:
 
 @dataclass(frozen=True)
 class NodeClock:
-    """What is known of the wall clock of one node of a run.
+    """What is known about the wall clock of one node of a run.
 
-    `stepped_seconds` sums up by how much it was set while the ranks ran, each time without its sign. `start_ahead` and
-    `end_ahead` are the seconds by which it was ahead of the clock of node 0 (that of rank 0), `error` by how much these
-    may be wrong; None for node 0 itself, and where it was not measured.
+    `stepped_seconds` is the sum of the absolute adjustments while the ranks ran. `start_ahead` and `end_ahead` are its
+    offsets in seconds from the clock of node 0 (the node of rank 0), with the uncertainty `error`; None for node 0
+    itself, and if not measured.
     """
 
     node: str | None
@@ -210,23 +210,21 @@ class NodeClock:
 
 @dataclass(frozen=True)
 class Observation:
-    """What is known of a run at one moment: `time` in seconds since 1970; `ended` is None while the run goes on."""
+    """What is known about a run at `time` (seconds since 1970); `ended` is None while it runs."""
 
     time: float
     workers: tuple[WorkerState, ...]
     findings: tuple[Finding, ...] = ()
     ended: Ending | None = None
     first_failed: int | None = None  # rank that failed first
-    # Where each worker's node is in the cloud's network: node to zone, block, subblock, host or layers, by name.
+    # Network topology in the cloud: node -> name of the level (zone, block, subblock, host) -> value.
     topology: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    # From the start of the first rank to the end of the last, by monotonic clocks; None: not measured.
+    # From the start of the first rank to the end of the last rank, by monotonic clocks; None: not measured.
     seconds: float | None = None
     clocks: tuple[NodeClock, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """The observation as plain values; times in seconds since 1970. What is not known of the topology and of clocks
-        is left out.
-        """
+        """The observation as plain values; times in seconds since 1970. Unknown topology and clocks are left out."""
         document = {**asdict(self), "workers": [worker.to_dict() for worker in self.workers]}
         for name in ("topology", "seconds", "clocks"):
             if document[name] in ({}, None, ()):
@@ -247,7 +245,7 @@ class Observation:
 
 @dataclass(frozen=True)
 class Run:
-    """A recorded run. `folder` is the archive under construction; `created` is RFC 3339 UTC."""
+    """A recorded run. `folder` becomes the archive; `created` is RFC 3339 UTC."""
 
     id: str
     spec: "RunSpec"
@@ -261,10 +259,10 @@ class Run:
 
 
 class RunRow(NamedTuple):
-    """A run with what the store knows of its progress.
+    """A run with its progress as known to the store.
 
-    `problem` says why its spec cannot be read as a whole, for example because a newer mlbench has written it: such a
-    run can be shown and deleted, and nothing else.
+    `problem` is the reason why its spec cannot be read completely, e.g. because a newer mlbench wrote it. Such a run
+    can only be shown and deleted.
     """
 
     run: Run
@@ -275,10 +273,10 @@ class RunRow(NamedTuple):
 
 @dataclass(frozen=True, order=True)
 class ClusterIdentity:
-    """What tells one cluster from every other: clouds let the same name exist once in each account and location.
+    """The identity of a cluster. In clouds, a name is unique per account and location.
 
     `account` is an AWS account or a Google project, `location` a region or zone. Both are empty for providers that
-    have none. `account` is also empty if it is not known, e.g. in records that an older version wrote.
+    have none. `account` is also empty if unknown, e.g. in records of older versions.
     """
 
     provider: str
@@ -287,30 +285,30 @@ class ClusterIdentity:
     name: str
 
     def matches(self, other: "ClusterIdentity") -> bool:
-        """Whether both can be the same cluster: equal, except that an unknown account matches every account."""
+        """Whether both may be the same cluster: equal, but an unknown account matches every account."""
         same = (self.provider, self.location, self.name) == (other.provider, other.location, other.name)
         return same and (self.account == other.account or not self.account or not other.account)
 
 
 class ExperimentState(StrEnum):
-    """How far an experiment is, derived from its members."""
+    """The state of an experiment, derived from its members."""
 
     PENDING = "pending"  # its queue has not started the first member yet
     RUNNING = "running"
-    STOPPED = "stopped"  # members are left, and nothing starts them; the same command line goes on
+    STOPPED = "stopped"  # members remain and nothing starts them; the same command line resumes it
     COMPLETED = "completed"
     FAILED = "failed"
 
     @property
     def is_over(self) -> bool:
-        """Whether no member will run without a new command."""
+        """Whether nothing more will run without a new command."""
         return self in (ExperimentState.COMPLETED, ExperimentState.FAILED)
 
     @classmethod
     def derive(cls, members: "Sequence[tuple[RunState, Outcome | None]]", *, is_queued: bool) -> "ExperimentState":
         """The state that follows from the state and outcome of each member.
 
-        `is_queued` says whether a process is there that starts the members that are left.
+        `is_queued`: a process is starting the remaining members.
         """
         states = {state for state, _ in members}
         if RunState.RUNNING in states or (is_queued and states == {RunState.CREATED, RunState.FINISHED}):
@@ -337,10 +335,10 @@ class Member:
 
 @dataclass(frozen=True)
 class Experiment:
-    """A request with sizes, repeats and a matrix, and the runs that it stands for.
+    """A request with sizes, repeats and a matrix, and its runs.
 
-    `request` is a spec file's mapping of option names to values, as it was given. `require_goal` and `parallel` hold
-    for whoever waits for the experiment or goes on with it.
+    `request` maps option names to values, as in a spec file. `require_goal` and `parallel` apply to whichever command
+    waits for or resumes the experiment.
     """
 
     id: str
@@ -370,7 +368,7 @@ class Cluster:
 
     @property
     def identity(self) -> ClusterIdentity:
-        """What makes this cluster this one: provider, account, location and name."""
+        """Provider, account, location and name."""
         return ClusterIdentity(self.provider, self.account, self.location, self.name)
 
 

@@ -1,4 +1,4 @@
-"""How long a cluster that does not answer is waited for: the same for every engine."""
+"""Unreachable clusters: how long every engine waits for an answer."""
 
 import time
 from collections.abc import Callable
@@ -10,15 +10,15 @@ from mlbench_cli.model.run import Finding, Observation
 from mlbench_cli.util.text import rough_duration
 
 UNREACHABLE = "unreachable"  # code of the finding
-SHORT_SECONDS = 10.0  # a silence of so long is not worth a word
-STARTING_SECONDS = 60.0  # in which an API server has read its roles: until then it refuses everybody
+SHORT_SECONDS = 10.0  # shorter silences are not reported
+STARTING_SECONDS = 60.0  # an API server that has just started rejects everybody until it has read its roles
 PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.5, 5.0
 
 
 class Silence:
-    """The time since a cluster last answered. `kinds` are errors that mean silence.
+    """The time since a cluster last answered. `kinds` are errors that count as no answer.
 
-    `has_answered`: it has accepted these credentials before, so that a refusal may pass.
+    `has_answered`: it accepted these credentials before, so a refusal may be temporary.
     """
 
     def __init__(self, *kinds: type[MlbenchError], has_answered: bool = False) -> None:
@@ -42,9 +42,9 @@ class Silence:
         self._has_answered, self._is_told = True, False
 
     def bear(self, error: MlbenchError, begun: float | None = None) -> None:
-        """Note that the cluster did not answer an attempt, begun then on the monotonic clock.
+        """Record an attempt without an answer that started at `begun` on the monotonic clock.
 
-        Raises `error` if it is of another kind, or the cluster has been silent for too long.
+        Raises `error` if it is of another kind, or if the cluster has been silent for too long.
         """
         now = time.monotonic()
         is_refusal = isinstance(error, CredentialError)
@@ -64,7 +64,7 @@ class Silence:
             self._words, self._hint = error.message, error.hint
 
     def finding(self) -> Finding | None:
-        """What a user should know of it; None while the cluster answers, or has been silent for a moment only."""
+        """The finding for the user; None while the cluster answers or has only just become silent."""
         if self._since is None or (silent := time.monotonic() - self._since) < min(SHORT_SECONDS, self.seconds):
             return None
         return Finding(
@@ -76,14 +76,14 @@ class Silence:
         )
 
     def tell(self, report: Callable[[str], None] | None) -> None:
-        """Report the finding, once for each silence."""
+        """Report the finding once per silence."""
         finding = self.finding()
         if finding is not None and report is not None and not self._is_told:
             self._is_told = True
             report(finding.summary)
 
     def observe(self, last: Observation) -> Observation:
-        """What is known of a run whose cluster does not answer: the last that was seen. It proves no end."""
+        """The last observation of a run whose cluster does not answer. It is no evidence that the run ended."""
         finding = self.finding()
         return replace(last, time=time.time(), ended=None, findings=() if finding is None else (finding,))
 

@@ -1,4 +1,4 @@
-"""What this machine remembers: the SQLite store of runs and clusters, run folders, and the folders of queues.
+"""Local state: the SQLite store of runs and clusters, run folders, and queue folders.
 
 Start at `store.py`.
 """

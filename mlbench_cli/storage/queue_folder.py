@@ -1,11 +1,11 @@
-"""An experiment's queue on disk: who starts its runs, since when, and why nobody does any more.
+"""An experiment's queue on disk: which process starts its runs, since when, and why it stopped.
 
 DATA/experiments/ID/queue.lock   held by the process that starts the runs, until it ends
                     queue.json   that process, and why it ended if it could say so
                     queue.log    what a detached queue has printed
-DATA/runs/ID/.state/queued.json  the run has not been handed to its engine: its queue does so
+DATA/runs/ID/.state/queued.json  the run is still waiting in its queue
 
-The lock is the proof: it is free at once when its process ends, whatever has ended it.
+The lock is authoritative: the kernel frees it when the process ends, for whatever reason.
 """
 
 import fcntl
@@ -30,15 +30,15 @@ _MAX_LOG = 1 << 16
 
 
 class QueueState(StrEnum):
-    """Whether a process starts the runs of an experiment."""
+    """Whether a process is starting the runs of an experiment."""
 
     ALIVE = "alive"
     ENDED = "ended"
-    UNKNOWN = "unknown"  # started on another machine: nothing proves from here that it runs
+    UNKNOWN = "unknown"  # started on another machine: this one cannot know whether it runs
 
 
 class QueueHolder(NamedTuple):
-    """The process that holds, or last held, the queue. `ended` says why it ended; None if it could not say so."""
+    """The process that holds, or last held, the queue. `ended` is why it ended; None if unknown."""
 
     pid: int
     host: str
@@ -57,7 +57,7 @@ class QueueHolder(NamedTuple):
 
 @dataclass(frozen=True)
 class QueueFolder:
-    """The paths of an experiment's queue, its lock, and what is known of its process."""
+    """The paths of an experiment's queue, its lock, and its process."""
 
     path: Path
 
@@ -68,7 +68,7 @@ class QueueFolder:
 
     @property
     def lock(self) -> Path:
-        """The file that the process which starts the runs keeps locked."""
+        """The file locked by the process that starts the runs."""
         return self.path / "queue.lock"
 
     @property
@@ -77,7 +77,8 @@ class QueueFolder:
         return self.path / "queue.log"
 
     def acquire(self) -> int | None:
-        """A descriptor that holds the lock as long as any process has it open; None if another process holds it."""
+        """Acquire the lock, held while any process has the returned descriptor open; None if another process holds
+        it."""
         self.path.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self.lock, os.O_RDWR | os.O_CREAT, 0o600)
         try:
@@ -88,7 +89,7 @@ class QueueFolder:
         except BaseException:
             os.close(descriptor)
             raise
-        if not os.fstat(descriptor).st_nlink:  # who held it has removed the folder: such a lock keeps nobody away
+        if not os.fstat(descriptor).st_nlink:  # its holder removed the folder: this lock excludes nobody
             os.close(descriptor)
             return None
         return descriptor
@@ -105,7 +106,8 @@ class QueueFolder:
         return QueueState.ALIVE if is_held else QueueState.ENDED
 
     def write_holder(self, pid: int, *, is_detached: bool, ended: str | None = None) -> None:
-        """Note who holds the lock, and why it ended. Only for who holds it, or has just ended it."""
+        """Record the holder of the lock, and why it ended. Only for the holder itself or the process that just ended
+        it."""
         known = self.read_holder()
         started = known.started if ended and known else now()
         document = {"pid": pid, "host": os.uname().nodename, "boot_id": boot_id(), "started": started}
@@ -113,12 +115,12 @@ class QueueFolder:
         write_atomically(self.path / "queue.json", json.dumps(document).encode())
 
     def write_end(self, reason: str) -> None:
-        """Note why the queue ended."""
+        """Record why the queue ended."""
         holder = self.read_holder()
         self.write_holder(holder.pid if holder else 0, is_detached=bool(holder and holder.is_detached), ended=reason)
 
     def read_holder(self) -> QueueHolder | None:
-        """The process that holds or last held the lock; None if nobody ever did."""
+        """The process that holds or last held the lock; None if there was none."""
         document = _read_json(self.path / "queue.json")
         try:
             return None if document is None else QueueHolder(**document)
@@ -126,7 +128,7 @@ class QueueFolder:
             return None
 
     def explain_end(self) -> str:
-        """Why nobody starts the runs that are left: "its process was killed"."""
+        """Why nothing starts the remaining runs, e.g. "its process was killed"."""
         holder = self.read_holder()
         if holder is None:
             return "it was never started"
@@ -151,7 +153,7 @@ class QueueFolder:
 
 
 class QueuedNote(NamedTuple):
-    """That a run waits in a queue. `is_starting`: it is being handed to its engine just now."""
+    """A run waiting in a queue. `is_starting`: it is being submitted to its engine."""
 
     queue: QueueFolder
     experiment: str  # its name
@@ -159,25 +161,25 @@ class QueuedNote(NamedTuple):
 
 
 def read_queued(folder: Path) -> QueuedNote | None:
-    """The note in a run's folder; None if the run was handed to its engine, or never waited."""
+    """The note in a run's folder; None if the run was submitted, or never waited."""
     document = _read_json(folder / STATE_FOLDER / _NOTE)
     if document is None or not {"queue", "experiment"} <= document.keys():
         return None
-    # Relative to the run's folder, so that the data folder may be moved or mounted elsewhere.
+    # Relative to the run's folder, so the data folder can be moved or mounted elsewhere.
     return QueuedNote(
         QueueFolder(folder / str(document["queue"])), str(document["experiment"]), bool(document.get("is_starting"))
     )
 
 
 def write_queued(folder: Path, experiment_id: str, name: str, *, is_starting: bool = False) -> None:
-    """Note in a run's folder that the run waits in the queue of an experiment."""
+    """Record in a run's folder that it waits in the queue of an experiment."""
     (folder / STATE_FOLDER).mkdir(parents=True, exist_ok=True)
     document = {"queue": f"../../{FOLDER}/{experiment_id}", "experiment": name, "is_starting": is_starting}
     write_atomically(folder / STATE_FOLDER / _NOTE, json.dumps(document).encode())
 
 
 def queued_observation(run: Run, note: QueuedNote) -> Observation:
-    """A run that was not handed to its engine, as its queue knows it: it waits, or nobody starts it any more."""
+    """The observation of a run that was not submitted yet: it waits, or its queue has ended."""
     is_waiting = note.queue.find_state() is not QueueState.ENDED
     reason = "waiting for the runs before it" if is_waiting else None
     workers = tuple(WorkerState(rank, reason=reason) for rank in range(run.spec.process_count))
@@ -185,7 +187,7 @@ def queued_observation(run: Run, note: QueuedNote) -> Observation:
 
 
 def queue_ended(run: Run, note: QueuedNote) -> Finding:
-    """The finding that nobody starts a run that waits."""
+    """The finding that the queue of a waiting run has ended."""
     return Finding(
         QUEUE_ENDED,
         f'{run.name} has not been started: the queue of the experiment "{note.experiment}" ended; '
@@ -195,12 +197,12 @@ def queue_ended(run: Run, note: QueuedNote) -> Finding:
 
 
 def clear_queued(folder: Path) -> None:
-    """Remove the note that a run waits in a queue. No note is no error."""
+    """Remove the note that a run waits in a queue, if there is one."""
     (folder / STATE_FOLDER / _NOTE).unlink(missing_ok=True)
 
 
 def pid_namespace() -> int | None:
-    """What tells this PID namespace from others; None if the system has none."""
+    """The identifier of this PID namespace; None if the system has none."""
     try:
         return os.stat("/proc/self/ns/pid").st_ino
     except OSError:
@@ -208,7 +210,7 @@ def pid_namespace() -> int | None:
 
 
 def boot_id() -> str | None:
-    """Names this boot of the machine, so that process numbers of an earlier one are not mistaken.
+    """The identifier of this boot, because process IDs are reused after a reboot.
 
     None without /proc.
     """

@@ -1,10 +1,10 @@
-"""A run's folder: the archive under construction, and what the tool keeps beside it in `.state`.
+"""A run's folder: the future archive, and mlbench's own state in `.state`.
 
 run.json observation.json resources.jsonl logs/ output/ manifests/ shaping.json faults.json    evidence
 result.json official_result.txt metrics.jsonl findings.json environment.json network.json   documents, from evidence
-SHA256SUMS                                                              written last: the folder is sealed
-SHA256SUMS.sig                                                          whose archive it is (mlbench sign)
-.state/                                                                 the tool's own, no part of the archive
+SHA256SUMS                                                              written last: seals the folder
+SHA256SUMS.sig                                                          signature (mlbench sign)
+.state/                                                                 not part of the archive
 """
 
 import fcntl
@@ -30,35 +30,35 @@ METRICS = "metrics.jsonl"
 ENVIRONMENT = "environment.json"
 RESOURCES = "resources.jsonl"
 FINDINGS = "findings.json"
-NETWORK = "network.json"  # only of runs whose network was measured or asked for
+NETWORK = "network.json"  # only if the network was measured or requested
 SHAPING = "shaping.json"  # evidence: what the engine did for --network, with its probes
-FAULTS = "faults.json"  # evidence: faults that were injected, and attempts
+FAULTS = "faults.json"  # evidence: injected faults, and attempts
 SUMS = "SHA256SUMS"
-SIGNATURE = "SHA256SUMS.sig"  # optional, and the only file besides SUMS that SUMS does not list
+SIGNATURE = "SHA256SUMS.sig"  # optional; like SUMS itself, not listed in SUMS
 STATE_FOLDER = ".state"
-LOG_TIMES = "log-times-"  # begins the names of files in there with a log's sizes, of a run on a cluster
-STDERR_INDEX = "stderr-"  # the same: where in a log its rank's standard error is; written by agent/streams.py
+LOG_TIMES = "log-times-"  # prefix of files with the sizes of a log of a run on a cluster
+STDERR_INDEX = "stderr-"  # prefix of files with the places of standard error in a log; written by agent/streams.py
 LOG_PATTERN = re.compile(r"logs/rank-(0|[1-9][0-9]{0,6})\.log")
 
-LOCK_SECONDS = 600.0  # in which another command completes an archive, however large
+LOCK_SECONDS = 600.0  # seconds in which another command can complete even a large archive
 _LOCK_POLL = 0.05
 _NOTICE_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The paths in a run's folder, its lock, and atomic writes. Nothing is read or made before a method is called."""
+    """The paths in a run's folder, its lock, and atomic writes."""
 
     path: Path
 
     @property
     def is_sealed(self) -> bool:
-        """Whether it is a complete archive. That its files are as they were, only `verify` can say."""
+        """Whether it is a complete archive. Only `verify` checks its files."""
         return (self.path / SUMS).is_file()
 
     @property
     def state(self) -> Path:
-        """The tool's own folder, made if need be."""
+        """The folder of mlbench's own state; created if missing."""
         folder = self.path / STATE_FOLDER
         folder.mkdir(parents=True, exist_ok=True)
         return folder
@@ -68,28 +68,28 @@ class RunFolder:
         return self.path / "logs" / f"rank-{rank}.log"
 
     def output(self, rank: int) -> Path:
-        """The folder of the files that a rank wrote."""
+        """The folder of files written by a rank."""
         return self.path / "output" / f"rank-{rank}"
 
     def logs(self) -> dict[int, Path]:
-        """Rank to log, in the order of ranks. Links are not followed."""
+        """Rank -> log, sorted by rank. Symbolic links are skipped."""
         paths = {f"logs/{path.name}": path for path in (self.path / "logs").glob("rank-*.log")}
         found = {int(match[1]): paths[name] for name in paths if (match := LOG_PATTERN.fullmatch(name))}
         return {rank: found[rank] for rank in sorted(found) if found[rank].is_file() and not found[rank].is_symlink()}
 
     def write(self, name: str, data: bytes) -> None:
-        """Replace the file `name` of the folder, durably."""
+        """Replace the file `name` atomically and durably."""
         path = self.path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, data)
 
     def write_observation(self, observation: Observation) -> None:
-        """Keep how the run ended: what says so may soon be gone from the cluster."""
+        """Store how the run ended: its objects may soon be deleted from the cluster."""
         document = {"schema_version": 1, **observation.to_dict()}
         self.write(OBSERVATION, (json.dumps(document, indent=2) + "\n").encode())
 
     def read_observation(self) -> Observation | None:
-        """The observation that was kept; None if there is none, or it cannot be read."""
+        """The stored observation; None if it is missing or unreadable."""
         document = self.read_json(OBSERVATION)
         if document is None:
             return None
@@ -100,7 +100,7 @@ class RunFolder:
             return None
 
     def read_json(self, name: str) -> dict[str, Any] | None:
-        """The JSON object in the file `name`; None if there is none, or it cannot be read."""
+        """The JSON object in the file `name`; None if it is missing or unreadable."""
         try:
             document = json.loads((self.path / name).read_bytes())
         except (OSError, ValueError):
@@ -109,10 +109,10 @@ class RunFolder:
 
     @contextmanager
     def lock(self, *, seconds: float = LOCK_SECONDS, notice: Callable[[str], None] | None = None) -> Iterator[None]:
-        """Hold the folder's lock: completing, deleting and cancelling a run exclude each other.
+        """Hold the folder's lock, so that completing, deleting and cancelling a run exclude each other.
 
-        The lock is the folder itself, so that it needs no room on a full disk. While another process holds it,
-        `notice` gets one sentence with the deadline. Raises DeadlineError after `seconds`.
+        The folder itself is locked, which works on a full disk. If another process holds the lock, `notice` is called
+        with one sentence with the deadline. Raises DeadlineError after `seconds`.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self.path, os.O_RDONLY)

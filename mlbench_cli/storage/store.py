@@ -1,7 +1,7 @@
-"""What this machine knows: clusters, the journal of what was asked of clouds, and runs. SQLite in WAL mode.
+"""The store of clusters, runs, experiments and the journal of cloud requests. SQLite in WAL mode.
 
-A row is written before the first outside call it stands for. The run's folder is the truth about the run; the store
-is how it is found. Every writing method is one transaction: after a kill it has happened or it has not.
+A row is written before the first external call for it. The run's folder is authoritative; the store is the index.
+Every writing method is one transaction, so a kill leaves all or nothing of it.
 """
 
 import json
@@ -27,8 +27,8 @@ from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.storage.store_schema import MIGRATIONS, SCHEMA_VERSION, TASK_OF_SPEC
 from mlbench_cli.util.times import now
 
-NOTICE_SECONDS = 2.0  # after which a client says that it waits for the store
-MAX_NAMED = 100  # experiments whose members are asked for by id; of more, all members are read
+NOTICE_SECONDS = 2.0  # before a client reports that it waits for the store
+MAX_NAMED = 100  # experiments whose members are queried by id; for more, all members are read
 MAX_NEAR = 500
 _STATES: dict[str, RunState] = {str(state): state for state in RunState}
 _OUTCOMES: dict[str | None, Outcome] = {str(outcome): outcome for outcome in Outcome}
@@ -37,7 +37,7 @@ _OUTCOMES: dict[str | None, Outcome] = {str(outcome): outcome for outcome in Out
 class JournalEntry(NamedTuple):
     """One request to a cloud: intent, created, ready, deleting, deleted, failed; `time` in seconds since 1970.
 
-    The last record of a deleted cluster is kept, as "removed".
+    The last record of a deleted cluster is kept as "removed".
     """
 
     cluster: ClusterIdentity
@@ -51,9 +51,8 @@ class JournalEntry(NamedTuple):
 class Store:
     """The store in `folder` (default: the data directory). Safe for several clients at once.
 
-    A client that finds the store locked waits `patience` seconds (default: as the settings say), then it raises
-    StoreLockedError; `notice` gets a sentence if it has to wait longer than a moment. Raises StoreError for a store
-    that cannot be used.
+    A client waits `patience` seconds (default: from the settings) for a locked store, then raises StoreLockedError;
+    `notice` is called with a sentence if it waits longer than a moment. Raises StoreError for an unusable store.
     """
 
     def __init__(
@@ -79,7 +78,7 @@ class Store:
             raise self._explain(error) from None
 
     def require_readable(self) -> None:
-        """Raise StoreError if a newer mlbench has written the store, also since it was opened."""
+        """Raise StoreError if a newer mlbench has written the store, even after it was opened."""
         try:
             found = self._schema_version()
         except sqlite3.Error as error:
@@ -94,7 +93,7 @@ class Store:
     # --- runs ---------------------------------------------------------------------------------------------------
 
     def record_run(self, spec: RunSpec, *, run_id: str | None = None, created: str | None = None) -> Run:
-        """Record a run before anything is started for it. Raises UsageError if the name is taken."""
+        """Record a run before anything is started for it. Raises UsageError if the name exists."""
         run_id = run_id or os.urandom(6).hex()
         run = Run(run_id, spec, self.folder / "runs" / run_id, created or now())
         with self._transaction() as db:
@@ -102,9 +101,10 @@ class Store:
         return run
 
     def record_experiment(self, experiment: Experiment, runs: Sequence[Run]) -> None:
-        """Record an experiment with its members, and those of their runs that are new: all of it or nothing.
+        """Record an experiment with its members and new runs in one transaction.
 
-        An experiment of the same id is replaced. Raises UsageError if a name is taken by a run or an experiment.
+        An experiment with the same id is replaced. Raises UsageError if a run or experiment with one of the names
+        exists.
         """
         with self._transaction() as db:
             for run in runs:
@@ -127,17 +127,17 @@ class Store:
             )  # fmt: skip
 
     def find_experiment(self, name: str) -> Experiment | None:
-        """The experiment of that name; None without one."""
+        """The experiment with this name; None if there is none."""
         found = self._experiments("WHERE name = ?", name) if name.isascii() else []
         return found[0] if found else None
 
     def find_experiment_of(self, run: Run) -> Experiment | None:
-        """The experiment that the run is a member of; None for a run of its own."""
+        """The experiment that contains the run; None if there is none."""
         found = self._experiments("WHERE id = (SELECT experiment FROM members WHERE run = ?)", run.id)
         return found[0] if found else None
 
     def experiments_of(self, run_ids: Sequence[str]) -> list[Experiment]:
-        """The experiments that some runs are members of, each once, oldest first."""
+        """The distinct experiments of these runs, oldest first."""
         found: dict[str, Experiment] = {}
         for start in range(0, len(run_ids), MAX_NAMED):
             some = run_ids[start : start + MAX_NAMED]
@@ -170,10 +170,10 @@ class Store:
         ]  # fmt: skip
 
     def run(self, name: str, *, readable: bool = True) -> RunRow:
-        """The run of that name. Raises NotFoundError with the nearest name; UsageError, if `readable`, for a run whose
-        spec this mlbench cannot read.
+        """The run with this name. Raises NotFoundError with the nearest name and, if `readable`, UsageError for a run
+        with a spec that this mlbench cannot read.
         """
-        # Names are DNS labels; SQLite would choke on bytes of a command line that are no text at all.
+        # Names are DNS labels; SQLite would reject undecodable bytes of a command line.
         rows = self._query("SELECT * FROM runs WHERE name = ?", name) if name.isascii() else []
         if not rows:
             near = did_you_mean(name, self.near_names(name))
@@ -186,9 +186,9 @@ class Store:
         return row
 
     def near_names(self, name: str) -> list[str]:
-        """Names of runs to suggest one of: those that begin like `name`, the most alike first, and the newest.
+        """Names to suggest: runs that start like `name`, the most similar first, and the newest runs.
 
-        At most 2 x MAX_NEAR of them: comparing a word with 50 000 names takes seconds.
+        At most 2 x MAX_NEAR: comparing with 50,000 names would take seconds.
         """
         found: dict[str, None] = {}
         for length in range(len(name) if name.isascii() else 0, 0, -1):
@@ -203,7 +203,7 @@ class Store:
         return [*list(found)[:MAX_NEAR], *(row["name"] for row in newest)]
 
     def run_family(self, name: str) -> list[RunRow]:
-        """The runs whose names begin with `name` and a hyphen, oldest first."""
+        """The runs whose names start with `name` and a hyphen, oldest first."""
         if not name.isascii():
             return []
         rows = self._query(
@@ -212,7 +212,7 @@ class Store:
         return [self._run_row(row) for row in rows]
 
     def find_run(self, run_id: str) -> RunRow | None:
-        """The run with that id; None if it was deleted."""
+        """The run with this id; None if it was deleted."""
         rows = self._query("SELECT * FROM runs WHERE id = ?", run_id)
         return self._run_row(rows[0]) if rows else None
 
@@ -223,10 +223,10 @@ class Store:
     def iterate_runs(
         self, *, contains: str = "", words: Collection[str] = (), tasks: Collection[str] = (), live: bool = False
     ) -> Iterator[RunRow]:
-        """Runs, newest first, read in pages as they are asked for: the first ones of many cost little.
+        """Iterate over runs, newest first, reading the store in pages.
 
-        `contains` is a part of the name; `words` are states or outcomes as they are recorded, any of them; `tasks` are
-        names of tasks, any of them. With `live`, `words` leave out only runs that are recorded as finished.
+        `contains` is a part of the name; `words` are recorded states or outcomes and `tasks` names of tasks, any of
+        which matches. With `live`, `words` filters only runs that are recorded as finished.
         """
         if not contains.isascii():
             return  # names are DNS labels
@@ -246,7 +246,7 @@ class Store:
         tasks: Collection[str],
         live: bool,
     ) -> list[sqlite3.Row]:
-        """The newest `size` runs, or those older than `before` (time of creation and row number)."""
+        """The newest `size` runs that are older than `before` (time of creation and row number)."""
         marks = ",".join("?" * len(words))
         unfinished = f"OR state <> '{RunState.FINISHED}'" if live else ""
         task = f"{TASK_OF_SPEC} IN ({','.join('?' * len(tasks))})"
@@ -262,7 +262,7 @@ class Store:
         return self._query(statement.format(newest), *(value for _, values in conditions for value in values))
 
     def count_runs(self) -> int:
-        """How many runs are recorded."""
+        """The number of recorded runs."""
         return int(self._query("SELECT COUNT(*) AS count FROM runs")[0]["count"])
 
     def update_run(self, run: Run, state: RunState, outcome: Outcome | None = None) -> None:
@@ -271,7 +271,7 @@ class Store:
             db.execute("UPDATE runs SET state = ?, outcome = ? WHERE id = ?", (state, outcome, run.id))
 
     def forget_run(self, run: Run) -> None:
-        """Drop a run's record, and that of its experiment if it was the last member."""
+        """Delete a run's record, and its experiment's if it was the last member."""
         with self._transaction() as db:
             db.execute("DELETE FROM runs WHERE id = ?", (run.id,))
             db.execute("DELETE FROM members WHERE run = ?", (run.id,))
@@ -280,16 +280,16 @@ class Store:
     # --- clusters -----------------------------------------------------------------------------------------------
 
     def record_cluster(self, cluster: Cluster, keep: Sequence[str] = ()) -> Cluster:
-        """Insert or replace a cluster's record, by its identity; `created` is filled in and kept.
+        """Insert or replace a cluster's record by its identity; `created` is set once.
 
-        Details with a key in `keep` stay as they are recorded, if they are.
+        Recorded details with a key in `keep` are not replaced.
         """
         key = cluster.identity
         with self._transaction() as db:
             known = self.find_cluster(key) if keep else None
             kept = {name: known.details[name] for name in keep if name in known.details} if known is not None else {}
             values = (*_key(key), cluster.created or now(), cluster.state, _dump({**cluster.details, **kept}))
-            if key.account:  # a record of an older version does not know its account
+            if key.account:  # records of older versions have no account
                 db.execute(
                     "UPDATE OR IGNORE clusters SET account = ? "
                     "WHERE provider = ? AND account = '' AND location = ? AND name = ?",
@@ -305,7 +305,7 @@ class Store:
         return recorded
 
     def record_images(self, identity: ClusterIdentity, digests: Mapping[str, str]) -> bool:
-        """Add digests of images, by IMAGE:VERSION, to a cluster's record. False if there is no such record."""
+        """Add image digests by IMAGE:VERSION to a cluster's record. False if there is no record."""
         with self._transaction() as db:
             known = self.find_cluster(identity)
             if known is None:
@@ -318,19 +318,19 @@ class Store:
         return True
 
     def find_cluster(self, identity: ClusterIdentity) -> Cluster | None:
-        """The record of exactly this cluster; None without one. An unknown account matches every account."""
+        """The record of this cluster; None if there is none. An unknown account matches every account."""
         known = [cluster for cluster in self.clusters() if cluster.identity.matches(identity)]
         return next((cluster for cluster in known if cluster.identity == identity), known[0] if known else None)
 
     def cluster(self, reference: str) -> Cluster:
-        """The cluster that is called NAME or NAME@LOCATION; `local` always exists.
+        """The cluster NAME or NAME@LOCATION; `local` always exists.
 
-        Raises NotFoundError with the nearest name, UsageError if several clusters bear the name.
+        Raises NotFoundError with the nearest name, UsageError if the name is ambiguous.
         """
         name, _, location = reference.partition("@")
         clusters = self.clusters()
         found = [item for item in clusters if item.name == name and location in ("", item.location)]
-        # A record that exists only because a deletion is under way gives way to a cluster that can be used.
+        # Usable clusters take precedence over records of clusters that are being deleted.
         found = [item for item in found if item.state != "deleting"] or found
         if len(found) > 1:
             listed = ", ".join(f"{name}@{item.location or item.provider}" for item in found)
@@ -354,7 +354,7 @@ class Store:
         ]  # fmt: skip
 
     def forget_cluster(self, cluster: Cluster) -> None:
-        """Drop a cluster's record; if it was the current one, `local` becomes it. Other choices stay."""
+        """Delete a cluster's record; if it was the current cluster, `local` becomes current."""
         chosen = self._chosen_identity()
         with self._transaction() as db:
             db.execute(
@@ -366,7 +366,7 @@ class Store:
 
     @property
     def current_cluster(self) -> Cluster:
-        """The cluster that commands use by default. Raises NotFoundError if it is not known any more."""
+        """The cluster that commands use by default. Raises NotFoundError if its record was deleted."""
         identity = self._chosen_identity()
         if identity is None or identity == LOCAL.identity:
             return LOCAL
@@ -384,7 +384,7 @@ class Store:
     # --- journal ------------------------------------------------------------------------------------------------
 
     def journal(self, cluster: Cluster, kind: str, name: str, action: str, **details: Any) -> None:
-        """Write down what is about to be asked of a cloud, or what came of it; on disk when this returns."""
+        """Durably record a request to a cloud before it is made, or its result."""
         with self._transaction() as db:
             db.execute(
                 "INSERT INTO journal (cluster, kind, name, action, time, details, provider, account, location) "
@@ -396,7 +396,7 @@ class Store:
             )
 
     def journal_of(self, name: str) -> list[JournalEntry]:
-        """What was asked for all clusters of that name, oldest first."""
+        """The requests for all clusters with this name, oldest first."""
         rows = self._query("SELECT * FROM journal WHERE cluster = ? ORDER BY id", name)
         return [
             JournalEntry(
@@ -416,7 +416,7 @@ class Store:
         return int(self._execute("PRAGMA user_version").fetchone()[0])
 
     def _execute(self, statement: str, values: Sequence[str | int] = ()) -> sqlite3.Cursor:
-        """Execute a statement; while another process has the store locked, wait as long as our patience lasts."""
+        """Execute a statement, waiting up to `patience` seconds while another process has the store locked."""
         try:
             return self._db.execute(statement, values)
         except sqlite3.OperationalError as error:
@@ -436,10 +436,10 @@ class Store:
         self._db.execute(f"PRAGMA busy_timeout={round(seconds * 1000)}")
 
     def _migrate(self) -> None:
-        """Bring the store to this version's schema, in one transaction: another process sees it before or after."""
+        """Migrate the store to this version's schema in one transaction."""
         self._execute("BEGIN IMMEDIATE")
         try:
-            for step in MIGRATIONS[self._schema_version() :]:  # another process may have been faster
+            for step in MIGRATIONS[self._schema_version() :]:  # another process may have migrated it meanwhile
                 step(self._db)
             self._db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
             self._db.execute("COMMIT")
@@ -496,7 +496,7 @@ class Store:
 
 
 def _parse_spec(row: sqlite3.Row) -> tuple[RunSpec, str | None]:
-    """The spec in a row; for one that cannot be read a spec of the row's other columns, and why."""
+    """The spec in a row; if it is unreadable, a spec from the other columns, and the reason."""
     try:
         return RunSpec.from_dict(json.loads(row["spec"])), None
     except UsageError as error:
@@ -537,6 +537,6 @@ def _dump(value: Any) -> str:
 
 
 def _is_busy(error: sqlite3.Error) -> bool:
-    """Whether another connection has locked what was asked for."""
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the rest says in which way
+    """Whether the error means that another connection holds the lock."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # extended codes tell how
     return code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)

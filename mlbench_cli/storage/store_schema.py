@@ -1,4 +1,4 @@
-"""The tables of the store, and the steps from each version of them to the next."""
+"""The schema of the store, and its migrations."""
 
 import json
 import sqlite3
@@ -34,7 +34,7 @@ def _add_experiments(db: sqlite3.Connection) -> None:
 
 
 def _identify_clusters(db: sqlite3.Connection) -> None:
-    """Key clusters by provider, account, location and name instead of by name alone, in the journal too."""
+    """Key clusters by provider, account, location and name instead of by name alone, also in the journal."""
     rows = db.execute("SELECT name, provider, created, state, details FROM clusters ORDER BY created, rowid").fetchall()
     db.execute("DROP TABLE clusters")
     db.execute(
@@ -57,21 +57,21 @@ def _identify_clusters(db: sqlite3.Connection) -> None:
 
 
 def _index_runs_by_time(db: sqlite3.Connection) -> None:
-    """The newest runs come first everywhere; without an index every page would sort all runs."""
+    """Index runs by time: every page shows the newest runs first, and would otherwise sort all of them."""
     db.execute("CREATE INDEX runs_by_time ON runs (created)")
 
 
-# The task of a run by its spec; NULL for a spec that a newer mlbench wrote in another form, or that is damaged.
+# The task in a run's spec; NULL for a damaged spec, or one in a newer format.
 TASK_OF_SPEC = "CASE WHEN json_valid(spec) THEN json_extract(spec, '$.task') END"
 
 
 def _index_runs_by_task(db: sqlite3.Connection) -> None:
-    """Without an index, a search for a task without runs would parse every spec."""
+    """Index runs by task: a search would otherwise parse every spec."""
     db.execute(f"CREATE INDEX runs_by_task ON runs ({TASK_OF_SPEC})")
 
 
 def _place_in_details(provider: str, details: Mapping[str, Any]) -> tuple[str, str]:
-    """Account and location of a cluster whose record names them only among its details."""
+    """Account and location of a cluster from the details of its record."""
     if provider == "eks":
         return "", str(details.get("region") or "")
     if provider == "gke":
@@ -79,8 +79,8 @@ def _place_in_details(provider: str, details: Mapping[str, Any]) -> tuple[str, s
     return "", ""
 
 
-# Step N brings a store from schema N to schema N + 1. A new store takes all steps, so every store of a version has the
-# same schema. A step is never changed once it has been released: append another one.
+# Step N migrates a store from schema N to schema N + 1. New stores take all steps, so all stores of a version have the
+# same schema. Never change a released step; append another one.
 MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     *(_create_tables, _add_experiments, _identify_clusters),
     _index_runs_by_time,

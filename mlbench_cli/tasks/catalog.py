@@ -1,5 +1,5 @@
-"""The catalogue of tasks: every folder under task_images/ with a `task.yaml`, and those of other people
-(task_sources.py). Parsed into Task, checked, typed.
+"""The catalogue of tasks: folders under task_images/ with a `task.yaml`, and external tasks (task_sources.py), parsed
+and checked.
 
 A task.yaml looks like this (`extends`, `settings`, `presets`, `packages`, `legacy_name`, `goal`, `method`, `files`,
 `workers`, `preflight`, `notes`, `measured_on` and `free` are optional):
@@ -17,12 +17,12 @@ A task.yaml looks like this (`extends`, `settings`, `presets`, `packages`, `lega
     goal: {metric: "Prec@1", comparison: ">=", wording: "{threshold}% Top 1 Validation Accuracy"}
     data: where the data come from, one line
     files: {...}                         # what the data folder must hold (datafiles.py); optional
-    workers: {sensible: 32, reason: a line}   # beyond so many ranks a goal means little; optional
+    workers: {sensible: 32, reason: a line}   # largest number of ranks at which the goal is meaningful; optional
     preflight: task_images.gpt_pretraining.preflight   # module whose `check` refuses runs that cannot work; optional
     measured_on: [CPU, 1 x H100]         # hardware on which a figure of it was measured
     notes: [a line]                      # further lines for `mlbench tasks NAME`
-    method: {own: bsp}                   # how its ranks communicate, and limits on other methods (MethodRule); optional
-    free: [loaders]                      # parameters that leave the mathematics as it is (results/archive/division.py)
+    method: {own: bsp}                   # its default method, and limits on other methods (MethodRule); optional
+    free: [loaders]                      # parameters that do not change the mathematics (results/archive/division.py)
     settings: task_images.digits_resnet.settings   # module whose class `Settings` declares the parameters
     presets:                             # what each changes; `spec` is the defaults of Settings
       tiny: {batch_size: 32}
@@ -53,12 +53,12 @@ from task_images.harness.settings import describe
 
 TYPES = ("int", "float", "str", "bool", "list", "sizes")
 TORCH_BACKENDS = ("gloo", "nccl", "mpi")
-BACKENDS = (*TORCH_BACKENDS, "grpc", "jax")  # of TensorFlow and of JAX; a task names those that it can use
+BACKENDS = (*TORCH_BACKENDS, "grpc", "jax")  # of TensorFlow and of JAX; listed by the tasks that support them
 _TASK_NAME = re.compile(r"[A-Za-z0-9_]+")
 _MODULE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
 REQUIRED = ("backends", "command", "data", "devices", "image", "name", "number", "title")
 DECLARE = "settings: MODULE names the module whose class Settings declares the parameters."
-BUDGET = "budget_seconds"  # the parameter of tasks that can train for a given time
+BUDGET = "budget_seconds"  # parameter of tasks that can train for a given time
 
 
 class Parameter(NamedTuple):
@@ -70,10 +70,10 @@ class Parameter(NamedTuple):
     min: float | None = None
     max: float | None = None
     choices: tuple[str, ...] = ()
-    formerly: str = ""  # its name in earlier versions, which --set and archives may still use
+    formerly: str = ""  # former name, still accepted in --set and archives
 
     def check(self, value: Any) -> Any:
-        """`value` with this parameter's type (a text is read as that type), or UsageError saying what is allowed."""
+        """`value` converted to this parameter's type; strings are parsed. Raises UsageError with the allowed values."""
         try:
             read = _READERS[self.type](value)
         except ValueError as error:
@@ -91,7 +91,7 @@ class Parameter(NamedTuple):
         return read
 
     def _chosen(self, items: list[Any]) -> list[Any]:
-        """Some of the choices, in the order given; "all" stands for every one."""
+        """Some of the choices, in the given order; "all" selects every one."""
         if items == ["all"]:
             return list(self.choices)
         for item in items or [""]:
@@ -115,15 +115,15 @@ class Parameter(NamedTuple):
 
 
 class MethodRule(NamedTuple):
-    """How a task's ranks communicate: the preset that is its own way, and what it can take on some axes; on an axis
-    that is not named it can take everything."""
+    """The communication methods of a task: its default preset, and the values it supports on some axes. All values are
+    supported on other axes."""
 
     own: str
     limits: Mapping[str, tuple[str, ...]]
 
 
 class WorkersRule(NamedTuple):
-    """Up to how many ranks a training to the goal makes sense, and why not beyond."""
+    """The largest number of ranks at which training to the goal is meaningful, and the reason."""
 
     sensible: int
     reason: str
@@ -131,7 +131,7 @@ class WorkersRule(NamedTuple):
 
 @dataclass(frozen=True)
 class Task:
-    """A task of the catalogue, as its task.yaml describes it."""
+    """A task of the catalogue, as described by its task.yaml."""
 
     name: str
     number: str
@@ -156,11 +156,12 @@ class Task:
     extends: str | None = None
     settings: str | None = None  # module of the class Settings
     folder: Path = field(default=Path(), compare=False)
-    origin: str | None = None  # who brought it; None: it is mlbench's own
+    origin: str | None = None  # package or folder that provides it; None: mlbench itself
     search_path: str | None = None  # folder from which its ranks import it; None: it is installed
 
     def resolve(self, preset: str = "spec", changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Every parameter's value under `preset` with `changes` on top. Raises UsageError naming what is wrong."""
+        """The values of all parameters for `preset` with `changes` applied. Raises UsageError with the bad
+        parameter."""
         if preset not in self.presets:
             known = list(self.presets)
             raise UsageError(
@@ -182,7 +183,7 @@ class Task:
         return values
 
     def rename(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """`values` with today's names of parameters that have been renamed. Raises UsageError for both names of one."""
+        """`values` with renamed parameters under their current names. Raises UsageError if both names are given."""
         names = {entry.formerly: entry.name for entry in self.parameters.values() if entry.formerly}
         for former, name in names.items():
             if former in values and name in values:
@@ -192,9 +193,9 @@ class Task:
 
 @dataclass(frozen=True)
 class TaskRules:
-    """What the judge needs to know of a task, frozen into run.json: a later catalogue may differ.
+    """What the judge needs to know about a task. Stored in run.json, because later catalogues may differ.
 
-    `spec` and `preset` are the parameters of those presets; `preset` is the run's own, or `spec` if it has none.
+    `spec` and `preset` are the parameters of the preset `spec` and of the run's preset (`spec` if it has none).
     """
 
     name: str
@@ -207,7 +208,7 @@ class TaskRules:
     origin: str | None = None  # as Task.origin
 
     def find_goal(self, parameters: Mapping[str, Any], kind: str) -> Goal | None:
-        """The goal that a run with these parameters is asked to reach; None for a task without one."""
+        """The goal of a run with these parameters; None for a task without one."""
         return None if self.goal is None else self.goal.find_goal(parameters, kind)
 
     @classmethod
@@ -227,7 +228,7 @@ class TaskRules:
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> "TaskRules":
-        """The rules in a dictionary as `to_dict` makes it. Raises TypeError or ValueError for any other."""
+        """The rules in a dictionary from `to_dict`. Raises TypeError or ValueError for anything else."""
         facts = dict(document)
         if not isinstance(facts.get("spec"), dict) or not isinstance(facts.get("preset"), dict):
             raise ValueError("a preset is not an object")
@@ -237,24 +238,24 @@ class TaskRules:
 
 
 def find_rules(task: str, preset: str) -> TaskRules | None:
-    """The rules of a task of this catalogue; None for one that it does not have. Reads that task's file only."""
+    """The rules of a task in this catalogue; None if it is unknown. Reads only that task's file."""
     found = _load_one(task)
     return None if found is None else TaskRules.of(found, preset)
 
 
 def rename_parameters(task: str, values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Parameters of a run of any version under today's names; unchanged for a task that this catalogue lacks."""
+    """Parameters of a run of any version under their current names; unchanged for unknown tasks."""
     found = _load_one(task)
     if found is None:
         return values
     try:
         return found.rename(values)
-    except UsageError:  # a foreign run with both names
+    except UsageError:  # a run by others with both names
         return values
 
 
 def load_task(name: str, tasks: Mapping[str, Task] | None = None) -> Task:
-    """The task of that name in the catalogue, or in `tasks`. Raises NotFoundError with the nearest name."""
+    """The task with this name in the catalogue or in `tasks`. Raises NotFoundError with the nearest name."""
     tasks = load_catalog() if tasks is None else tasks
     if name not in tasks:
         raise NotFoundError(
@@ -267,8 +268,8 @@ def load_task(name: str, tasks: Mapping[str, Task] | None = None) -> Task:
 
 @cache
 def load_catalog(root: Path | None = None) -> dict[str, Task]:
-    """All tasks by name, ordered by number and name. `root` is the folder that holds the tasks' folders; None: all that
-    mlbench knows. Raises UsageError for a file that is wrong, and if two tasks have one name."""
+    """All tasks by name, ordered by number and name. `root` is a folder of tasks; None: all known tasks. Raises
+    UsageError for invalid files and duplicate names."""
     folder = root or _tasks_folder()
     tasks = [parse_task(path.read_text("utf-8"), path) for path in sorted(folder.glob("*/task.yaml"))]
     if root is None:
@@ -283,7 +284,7 @@ def load_catalog(root: Path | None = None) -> dict[str, Task]:
 
 
 def use_task_folder(path: str | None) -> None:
-    """Add the tasks in the folder `path` to the catalogue of this process and of those that it starts."""
+    """Add the tasks in the folder `path` to the catalogue of this process and its children."""
     if use_task_path(path):
         load_catalog.cache_clear()
         _load_one.cache_clear()
@@ -298,7 +299,7 @@ def _parse_source(source: TaskSource) -> Task:
 
 @cache
 def _load_one(name: str) -> Task | None:
-    """One task of this catalogue, without parsing all others; None if it has none of that name, or a damaged one."""
+    """One task of this catalogue without parsing the others; None if it is missing or damaged."""
     path = _tasks_folder() / name / "task.yaml"
     if not _TASK_NAME.fullmatch(name):
         return None
@@ -317,7 +318,7 @@ def _tasks_folder() -> Path:
 
 
 def parse_task(text: str, path: Path) -> Task:
-    """The task that a task.yaml describes. Raises UsageError that names file and key."""
+    """The task described by a task.yaml. Raises UsageError with file and key."""
     file = f"{path.parent.name}/{path.name}"
     data = compose_task(text, path, _tasks_folder())
     known = {*Task.__dataclass_fields__} - {"folder", "origin", "search_path", "parameters"}
@@ -365,14 +366,14 @@ def parse_task(text: str, path: Path) -> Task:
 
 
 def _read_settings(file: str, module: str | None) -> tuple[dict[str, Parameter], Entries]:
-    """The parameters that a module's class Settings declares, and their defaults. Raises UsageError."""
+    """The parameters declared by a module's class Settings, and their defaults. Raises UsageError."""
     if module is None:
         return {}, {}
     if not _MODULE.fullmatch(module):
         raise UsageError(f'{file}: "settings" is not the name of a module: {short(module)}.')
     try:
         declared = describe(import_module(module).Settings)
-    except Exception as error:  # whatever foreign code raises
+    except Exception as error:  # external code may raise anything
         reason = f"{type(error).__name__}: {error}"
         raise UsageError(f'{file}: the class Settings of "{module}" cannot be read: {reason}.') from None
     found = {name: _parameter(file, name, entry) for name, entry in declared.items()}
@@ -452,19 +453,19 @@ def _texts(file: str, data: Mapping[str, Any], key: str, allowed: tuple[str, ...
 
 
 def short(value: Any) -> str:
-    """A value of foreign text for a message, at bounded length: YAML's aliases can make a giant of ten lines."""
+    """An untrusted value for a message, truncated: ten lines of YAML aliases can expand to gigabytes."""
     import reprlib
 
     shortener = reprlib.Repr()
     shortener.maxlevel = 2
     try:
         return shortener.repr(value)
-    except ValueError:  # Python refuses to write integers of more than 4300 digits
+    except ValueError:  # Python does not format integers of more than 4300 digits
         return "a giant number"
 
 
-# A value, or the text of one, as a parameter's type; None if it is not of that type. Texts are not read as YAML,
-# whose 1e-3 is a text, whose 1:30 is ninety and whose "no" is a boolean.
+# Convert a value or its text to a parameter's type; None if that is impossible. Text is not parsed as YAML, where 1e-3
+# is a string, 1:30 is ninety and "no" is a boolean.
 
 
 def _read_int(value: Any) -> int | None:
@@ -497,7 +498,7 @@ def _read_bool(value: Any) -> bool | None:
 
 
 def _read_list(value: Any) -> list[int | float | str] | None:
-    """A list of numbers and texts; as a text "1,2,4" or "[1, 2, 4]"."""
+    """A list of numbers and strings; as text "1,2,4" or "[1, 2, 4]"."""
     if isinstance(value, str):
         words = [word.strip() for word in value.strip().removeprefix("[").removesuffix("]").split(",")]
         return [_read_item(word) for word in words if word]
@@ -508,7 +509,7 @@ def _read_list(value: Any) -> list[int | float | str] | None:
 
 
 def _read_sizes(value: Any) -> list[int] | None:
-    """Bytes, ascending; as a text "8B:64MiB:x2" or "4KiB,1MiB"."""
+    """Ascending sizes in bytes; as text "8B:64MiB:x2" or "4KiB,1MiB"."""
     if isinstance(value, list | tuple):
         value = ",".join(map(str, value))
     return parse_sizes(value) if isinstance(value, str) else None

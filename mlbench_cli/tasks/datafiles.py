@@ -1,13 +1,13 @@
-"""The files that a task reads from the data folder, as its task.yaml lists them, and which of them are missing.
+"""The files that a task reads from the data folder, as listed in its task.yaml, and which are missing.
 
 files:                              # key of task.yaml; a task without it needs no files
-  when: {data: imagenet}            # values of parameters with which the files are read; several: a list
-  folders: [., imagenet]            # looked into, relative to the data folder
-  wanted: [[train, train.tar], [val]]   # of each list one file or folder; * stands for any letters
-  download: 170 MB                  # what the task downloads itself if they are missing; default: nothing
-  imports: [train.txt]              # what else --import takes, for the preparation to convert
-  default_folder: true              # without --data-dir they are looked for in mlbench's cache
-  instead: --set data=fake          # how the task runs without them
+  when: {data: imagenet}            # parameter values for which the files are read; a list for several
+  folders: [., imagenet]            # searched, relative to the data folder
+  wanted: [[train, train.tar], [val]]   # one file or folder of each list; * matches anything
+  download: 170 MB                  # size that the task itself downloads if they are missing; default: nothing
+  imports: [train.txt]              # further files that --import accepts and the preparation converts
+  default_folder: true              # without --data-dir, search mlbench's cache
+  instead: --set data=fake          # how to run the task without them
 """
 
 import os
@@ -21,7 +21,7 @@ _KEYS = ("when", "folders", "wanted", "imports", "download", "default_folder", "
 
 
 class DataFiles(NamedTuple):
-    """What a task wants in the data folder. `download` is the size that it fetches itself, None if it fetches none."""
+    """The data files of a task. `download` is the size that it downloads itself, None for no download."""
 
     when: Mapping[str, Any]
     folders: tuple[str, ...]

@@ -1,8 +1,8 @@
-"""Builds the tasks' images with this machine's Docker and pushes them to a registry.
+"""Build the images of tasks with the local Docker and push them to a registry.
 
-The context is a copy of the installed package `task_images`, so that a checkout and a wheel build the same. A task of
-another package or folder is built by its own Dockerfile, from the folder that this is in. A registry of a cloud is
-logged in to by a Docker configuration of its own, which is deleted afterwards: the user's is only read.
+The build context is a copy of the installed package `task_images`, so a checkout and a wheel build the same image. An
+external task is built from its own Dockerfile, with the Dockerfile's folder as the context. Logins to cloud registries
+go into a temporary Docker configuration; the user's is only read.
 """
 
 import json
@@ -26,7 +26,7 @@ BUILD_SECONDS = 3600.0
 PUSH_SECONDS = 3600.0
 DOCKERFILE = "Dockerfile"
 INSTALL = "Install Docker: https://docs.docker.com/engine/install/"
-# What Docker says of a push or a build, and what helps. Sources: ECR's, Artifact Registry's and GHCR's own words.
+# Docker's errors of pushes and builds, and their remedies. Sources: messages of ECR, Artifact Registry and GHCR.
 _REMEDIES: tuple[tuple[tuple[str, ...], type[MlbenchError], str], ...] = (
     (
         ("no basic auth credentials", "denied:", "unauthorized", "403 Forbidden", "authentication required"),
@@ -49,7 +49,7 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Build:
-    """How images are built: base image, package index for torch, and platforms (none: this machine's).
+    """Build options: base image, package index for torch, and platforms (none: this machine's).
 
     `base` is an image, or the name of a variant: a file `task_images/base/NAME.Dockerfile`.
     """
@@ -62,11 +62,11 @@ class Build:
 def push_images(
     tasks: Sequence[Task], registry: str, build: Build, login: Login | None, report: Report
 ) -> dict[str, str]:
-    """Build and push the images of the tasks. Returns the digest of each by "IMAGE:VERSION", or by the whole reference
-    that a task.yaml of somebody else names.
+    """Build and push the images of the tasks. Returns their digests by "IMAGE:VERSION", or for external tasks by the
+    full reference in task.yaml.
 
-    Raises MlbenchError with Docker's own words, and if the registry does not show an image afterwards; UsageError for
-    somebody else's task without a Dockerfile.
+    Raises MlbenchError with Docker's message, or if the image is not in the registry afterwards; UsageError for an
+    external task without a Dockerfile.
     """
     digests: dict[str, str] = {}
     files = {task.image: find_dockerfile(task) for task in tasks if task.origin is not None}
@@ -95,7 +95,7 @@ def push_images(
 
 
 def find_dockerfile(task: Task) -> Path:
-    """The Dockerfile of somebody else's task: beside its task.yaml, or above it, up to the folder of its
+    """The Dockerfile of an external task: in the folder of its task.yaml or a parent, up to the folder of its
     pyproject.toml. Raises UsageError if there is none."""
     for folder in (task.folder, *task.folder.absolute().parents[:3]):
         if (folder / DOCKERFILE).is_file():
@@ -109,7 +109,7 @@ def find_dockerfile(task: Task) -> Path:
 
 
 def _build_base(folder: Path, registry: str, build: Build, environment: Mapping[str, str], report: Report) -> str:
-    """Build what the tasks' images stand on. For several platforms it has to be in the registry, too."""
+    """Build the base image. For several platforms, it is also pushed."""
     name = name_image(registry if build.platforms else LOCAL_REGISTRY, "base", __version__)
     report(f"building {name}")
     own = build.base
@@ -128,7 +128,7 @@ def _dockerfile(folder: Path, part: str) -> Path:
 
 
 def _build_image(folder: Path, task: Task, name: str, base: str, build: Build, environment: Mapping[str, str]) -> None:
-    if (own := _dockerfile(folder, task.name)).is_file():  # which names a base of its own
+    if (own := _dockerfile(folder, task.name)).is_file():  # which has its own base image
         _run_build(folder, own, name, {}, build, environment)
         return
     parts = {"PACKAGES": " ".join(task.packages), "TASK": task.name, "EXTENDS": task.extends or task.name}
@@ -145,7 +145,7 @@ def _run_build(
         command = ["buildx", "build", "--push", "--platform", platforms, "--file", dockerfile, "--tag", name]
         _docker([*command, *given, str(folder)], BUILD_SECONDS, environment)
         return
-    # The classic builder takes a base image that exists only in this Docker, whichever image store that has.
+    # The classic builder accepts a base image that exists only locally, with any image store.
     classic = {**environment, "DOCKER_BUILDKIT": "0"}
     _docker(["build", "--quiet", "--file", dockerfile, "--tag", name, *given, str(folder)], BUILD_SECONDS, classic)
 
@@ -170,7 +170,7 @@ def _docker(words: Sequence[str], seconds: float, environment: Mapping[str, str]
 
 @contextmanager
 def _context() -> Iterator[Path]:
-    """A folder with nothing but the package of the tasks."""
+    """A temporary folder that contains only the package of the tasks."""
     import task_images
 
     source = Path(str(task_images.__file__)).parent
@@ -181,10 +181,9 @@ def _context() -> Iterator[Path]:
 
 @contextmanager
 def _docker_config(registry: str, login: Login | None) -> Iterator[dict[str, str]]:
-    """The environment of Docker, with a configuration that is the user's and this login; the user's own without one.
+    """The environment for Docker with the user's configuration plus this login, or unchanged without a login.
 
-    Docker has its contexts, plugins and the builders of buildx in the same folder; without them another Docker, or
-    none, would build.
+    The folder also links contexts, plugins and buildx builders, so that the same Docker builds.
     """
     if login is None:
         yield dict(os.environ)
@@ -201,10 +200,10 @@ def _docker_config(registry: str, login: Login | None) -> Iterator[dict[str, str
 
 
 def _add_login(folder: Path, host: str, login: Login) -> JsonObject:
-    """The user's settings with this login; an empty helper keeps Docker from asking the user's helper for it."""
+    """The user's settings plus this login; an empty helper keeps Docker from asking the user's helper."""
     try:
         config: JsonObject = {**json.loads((folder / "config.json").read_text("utf-8"))}
         auths, helpers = {**(config.get("auths") or {})}, {**(config.get("credHelpers") or {})}
-    except (OSError, ValueError, TypeError):  # no such file, or one of another form
+    except (OSError, ValueError, TypeError):  # missing, or in another format
         config, auths, helpers = {}, {}, {}
     return {**config, "auths": {**auths, host: {"auth": login.basic}}, "credHelpers": {**helpers, host: ""}}

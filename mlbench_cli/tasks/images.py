@@ -1,9 +1,9 @@
-"""Names of the tasks' images: from a registry and a task to the reference that a run pulls.
+"""Image names: from a registry and a task to the reference that a run pulls.
 
-A registry is a prefix, "ghcr.io/me", whose images are "ghcr.io/me/TASK:VERSION"; or, with ":" at its end, one
-repository whose tags name the task, "123456789012.dkr.ecr.eu-west-1.amazonaws.com/mlbench-test-4:", because ECR wants
-every repository to be made before a push. A release names its own images by digest; nothing defaults to a name alone on
-a public registry: whoever owned it could run code on other people's clusters.
+A registry is a prefix such as "ghcr.io/me", for images "ghcr.io/me/TASK:VERSION". With a trailing ":", it is a single
+repository with one tag per task, e.g. "123456789012.dkr.ecr.eu-west-1.amazonaws.com/mlbench-test-4:", because ECR
+repositories must exist before a push. A release names its own images by digest. There is no default by name on a
+public registry, because its owner could run code on other people's clusters.
 """
 
 import json
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-# Of images that are built here and loaded onto nodes. The name "localhost" is no registry, so that nothing is pulled.
+# For images that are built here and loaded onto nodes; "localhost" is no registry, so nothing is pulled.
 LOCAL_REGISTRY = "localhost/mlbench"
 # Registry and digests of a release's images. `python -m tools.release` writes it before the wheel is built.
 RELEASED = Path(__file__).with_name("released.json")
@@ -28,13 +28,13 @@ class ImageReference:
 
     @property
     def name(self) -> str:
-        """The reference as Docker and Kubernetes take it."""
+        """The reference for Docker and Kubernetes."""
         base = f"{self.host}/{self.repository}" if self.host else self.repository
         return f"{base}@{self.digest}" if self.digest else f"{base}:{self.tag}"
 
 
 def name_image(registry: str, image: str, version: str, digests: Mapping[str, str] | None = None) -> str:
-    """The reference of a task's image in a registry: by digest if `digests`, by "IMAGE:VERSION", holds one."""
+    """The reference of a task's image in a registry: by digest if it is in `digests` (keys "IMAGE:VERSION")."""
     registry = registry.rstrip("/")
     if registry.endswith(":"):
         base, tagged = registry.removesuffix(":"), f"{registry}{image}-{version}"
@@ -45,7 +45,7 @@ def name_image(registry: str, image: str, version: str, digests: Mapping[str, st
 
 
 def name_released_image(image: str, version: str, released: Path | None = None) -> str | None:
-    """The reference, by digest, of an image that this release has published; None in a checkout."""
+    """The reference by digest of an image published with this release; None in a checkout."""
     try:
         document = json.loads((released or RELEASED).read_bytes())
     except FileNotFoundError:
@@ -55,7 +55,8 @@ def name_released_image(image: str, version: str, released: Path | None = None) 
 
 
 def parse_image(name: str) -> ImageReference:
-    """The parts of a reference. A first part with "." or ":", or "localhost", is a host; else it is Docker Hub's."""
+    """Parse a reference. A first part with "." or ":", or "localhost", is the host; otherwise it is an image of Docker
+    Hub."""
     rest, _, digest = name.partition("@")
     first, slash, path = rest.partition("/")
     if not slash or not ("." in first or ":" in first or first == "localhost"):

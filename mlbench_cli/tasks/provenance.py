@@ -1,7 +1,7 @@
-"""Provenance: by which code, packages and machine a run came about. It is recorded in run.json before the run starts.
+"""Provenance: the code, packages and machine of a run, recorded in run.json before it starts.
 
-What only the ranks know (versions of CUDA, NCCL and MPI, on clusters all of it) they report themselves, in the event
-`environment`. Nothing here raises for what a machine lacks: a fact that cannot be had is absent.
+Facts that only the ranks know (versions of CUDA, NCCL and MPI; on clusters everything) are reported by them in the
+event `environment`. Facts that a machine cannot provide are left out without an error.
 """
 
 import hashlib
@@ -20,12 +20,12 @@ from mlbench_cli.storage.queue_folder import boot_id
 from mlbench_cli.util.masking import mask_words
 from task_images.harness import environment
 
-GIT_SECONDS = 5.0  # in which git must answer; a large repository on a slow disk is left out
+GIT_SECONDS = 5.0  # timeout of git; a large repository on a slow disk is left out
 
 
 @dataclass(frozen=True)
 class TaskCode:
-    """The code of a catalogue task as this machine has it. `digest`: environment.digest_task_code, hex SHA-256."""
+    """The code of a catalogue task on this machine. `digest`: environment.digest_task_code, hex SHA-256."""
 
     task: str
     digest: str
@@ -35,8 +35,8 @@ class TaskCode:
 class SourceCommit:
     """The git commit of the folder in which a command of the user runs.
 
-    `modified`: a file that git knows differs from the commit; `untracked`: there are files that git neither knows nor
-    ignores.
+    `modified`: a tracked file differs from the commit; `untracked`: there are files that are neither tracked nor
+    ignored.
     """
 
     commit: str  # hex object name
@@ -46,28 +46,28 @@ class SourceCommit:
 
 @dataclass(frozen=True)
 class MachineRecord:
-    """The machine on which the ranks run. `cores` may be used by this process; `cpu_quota` is in cores, too."""
+    """The machine of the ranks. `cores`: usable by this process; `cpu_quota`: in cores."""
 
     platform: str
     architecture: str
     cores: int
     memory_bytes: int
     cpu: str | None = None
-    cpu_quota: float | None = None  # of the control groups; None: no limit
+    cpu_quota: float | None = None  # of the cgroup; None: no limit
     gpus: tuple[str, ...] = ()  # models
     gpu_driver: str | None = None
 
 
 @dataclass(frozen=True)
 class Provenance:
-    """How a run came about.
+    """The provenance of a run.
 
     command_line  as given to mlbench, without secrets
     code          None for a command of the user
     source        None for a catalogue task, on clusters, and without a git repository
     packages      name to version, of the environment that runs the ranks; None on clusters, where rank 0 reports them
     machine       None on clusters, where each rank reports its own
-    session       names this machine and its boot, so that runs of one sitting are known; None on clusters
+    session       identifies this machine and its boot, to group runs; None on clusters
     """
 
     mlbench: str
@@ -89,10 +89,10 @@ class Provenance:
 
 
 def collect_provenance(spec: RunSpec, command_line: Sequence[str] = (), folder: Path | None = None) -> Provenance:
-    """The provenance of a run under `spec` that is about to be started. It takes some 20 ms, with git some 30.
+    """Collect the provenance of a run before its start. Takes about 20 ms, with git 30 ms.
 
-    command_line  the words given to mlbench; secrets in them are masked here
-    folder        in which a command of the user runs; None: the current one
+    command_line  arguments of mlbench; secrets are masked here
+    folder        working directory of a user's command; None: the current one
     """
     local = spec.engine == "local"
     return Provenance(
@@ -108,8 +108,8 @@ def collect_provenance(spec: RunSpec, command_line: Sequence[str] = (), folder: 
 
 
 def find_commit(folder: Path, seconds: float = GIT_SECONDS) -> SourceCommit | None:
-    """The commit that `folder` is at; None without git, without a repository or a commit, or after `seconds`."""
-    # A hook of git sets GIT_DIR; what counts is the folder. fsmonitor would start a program that a repository names.
+    """The commit of `folder`; None without git, repository or commit, or after `seconds`."""
+    # Git hooks set GIT_DIR, which is ignored here. fsmonitor would start a program named by the repository.
     variables = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     words = ["git", "-c", "core.fsmonitor=false", "--no-optional-locks", "-C", str(folder)]
     words += ["status", "--porcelain=v2", "--branch", "--untracked-files=normal", "--ignore-submodules=none"]
@@ -134,9 +134,9 @@ def find_commit(folder: Path, seconds: float = GIT_SECONDS) -> SourceCommit | No
 
 
 def parse_provenance(document: object) -> Provenance:
-    """The provenance in a document as `to_dict` makes it. Raises ValueError that names the field that is wrong.
+    """The provenance in a document from `to_dict`. Raises ValueError with the invalid field.
 
-    Unknown fields are left out: a newer mlbench may have written them.
+    Unknown fields, e.g. of a newer mlbench, are ignored.
     """
     fields = _fields(document, "provenance")
     return Provenance(
@@ -161,7 +161,7 @@ def _task_code(task: str) -> TaskCode | None:
 
 
 def _session() -> str:
-    """A digest, because the name of a machine is its owner's business."""
+    """A digest, to keep the host name private."""
     return hashlib.sha256(f"{os.uname().nodename} {boot_id()}".encode()).hexdigest()[:16]
 
 

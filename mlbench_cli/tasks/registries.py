@@ -1,7 +1,7 @@
-"""What a container registry has: a small client of the OCI distribution API that only reads.
+"""A small read-only client of the OCI distribution API of container registries.
 
-Used before money is spent and before a run is submitted: is the image there, and which digest has it? Logins come from
-the caller (a cloud's token) or from Docker's own configuration file, which is only read.
+Checks whether an image exists, and its digest, before money is spent and before a run is submitted. Logins come from
+the caller (a cloud's token) or from Docker's configuration file, which is only read.
 """
 
 import base64
@@ -23,7 +23,7 @@ from mlbench_cli.tasks.images import ImageReference
 
 CALL_SECONDS = 20.0
 HELPER_SECONDS = 20.0
-MAX_DOCUMENT = 4 << 20  # bytes of a manifest: the distribution specification has registries take 4 MiB
+MAX_DOCUMENT = 4 << 20  # bytes of a manifest; registries must accept 4 MiB (distribution specification)
 HUB = "registry-1.docker.io"
 MANIFESTS = ", ".join(
     (
@@ -36,11 +36,11 @@ MANIFESTS = ", ".join(
 
 
 class Presence(StrEnum):
-    """What is known of an image."""
+    """What is known about an image."""
 
     PRESENT = "present"
     ABSENT = "absent"  # the registry says so
-    HIDDEN = "hidden"  # it wants another login: the image may be there
+    HIDDEN = "hidden"  # it requires another login: the image may exist
     UNKNOWN = "unknown"  # the registry did not answer
 
 
@@ -58,16 +58,16 @@ class Login:
 
 @dataclass(frozen=True)
 class FoundImage:
-    """`digest` is that of the image, if it is present; `words` are the registry's, if it is not."""
+    """`digest` of the image if it is present, otherwise the registry's message in `words`."""
 
     presence: Presence
     digest: str = ""
     words: str = ""
-    platforms: tuple[str, ...] = ()  # "linux/amd64", ...; empty: not known
+    platforms: tuple[str, ...] = ()  # "linux/amd64", ...; empty: unknown
 
 
 def find_image(image: ImageReference, login: Login | None = None) -> FoundImage:
-    """Ask the image's registry for its manifest. Never raises: a check that cannot be made is no verdict."""
+    """Ask the image's registry for its manifest. Failures are part of the result, without an exception."""
     repository = image.repository if image.host or "/" in image.repository else f"library/{image.repository}"
     path = f"/v2/{repository}/manifests/{image.digest or image.tag}"
     login = login or find_docker_login(image.host)
@@ -87,12 +87,12 @@ def find_image(image: ImageReference, login: Login | None = None) -> FoundImage:
 
 
 def docker_folder() -> Path:
-    """The folder of Docker's own settings and logins; it need not exist."""
+    """The folder of Docker's settings and logins; it may not exist."""
     return Path(os.environ.get("DOCKER_CONFIG") or Path.home() / ".docker")
 
 
 def find_docker_login(host: str, folder: Path | None = None) -> Login | None:
-    """The login that `docker login` has kept for a registry, also by a credential helper; None without one."""
+    """The login stored by `docker login` for a registry, also in a credential helper; None if there is none."""
     folder = folder or docker_folder()
     key = host or "https://index.docker.io/v1/"
     try:
@@ -102,7 +102,7 @@ def find_docker_login(host: str, folder: Path | None = None) -> Login | None:
             return _ask_helper(helper, key)
         entry = (config.get("auths") or {}).get(key) or {}
         user, colon, password = base64.b64decode(entry.get("auth", "")).decode().partition(":")
-    except (OSError, ValueError, TypeError, AttributeError):  # no such file, or one of another form
+    except (OSError, ValueError, TypeError, AttributeError):  # missing, or in another format
         return None
     return Login(user, password) if colon else None
 
@@ -120,9 +120,9 @@ def _ask_helper(helper: str, key: str) -> Login | None:
 
 
 def _read_platforms(host: str, repository: str, manifest: bytes, login: Login | None) -> tuple[str, ...]:
-    """The platforms of an image: an index lists them, the manifest of a single one names a blob that tells.
+    """The platforms of an image, from its index or from the configuration blob of a single manifest.
 
-    Empty if that cannot be read: whether the image is there is known all the same.
+    Empty if unreadable.
     """
     try:
         document = json.loads(manifest)
@@ -131,7 +131,7 @@ def _read_platforms(host: str, repository: str, manifest: bytes, login: Login | 
         else:
             _, _, body = _ask(host, f"/v2/{repository}/blobs/{document['config']['digest']}", login)
             found = [json.loads(body)]
-        # Attestations of BuildKit are entries of the platform "unknown".
+        # BuildKit's attestations have the platform "unknown".
         named = [f"{item['os']}/{item['architecture']}" for item in found if item.get("os") not in (None, "unknown")]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, http.client.HTTPException):
         return ()
@@ -139,7 +139,7 @@ def _read_platforms(host: str, repository: str, manifest: bytes, login: Login | 
 
 
 def _ask(host: str, path: str, login: Login | None) -> tuple[int, Mapping[str, str], bytes]:
-    """Status, headers and body of the answer, after a login if the registry wants one: basic, or a token."""
+    """Status, headers and body of the answer. Logs in by basic authentication or a token if required."""
     answer = _send(f"{_base(host)}{path}", {})
     if answer[0] != 401:
         return answer
@@ -153,7 +153,7 @@ def _ask(host: str, path: str, login: Login | None) -> tuple[int, Mapping[str, s
 
 
 def _fetch_token(challenge: str, login: Login | None) -> str | None:
-    """The token that the registry's own server gives, to anybody or to the login."""
+    """A token from the registry's token server, anonymous or for the login."""
     fields = dict(re.findall(r'(\w+)="([^"]*)"', challenge))
     realm = fields.pop("realm", "")
     if not realm.startswith(("https://", "http://127.0.0.1", "http://localhost")):
@@ -174,7 +174,7 @@ def _fetch_token(challenge: str, login: Login | None) -> str | None:
 def _send(url: str, headers: Mapping[str, str]) -> tuple[int, Mapping[str, str], bytes]:
     request = urllib.request.Request(url, headers={"Accept": MANIFESTS, "User-Agent": "mlbench"})
     for key, value in headers.items():
-        # Blobs are redirected to a storage service, which refuses requests with a login besides the signed address.
+        # Blobs are redirected to a storage service that rejects an Authorization header on its signed URLs.
         request.add_unredirected_header(key, value)
     try:
         with urllib.request.urlopen(request, timeout=CALL_SECONDS) as answer:
@@ -185,7 +185,7 @@ def _send(url: str, headers: Mapping[str, str]) -> tuple[int, Mapping[str, str],
 
 
 def _lower(headers: Any) -> dict[str, str]:
-    """Headers by their names in lower case: registries write them in either."""
+    """Headers with lower-case names."""
     return {key.lower(): value for key, value in headers.items()}
 
 
@@ -198,7 +198,7 @@ def _words(body: bytes) -> str:
 
 
 def _base(host: str) -> str:
-    """MLBENCH_REGISTRY_ENDPOINT, for tests and mirrors, stands in for every registry."""
+    """The base URL of a registry. MLBENCH_REGISTRY_ENDPOINT replaces all of them, for tests and mirrors."""
     if endpoint := os.environ.get("MLBENCH_REGISTRY_ENDPOINT"):
         return endpoint.rstrip("/")
     name = host or HUB

@@ -1,8 +1,7 @@
-"""task.yaml as written -> one mapping with everything in it: `extends` is resolved here.
+"""Resolve `extends` in task.yaml.
 
-`extends: NAME` takes over all keys of a task beside this one, or of a shipped task, except those that this one gives
-itself. The values of the preset `spec` are merged one by one; any other preset replaces the one of its name. `null`
-removes a key or a preset.
+`extends: NAME` inherits the keys of a task in the same folder, or of a shipped task, unless this task sets them. The
+values of the preset `spec` are merged; any other preset replaces the inherited one. `null` removes a key or a preset.
 """
 
 from collections.abc import Mapping
@@ -18,8 +17,8 @@ Entries = dict[str, Any]  # of a YAML mapping, not checked yet
 
 
 def compose_task(text: str, path: Path, shipped: Path) -> Entries:
-    """The task.yaml `text` (in `path`) with what it extends. `shipped` is the folder of mlbench's own
-    tasks. Raises UsageError that names file and key."""
+    """The task.yaml `text` (from `path`) merged with the tasks that it extends. `shipped` is the folder of mlbench's
+    tasks. Raises UsageError with file and key."""
     file = f"{path.parent.name}/{path.name}"
     own = _read_mapping(text, file)
     parent = own.get("extends")

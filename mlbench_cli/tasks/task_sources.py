@@ -1,12 +1,12 @@
-"""Tasks that are not mlbench's own: from installed packages, and from folders that a person names.
+"""External tasks: from installed packages and from folders.
 
-A package names itself, or a folder inside it, under the entry point `mlbench.tasks`:
+A package names itself, or a subpackage, in the entry point `mlbench.tasks`:
 
     [project.entry-points."mlbench.tasks"]
     mine = "my_package.tasks"
 
-A folder is named by --task-path, or by the variable MLBENCH_TASK_PATH (several are joined as in PATH). Either is a task
-(it has a task.yaml), or holds folders that are.
+Folders come from --task-path or MLBENCH_TASK_PATH (separated as in PATH). Each is a task (with a task.yaml) or
+contains folders of tasks.
 """
 
 import os
@@ -23,8 +23,8 @@ VARIABLE = "MLBENCH_TASK_PATH"
 
 
 class TaskSource(NamedTuple):
-    """A task.yaml, and who brought it: `origin` is a package with its version, or a folder; `search_path` is the folder
-    that ranks must import from (None for installed packages)."""
+    """A task.yaml and where it comes from: `origin` is a package with its version, or a folder; `search_path` is the
+    folder from which ranks import it (None for installed packages)."""
 
     file: Path
     origin: str
@@ -32,8 +32,8 @@ class TaskSource(NamedTuple):
 
 
 def use_task_path(path: str | None) -> bool:
-    """Look for tasks in the folder `path`, too, in this process and in those that it starts. False if that changes
-    nothing. Raises UsageError if the folder has no task."""
+    """Add the folder `path` to the task path of this process and its children. False if it is already there. Raises
+    UsageError if the folder has no task."""
     if path is None:
         return False
     folder = _require_tasks(path)[0]
@@ -49,7 +49,7 @@ def _require_tasks(path: str) -> tuple[Path, list[Path]]:
     try:
         folder = Path(path).expanduser().absolute()
         files = _task_files(folder)
-    except (OSError, ValueError, RuntimeError) as error:  # a zero byte; the home of an unknown user
+    except (OSError, ValueError, RuntimeError) as error:  # a null byte, or the home of an unknown user
         raise UsageError(f"{path!r} is not a folder: {error}.") from None
     if not files:
         raise UsageError(
@@ -60,21 +60,21 @@ def _require_tasks(path: str) -> tuple[Path, list[Path]]:
 
 
 def list_sources() -> list[TaskSource]:
-    """All tasks of other people. Raises UsageError if a folder of MLBENCH_TASK_PATH has none."""
+    """All external tasks. Raises UsageError if a folder in MLBENCH_TASK_PATH has none."""
     return [*_find_named(), *_find_installed()]
 
 
 def _find_named() -> Iterator[TaskSource]:
     for entry in filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)):
         folder, files = _require_tasks(entry)
-        # A task is a package, so it is imported from the folder that it is in.
+        # A task is a package, imported from its parent folder.
         root = folder.parent if files == [folder / "task.yaml"] else folder
         yield from (TaskSource(file, str(folder), str(root)) for file in files)
 
 
 def _find_installed() -> Iterator[TaskSource]:
-    """Tasks of installed distributions. Of one that is installed in several folders the first counts, as for imports;
-    a virtual environment may list one folder as lib and as lib64."""
+    """Tasks of installed distributions. As with imports, the first of several installations counts; a virtual
+    environment may list the same folder as lib and lib64."""
     path = isolation.protected_path()
     known: set[str] = set()
     for place in path:
@@ -90,7 +90,7 @@ def _find_installed() -> Iterator[TaskSource]:
 
 
 def _read_group(file: Path) -> list[str]:
-    """The packages that an installed distribution has tasks in. Nothing of it is imported."""
+    """The packages with tasks of an installed distribution, without importing them."""
     try:
         text = file.read_text("utf-8")
     except (OSError, ValueError):

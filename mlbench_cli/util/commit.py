@@ -1,4 +1,4 @@
-"""Which commit this mlbench is of: written into the package when a release is built, else that of the checkout."""
+"""The commit of this mlbench: recorded in the package when a release is built, otherwise the checkout's."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ def describe_version(version: str) -> str:
 
 
 def find_commit(package: Path) -> str:
-    """The commit of the package in a folder; empty if nothing tells. Git's files are read, since git starts slowly."""
+    """The commit of the package in a folder; empty if unknown. Reads git's files, because git starts slowly."""
     try:
         if (package / FILE).is_file():
             return (package / FILE).read_text("ascii").strip()

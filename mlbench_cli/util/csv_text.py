@@ -1,4 +1,4 @@
-"""CSV whose cells no spreadsheet takes for formulas: the only writer of CSV."""
+"""The only CSV writer. It escapes cells that a spreadsheet would evaluate as formulas."""
 
 import csv
 import io
@@ -8,7 +8,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
 def format_csv(rows: Iterable[Iterable[object]]) -> str:
-    """Rows as CSV. A text that a spreadsheet would evaluate gets an apostrophe before it; numbers stay numbers."""
+    """Rows as CSV. Text that a spreadsheet would evaluate is prefixed with an apostrophe; numbers stay numbers."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([_guard(cell) for cell in row] for row in rows)
     return text.getvalue()

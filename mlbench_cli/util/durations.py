@@ -1,4 +1,4 @@
-"""Spans of time as people write them: "90s", "15m", "2h", "1h30m", or a plain number of seconds."""
+"""Parse durations as people write them: "90s", "15m", "2h", "1h30m", or a plain number of seconds."""
 
 import re
 import time
@@ -22,7 +22,7 @@ def parse_duration(text: str, what: str = "--timeout") -> float:
 
 
 def parse_since(text: str, what: str = "--since") -> float:
-    """Seconds since 1970: of a duration before now, or of an RFC 3339 time (without a zone: this machine's)."""
+    """Seconds since 1970 for a duration before now or an RFC 3339 time; without a time zone, the local one."""
     if "-" not in text[:5]:
         return time.time() - parse_duration(text, what)
     try:

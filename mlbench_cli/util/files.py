@@ -1,4 +1,4 @@
-"""Writing files so that a reader, or a restart after a crash, sees the old content or the new one, never a part."""
+"""Atomic file writes: a reader, also after a crash, sees either the old content or the new content."""
 
 import fcntl
 import os
@@ -11,9 +11,9 @@ from typing import BinaryIO
 
 @contextmanager
 def replace_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a file to write; it takes the place of `path` if the block ends well.
+    """Open a file for writing; it replaces `path` when the block succeeds.
 
-    The content is on disk then. The rename itself is durable once the folder is synced (`sync_folder`).
+    The content has been synced by then. The rename is durable once the folder has been synced (`sync_folder`).
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -35,7 +35,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def read_end(path: Path, limit: int = 1 << 16) -> bytes:
-    """The last `limit` bytes of a file; none if it cannot be read."""
+    """The last `limit` bytes of a file; empty if it cannot be read."""
     try:
         with open(path, "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - limit))
@@ -45,7 +45,7 @@ def read_end(path: Path, limit: int = 1 << 16) -> bytes:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder, out of sight in one step first: for readers it is there or it is not. A link stays."""
+    """Remove a folder. It is renamed first, so readers never see it half deleted. Symbolic links are kept."""
     if folder.is_symlink() or not folder.is_dir():
         return
     hidden = folder.with_name(f".{folder.name}.{os.getpid()}.deleted")
@@ -63,7 +63,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def is_lock_held(path: Path) -> bool:
-    """Whether a process holds the lock of the file `path`, also one in another PID namespace. Raises OSError."""
+    """Whether any process, even in another PID namespace, holds the lock on the file `path`. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)

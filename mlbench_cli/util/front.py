@@ -7,7 +7,7 @@ Item = TypeVar("Item")
 
 
 def find_front(items: Iterable[Item], costs: Callable[[Item], tuple[float, float]]) -> list[Item]:
-    """The items that no other beats in one cost without being worse in the other, by ascending first cost."""
+    """The items that no other item dominates (at least as good in both costs), by ascending first cost."""
     front: list[Item] = []
     least = float("inf")
     for item in sorted(items, key=costs):

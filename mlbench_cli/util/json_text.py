@@ -1,4 +1,4 @@
-"""JSON as an archive and its evidence hold it: documents, the rows of .jsonl files, and foreign values made strict."""
+"""The JSON of archives: documents, rows of .jsonl files, and conversion of untrusted values to strict JSON."""
 
 import json
 import math
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 SCHEMA_VERSION = 1  # of an archive's documents
-MAX_VALUES = 1_000_000  # of one document: as many as 4,096 ranks report 200 facts of themselves
+MAX_VALUES = 1_000_000  # of one document: 4,096 ranks with 200 facts each fit
 
 
 def _refuse_constant(text: str) -> Any:
@@ -14,29 +14,29 @@ def _refuse_constant(text: str) -> Any:
 
 
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
-# Made once: json.dumps with arguments makes an encoder per call, which takes longer than the encoding.
+# Created once: json.dumps with arguments creates an encoder per call, which takes longer than encoding a row.
 _ROW_ENCODER = json.JSONEncoder(separators=(",", ":"))
 
 
 def format_document(value: Mapping[str, Any]) -> bytes:
-    """A JSON document of an archive: readable, key order as given, ASCII, ends with a newline."""
+    """A JSON document of an archive: indented ASCII in the given key order, ending with a newline."""
     return format_parsed({"schema_version": SCHEMA_VERSION, **value})
 
 
 def format_parsed(document: Mapping[str, Any]) -> bytes:
-    """The one form in which a document is written that reads as `document`, its schema version included."""
+    """The canonical text of a parsed `document` that already has its schema version."""
     return (json.dumps(document, indent=2, allow_nan=False) + "\n").encode()
 
 
 def format_row(row: Mapping[str, Any]) -> bytes:
-    """A row of a .jsonl file: one line of JSON in UTF-8, with its line end."""
+    """A row of a .jsonl file: one line of JSON in UTF-8, including the newline."""
     return _ROW_ENCODER.encode(row).encode() + b"\n"
 
 
 def parse_document(data: bytes) -> dict[str, object]:
-    """The JSON object in `data`. Raises ValueError with the reason; NaN and Infinity are refused.
+    """The JSON object in `data`. Raises ValueError with the reason; NaN and Infinity are rejected.
 
-    An empty object of two bytes takes 64 bytes of memory, so that the number of values is bounded, not only the size.
+    The number of values is limited as well as the size, because an empty object of 2 bytes takes 64 bytes of memory.
     """
     if len(data) > MAX_VALUES and sum(map(data.count, (b",", b"[", b"{"))) > MAX_VALUES:
         raise ValueError(f"it holds more than {MAX_VALUES} values")
@@ -52,7 +52,7 @@ def parse_document(data: bytes) -> dict[str, object]:
 
 
 def make_strict(value: Any, depth: int = 24) -> Any:
-    """A parsed JSON value as strict JSON can hold it: non-finite numbers become texts, and nesting has an end."""
+    """A parsed JSON value as strict JSON: non-finite numbers become strings, and deep nesting is cut off."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict | list) and depth == 0:

@@ -1,7 +1,7 @@
-"""Secrets in command lines: what looks like one is not kept with results.
+"""Find and mask secrets in command lines, so that results do not contain them.
 
-Names decide (`--api-key`, `HF_TOKEN=`), and values in the forms that services give their keys. `--max-tokens 100` or
-`--tokenizer gpt2` are no secrets. A reference (`$KEY`, a file's path) is none either: the value is elsewhere.
+Secrets are recognized by name (`--api-key`, `HF_TOKEN=`) and by the formats of well-known keys. `--max-tokens 100` and
+`--tokenizer gpt2` are not secrets, and neither are references (`$KEY`, the path of a file).
 """
 
 import re
@@ -27,17 +27,17 @@ _ASSIGNMENT = re.compile(r"(-{0,2}[A-Za-z_][\w.-]*)=(.*)", re.DOTALL)
 
 
 def is_secret_variable(name: str) -> bool:
-    """Whether an environment variable of that name usually holds a secret."""
+    """Whether an environment variable with this name usually holds a secret."""
     return _VARIABLE.search(name) is not None
 
 
 def mask_words(words: Sequence[str]) -> tuple[str, ...]:
-    """The words of a command line with MASK in place of what looks like a secret, also in commands inside a word."""
+    """A command line with secrets replaced by MASK, including those in nested commands (`sh -c '...'`)."""
     return tuple(masked for _, masked in _mask(words))
 
 
 def find_secret(words: Sequence[str]) -> str | None:
-    """What in a command line looks like a secret: the option's or the variable's name; None if nothing does."""
+    """The name of the option or variable that looks like a secret; None if there is none."""
     for word, masked in _mask(words):
         if word == masked:
             continue
@@ -50,7 +50,7 @@ def find_secret(words: Sequence[str]) -> str | None:
 
 
 def refuse_secrets(words: Sequence[str], option: str) -> None:
-    """Raise UsageError if the words that `option` gives hold a secret: they are what runs, so they cannot be masked."""
+    """Raise UsageError if the value of `option` contains a secret: the value is executed, so it cannot be masked."""
     found = find_secret(words)
     if found is not None:
         raise UsageError(
@@ -67,7 +67,7 @@ def _before(words: Sequence[str], word: str) -> str | None:
 
 
 def _mask(words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Each word with what may be shown of it."""
+    """Each word with its masked form."""
     is_value = False  # of a secret option, as in `--token VALUE`
     for word in words:
         yield word, MASK if is_value and _is_literal(word) and not word.startswith("-") else _mask_word(word)
@@ -91,12 +91,12 @@ def _is_secret_option(word: str) -> bool:
 
 
 def _is_literal(value: str) -> bool:
-    """Whether a value is the secret itself, and not the name of a variable or of a file that holds it."""
+    """Whether a value is the secret itself rather than a reference to a variable or file."""
     return bool(value) and not value.startswith(("$", "{", "/", "./", "~"))
 
 
 def _split(word: str) -> list[str]:
-    """The words of a command inside a word, as of `sh -c '...'`; the word itself if it is none."""
+    """The words of a nested command, as in `sh -c '...'`; otherwise the word itself."""
     if not any(character.isspace() for character in word):
         return [word]
     try:

@@ -1,4 +1,4 @@
-"""Sizes of messages as a person writes them: "8B:64MiB:x2", "1KiB:16KiB:+1KiB", "4KiB,1MiB", or a mix of these."""
+"""Parse message sizes: "8B:64MiB:x2", "1KiB:16KiB:+1KiB", "4KiB,1MiB", or a mix of these."""
 
 import re
 
@@ -12,10 +12,10 @@ _EXAMPLE = "write 8B:64MiB:x2, 1KiB:16KiB:+1KiB, or 4KiB,1MiB"
 
 
 def parse_sizes(text: str) -> list[int]:
-    """Bytes, ascending and each once. K, M and G are powers of 1024, as KiB; KB, MB and GB powers of 1000.
+    """Distinct sizes in bytes, ascending. K, M and G are powers of 1024, like KiB; KB, MB and GB are powers of 1000.
 
-    BEGIN:END:xF multiplies by F, BEGIN:END:+STEP adds, both as far as END; without a third part it doubles. Raises
-    ValueError that says what is wrong.
+    BEGIN:END:xF multiplies by F and BEGIN:END:+STEP adds STEP, up to END inclusive; the default step is x2. Raises
+    ValueError with the reason.
     """
     words = [word.strip() for word in text.strip().removeprefix("[").removesuffix("]").split(",")]
     found: set[int] = set()

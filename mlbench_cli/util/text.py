@@ -1,4 +1,4 @@
-"""Texts for people: their width on a terminal, foreign text without control characters, figures in words."""
+"""Text for people: width on a terminal, escaping of untrusted text, formatting of numbers and durations."""
 
 import math
 import re
@@ -9,7 +9,7 @@ _WORKFLOW_COMMAND = re.compile(r"(^\s*|#)(::|#\[)", re.MULTILINE)
 
 
 class Option(NamedTuple):
-    """One line of a menu: the name that is chosen, and what is shown beside it."""
+    """One line of a menu: the name of the option, and notes shown beside it."""
 
     name: str
     note: str = ""
@@ -22,7 +22,7 @@ def significant(value: float) -> str:
 
 
 def decimals(value: float) -> int:
-    """Decimals that give three significant digits; numbers below 0.0000005 become 0."""
+    """Number of decimals for three significant digits, at most 6."""
     if value == 0 or not math.isfinite(value):
         return 0
     return min(6, max(0, 2 - math.floor(math.log10(abs(float(f"{value:.2e}"))))))
@@ -41,10 +41,10 @@ def display_width(text: str) -> int:
 
 
 def clean(text: str, *, keep: str = "") -> str:
-    """Foreign `text` without characters that could move a terminal's cursor, reorder text or forge lines.
+    """Untrusted `text` with characters escaped that could move the cursor, reorder text or forge lines.
 
-    Line ends and other white space become spaces; control, format and bidirectional characters are shown as escapes
-    (\\x1b, \\u202e). `keep` are left as they are.
+    White space becomes spaces; control, format and bidirectional characters become escapes (\\x1b, \\u202e).
+    Characters in `keep` are unchanged.
     """
     if text.isprintable():
         return text
@@ -59,7 +59,7 @@ def clean(text: str, *, keep: str = "") -> str:
 
 
 def clean_values(value: Any) -> Any:
-    """A parsed JSON value with every text in it cleaned, keys too."""
+    """A parsed JSON value with all strings and keys cleaned."""
     if isinstance(value, str):
         return clean(value)
     if isinstance(value, dict):
@@ -70,33 +70,33 @@ def clean_values(value: Any) -> Any:
 
 
 def disarm_commands(text: str) -> str:
-    """`text` in which no line is a command to GitHub's runner.
+    """`text` with workflow commands of GitHub's runner escaped.
 
-    The runner obeys lines that begin with "::" behind any white space, and "##[" anywhere (ActionCommand.cs of
-    actions/runner).
+    The runner executes lines that begin with "::" after any white space, and "##[" anywhere (actions/runner,
+    ActionCommand.cs).
     """
     return _WORKFLOW_COMMAND.sub(r"\1\\\2", text) if "::" in text or "##[" in text else text
 
 
 def one_line(text: str, limit: int = 200) -> str:
-    """Foreign text for a line of a file: printable, no line ends, not endless."""
+    """Untrusted text as one printable line of at most `limit` characters."""
     shown = "".join(char if char.isprintable() else " " for char in text)
     return " ".join(shown.split())[:limit]
 
 
 def shorten(value: object, limit: int = 60) -> str:
-    """A text of at most `limit` characters; an ellipsis stands for what is left out."""
+    """At most `limit` characters of the text; an ellipsis marks the cut."""
     text = str(value)
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def shorten_line(value: object, limit: int = 300) -> str:
-    """As `shorten`, with every run of white space as one space."""
+    """Like `shorten`, with white space collapsed."""
     return shorten(" ".join(str(value).split()), limit)
 
 
 def cut(text: str, width: int) -> str:
-    """`text` in at most `width` columns; an ellipsis stands for what is left out."""
+    """`text` in at most `width` terminal columns; an ellipsis marks the cut."""
     if display_width(text) <= width:
         return text
     while text and display_width(text) > width - 1:
@@ -114,7 +114,7 @@ def wrap(text: str, width: int) -> list[str]:
 
 
 def fit_parts(parts: Sequence[tuple[str, int]], width: int | None, separator: str = ", ") -> str:
-    """Parts of a line, (text, rank), joined; the parts of the highest ranks are left out until it fits into `width`."""
+    """Join (text, rank) parts of a line; drops those with the highest ranks until they fit into `width`."""
     kept = [(text, rank) for text, rank in parts if text]
     while width is not None and len(kept) > 1 and display_width(separator.join(text for text, _ in kept)) > width:
         worst = max(rank for _, rank in kept)
@@ -125,7 +125,7 @@ def fit_parts(parts: Sequence[tuple[str, int]], width: int | None, separator: st
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds as a person says them: "850 ms", "12.3 s", "4 min 05 s", "2 h", "3 d 4 h"."""
+    """Seconds for people: "850 ms", "12.3 s", "4 min 5 s", "2 h", "3 d 4 h"."""
     if seconds is None:
         return "-"
     if seconds < 1:
@@ -140,13 +140,13 @@ def duration(seconds: float | None) -> str:
 
 
 def rough_duration(seconds: float) -> str:
-    """Seconds without fractions, for what changes while it is read: "0 s", "26 s", "1 min 5 s"."""
+    """Whole seconds, for running clocks: "0 s", "26 s", "1 min 5 s"."""
     seconds = round(seconds)
     return f"{seconds} s" if seconds < 60 else duration(seconds)
 
 
 def ago(moment: str) -> str:
-    """An RFC 3339 time as a person says it: "just now", "4 min ago"."""
+    """Time since an RFC 3339 time: "just now", "4 min ago"."""
     from datetime import UTC, datetime
 
     seconds = (datetime.now(UTC) - datetime.fromisoformat(moment)).total_seconds()
@@ -159,7 +159,7 @@ def ago(moment: str) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes as a person says them: "980 B", "1.4 GiB"."""
+    """Bytes for people: "980 B", "1.4 GiB"."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

@@ -1,4 +1,4 @@
-"""Moments as texts: RFC 3339 in UTC, to the millisecond."""
+"""Times as RFC 3339 strings in UTC, to the millisecond."""
 
 from datetime import UTC, datetime
 
@@ -6,7 +6,7 @@ MAX_SECONDS = 253402300799  # the last second of the year 9999
 
 
 def now() -> str:
-    """This moment as RFC 3339 in UTC, to the millisecond."""
+    """The current time as RFC 3339 in UTC, to the millisecond."""
     return timestamp(datetime.now(UTC).timestamp())
 
 
@@ -16,7 +16,7 @@ def timestamp(seconds: float) -> str:
 
 
 def parse_timestamp(text: str) -> float:
-    """Seconds since 1970 of an RFC 3339 text. Raises ValueError if it is none."""
+    """Seconds since 1970 of an RFC 3339 time with a time zone. Raises ValueError for anything else."""
     moment = datetime.fromisoformat(text)
     if moment.tzinfo is None:
         raise ValueError(f"{text!r} has no time zone")

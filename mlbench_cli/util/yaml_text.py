@@ -1,17 +1,17 @@
-"""YAML of foreign text, read fast: whatever is wrong with it is a UsageError, never the end of the process."""
+"""Parse untrusted YAML quickly. Every problem is reported as a UsageError."""
 
 from typing import Any
 
 from mlbench_cli.errors import UsageError
 
-MAX_DEPTH = 500  # of nested lists and mappings: the C parser calls itself for each, until the process is killed
+MAX_DEPTH = 500  # of nested lists and mappings: the C parser is recursive and would overflow the stack
 
 
 def read_yaml(text: str | bytes, subject: str | None = None, *, dates_as_text: bool = False) -> Any:
-    """The value of one YAML document, by libyaml if PyYAML was built with it, which is ten times as fast.
+    """The value of one YAML document. Uses libyaml if PyYAML was built with it, because it is ten times as fast.
 
     subject        what the text is, for the error: "values.yaml"
-    dates_as_text  whether 2026-01-02 stays a text, as it is for Helm, and does not become a date
+    dates_as_text  keep 2026-01-02 as a string, as Helm does, instead of parsing a date
 
     Raises UsageError.
     """
@@ -20,7 +20,7 @@ def read_yaml(text: str | bytes, subject: str | None = None, *, dates_as_text: b
     base = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
     class Loader(base):  # type: ignore[misc, valid-type]
-        """Refuses keys that no message can quote: Python does not write integers of more than 4300 digits."""
+        """Rejects keys that no message can quote: Python does not format integers of more than 4300 digits."""
 
         yaml_implicit_resolvers = {  # noqa: RUF012
             first: [(tag, form) for tag, form in resolvers if not (dates_as_text and tag.endswith(":timestamp"))]
@@ -36,7 +36,7 @@ def read_yaml(text: str | bytes, subject: str | None = None, *, dates_as_text: b
     try:
         _refuse_depth(yaml.parse(text, base))
         return yaml.load(text, Loader)
-    # PyYAML's constructors let through what Python raises on, say, "!!float ''" or a date in the year 0.
+    # PyYAML's constructors do not catch Python's errors for, say, "!!float ''" or a date in the year 0.
     except (
         yaml.YAMLError,
         ValueError,
