@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -57,6 +56,24 @@ class Team:
 
     def kubectl(self, *words: str) -> str:
         return call("kubectl", "--namespace", SPACE, *words, KUBECONFIG=str(self.folder / "kubeconfig"))
+
+    def open_volume(self) -> None:
+        """Let other users write into the folder of the volume.
+
+        Kubernetes' own host-path provisioner makes it for root alone, and fsGroup does not apply to such folders.
+        """
+        claim = f"persistentvolumeclaim/{RELEASE}-dashboard"
+        self.kubectl("wait", claim, "--for=jsonpath={.status.phase}=Bound", "--timeout=120s")
+        volume = self.kubectl("get", claim, "--output=jsonpath={.spec.volumeName}")
+        folder = self.kubectl("get", f"persistentvolume/{volume}", "--output=jsonpath={.spec.hostPath.path}")
+        call("docker", "exec", f"{CLUSTER}-control-plane", "sh", "-c", f"mkdir -p {folder}; chmod 0777 {folder}")
+
+    def wait_until_ready(self) -> None:
+        try:
+            self.kubectl("rollout", "status", DEPLOYMENT, "--timeout=180s")
+        except AssertionError as error:
+            pods, log = self.kubectl("describe", "pods"), self.kubectl("logs", DEPLOYMENT, "--tail=30")
+            raise AssertionError(f"{error}\n{pods}\n{log}") from None
 
     @contextmanager
     def forward(self) -> Iterator[None]:
@@ -120,8 +137,9 @@ def team(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Team]:
             "service.port": str(port),
         }
         settings = [word for item in values.items() for word in ("--set", "=".join(item))]
-        words = ("helm", "install", RELEASE, "charts/mlbench", "--namespace", SPACE, "--wait", "--timeout", "5m")
-        call(*words, *settings, KUBECONFIG=kubeconfig)
+        call("helm", "install", RELEASE, "charts/mlbench", "--namespace", SPACE, *settings, KUBECONFIG=kubeconfig)
+        made.open_volume()
+        made.wait_until_ready()
         yield made
         call("helm", "uninstall", RELEASE, "--namespace", SPACE, "--wait", KUBECONFIG=kubeconfig)
         left = json.loads(made.kubectl("get", "pods,services,secrets,pvc", "--output", "json"))["items"]
@@ -146,7 +164,6 @@ def test_a_team_shares_the_dashboard_of_the_chart(team: Team, tmp_path: Path) ->
 
 def test_a_new_pod_has_the_runs_of_the_one_before(team: Team) -> None:
     team.kubectl("rollout", "restart", DEPLOYMENT)
-    team.kubectl("rollout", "status", DEPLOYMENT, "--timeout=180s")
-    time.sleep(1)
+    team.wait_until_ready()
     with team.forward():
         assert "completed" in team.mlbench("status", "there-2", token=READ)
