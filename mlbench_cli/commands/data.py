@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -25,8 +26,10 @@ from mlbench_cli.runs.defaults import default_cluster
 from mlbench_cli.runs.request import Request
 from mlbench_cli.storage.store import Store
 from mlbench_cli.tasks.catalog import Task, load_task
-from mlbench_cli.util.text import one_line
+from mlbench_cli.util.text import cut, one_line
 from task_images.contract import EXIT_ENVIRONMENT, EXIT_USAGE
+
+_PROGRESS = re.compile(r"(.+): (\d+)%( of .+)")  # task_images.harness.progress
 
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 
@@ -276,7 +279,20 @@ def _run_program(task: Task, data_dir: Path | None, parameters: Mapping[str, Any
         "MLBENCH_PARAMETERS": json.dumps(dict(parameters)),
         "MLBENCH_DATA_DIR": str(data_dir) if data_dir else "",
     }
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=False)
+    line = console.ProgressLine()
+    if line.is_live:
+        environment["MLBENCH_PROGRESS_SECONDS"] = "1"
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace"
+    ) as done:
+        assert done.stdout is not None
+        assert done.stderr is not None
+        try:
+            for text in done.stderr:
+                _show(line, text.rstrip("\n"))
+        finally:
+            line.close()
+        printed = done.stdout.read()
     if done.returncode in (EXIT_USAGE, EXIT_ENVIRONMENT):
         raise UsageError(f'The data of "{task.name}" could not be prepared; the lines above say why.')
     if done.returncode:
@@ -284,5 +300,15 @@ def _run_program(task: Task, data_dir: Path | None, parameters: Mapping[str, Any
             f'The preparation of "{task.name}" failed with exit code {done.returncode}.',
             hint="Repeat the command to resume.",
         )
-    result: PreparedData = json.loads(done.stdout.splitlines()[-1])
+    result: PreparedData = json.loads(printed.splitlines()[-1])
     return result
+
+
+def _show(line: console.ProgressLine, text: str) -> None:
+    """Show a line of the preparation: progress as a bar that is redrawn, anything else as it is."""
+    progress = _PROGRESS.fullmatch(text)
+    if progress is None or not line.is_live:
+        line.print_above(text)
+        return
+    what, share, rest = progress.groups()
+    line.update(lambda columns: cut(f"{what}: {console.draw_bar(int(share) / 100)} {share}%{rest}", columns or 200))

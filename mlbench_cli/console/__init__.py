@@ -298,8 +298,7 @@ class Busy:
         passed = time.monotonic() - self._begun
         parts = [self._title + ":"]
         if self._total:
-            full = round(BAR * self._done / self._total)
-            parts.append(f"[{'#' * full}{'.' * (BAR - full)}] {self._done} of {self._total}")
+            parts.append(f"{draw_bar(self._done / self._total)} {self._done} of {self._total}")
         if self._now:
             parts.append(self._now)
         left = ""
@@ -307,6 +306,12 @@ class Busy:
             rest = self._done_at / self._done * (self._total - self._done) - (passed - self._done_at)
             left = f", about {rough_duration(max(1.0, rest))} left"
         return f"{' '.join(parts)}, {duration(passed)}{left}"
+
+
+def draw_bar(share: float) -> str:
+    """A bar of BAR columns of which `share` (0 to 1) is full."""
+    full = round(BAR * share)
+    return f"[{'#' * full}{'.' * (BAR - full)}]"
 
 
 _bars: list[Busy] = []

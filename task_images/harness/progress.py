@@ -1,9 +1,10 @@
 """How far a long preparation of data is: the share that is done and the time that is left, every few seconds."""
 
+import os
 import time
 from collections.abc import Callable
 
-INTERVAL_SECONDS = 10.0
+INTERVAL_SECONDS = float(os.environ.get("MLBENCH_PROGRESS_SECONDS", "10"))
 
 
 class ProgressLines:

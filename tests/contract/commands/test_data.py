@@ -11,6 +11,7 @@ from mlbench_cli.commands.data import request_filling
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.runs.launch import resolve
 from mlbench_cli.tasks.catalog import load_task
+from tests.contract.terminal import Terminal
 from tests.unit.task_images.cifar10_resnet20.cifar_files import binary_files, unpack
 
 Captured = pytest.CaptureFixture[str]
@@ -97,3 +98,46 @@ def test_a_claim_is_filled_by_a_run_of_one_worker() -> None:
 def test_claims_without_a_cluster_are_refused(capsys: Captured, arguments: list[str], words: str) -> None:
     assert run(["data", "prepare", "cifar10_resnet20", *arguments]) == 2
     assert words in capsys.readouterr().err
+
+
+PREPARATION = """
+import time
+from task_images.harness.progress import ProgressLines
+
+def prepare_data(folder, parameters):
+    progress = ProgressLines("packing", 4_000_000, print)
+    for _ in range(3):
+        time.sleep(1.1)
+        progress.add(1_000_000)
+    print("packed", flush=True)
+    return type("Identity", (), {"to_dict": lambda self: None})()
+"""
+YAML = """
+{name: slow, number: z9, title: Slow, image: example/slow, command: [python, -m, slow], backends: [gloo],
+ devices: [cpu], data: none, settings: slow.settings}
+"""
+SETTINGS = """
+from dataclasses import dataclass
+from task_images.harness.settings import TrainingSettings
+
+@dataclass(frozen=True)
+class Settings(TrainingSettings):
+    pass
+"""
+
+
+def test_a_terminal_shows_a_bar_that_is_redrawn(tmp_path: Path) -> None:
+    folder = tmp_path / "tasks" / "slow"
+    folder.mkdir(parents=True)
+    for name, text in (("task.yaml", YAML), ("settings.py", SETTINGS), ("data.py", PREPARATION), ("__init__.py", "")):
+        (folder / name).write_text(text)
+    person = Terminal(
+        *("data", "prepare", "slow", "--data-dir", str(tmp_path / "data")),
+        home=tmp_path / "home",
+        environment={"MLBENCH_TASK_PATH": str(folder.parent)},
+    )
+    person.expect("[#####...............] 25% of 4 MB")
+    person.expect("[##########..........] 50% of 4 MB")
+    code, rest = person.finish()
+    assert code == 0
+    assert "packed\n" in rest
