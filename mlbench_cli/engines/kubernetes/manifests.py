@@ -198,7 +198,12 @@ def keeper_name(run_name: str) -> str:
 
 def job_name(spec: RunSpec) -> str:
     """The name of the Job of a run's workers. Those of a JobSet are numbered."""
-    return f"{spec.name}-{WORKERS}-0" if spec.kubernetes.job_set else spec.name
+    return workers_of_set(spec.name) if spec.kubernetes.job_set else spec.name
+
+
+def workers_of_set(name: str) -> str:
+    """The name of the Job of the workers that a JobSet makes."""
+    return f"{name}-{WORKERS}-0"
 
 
 def servers_name(spec: RunSpec) -> str:

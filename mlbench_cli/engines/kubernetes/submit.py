@@ -6,10 +6,19 @@ Job is released. Whoever repeats the steps finds what is there and goes on.
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from mlbench_cli.engines.kubernetes.ending import is_unreleased
-from mlbench_cli.engines.kubernetes.manifests import CHAOS, HASH_LABEL, JOB_SET, TOKEN_ANNOTATION, job_name, role_of
+from mlbench_cli.engines.kubernetes.manifests import (
+    CHAOS,
+    HASH_LABEL,
+    JOB_SET,
+    TOKEN_ANNOTATION,
+    job_name,
+    role_of,
+    workers_of_set,
+)
 from mlbench_cli.engines.kubernetes.pods import KEEPER, RUN_LABEL, SERVER
 from mlbench_cli.errors import UsageError
 from mlbench_cli.kube.api import Api, ApiError, ObjectNotFound, RequestRejected
@@ -18,6 +27,7 @@ from mlbench_cli.model.spec import RunSpec
 
 GOING_SECONDS = 90.0  # in which an object that is being deleted has gone
 LOOK_SECONDS = 0.5
+SET_SECONDS = 20.0  # in which JobSet's controller makes its Jobs
 # podFailurePolicy with FailJob, successPolicy and podReplacementPolicy, all on without a feature gate.
 MIN_VERSION = (1, 31)
 
@@ -138,23 +148,43 @@ def _adopt_job(found: dict[str, Any], document: Object) -> dict[str, Any]:
     )
 
 
-def create_owned(api: Api, document: Object, job: Object) -> None:
-    """Create an object that goes when the Job goes. One of an earlier Job of that name is on its way out."""
-    owner = {
+def _owner(job: Object, is_controller: bool) -> dict[str, Any]:
+    metadata = job["metadata"]
+    return {
         "apiVersion": job.get("apiVersion", "batch/v1"),
         "kind": job.get("kind", "Job"),
-        "name": job["metadata"]["name"],
-        "uid": job["metadata"]["uid"],
-        # Kueue leaves a Job alone whose controller is a Job of a queue; a keeper that it queued might never start. The
-        # servers' Job is released by the queue, as the run's own.
-        # A JobSet takes Jobs that it controls for its own.
-        "controller": role_of(document) == KEEPER and job.get("kind") != JOB_SET,
+        "name": metadata["name"],
+        "uid": metadata["uid"],
+        "controller": is_controller,
         "blockOwnerDeletion": False,
     }
-    metadata = {**document["metadata"], "ownerReferences": [owner]}
+
+
+def _await_workers(api: Api, job_set: Object) -> dict[str, Any] | None:
+    """The workers' Job of a JobSet; None if JobSet's controller does not make it in time."""
+    path = object_path("Job", job_set["metadata"]["namespace"], workers_of_set(job_set["metadata"]["name"]))
+    end = time.monotonic() + SET_SECONDS
+    while True:
+        with suppress(ObjectNotFound):
+            return api.get(path)
+        if time.monotonic() > end:
+            return None
+        time.sleep(LOOK_SECONDS)
+
+
+def create_owned(api: Api, document: Object, job: Object) -> None:
+    """Create an object that goes when the Job goes. One of an earlier Job of that name is on its way out."""
+    # Kueue leaves a Job alone whose controller is a Job of a queue; a keeper that it queued might never start. The
+    # servers' Job is released by the queue, as the run's own. A JobSet takes Jobs that it controls for its own, so its
+    # workers' Job controls the keeper, which stays as long as the set does.
+    is_keeper, is_set = role_of(document) == KEEPER, job.get("kind") == JOB_SET
+    owners = [_owner(job, is_controller=is_keeper and not is_set)]
+    if is_keeper and is_set and (workers := _await_workers(api, job)):
+        owners.append(_owner(workers, is_controller=True))
+    metadata = {**document["metadata"], "ownerReferences": owners}
     document = {**document, "metadata": metadata}
     if role_of(document):
-        document = _with_token(document, owner["uid"])
+        document = _with_token(document, job["metadata"]["uid"])
     kind, namespace, name = document["kind"], metadata["namespace"], metadata["name"]
     end = time.monotonic() + GOING_SECONDS
     while True:
@@ -168,17 +198,17 @@ def create_owned(api: Api, document: Object, job: Object) -> None:
             found = api.get(object_path(kind, namespace, name))["metadata"]
         except ObjectNotFound:
             continue
-        owners = {reference["uid"] for reference in found.get("ownerReferences") or ()}
-        if owner["uid"] in owners:
+        known = {reference["uid"] for reference in found.get("ownerReferences") or ()}
+        if job["metadata"]["uid"] in known:
             return
         if (found.get("labels") or {}).get(RUN_LABEL) != metadata["labels"][RUN_LABEL]:
             raise UsageError(
                 f'The namespace has a {kind} "{name}" that is not mlbench\'s; it is not touched.',
                 hint="Choose another name for the run.",
             )
-        if not owners and "deletionTimestamp" not in found and not role_of(document):
+        if not known and "deletionTimestamp" not in found and not role_of(document):
             # Applied by hand from the printed manifests: from now on it belongs to the Job.
-            api.patch(object_path(kind, namespace, name), {"metadata": {"ownerReferences": [owner]}})
+            api.patch(object_path(kind, namespace, name), {"metadata": {"ownerReferences": owners}})
             return
         if time.monotonic() > end:
             raise UsageError(f'The {kind} "{name}" of an earlier run still exists.', hint=f"mlbench delete {name}")
