@@ -121,8 +121,10 @@ class PoolRules:
             words = f"The VM size of {pool.get('vmSize')} is not allowed in your subscription in location '{region}'."
             raise _refuse("BadRequest", words)
         _, vcpus, gpus, _ = SIZES[size]
-        if pool.get("mode") == "System" and (vcpus < 2 or size.startswith("Standard_B")):
-            raise _refuse("InvalidParameter", "System pools need at least 2 vCPUs, and no burstable sizes.")
+        if pool.get("mode") == "System" and vcpus < 2:  # it also refuses less than 4 GB; burstable sizes are accepted
+            raise _refuse(
+                "SystemPoolSkuTooLow", "System node pool must use VM sku with more than 2 cores and 4GB memory."
+            )
         if pool.get("gpuProfile") and not gpus:
             raise _refuse("InvalidParameter", "gpuProfile is only for VM sizes with GPUs.")
 
