@@ -94,7 +94,7 @@ class FirstDay:
         Raises UsageError for a cloud without such a day or a folder that is not empty, and the error of the plan.
         """
         if self.cloud not in _load():
-            raise UsageError(f'--first-day does not support "{self.cloud}", only for {", ".join(_load())}.')
+            raise UsageError(f'--first-day supports {", ".join(_load())}, not "{self.cloud}".')
         if self.folder.exists() and any(self.folder.iterdir()):
             raise UsageError(f"{self.folder} is not empty.", hint="Choose another folder: --to FOLDER")
         self.folder.mkdir(parents=True, exist_ok=True)

@@ -103,9 +103,13 @@ def show_plan(cluster: Cluster, plan: Plan) -> None:
     console.note(console.format_table(["COUNT", "WHAT", "EACH/H", "TOGETHER/H", "PRICE OF"], rows))
     if plan.source:
         console.note(f"Prices: {plan.source}" + (f"; version {plan.table}" if plan.table else ""))
-    if any(line.price is None for line in plan.lines) and cluster.provider in ("gke", "eks", "aks"):
-        region = "-".join(cluster.location.split("-")[:2]) if cluster.provider == "gke" else cluster.location
-        console.note(f"Unknown prices can be asked for: mlbench prices update {cluster.provider} --region {region}")
+    if missing := [line.what for line in plan.lines if line.price is None]:
+        known = sum(line.count * (line.price or 0.0) for line in plan.lines)
+        rest = f"; the rest costs {price(known, plan.currency)}/h" if known else ""
+        console.note(f"mlbench knows no price of {', '.join(dict.fromkeys(missing))}{rest}.")
+        if cluster.provider in ("gke", "eks", "aks"):
+            region = "-".join(cluster.location.split("-")[:2]) if cluster.provider == "gke" else cluster.location
+            console.note(f"To ask the cloud for prices: mlbench prices update {cluster.provider} --region {region}")
     for warning in plan.warnings:
         console.warn(warning)
 

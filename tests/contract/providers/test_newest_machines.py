@@ -1,5 +1,6 @@
 """Machine types that are newer than the tables: their GPUs come from the cloud when a cluster is planned."""
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -47,6 +48,15 @@ def test_eks_plans_gpus_that_ec2_tells(
     assert {"GPU device plugin", "GPU probe"} <= {item["kind"] for item in planned["resources"]}
     warned = " ".join(planned["plan"]["warnings"])
     assert ("did not find the GPUs" in warned) is machine.startswith("g7.")
+
+
+def test_a_plan_says_which_prices_are_unknown(command: Callable[..., Any], ec2: AwsServer) -> None:
+    done = command("create-cluster", "eks", "2", "new", "-t", "p6-b300.48xlarge", "--zone", ZONE, "--spot", "--dry-run")
+    assert done.code == 0
+    (line,) = [line for line in done.err.splitlines() if line.startswith("mlbench knows no price of ")]
+    assert "worker p6-b300.48xlarge (spot)" in line
+    assert re.search(r"; the rest costs \d+\.\d\d USD/h\.$", line)
+    assert "mlbench prices update eks --region eu-west-1" in done.err
 
 
 def test_eks_takes_network_cards_and_vcpus_from_ec2(command: Callable[..., Any], ec2: AwsServer) -> None:
