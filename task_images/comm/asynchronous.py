@@ -10,7 +10,7 @@ from task_images.comm.base import MethodState
 from task_images.comm.client import connect_servers
 from task_images.comm.drifting import Drifting
 from task_images.comm.methods import parse_size
-from task_images.comm.wire import PULL, PUSH, SET, Frame, assign
+from task_images.comm.wire import PULL, PUSH, SET, TURN, Frame, assign
 
 
 class AsynchronousServers(Drifting):
@@ -41,10 +41,13 @@ class AsynchronousServers(Drifting):
         if self.place.rank == 0:
             self._ask(SET, self._base)
         self.place.world.barrier()
+        self._met = True
 
     def _exchange(self, updated: bool, rate: float) -> None:
         self._update += 1
         if self.place.size > 1:
+            if self._met:
+                self._await_turn()
             change = (self._collect() - self._base) / self.place.size
             self._take(self._ask(PUSH, change))
 
@@ -65,11 +68,19 @@ class AsynchronousServers(Drifting):
         self._ahead = max(self._ahead, *(answer.clock for answer in answers))
         return torch.cat([answer.tensor for answer in answers])
 
+    def _await_turn(self) -> None:
+        """Until this trainer may send its first change after a barrier. Only the first server gives turns: if two did,
+        each could let another trainer in, and both would wait for what those send to the other server first."""
+        self._client.send(0, Frame(TURN, 0, 0, torch.empty(0)))
+        self._client.receive(0)
+        self._met = False
+
     @contextmanager
     def _on_servers_weights(self) -> Iterator[None]:
         self.place.world.barrier()  # all that was sent is in
         self._take(self._ask(PULL, self._base))
         self.place.world.barrier()  # nobody goes on before all have it
+        self._met = True
         yield
 
     def consensus(self) -> AbstractContextManager[object]:

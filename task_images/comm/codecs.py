@@ -158,6 +158,7 @@ class RandomK(Codec):
         self._density = density
         self._unbiased = unbiased
         self.sizes = sizes
+        self._chosen: tuple[tuple[int, int, torch.device], Tensor] | None = None
 
     def encode(self, flat: Tensor, seed: int) -> Payload:
         """The values at the places that `seed` chooses: [k]. Indices need not travel."""
@@ -173,12 +174,17 @@ class RandomK(Codec):
         return found
 
     def _places(self, flat: Tensor, seed: int) -> Tensor:
+        """Kept until the next message: a permutation costs more than the rest, and decoding needs the same places."""
+        key = (seed, flat.numel(), flat.device)
+        if self._chosen is not None and self._chosen[0] == key:
+            return self._chosen[1]
         generator, start, found = torch.Generator().manual_seed(seed), 0, []
         for part in self.split(flat):
             count = count_topk(part.numel(), self._density)
             found.append(start + torch.randperm(part.numel(), generator=generator)[:count])
             start += part.numel()
-        return torch.cat(found).to(flat.device)
+        self._chosen = key, torch.cat(found).to(flat.device)
+        return self._chosen[1]
 
 
 class Qsgd(Codec):

@@ -6,8 +6,9 @@ trainer goes away before it said that it is done, the server ends with an error,
 
 Asynchronous trainers that have just met at a barrier would send their first changes together, share the server's link,
 get their answers together, and so on: nothing pulls them apart, since one that begins a little earlier ends a little
-earlier. So the first changes after a barrier are read from one trainer after the other. From then on trainers are out
-of step by the time that a change takes on the link, and nobody waits for anybody.
+earlier. So each trainer asks for its turn before its first change after a barrier, and the next one gets it when that
+change has been read. From then on trainers are out of step by the time that a change takes on the link, and nobody
+waits for anybody. Not reading from the others is no turn: their sockets take in megabytes after earlier messages.
 """
 
 import hmac
@@ -35,8 +36,8 @@ from task_images.comm.wire import (
     SET,
     SUM,
     TOKEN_BYTES,
+    TURN,
     Frame,
-    await_bytes,
     receive_exactly,
     receive_frame,
     send_frame,
@@ -78,8 +79,7 @@ class ParameterServer:
         self._clocks: dict[int, dict[int, float]] = {}  # key -> rank -> updates made
         self._done: set[int] = set()
         self.failure: str | None = None
-        self.turns = threading.Lock()  # of trainers whose first change after a barrier is read
-        self.fresh: set[int] = set()  # those that have sent no change since a barrier
+        self.turns = threading.Lock()  # held while a trainer that asked for its turn sends a change
 
     @property
     def parts(self) -> int:
@@ -90,17 +90,16 @@ class ParameterServer:
         """The answer to a request of `rank`. Raises TimeoutError if the other trainers do not come."""
         if frame.kind == SUM:
             return Frame(SUM, frame.key, frame.clock, self._sum(rank, frame))
+        if frame.kind == TURN:
+            return frame
         with self._changed:
             if frame.kind == SET:
-                self.fresh.update(range(self._trainers))
                 # Keys ascend: those above this one are of an earlier model, the self-check's.
                 self._weights = {key: part for key, part in self._weights.items() if key < frame.key}
                 self._weights[frame.key] = frame.tensor.clone()
                 self._clocks[frame.key] = dict.fromkeys(range(self._trainers), frame.clock)
                 self._changed.notify_all()
                 return Frame(SET, frame.key, 0, torch.empty(0))
-            if frame.kind == PULL:
-                self.fresh.add(rank)
             ahead = 0
             if frame.kind == PUSH:
                 ahead = self._push(rank, frame)
@@ -180,9 +179,6 @@ def serve(contract: Contract) -> None:
     method = Method.from_dict(contract.method)
     word, _, steps = method.staleness.partition(":")
     state = ParameterServer(trainers, int(steps) if word == "ssp" else None, add=make_adder(method))
-    # One server is enough, since a trainer that waits for it sends nothing to the others. With two, each could let
-    # another trainer in, and both would wait for what those send to the other server first.
-    takes_turns = number == 0
     token = secrets.token_bytes(TOKEN_BYTES)
     with socket.create_server((_own_address(contract), 0)) as listener:
         host, port = listener.getsockname()[:2]
@@ -193,7 +189,7 @@ def serve(contract: Contract) -> None:
         listener.settimeout(RENDEZVOUS_SECONDS)
         connections = [_accept(listener, token) for _ in range(trainers)]
         threads = [
-            threading.Thread(target=_serve_trainer, args=(state, connection, rank, takes_turns), daemon=True)
+            threading.Thread(target=_serve_trainer, args=(state, connection, rank), daemon=True)
             for connection, rank in connections
         ]
         for thread in threads:
@@ -246,13 +242,13 @@ def _accept(listener: socket.socket, token: bytes) -> tuple[socket.socket, int]:
         connection.close()
 
 
-def _serve_trainer(state: ParameterServer, connection: socket.socket, rank: int, takes_turns: bool = False) -> None:
+def _serve_trainer(state: ParameterServer, connection: socket.socket, rank: int) -> None:
     """Read requests until the trainer is done; a second thread answers them in their order."""
     requests: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
     answering = threading.Thread(target=_answer_trainer, args=(state, connection, rank, requests), daemon=True)
     answering.start()
     try:
-        for frame in _read_in_turn(state, connection, rank) if takes_turns else _read_each(connection):
+        for frame in _read_requests(state, connection):
             requests.put(frame)
     except OSError as error:
         state.fail(f"trainer {rank} is gone: {error}")
@@ -262,32 +258,19 @@ def _serve_trainer(state: ParameterServer, connection: socket.socket, rank: int,
     state.finish(rank)
 
 
-def _read_each(connection: socket.socket) -> Iterator[Frame]:
-    """The requests of a trainer until it is done. Raises OSError."""
-    while (frame := receive_frame(connection)).kind != DONE:
-        yield frame
-
-
-def _read_in_turn(state: ParameterServer, connection: socket.socket, rank: int) -> Iterator[Frame]:
-    """The same, but all parts of the first change after a barrier are read in turn: meanwhile the other trainers' first
-    changes wait in their sockets, whose windows close, so that the link is this trainer's. Raises OSError."""
-    left = 0  # parts of the change that is read in turn
-    requests = _read_each(connection)
+def _read_requests(state: ParameterServer, connection: socket.socket) -> Iterator[Frame]:
+    """The requests of a trainer until it is done. One for a turn waits for it, and all parts of the change that follows
+    are read before the next trainer gets its turn. Raises OSError."""
+    left = 0  # parts of that change
     with ExitStack() as turn:
-        while True:
-            if not left:
-                await_bytes(connection)
-                if rank in state.fresh:
-                    turn.enter_context(state.turns)
-                    left = state.parts
-            frame = next(requests, None)
-            if frame is None:
-                return
-            left = max(0, left - 1) if frame.kind == PUSH else 0
-            if frame.kind == PUSH:
-                state.fresh.discard(rank)
-            if not left:
-                turn.close()
+        while (frame := receive_frame(connection)).kind != DONE:
+            if frame.kind == TURN:
+                turn.enter_context(state.turns)
+                left = state.parts
+            elif left:
+                left -= 1
+                if not left:
+                    turn.close()
             yield frame
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-SUM, PUSH, PULL, SET, DONE = range(5)  # what a frame asks for
+SUM, PUSH, PULL, SET, DONE, TURN = range(6)  # what a frame asks for
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.uint8)
 _HEADER = struct.Struct("!BBIqQ")
 TOKEN_BYTES = 16

@@ -2,14 +2,13 @@
 
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import torch
 
 from task_images.comm.server import ParameterServer, _serve_trainer
-from task_images.comm.wire import DONE, PULL, PUSH, SET, Frame, receive_frame, send_frame
+from task_images.comm.wire import DONE, PULL, PUSH, SET, TURN, Frame, receive_frame, send_frame
 
 PARTS, WEIGHTS = 2, 1000
 SECONDS = 60
@@ -21,8 +20,14 @@ class Trainer:
     def __init__(self, state: ParameterServer, rank: int) -> None:
         self._stream, served = socket.socketpair()
         self._stream.settimeout(SECONDS)
-        self.thread = threading.Thread(target=_serve_trainer, args=(state, served, rank, True), daemon=True)
+        self.thread = threading.Thread(target=_serve_trainer, args=(state, served, rank), daemon=True)
         self.thread.start()
+
+    def ask_for_turn(self) -> None:
+        send_frame(self._stream, Frame(TURN, 0, 0, torch.empty(0)))
+
+    def take_turn(self) -> None:
+        assert receive_frame(self._stream).kind == TURN
 
     def push(self, update: int) -> None:
         for key in range(PARTS):
@@ -80,13 +85,6 @@ def write(frame: Frame) -> bytes:
     return recorder.sent
 
 
-def wait_until(is_true: Callable[[], bool]) -> None:
-    end = time.monotonic() + SECONDS
-    while not is_true():
-        assert time.monotonic() < end
-        time.sleep(0.001)
-
-
 def make_push(key: int, update: int) -> Frame:
     return Frame(PUSH, key, update, torch.ones(WEIGHTS))
 
@@ -111,31 +109,39 @@ def trainers(state: ParameterServer) -> Iterator[tuple[Trainer, Trainer]]:
     assert not second.thread.is_alive()
 
 
-def test_first_changes_after_a_barrier_are_read_in_turn_and_later_ones_are_not(
-    state: ParameterServer, trainers: tuple[Trainer, Trainer]
+def test_first_changes_after_a_barrier_are_sent_in_turn_and_later_ones_are_not(
+    trainers: tuple[Trainer, Trainer],
 ) -> None:
     first, second = trainers
     for begin in (0, 2):  # the second time after both have taken the weights at a barrier
+        first.ask_for_turn()
+        first.take_turn()
+        second.ask_for_turn()
         rest = first.push_half(begin + 1)
-        wait_until(state.turns.locked)
-        second.push(begin + 1)
-        assert not second.is_answered(0.5), "the second trainer's change was read beside the first one's"
+        assert not second.is_answered(0.5), "the second trainer had its turn beside the first one"
         first.finish(rest)
-        assert sorted([first.receive(), second.receive()]) == [[2 * begin + 1.0] * 2, [2 * begin + 2.0] * 2]
+        second.take_turn()
+        second.push(begin + 1)
+        assert (first.receive(), second.receive()) == ([2 * begin + 1.0] * PARTS, [2 * begin + 2.0] * PARTS)
         rest = first.push_half(begin + 2)
         second.push(begin + 2)
-        assert second.receive() == [2 * begin + 3.0] * 2  # beside half a change of the first
+        assert second.receive() == [2 * begin + 3.0] * PARTS  # beside half a change of the first
         first.finish(rest)
-        assert first.receive() == [2 * begin + 4.0] * 2
-        assert first.pull() == second.pull() == [2 * begin + 4.0] * 2
+        assert first.receive() == [2 * begin + 4.0] * PARTS
+        assert first.pull() == second.pull() == [2 * begin + 4.0] * PARTS
 
 
 def test_a_trainer_that_is_lost_in_its_turn_lets_the_next_one_in(state: ParameterServer) -> None:
     first, second = Trainer(state, 0), Trainer(state, 1)
+    first.ask_for_turn()
+    first.take_turn()
+    second.ask_for_turn()
     first.push_half(1)
+    assert not second.is_answered(0.5)
     first.leave()
     first.thread.join(SECONDS)
     assert state.failure == "trainer 0 is gone: connection closed by peer"
+    second.take_turn()
     second.push(1)
     assert second.receive() == [1.0] * PARTS
     second.end()
