@@ -1,7 +1,7 @@
 """How well samples to a goal are predicted for batch sizes that were left out.
 
     python -m benchmarks.samples_to_goal [--task TASK] [--batches N,N,...] [--seeds N,N,N] [--rate RATE] [--goal VALUE]
-    python -m benchmarks.samples_to_goal --task epsilon_logistic_regression --rate 1 --goal 84
+    python -m benchmarks.samples_to_goal --task epsilon_logistic_regression --rate 1 --goal 92
     python -m benchmarks.samples_to_goal --task gpt_pretraining --batches 4,8,16,32,64,128 --rate 0.003 --power 0.5 \
         --goal 3.0 --length 2000 --set evaluate_every=10
 
