@@ -1,6 +1,10 @@
 """`mlbench run --search` with real runs: trials, the choice, the measured run, and the same command again."""
 
 import json
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -67,3 +71,30 @@ def test_other_ways_to_start_runs_refuse_a_search(tmp_path: Path, capsys: pytest
     assert "--search" in capsys.readouterr().err
     assert run(["run", "s", "1", "--task", "digits_resnet", "--search-budget", "3", "--dry-run"]) == 2
     assert "--search-budget" in capsys.readouterr().err
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_same_command_resumes_a_search_after_ctrl_c(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    words = ["run", "s", "1", "--task", "digits_resnet", "--preset", "tiny", "--set", "goal_full=50", "--yes", *SEARCH]
+    words += ["--num-cpus", "1", "--share-machine"]
+    command = [sys.executable, "-m", "mlbench_cli", *words]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as search:
+        while not list((tmp_path / "home").glob("runs/*/result.json")):  # the first trial has not ended
+            assert search.poll() is None
+            time.sleep(0.05)
+        search.send_signal(signal.SIGINT)
+        assert search.stderr is not None
+        err = search.stderr.read()
+    assert search.returncode == 130, err
+    assert "The search was stopped in round 1; repeat the command to resume." in err
+    assert "s-1" not in {each.name for each in Client().runs()}
+    assert run(words) == 0
+    err = capfd.readouterr().err
+    assert "Chosen: set.learning_rate=0.02" in err
+    assert "Started s-search1-1e-7-1" not in err, "a trial that had ended was run again"
+    with Client().find_run("s-1").archive() as archive:
+        provenance = archive.run["provenance"]
+    assert provenance is not None
+    assert [each["point"]["set.learning_rate"] for each in provenance["search"]["tried"]] == ["1e-7", "0.02"]
