@@ -125,7 +125,7 @@ class NoiseScale:
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._is_possible = not any(hasattr(parameter, "placements") for parameter in parameters)  # shards
         self._is_armed = self._is_measured = False
-        self._squares: list[Tensor] = []  # of the pass that goes on
+        self._lengths: list[Tensor] = []  # of gradients, in the pass that goes on
         self._taken: list[tuple[int, Tensor, Tensor]] = []  # update, squares at the small and the big batch
         self._small = torch.zeros(())
         self._norms: list[Norms] = []
@@ -167,8 +167,8 @@ class NoiseScale:
         begun = time.perf_counter()
         is_last = self._number == self._passes
         factor = self._share / self._scale * (1 if is_last else self._passes)
-        squares = torch.stack(self._squares).double().sum() * factor**2
-        self._squares.clear()
+        squares = torch.stack(self._lengths).double().square().sum() * factor**2
+        self._lengths.clear()
         if not is_last or self._is_across:
             self._small = squares
         else:
@@ -237,7 +237,8 @@ class NoiseScale:
     def _on_gradient(self, parameter: Tensor) -> None:
         if self._is_armed and parameter.grad is not None:
             begun = time.perf_counter()
-            self._squares.append(_square(parameter.grad))
+            dtype = torch.promote_types(parameter.grad.dtype, torch.float32)
+            self._lengths.append(torch.linalg.vector_norm(parameter.grad, dtype=dtype))
             self._spent += time.perf_counter() - begun
 
     def _on_mean(self, gradients: Sequence[Tensor]) -> None:
@@ -246,9 +247,3 @@ class NoiseScale:
             norms = torch._foreach_norm(list(gradients))
             self._add((torch.stack(norms).double() / self._scale).square().sum())
             self._spent += time.perf_counter() - begun
-
-
-def _square(gradient: Tensor) -> Tensor:
-    """The square of a gradient's norm, in single precision at least."""
-    norm: Tensor = torch.linalg.vector_norm(gradient, dtype=torch.promote_types(gradient.dtype, torch.float32))
-    return norm.square()

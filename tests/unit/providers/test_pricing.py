@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from mlbench_cli.errors import UsageError
-from mlbench_cli.predict.machines import load_machines
 from providers.base import Plan, PlanLine
 from providers.pricing import load_prices, user_price_file
 
@@ -83,14 +82,3 @@ def test_a_sum_with_an_unknown_part_is_unknown() -> None:
     known = PlanLine("a", 2, 0.5)
     assert Plan((known,), "x").total == 1.0
     assert Plan((known, PlanLine("b", 1, None)), "x").total is None
-
-
-def test_all_machines_that_plans_compare_have_a_dated_price() -> None:
-    machines = load_machines()
-    assert len(machines) >= 60
-    for machine in machines:
-        prices = load_prices(machine.provider)
-        dated = [
-            [prices.line("worker", 1, item, region).as_of for item in machine.items] for region in prices.list_regions()
-        ]
-        assert any(map(all, dated)), machine

@@ -72,6 +72,16 @@ def test_the_bytes_of_its_rounds_are_those_that_it_sends() -> None:
         assert handed == sum(2 * each.size * len(list_rates(SETTINGS["AdamW"])) / each.every for each in rounds), name
 
 
+def test_one_bit_adam_sends_the_bytes_of_its_rounds_and_a_scale_for_each_tensor() -> None:
+    method = resolve("onebit-adam", {"warmup_steps": "2"})
+    parts, updates = draw_weights(), len(list_rates(SETTINGS["AdamW"]))
+    count = sum(part.size for part in parts)
+    (each,) = find_registered(method).rounds(count, read_options(method.options))
+    warm = 2 * 8 * count  # bytes of gradients, which travel whole
+    handed = run_ranks(2, partial(count_bytes, method=method))[0]
+    assert (handed - warm) / (updates - 2) == pytest.approx(each.size + 4 * len(parts), abs=1)
+
+
 def count_bytes(world: ThreadWorld, method: Method) -> float:
     strategy = make_strategy(method)
     train(world, method, "AdamW", lambda _: strategy)
