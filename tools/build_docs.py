@@ -14,7 +14,7 @@ from pathlib import Path
 from mlbench_cli.results.site.build import SiteOptions
 from mlbench_cli.results.site.build import build_site as build_results
 from tools.check_site import find_problems
-from tools.reference import StaleReferenceError, generate_pages
+from tools.reference import StaleReferenceError, fold, generate_pages
 
 ROOT = Path(__file__).parents[1]
 COPIED = {
@@ -23,6 +23,8 @@ COPIED = {
     "SECURITY.md": "security.md",
     "results/README.md": "results.md",
 }
+FOLDED = ("changelog.md", "clouds-assumptions.md")  # pages too long to scroll through
+FOLDED_LINES = 15  # sections up to this length stay open
 PUBLISHED = "published"  # the results site, beside the pages
 
 
@@ -37,9 +39,23 @@ def collect_sources(folder: Path) -> None:
     for name, page_name in COPIED.items():
         text = (ROOT / name).read_text("utf-8")
         (source / page_name).write_text(adapt_links(text), "utf-8")
+    for name in FOLDED:
+        (source / name).write_text(fold_sections((source / name).read_text("utf-8")), "utf-8")
     with open(source / "results.md", "a", encoding="utf-8") as results:
         results.write(f'\n<p><a href="{PUBLISHED}/index.html">Open the results</a></p>\n')
     shutil.copy(ROOT / "docs" / "zensical.toml", folder)
+
+
+def fold_sections(text: str) -> str:
+    """A page whose long sections are closed below their headings until a reader opens them, or finds a word in them."""
+    parts = re.split(r"^(##+ .*)$", text, flags=re.MULTILINE)
+    for index in range(2, len(parts), 2):
+        body = parts[index].strip()
+        if body.count("\n") >= FOLDED_LINES:
+            items = len(re.findall(r"^- ", body, re.MULTILINE))
+            title = f"{items} changes" if items else "Show the section"
+            parts[index] = f"\n\n{fold(title, [body])}\n\n"
+    return "".join(parts)
 
 
 def adapt_links(text: str) -> str:

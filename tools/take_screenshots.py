@@ -22,7 +22,7 @@ COLORS = 128  # of a picture; pages have few
 TASK = ("--task", "digits_resnet", "--preset", "tiny", "--repeat", "3", "--yes")
 RUNS = (("own", "1", "2", *TASK), ("fused", "1", "2", *TASK, "--method", "fusion"))
 WIDTH = 1200
-TIMEOUT = 900  # seconds for a command
+TIMEOUT = 3600  # seconds for a command, including waiting for other runs on this machine
 
 
 def main(words: Sequence[str]) -> int:

@@ -1,8 +1,8 @@
-"""What a goal takes in time and money: samples to goal over the batch size, speeds of machines, and the plan.
+"""Predictions of time and cost to a goal: samples to goal by batch size, speeds of machines, and plans.
 
-samples   how many samples a goal needs at another batch size, with the basis of that figure
-machines  the machine types of a plan: what they compute, how they are joined, where each figure is from
-plan      candidates, their predictions, and which of them are worth a look
+samples   the samples that a goal needs at another batch size, and the basis of the figure
+machines  machine types with their compute speed, network and sources
+plan      candidates, their predictions and the best ones
 
-Nothing here reads the store or asks a cloud: callers hand over archives' documents and prices.
+Nothing here reads the store or queries a cloud: callers pass documents of archives and prices.
 """

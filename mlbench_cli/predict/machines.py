@@ -1,7 +1,7 @@
-"""The machine types of a plan: what they have, how fast they compute a task, and where each figure is from.
+"""Machine types of plans: hardware, compute speed for a task, and sources.
 
-The tables list the types that people start with. Cores, memory and network rates are the clouds' documented ones as
-noted in 2026, not fetched; "up to" rates count in full. GPUs' rates are those of NVIDIA's datasheets, without sparsity.
+The tables list common types. Cores, memory and network rates are from the clouds' documentation of 2026; "up to" rates
+count in full. GPU rates are from NVIDIA's datasheets, without sparsity.
 """
 
 import csv
@@ -16,9 +16,9 @@ from mlbench_cli.predict.samples import Basis
 HERE = "here"
 CPU_TFLOPS_PER_CORE = 0.08  # fp32: 32 operations per cycle at 2.5 GHz
 CPU_GBYTES_PER_CORE = 5.0  # per second of a server's memory
-NETWORK_SHARE = 0.8  # of the documented rate that a stream of messages gets
+NETWORK_SHARE = 0.8  # share of the documented rate that a stream of messages reaches
 NETWORK_DELAY = 5e-5  # seconds one way, in one zone
-# Standard deviations of logarithms: 10th and 90th percentile are 1.28 of them away.
+# Standard deviations of logarithms; the 10th and 90th percentiles are 1.28 of them away.
 MEASURED_SPREAD = 0.05
 PUBLISHED_SPREAD = 0.16  # sources differ by 20 % for the same GPU and model
 GUESSED_CPU_SPREAD = 0.32  # a factor of 1.5
@@ -28,7 +28,7 @@ GUESSED_RATIO_SPREAD = 0.32  # between two GPUs
 
 @dataclass(frozen=True)
 class Gpu:
-    """A type of GPU. `names` are parts of what CUDA calls it; rates per second."""
+    """A type of GPU. `names` are substrings of CUDA's device name; rates are per second."""
 
     key: str
     names: tuple[str, ...]
@@ -54,7 +54,7 @@ class MachineType:
 
     @property
     def items(self) -> list[str]:
-        """The items of the price table that it is made of."""
+        """The items of the price table that make up its price."""
         return (self.priced_as or self.name).split("+")
 
     @property
@@ -73,7 +73,7 @@ class MachineType:
 
 @dataclass(frozen=True)
 class Speed:
-    """How long a machine computes relative to the calibrated one: `factor` times as long, with its basis."""
+    """Compute time relative to the calibrated machine (`factor`), and the basis of the figure."""
 
     factor: float
     spread: float  # standard deviation of its logarithm
@@ -83,8 +83,8 @@ class Speed:
 
 @dataclass(frozen=True)
 class Calibrated:
-    """What a calibration was measured on: cores of a rank, GPU as CUDA calls it ("" for none), samples per second that
-    a rank computes without communication, and the number format."""
+    """The hardware of a calibration: cores per rank, CUDA's name of the GPU ("" for none), samples per second of a
+    rank without communication, and the number format."""
 
     cores: float
     gpu_name: str
@@ -122,13 +122,13 @@ def load_machines() -> tuple[MachineType, ...]:
 
 
 def find_gpu(name: str) -> Gpu | None:
-    """The GPU of the table that CUDA calls `name`; the longest name that fits counts."""
+    """The GPU for CUDA's device name `name`; the longest match counts."""
     fitting = [(len(word), gpu) for gpu in load_gpus().values() for word in gpu.names if word in name]
     return max(fitting, key=lambda item: item[0])[1] if fitting else None
 
 
 def find_rate(task: str, gpu: str, precision: str) -> tuple[float, str] | None:
-    """The published rate of one GPU for a task, in samples per second, and its source; None if there is none."""
+    """The published rate of one GPU for a task in samples per second, and its source; None if unknown."""
     kind = "fp32" if precision == "fp32" else "amp"
     for row in _rows("published_rates.csv"):
         if (row["task"], row["gpu"], row["precision"]) == (task, gpu, kind):
@@ -137,9 +137,9 @@ def find_rate(task: str, gpu: str, precision: str) -> tuple[float, str] | None:
 
 
 def compare_speed(task: str, machine: MachineType, own: Calibrated, others: Sequence[Calibrated] = ()) -> Speed:
-    """How long a rank on `machine` computes relative to the calibrated one.
+    """The compute time of a rank on `machine` relative to the calibrated one.
 
-    From a calibration on such a GPU, else from published rates, else from the rates of arithmetic and memory of both.
+    From a calibration on the same GPU, else from published rates, else from arithmetic and memory rates.
     """
     if machine.provider == HERE:
         return Speed(1.0, MEASURED_SPREAD, Basis.MEASURED, "measured here")

@@ -1,9 +1,9 @@
 """Candidates for a goal with time, price and intervals: cloud x region x machine x workers x method x batch size.
 
-Time = start-up + steps x step + validation. The step is the simulator's, with computation scaled to the machine and
-the textbook's ring or NCCL's model over its network. Errors of the parts are taken as independent and log-normal, so
-the time is, too; `low` and `high` are its 10th and 90th percentile. Spot machines add what interruptions cost between
-checkpoints at the best interval (Young 1974, Daly 2006).
+Time = start-up + steps x step + validation. The step is simulated, with computation scaled to the machine and a
+textbook ring or NCCL's model for its network. Errors of the parts, and so of the time, are assumed to be independent
+and log-normal; `low` and `high` are the 10th and 90th percentiles. Spot machines add the cost of interruptions at the
+best checkpoint interval (Young 1974, Daly 2006).
 """
 
 import math
@@ -42,13 +42,13 @@ RESTART_SECONDS = 300.0  # until a replaced machine trains again; a guess
 WORKERS = (1, 2, 4, 8, 16, 32)
 BATCH_FACTORS = (0.5, 1.0, 2.0, 4.0)
 _Z90 = NormalDist().inv_cdf(0.9)
-MAX_TENSORS = 16  # of a simulated step: thousands of them are simulated
-MIN_EXPOSED = 0.15  # of a step, from which on communication is named as a reason
+MAX_TENSORS = 16  # of a simulated step, because thousands are simulated
+MIN_EXPOSED = 0.15  # share of a step above which communication is named as a reason
 
 
 @dataclass(frozen=True)
 class Offer:
-    """A machine type in a region at a price per hour of one, with the price of the control plane.
+    """A machine type in a region with its price per hour, and the price of the control plane.
 
     as_of   date of the price, as its table says it; interrupted: interruptions of one machine per hour, for spot
     """
@@ -64,12 +64,12 @@ class Offer:
 
 @dataclass(frozen=True)
 class Question:
-    """What is to be planned.
+    """The question to plan for.
 
     methods       to compare; each has the factor on samples to the goal, measured against the calibration's method
-    max_rank_batch  the most samples of a rank and step that the task takes
+    max_rank_batch  largest supported batch of a rank
     validation    seconds that validations took until the goal, on `own_ranks` ranks
-    memory_gib    that a rank took; None: not known
+    memory_gib    measured memory of a rank; None: unknown
     """
 
     task: str
@@ -86,17 +86,17 @@ class Question:
     others: Sequence[Calibrated] = ()
     workers: Sequence[int] = WORKERS
     batch_factors: Sequence[float] = BATCH_FACTORS
-    is_started: bool = False  # the machines run already
+    is_started: bool = False  # the machines are already running
     max_price: float | None = None
     deadline: float | None = None
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to the goal. Seconds and prices are medians; `spread` is the standard deviation of the time's logarithm.
+    """One way to reach the goal. Seconds and prices are medians; `spread` is the standard deviation of log(time).
 
     parts     that deviation by cause: speed, step, samples, start-up
-    chance    that time and price keep within the limits; None without limits
+    chance    probability that time and price are within the limits; None without limits
     """
 
     offer: Offer
@@ -131,24 +131,24 @@ class Candidate:
 
     @property
     def exposed(self) -> float:
-        """Share of a step in communication that nothing hides."""
+        """Share of a step spent in exposed communication."""
         return self.step.exposed / self.step.seconds if self.step.seconds else 0.0
 
     @property
     def per_second(self) -> float:
-        """Price of a second."""
+        """Price per second."""
         return self.price / self.seconds if self.seconds else 0.0
 
     @property
     def name(self) -> str:
-        """Machine, workers and method in a few words."""
+        """Machine, workers and method as a short phrase."""
         spot = " spot" if self.offer.is_spot else ""
         return f"{self.workers} x {self.offer.machine}{spot}, {self.method}, batch {self.batch}"
 
 
 @dataclass(frozen=True)
 class Excluded:
-    """A reason why candidates are left out, with how many and what would help."""
+    """A reason why candidates are excluded, with their number and a remedy."""
 
     reason: str
     count: int
@@ -157,7 +157,7 @@ class Excluded:
 
 @dataclass(frozen=True)
 class PlanResult:
-    """All candidates, those that nothing beats in both time and price, the best, and what was left out and why."""
+    """All candidates, the Pareto front of time and price, the best, and the excluded ones with reasons."""
 
     candidates: tuple[Candidate, ...]
     pareto: tuple[Candidate, ...]
@@ -167,7 +167,7 @@ class PlanResult:
 
 
 def make_plan(question: Question, offers: Sequence[Offer], excluded: Sequence[Excluded] = ()) -> PlanResult:
-    """Predict all candidates of the offers. Raises UsageError if none remains, with the reasons."""
+    """Predict all candidates of the offers. Raises UsageError with the reasons if none remains."""
     reasons: Counter[tuple[str, str]] = Counter()
     simulate = _simulator(question)
     found = list(_candidates(question, offers, simulate, reasons))
@@ -199,7 +199,7 @@ def count_bases(candidates: Sequence[Candidate]) -> dict[Basis, float]:
 
 
 def explain(item: Candidate, plan: PlanResult) -> list[str]:
-    """Why a candidate is among the best, and what limits it."""
+    """Reasons why a candidate is among the best, and its bottleneck."""
     reasons = []
     alike = [
         other
@@ -230,17 +230,17 @@ def explain(item: Candidate, plan: PlanResult) -> list[str]:
 
 
 def find_sensitivities(item: Candidate) -> list[tuple[str, float, float]]:
-    """What the answer depends on most: (cause, share of the uncertainty, factor on the time at its 90th percentile)."""
+    """Main causes of uncertainty: (cause, share of the uncertainty, factor on the time at its 90th percentile)."""
     total = sum(value * value for value in item.parts.values()) or 1.0
     found = [(name, value * value / total, math.exp(_Z90 * value)) for name, value in item.parts.items() if value]
     return sorted(found, key=lambda row: -row[1])
 
 
 def find_interruption_cost(work: float, rate: float, can_resume: bool) -> tuple[float, float | None]:
-    """Seconds that interruptions add to `work` seconds, expected, and the best interval between checkpoints.
+    """Expected seconds that interruptions add to `work` seconds, and the best checkpoint interval.
 
     `rate` interruptions per second, exponential. Interval: Young 1974; time: Daly 2006, equation 20. Without
-    checkpoints every interruption starts the work again.
+    checkpoints, every interruption restarts the work.
     """
     if not rate:
         return 0.0, None
@@ -254,8 +254,8 @@ def find_interruption_cost(work: float, rate: float, can_resume: bool) -> tuple[
 
 
 def keeps_samples(method: Method) -> bool:
-    """Whether a method updates with the exact mean of all gradients in every step, so that the samples to a goal are
-    those of any other such method."""
+    """Whether a method updates with the exact mean of all gradients in every step; all such methods need the same
+    samples to a goal."""
     if method.engine == "registered":
         return False
     return (
@@ -284,7 +284,7 @@ def _simulator(question: Question) -> Simulate:
             scaled,
             tensors=_merge(scaled.tensors) if merged else scaled.tensors,
             optimizer=whole.optimizer * factor,  # the update is the same for every batch size
-            overlap=0.0 if gpu else whole.overlap,  # NCCL takes next to no time from a GPU's computation
+            overlap=0.0 if gpu else whole.overlap,  # NCCL hardly slows down a GPU's computation
         )
 
     @cache
@@ -296,7 +296,7 @@ def _simulator(question: Question) -> Simulate:
             collectives = NcclCollectives(Topology(nodes, per, INSIDE_LINKS[inside], link, inside, 1.0))
         elif not gbits:
             collectives = GlooCollectives(nodes, link)
-        else:  # gloo waits for the receiver's "ready": two latencies a hop
+        else:  # gloo waits for the receiver's "ready": two latencies per hop
             collectives = RingCollectives(nodes * per, 2 * link.alpha + link.overhead, link.beta)
         return simulate_step(workload, method, collectives)
 
@@ -304,7 +304,8 @@ def _simulator(question: Question) -> Simulate:
 
 
 def _merge(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """At most MAX_TENSORS, of about the same number of tensors each, ready with their last: plans merge them anyway."""
+    """Merge tensors into at most MAX_TENSORS groups of about equal size, each ready with its last tensor. Plans merge
+    them anyway."""
     size = -(-len(tensors) // MAX_TENSORS)
     groups = [tensors[start : start + size] for start in range(0, len(tensors), size)]
     return tuple(Tensor(group[-1].name, sum(each.size for each in group), group[-1].ready) for group in groups)
@@ -325,7 +326,7 @@ def _candidates(
                 reasons[f"this machine has {machine.vcpus} cores", "Fewer --workers"] += cells // len(question.workers)
                 continue
             for factor in question.batch_factors:
-                # A single rank sends nothing: all methods are one.
+                # A single rank sends nothing, so all methods are equal.
                 methods = question.methods[:1] if workers * machine.ranks == 1 else question.methods
                 for method, on_samples in methods:
                     try:
@@ -344,7 +345,7 @@ def _evaluate(
     on_samples: float,
     simulate: Simulate,
 ) -> Candidate:
-    """One candidate. Raises UsageError with why there is none."""
+    """Evaluate one candidate. Raises UsageError with the reason if it is impossible."""
     own, machine = question.calibration, offer.machine
     ranks = workers * machine.ranks
     rank_batch = max(1, round(own.batch * factor))
@@ -404,12 +405,12 @@ def _evaluate(
 
 
 def _spread_of(errors: tuple[float, float]) -> float:
-    """The standard deviation of a logarithm from relative errors to both sides, as 10th and 90th percentile."""
+    """The standard deviation of a logarithm from relative errors on both sides (10th and 90th percentiles)."""
     return math.log((1 + errors[1]) / (1 - errors[0])) / (2 * _Z90)
 
 
 def find_chance(item: Candidate, question: Question) -> float | None:
-    """That both limits are kept: price follows time, so it is the tighter of them that counts."""
+    """The probability of keeping both limits: price is proportional to time, so the tighter limit counts."""
     limits = []
     if question.deadline is not None:
         limits.append(question.deadline)
@@ -422,9 +423,9 @@ def find_chance(item: Candidate, question: Question) -> float | None:
 
 
 def _choose(found: Sequence[Candidate], question: Question, count: int = 3) -> list[Candidate]:
-    """The best, on different machines: within the limits by price, or by time if only the price is limited.
+    """The best candidates on different machines: within the limits by price, or by time if only the price is limited.
 
-    Without limits it is the product of both that counts.
+    Without limits, by the product of both.
     """
 
     def rank(item: Candidate) -> tuple[float, float, float]:

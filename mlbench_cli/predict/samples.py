@@ -1,7 +1,8 @@
 """Samples to a goal over the global batch size: E(B) = E_min (1 + B / B_crit).
 
-The form is McCandlish et al. 2018, arXiv:1812.06162. E_min is what small batches need, B_crit the batch at which a goal
-needs twice as much. Both belong to a task with its goal, optimizer and schedule, and are fitted to runs at several
+From McCandlish et al. 2018, arXiv:1812.06162. E_min is the number of samples for small batches, B_crit the batch size
+that needs twice as many. Both belong to a task with its goal, optimizer and schedule, and are fitted to runs at
+several
 batch sizes; else B_crit comes from a published table for the task, or from the gradient noise scale of one run.
 """
 
@@ -17,8 +18,8 @@ from typing import Any
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.goals import is_finite_number
 
-FITTED_ERROR = 0.15  # of a prediction within twice the range of the batches that were run
-PUBLISHED_ERROR = 0.20  # the tables' fits are 1 to 9 % off; the task's recipe is not theirs
+FITTED_ERROR = 0.15  # of a prediction within twice the range of measured batch sizes
+PUBLISHED_ERROR = 0.20  # the fits of the tables are 1 to 9 % off, and the task's recipe differs
 NO_GROWTH = 1e-6  # relative growth of samples at the largest batch that is none
 NOISE_FACTOR = 3.0  # the noise scale is within this factor of B_crit; arXiv:1812.06162 finds more for some tasks
 _Z90 = 1.2816  # standard deviations from the median to the 10th or 90th percentile
@@ -27,7 +28,7 @@ _SOURCE = "mlcommons/logging, rcp_checker, reference convergence points"
 
 
 class Basis(StrEnum):
-    """Where a figure is from."""
+    """The basis of a figure."""
 
     MEASURED = "measured"
     PUBLISHED = "published"
@@ -46,7 +47,7 @@ class GoalPoint:
 
 @dataclass(frozen=True)
 class CriticalBatch:
-    """E(B) = minimum (1 + B / critical). `critical` is infinite if more samples were not needed at larger batches.
+    """E(B) = minimum (1 + B / critical). `critical` is infinite if larger batches did not need more samples.
 
     error   relative error of the fit, root mean square
     """
@@ -62,10 +63,10 @@ class CriticalBatch:
 
 @dataclass(frozen=True)
 class SamplesToGoal:
-    """Samples to a goal at any batch size, as a multiple of what is `known` at the batch size `at`.
+    """Samples to a goal at any batch size, relative to the `known` number at batch size `at`.
 
-    spread   standard deviation of the logarithm of a prediction far from `at`; none at `at` itself
-    basis    where B_crit is from; None: nothing is known of other batch sizes
+    spread   standard deviation of the logarithm of a prediction far from `at`; 0 at `at` itself
+    basis    source of B_crit; None: other batch sizes are unknown
     note     the same as a sentence
     """
 
@@ -75,11 +76,11 @@ class SamplesToGoal:
     spread: float
     basis: Basis | None
     note: str
-    reach: tuple[float, float] = (0.0, math.inf)  # batch sizes between which the figure is supported
+    reach: tuple[float, float] = (0.0, math.inf)  # range of batch sizes that supports the figure
     critical_factor: float = 1.0  # by which `critical` may be too large or too small
 
     def samples(self, batch: float) -> float | None:
-        """Samples to the goal at a global batch size; None if nothing supports a figure."""
+        """Samples to the goal at a global batch size; None if unsupported."""
         if same_batch(batch, self.at):
             return self.known
         if self.critical is None:
@@ -87,7 +88,7 @@ class SamplesToGoal:
         return self.known * self._growth(batch, self.critical)
 
     def kept(self, batch: float) -> float | None:
-        """How much of a sample's worth is kept at this batch size, relative to the known one: 0.5 is twice as many."""
+        """Sample efficiency at this batch size relative to the known one: 0.5 means twice as many samples."""
         samples = self.samples(batch)
         return None if samples is None else self.known / samples
 
@@ -106,12 +107,12 @@ class SamplesToGoal:
 
 
 def same_batch(batch: float, other: float) -> bool:
-    """Whether two batch sizes are equal but for rounding."""
+    """Whether two batch sizes are equal up to rounding."""
     return abs(batch - other) <= 0.01 * other
 
 
 def fit(points: Sequence[GoalPoint]) -> CriticalBatch:
-    """E_min and B_crit with the least relative squares; both are at least 0. Raises ValueError for one batch size.
+    """Fit E_min and B_crit (at least 0) by least squares of relative errors. Raises ValueError for a single batch size.
 
     (E_min + slope B) / samples is to be 1, which is linear in E_min and slope = E_min / B_crit.
     """
@@ -124,7 +125,7 @@ def fit(points: Sequence[GoalPoint]) -> CriticalBatch:
     minimum, slope = (a * bb - b * ab) / determinant, (b * aa - a * ab) / determinant
     if slope <= NO_GROWTH * a / aa / max(point.batch for point in points):
         minimum, slope = a / aa, 0.0
-    elif minimum <= 0:  # growth in proportion to the batch: as many updates at every size
+    elif minimum <= 0:  # proportional to the batch size: the same number of updates everywhere
         minimum, slope = 0.0, b / bb
     residuals = [minimum * row[0] + slope * row[1] - 1 for row in rows]
     error = math.sqrt(sum(value * value for value in residuals) / len(rows))

@@ -1,6 +1,6 @@
-"""The API's client in a server: one for each thread, since a store belongs to one; and what may be shown.
+"""API clients for the server, one per thread because a store belongs to one thread; and what may be shown.
 
-A dashboard of one cluster knows the runs of that cluster, and the experiments that have a run on it, and nothing else.
+A dashboard of one cluster shows only the runs of that cluster and the experiments with a run on it.
 """
 
 import threading
@@ -16,14 +16,14 @@ from mlbench_cli.server.config import ServerConfig
 if TYPE_CHECKING:
     from mlbench_cli.results.archive.reader import Archive
 
-LOCK_SECONDS = 2.0  # that a page waits for a store which another process has locked
-MAX_CHECKED = 1000  # runs whose archives are remembered as verified
+LOCK_SECONDS = 2.0  # that a page waits for a locked store
+MAX_CHECKED = 1000  # verified archives to remember
 _local = threading.local()
-_checked: dict[str, tuple[int, tuple[str, ...]]] = {}  # run id -> state of its files, what was not derived
+_checked: dict[str, tuple[int, tuple[str, ...]]] = {}  # run id -> state of its files, unproven parts
 
 
 def client_of(config: ServerConfig) -> Client:
-    """This thread's client. Raises StoreError or StoreLockedError, after a moment, for a store that cannot be read."""
+    """This thread's client. Raises StoreError or StoreLockedError for an unreadable store."""
     clients: dict[str, Client] = _local.__dict__.setdefault("clients", {})
     key = str(config.home)
     if key not in clients:
@@ -33,7 +33,7 @@ def client_of(config: ServerConfig) -> Client:
 
 
 def find_run(config: ServerConfig, name: str) -> RunHandle:
-    """The run of that name or id, of the cluster that is shown. Raises NotFoundError."""
+    """The run with this name or id on the shown cluster. Raises NotFoundError."""
     client = client_of(config)
     try:
         handle = client.find_run(name)
@@ -48,8 +48,8 @@ def find_run(config: ServerConfig, name: str) -> RunHandle:
 
 
 def open_checked(handle: RunHandle) -> "Archive":
-    """The archive of a sealed run for its page, verified once and again when one of its files has changed; unproven
-    ones are marked. Raises DamagedArchive."""
+    """The archive of a sealed run, verified at first and whenever one of its files changes; unproven archives are
+    marked. Raises DamagedArchive."""
     from mlbench_cli.results.archive.reader import Archive
 
     files = sorted(handle.folder.rglob("*"))
@@ -65,7 +65,7 @@ def open_checked(handle: RunHandle) -> "Archive":
 
 
 def find_runs(config: ServerConfig, name: str) -> list[RunHandle]:
-    """The runs that a name or id stands for, of the cluster that is shown: of an experiment, or repeats together.
+    """The runs with this name or id on the shown cluster: a run, its repeats, or an experiment.
 
     Raises NotFoundError.
     """
@@ -88,14 +88,14 @@ def list_runs(
     limit: int | None = None,
     offset: int = 0,
 ) -> list[RunHandle]:
-    """Runs, newest first, of the cluster that is shown."""
+    """The runs of the shown cluster, newest first."""
     found = client_of(config).iterate_runs(states=states, tasks=tasks, contains=contains)
     here: Iterable[RunHandle] = (handle for handle in found if _is_shown(config, handle))
     return list(islice(here, offset, None if limit is None else offset + limit))
 
 
 def count_runs(config: ServerConfig) -> int:
-    """How many runs may be shown."""
+    """The number of runs that may be shown."""
     client = client_of(config)
     if config.cluster is None:
         return client.count_runs()
@@ -103,7 +103,7 @@ def count_runs(config: ServerConfig) -> int:
 
 
 def list_experiments(config: ServerConfig, *, limit: int) -> list[ExperimentHandle]:
-    """The newest experiments of the cluster that is shown."""
+    """The newest experiments of the shown cluster."""
     client = client_of(config)
     if config.cluster is None:
         return client.experiments(limit=limit)
@@ -112,7 +112,7 @@ def list_experiments(config: ServerConfig, *, limit: int) -> list[ExperimentHand
 
 
 def find_experiment(config: ServerConfig, name: str) -> ExperimentHandle:
-    """The experiment of that name, of the cluster that is shown. Raises NotFoundError."""
+    """The experiment with this name on the shown cluster. Raises NotFoundError."""
     handle = client_of(config).find_experiment(name)
     if not _has_shown(config, handle):
         raise NotFoundError(f'The experiment "{name[:60]}" is not on {config.cluster}.', hint="mlbench serve")
@@ -120,7 +120,7 @@ def find_experiment(config: ServerConfig, name: str) -> ExperimentHandle:
 
 
 def list_clusters(config: ServerConfig) -> list[Cluster]:
-    """The clusters that this machine knows, or the one that is shown."""
+    """All clusters known to this machine, or the shown cluster."""
     found = client_of(config).clusters()
     return [cluster for cluster in found if config.cluster in (None, cluster.name)]
 

@@ -16,7 +16,7 @@ from mlbench_cli.server.statuses import status_of
 
 
 def make_app(config: ServerConfig) -> ASGIApp:
-    """The whole dashboard, guarded. It holds no state but the feeds of runs that somebody follows."""
+    """The dashboard behind its guard. Its only state is the feeds of followed runs."""
     feeds = Feeds(config)
     routes = [*rest.make_routes(config, feeds), *original.make_routes(config), *pages.make_routes(config)]
     return Starlette(
@@ -54,7 +54,7 @@ async def _explain_crash(request: Request, error: Exception) -> Response:
 
 
 def _answer(request: Request, status: int, message: str, hint: str | None = None) -> Response:
-    """A page for a browser; for programs JSON, as the original's clients print it ("message")."""
+    """A page for a browser; for programs JSON in the form of MLBench 3 ("message")."""
     if request.url.path.startswith("/api/") or "text/html" not in request.headers.get("accept", ""):
         return JSONResponse({"status": "ERROR", "message": message, "hint": hint, "data": {}}, status)
     return pages.render_problem(request, status, message, hint)

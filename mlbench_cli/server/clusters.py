@@ -1,4 +1,4 @@
-"""What the page of the clusters shows of one: its nodes, the pods or processes there, and what they use over time."""
+"""The data of one cluster on the cluster page: nodes, their pods or processes, and resource usage over time."""
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -15,10 +15,10 @@ DETAILS = ("location", "machine_type", "gpu", "nodes")
 
 
 def describe_cluster(cluster: Cluster, running: Sequence[RunHandle], number: int) -> JsonObject:
-    """A cluster with the ranks of its `running` runs, the sum of what they use on each node, and curves."""
+    """A cluster with the ranks of its `running` runs, their resource usage summed by node, and curves."""
     ranks, samples = [], []
     for run in running:
-        with suppress(MlbenchError):  # a run that cannot be read now
+        with suppress(MlbenchError):  # a run that is temporarily unreadable
             states, latest = run.status()["ranks"], LatestSamples.of(run.name, run.latest_samples())
             uses = use_now(latest)
             ranks += [{**state, "run": run.name, "uses": uses.get(state["rank"], {})} for state in states]
@@ -49,7 +49,7 @@ def _sum_nodes(ranks: Sequence[JsonObject]) -> Iterable[JsonObject]:
     for node in dict.fromkeys(rank["node"] for rank in ranks):
         own = [rank for rank in ranks if rank["node"] == node]
         names = dict.fromkeys(name for rank in own for name in rank["uses"])
-        # The utilization of GPUs is a mean, everything else a sum.
+        # GPU utilization is averaged, everything else is summed.
         sums = {name: sum(rank["uses"].get(name, 0.0) for rank in own) for name in names}
         if "gpu" in sums:
             sums["gpu"] /= sum("gpu" in rank["uses"] for rank in own)

@@ -1,4 +1,4 @@
-"""How a dashboard was started, and the file by which `get-dashboard-url` finds it."""
+"""The configuration of a dashboard, and the file in which `get-dashboard-url` finds its address."""
 
 import hmac
 import json
@@ -17,16 +17,16 @@ from mlbench_cli.util.files import write_atomically
 
 FILE = "dashboard.json"
 ROLE = "mlbench.role"  # in a request's scope: the role of its token
-ADMIT = "mlbench.admit"  # in a request's scope: what the guard calls once the token is right
+ADMIT = "mlbench.admit"  # in a request's scope: called by the guard for a valid token
 MIN_TOKEN = 24  # characters
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
 class Role(StrEnum):
-    """What the owner of a token may do."""
+    """The rights of a token."""
 
     READ = "read"
-    ACT = "act"  # also start, stop and delete runs, if the dashboard allows actions
+    ACT = "act"  # may also start, stop and delete runs, if the dashboard allows actions
 
 
 @dataclass(frozen=True)
@@ -39,14 +39,14 @@ class Grant:
 
 @dataclass(frozen=True)
 class Limits:
-    """The most that a run started here can ask for; None: no limit."""
+    """Limits for runs that are started here; None: no limit."""
 
     workers: int | None = None
     cpus: float | None = None  # of each worker
     gpus: int | None = None  # of each worker
 
     def check(self, specs: Iterable[RunSpec]) -> None:
-        """Raises UsageError for a run that asks for more."""
+        """Raises UsageError for a run above the limits."""
         for spec in specs:
             asked: tuple[tuple[str, float | None, float | None], ...] = (
                 ("workers", spec.workers, self.workers),
@@ -61,9 +61,9 @@ class Limits:
 
 
 def read_grants(path: Path) -> tuple[Grant, ...]:
-    """The tokens of a file: lines such as "read TOKEN" or "act TOKEN"; "#" begins a comment.
+    """The tokens in a file with lines such as "read TOKEN" or "act TOKEN"; "#" starts a comment.
 
-    Raises UsageError for a file that other users can read, and for lines that make no sense or have a weak token.
+    Raises UsageError for a file that other users can read, invalid lines and weak tokens.
     """
     try:
         mode, text = path.stat().st_mode, path.read_text("utf-8")
@@ -91,9 +91,9 @@ def read_grants(path: Path) -> tuple[Grant, ...]:
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """`names` are the host names under which the dashboard may be addressed. `cluster`: only runs of that cluster.
-    `grants` are tokens of other people; the owner's own `token` has every right, and is empty if there is none.
-    `public_url` is where a proxy or ingress serves the dashboard, e.g. https://mlbench.example.com."""
+    """`names` are accepted host names. `cluster`: show only runs of this cluster.
+    `grants` are tokens of other users; the owner's `token` has all rights, and is empty if there is none.
+    `public_url` is the URL of the dashboard at a proxy or ingress, e.g. https://mlbench.example.com."""
 
     home: Path
     port: int
@@ -108,7 +108,7 @@ class ServerConfig:
     limits: Limits = Limits()
 
     def role_of(self, given: str) -> Role | None:
-        """The role of a token; None if nobody has it. Takes as long for a wrong token as for a right one."""
+        """The role of a token; None for an unknown one. Takes constant time."""
         data, role = given.encode("utf-8", "replace"), None
         own = (Grant(self.token, Role.ACT),) if self.token else ()
         for grant in (*self.grants, *own):
@@ -123,7 +123,7 @@ class ServerConfig:
 
     @property
     def hosts(self) -> frozenset[str]:
-        """Values of the Host header that are accepted."""
+        """Accepted values of the Host header."""
         default = {443: True, 80: False}.get(self.port)
         bare = self.names if default is self.has_tls else ()
         public = {urlsplit(self.public_url).netloc.lower()} if self.public_url else set()
@@ -131,18 +131,18 @@ class ServerConfig:
 
     @property
     def origins(self) -> frozenset[str]:
-        """The origins from which a browser may change something."""
+        """Accepted Origin headers of requests that change something."""
         own = {f"{self.scheme}://{host}" for host in self.hosts}
         return frozenset(own | ({self.public_url.lower()} if self.public_url else set()))
 
     def is_secure(self, host: str) -> bool:
-        """Whether browsers reach the dashboard by HTTPS under that Host header."""
+        """Whether browsers use HTTPS for this Host header."""
         public = urlsplit(self.public_url or "")
         return self.has_tls or (public.scheme == "https" and host.lower() == public.netloc.lower())
 
     @property
     def cookie(self) -> str:
-        """Its name has the port, since browsers share cookies between ports."""
+        """The name of the cookie. It contains the port, because browsers share cookies between ports."""
         return f"mlbench-{self.port}"
 
     @property
@@ -152,17 +152,17 @@ class ServerConfig:
 
     @property
     def url(self) -> str:
-        """The address with the token, for a person's browser."""
+        """The address with the token, for a browser."""
         return f"{self.address}?token={self.token}" if self.token else self.address
 
     @property
     def client_url(self) -> str:
-        """What the client of the original takes as its `url`."""
+        """The `url` for the client of MLBench 3."""
         return f"{self.names[0]}:{self.port}/t/{self.token}"
 
 
 def write_address(config: ServerConfig) -> Path:
-    """Note the address for other commands of this user."""
+    """Store the address for other commands of this user."""
     path = config.home / FILE
     document = {"schema_version": 1, "url": config.url, "client_url": config.client_url, "pid": os.getpid()}
     write_atomically(path, (json.dumps(document) + "\n").encode())
@@ -172,7 +172,7 @@ def write_address(config: ServerConfig) -> Path:
 
 @dataclass(frozen=True)
 class Address:
-    """A dashboard that runs on this machine."""
+    """A running dashboard on this machine."""
 
     url: str
     client_url: str
@@ -180,7 +180,7 @@ class Address:
 
 
 def read_address(home: Path) -> Address | None:
-    """The dashboard of this data folder; None if none runs."""
+    """The running dashboard of this data folder; None if there is none."""
     try:
         document = json.loads((home / FILE).read_bytes())
         found = Address(str(document["url"]), str(document["client_url"]), int(document["pid"]))

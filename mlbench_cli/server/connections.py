@@ -1,6 +1,6 @@
-"""Connections of the dashboard: those that show no token are few and short, so that they never cost the owner's theirs.
+"""Limits for unauthenticated connections: few and short, so that they cannot crowd out the owner's.
 
-Imported by the server alone, since uvicorn is an extra.
+Imported only by the server, because uvicorn is an extra.
 """
 
 import asyncio
@@ -11,12 +11,12 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mlbench_cli.server.config import ADMIT
 
-TOKEN_SECONDS = 2.0  # in which a new connection must have shown the token
-MAX_STRANGERS = 200  # connections without a token; one more drops the oldest
+TOKEN_SECONDS = 2.0  # before a new connection must authenticate
+MAX_STRANGERS = 200  # unauthenticated connections; one more drops the oldest
 
 
 class GuardedProtocol(H11Protocol):
-    """HTTP/1.1 on one connection, which is dropped unless a request with the token is admitted in time."""
+    """HTTP/1.1 on one connection, which is dropped unless a request is authenticated in time."""
 
     _strangers: dict["GuardedProtocol", asyncio.TimerHandle] = {}  # noqa: RUF012 - of all connections, the oldest first
 
@@ -25,14 +25,14 @@ class GuardedProtocol(H11Protocol):
         self.app = self._with_admission(self.app)
 
     def connection_made(self, transport: Any) -> None:
-        """Give the new connection its time."""
+        """Start the timer of a new connection."""
         super().connection_made(transport)
         while len(self._strangers) >= MAX_STRANGERS:
             next(iter(self._strangers))._drop()
         self._strangers[self] = self.loop.call_later(TOKEN_SECONDS, self._drop)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection."""
+        """Stop tracking a closed connection."""
         self._admit()
         super().connection_lost(exc)
 

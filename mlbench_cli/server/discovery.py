@@ -1,4 +1,4 @@
-"""Runs that other machines start on the cluster that a dashboard shows."""
+"""Discovery of runs that other machines start on the shown cluster."""
 
 import time
 from contextlib import suppress
@@ -7,13 +7,16 @@ from mlbench_cli.api import Client
 from mlbench_cli.errors import MlbenchError
 from mlbench_cli.server.config import ServerConfig
 
-SECONDS = 30.0  # between two looks
+SECONDS = 30.0  # between two discoveries
 
 
 def keep_discovering(config: ServerConfig) -> None:
-    """Record runs of the shown cluster again and again; what the cluster refuses, its runs' own pages say."""
+    """Record new runs of the shown cluster periodically. Errors are shown on the pages of its runs."""
     assert config.cluster is not None
     while True:
-        with suppress(MlbenchError, OSError), Client(config.home) as client:  # again later; known runs are shown
+        with (
+            suppress(MlbenchError, OSError),
+            Client(config.home) as client,
+        ):  # retried later; known runs are still shown
             client.discover(config.cluster)
         time.sleep(SECONDS)

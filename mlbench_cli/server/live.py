@@ -1,7 +1,7 @@
-"""Following runs for many browsers at once: one thread looks at a run, however many follow it.
+"""Follow runs for many browsers: one thread observes a run for all of its followers.
 
-A follower gets what is new since its own place: metric points and log lines are numbered, so nothing is sent twice and
-nothing is lost unless it was cut from the end of a long log.
+A follower gets everything after its own position: metric points and log lines are numbered, so nothing is sent twice,
+and only the beginning of a long log can be lost.
 """
 
 import asyncio
@@ -33,22 +33,22 @@ IDLE_SECONDS = 20.0  # after which a comment keeps the connection alive
 MAX_POINTS = 50_000
 MAX_LINES = 2_000
 MAX_FOLLOWERS = 200
-MAX_RANKS = 32  # whose logs are followed; the others are read page by page
+MAX_RANKS = 32  # whose logs are followed; other logs are read page by page
 
 
 class TooManyFollowers(MlbenchError):
-    """More browsers follow runs than the server allows."""
+    """More followers than the server allows."""
 
 
 @dataclass
 class Feed:
-    """What is known of a run that somebody follows. Lists only grow at their end, and deques lose their beginning."""
+    """The state of a followed run. Lists only grow, and deques drop their oldest items."""
 
     points: list[MetricPoint] = field(default_factory=list)
     lines: deque[tuple[int, str]] = field(default_factory=lambda: deque(maxlen=MAX_LINES))
     line_count: int = 0
     status: JsonObject = field(default_factory=dict)
-    resources: JsonObject = field(default_factory=dict)  # by rank, what it has used
+    resources: JsonObject = field(default_factory=dict)  # by rank, its resource usage
     version: int = 0
     is_over: bool = False
     problem: str | None = None
@@ -58,7 +58,7 @@ class Feed:
 
 @dataclass(frozen=True)
 class News:
-    """What a look at a run has brought. `lines` are the last of `line_count` new ones."""
+    """The news from one observation of a run. `lines` are the last of `line_count` new lines."""
 
     status: JsonObject
     resources: JsonObject
@@ -69,7 +69,7 @@ class News:
 
 
 class Watcher:
-    """Looks at one run from a thread of its own, and knows its logs' cursors."""
+    """Observes one run from a thread, with cursors into its logs."""
 
     def __init__(self, config: ServerConfig, name: str) -> None:
         self._client = Client(config.home, patience=LOCK_SECONDS)
@@ -77,7 +77,7 @@ class Watcher:
         self._cursors = dict.fromkeys(range(min(MAX_RANKS, self._run.run.spec.world_size)))
 
     def look(self) -> "News":
-        """What is new since the last look, in bounded memory."""
+        """The news since the last observation, in bounded memory."""
         is_over = self._run.is_sealed  # before the logs are read, so that nothing is missed
         points: list[MetricPoint] = []
         lines: deque[tuple[int, str]] = deque(maxlen=MAX_LINES)
@@ -97,12 +97,12 @@ class Watcher:
         return News(self._run.status(), used, points, lines, count, is_over)
 
     def close(self) -> None:
-        """Drop its connections."""
+        """Close its connections."""
         self._client.close()
 
 
 class Feeds:
-    """The feeds of all runs that are followed now."""
+    """The feeds of all followed runs."""
 
     def __init__(self, config: ServerConfig) -> None:
         self._config = config
@@ -110,7 +110,7 @@ class Feeds:
         self._followers: dict[str, int] = {}
 
     def require_room(self) -> None:
-        """Raise TooManyFollowers if nobody more may follow: before an answer begins, which has its status then."""
+        """Raise TooManyFollowers if the limit is reached, before a response has been started."""
         if sum(self._followers.values()) >= MAX_FOLLOWERS:
             raise TooManyFollowers(f"{MAX_FOLLOWERS} pages follow runs already.", hint="Close some of them.")
 
@@ -178,7 +178,7 @@ class Feeds:
                 silence = Silence()
                 while not feed.is_over:
                     begun = time.monotonic()
-                    with suppress(StoreLockedError):  # what is new then comes with the next look
+                    with suppress(StoreLockedError):  # later news come with the next observation
                         try:
                             news = await loop.run_in_executor(thread, watcher.look)
                             if news.points:
@@ -208,7 +208,7 @@ class Feeds:
             self._wake(feed)
 
     def _note_silence(self, feed: Feed, silence: Silence) -> None:
-        """Show the last known status with the finding that the cluster does not answer."""
+        """Show the last known status, with the finding that the cluster does not answer."""
         finding = silence.finding()
         if finding is None or not feed.status:
             return
@@ -224,7 +224,7 @@ class Feeds:
 
 
 def render_curves(points: list[MetricPoint], status: JsonObject) -> str:
-    """The figures of all metrics so far; `data-points` is how many values one has."""
+    """The figures of all metrics so far; `data-points` is the number of values."""
     found = status.get("goal")
     goal = Goal(found["metric"], found["comparison"], found["threshold"]) if found else None
     counts = Counter(point.name for point in points)
@@ -237,9 +237,9 @@ def render_curves(points: list[MetricPoint], status: JsonObject) -> str:
 
 
 def latest_resources(handle: RunHandle) -> dict[int, JsonObject]:
-    """CPU seconds and traffic in MB so far, and the most memory in MiB of late. Reads the end of the samples alone.
+    """CPU seconds and traffic in MB so far, and the recent maximum of memory in MiB. Reads only the end of the samples.
 
-    A process that ends has no memory any more, so that the last sample alone would say 0.
+    The maximum, because the last sample of a process that has ended is 0.
     """
     found: dict[int, JsonObject] = {}
     for sample in handle.latest_samples():
@@ -258,7 +258,7 @@ def format_event(kind: str, document: JsonObject) -> str:
 
 
 def point_document(point: MetricPoint) -> JsonObject:
-    """A point for JSON: a value that JSON cannot hold is a text, as in an archive."""
+    """A point for JSON: non-finite values are strings, as in an archive."""
     is_finite = point.value - point.value == 0
     return {
         "rank": point.rank,

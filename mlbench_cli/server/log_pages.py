@@ -1,4 +1,4 @@
-"""A rank's log page by page, by byte offsets, so that a log of any size costs one page of memory."""
+"""Pages of a rank's log by byte offset, so a log of any size takes one page of memory."""
 
 import io
 import re
@@ -19,14 +19,14 @@ from task_images import contract
 PAGE_BYTES = 64 * 1024
 MAX_LINE_BYTES = 1 << 20  # a longer line is cut into several
 _LINE_END = re.compile(rb"\r\n|\n|\r")
-MAX_LINE = 4000  # characters of a line that are shown
+MAX_LINE = 4000  # displayed characters of a line
 _EVENT = contract.PREFIX.encode()
 
 
 @dataclass(frozen=True)
 class LogPage:
     """Lines from `offset` to `end`, in bytes of the log. `before` is the offset of the page before it. `cut` is where
-    the last line begins if the log has no line end for it yet, else None."""
+    the last line begins if it is still incomplete, else None."""
 
     offset: int
     end: int
@@ -36,12 +36,12 @@ class LogPage:
     cut: int | None = None
 
     def to_dict(self) -> JsonObject:
-        """The page as the REST API gives it."""
+        """The page as a document of the REST API."""
         return asdict(self)
 
 
 class Stream(StrEnum):
-    """What of a rank's log is shown."""
+    """The part of a rank's log to show."""
 
     BOTH = "both"
     OUTPUT = "stdout"
@@ -49,7 +49,7 @@ class Stream(StrEnum):
 
 
 class _Pieces(io.BytesIO):
-    """Pieces of a file one behind the other, as a file that is read."""
+    """Concatenated pieces of a file as a readable file."""
 
     def __init__(self, file: BinaryIO, pieces: Sequence[tuple[int, int]]) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class _Pieces(io.BytesIO):
 
 
 def has_streams(path: Path) -> bool:
-    """Whether it is known which parts of a rank's log were standard error."""
+    """Whether the parts of standard error in a rank's log are known."""
     return _index_of(path).is_file()
 
 
@@ -88,8 +88,7 @@ def _index_of(path: Path) -> Path:
 
 
 def _select(file: BinaryIO, path: Path, stream: Stream) -> BinaryIO:
-    """The log, or what of it was one stream. Without an index, which engines other than Kubernetes write, all of it is
-    standard output."""
+    """The log, or one stream of it. Without an index (on Kubernetes), everything counts as standard output."""
     if stream is Stream.BOTH:
         return file
     errors: list[tuple[int, int]] = []
@@ -108,8 +107,8 @@ def _select(file: BinaryIO, path: Path, stream: Stream) -> BinaryIO:
 def read_page(
     path: Path, offset: int, *, raw: bool = False, limit: int = PAGE_BYTES, stream: Stream = Stream.BOTH
 ) -> LogPage:
-    """The page that begins at the first line at or behind `offset`; -1 means the last page. A file that is not there
-    is empty. Offsets are those in the `stream`.
+    """The page that starts at the first line at or after `offset`; -1 is the last page. A missing file is empty.
+    Offsets count bytes of the `stream`.
 
     A progress bar's "\\r" ends a line, too. A page costs `limit` + MAX_LINE_BYTES of memory, whatever the log holds:
     longer lines are cut, and a page may begin inside of one.
@@ -140,7 +139,7 @@ def read_page(
 
 
 def _find_start(file: BinaryIO, start: int, limit: int) -> int:
-    """The beginning of the first line at or behind `start`; `start` itself in a line that is too long to skip."""
+    """The start of the first line at or after `start`; `start` itself inside a line that is too long to skip."""
     before = _byte_at(file, start - 1) if start else b"\n"
     if before in (b"\n", b"\r"):
         return start + (before == b"\r" and _byte_at(file, start) == b"\n")
@@ -149,7 +148,7 @@ def _find_start(file: BinaryIO, start: int, limit: int) -> int:
     if back < start and not _last_line_end(file.read(back)):
         return start
     file.seek(start)
-    # Less than a page, so that the page before this one never begins where this one does.
+    # Less than a page, so the previous page starts before this one.
     found = _LINE_END.search(file.read(limit - 2))
     if found is None:
         return start
@@ -163,12 +162,12 @@ def _byte_at(file: BinaryIO, offset: int) -> bytes:
 
 
 def _last_line_end(data: bytes) -> int:
-    """The offset behind the last line end in `data`; 0 without one."""
+    """The offset after the last newline in `data`; 0 without one."""
     return max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
 
 
 def _show(line: bytes, raw: bool) -> str | None:
-    """A line as text; None for one that holds only an event. Unless `raw`, control characters are shown as escapes."""
+    """A line as text; None for an event line. Unless `raw`, control characters are escaped."""
     if not raw and _EVENT in line and contract.parse_event(line) is not None:
         before = line[: line.find(_EVENT)].rstrip()
         if not before:

@@ -1,7 +1,7 @@
-"""The REST API of MLBench 3's dashboard, so that its own client and scripts go on working.
+"""The REST API of MLBench 3's dashboard, so that its client and scripts continue to work.
 
-Facts about requests and answers were measured with that client. What differs: an error is a status with a message
-instead of 304 or 500, both forms of a path are answered without a redirect, and `since` works in both spellings.
+Requests and responses were recorded with that client. Differences: errors have a status with a message instead of 304
+or 500, paths with and without a trailing slash work without a redirect, and `since` accepts both spellings.
 """
 
 import json
@@ -26,12 +26,12 @@ from mlbench_cli.server.config import ServerConfig
 from mlbench_cli.storage.run_folder import STATE_FOLDER, RunFolder
 from mlbench_cli.util.times import timestamp
 
-MAX_RUNS = 100  # whose metrics are in the answer to "all metrics ever"
+MAX_RUNS = 100  # whose metrics are included in "all metrics"
 _AGG = "global_cum_agg @ 0"
 _POSTED = "posted.jsonl"
 _LIMITS = {"name": 50, "value": 255}
 _FINISHED = (Outcome.GOAL_REACHED, Outcome.GOAL_MISSED, Outcome.BUDGET_SPENT, Outcome.COMPLETED)
-# The original's images -> our tasks.
+# Images of MLBench 3 -> tasks of mlbench.
 TASKS = {
     "pytorch-cifar10-resnet20-all-reduce": "cifar10_resnet20",
     "pytorch-cifar10-resnet20-ddp": "cifar10_resnet20_ddp",
@@ -45,7 +45,7 @@ TASKS = {
 
 
 class OriginalSample(TypedDict):
-    """A value of a metric, as a text."""
+    """A value of a metric, as a string."""
 
     date: str
     value: str
@@ -56,7 +56,7 @@ Samples = dict[str, list[OriginalSample]]
 
 
 def make_routes(config: ServerConfig) -> list[BaseRoute]:
-    """Every path with and without its last slash."""
+    """Every path with and without its trailing slash."""
     api = _Original(config)
     table = (
         ("/api/pods", api.pods, ["GET"]),
@@ -149,7 +149,7 @@ class _Original:
         return JSONResponse(await run_in_threadpool(self._all_metrics))
 
     def _all_metrics(self) -> JsonObject:
-        """Of the newest runs: the answer would have no end."""
+        """The metrics of the newest runs only, to limit the response."""
         runs: JsonObject = {}
         pods: JsonObject = {}
         for handle in list_runs(self._config, limit=MAX_RUNS):
@@ -171,7 +171,7 @@ class _Original:
         return JSONResponse(answer, 201)
 
     def _keep(self, number: str, fields: Mapping[str, str], metadata: str, is_cumulative: bool) -> JsonObject:
-        """Keep a foreign metric beside the archive: it is no evidence, so it is no part of it."""
+        """Store a metric posted by a client beside the archive, because it is not evidence."""
         for name, limit in _LIMITS.items():
             if not fields[name] or len(fields[name]) > limit:
                 raise UsageError(f"{name} must have 1 to {limit} characters.")
@@ -184,7 +184,7 @@ class _Original:
 
 
 def parse_form(body: bytes) -> list[tuple[str, str]]:
-    """The fields of an URL-encoded form, in their order. Raises UsageError."""
+    """The fields of a URL-encoded form, in order. Raises UsageError."""
     try:
         return parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=100)
     except (UnicodeDecodeError, ValueError):
@@ -195,7 +195,7 @@ def parse_form(body: bytes) -> list[tuple[str, str]]:
 
 
 def number_of(run_id: str) -> int:
-    """A stable whole number for a run, as the original's were."""
+    """A stable integer ID for a run, as in MLBench 3."""
     try:
         return int(run_id, 16)
     except ValueError:
@@ -218,7 +218,7 @@ def find_by_number(config: ServerConfig, number: str) -> RunHandle:
 
 
 def describe_run(handle: RunHandle) -> JsonObject:
-    """A run as the original's list has it."""
+    """A run in the format of MLBench 3's list."""
     outcome, result = handle.outcome, RunFolder(handle.folder).read_json("result.json")
     return {
         "id": number_of(handle.run.id),
@@ -254,7 +254,7 @@ def _job_metadata(handle: RunHandle) -> JsonObject:
 
 
 def list_pods(config: ServerConfig) -> list[dict[str, str]]:
-    """The workers of runs that are under way; if there are none, of the newest run."""
+    """The workers of running runs; if there are none, of the newest run."""
     handles = [handle for handle in list_runs(config, states=("created", "running")) if handle.outcome is None]
     return [pod for handle in handles or list_runs(config, limit=1) for pod in _pods_of(handle)]
 
@@ -265,14 +265,14 @@ def _pods_of(handle: RunHandle) -> Iterable[dict[str, str]]:
         labels = {"app": "mlbench", "component": "worker", "run": handle.name}
         yield {
             "name": f"{handle.name}-{index}",
-            "labels": repr(labels),  # the original's form: a Python literal
+            "labels": repr(labels),  # a Python literal, as in MLBench 3
             "phase": str(worker["phase"]).capitalize(),
             "ip": "127.0.0.1" if handle.run.spec.engine == "local" else str(worker.get("node") or ""),
         }
 
 
 def request_of_form(form: Mapping[str, str]) -> JsonObject:
-    """The original's form as a spec file's mapping. Raises UsageError for what is missing or unknown."""
+    """The form of MLBench 3 as the mapping of a spec file. Raises UsageError for missing or unknown fields."""
     name, workers = form.get("name", ""), form.get("num_workers", "")
     if not name or not workers.isdecimal():
         raise UsageError("A run needs name and num_workers.")
@@ -304,7 +304,7 @@ def request_of_form(form: Mapping[str, str]) -> JsonObject:
 
 
 def run_series(handle: RunHandle) -> Samples:
-    """A run's metrics by the original's names: "<metric> @ <rank>", in the order of time."""
+    """A run's metrics by MLBench 3's names, "<metric> @ <rank>", in order of time."""
     from mlbench_cli.results.archive.mlbench_v3 import task_series
 
     if handle.is_sealed:
@@ -336,7 +336,7 @@ def _live_series(handle: RunHandle) -> Samples:
 
 
 def pod_series(config: ServerConfig, pod: str) -> Samples:
-    """What a worker's machine used: cpu, memory, network. Raises NotFoundError for a name that is no worker's."""
+    """The resource usage of a worker's machine: cpu, memory, network. Raises NotFoundError for an unknown worker."""
     handle = find_run(config, pod.rpartition("-")[0])
     series = _machines(handle)
     if pod not in series and not any(pod == f"{handle.name}-{index}" for index in range(handle.run.spec.world_size)):
@@ -345,7 +345,7 @@ def pod_series(config: ServerConfig, pod: str) -> Samples:
 
 
 def _machines(handle: RunHandle) -> dict[str, Samples]:
-    """By pod and metric; only of runs whose archive is complete."""
+    """Resource usage by pod and metric, only of runs with a complete archive."""
     from mlbench_cli.results.archive.mlbench_v3 import machine_series
 
     if not handle.is_sealed:
@@ -369,7 +369,7 @@ def _posted(handle: RunHandle) -> Iterable[tuple[str, OriginalSample]]:
 
 
 def select_samples(series: Samples, *, since: str | None, summarize: int, name: str | None, last: int) -> Samples:
-    """The original's order of things: filter, since, summarize, last. Names without samples are left out."""
+    """Filter, since, summarize, last: the order of MLBench 3. Names without samples are left out."""
     begin = None if not since else timestamp(parse_since(since))
     found: Samples = {}
     for key, samples in series.items():
@@ -384,7 +384,7 @@ def select_samples(series: Samples, *, since: str | None, summarize: int, name: 
 
 
 def parse_since(text: str) -> float:
-    """Seconds since 1970 of "2026-11-22T00:00:00.000000Z" or, as the original's client sends it, "2026-11-22 00:00:00".
+    """Seconds since 1970 of "2026-11-22T00:00:00.000000Z" or, as MLBench 3's client sends it, "2026-11-22 00:00:00".
 
     Without a zone it is UTC. Raises UsageError.
     """
@@ -396,7 +396,8 @@ def parse_since(text: str) -> float:
 
 
 def _summarize(samples: list[OriginalSample], count: int) -> list[OriginalSample]:
-    """Means of groups of equal size, dated by their first; an incomplete last group is lost, as in the original."""
+    """Means of groups of equal size with the time of their first sample; an incomplete last group is dropped, as in
+    MLBench 3."""
     if len(samples) <= count:
         return samples
     size = math.ceil(len(samples) / count)
@@ -408,7 +409,7 @@ def _mean(group: list[OriginalSample]) -> float:
     try:
         return math.fsum(float(sample["value"]) for sample in group) / len(group)
     except ValueError:
-        return math.nan  # texts have no mean
+        return math.nan  # strings have no mean
 
 
 def _count(text: str | None, name: str) -> int:
@@ -424,7 +425,7 @@ def _sample(row: Mapping[str, Any]) -> OriginalSample:
 
 
 def _whole(name: str, samples: Iterable[OriginalSample]) -> list[JsonObject]:
-    """With all five fields, as the answer to "all metrics" has them."""
+    """Samples with all five fields, as in "all metrics"."""
     rank = name.rpartition(" @ ")[2]
     metadata = f"{{rank: {rank}}}" if rank.isdecimal() else ""
     return [{"name": name, **sample, "metadata": metadata} for sample in samples]

@@ -56,16 +56,16 @@ MAX_EXPERIMENTS = 20
 MAX_LISTED = 100  # experiments on their own page
 OPEN_STATES = ("pending", "running")
 MAX_REPORT_RUNS = 100
-MAX_NAMES = 500  # that the page of comparisons completes
-MAX_CARDS = 12  # runs in progress that are shown with their progress
+MAX_NAMES = 500  # completed on the comparison page
+MAX_CARDS = 12  # running runs with a progress card
 MAX_LAST_LINES = 20
-# Options of `mlbench run` that are steps of the form.
+# Options of `mlbench run` that the steps of the form ask for.
 ASKED = (
     *("task", "image", "command", "preset", "data_dir", "repeat", "method", "backend", "custom_backend", "run_on_all"),
     *("cluster", "gpu", "network", "share_machine", "timeout", "light"),
-    *("search", "search_budget"),  # need a terminal, which starts the rounds
+    *("search", "search_budget"),  # need a terminal
 )
-# Name in the address -> file, and its kind.
+# Name in the URL -> file and content type.
 ASSETS = {
     "figures.css": (STYLE, "text/css"),
     "page.css": (FOLDER / "page.css", "text/css"),
@@ -98,7 +98,7 @@ def make_routes(config: ServerConfig) -> list[BaseRoute]:
 
 @dataclass(frozen=True)
 class _Listing:
-    """Which page of which runs a request is about."""
+    """The filters and page of a list of runs in a request."""
 
     offset: int
     contains: str
@@ -112,7 +112,7 @@ class _Listing:
         return cls(whole_number(query.get("offset"), "offset"), query.get("contains", "")[:100], states, tasks)
 
     def read(self, config: ServerConfig) -> list[RunHandle]:
-        """One more than a page, if there are more."""
+        """One run more than a page, if there are more."""
         return list_runs(
             config,
             states=self.states,
@@ -128,7 +128,7 @@ class _Pages:
         self._config = config
 
     async def overview(self, request: Request) -> Response:
-        """The page at once, from the store alone; what has to be read from folders and clusters comes by `listing`."""
+        """The overview, from the store only, so it is fast; `listing` adds what is read from folders and clusters."""
         asked = _Listing.parse(request)
 
         def read() -> JsonObject:
@@ -144,7 +144,7 @@ class _Pages:
         return render(request, self._config, "overview.html.j2", "Runs", **values)
 
     async def listing(self, request: Request) -> Response:
-        """The part of the overview that takes time: experiments, and runs with results as they are now."""
+        """The slow part of the overview: experiments, and runs with their current results."""
         asked = _Listing.parse(request)
 
         def read() -> JsonObject:
@@ -208,7 +208,7 @@ class _Pages:
         return await self._render_experiment(request, "experiment.html.j2")
 
     async def experiment_part(self, request: Request) -> Response:
-        """What changes on the page of an experiment while its runs go on."""
+        """The part of an experiment's page that changes while it runs."""
         return await self._render_experiment(request, "experiment_part.html.j2")
 
     async def _render_experiment(self, request: Request, template: str) -> Response:
@@ -223,7 +223,7 @@ class _Pages:
             _add_progress(handles, status["runs"])
             archives: list[Archive] = []
             for handle in [handle for handle in handles if handle.is_sealed][:MAX_REPORT_RUNS]:
-                with suppress(DamagedArchive):  # its row says so
+                with suppress(DamagedArchive):  # shown in its row
                     archives.append(open_checked(handle))
             report = collect(archives) if archives else None
             svgs = _pictures(report)
@@ -244,7 +244,7 @@ class _Pages:
         return render(request, self._config, "new.html.j2", "New run", **values)
 
     async def compare(self, request: Request) -> Response:
-        """Two names by a and b, or the first two of the runs that were selected in a list."""
+        """Compare the names `a` and `b`, or the first two runs selected in a list."""
         query = request.query_params
         selected = [*query.getlist("run"), "", ""][:2]
         a, b = (query.get(side, other)[:100] for side, other in zip("ab", selected, strict=True))
@@ -261,7 +261,7 @@ class _Pages:
                 values["found"] = compare_runs(self._config, {"a": a, "b": b}, across)
                 values["figures"] = self._compared_figures(a, b)
                 values["svgs"] = _draw(values["figures"])
-            except MlbenchError as error:  # the page keeps what was typed
+            except MlbenchError as error:  # the page keeps the typed names
                 values["problem"] = error
             return values
 
@@ -271,7 +271,7 @@ class _Pages:
         return render(request, self._config, "compare.html.j2", "Compare", status, **values)
 
     def _compared_figures(self, a: str, b: str) -> "tuple[Figure, ...]":
-        """The curves and phases of both sides, if they did the same job."""
+        """The curves and phases of both sides if they ran the same job."""
         from mlbench_cli.results.report.collect import collect
 
         handles = {run.run.id: run for name in (a, b) for run in find_runs(self._config, name) if run.is_sealed}
@@ -282,11 +282,11 @@ class _Pages:
         return await self._render_clusters(request, "clusters.html.j2")
 
     async def cluster_list(self, request: Request) -> Response:
-        """What changes on the page of the clusters while runs are in progress."""
+        """The part of the cluster page that changes while runs are in progress."""
         return await self._render_clusters(request, "cluster_list.html.j2")
 
     async def _render_clusters(self, request: Request, template: str) -> Response:
-        """Clusters with the nodes, pods and resources of the runs that are in progress on them."""
+        """Clusters with the nodes, pods and resources of their running runs."""
 
         def read() -> JsonObject:
             running = list_runs(self._config, states=("running",), limit=PAGE_SIZE)
@@ -306,7 +306,7 @@ class _Pages:
         return render(request, self._config, template, "Clusters", **document)
 
     async def report(self, request: Request) -> Response:
-        """The same page that `mlbench report` writes; its own policy holds the digests of what is inside."""
+        """The page of `mlbench report`, with its own content security policy."""
         from mlbench_cli.results.figures.provisioning import provisioning_figures
         from mlbench_cli.results.report.collect import collect
         from mlbench_cli.results.report.html import render_html
@@ -332,7 +332,7 @@ class _Pages:
         return HTMLResponse(text, headers={"content-security-policy": plain + _PLAIN_POLICY})
 
     def _archives(self, name: str) -> "list[Archive]":
-        """Of a run, or of an experiment whose runs have ended."""
+        """The archives of a run, or of the ended runs of an experiment."""
 
         try:
             return [find_run(self._config, name).archive()]
@@ -341,12 +341,12 @@ class _Pages:
 
 
 def warm_up(config: ServerConfig) -> None:
-    """Load what the first page needs, so that its reader does not wait for it; then what the next pages do."""
+    """Load in advance what the first page needs, then what other pages need."""
     environment = _environment()
     first = [PAGES / name for name in ("overview.html.j2", "listing.html.j2", "run.html.j2")]
     for path in dict.fromkeys([*first, *PAGES.glob("*.html.j2")]):
         environment.get_template(path.name)
-    with suppress(MlbenchError):  # whoever asks for a page reads why
+    with suppress(MlbenchError):  # the request for a page reports it
         client_of(config).status(list_runs(config, limit=1))
 
 
@@ -382,7 +382,7 @@ def render_problem(request: Request, status: int, message: str, hint: str | None
 
 
 def asset_path(name: str) -> str:
-    """The address of a file; it changes with the content, so that a browser may keep it."""
+    """The address of a file; it changes with the content, so browsers can cache it."""
     return f"/static/{_asset_digest(name)}/{name}"
 
 
@@ -427,7 +427,7 @@ def _environment() -> "Environment":
 
 
 def _add_progress(handles: "Sequence[RunHandle]", rows: list[JsonObject]) -> None:
-    """How far the runs are that are in progress, for their cards."""
+    """Add the progress of running runs to their rows."""
     open_runs = {handle.run.id: handle for handle in handles if str(handle.row.state) == "running"}
     for row in [row for row in rows if row["state"] == "running"][:MAX_CARDS]:
         handle = open_runs.get(row["id"])

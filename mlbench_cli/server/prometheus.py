@@ -1,4 +1,4 @@
-"""The newest runs as Prometheus metrics in text form. Gauges of finished runs stay as they are."""
+"""Prometheus metrics of the newest runs in text format. Gauges of finished runs keep their last value."""
 
 from collections.abc import Iterator, Mapping
 

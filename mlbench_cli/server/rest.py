@@ -1,4 +1,4 @@
-"""The REST API: /api/v1. Documents are those that the commands print with `-o json`, by the same functions."""
+"""The REST API /api/v1. Its documents are those that commands print with `-o json`."""
 
 import json
 import tempfile
@@ -37,7 +37,7 @@ from mlbench_cli.server.prometheus import CONTENT_TYPE, render_metrics
 if TYPE_CHECKING:
     from mlbench_cli.runs.request import Request as Asked
 
-MAX_PAGE = 1000  # runs in one answer
+MAX_PAGE = 1000  # runs per response
 MAX_POINTS = 100_000
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -222,8 +222,8 @@ class _Rest:
     # --- acting -----------------------------------------------------------------------------------------------------
 
     async def start(self, request: Request) -> Response:
-        """Start what a spec file's mapping, as JSON, asks for; with check=true only say what that would be, and with
-        check=try also what is wrong with it, with status 200, for a form that is not filled in yet."""
+        """Start the runs of a spec file's mapping, as JSON. With check=true, only describe them; with check=try, also
+        report errors with status 200, for an incomplete form."""
         data, check = await request.body(), request.query_params.get("check")
 
         def begin() -> JsonObject:
@@ -243,7 +243,8 @@ class _Rest:
         return JSONResponse(await run_in_threadpool(begin), 201 if check not in ("true", "try") else 200)
 
     def _parse(self, data: bytes) -> "Asked":
-        """The request in a body: as in a spec file, and in "flags" as texts. Raises UsageError."""
+        """The request in a body: keys of a spec file, and command-line options as strings in "flags". Raises
+        UsageError."""
         from mlbench_cli.runs.request import merge, parse_file, parse_flags
 
         try:
@@ -284,7 +285,7 @@ class _Rest:
 
 
 def read_questions(config: ServerConfig) -> JsonObject:
-    """What `mlbench run` asks, for the cluster that is shown or for all."""
+    """The questions of `mlbench run` for the shown cluster or for all clusters."""
     questions = client_of(config).questions().to_dict()
     if config.cluster is None:
         return questions
@@ -312,12 +313,12 @@ def compare_runs(config: ServerConfig, query: Mapping[str, str], across: list[st
 
 
 def _finished(runs: Sequence[RunHandle]) -> Sequence[RunHandle]:
-    """Those with results; without any all of them, the first of which says why it has none."""
+    """The runs with results; if there are none, all runs, so that the first reports why."""
     return [run for run in runs if run.is_sealed] or runs
 
 
 def whole_number(text: str | None, name: str, default: int = 0, most: int = 1 << 31) -> int:
-    """A number of a query from 0 to `most`. Raises UsageError."""
+    """A query parameter as an integer from 0 to `most`. Raises UsageError."""
     if text is None or text == "":
         return default
     if not (text.isascii() and text.isdecimal()) or len(text) > 16 or int(text) > most:

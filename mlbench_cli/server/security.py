@@ -1,8 +1,8 @@
-"""What stands in front of every request: who may ask, from which page, under which name, and how much.
+"""Checks of every request: token, origin, host name and size.
 
-A page of a stranger that is open in the same browser must neither read nor do anything here. Lessons: Ray's dashboard
-(CVE-2023-48022: no authentication; CVE-2025-62593: DNS rebinding; CVE-2026-27482: DELETE was not guarded), so every
-rule holds for every method.
+Other websites in the same browser must not be able to read or change anything. All rules apply to all methods, a
+lesson from Ray's dashboard (CVE-2023-48022: no authentication; CVE-2025-62593: DNS rebinding; CVE-2026-27482:
+unguarded DELETE).
 """
 
 import base64
@@ -38,7 +38,7 @@ HEADERS: Mapping[str, str] = {
 
 
 class Refusal(Exception):
-    """A request that is not answered."""
+    """A rejected request."""
 
     def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(message)
@@ -48,7 +48,7 @@ class Refusal(Exception):
 
 
 class Guard:
-    """ASGI middleware. It answers what must not reach the application, and adds headers to every answer."""
+    """ASGI middleware that rejects bad requests and adds headers to every response."""
 
     def __init__(self, app: ASGIApp, config: ServerConfig) -> None:
         self._app = app
@@ -83,7 +83,8 @@ class Guard:
         return scope
 
     def _check_origin(self, headers: Mapping[str, list[str]]) -> None:
-        """Exactly one Host, one of ours (DNS rebinding); Origin and Sec-Fetch-Site, if a browser sends them, ours."""
+        """Require exactly one Host header, one of ours (DNS rebinding), and our own Origin and Sec-Fetch-Site, if
+        present."""
         hosts = headers.get("host", [])
         if len(hosts) != 1 or hosts[0].lower() not in self._config.hosts:
             raise Refusal(421, "The dashboard is not served under this host name.")
@@ -95,7 +96,7 @@ class Guard:
                 raise Refusal(403, "Requests from other sites are not allowed.")
 
     def _authenticate(self, scope: Scope, headers: Mapping[str, list[str]]) -> tuple[Scope, bool]:
-        """The request, and whether a browser sends its credentials by itself."""
+        """The request, and whether its credentials are sent automatically by a browser."""
         path: str = scope["path"]
         if path.startswith(PREFIX):
             return self._by_prefix(scope, path)
@@ -109,7 +110,7 @@ class Guard:
         return self._require(_cookie(headers, self._config.cookie), scope), True
 
     def _by_prefix(self, scope: Scope, path: str) -> tuple[Scope, bool]:
-        """/t/TOKEN/api/...: for the original's client, which knows no headers. Pages are not served that way."""
+        """/t/TOKEN/api/... for MLBench 3's client, which sends no headers. Pages are not served under it."""
         given, slash, rest = path.removeprefix(PREFIX).partition("/")
         if not slash or not rest.startswith("api/"):
             raise Refusal(404, "Only the API is below a token.")
@@ -118,7 +119,7 @@ class Guard:
         return self._require(given, changed), False
 
     def _by_link(self, given: str, host: str) -> None:
-        """The printed address: exchange its token for a cookie, and leave it out of the address bar."""
+        """The printed address: exchange its token for a cookie and remove it from the URL."""
         if self._config.role_of(given) is None:
             raise Refusal(401, EXPIRED)
         flags = "HttpOnly; SameSite=Strict; Path=/" + ("; Secure" if self._config.is_secure(host) else "")
@@ -191,7 +192,7 @@ def _check_length(headers: Mapping[str, list[str]]) -> None:
 
 
 class BodyTooLong(Exception):
-    """A request without a length that went on beyond the limit."""
+    """A request without Content-Length exceeded the limit."""
 
 
 def _limit_body(receive: Receive) -> Receive:
@@ -212,7 +213,7 @@ def _limit_body(receive: Receive) -> Receive:
 
 
 def _adding_headers(send: Send) -> Send:
-    """Adds the headers that every answer has, unless it brings its own."""
+    """Add default headers to a response."""
 
     async def forward(message: Message) -> None:
         if message["type"] == "http.response.start":

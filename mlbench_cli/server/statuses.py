@@ -1,4 +1,4 @@
-"""Which HTTP status an error of mlbench is."""
+"""HTTP statuses of mlbench's errors."""
 
 from collections.abc import Mapping
 
@@ -17,7 +17,7 @@ from mlbench_cli.errors import (
 )
 from mlbench_cli.server.live import TooManyFollowers
 
-# The first kind that fits counts.
+# The first matching class counts.
 _STATUS: Mapping[type[MlbenchError], int] = {
     StoreError: 503,
     StoreLockedError: 503,
@@ -34,5 +34,5 @@ _STATUS: Mapping[type[MlbenchError], int] = {
 
 
 def status_of(error: MlbenchError) -> int:
-    """The status of an answer that explains the error."""
+    """The HTTP status for an error."""
     return next((code for kind, code in _STATUS.items() if isinstance(error, kind)), 500)

@@ -1,4 +1,4 @@
-"""How pages of the dashboard say what documents hold: outcomes and progress in words, methods as marks, ratios."""
+"""Formatting for the dashboard's pages: outcomes and progress in words, method marks, ratios."""
 
 import math
 from collections.abc import Mapping
@@ -20,13 +20,13 @@ TONES = {
     **dict.fromkeys(("goal_missed", "cancelled"), "warn"),
     "running": "live",
 }
-_WIDEST = 2.0  # the ends of a strip are 1/2 and 2
+_WIDEST = 2.0  # a strip ranges from 1/2 to 2
 _FIGURES = {"run": "whole run", "task": "time to goal or end", "training": "training alone"}
-_SURE = 2.0  # an estimate of the time left is shown if its ends differ by less than this factor
+_SURE = 2.0  # an estimate of the time left is shown if its bounds differ by less than this factor
 
 
 def add_filters(environment: "Environment") -> None:
-    """The filters that the dashboard's templates use."""
+    """Add the filters of the dashboard's templates."""
     environment.filters |= {
         "words": say,
         "tone": lambda word: TONES.get(str(word), ""),
@@ -67,7 +67,7 @@ def mark_method(method: str) -> "Markup":
 
 
 def progress_share(run: JsonObject) -> float | None:
-    """How much of the way to the goal, or of the epochs, is done, from 0 to 1; None if nobody knows."""
+    """The completed share, from 0 to 1, of the way to the goal or of the epochs; None if unknown."""
     progress = run.get("progress") or {}
     elapsed, eta = progress.get("elapsed"), progress.get("eta")
     if elapsed and eta:
@@ -89,7 +89,7 @@ def progress_words(run: JsonObject) -> str:
 
 
 def eta_words(run: JsonObject) -> str:
-    """ "about 4 min left"; "no estimate yet" unless the ends of the estimate are close."""
+    """ "about 4 min left", or "no estimate yet" if the bounds of the estimate are far apart."""
     progress = run.get("progress") or {}
     eta, high = progress.get("eta"), progress.get("eta_high")
     if not eta or (high and high > _SURE * eta):
@@ -98,7 +98,7 @@ def eta_words(run: JsonObject) -> str:
 
 
 def draw_ratio(document: EstimateDocument | None) -> "Markup | str":
-    """B / A of a figure on a line from half to twice, with its interval."""
+    """Draw the ratio B / A of a figure with its interval on a line from 1/2 to 2."""
     from markupsafe import Markup
 
     if document is None or document["mean"] <= 0:
