@@ -23,7 +23,7 @@ COPIED = {
     "SECURITY.md": "security.md",
     "results/README.md": "results.md",
 }
-FOLDED = ("changelog.md", "clouds-assumptions.md")  # pages too long to scroll through
+FOLDED = ("changelog.md", "clouds-assumptions.md", "reference/archive.md")  # pages too long to scroll through
 FOLDED_LINES = 15  # sections up to this length stay open
 PUBLISHED = "published"  # the results site, beside the pages
 
@@ -52,8 +52,8 @@ def fold_sections(text: str) -> str:
     for index in range(2, len(parts), 2):
         body = parts[index].strip()
         if body.count("\n") >= FOLDED_LINES:
-            items = len(re.findall(r"^- ", body, re.MULTILINE))
-            title = f"{items} changes" if items else "Show the section"
+            items, rows = (len(re.findall(form, body, re.MULTILINE)) for form in (r"^- ", r"^\| (?!-)"))
+            title = f"{rows - 1} rows" if rows > items else f"{items} changes"
             parts[index] = f"\n\n{fold(title, [body])}\n\n"
     return "".join(parts)
 

@@ -1,7 +1,7 @@
 """Pictures of a report and of the dashboard for README and docs: `python -m tools.take_screenshots [HOME]`.
 
-Without HOME, a data folder with finished runs, it makes runs of its own: one task with two methods, some minutes. Needs
-chromium. The pictures are real pages of real runs; nothing in them is drawn by hand.
+The report is of archives in results/archives. The dashboard shows the runs in HOME, a data folder; without it, new runs
+of one task with two methods, which take some minutes. Needs chromium.
 """
 
 import json
@@ -17,6 +17,8 @@ from pathlib import Path
 from PIL import Image
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
+ARCHIVES = Path(__file__).parents[1] / "results" / "archives"
+SHOWN = ("digits-alone-1-*.zip", "digits-bsp-2-*.zip", "digits-eftopk-2-*.zip", "digits-powersgd-2-*.zip")
 MAX_BYTES = 100_000
 COLORS = 128  # of a picture; pages have few
 TASK = ("--task", "digits_resnet", "--preset", "tiny", "--repeat", "3", "--yes")
@@ -33,12 +35,11 @@ def main(words: Sequence[str]) -> int:
         return 2
     with tempfile.TemporaryDirectory() as folder:
         home = Path(words[0]).absolute() if words else Path(folder) / "home"
-        names = list(words[1:]) or [run[0] for run in RUNS]
         if not words:
             for run in RUNS:
                 mlbench(home, "run", *run)
         page = Path(folder) / "report.html"
-        mlbench(home, "report", str(page), *names)
+        mlbench(home, "report", str(page), *(str(path) for kind in SHOWN for path in sorted(ARCHIVES.glob(kind))))
         shoot(browser, page.as_uri(), IMAGES / "report.png", 1130)
         with serve(home) as address:
             shoot(browser, address, IMAGES / "dashboard.png", 760)

@@ -43,12 +43,12 @@ def draw(
     foreign: Iterable[Path] = (),
     min_runs: int = 1,
 ) -> list[Path]:
-    """Draw the figures of sealed archives (folders, zips or runs) into `folder`; the paths that were written.
+    """Draw the figures of sealed archives (folders, zips or runs) into `folder`; returns the written paths.
 
-    Runs and paths are verified first; an Archive is drawn as it was opened. Raises UsageError without archives,
-    DamagedArchive (which names it) if one is damaged or not sealed, UnprovenArchive if not everything in one is proven.
-    With one number of workers there is no speed-up, and that figure says what to run.
-    `published` puts the original's curves beside those of collectives, `foreign` those in files of nccl-tests or OSU.
+    Runs and paths are verified first, Archives are not. Raises UsageError without archives, DamagedArchive for a
+    damaged or unsealed one, UnprovenArchive for an unproven one.
+    With a single number of workers, the figure of speed-up says what to run instead.
+    `published` adds MLBench 3's published curves of collectives, `foreign` those in files of nccl-tests or OSU.
     `min_runs`: fewest successful runs of a size for a speed-up.
     """
     imported = [curve for path in foreign for curve in read_foreign_curves(path)]
@@ -80,7 +80,7 @@ def draw(
 
 
 def list_sheets(series: Series) -> Iterator[Sheet]:
-    """What `mlbench charts` draws of any set of runs."""
+    """The sheets of `mlbench charts` for a set of runs."""
     jobs = split_jobs(series, {}, published=False)
     to_goal = all(group.facts["goal"] and not group.after_time for group in series.groups)
     title = "Total time to the goal" if to_goal else "Total time"
@@ -100,7 +100,7 @@ def list_sheets(series: Series) -> Iterator[Sheet]:
 
 
 def _sheet(series: Series, name: str, title: str, figures: Sequence[Figure | None], message: str) -> Sheet:
-    """The figures that there are; without any, what is said instead."""
+    """A sheet of the available figures; without any, of a message."""
     found = tuple(figure for figure in figures if figure is not None)
     marks = []
     for fact, words in (("synthetic", "SYNTHETIC DATA"), ("label", "FUNCTIONAL ONLY")):
@@ -111,7 +111,7 @@ def _sheet(series: Series, name: str, title: str, figures: Sequence[Figure | Non
 
 
 def _list_times(jobs: Sequence[Job]) -> Iterator[str]:
-    """Single values, which need no picture: "digits_resnet: 6.17 s with 4 workers"."""
+    """Single values as text: "digits_resnet: 6.17 s with 4 workers"."""
     for job in jobs:
         for group in job.groups:
             for point in group.points:
@@ -133,7 +133,7 @@ def _open_verified(item: Run | Path) -> Archive:
 
 
 def _subtitle(series: Series) -> str:
-    """What all groups share, as far as it tells something."""
+    """The informative settings that all groups share."""
     silent = {"processes_per_worker": "1", "gpus_per_worker": "0"}
     told = (
         *("task", "backend", "device", "preset", "command", "goal"),
@@ -145,7 +145,7 @@ def _subtitle(series: Series) -> str:
 
 
 def _footnote(series: Series) -> str:
-    """What a reader must know: what was measured, whiskers, and which runs do not count."""
+    """The measured quantity, the meaning of whiskers, and excluded runs."""
     shown = [run for group in series.groups for point in group.points for run in point.shown]
     notes = []
     if not all(run.whole_run for run in shown):
@@ -165,7 +165,7 @@ def _footnote(series: Series) -> str:
 
 
 def _conditions(runs: Sequence[Measurement]) -> str:
-    """Which runs were not alone on their CPUs, or short of them, and why."""
+    """The contended and oversubscribed runs, with reasons."""
     phrases = [f"{run.name} ({run.conditions.phrase})" for run in runs]
     more = f" and {len(phrases) - 6} more" if len(phrases) > 6 else ""
     return shorten(f"Measured under other conditions: {', '.join(phrases[:6])}{more}", 900)

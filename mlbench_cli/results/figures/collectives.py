@@ -1,4 +1,4 @@
-"""Collectives by message size: latency and bandwidth, a figure for each collective, with their fits."""
+"""Figures of collectives: latency and bandwidth by message size with fits, a figure per collective."""
 
 from collections.abc import Iterator, Sequence
 
@@ -15,18 +15,18 @@ KINDS = {
 
 
 def collective_figures(curves: Sequence[Curve], dtype: str | None = None, kind: str | None = None) -> Iterator[Figure]:
-    """Figures of labelled curves, each of one collective in one data type: all, or those of one type and kind."""
+    """A figure per collective and data type of the labeled curves; optionally of one data type and kind."""
     for index, (name, found) in enumerate(dict.fromkeys((curve.collective, curve.dtype) for curve in curves)):
         own = [curve for curve in curves if (curve.collective, curve.dtype) == (name, found)]
         for each in KINDS:
-            # One rank alone moves nothing.
+            # A single rank sends nothing.
             shown = [curve for curve in own if each == "latency" or any(busbw for _, _, busbw in curve.points)]
             if shown and dtype in (None, found) and kind in (None, each):
                 yield _figure(f"collective{index}-{each}", f"{KINDS[each][0]} of {name}, {found}", shown, each)
 
 
 def collective_sheets(curves: Sequence[Curve]) -> Iterator[Sheet]:
-    """A sheet for each data type and kind, with a panel for each collective."""
+    """A sheet per data type and kind, with a panel per collective."""
     for dtype in dict.fromkeys(curve.dtype for curve in curves):
         for kind, (word, meaning) in KINDS.items():
             figures = tuple(collective_figures(curves, dtype, kind))
@@ -65,7 +65,7 @@ def _figure(key: str, title: str, curves: Sequence[Curve], kind: str) -> Figure:
 
 
 def _choose_looks(curves: Sequence[Curve]) -> dict[str, Look]:
-    """Color and mark of each label; what was published has the color of its counterpart."""
+    """Color and mark of each label; published curves share the color of their counterparts."""
     found: dict[str, Look] = {}
     counterparts: dict[tuple[str, ...], Look] = {}
     for curve in sorted(curves, key=lambda curve: curve.published):
@@ -76,7 +76,7 @@ def _choose_looks(curves: Sequence[Curve]) -> dict[str, Look]:
 
 
 def _evaluate_fit(curve: Curve, kind: str) -> list[float]:
-    """The fit at the curve's sizes; in the bandwidth as what the fitted times come to."""
+    """The fit at the curve's sizes, as time or as the corresponding bandwidth."""
     if curve.fit is None or not curve.points:
         return []
     alpha, per_byte = curve.fit["alpha_us"], 1e-3 / curve.fit["algbw"] if "algbw" in curve.fit else 0.0

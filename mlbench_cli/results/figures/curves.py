@@ -1,4 +1,4 @@
-"""Figures over time: loss, the goal's metric, learning rate, other metrics, machines, and how runs spent their time."""
+"""Figures over time: metrics, resource usage, step times and timelines."""
 
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,13 +16,13 @@ from mlbench_cli.results.figures.model import Axis, Figure, Kind, Line, Scale, t
 from mlbench_cli.util.times import parse_timestamp
 
 MAX_RUNS = 12  # in a figure over time; all are in the CSV
-MAX_RANK_LINES = 16  # in a figure of samples; of more ranks the spread is drawn
+MAX_RANK_LINES = 16  # in a figure of samples; for more ranks the spread is drawn
 SPREAD_INTERVALS = 200
 SAMPLED_FIELDS = (
     *("cpu_seconds", "rss_bytes", "received_bytes", "sent_bytes", "read_bytes", "write_bytes"),
     *("gpu_percent", "gpu_memory_bytes", "gpu_watts"),
 )
-MAX_RANKS = 7  # in a figure of a run that is running
+MAX_RANKS = 7  # in a figure of a running run
 MAX_OTHER = 8  # further metrics that get a figure
 _RATES = ("learning_rate", "lr")
 _TIME = "seconds of training"
@@ -30,14 +30,14 @@ _SINCE_START = "seconds since the start of the run"
 
 
 class SampleColumns:
-    """The resource samples of a rank: times in seconds since 1970, and the values of each field that is drawn."""
+    """The resource samples of a rank: times in seconds since 1970, and the values of each drawn field."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
         self._values: dict[str, list[float | None]] = {}
 
     def extend(self, columns: Mapping[str, Sequence[float]], every: int = 1) -> None:
-        """Append the first of `every` so many samples; fields that they lack have no values."""
+        """Append every `every`-th sample; missing fields have no values."""
         before = len(self.times)
         self.times += columns["time"][::every]
         for name in columns.keys() - self._values.keys() - {"time"}:
@@ -47,7 +47,7 @@ class SampleColumns:
             values += columns[name][::every] if name in columns else missing
 
     def points(self, names: Sequence[str]) -> list[tuple[float, float]]:
-        """(time, sum of the fields of these names that have a value), in the order of time."""
+        """(time, sum of these fields that have a value), in order of time."""
         columns = [self._values[name] for name in names if name in self._values]
         rows = zip(self.times, *columns, strict=True)
         if any(None in column for column in columns):
@@ -83,7 +83,7 @@ class LatestSamples:
 
     @classmethod
     def of(cls, name: str, samples: Iterable[ResourceSample]) -> "LatestSamples":
-        """From samples in the order of time."""
+        """From samples in order of time."""
         found: dict[int, SampleColumns] = {}
         for sample in samples:
             found.setdefault(sample.rank, SampleColumns()).add(sample)
@@ -114,15 +114,15 @@ class RunData:
 
     @cached_property
     def metrics(self) -> MetricTable:
-        """All metrics of the run as a table, in the order of time."""
+        """All metrics of the run as a table, in order of time."""
         points = (MetricPoint.parse(self.name, self.workers, row) for row in self.archive.metrics())
         return MetricTable(point for point in points if point is not None)
 
     @cached_property
     def resources(self) -> "dict[int, SampleColumns]":
-        """The resource samples of each rank, in the order of time; of many ranks a tenth of those in blocks.
+        """The resource samples of each rank in order of time; for many ranks, a tenth of those stored in blocks.
 
-        Counters grow from the start of the run, so rates over longer intervals are as exact.
+        Counters are cumulative, so rates over longer intervals are equally exact.
         """
         every = 1 if int(self.archive.result["world_size"]) <= MAX_RANK_LINES else 10
         found: dict[int, SampleColumns] = {}
@@ -136,7 +136,7 @@ class RunData:
 
     @cached_property
     def phases(self) -> list[tuple[float, str, float | None, float | None]]:
-        """(time, phase, epoch, step) of rank 0's phase events, in their order."""
+        """(time, phase, epoch, step) of rank 0's phase events, in order."""
         return [
             (float(event["time"]), str(event.get("phase")), _number(event.get("epoch")), _number(event.get("step")))
             for event in self.archive.events(0)
@@ -145,7 +145,7 @@ class RunData:
 
     @cached_property
     def begun(self) -> float | None:
-        """When the training began, in seconds since 1970; None if rank 0 did not report it."""
+        """Start of the training in seconds since 1970; None if rank 0 did not report it."""
         return next((time for time, phase, _, _ in self.phases if phase == "training"), None)
 
 
@@ -153,8 +153,8 @@ class RunData:
 
 
 def metric_figures(runs: Sequence[RunData], prefix: str, *, with_others: bool = True) -> Iterator[Figure]:
-    """Loss and the goal's metric with its line, of runs of one job; `with_others`: also the learning rate and what else
-    rank 0 has reported."""
+    """Loss and the goal's metric with the goal, for runs of one job; with `with_others` also the learning rate and
+    rank 0's other metrics."""
     shown = [run for run in runs if run.archive.run["spec"]["task"] != "allreduce"][:MAX_RUNS]  # it reports no curves
     names = list(dict.fromkeys(point.name for run in shown for point in run.metrics if point.rank == 0))
     goal = next((run.goal for run in shown if run.goal), None)
@@ -194,7 +194,7 @@ def _metric_figure(runs: Sequence[RunData], key: str, title: str, names: Sequenc
 
 
 def _times(run: RunData, points: Sequence[MetricPoint]) -> list[float]:
-    """Seconds of training if every point has them, else since the training, or the first point, began."""
+    """Seconds of training if every point has them, else since the start of the training or the first point."""
     if all(point.seconds is not None for point in points):
         return [point.seconds or 0.0 for point in points]
     begun = points[0].time if run.begun is None else run.begun
@@ -209,7 +209,7 @@ def _with_goal(figure: Figure, goal: Goal) -> Figure:
 
 
 def live_figures(points: Sequence[MetricPoint], goal: Goal | None) -> Iterator[Figure]:
-    """A figure for each metric that a run has reported so far, a line for each of the first MAX_RANKS ranks."""
+    """A figure per metric reported so far, with a line for each of the first MAX_RANKS ranks."""
     for name in dict.fromkeys(point.name for point in points):
         own = [point for point in points if point.name == name]
         lines = []
@@ -227,7 +227,7 @@ def live_figures(points: Sequence[MetricPoint], goal: Goal | None) -> Iterator[F
 
 
 class Resource(NamedTuple):
-    """Something that ranks use: the sum of some fields of samples, in `unit`; with `is_rate` per second."""
+    """A resource: the sum of some fields of samples in `unit`, per second if `is_rate`."""
 
     key: str
     title: str
@@ -249,7 +249,7 @@ RESOURCES = (
 
 
 def resource_figures(runs: Sequence[Sampled], prefix: str, since: str = _SINCE_START) -> Iterator[Figure]:
-    """CPU, memory, traffic, disk and GPU over time, a line for each rank of each run."""
+    """CPU, memory, traffic, disk and GPU over time, with a line per rank of each run."""
     for kind in RESOURCES:
         lines = [line for run in runs for line in _resource_lines(run, kind)]
         if any(y for line in lines for y in line.ys):
@@ -258,7 +258,7 @@ def resource_figures(runs: Sequence[Sampled], prefix: str, since: str = _SINCE_S
 
 
 def use_now(run: Sampled) -> dict[int, dict[str, float]]:
-    """What each rank uses by its last samples: a value for the key of each of RESOURCES that is sampled."""
+    """The current usage of each rank from its last samples: key of the resource -> value."""
     found: dict[int, dict[str, float]] = {}
     for kind in RESOURCES:
         for rank, points in _resource_curves(run, kind):
@@ -277,7 +277,7 @@ def _resource_lines(run: Sampled, kind: Resource) -> Iterator[Line]:
 
 
 def _spread_lines(name: str, curves: Sequence[Sequence[tuple[float, float]]]) -> Iterator[Line]:
-    """Least, median and greatest of many ranks' means, in each of 200 equal intervals of time."""
+    """Minimum, median and maximum of the ranks' means in 200 equal intervals of time."""
     end = max((points[-1][0] for points in curves), default=0.0)
     if end <= 0:
         return
@@ -300,7 +300,7 @@ def _spread_lines(name: str, curves: Sequence[Sequence[tuple[float, float]]]) ->
 
 
 def _resource_curves(run: Sampled, kind: Resource) -> list[tuple[int, list[tuple[float, float]]]]:
-    """Each rank with its (seconds since the first sample, value); ranks without values are left out."""
+    """(seconds since the first sample, value) by rank; ranks without values are left out."""
     start = min((min(samples.times) for samples in run.resources.values()), default=0.0)
     found = []
     for rank, samples in sorted(run.resources.items()):
@@ -320,7 +320,7 @@ def _resource_curves(run: Sampled, kind: Resource) -> list[tuple[int, list[tuple
 
 
 def step_figures(runs: Sequence[RunData], prefix: str) -> Iterator[Figure]:
-    """How long steps took, as a distribution; and how far the ranks were apart, by phase."""
+    """The distribution of step times, and the spread over ranks by phase."""
     lines = [line for run in runs[:MAX_RUNS] if (line := _step_line(run)) is not None]
     if lines:
         yield Figure(

@@ -1,4 +1,4 @@
-"""The timeline of the ranks of a run that met faults: what every second went into, and where each fault struck."""
+"""The timeline of a run with faults: how ranks spent every second, and the times of faults."""
 
 from mlbench_cli.model.faults import FaultKind
 from mlbench_cli.results.analysis.numbers import SECONDS
@@ -6,8 +6,8 @@ from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.figures.model import Axis, Figure, Kind, Line, Scale
 
 MAX_RANKS = 64
-MARK_SHARE = 0.004  # of the wall time: the width of a fault that has no length
-# Words of a part (archive/faults.py) and its color.
+MARK_SHARE = 0.004  # share of the wall time: width of an instantaneous fault
+# Label and color of a part (archive/faults.py).
 _PARTS = {
     "useful": ("useful work", "compute"),
     "startup": ("start-up", "other"),

@@ -1,6 +1,6 @@
-"""Colors and marks with one meaning everywhere: the color is a method's family, the mark its place in it.
+"""Colors and marks with the same meaning everywhere: the color is a method's family, the mark the member.
 
-The values of the colors, light and dark, are in figures.css and nowhere else.
+The light and dark values of the colors are defined in figures.css.
 """
 
 import re
@@ -22,7 +22,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
 }
 _METHODS = {name: (family, place) for family, names in FAMILIES.items() for place, name in enumerate(names)}
 _METHODS[OWN] = _METHODS["bsp"]
-# What a step's time goes to, in the order of stacked bars: words, color, and the task contract's categories.
+# The parts of a step in the order of stacked bars: label, color, and the task contract's categories.
 PHASES = (
     ("computing", "compute", ("forward", "loss", "backward", "optimizer")),
     ("waiting for messages", "communication", ("communication",)),
@@ -47,12 +47,12 @@ Look = tuple[str, int]  # a color's name and the number of a mark
 
 
 def look_of(index: int) -> Look:
-    """The look of series number `index` where no method tells them apart; 42 differ."""
+    """The look of series `index` if methods do not distinguish them; there are 42."""
     return tuple(FAMILIES)[index % len(FAMILIES)], index % len(MARKS)
 
 
 def choose_looks(methods: Sequence[str]) -> list[Look]:
-    """The looks of series with these methods: the methods' own if all differ, else one after the other."""
+    """The looks of series with these methods: by method if all differ, else by index."""
     known = [_METHODS.get(phrase if phrase == OWN else phrase.partition(" ")[0]) for phrase in methods]
     found = [look for look in known if look is not None]
     if len(found) == len(methods) == len(set(found)):
@@ -61,7 +61,7 @@ def choose_looks(methods: Sequence[str]) -> list[Look]:
 
 
 def color_of_phase(name: str) -> str:
-    """The color of a single phase, such as "backward"; what is no phase has that of the rest."""
+    """The color of a phase such as "backward"; unknown phases have the color of "other"."""
     return next((color for _, color, names in PHASES if name in (*names, color)), "other")
 
 

@@ -1,6 +1,6 @@
-"""What a figure says, independent of how it is drawn: series with their spread, axes, reference lines, and categories.
+"""The content of a figure, independent of its rendering: series with spread, axes, reference lines and categories.
 
-Every picture of mlbench is a `Figure`: on pages by `svg`, in files by `png`, as a table by `Figure.rows`.
+All figures of mlbench are a `Figure`, rendered by `svg` on pages, by `png` in files, and by `Figure.rows` as a table.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,9 +13,9 @@ class Kind(StrEnum):
 
     LINES = "lines"
     STEPS = "steps"  # lines without marks
-    BARS = "bars"  # lines stack up to a bar
-    SPANS = "spans"  # each point is a bar from its low to its high
-    RANGES = "ranges"  # as SPANS, but each line has its own lane, with a mark at y
+    BARS = "bars"  # lines are stacked to bars
+    SPANS = "spans"  # each point is a bar from low to high
+    RANGES = "ranges"  # like SPANS, but each line has its own lane, with a mark at y
 
 
 class Scale(StrEnum):
@@ -28,15 +28,15 @@ class Scale(StrEnum):
 
     @property
     def is_log(self) -> bool:
-        """Whether equal distances are equal ratios."""
+        """Whether the scale is logarithmic."""
         return self in (Scale.LOG2, Scale.LOG10)
 
 
 class Spread(StrEnum):
-    """What `low` and `high` of a line are."""
+    """The meaning of a line's `low` and `high`."""
 
     INTERVAL = "interval"  # of 95 %, a capped bar at each point
-    BAND = "band"  # the area between both ends
+    BAND = "band"  # the area between low and high
 
 
 @dataclass(frozen=True)
@@ -54,16 +54,16 @@ class Axis:
 
 @dataclass(frozen=True)
 class Line:
-    """A named series. `low` and `high` are as long as `ys`, or empty. None: no value.
+    """A named series. `low` and `high` have the length of `ys` or are empty. None: no value.
 
-    reference   nobody measured it here: goals, ideals, published figures
-    few         of points with so few runs that `low` and `high` are their range; their marks are hollow
-    notes       words beside points, such as "contended"
-    color       a color of `look`; empty: the renderer's next
-    shape       which mark of that color
-    group       lines of one group are drawn as one part of a bar
-    is_joined   False: marks alone
-    is_named    False: it belongs to the line before it, and has neither marks nor an entry in legends
+    reference   not measured here: goals, ideals, published figures
+    few         True for points with two runs, whose `low` and `high` are their range; drawn with hollow marks
+    notes       text beside points, such as "contended"
+    color       a color of `look`; empty: chosen by the renderer
+    shape       index of the mark
+    group       lines of a group are drawn as one part of a bar
+    is_joined   False: marks only
+    is_named    False: belongs to the line before it, without marks and legend entry
     """
 
     label: str
@@ -87,7 +87,7 @@ class Line:
             raise ValueError(f"the line {self.label!r} has columns of different lengths")
 
     def points(self) -> Iterator[tuple[float, float, float | None, float | None, bool, str]]:
-        """(x, y, low, high, few, note) of every point that has a value."""
+        """(x, y, low, high, few, note) of every point with a value."""
         for index, (x, y) in enumerate(zip(self.xs, self.ys, strict=True)):
             if y is not None:
                 ends = (self.low[index], self.high[index]) if self.low and self.high else (None, None)
@@ -97,7 +97,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Figure:
-    """`key` is its name in file names and links."""
+    """`key` is used in file names and links."""
 
     key: str
     title: str
@@ -110,14 +110,14 @@ class Figure:
 
     @property
     def alt(self) -> str:
-        """A sentence that says what the figure shows, for readers that do not see it."""
+        """A sentence that describes the figure for people who cannot see it."""
         names = ", ".join(line.label for line in self.lines[:8])
         more = f" and {len(self.lines) - 8} more" if len(self.lines) > 8 else ""
         return f"{self.title}: {self.y.label} over {self.x.label}, for {names}{more}."
 
     @property
     def parts(self) -> tuple[Line, ...]:
-        """The lines as they are drawn: those of one group added up, in the order of the groups."""
+        """The drawn lines: the sums of groups, in the order of the groups."""
         groups: dict[str, list[Line]] = {}
         for line in self.lines:
             groups.setdefault(line.group or line.label, []).append(line)
@@ -125,17 +125,17 @@ class Figure:
 
     @property
     def needs_legend(self) -> bool:
-        """Whether there are several series that nothing else names: a single one has the title, bars their rows."""
+        """Whether there are several series without other labels: a single one has the title, bars their rows."""
         labels = [line.label for line in self.parts]
         names_rows = self.kind is Kind.BARS and labels == list(self.x.categories)
         return self.kind is Kind.SPANS or (len(labels) > 1 and not names_rows)
 
     def name_x(self, x: float) -> str:
-        """A place on the x-axis as text: the name of its category, or the number."""
+        """A position on the x-axis as text: the category or the number."""
         return self.x.categories[int(x)] if self.x.scale is Scale.CATEGORIES else f"{x:.9g}"
 
     def rows(self) -> Iterator[tuple[str, str, float | None, float | None, float | None]]:
-        """(line, x, y, low, high) of every point; x is the category's name on such a scale."""
+        """(line, x, y, low, high) of every point; x is text."""
         for line in self.lines:
             for index, (x, y) in enumerate(zip(line.xs, line.ys, strict=True)):
                 low = line.low[index] if line.low else None
@@ -158,7 +158,7 @@ class Sheet:
 
 
 def _add(name: str, lines: Sequence[Line]) -> Line:
-    """The sum of lines over the same places."""
+    """The sum of lines with the same x values."""
     sums: dict[float, float] = {}
     for line in lines:
         for x, y in zip(line.xs, line.ys, strict=True):
@@ -169,7 +169,7 @@ def _add(name: str, lines: Sequence[Line]) -> Line:
 
 
 def thin(xs: Sequence[float], ys: Sequence[float | None], limit: int = 600) -> tuple[list[float], list[float | None]]:
-    """At most about `limit` points that keep the ends and the extremes: of each group its least and greatest."""
+    """About `limit` points at most, including the ends and the minimum and maximum of each group."""
     if len(xs) <= limit:
         return list(xs), list(ys)
     size = -(-len(xs) // (limit // 2))

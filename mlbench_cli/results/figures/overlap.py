@@ -1,5 +1,5 @@
-"""What communication a training hides: the spans of a few updates on two lanes, those of the training thread and those
-of the communication thread, from the timeline in a result's details (task_images/harness/timeline.py).
+"""Overlap of computation and communication: the spans of a few updates of the training thread and of the communication
+thread, from the timeline in a result's details (task_images/harness/timeline.py).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +12,7 @@ from mlbench_cli.results.figures.model import Axis, Figure, Kind, Line, Scale, S
 from mlbench_cli.util.text import shorten
 
 MAX_PANELS = 6
-MAX_MOMENT = 1e6  # seconds; two updates do not take so long
+MAX_MOMENT = 1e6  # seconds; longer than two updates take
 LANES = ("training", "messages", "waiting behind other messages")
 
 Span = tuple[float, float]
@@ -20,12 +20,12 @@ Span = tuple[float, float]
 
 @dataclass(frozen=True)
 class Overlap:
-    """The timeline of one run. Seconds from the beginning of the first update.
+    """The timeline of one run. Seconds since the start of the first update.
 
     training   (category, begin, end); messages: (ready, begin, end)
-    exposed    seconds in which messages were under way and the training waited for them
-    hidden     seconds in which messages were under way and the training went on
-    queue      moments at which a message was ready and others were before it, as spans
+    exposed    seconds in which the training waited for messages
+    hidden     seconds in which messages were sent during computation
+    queue      spans in which a message was ready but queued behind others
     """
 
     title: str
@@ -54,7 +54,7 @@ class Overlap:
 
 
 def merge_spans(spans: Iterator[Span] | Sequence[Span]) -> list[Span]:
-    """The same moments by spans that do not overlap, ascending."""
+    """The union of the spans as ascending, disjoint spans."""
     merged: list[Span] = []
     for begin, end in sorted(spans):
         if merged and begin <= merged[-1][1]:
@@ -65,12 +65,12 @@ def merge_spans(spans: Iterator[Span] | Sequence[Span]) -> list[Span]:
 
 
 def measure_common(first: Sequence[Span], second: Sequence[Span]) -> float:
-    """Seconds that lie in a span of both; neither's own spans overlap."""
+    """Seconds in the intersection of two lists of disjoint spans."""
     return sum(max(0.0, min(one[1], other[1]) - max(one[0], other[0])) for one in first for other in second)
 
 
 def read_overlap(archive: Archive) -> Overlap | None:
-    """The timeline of a run; None if its result has none, or one that cannot be read."""
+    """The timeline of a run; None if its result has no readable one."""
     result = archive.result
     timeline = (result.get("details") or {}).get("timeline")
     if not isinstance(timeline, Mapping):
@@ -88,7 +88,7 @@ def read_overlap(archive: Archive) -> Overlap | None:
 
 
 def draw_sheet(overlaps: Sequence[Overlap]) -> Sheet:
-    """A panel for each of the first MAX_PANELS."""
+    """A sheet with a panel for each of the first MAX_PANELS runs."""
     figures = tuple(_figure(index, overlap) for index, overlap in enumerate(overlaps[:MAX_PANELS]))
     return Sheet("overlap", "Communication and training, rank 0", figures)
 

@@ -1,4 +1,4 @@
-"""The picture of `mlbench plan`: time against price of all candidates, and the line that nothing beats."""
+"""The figure of `mlbench plan`: time against price of all candidates, and their Pareto front."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,11 +9,11 @@ from mlbench_cli.results.figures.model import Axis, Figure, Line, Scale, Sheet, 
 from mlbench_cli.results.figures.png import write_sheets
 
 Points = Sequence[tuple[float, float]]
-MAX_POINTS = 50  # of a cloud: lines of more have no marks
+MAX_POINTS = 50  # of a cloud; lines with more points have no marks
 
 
 def draw_plan(task: str, clouds: Mapping[str, Points], pareto: Points, best: Points, folder: Path) -> list[Path]:
-    """Write plan.png and .svg into `folder`. Points are (seconds, price in USD); `clouds` has them by cloud."""
+    """Write plan.png and plan.svg into `folder`. `clouds` are points (seconds, price in USD) by cloud."""
     lines = []
     for (name, points), (color, shape) in zip(clouds.items(), choose_looks(list(clouds)), strict=True):
         shown = sorted((seconds, price) for seconds, price in points if seconds > 0 and price > 0)

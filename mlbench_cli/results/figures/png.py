@@ -1,7 +1,7 @@
-"""Figures in files, PNG and SVG, drawn with matplotlib from the same model and in the same colors as on pages.
+"""Figures as PNG and SVG files, drawn with matplotlib from the same model and in the same colors as on pages.
 
-Drawn without pyplot, so nothing global is touched. The files hold neither dates nor versions: equal figures give equal
-bytes with the same matplotlib.
+pyplot is not used, to avoid global state. The files contain no dates and versions, so equal figures give equal bytes
+with the same matplotlib.
 """
 
 import textwrap
@@ -29,7 +29,7 @@ _COLUMNS = {1: 1, 2: 2, 4: 2}
 _WIDTHS = {1: 7.5, 2: 10.5, 3: 13.5}
 MAX_LABEL = 150
 MAX_LINES = 40  # of a message
-MAX_MARKS = 60  # points of a line that has marks
+MAX_MARKS = 60  # points of a line with marks
 _STYLE: dict[str, object] = {
     "axes.axisbelow": True,
     "axes.grid": True,
@@ -54,7 +54,7 @@ _STYLE: dict[str, object] = {
 
 
 def write_sheets(sheets: Iterable[Sheet], folder: Path) -> list[Path]:
-    """Write each sheet as NAME.png and NAME.svg into `folder`, which is there; the paths."""
+    """Write each sheet as NAME.png and NAME.svg into the existing `folder`; returns the paths."""
     written = []
     for sheet, picture in draw_sheets(sheets):
         for suffix, metadata in ((".png", {"Software": None}), (".svg", {"Date": None, "Creator": None})):
@@ -66,7 +66,7 @@ def write_sheets(sheets: Iterable[Sheet], folder: Path) -> list[Path]:
 
 
 def draw_sheets(sheets: Iterable[Sheet]) -> "Iterator[tuple[Sheet, Picture]]":
-    """Each sheet with its picture, which is to be used before the next is asked for.
+    """Each sheet with its picture, which must be used before the next one is drawn.
 
     Raises MlbenchError without matplotlib.
     """
@@ -74,7 +74,7 @@ def draw_sheets(sheets: Iterable[Sheet]) -> "Iterator[tuple[Sheet, Picture]]":
         for sheet in sheets:
             picture = _draw(sheet)
             picture.draw_without_rendering()
-            picture.set_layout_engine("none")  # the same places in both formats, found once
+            picture.set_layout_engine("none")  # one layout for both formats
             _drop_overlapping(picture)
             yield sheet, picture
 
@@ -88,7 +88,7 @@ def _style() -> Iterator[None]:
     colors = read_colors()
     own = {"axes.edgecolor": colors["edge"], "grid.color": colors["line"], "text.color": colors["ink"]}
     own |= {f"{name}.labelcolor": colors["quiet"] for name in ("xtick", "ytick")} | {"axes.labelcolor": colors["quiet"]}
-    # A glyph that the font lacks is drawn as a box; the warning would print a foreign text and a path of this machine.
+    # Missing glyphs are drawn as boxes; the warning would print untrusted text and a local path.
     with matplotlib.rc_context(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing", category=UserWarning)
         matplotlib.rcdefaults()
@@ -100,7 +100,7 @@ def _style() -> Iterator[None]:
 
 
 def _draw(sheet: Sheet) -> "Picture":
-    """Title, subtitle, the panels in rows of up to three, and the footnote."""
+    """Draw title, subtitle, panels in rows of up to three, and footnote."""
     from matplotlib.figure import Figure as Picture
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
@@ -114,7 +114,7 @@ def _draw(sheet: Sheet) -> "Picture":
     footnote = textwrap.wrap(sheet.footnote, int(width * 16))
     head, foot = 0.46 + 0.18 * len([*subtitle, *message]), 0.1 + 0.15 * len(footnote)
     total = sum(heights) + head + foot
-    # The layout engine arranges the panels; what is above and below them is laid out here, in inches.
+    # The layout engine arranges the panels; text above and below them is placed here, in inches.
     rectangle = (0.0, foot / total, 1.0, 1 - (head + foot) / total)
     picture = Picture(figsize=(width, total), layout=ConstrainedLayoutEngine(rect=rectangle, w_pad=0.12, h_pad=0.08))
     quiet, left = read_colors()["quiet"], 0.12 / width
@@ -133,7 +133,7 @@ def _draw(sheet: Sheet) -> "Picture":
 
 
 def _title(picture: "Picture", sheet: Sheet, x: float, y: float) -> None:
-    """The title, and in another color what its figures must not be taken for."""
+    """Draw the title, and its warnings in another color."""
     shown = picture.text(x, y, sheet.title, va="top", fontsize=13, fontweight="bold")
     for mark in sheet.marks:
         x += shown.get_window_extent().width / picture.bbox.width
@@ -279,7 +279,7 @@ def _part(axes: "Axes", figure: Figure, line: Line, index: int, count: int) -> A
 
 
 def _starts(figure: Figure, index: int) -> dict[float, float]:
-    """Where the part number `index` of each bar begins."""
+    """The start of part `index` of each bar."""
     sums: dict[float, float] = {}
     for line in figure.parts[:index]:
         for at, value, *_ in line.points():
@@ -288,7 +288,7 @@ def _starts(figure: Figure, index: int) -> dict[float, float]:
 
 
 def _row_text(figure: Figure, row: float) -> tuple[str, float]:
-    """What is written at the end of a row, and where."""
+    """The text at the end of a row, and its position."""
     found = [point for line in figure.parts for point in line.points() if point[0] == row]
     note = next((note for *_, note in found if note), "")
     if figure.kind is Kind.BARS:
@@ -307,7 +307,7 @@ def _wrap(text: str) -> str:
 
 
 def _drop_overlapping(picture: "Picture") -> None:
-    """Remove notes that would lie over other texts: they are in the tables, too."""
+    """Remove notes that would overlap other text; the tables have them, too."""
     legends = [legend for axes in picture.axes if (legend := axes.get_legend())]
     fixed = [text.get_window_extent() for legend in legends for text in legend.get_texts()]
     for axes in picture.axes:

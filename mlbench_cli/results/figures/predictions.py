@@ -1,4 +1,4 @@
-"""The picture of `mlbench predict --check`: what was predicted over what was measured."""
+"""The figure of `mlbench predict --check`: predicted over measured values."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ BAND = 0.15  # of the relative error, shaded
 
 @dataclass(frozen=True)
 class PredictedPair:
-    """A measured and a predicted value, as a picture shows them: one panel for each `group`."""
+    """A measured and a predicted value; each `group` has a panel."""
 
     group: str
     method: str
@@ -24,7 +24,7 @@ class PredictedPair:
 
 
 def draw_predictions(pairs: Sequence[PredictedPair], unit: str, folder: Path) -> list[Path]:
-    """Write predictions.png and .svg into `folder`: one panel for each group. Raises UsageError for no pair."""
+    """Write predictions.png and predictions.svg into `folder`. Raises UsageError without pairs."""
     if not pairs:
         raise UsageError("Nothing to draw: no run has measured its steps.")
     groups = dict.fromkeys(pair.group for pair in pairs)

@@ -1,4 +1,4 @@
-"""How clusters were made and removed: when each resource was asked for, waited for and ready."""
+"""Timelines of creating and deleting clusters: when each resource was requested, waited for and ready."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -22,9 +22,9 @@ FIELDS = ("cluster", "provider", "phase", "kind", "resource", "adopted", "began"
 
 
 def draw(clusters: Sequence[Cluster], folder: Path) -> list[Path]:
-    """Draw the making and, if it is known, the removal of clusters into `folder`; the paths that were written.
+    """Draw the creation and, if known, the deletion of clusters into `folder`; returns the written paths.
 
-    Takes records as the store and the journal have them. Raises UsageError if one tells of no times.
+    Raises UsageError for a cluster without recorded times.
     """
     for cluster in clusters:
         if not list_times(cluster, "making") and not list_times(cluster, "removal"):
@@ -42,7 +42,7 @@ def draw(clusters: Sequence[Cluster], folder: Path) -> list[Path]:
 
 
 def provisioning_figures(clusters: Sequence[Cluster]) -> Iterator[Figure]:
-    """A figure for the making and one for the removal of each cluster, as far as their times are known."""
+    """Figures of the creation and deletion of each cluster, as far as times are known."""
     for number, cluster in enumerate(clusters):
         for phase, word in PHASES.items():
             rows = list_times(cluster, phase)
@@ -52,7 +52,7 @@ def provisioning_figures(clusters: Sequence[Cluster]) -> Iterator[Figure]:
 
 
 def to_csv(clusters: Sequence[Cluster]) -> str:
-    """One row per resource and phase, in seconds since the making, or the removal, began; empty: not come to."""
+    """A row per resource and phase, in seconds since the start of the creation or deletion; empty: not reached."""
     rows: list[Sequence[object]] = [FIELDS]
     for cluster in clusters:
         for phase in PHASES:
@@ -65,12 +65,12 @@ def to_csv(clusters: Sequence[Cluster]) -> str:
 
 @dataclass(frozen=True)
 class ResourceTimes:
-    """When a resource was asked for, accepted and ready or gone, in seconds since the cluster's making, or removal,
-    began. None: not come to."""
+    """When a resource was requested, accepted and ready or gone, in seconds since the start of the creation or
+    deletion. None: not reached."""
 
     kind: str
     resource: str
-    title: str  # without the cluster's name, which stands above
+    title: str  # without the cluster's name, which is in the title
     is_adopted: bool
     began: float
     accepted: float | None
@@ -79,12 +79,12 @@ class ResourceTimes:
 
     @property
     def end(self) -> float:
-        """When it ended, or how far it is known to have come."""
+        """The end, or the last known time."""
         return self.began + self.waited if self.ended is None else self.ended
 
 
 def list_times(cluster: Cluster, phase: str) -> list[ResourceTimes]:
-    """The resources of a cluster's record in the phase "making" or "removal", as far as times are known."""
+    """The resources with known times in a cluster's record for the phase "making" or "removal"."""
     details = ClusterDetails.of(cluster)
     entries = details.provisioning if phase == "making" else details.removal
     return [
@@ -154,6 +154,6 @@ def _sum_up(cluster: Cluster, phase: str, rows: Sequence[ResourceTimes]) -> str:
 
 
 def _short(name: str, cluster: Cluster) -> str:
-    """A resource's name without the cluster's, which stands above."""
+    """A resource's name without the cluster's, which is in the title."""
     left = name.replace(cluster.name, "").strip("/-=")
     return "" if left.startswith("mlbench") else left  # as what mlbench makes one of is called

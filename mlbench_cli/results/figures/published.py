@@ -1,4 +1,4 @@
-"""The results that the original MLBench published, beside which ours can be drawn: published_results.csv."""
+"""Published results of MLBench 3, for comparison: published_results.csv."""
 
 import csv
 from collections.abc import Iterator
@@ -10,13 +10,13 @@ from mlbench_cli.results.figures.look import color_of_phase
 from mlbench_cli.results.figures.model import Line
 
 _DATA = Path(__file__).parents[1] / "analysis" / "published_results.csv"
-# Our tasks that do what a published one did.
+# Tasks that repeat a published one.
 _SAME = {"cifar10_resnet20_ddp": "cifar10_resnet20", "cifar10_resnet20_tensorflow": "cifar10_resnet20"}
 
 
 @dataclass(frozen=True)
 class PublishedValue:
-    """One published figure. `is_approximate`: read off a plot, within 2 to 5 %."""
+    """One published value. `is_approximate`: read from a plot, within 2 to 5 %."""
 
     task: str
     variant: str
@@ -30,7 +30,7 @@ class PublishedValue:
 
 @cache
 def read_published() -> tuple[PublishedValue, ...]:
-    """All published values. The file beside this module names the source of each."""
+    """All published values, with sources."""
     lines = [line for line in _DATA.read_text("utf-8").splitlines() if not line.startswith("#")]
     return tuple(
         PublishedValue(
@@ -48,7 +48,7 @@ def read_published() -> tuple[PublishedValue, ...]:
 
 
 def published_lines(task: str, metric: str) -> Iterator[Line]:
-    """The published curves of a task's metric over the number of workers; none if nothing was published."""
+    """The published curves of a task's metric over the number of workers, if any."""
     values = [item for item in read_published() if (item.task, item.metric) == (_SAME.get(task, task), metric)]
     for variant in dict.fromkeys(item.variant for item in values):
         own = [item for item in values if item.variant == variant]
@@ -61,7 +61,7 @@ def published_lines(task: str, metric: str) -> Iterator[Line]:
         )
 
 
-# Metric -> name of the phase, in the order of a step. "compute" stands for the first four.
+# Metric -> name of the phase, in the order of a step. "compute" is the sum of the first four.
 PHASES = {
     "compute_seconds": "compute",
     **{f"{name}_seconds": name for name in ("forward", "loss", "backward", "optimizer")},
@@ -70,9 +70,9 @@ PHASES = {
 
 
 def published_phases(task: str) -> Iterator[tuple[str, list[int], tuple[Line, ...]]]:
-    """The published bars of a task: variant, numbers of workers, and a line for each phase.
+    """The published bars of a task: variant, numbers of workers, and a line per phase.
 
-    A variant whose total alone is known besides the communication has the rest of it as "all else".
+    If only total and communication are known, the remainder is "all else".
     """
     values: dict[str, dict[str, dict[int, float]]] = {}
     for item in read_published():
@@ -95,5 +95,5 @@ def published_phases(task: str) -> Iterator[tuple[str, list[int], tuple[Line, ..
 
 
 def published_sources(task: str) -> list[str]:
-    """Where the published figures of a task are from, each source once."""
+    """The distinct sources of a task's published values."""
     return list(dict.fromkeys(item.source for item in read_published() if item.task == _SAME.get(task, task)))

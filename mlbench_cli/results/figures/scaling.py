@@ -1,7 +1,7 @@
 """Figures over the number of workers: time, speed-up, efficiency, phases, communication, cost, throughput.
 
-Runs are in one figure only if they did the same job: task, goal, data and time to spend are equal. What else differs
-(backend, machine, method, ...) is named by the label of the line.
+Runs share a figure only if they did the same job: equal task, goal, data and time budget. Other differences (backend,
+machine, method, ...) are in the label of the line.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -30,8 +30,8 @@ _WORKERS = "workers"
 
 @dataclass(frozen=True)
 class Job:
-    """Groups of runs that did the same, so that they may share a figure. `prices` are US dollars by run, if known.
-    `published` adds the curves that the original MLBench published."""
+    """Groups of runs of the same job, which share figures. `prices` are US dollars by run, if known.
+    `published` adds the published curves of MLBench 3."""
 
     name: str
     groups: tuple[Group, ...]
@@ -44,7 +44,7 @@ class Job:
         return choose_looks([group.facts.get("method", "") for group in self.groups])
 
     def list_published(self, metric: str) -> list[Line]:
-        """The published lines of the task, in colors that the groups do not have."""
+        """The published lines of the task, in colors that the groups do not use."""
         found = published_lines(self.task, metric) if self.published else ()
         taken = set(self.looks)
         free = [look for look in map(look_of, range(42)) if look not in taken]
@@ -57,12 +57,12 @@ class Job:
 
     @property
     def workers(self) -> list[int]:
-        """Every number of workers that any group has, ascending."""
+        """All numbers of workers, ascending."""
         return sorted({point.workers for group in self.groups for point in group.points})
 
     @property
     def what(self) -> str:
-        """What is timed: "seconds to the goal", "seconds of the run"."""
+        """The timed quantity: "seconds to the goal" or "seconds of the run"."""
         if self.groups[0].after_time:
             return "time budget in seconds"
         if self.groups[0].key.measure:
@@ -71,7 +71,7 @@ class Job:
 
 
 def split_jobs(series: Series, prices: dict[str, float], *, published: bool = True) -> list[Job]:
-    """The groups by what they did, in the order of the series; names tell jobs of one task apart."""
+    """The groups by job, in the order of the series; names distinguish jobs of the same task."""
     found: dict[tuple[object, ...], list[Group]] = {}
     for group in series.groups:
         found.setdefault(_job_key(group.key), []).append(group)
@@ -88,14 +88,14 @@ def split_jobs(series: Series, prices: dict[str, float], *, published: bool = Tr
     ]
 
 
-# What tells groups apart, in the order in which labels use it. Digests and versions come last: they follow from others
-# more often than they explain a difference.
+# Distinguishing settings in the order of labels. Digests and versions come last, because they rarely explain a
+# difference.
 _TELLING = ("method", "network", "backend", "device", "command", "cluster", "processes_per_worker", "gpus_per_worker")
 _LAST = ("machine", "framework", "image", "code", "judge", "data", "division")
 
 
 def label_groups(groups: Sequence[Group]) -> tuple[Group, ...]:
-    """The groups of one job with labels of nothing but what tells them apart; a single one is named by its method."""
+    """The groups of one job, labeled by their differences; a single group by its method."""
     facts = [group.facts for group in groups]
     if len(groups) == 1:
         return (replace(groups[0], label=describe("method", facts[0].get("method", "")) or groups[0].label),)
@@ -112,7 +112,7 @@ def label_groups(groups: Sequence[Group]) -> tuple[Group, ...]:
 
 
 def _job_key(key: ComparisonKey) -> tuple[object, ...]:
-    """Without a goal the parameters say how much is done."""
+    """The key of a job; without a goal it includes the parameters, which define the amount of work."""
     amount = () if key.goal else key.parameters
     shared = (key.task, key.preset, key.goal, key.metric, key.budget, key.data, key.synthetic)
     return (*shared, key.measure, key.label, key.command, key.judge, amount)
@@ -125,7 +125,7 @@ def _difference(group: Group) -> str:
 
 
 def scaling_figures(job: Job, number: int) -> Iterator[Figure]:
-    """All figures of a job over the number of workers, those without any value left out."""
+    """All figures of a job over the number of workers, without empty ones."""
     key = f"job{number}-"
     made = (
         time_figure(job, key),
@@ -162,7 +162,7 @@ def time_figure(job: Job, key: str) -> Figure | None:
 
 
 def speedup_figure(job: Job, key: str) -> Figure | None:
-    """How many times faster than the fewest workers of the same line."""
+    """Speed-up over the smallest number of workers of the same line."""
     lines = _collect_lines(job, lambda group, point: group.speedup(point))
     if not any(group.has_speedup for group in job.groups):
         return None
@@ -173,7 +173,7 @@ def speedup_figure(job: Job, key: str) -> Figure | None:
 
 
 def _wide(lines: Sequence[Line], scale: Scale) -> Scale:
-    """`scale` for values that are many times apart, else a linear one, which shows sizes."""
+    """`scale` for values that differ by a large factor, else linear."""
     values = [y for line in lines for y in line.ys if y is not None and y > 0]
     return scale if values and max(values) > 16 * min(values) else Scale.LINEAR
 
@@ -197,7 +197,7 @@ def _compute_speedup(job: Job, key: str) -> Figure | None:
 
 
 def phase_figures(job: Job, key: str) -> Iterator[Figure]:
-    """Rank 0's time by phase: a bar for each number of workers, a figure for each group."""
+    """Rank 0's time by phase: a bar per number of workers, a figure per group."""
     for index, group in enumerate(job.groups):
         points = [point for point in group.points if point.shown and any(point.parts.values())]
         if not points:
@@ -217,7 +217,7 @@ def phase_figures(job: Job, key: str) -> Iterator[Figure]:
 
 
 def phases_figure(job: Job, key: str) -> Figure | None:
-    """All groups of a job in one figure of phases: a bar for each number of workers and group."""
+    """All groups of a job in one figure of phases: a bar per number of workers and group."""
     found = [
         (group, point)
         for count in job.workers
@@ -226,7 +226,7 @@ def phases_figure(job: Job, key: str) -> Figure | None:
         if point.workers == count and point.shown and any(point.parts.values())
     ]
     if not any(name != "other" and seconds for _, point in found for name, seconds in point.parts.items()):
-        return None  # nothing is known of where it went
+        return None  # phases are unknown
     names = tuple(_name_place(job, group, point) for group, point in found)
     hides = any(run.hides for _, point in found for run in point.shown)
     return Figure(
@@ -258,7 +258,7 @@ def _phase_lines(points: Sequence[Point], *, shares: bool = False) -> Iterator[L
 
 
 def _waiting(point: Point) -> str:
-    """ "waits 38 %": the share of the time for messages; empty without any."""
+    """ "waits 38 %": share of the time spent waiting for messages; empty if none."""
     share = point.parts.get(COMMUNICATION, 0.0) / (sum(point.parts.values()) or 1.0)
     return f"waits {format_share(share)}" if share > 0 else ""
 
@@ -269,14 +269,14 @@ def _name_workers(counts: Sequence[int]) -> Axis:
 
 
 def _note(point: Point) -> str:
-    """What a reader must know of a point besides its value: "1 of 2 reached it", "failed", "contended"."""
+    """The note at a point: "1 of 2 reached it", "failed", "contended"."""
     trouble = point.share or ("" if point.good else "/".join(sorted({run.outcome for run in point.bad})))
     words = (trouble, *point.labels)
     return ", ".join(word.replace("_", " ") for word in words if word)
 
 
 def _published_phases(job: Job, key: str) -> Iterator[Figure]:
-    """The original's bars, one figure for each of its series: seconds of other machines, never beside ours."""
+    """MLBench 3's bars, a figure per series, separate from ours because they are from other machines."""
     for index, (variant, counts, lines) in enumerate(published_phases(job.task)):
         yield Figure(
             f"{key}published-phases-{index}",
@@ -336,7 +336,7 @@ def _throughput(job: Job, key: str) -> Figure | None:
 
 
 def _node_hours(job: Job, key: str) -> Figure | None:
-    """Only beside published ones: without prices, what the machines were occupied is the cost."""
+    """Node hours as the cost without prices; only drawn together with published values."""
     published = job.list_published("node_hours")
     if not published or job.groups[0].after_time or not job.groups[0].metric:
         return None
@@ -350,7 +350,7 @@ def _node_hours(job: Job, key: str) -> Figure | None:
 
 
 def _final_error(job: Job, key: str) -> Figure | None:
-    """Only beside published ones: the error at the end of a fixed training, over the number of workers."""
+    """The final error of a fixed training over the number of workers; only drawn together with published values."""
     published = job.list_published("final_error")
     metric = job.groups[0].metric or ""
     if not published or not metric.startswith("Prec@"):
@@ -366,7 +366,7 @@ def _final_error(job: Job, key: str) -> Figure | None:
 
 
 def _map_estimate(found: Estimate, change: Callable[[float], float]) -> Estimate:
-    """The estimate of a quantity that follows from another one, rising or falling."""
+    """The estimate of a monotonic function of another quantity."""
     if found.low is None or found.high is None:
         return replace(found, mean=change(found.mean))
     low, high = sorted((change(found.low), change(found.high)))
@@ -429,7 +429,7 @@ def _scale(found: Estimate, factor: float) -> Estimate:
 
 
 def _collect_lines(job: Job, value: Callable[[Group, Point], Estimate | None]) -> list[Line]:
-    """A line per group, of the points that have the value."""
+    """A line per group with the points that have a value."""
     lines = []
     for group, (color, shape) in zip(job.groups, job.looks, strict=True):
         found = [(point, each) for point in group.points if (each := value(group, point)) is not None]
@@ -454,7 +454,7 @@ def _collect_lines(job: Job, value: Callable[[Group, Point], Estimate | None]) -
 
 
 def _ideal(job: Job) -> Line:
-    """Twice the workers, twice as fast."""
+    """The line of ideal scaling."""
     counts = job.workers
     return Line("ideal", tuple(map(float, counts)), tuple(count / counts[0] for count in counts), reference=True)
 
@@ -478,7 +478,7 @@ def _figure(
     own = [line for line in lines if not line.reference]
     counts = _counts(job, lines)
     if sum(len(line.xs) for line in own) < 2 and len(counts) < 2:
-        return None  # a single value is a sentence
+        return None  # a single value is shown as a sentence
     lines = [replace(line, low=tuple(end and max(0.0, end) for end in line.low)) for line in lines]
     if any(line.low for line in own):
         few = any(any(line.few) for line in own)
@@ -490,6 +490,6 @@ def _figure(
 
 
 def _turn(lines: Sequence[Line], axis: Axis) -> tuple[Axis, Axis, tuple[Line, ...]]:
-    """Values of one number of workers as bars below each other, one for each line."""
+    """Convert values at a single number of workers to horizontal bars, one per line."""
     bars = tuple(replace(line, xs=(float(index),)) for index, line in enumerate(lines))
     return Axis("series", Scale.CATEGORIES, categories=tuple(line.label for line in lines)), axis, bars

@@ -1,5 +1,5 @@
-"""One page about a set of runs: what was run, on what, what came of it, and every figure with its numbers.
+"""The report: one page about a set of runs, with settings, machines, results and all figures with their numbers.
 
-`collect` makes a `Report` of archives: plain data. `html` and `markdown` render it. The dashboard shows the same
+`collect` turns archives into a `Report` of plain data; `html` and `markdown` render it. The dashboard shows the same
 figures.
 """

@@ -49,10 +49,10 @@ from mlbench_cli.results.report.summary import (
 )
 from mlbench_cli.util.text import shorten
 
-MAX_MACHINE_RUNS = 4  # whose samples are drawn: the largest of each group first
-MAX_WAYS = 7  # lines in the figure of the way to the goal
+MAX_MACHINE_RUNS = 4  # runs whose samples are drawn, the largest of each group first
+MAX_WAYS = 7  # lines in the figure of progress toward the goal
 NOT_PUBLISHED = "loss over time and learning rate: the original did not publish numbers"
-_LEADING = ("time", "after-time", "phases", "way")  # figures that a job's section shows, by the ends of their keys
+_LEADING = ("time", "after-time", "phases", "way")  # figures in a job's section, by suffix of their keys
 
 
 def collect(
@@ -63,10 +63,10 @@ def collect(
     foreign: Sequence[Path] = (),
     left_out: Sequence[str] = (),
 ) -> Report:
-    """The report of verified archives; `more` are figures of their clusters, `foreign` files of nccl-tests or OSU,
-    `left_out` sentences about archives that were refused.
+    """The report of verified archives. `more` are figures of their clusters, `foreign` files of nccl-tests or OSU,
+    `left_out` sentences about rejected archives.
 
-    Raises UsageError for two archives of one run that differ.
+    Raises UsageError if two archives of the same run differ.
     """
     series = collect_series(archives)
     runs = [RunData(archive) for archive in _in_order(archives, series)]
@@ -101,7 +101,7 @@ def collect(
 
 
 def _in_order(archives: Sequence[Archive], series: Series) -> list[Archive]:
-    """As the series has them: by group, workers and name."""
+    """The archives in the order of the series: by group, workers and name."""
     points = (point for group in series.groups for point in group.points)
     order = {run.source: index for index, run in enumerate(run for point in points for run in point.good + point.bad)}
     unique = {str(archive.run["id"]): archive for archive in reversed(archives)}
@@ -129,7 +129,7 @@ def _title(jobs: Sequence[Job], verdicts: Sequence[Verdict | None], runs: Sequen
 
 
 def _context(series: Series, runs: Sequence[RunData]) -> str:
-    """What the page is about: tasks, goal, place, day."""
+    """The line above the title: tasks, goal, place, date."""
     tasks = ", ".join(series.tasks[:3]) + (" and more" if len(series.tasks) > 3 else "")
     goal = series.common.get("goal", "")
     places = list(dict.fromkeys(str(run.archive.result["cluster"]) for run in runs))
@@ -142,7 +142,7 @@ def _context(series: Series, runs: Sequence[RunData]) -> str:
 
 
 def _headline(jobs: Sequence[Job], verdicts: Sequence[Verdict | None], runs: Sequence[RunData]) -> Iterator[str]:
-    """Below the title: of one job what the title leaves out; of several that they are not compared."""
+    """The sentences below the title: details of a single job, or that several jobs are not compared."""
     if len(jobs) == 1 and len(runs) > 1:
         yield from sentences_of(jobs[0], verdicts[0])
     elif len(jobs) > 1:
@@ -150,7 +150,7 @@ def _headline(jobs: Sequence[Job], verdicts: Sequence[Verdict | None], runs: Seq
 
 
 def _warnings(runs: Sequence[RunData]) -> Iterator[str]:
-    """What the figures must not be taken for, each once with the runs that it is about."""
+    """Warnings about what the figures do not show, each once with its runs."""
     for lead, text in _conditions(runs):
         yield f"{lead} {text}"
 
@@ -179,7 +179,7 @@ def _conditions(runs: Sequence[RunData]) -> Iterator[tuple[str, str]]:
 
 
 def _one_job(job: Job, drawn: Sequence[Figure]) -> Iterator[Section]:
-    """Figures first, then the table of all sizes."""
+    """The sections of a single job: figures first, then the table of all sizes."""
     yield Section("Figures", _comparison_note(job), (), _leading(drawn))
     yield _result_section(job)
 
@@ -187,7 +187,7 @@ def _one_job(job: Job, drawn: Sequence[Figure]) -> Iterator[Section]:
 def _several_jobs(
     jobs: Sequence[Job], drawn: Sequence[Sequence[Figure]], verdicts: Sequence[Verdict | None]
 ) -> Iterator[Section]:
-    """A table with a row for each job, then a short section for each."""
+    """The sections of several jobs: a table with a row per job, then a short section per job."""
     head = ("job", "what differs", "runs", "best", "by", "conditions")
     rows = tuple(_job_row(job) for job in jobs)
     yield Section("Jobs", (), (ReportTable("Jobs", head, rows, (2, 3)),))
@@ -224,12 +224,12 @@ def _job_row(job: Job) -> tuple[str, ...]:
 
 
 def _leading(figures: Sequence[Figure]) -> tuple[Figure, ...]:
-    """The figures that come first, in their order."""
+    """The leading figures, in order."""
     return tuple(figure for end in _LEADING for figure in figures if figure.key.partition("-")[2] == end)
 
 
 def _result_section(job: Job) -> Section:
-    """A row for each configuration; columns that say the same of all are left out."""
+    """A row per configuration; columns with equal values are left out."""
     places = [(index, group, point) for index, group in enumerate(job.groups) for point in group.points]
     metric = name_metric(job.groups[0].metric) if job.groups[0].metric else "result"
     names = ("series", "workers", "runs", "time", "interval", "speed-up", "efficiency", "throughput")
@@ -285,7 +285,7 @@ def _result_row(group: Group, point: Point) -> tuple[str, ...]:
 
 
 def _difference_section(jobs: Sequence[Job], runs: Sequence[RunData]) -> Section:
-    """What tells the series of one job apart, and the commands that ran them."""
+    """The differences between the series of one job, and the commands that ran them."""
     rows = []
     if len(jobs) == 1:
         facts = [group.facts for group in jobs[0].groups]
@@ -309,7 +309,7 @@ def _setting_name(name: str) -> str:
 
 
 def _setting_section(series: Series, jobs: Sequence[Job]) -> Section:
-    """What all runs share, and what each job is."""
+    """The settings that all runs share, and those of each job."""
     common = tuple(
         (_setting_name(name), shorten(value.replace("_", "-") if name == "label" else value, 300))
         for name, value in series.common.items()
@@ -370,7 +370,7 @@ def _gigabytes(value: object) -> str:
 
 
 def _draw(job: Job, number: int, runs: Sequence[RunData]) -> list[Figure]:
-    """All figures of a job, with titles that leave out its name."""
+    """All figures of a job, without its name in the titles."""
     own = _runs_of(job, runs)
     prefix = f"job{number}-"
     way = _way_figure(job, own, prefix)
@@ -380,14 +380,13 @@ def _draw(job: Job, number: int, runs: Sequence[RunData]) -> list[Figure]:
         *metric_figures(own, prefix),
         *step_figures(own, prefix),
     ]
-    if way is not None and len(own) == len(_largest(job)):  # nothing more to see in the figure of all runs
+    if way is not None and len(own) == len(_largest(job)):  # the figure of all runs shows the same
         made = [figure for figure in made if figure.key != f"{prefix}goal-metric"]
     return [replace(figure, title=figure.title.removesuffix(f": {job.name}")) for figure in made]
 
 
 def _largest(job: Job) -> dict[str, int]:
-    """The runs of the largest number of workers that all groups with successful runs have: name -> number of the
-    group."""
+    """The successful runs at the largest number of workers that all groups have: name -> index of the group."""
     counts = [{point.workers for point in group.points if point.good} for group in job.groups]
     known = [count for count in counts if count]
     if not known:
@@ -403,7 +402,7 @@ def _largest(job: Job) -> dict[str, int]:
 
 
 def _way_figure(job: Job, runs: Sequence[RunData], prefix: str) -> Figure | None:
-    """The goal's metric over time for one number of workers: a color for each series, a thin line for each repeat."""
+    """The goal's metric over time for one number of workers: a color per series, a thin line per repeat."""
     members = _largest(job)
     shown = [run for run in runs if run.name in members]
     found = next((item for item in metric_figures(shown, prefix) if item.key == f"{prefix}goal-metric"), None)
@@ -434,7 +433,7 @@ def _way_figure(job: Job, runs: Sequence[RunData], prefix: str) -> Figure | None
 
 
 def _more_figures(jobs: Sequence[Job], drawn: Sequence[Sequence[Figure]]) -> Iterator[Section]:
-    """Folded: everything that the sections of the jobs do not show."""
+    """The folded figures: everything that the jobs' sections do not show."""
     for job, figures in zip(jobs, drawn, strict=True):
         places = sum(len(group.points) for group in job.groups)
         shown = {figure.key for figure in _leading(figures)} if len(jobs) == 1 or places > 1 else set()
@@ -485,7 +484,7 @@ def _machine_sections(runs: Sequence[RunData], more: Sequence[Figure]) -> Iterat
 
 
 def _fault_sections(archives: Sequence[Archive]) -> Iterator[Section]:
-    """What faults cost, and the timeline of the ranks of each run that met some."""
+    """The cost of faults, and the timeline of the ranks of each run with faults."""
     faulted = [archive for archive in archives if has_faults(archive)]
     if not faulted:
         return
@@ -511,7 +510,7 @@ def _fault_sections(archives: Sequence[Archive]) -> Iterator[Section]:
 
 
 def _finding_section(runs: Sequence[RunData], left_out: Sequence[str]) -> Section:
-    """What went wrong or must be known, each once with its runs and the next command; failures first."""
+    """Findings, failures first, each once with its runs and the next command."""
     found: dict[tuple[str, str, str], list[str]] = {}
     for run in runs:
         for item in run.archive.findings:
@@ -559,7 +558,7 @@ def _run_section(runs: Sequence[RunData]) -> Section:
         )
         for run in runs
     )
-    # A column that says nothing of any run is left out.
+    # Columns without any value are left out.
     kept = [index for index in range(len(head)) if any(row[index] != NO_VALUE for row in rows)]
     table = ReportTable(
         "All runs",

@@ -1,4 +1,4 @@
-"""How objects of the API look in a notebook: HTML without scripts, every text escaped."""
+"""Notebook representations of API objects: HTML without scripts, all text escaped."""
 
 from dataclasses import dataclass, replace
 from html import escape
@@ -12,7 +12,7 @@ from mlbench_cli.results.report.model import Report
 
 @dataclass(frozen=True)
 class NotebookFigure(Figure):
-    """A figure that a notebook shows as a picture."""
+    """A figure shown as a picture in notebooks."""
 
     def _repr_html_(self) -> str:
         return _display_figure(self)
@@ -20,14 +20,14 @@ class NotebookFigure(Figure):
 
 @dataclass(frozen=True)
 class NotebookReport(Report):
-    """A report that a notebook shows, with everything but interaction."""
+    """A report shown in notebooks, without interaction."""
 
     def _repr_html_(self) -> str:
         return _display_report(self)
 
 
 def make_displayable(report: Report) -> NotebookReport:
-    """The same report, which shows itself in notebooks, and so does each of its figures."""
+    """The same report, with notebook representations of itself and its figures."""
     sections = tuple(
         replace(section, figures=tuple(NotebookFigure(**vars(figure)) for figure in section.figures))
         for section in report.sections
@@ -43,7 +43,7 @@ def _display_figure(figure: Figure) -> str:
 
 
 def _display_report(report: Report) -> str:
-    """Headline, warnings, and tables and figures of every section."""
+    """The headline, warnings, and all sections with tables and figures."""
     parts = [f"<h3>{escape(report.title)}</h3>", *(f"<p>{escape(line)}</p>" for line in report.headline)]
     parts += [f"<p>⚠ {escape(line)}</p>" for line in report.warnings]
     for section in report.sections:

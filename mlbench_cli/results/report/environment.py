@@ -1,4 +1,4 @@
-"""What templates of pages are rendered with: Jinja, and texts of this package. Loads no figures."""
+"""The Jinja environment of page templates, and assets of this package. Does not load the figures."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mlbench_cli.results.figures.model import Figure
 
 FOLDER = Path(__file__).parent
-MAX_ROWS = 400  # of a figure's table; all are in the CSV
+MAX_ROWS = 400  # rows of a figure's table; the CSV has all
 
 _Row = tuple[str, str, float | None, float | None, float | None]
 
@@ -38,7 +38,7 @@ def read_asset(name: str) -> str:
 
 @cache
 def make_environment(*folders: Path) -> "Environment":
-    """Jinja with escaping on and an error for every unknown name; templates of this package and of `folders`."""
+    """Jinja with escaping and strict undefined names, for the templates of this package and of `folders`."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
@@ -60,7 +60,7 @@ def make_environment(*folders: Path) -> "Environment":
     return environment
 
 
-# Paths in a square of 16; a tone never speaks by its color alone.
+# Icon paths on a 16 x 16 grid, so that tones are not told apart by color alone.
 _ICONS = {
     "good": "M3 8.5 6.5 12 13 4.5",
     "warn": "M8 2 15 14H1ZM8 6.5v3.5M8 12v.5",
@@ -104,6 +104,6 @@ def _show_change(row: Mapping[str, Any], unit: str, is_time: bool) -> str:
 
 
 def rows_of(figure: "Figure") -> FigureRows:
-    """The data of a figure as a table: at most MAX_ROWS rows, and how many more exist."""
+    """The data of a figure as a table of at most MAX_ROWS rows, and the number of further rows."""
     rows = list(figure.rows())
     return FigureRows(rows[:MAX_ROWS], max(0, len(rows) - MAX_ROWS), any(row[3] is not None for row in rows))

@@ -1,4 +1,4 @@
-"""A report as one HTML file that needs no network: its style is inside, and a policy forbids all else."""
+"""A report as one self-contained HTML file: the style is inlined, and a policy blocks everything else."""
 
 import base64
 import hashlib
@@ -13,7 +13,7 @@ _NO_FORMS = "base-uri 'none'; form-action 'none'"
 
 
 def render_html(report: Report, data: str = "") -> str:
-    """The page. The same report gives the same bytes. `data`: the folder beside the page that has the CSV files."""
+    """Render the page; equal reports give equal bytes. `data` is the folder of the CSV files, next to the page."""
     from markupsafe import Markup
 
     style = f"{STYLE.read_text('utf-8')}\n{read_asset('page.css')}"

@@ -1,6 +1,6 @@
-"""A report as Markdown, for pull requests: the headline, what to mind, tables, and the figures as tables.
+"""A report as Markdown for pull requests: headline, warnings, tables, and the figures as tables.
 
-Foreign text cannot become markup: what has a meaning in Markdown or HTML is escaped.
+Untrusted text is escaped, so that it cannot become Markdown or HTML.
 """
 
 import re
@@ -10,7 +10,7 @@ from mlbench_cli.results.analysis.numbers import format_value
 from mlbench_cli.results.figures.model import Figure, Scale
 from mlbench_cli.results.report.model import Report, ReportTable, Section
 
-MAX_BYTES = 60_000  # a comment holds 65 536
+MAX_BYTES = 60_000  # GitHub's limit for a comment is 65,536
 MAX_FIGURE_ROWS = 24
 _SPECIAL = re.compile(r"([\\`*_{}\[\]()#|~@!])")
 _CUT = "\n\n*The rest is in the HTML report.*\n"
@@ -31,7 +31,7 @@ def render_markdown(report: Report, *, limit: int = MAX_BYTES) -> str:
 
 
 def escape(text: str) -> str:
-    """Foreign text on one line, without any meaning in Markdown or in HTML."""
+    """Untrusted text on one line, escaped for Markdown and HTML."""
     plain = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return _SPECIAL.sub(r"\\\1", plain)
 
@@ -57,7 +57,7 @@ def _section(section: Section) -> Iterator[str]:
 
 
 def _figure(figure: Figure) -> Iterator[str]:
-    """A figure as a table: a row for each x, a column for each line."""
+    """A figure as a table with a row per x and a column per line."""
     xs = _xs(figure)
     head = (figure.x.label, *(line.label for line in figure.lines))
     columns = [dict(zip(line.xs, line.ys, strict=True)) for line in figure.lines]

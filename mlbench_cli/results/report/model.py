@@ -1,4 +1,4 @@
-"""What a report says, independent of how it is rendered: a verdict, its numbers, and sections."""
+"""The content of a report, independent of its rendering: verdict, key numbers and sections."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from mlbench_cli.results.figures.model import Figure
 
 
 class Tone(StrEnum):
-    """What a badge or note means; its color on pages."""
+    """The meaning of a badge or note, shown as its color."""
 
     PLAIN = ""
     GOOD = "good"
@@ -19,7 +19,7 @@ class Tone(StrEnum):
 
 @dataclass(frozen=True)
 class Badge:
-    """A word or two about the whole page: "18 archives verified", "2 of 18 contended"."""
+    """A short statement about the whole page: "18 archives verified", "2 of 18 contended"."""
 
     text: str
     tone: Tone = Tone.PLAIN
@@ -27,7 +27,7 @@ class Badge:
 
 @dataclass(frozen=True)
 class KeyNumber:
-    """One of at most four numbers below the title; `notes` are its interval and what it is about."""
+    """One of at most four numbers below the title; `notes` are its interval and its subject."""
 
     name: str
     value: str
@@ -46,7 +46,7 @@ class Note:
 
 @dataclass(frozen=True)
 class ReportTable:
-    """Cells are texts. `numeric` are the columns that are set flush right.
+    """A table of strings. `numeric` columns are right-aligned.
 
     `looks` are color and mark before the first cell of each row; `shares`, from 0 to 1, are the lengths of bars behind
     the cells of column `bar_column`; `tones` color the cells of the last column.
@@ -66,21 +66,21 @@ class ReportTable:
 class Section:
     """A part of the report below one heading: paragraphs, tables, figures and notes, in this order.
 
-    `summary` says on one line what is inside of a folded section. `commands` are command lines to copy.
+    `summary` is the one-line summary of a folded section. `commands` are command lines to copy.
     """
 
     heading: str
     paragraphs: tuple[str, ...] = ()
     tables: tuple[ReportTable, ...] = ()
     figures: tuple[Figure, ...] = ()
-    is_folded: bool = False  # on the screen, never in print
+    is_folded: bool = False  # on screen only; open in print
     notes: tuple[Note, ...] = ()
     summary: str = ""
     commands: tuple[str, ...] = ()
 
     @property
     def count(self) -> int:
-        """How many things are inside, for the navigation; 0: nothing to count."""
+        """The number of items, for the navigation; 0: not counted."""
         return len(self.notes) or len(self.figures) or sum(len(table.rows) for table in self.tables)
 
     @property
@@ -91,8 +91,8 @@ class Section:
 
 @dataclass(frozen=True)
 class Report:
-    """`title` and `headline` are the result in two sentences; `warnings` say what its figures must not be taken for.
-    `context` says what the page is about: experiment, task, place, date."""
+    """`title` and `headline` state the result in two sentences; `warnings` limit what its figures show.
+    `context` names experiment, task, place and date."""
 
     title: str
     headline: tuple[str, ...]

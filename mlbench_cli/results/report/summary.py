@@ -1,4 +1,4 @@
-"""The first lines of a report: a verdict as its title, a sentence, badges, and at most four numbers."""
+"""The top of a report: a verdict as the title, a sentence, badges, and at most four numbers."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from mlbench_cli.results.figures.curves import RunData
 from mlbench_cli.results.figures.scaling import Job
 from mlbench_cli.results.report.model import Badge, KeyNumber, Tone
 
-_BASELINES = (OWN, "bsp", "ddp")  # methods that others are compared with, in this order
+_BASELINES = (OWN, "bsp", "ddp")  # baseline methods, in order of preference
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def places_of(job: Job) -> list[Place]:
 
 
 def best_of(job: Job) -> Place | None:
-    """The fastest configuration; of runs with a time to spend that with the best value."""
+    """The fastest configuration; for time budgets, the one with the best value."""
     found = places_of(job)
     if not found:
         return None
@@ -92,8 +92,8 @@ def best_of(job: Job) -> Place | None:
 
 
 def judge(job: Job, runs: Sequence[RunData]) -> Verdict | None:
-    """The best configuration against the baseline of its size, as `mlbench compare` judges it; None if there is no
-    other configuration of a size."""
+    """The best configuration against the baseline of the same size, judged as by `mlbench compare`; None without
+    another configuration of that size."""
     if job.groups[0].after_time or len(job.groups) < 2:
         return None
     by_size: dict[int, list[Place]] = {}
@@ -120,7 +120,7 @@ def _rank_as_baseline(group: Group) -> int:
 
 
 def title_of(job: Job, verdict: Verdict | None) -> str:
-    """The answer of a job in a sentence without a full stop."""
+    """The result of a job as a sentence without a period."""
     best = best_of(job)
     if best is None:
         return f"{job.name}: no run succeeded"
@@ -143,7 +143,7 @@ def title_of(job: Job, verdict: Verdict | None) -> str:
 
 
 def sentences_of(job: Job, verdict: Verdict | None) -> Iterator[str]:
-    """What the title leaves out: time and interval, what more workers brought, what was compared."""
+    """Sentences with time and interval, the gain of more workers, and the comparison."""
     best = best_of(job)
     if best is None:
         return
@@ -220,7 +220,7 @@ def _number(name: str, found: Estimate | None, unit: str, place: str) -> KeyNumb
 
 
 def badges_of(runs: Sequence[RunData], names: Mapping[str, str]) -> Iterator[Badge]:
-    """What holds for the page as a whole. `names` are the methods by run, for divisions."""
+    """Badges for the whole page. `names` are the methods by run, for divisions."""
     total = len(runs)
     proven = sum(not run.archive.not_derived for run in runs)
     if proven == total:

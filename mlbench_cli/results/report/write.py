@@ -1,4 +1,4 @@
-"""Writing a report: the page, and the data of its figures beside it."""
+"""Write a report: the page, and the CSV data of its figures next to it."""
 
 from pathlib import Path
 from urllib.parse import quote
@@ -27,7 +27,7 @@ def check_target(path: Path) -> None:
 
 
 def write_report(report: Report, path: Path) -> list[Path]:
-    """Write the page by its suffix, and NAME-data/FIGURE.csv beside it; the paths that were written."""
+    """Write the page in the format of its suffix, and NAME-data/FIGURE.csv next to it; returns the written paths."""
     check_target(path)
     is_markdown = path.suffix.lower() in SUFFIXES[2:]
     data = path.with_name(f"{path.stem}-data")
@@ -47,6 +47,6 @@ def write_report(report: Report, path: Path) -> list[Path]:
 
 
 def figure_csv(figure: Figure) -> str:
-    """One line per point: line, x, y and the ends of its interval, empty if unknown."""
+    """CSV with a row per point: line, x, y and the bounds of its interval, empty if unknown."""
     head = ["line", figure.x.label, figure.y.label, "low", "high"]
     return format_csv([head, *figure.rows()])
