@@ -1,5 +1,5 @@
-"""A user's Helm chart on a cluster that mlbench makes: where it comes from, what values it gets, how it is installed.
+"""A user's Helm chart, installed on a cluster that mlbench creates.
 
-Fetched and checked with its values before any cluster is paid for (`source`, `archive`, `values`), installed by the
-`helm` of this machine (`helm`, `release`). Helm owns the release, so whoever has helm can look at it and change it.
+The chart is fetched and checked with its values before the cluster is created (`source`, `archive`, `values`), then
+installed by the local `helm` (`tool`, `install`). It is an ordinary Helm release.
 """

@@ -1,4 +1,4 @@
-"""Unpacks a Helm chart's archive without trusting it: no path out of its folder, no links, no zip bombs."""
+"""Unpack a Helm chart's untrusted archive: no paths outside its folder, no links, no zip bombs."""
 
 import io
 import tarfile
@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 
 from mlbench_cli.errors import UsageError
 
-MAX_PACKED = 20 << 20  # bytes; helm itself takes no more than that
+MAX_PACKED = 20 << 20  # bytes; helm's own limit
 MAX_UNPACKED = 100 << 20
 MAX_FILES = 2_000
 
@@ -15,7 +15,8 @@ MAX_FILES = 2_000
 def unpack(data: bytes, into: Path, what: str) -> Path:
     """Unpack a gzipped tar file, all of which is in one folder, into `into`, and return that folder.
 
-    Raises UsageError for what is damaged, reaches outside, is too large, or holds more than files and folders.
+    Raises UsageError if it is damaged, too large, has paths outside the folder, or entries other than files and
+    folders.
     """
     try:
         with tarfile.open(fileobj=io.BytesIO(_inflate(data, what)), mode="r:") as tar:
@@ -27,7 +28,7 @@ def unpack(data: bytes, into: Path, what: str) -> Path:
 
 
 def _inflate(data: bytes, what: str) -> bytes:
-    """The tar file. At once and in memory, so that nothing can make it grow beyond the limit."""
+    """The decompressed tar file, in memory, up to the limit."""
     machine = zlib.decompressobj(wbits=31)
     try:
         found = machine.decompress(data, MAX_UNPACKED + 1)
@@ -69,7 +70,8 @@ def _extract(tar: tarfile.TarFile, into: Path, what: str) -> Path:
 
 
 def _member_path(member: tarfile.TarInfo, what: str) -> PurePosixPath | None:
-    """Where the member belongs, None for the archive's root. Raises UsageError for what has no business in a chart."""
+    """The member's path in the folder, None for the archive's root. Raises UsageError for entries not allowed in a
+    chart."""
     path = PurePosixPath(member.name)
     if path.is_absolute() or ".." in path.parts or "\\" in member.name or "\0" in member.name:
         raise UsageError(f'{what} has "{member.name}", which is outside its folder, so it is rejected.')

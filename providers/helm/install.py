@@ -1,7 +1,7 @@
-"""Installs a Helm chart. Everything that can be checked is checked before a cluster is created; helm does the rest.
+"""Install a Helm chart with helm, after all checks that are possible before the cluster exists.
 
-The release has a namespace of its own, which bears the cluster's mark. What was installed, chart and values, stands as
-a label on the release itself, so that any machine sees whether there is anything to do.
+The release has its own namespace with the cluster's ownership label. A label on the release identifies chart and
+values, so any machine sees whether it is up to date.
 """
 
 import contextlib
@@ -26,9 +26,9 @@ from providers.helm.tool import Helm, HelmCall
 
 CONTENT = "mlbench-content"
 WAIT_SECONDS = 600.0
-GRACE_SECONDS = 60.0  # helm ends by itself, a little after its time
+GRACE_SECONDS = 60.0  # helm ends by itself shortly after its timeout
 REMOVE_SECONDS = 300.0
-UNFINISHED = ("pending-", "uninstalling")  # how helm's statuses begin while one is at work, or was cut off
+UNFINISHED = ("pending-", "uninstalling")  # prefix of helm's statuses of running or interrupted operations
 
 
 @dataclass(frozen=True)
@@ -39,27 +39,27 @@ class Installation:
     customs: tuple[custom.CustomValue, ...]
     values: Mapping[str, Any]
     helm: Helm
-    wait_seconds: float = WAIT_SECONDS  # until all that it makes is ready
+    wait_seconds: float = WAIT_SECONDS  # until all of its objects are ready
 
     @property
     def namespace(self) -> str:
-        """The namespace of the release: the chart's name behind "mlbench-"."""
+        """The namespace of the release: "mlbench-" and the chart's name."""
         return f"mlbench-{self.chart.name}"
 
     @property
     def content(self) -> str:
-        """The same for the same chart with the same values; fits into a label."""
+        """A digest of chart and values, short enough for a label."""
         text = json.dumps([self.chart.digest, self.values], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:40]
 
     @property
     def warnings(self) -> list[str]:
-        """What the chart warns of, and which given values it does not know."""
+        """Warnings of the chart, and about values that it does not know."""
         chart = self.chart
         return [*chart.warnings, *custom.warn_about(self.customs, chart.values, chart.subcharts)]
 
     def record(self) -> HelmChartRecord:
-        """For the cluster's record. Of the custom values only the names: they may be secrets."""
+        """For the cluster's record. Of custom values only the names are kept: they may be secrets."""
         return {
             "release": self.chart.name,
             "namespace": self.namespace,
@@ -78,10 +78,9 @@ class Installation:
 def prepare_chart(
     location: str | None, entries: Sequence[str], wait_seconds: float = WAIT_SECONDS
 ) -> Iterator[Installation | None]:
-    """The installation of the chart at `location`, checked as far as it is possible without a cluster; or None.
+    """The installation of the chart at `location`, checked as far as possible without a cluster; None without a chart.
 
-    Raises UsageError for values that contradict or that the chart does not take, and if there is no helm; what
-    `fetched` raises for the chart.
+    Raises UsageError for conflicting or unsupported values, and if helm is missing; and the errors of `fetch_chart`.
     """
     customs = custom.parse_custom_values(entries)
     if location is None:
@@ -103,7 +102,7 @@ def prepare_chart(
 
 
 def _without_helm(location: str) -> str:
-    """How to get a chart onto a cluster from a machine that has no helm."""
+    """A hint for installing a chart without a local helm."""
     chart = f"RELEASE {location}"
     if "://" in location:
         wanted = parse_chart_reference(location)
@@ -116,7 +115,7 @@ def _without_helm(location: str) -> str:
 
 
 class Release(Resource):
-    """The chart on the cluster: found by helm's own record there, made and changed by helm."""
+    """The release on the cluster, found by helm's record and changed by helm."""
 
     kind = "Helm release"
     delete_seconds = REMOVE_SECONDS
@@ -163,7 +162,7 @@ class Release(Resource):
         return None
 
     def _find_unfinished(self, status: str) -> ResourceStatus | None:
-        """Whether a helm is still at work on it. The status is read again, since that helm may just have ended."""
+        """Whether a helm is still working on it. The status is read again, because that helm may just have ended."""
         with inheritable_lock("helm", self._lock) as lock:
             if lock is None:
                 return ResourceStatus(status)
@@ -197,7 +196,7 @@ class Release(Resource):
         )
 
     def poll(self) -> Readiness:
-        """Ready when helm has ended with 0, whose notes are kept. Raises with helm's own words if it has failed."""
+        """Ready when helm ends with 0; its notes are kept. Raises an error with helm's message if it fails."""
         if self._call is None:
             return self._adopt_release()
         if self._call.code is None:
@@ -210,7 +209,7 @@ class Release(Resource):
         return Readiness(True)
 
     def delete(self) -> None:
-        """Uninstall a release whose helm was cut off, before it is installed again."""
+        """Uninstall a release of an interrupted helm before it is installed again."""
         words = ["uninstall", self.name, "--namespace", self.namespace, "--wait", "--timeout", f"{REMOVE_SECONDS:g}s"]
         with HelmCall(self.installation.helm, words, access=self.connect(), lock=self._lock) as call:
             call.wait(REMOVE_SECONDS + GRACE_SECONDS)
@@ -235,7 +234,7 @@ class Release(Resource):
                 api.create("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
 
     def _status(self, api: Api) -> tuple[str, str]:
-        """Helm's status of the newest revision, and what was installed with it; empty if there is none."""
+        """Helm's status of the newest revision, and the digest of its content; empty if there is none."""
         selector = f"owner=helm,name={self.name}"
         listed = api.get(f"/api/v1/namespaces/{self.namespace}/secrets", labelSelector=selector)["items"]
         if not listed:
@@ -256,7 +255,7 @@ class Release(Resource):
 
     @contextmanager
     def _api(self) -> Iterator[Api]:
-        """A client that raises TransientError for what a retry may cure."""
+        """A client that raises TransientError for errors that a retry may fix."""
         try:
             with self.connect().client() as api:
                 yield api
@@ -267,7 +266,7 @@ class Release(Resource):
 
 
 def _error_class_for(complaint: str) -> type[MlbenchError]:
-    """The error that helm's words tell of. What the API server refuses is the chart's, or its values', fault."""
+    """The error class for helm's message. Rejections by the API server are caused by the chart or its values."""
     if "deadline exceeded" in complaint or "timed out" in complaint:
         return DeadlineError
     if "unreachable" in complaint or "connection refused" in complaint or "context canceled" in complaint:
@@ -283,7 +282,7 @@ def _get(api: Api, path: str) -> dict[str, Any] | None:
 
 
 def _waiting(api: Api, namespace: str) -> list[str]:
-    """Which pods and load balancers are not ready, and why, as Kubernetes tells it."""
+    """The pods and load balancers that are not ready, with Kubernetes' reasons."""
     problems = []
     for pod in api.get(f"/api/v1/namespaces/{namespace}/pods")["items"]:
         status = pod.get("status") or {}

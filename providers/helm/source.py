@@ -1,8 +1,7 @@
-"""Where a Helm chart comes from: a folder, or one exact version of a chart repository.
+"""Helm charts from a folder, or from a chart repository by exact version.
 
-Repositories are asked through pyhelm's `repo`. The rest of pyhelm talks to Tiller, which Helm 3 has done away with, by
-modules made for protobuf 3; `repo` needs neither. What it lacks is added here: time-outs, limits, digests, and an
-extraction that trusts nobody.
+Repositories are read with pyhelm's `repo`; the rest of pyhelm is for Tiller, which Helm 3 removed. This adds timeouts,
+limits, digests, and safe extraction.
 """
 
 import hashlib
@@ -29,16 +28,17 @@ from providers.helm.archive import MAX_FILES, MAX_PACKED, MAX_UNPACKED, unpack
 FLAG = "--chart-location"
 FORM = "Write the repository's address, the chart and its version: https://charts.example.org/stable/CHART@1.2.3"
 EXACT = re.compile(r"v?\d+\.\d+\.\d+(-[0-9A-Za-z.-]+)?(\+[0-9A-Za-z.-]+)?")
-NAME = re.compile(r"[a-z]([-a-z0-9]{0,51}[a-z0-9])?")  # it is also the release's name; helm takes up to 53 characters
+NAME = re.compile(r"[a-z]([-a-z0-9]{0,51}[a-z0-9])?")  # also the release's name; helm allows up to 53 characters
 MAX_INDEX = 50 << 20  # bytes; of the largest public repository it is 20 MB
 CONNECT_SECONDS = 10.0
 READ_SECONDS = 30.0
-FILE_SECONDS = 180.0  # for one file as a whole
+FILE_SECONDS = 180.0  # timeout of one file
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart in a folder that is there as long as `fetched` is open. `digest` is "sha256:" and 64 hex digits."""
+    """A chart in a folder that exists until the block of `fetch_chart` ends. `digest` is "sha256:" and 64 hex
+    digits."""
 
     name: str
     version: str
@@ -61,12 +61,12 @@ class ChartReference:
 
 @contextmanager
 def fetch_chart(location: str, read_seconds: float = READ_SECONDS) -> Iterator[Chart]:
-    """The chart at DIR or REPO@VERSION, in a private folder of its own that goes when this is left.
+    """Fetch the chart at DIR or REPO@VERSION into a private folder that is deleted at the end of the block.
 
-    A repository may be silent for `read_seconds`.
+    `read_seconds` is the read timeout of a repository.
 
-    Raises UsageError for what is no chart, is damaged, or is not what its repository promises, NotFoundError where
-    there is none, DeadlineError if nobody answers.
+    Raises UsageError for an invalid or damaged chart, or a wrong digest; NotFoundError if it does not exist;
+    DeadlineError on a timeout.
     """
     reference = parse_chart_reference(location) if "://" in location else None
     with tempfile.TemporaryDirectory(prefix="mlbench-chart-") as folder:
@@ -78,7 +78,7 @@ def fetch_chart(location: str, read_seconds: float = READ_SECONDS) -> Iterator[C
 
 
 def parse_chart_reference(location: str) -> ChartReference:
-    """What REPO@VERSION names. Raises UsageError; asks nobody."""
+    """Parse REPO@VERSION without network access. Raises UsageError."""
     address, at, version = location.rpartition("@")
     if not at or "/" in version:
         raise UsageError(f"{FLAG} {location} has no version; mlbench needs an exact one.", hint=FORM)
@@ -105,7 +105,7 @@ def parse_chart_reference(location: str) -> ChartReference:
 
 
 def _copy_folder(source: Path, folder: Path) -> Chart:
-    """A copy of it: what was looked at is what will be installed, half an hour later."""
+    """Copy the chart, so that the checked files are the ones installed later."""
     source = source.expanduser()
     if not source.is_dir():
         kind = UsageError if source.exists() else NotFoundError
@@ -159,7 +159,7 @@ def _download_chart(reference: ChartReference, folder: Path, location: str, read
 
 
 def _find_index_entry(reference: ChartReference, read_seconds: float) -> Mapping[str, Any]:
-    """What the repository's index says of exactly this version."""
+    """The entry of this version in the repository's index."""
     url = f"{reference.repository}/index.yaml"
     index = _parse_yaml(_download(reference.repository, url, MAX_INDEX, read_seconds), url)
     entries = index.get("entries")
@@ -183,7 +183,7 @@ def _find_index_entry(reference: ChartReference, read_seconds: float) -> Mapping
 
 
 def _download(repository: str, url: str, limit: int, read_seconds: float) -> bytes:
-    """The file at `url`, of at most `limit` bytes."""
+    """Download `url`, at most `limit` bytes."""
     library = _library()
     import requests
     import urllib3
@@ -193,7 +193,7 @@ def _download(repository: str, url: str, limit: int, read_seconds: float) -> byt
     try:
         try:
             return bytes(get(**options))
-        except requests.ConnectionError:  # busy servers drop connections; a second time it means something
+        except requests.ConnectionError:  # busy servers drop connections, so retry once
             return bytes(get(**options))
     except library.HTTPGetError as error:
         raise _http_error(url, int(error.args[2])) from None
@@ -208,7 +208,7 @@ def _download(repository: str, url: str, limit: int, read_seconds: float) -> byt
 
 
 class _DownloadLimit:
-    """Reads each answer itself: no more and no longer than is allowed; and looks where a redirect goes."""
+    """Enforces limits of size and time on each response, and checks redirects."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit

@@ -1,6 +1,6 @@
-"""Calls of `helm`. Credentials and values are passed in files that exist in memory only.
+"""Run `helm`. Credentials and values are passed in files that exist only in memory.
 
-Such a file has no name on any disk, and is gone with the last process that has it open: also when this one is killed.
+Such a file has no name on disk and disappears with the last process that has it open, even after a kill.
 """
 
 import contextlib
@@ -21,16 +21,16 @@ from mlbench_cli.kube.access import Access
 from providers.file_locks import inheritable_lock
 from providers.helm.source import Chart
 
-MIN_HELM_VERSION = (3, 13)  # the first that puts labels of ours on a release
+MIN_HELM_VERSION = (3, 13)  # the first version that supports labels on releases
 INSTALL = "https://helm.sh/docs/intro/install/"
 CALL_SECONDS = 60.0
-END_SECONDS = 20.0  # helm notes on the cluster that it was stopped
+END_SECONDS = 20.0  # time for helm to record on the cluster that it was stopped
 DEBUG = re.compile(r"^\S+ .*?\[debug\] (?P<words>.*)$")
 
 
 @dataclass(frozen=True)
 class Helm:
-    """The program, and its version as it tells it."""
+    """The helm program and its version."""
 
     path: str
     version: str
@@ -60,7 +60,7 @@ def find_helm() -> Helm | None:
 
 
 def render_template(helm: Helm, chart: Chart, namespace: str, values: Mapping[str, Any]) -> str:
-    """What `helm template` makes of it, without a cluster. Raises UsageError with helm's words."""
+    """The output of `helm template`, without a cluster. Raises UsageError with helm's message."""
     words = ["template", chart.name, str(chart.folder), "--namespace", namespace]
     with HelmCall(helm, words, values=values) as call:
         call.wait(CALL_SECONDS)
@@ -79,8 +79,8 @@ def render_template(helm: Helm, chart: Chart, namespace: str, values: Mapping[st
 class HelmCall:
     """A running helm: its output so far and its exit code. Leaving the `with` block ends it.
 
-    `lock` names what only one helm of this user may work on; helm keeps it when this process is killed. Raises
-    MlbenchError if another has it.
+    `lock` excludes other helm calls of this user with the same name; helm keeps it if this process is killed. Raises
+    MlbenchError if it is taken.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class HelmCall:
                 stderr=self._err,
                 pass_fds=given,
                 env=_environment(home),
-                start_new_session=True,  # Ctrl-C is ours to handle: helm gets a signal, and records its end
+                start_new_session=True,  # We handle Ctrl-C and send helm a signal, so that it records its end
             )
             undo.pop_all()
 
@@ -136,34 +136,34 @@ class HelmCall:
 
     @property
     def output(self) -> str:
-        """What helm has written to its standard output so far."""
+        """Helm's standard output so far."""
         return self._read(self._out)
 
     @property
     def line(self) -> str:
-        """What it does, by its last --debug line; other lines are an error or places in helm's sources."""
+        """The current action, from the last --debug line; other lines are errors or source locations."""
         lines = [match["words"] for line in self._read(self._err).splitlines() if (match := DEBUG.match(line))]
         return lines[-1].strip() if lines else ""
 
     @property
     def complaint(self) -> str:
-        """Why it failed, in its own words."""
+        """Helm's error message."""
         lines = self._read(self._err).splitlines()
         start = next((number for number, line in enumerate(lines) if line.startswith("Error:")), max(0, len(lines) - 5))
-        # After a line of --debug comes the same again, with places in helm's sources.
+        # With --debug, the error is repeated with source locations.
         spoken = takewhile(lambda line: not DEBUG.match(line), lines[start:])
         words = "\n".join(line for line in map(str.strip, spoken) if line and "Use --debug flag" not in line)
         return words[:1500] or f"exit code {self.code}"
 
     def wait(self, seconds: float) -> None:
-        """Wait until it has ended; stop it after `seconds`."""
+        """Wait for its end; stop it after `seconds`."""
         try:
             self._process.wait(seconds)
         except subprocess.TimeoutExpired:
             self.stop()
 
     def stop(self) -> None:
-        """Stop it, with SIGTERM first. No file with credentials is left."""
+        """Stop it, first with SIGTERM, and delete files with credentials."""
         if self._process.poll() is None:
             self._process.terminate()
             try:
@@ -177,7 +177,7 @@ class HelmCall:
     def _file(self, home: str, text: str = "") -> tuple[int, str]:
         """A file of this user alone: its descriptor, and the path by which a helm that inherits it finds it.
 
-        In memory if the system can. Otherwise it is in `home`, which goes when helm has ended.
+        In memory if possible, otherwise in `home`, which is deleted when helm ends.
         """
         if hasattr(os, "memfd_create"):
             file = os.memfd_create("mlbench")
@@ -197,7 +197,7 @@ class HelmCall:
 
 
 def _environment(home: str) -> dict[str, str]:
-    """The environment without the user's helm settings, plug-ins and clusters: helm does the same everywhere."""
+    """The environment without the user's helm settings, plug-ins and clusters, for reproducible behavior."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("HELM_", "KUBECONFIG"))}
     return {
         **kept,

@@ -1,7 +1,7 @@
 """`--custom-value a.b[0].c=v`: typed values for a Helm chart at any depth. Conflicts are errors.
 
 A path is keys with dots between them and list indices in brackets; a backslash before a dot, a bracket or an equals
-sign makes it part of a key. `null` takes a value of the chart away, as helm has it.
+sign makes it part of a key. As in helm, `null` removes a value of the chart.
 """
 
 import json
@@ -18,13 +18,13 @@ FLAG = "--custom-value"
 INTEGER = re.compile(r"[+-]?(0|[1-9]\d*)")
 FLOAT = re.compile(r"[+-]?(\d+\.\d*|\.\d+)([eE][+-]?\d+)?")
 INDEX = re.compile(r"\[(\d{1,6})\]")
-# From here on helm writes a number that comes from a file with an exponent, wherever a template prints it.
+# From this value on, helm's templates print numbers from files with an exponent.
 EXPONENT_FROM = 10**6
 
 
 @dataclass(frozen=True)
 class CustomValue:
-    """One value as it was given: `text` is its path, `path` the keys (str) and indices (int) of it."""
+    """One given value: `text` is its path, `path` the keys (str) and indices (int)."""
 
     text: str
     path: tuple[str | int, ...]
@@ -35,24 +35,24 @@ Tree = dict[str | int, Any]  # by key or index: another tree, or a CustomValue
 
 
 def parse_custom_values(entries: Sequence[str]) -> tuple[CustomValue, ...]:
-    """The values of PATH=VALUE texts. Raises UsageError for one that is malformed and for two that contradict."""
+    """Parse PATH=VALUE. Raises UsageError for malformed and conflicting values."""
     customs = tuple(_parse_custom_value(entry) for entry in entries)
     _build_tree(customs)
     return customs
 
 
 def resolve_overrides(customs: Sequence[CustomValue], defaults: Mapping[str, Any]) -> dict[str, object]:
-    """What helm is to put on top of the chart's own values.
+    """The overrides for helm on top of the chart's values.
 
-    Helm takes a list as a whole, so one of which an element is set comes with all the chart's other elements. Raises
-    UsageError for an index with a gap before it, and for a single value in the place of the chart's mapping.
+    Helm replaces lists as a whole, so a list with a changed element includes the chart's other elements. Raises
+    UsageError for an index beyond the end, and for a scalar in place of a mapping.
     """
     resolved: dict[str, object] = _resolve(_build_tree(customs), defaults, "")
     return resolved
 
 
 def merge_values(defaults: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, object]:
-    """The values that the chart will see: mappings are joined, all else is replaced, null takes away."""
+    """The values that the chart sees: mappings are merged, everything else is replaced, null removes."""
     result = dict(deepcopy(defaults))
     for key, value in top.items():
         below = result.get(key)
@@ -66,7 +66,7 @@ def merge_values(defaults: Mapping[str, Any], top: Mapping[str, Any]) -> dict[st
 
 
 def warn_about(customs: Sequence[CustomValue], defaults: Mapping[str, Any], subcharts: Sequence[str]) -> list[str]:
-    """What helm takes without a word, and what is seldom meant: paths that the chart does not know, long numbers."""
+    """Warnings about values that helm accepts silently: paths unknown to the chart, long numbers."""
     warnings = [warning for custom in customs if (warning := _warn_if_unknown(custom, defaults, subcharts)) is not None]
     for custom in customs:
         value = custom.value
@@ -131,7 +131,7 @@ def _parse_value(path: str, text: str) -> Any:
 
 
 def _parse_float(path: str, text: str) -> float:
-    """A tag such as 1.10 is a version, and would come out as 1.1: what a number does not keep is asked about."""
+    """Parse a float. Raises UsageError if digits would be lost: a tag such as 1.10 would become 1.1."""
     value = float(text)
     if f"{value:.17g}" == text or (repr(value) == text and not text.endswith(".0")):
         return value

@@ -1,4 +1,4 @@
-"""KIND, Kubernetes in Docker containers on this machine: for trying things out, its timings mean nothing."""
+"""KIND: Kubernetes in Docker containers on this machine. For trials; timings are not meaningful."""
 
 import os
 import socket
@@ -31,7 +31,7 @@ from providers.pins import find_pin, pinned_versions
 
 MAX_NODES = 50
 INOTIFY_LIMIT = Path("/proc/sys/fs/inotify/max_user_instances")
-INOTIFY_INSTANCES = 512  # what kind's documentation asks for; the usual 128 is used up by three nodes
+INOTIFY_INSTANCES = 512  # recommended by kind; three nodes exhaust the usual 128
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class KindProvider:
         return Access.from_kubeconfig(path)
 
     def run_on_node(self, cluster: Cluster, node: str, script: str, arguments: Sequence[str]) -> str:
-        """What the node's `sh` prints for a script.
+        """Run a script in the node's `sh`; returns its output.
 
         Raises CapacityError with its words if it fails, NotFoundError if the node is not one of the cluster's.
         """
@@ -165,7 +165,7 @@ def kubeconfig_of(cluster: Cluster) -> Path:
 
 
 def image_of(options: KindOptions) -> str | None:
-    """The node image that is asked for; None stands for the one that kind takes by itself."""
+    """The requested node image; None for kind's default."""
     if options.image or options.kubernetes_version is None:
         return options.image
     version = options.kubernetes_version.removeprefix("v")
@@ -183,9 +183,9 @@ def image_of(options: KindOptions) -> str | None:
 
 
 def _check_registry(options: KindOptions) -> None:
-    """Refuse a port that something other than the registry has."""
+    """Reject a port that is used by something other than the registry."""
     if inspect("container", options.registry_name) is not None:
-        return  # the life-cycle looks at whether it fits
+        return  # the life-cycle checks whether it matches
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

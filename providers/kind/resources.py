@@ -75,7 +75,7 @@ class KindCluster(Resource):
 
     kind = "KIND cluster"
     create_seconds = CREATE_SECONDS
-    # Long enough to wait for a `kind create` whose client was killed.
+    # Long enough for a `kind create` whose client was killed.
     delete_seconds = CREATE_SECONDS
 
     def __init__(
@@ -171,7 +171,7 @@ class KindCluster(Resource):
 
 
 class Registry(Resource):
-    """A container registry for all KIND clusters of this machine. One that a user has created is used as it is."""
+    """A container registry for all KIND clusters of this machine. A user's own registry is used unchanged."""
 
     kind = "registry"
     create_seconds = 600.0
@@ -270,7 +270,7 @@ class RegistryEntry(Resource):
         return Readiness(self.find() is not None)
 
     def delete(self) -> None:
-        """Do nothing: the entry goes with the nodes."""
+        """Do nothing: the entry is deleted with the nodes."""
         return
 
     def _is_connected(self) -> bool:
@@ -306,7 +306,7 @@ class LoadedImage(Resource):
             archive = str(Path(folder) / "image.tar")
             save = ["docker", "save", "--output", archive]
             if keeps_images_in_containerd():
-                # Of an image for several platforms only this machine's is there: without its name the save fails.
+                # Of a multi-platform image only this machine's platform is present, so it must be named for the save.
                 save += ["--platform", platform_of(self.name)]
             call([*save, self.name], seconds=LOAD_SECONDS)
             load = ["kind", "load", "image-archive", archive, "--name", self.nodes.name]
@@ -319,7 +319,7 @@ class LoadedImage(Resource):
         return Readiness(not missing, f"it is not yet on {', '.join(missing)}")
 
     def delete(self) -> None:
-        """Do nothing: the image goes with the nodes."""
+        """Do nothing: the image is deleted with the nodes."""
         return
 
     def _on(self, node: str, image: str) -> bool:
@@ -327,7 +327,7 @@ class LoadedImage(Resource):
 
 
 def nodes_in(cluster: Cluster) -> int:
-    """The number of node containers: the workers and the control plane, which alone is the least."""
+    """The number of node containers: workers and control plane."""
     return (ClusterDetails.of(cluster).nodes or 0) + 1
 
 
@@ -352,12 +352,12 @@ def nodes_of(cluster: str) -> dict[str, str]:
 
 
 def count_running_nodes() -> int:
-    """How many nodes of KIND clusters, ours or not, run on this machine."""
+    """The number of running nodes of all KIND clusters on this machine."""
     return len(lines(["docker", "ps", "--filter", f"label={KIND_LABEL}", "--format", "{{.Names}}"]))
 
 
 def workers_of(cluster: str) -> list[str]:
-    """The node containers that take runs: the control plane only if it is alone."""
+    """The node containers for runs: the workers, or the control plane if it is alone."""
     control_plane = control_plane_of(cluster)
     nodes = nodes_of(cluster)
     return sorted(nodes.keys() - {control_plane}) or list(nodes)

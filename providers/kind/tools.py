@@ -1,6 +1,6 @@
-"""Calls of `docker` and `kind`: each with a deadline, without a shell; errors quote the tool's own words.
+"""Run `docker` and `kind`, with timeouts and without a shell; errors quote the tool's message.
 
-KIND_EXPERIMENTAL_PROVIDER, kind's own variable, names another program that speaks Docker's language: podman, nerdctl.
+KIND_EXPERIMENTAL_PROVIDER, kind's variable, names a Docker-compatible program: podman, nerdctl.
 """
 
 import os
@@ -15,7 +15,7 @@ from providers.file_locks import inheritable_lock
 
 CALL_SECONDS = 60.0
 KIND_LABEL = "io.x-k8s.kind.cluster"
-# What may stand in for Docker, with the words that `inspect` uses for an object that does not exist.
+# Replacements of Docker, and the message of `inspect` for an object that does not exist.
 CONTAINER_PROGRAMS = ("docker", "podman", "nerdctl", "finch")
 ABSENT = ("o such {kind}", "{kind} not known", "no {kind} with name")
 INSTALL = {
@@ -25,7 +25,7 @@ INSTALL = {
     "docker": "Install Docker: https://docs.docker.com/engine/install/",
     "kind": "Install kind: https://kind.sigs.k8s.io/docs/user/quick-start/#installation",
 }
-# What the tools say, and what helps.
+# Messages of the tools, and hints.
 HINTS = (
     ("Cannot connect to the Docker daemon", UsageError, "Start Docker (systemctl start docker), then: docker info"),
     ("failed to connect to the docker API", UsageError, "Start Docker (systemctl start docker), then: docker info"),
@@ -48,9 +48,9 @@ HINTS = (
 
 
 def call(argv: Sequence[str], *, seconds: float = CALL_SECONDS, text: str = "", keep_open: Sequence[int] = ()) -> str:
-    """What the command prints to stdout. `text` is its stdin. Raises an MlbenchError with the command's own words.
+    """Run a command with `text` as stdin; returns its stdout. Raises an MlbenchError with the command's message.
 
-    The command "docker" stands for the program that `container_program` names.
+    The command "docker" is replaced by `container_program`.
     """
     if argv[0] == "docker":
         argv = [container_program(), *argv[1:]]
@@ -91,7 +91,7 @@ def succeeds(argv: Sequence[str]) -> bool:
 
 
 def lines(argv: Sequence[str]) -> list[str]:
-    """The lines that a program prints. Raises MlbenchError with its own words if it fails."""
+    """Run a command; returns its lines. Raises MlbenchError with its message."""
     return call(argv).splitlines()
 
 
@@ -108,7 +108,7 @@ def inspect(kind: str, name: str) -> object:
 
 
 def container_program() -> str:
-    """Docker, or what KIND_EXPERIMENTAL_PROVIDER names. Raises UsageError for a program that kind does not know."""
+    """Docker, or the program in KIND_EXPERIMENTAL_PROVIDER. Raises UsageError for one that kind does not support."""
     name = os.environ.get("KIND_EXPERIMENTAL_PROVIDER") or "docker"
     if name not in CONTAINER_PROGRAMS:
         near = did_you_mean(name, CONTAINER_PROGRAMS)
@@ -132,8 +132,8 @@ def check_tools() -> str:
 
 
 def creation_lock(name: str) -> AbstractContextManager[int | None]:
-    """The right to work on the containers of KIND cluster `name`; None if another process has it.
+    """The lock on the containers of KIND cluster `name`; yields None if another process holds it.
 
-    A child that inherits the descriptor keeps the lock, so that `kind` holds it even when its client was killed.
+    A child that inherits the descriptor keeps the lock, so `kind` holds it even if its client is killed.
     """
     return inheritable_lock("kind", name)

@@ -1,1 +1,1 @@
-"""Results in the forms of other tools: trackers, tables, MLPerf's log lines, nccl-tests' JSON."""
+"""Exports of results to other tools: trackers, tables, MLPerf's log lines, nccl-tests' JSON."""

@@ -1,4 +1,4 @@
-"""What every export says of a run: plain facts without secrets, and metrics in the order of time."""
+"""The content of all exports: facts about a run without secrets, and metrics in order of time."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from mlbench_cli.results.archive.reader import Archive
 
 Plain = str | int | float | bool
-# Fields of the spec that say what was run. None of them can hold a secret: variables and commands are left out.
+# Fields of the spec that cannot contain secrets; variables and commands are left out.
 _SPEC = (
     *("task", "preset", "backend", "device", "workers", "processes_per_worker", "seed", "goal"),
     *("cluster", "engine", "cpus", "network"),
@@ -24,7 +24,7 @@ MAX_TEXT = 500
 
 @dataclass(frozen=True)
 class RunFacts:
-    """A run for a tracker. `created` is in seconds since 1970; `config` are settings, `summary` results in figures."""
+    """A run for a tracker. `created` is in seconds since 1970; `config` are settings, `summary` numeric results."""
 
     name: str
     id: str
@@ -37,13 +37,13 @@ class RunFacts:
 
 
 class Sink(Protocol):
-    """Where a run's metrics go, while it runs or afterwards."""
+    """A target for a run's metrics, while it runs or afterwards."""
 
     def add(self, points: "Sequence[MetricPoint]", samples: "Sequence[ResourceSample]" = ()) -> None:
-        """Take metrics that are not older than those before."""
+        """Add metrics in order of time."""
 
     def close(self, summary: Mapping[str, float], outcome: str | None) -> None:
-        """Write what is left, and how the run ended."""
+        """Write the remaining data, and the outcome."""
 
 
 def describe_settings(spec: Mapping[str, object]) -> dict[str, Plain]:
@@ -78,7 +78,7 @@ def read_facts(archive: "Archive") -> RunFacts:
 
 
 def summarize_result(result: Mapping[str, object]) -> dict[str, float]:
-    """The figures of a result.json by name: seconds, goal, phases, price."""
+    """The numbers of a result.json by name: seconds, goal, phases, price."""
     found: dict[str, object] = {}
     seconds, goal, price, timings = (result.get(name) for name in ("task_seconds", "goal", "price", "timings"))
     if isinstance(seconds, Mapping):
@@ -95,7 +95,7 @@ def summarize_result(result: Mapping[str, object]) -> dict[str, float]:
 
 
 def count_steps(point: MetricPoint, counts: dict[tuple[str, int], int]) -> int:
-    """The whole number that a tracker's horizontal axis needs: the step, if the task reports it, else a count."""
+    """The integer step for a tracker's x-axis: the task's step, else a count."""
     key = (point.name, point.rank)
     number = counts.get(key, -1) + 1
     if point.step is not None and point.step >= 0:

@@ -1,7 +1,7 @@
 """MLPerf's log lines (mlperf-logging 4.1.68), as far as an archive has the facts.
 
-A line is `:::MLLOG {JSON}`. The division is always "open": only MLCommons says what is a result of MLPerf, and no line
-claims what the archive does not show. `list_missing` names what a checker will miss.
+A line is `:::MLLOG {JSON}`. The division is always "open", because only MLCommons publishes MLPerf results.
+`list_missing` names the keys for which the archive has no facts.
 """
 
 import json
@@ -18,14 +18,14 @@ from mlbench_cli.util.times import parse_timestamp
 if TYPE_CHECKING:
     from mlbench_cli.results.archive.reader import Archive
 
-# Our tasks -> the benchmarks of MLPerf training that they follow.
+# Task -> benchmark of MLPerf Training that it follows.
 BENCHMARKS = {
     "imagenet_resnet": "resnet",
     "bert_pretraining": "bert",
     "wmt16_gnmt": "gnmt",
     "wmt17_transformer": "transformer",
 }
-# At least one, or exactly one, of each is demanded in the open division, ruleset 4.0.0.
+# Keys required at least once, or exactly once, in the open division, ruleset 4.0.0.
 DEMANDED = (
     *("submission_org", "submission_platform", "submission_division", "submission_status", "submission_benchmark"),
     *("cache_clear", "init_start", "init_stop", "run_start", "run_stop", "train_samples", "eval_samples"),
@@ -36,7 +36,7 @@ _START, _END, _POINT = "INTERVAL_START", "INTERVAL_END", "POINT_IN_TIME"
 
 @dataclass(frozen=True)
 class Submitter:
-    """What no archive knows: who runs it and on what. `status` is cloud, onprem, preview or research."""
+    """Facts that archives do not contain: submitter and system. `status` is cloud, onprem, preview or research."""
 
     organisation: str = "none"
     platform: str = ""
@@ -84,14 +84,14 @@ def make_lines(archive: "Archive", submitter: Submitter) -> list[MlLogLine]:
         for key, name in options
         if is_finite_number(parameters.get(key))
     ]
-    lines.append(MlLogLine(begin, "cache_clear", False))  # caches of the system are not cleared before a run
+    lines.append(MlLogLine(begin, "cache_clear", False))  # system caches are not cleared before a run
     lines.append(MlLogLine(begin, "init_start", None, _START))
     lines += _training_lines(archive, begin)
     return sorted(lines, key=lambda line: line.time_ms)
 
 
 def list_missing(lines: Sequence[MlLogLine]) -> list[str]:
-    """Keys that the compliance checker demands of the open division, and the archive has no facts for."""
+    """Keys required by the compliance checker in the open division for which the archive has no facts."""
     keys = {line.key for line in lines}
     return [key for key in DEMANDED if key not in keys]
 
@@ -112,7 +112,7 @@ def _training_lines(archive: "Archive", begin: int) -> Iterator[MlLogLine]:
 
 
 def _run_end(archive: "Archive", phases: Sequence[Mapping[str, Any]], start: int) -> int:
-    """When the clock stopped: at the goal, else at the end of the training."""
+    """When the clock stopped: at the goal, or else at the end of the training."""
     goal, seconds = archive.result["goal"], archive.result["task_seconds"]["wall"]
     if goal and goal["reached"] and goal["seconds"] and goal["seconds"]["wall"] is not None:
         last = [_milliseconds(parse_timestamp(row["time"])) for row in _goal_rows(archive)]
@@ -123,7 +123,7 @@ def _run_end(archive: "Archive", phases: Sequence[Mapping[str, Any]], start: int
 
 
 def _epoch_lines(phases: Sequence[Mapping[str, Any]], start: int, end: int) -> Iterator[MlLogLine]:
-    """Epochs begin at their first phase of training; validation is outside of them."""
+    """Epochs start at their first training phase and do not include validation."""
     open_key, number = "", 0
     for event in phases:
         phase, epoch, moment = event.get("phase"), event.get("epoch"), max(start, _time(event))
@@ -157,7 +157,7 @@ def _goal_rows(archive: "Archive") -> list[Mapping[str, Any]]:
 
 
 def _find_counts(result: Mapping[str, Any]) -> dict[str, int]:
-    """Numbers of samples by MLPerf's names, of what the task said about its data."""
+    """Numbers of samples reported by the task, by MLPerf's names."""
     counts: Mapping[str, Any] = (result["data_identity"] or {}).get("counts") or {}
     found: dict[str, int] = {}
     for key, parts in (("train_samples", ("train",)), ("eval_samples", ("valid", "test", "dev"))):

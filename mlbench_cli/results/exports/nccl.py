@@ -1,4 +1,4 @@
-"""Collectives in the JSON form of nccl-tests 2.19 (version 3), for programs that read that."""
+"""Collectives in the JSON format of nccl-tests 2.19 (version 3)."""
 
 import json
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ ITEM_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int32": 4}
 
 
 def format_nccl(archive: "Archive") -> str:
-    """The collectives of a verified archive. Their environment is left out: it may hold secrets.
+    """The collectives of a verified archive, without their environment, which may contain secrets.
 
     Times are medians in microseconds, bandwidths GB/s of 10^9 bytes. Raises UsageError if there are none.
     """

@@ -1,8 +1,8 @@
-"""TensorBoard's event files, written without TensorBoard: one folder for each rank of each run.
+"""TensorBoard event files, written without TensorBoard: one folder per rank of each run.
 
 A record is its length (64 bit), the masked CRC-32C of these 8 bytes, the data, and the masked CRC-32C of the data. The
-data are an Event of tensorflow/core/util/event.proto. The library would put host name, process and the present moment
-into names and content; here the same run gives the same bytes. Values are 32-bit floats there.
+data are an Event of tensorflow/core/util/event.proto. TensorBoard's writer would include host name, process and
+current time; here the same run gives the same bytes. Values are stored as 32-bit floats.
 """
 
 import math
@@ -64,7 +64,7 @@ class EventFile:
 
 
 class TensorBoardSink:
-    """FOLDER/RUN/rank-N/: metrics by their names, and what the rank used below "machine/"."""
+    """FOLDER/RUN/rank-N/: metrics by name, and resource usage under "machine/"."""
 
     def __init__(self, folder: Path, facts: RunFacts) -> None:
         self._folder = folder / facts.name
@@ -104,7 +104,7 @@ class TensorBoardSink:
 
 
 def _field(number: int, value: float | int | bytes) -> bytes:
-    """A field of a protocol buffer: a double, a whole number, or bytes with their length."""
+    """A field of a protocol buffer: a double, an integer, or length-delimited bytes."""
     if isinstance(value, float):
         return _varint(number << 3 | 1) + struct.pack("<d", value)
     if isinstance(value, int):

@@ -20,7 +20,7 @@ _MACHINE = ("cpu_seconds", "rss_bytes", "sent_bytes", "received_bytes", "gpu_per
 class WandbSink:
     """A run of Weights & Biases in `folder`: offline, for `wandb sync`, or online with the login of this machine.
 
-    The library's own look at the machine, its packages, the git repository and the console is switched off.
+    Its own recording of machine, packages, git repository and console is switched off.
     """
 
     def __init__(self, folder: Path, facts: RunFacts, *, is_online: bool = False) -> None:
@@ -48,9 +48,9 @@ class WandbSink:
         self._run.define_metric("*", step_metric="seconds since 1970")
 
     def add(self, points: Sequence[MetricPoint], samples: Sequence[ResourceSample] = ()) -> None:
-        """A row for each moment of a rank: W&B takes no row that is older than the one before.
+        """Log a row per time of a rank, because W&B rejects rows that are older than the previous one.
 
-        Several values of a metric in the same millisecond are rows of their own, in their order.
+        Several values of a metric in the same millisecond become separate rows.
         """
         rows: dict[tuple[float, int, int], dict[str, float]] = {}
         counts: Counter[tuple[float, int, str]] = Counter()
@@ -78,7 +78,7 @@ class WandbSink:
 class MlflowSink:
     """A run of MLflow at `address`: sqlite:///FILE, or http(s)://HOST:PORT. The experiment is the task's name.
 
-    MLflow allows fewer characters in names than we do; the tag "mlbench.metric.NAME" has the name as it was.
+    MLflow allows fewer characters in names; the tag "mlbench.metric.NAME" has the original name.
     """
 
     def __init__(self, address: str, facts: RunFacts) -> None:
@@ -153,7 +153,7 @@ class MlflowSink:
 
 
 def _mlflow_name(name: str) -> str:
-    """Prec@1 -> Prec_at_1; other characters that MLflow refuses become "_"."""
+    """Prec@1 -> Prec_at_1; other characters that MLflow rejects become "_"."""
     text = name.replace("@", "_at_")
     return "".join(letter if letter in _MLFLOW_NAME else "_" for letter in text)[:250].strip("/ ") or "_"
 

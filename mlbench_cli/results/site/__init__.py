@@ -1,5 +1,5 @@
-"""A results site: static pages made of verified archives, on which readers can verify every result again.
+"""A results site: static pages generated from verified archives, where readers can verify every result again.
 
-`build.build_site` is the entry. `entries` reads archives and receipts, `claims` puts repeats together, `pictures` and
-`pages` show them, `bundle` ships the judge and Python for the browser, `repository` makes a repository of results.
+Start at `build.build_site`. `entries` reads archives and receipts, `claims` groups repeats, `pictures` and `pages`
+render them, `bundle` ships the judge and Python for the browser, `repository` manages a repository of results.
 """

@@ -1,4 +1,4 @@
-"""Building a site: folders of archives in, a folder of static files out, which appears only when it is whole."""
+"""Build a site: from folders of archives to a folder of static files, which appears only when it is complete."""
 
 import hashlib
 import json
@@ -45,12 +45,12 @@ CSV_HEAD = (
 
 @dataclass(frozen=True)
 class SiteOptions:
-    """What a site is built with.
+    """Options of a site.
 
-    signers      file of allowed signers, as git's
-    pyodide      the npm package with which pages verify archives; None: they show the command instead
+    signers      file of allowed signers, in git's format
+    pyodide      npm package used by pages to verify archives; None: they show the command instead
     worker_hour  US dollars per worker and hour for runs without a known price
-    leave_out    build without the archives that are refused, and list them
+    leave_out    leave out rejected archives and list them
     """
 
     title: str = "mlbench results"
@@ -63,7 +63,7 @@ class SiteOptions:
 
 @dataclass
 class SiteSummary:
-    """What was built: how many claims, entries and receipts, and what was refused."""
+    """The numbers of claims, entries and receipts of a site, and the rejected archives."""
 
     claims: int = 0
     archives: int = 0
@@ -84,7 +84,7 @@ class RefusedArchives(MlbenchError):
 def build_site(
     folders: Sequence[Path], output: Path, options: SiteOptions, notice: Callable[[str], None] = lambda _: None
 ) -> SiteSummary:
-    """Write the site of all archives below `folders` to `output`, in place of an earlier site.
+    """Write the site of all archives below `folders` to `output`, replacing an earlier site.
 
     Raises RefusedArchives if an archive or receipt does not verify (unless `leave_out`), UsageError for an output
     folder with other files.
@@ -163,7 +163,8 @@ def refuse(refused: Sequence[Refusal]) -> RefusedArchives:
 def _add_receipts(
     sources: Sources, entries: dict[str, Entry], site: Path, options: SiteOptions, summary: SiteSummary
 ) -> list[ReceiptNote]:
-    """The receipts that follow from archives of this site; others are refused, and other JSON files ignored."""
+    """The receipts that can be derived from archives of this site; others are rejected, and other JSON files
+    ignored."""
     notes = []
     for path in sources.documents:
         if not _is_receipt(path):
@@ -262,7 +263,7 @@ def _write_claims(claims: Sequence[tuple[Claim, Contest]], site: Path, look: Loo
     if len(claims) < MANY:
         yield from (_write_claim(item, site, look) for item in claims)
         return
-    # Each process gets every contest once, not once per claim.
+    # Contests are sent once per process instead of once per claim.
     with ProcessPoolExecutor(initializer=_keep_claims, initargs=(claims, site, look)) as pool:
         yield from pool.map(_write_kept, range(len(claims)), chunksize=8)
 

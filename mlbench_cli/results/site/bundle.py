@@ -1,4 +1,4 @@
-"""What a browser needs to judge archives: the judge with all that it imports, and Pyodide, taken when a site is built.
+"""The code for judging archives in a browser: the judge with its imports, and Pyodide.
 
 Pyodide (https://pyodide.org, MPL-2.0) is CPython for WebAssembly. It is not part of mlbench: `site build --pyodide`
 takes the package of the npm registry, `npm pack pyodide@VERSION`, whose digest is below.
@@ -60,7 +60,8 @@ def write_judge(site: Path) -> Judge:
 
 
 def make_judge() -> bytes:
-    """The modules that judging imports, asked of a fresh interpreter; descriptions of tasks; PyYAML's Python part."""
+    """A zip of the modules that judging imports (found by a fresh interpreter), task descriptions, and PyYAML's Python
+    code."""
     code = f"import sys; sys.path.insert(0, {isolation.ROOT!r}){_CLOSURE}"
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
     own, yaml_file = json.loads(done.stdout)
@@ -78,7 +79,8 @@ def make_judge() -> bytes:
 
 
 def unpack_pyodide(package: Path, site: Path) -> None:
-    """Take the five files that a page needs from the npm package. Raises NotFoundError, or UsageError for another."""
+    """Extract the five files that a page needs from the npm package. Raises NotFoundError, or UsageError for another
+    package."""
     hint = f"npm pack pyodide@{PYODIDE}, then --pyodide pyodide-{PYODIDE}.tgz"
     try:
         data = package.read_bytes()

@@ -1,4 +1,4 @@
-"""Results as a site lists them: repeats of one setting are one claim, and jobs say which claims may be compared."""
+"""Results of a site: repeats of one setting form a claim, and comparable claims form a contest."""
 
 import hashlib
 import json
@@ -18,7 +18,7 @@ from mlbench_cli.util.text import shorten
 
 @dataclass(frozen=True)
 class ReceiptNote:
-    """A receipt that is derived from archives of this site. `original` and `reproduction` are their digests."""
+    """A receipt derived from archives of this site. `original` and `reproduction` are their digests."""
 
     file: str
     verdict: str  # reproduced, different, cannot_tell
@@ -34,9 +34,9 @@ class ReceiptNote:
 class Claim:
     """All repeats of one setting with one number of workers.
 
-    id           names its page: a digest of the setting, so that further repeats do not move it
-    worker_hour  US dollars per worker and hour for runs without a known price; None: they have no cost
-    withdrawn    why it no longer counts; its entries are all withdrawn, or none is
+    id           name of its page: a digest of the setting, unchanged by further repeats
+    worker_hour  US dollars per worker and hour for runs without a known price; None: no cost
+    withdrawn    reason for withdrawing it with all of its entries
     """
 
     id: str
@@ -54,22 +54,22 @@ class Claim:
 
     @property
     def facts(self) -> dict[str, str]:
-        """The setting, as texts."""
+        """The setting as strings."""
         return self.group.facts
 
     @property
     def machine(self) -> str:
-        """The machines of the ranks, in words."""
+        """The machines of the ranks as a phrase."""
         return self.entries[0].said.get("hardware") or self.entries[0].machine
 
     @property
     def method(self) -> str:
-        """How the ranks communicate."""
+        """The communication method."""
         return self.facts["method"]
 
     @property
     def network(self) -> str:
-        """The network that was asked for; empty for the machines' own."""
+        """The requested network; empty for the machines' own."""
         return self.facts["network"]
 
     @property
@@ -84,12 +84,12 @@ class Claim:
 
     @property
     def is_good(self) -> bool:
-        """Whether a run succeeded and the claim still counts, so that it has a figure."""
+        """Whether the claim has a value: a run succeeded, and it was not withdrawn."""
         return bool(self.point.good) and not self.withdrawn
 
     @property
     def value(self) -> Estimate | None:
-        """What the claim is ranked by: its time, or the metric that a time budget led to."""
+        """The ranked value: the time, or the metric reached within a time budget."""
         if not self.point.good:
             return None
         return self.point.value if self.group.after_time else self.point.seconds
@@ -101,7 +101,7 @@ class Claim:
 
     @property
     def value_text(self) -> str:
-        """The value with its interval, or how the runs ended."""
+        """The value with its interval, or the outcome of the runs."""
         if not self.point.good:
             return ", ".join(sorted({run.outcome.replace("_", " ") for run in self.point.bad}))
         return format_estimate(self.value, self.unit)
@@ -113,7 +113,7 @@ class Claim:
 
     @cached_property
     def cost(self) -> Estimate | None:
-        """US dollars of one run; None if a run has no known price and the site names none."""
+        """US dollars per run; None if a price is unknown."""
         if not self.point.good:
             return None
         names = {run.name for run in self.point.good}
@@ -123,19 +123,19 @@ class Claim:
 
     @cached_property
     def energy(self) -> Estimate | None:
-        """Joules of one run; None unless it is known of all that succeeded."""
+        """Joules per run; None unless known for all successful runs."""
         names = {run.name for run in self.point.good}
         known = [entry.energy.joules for entry in self.entries if entry.name in names and entry.energy]
         return estimate(known) if known and len(known) == len(names) else None
 
     @property
     def energy_source(self) -> str:
-        """What the energy was measured by."""
+        """The source of the energy figures."""
         return "; ".join(sorted({entry.energy.label for entry in self.entries if entry.energy}))
 
     @property
     def has_list_price(self) -> bool:
-        """Whether the cost is that of the cloud's price list, recorded with the runs."""
+        """Whether the cost comes from the cloud's price list, as recorded with the runs."""
         return all(entry.price is not None and not entry.has_own_price for entry in self.entries)
 
     def _cost_of(self, entry: Entry) -> float | None:
@@ -147,40 +147,40 @@ class Claim:
 
     @property
     def worker_seconds(self) -> float | None:
-        """Workers times seconds of a run, the price where no price is known."""
+        """Workers x seconds per run, used if no price is known."""
         return self.point.workers * self.point.seconds.mean if self.point.good else None
 
     @property
     def signers(self) -> tuple[str, ...]:
-        """Who signed the archives; empty unless all are signed by somebody whom the site lists."""
+        """The signers of the archives; empty unless all archives are signed by signers of the site."""
         names = {entry.signer for entry in self.entries}
         return () if None in names else tuple(sorted(name for name in names if name))
 
     @property
     def date(self) -> str:
-        """The day of the first run."""
+        """The date of the first run."""
         return min(entry.created for entry in self.entries)[:10]
 
     @property
     def version(self) -> str:
-        """The mlbench that ran it."""
+        """The version of mlbench that ran it."""
         return ", ".join(sorted({entry.mlbench for entry in self.entries}))
 
     @property
     def title(self) -> str:
-        """What was run, in a few words: "digits_resnet (tiny), bsp, 2 workers"."""
+        """A short title: "digits_resnet (tiny), bsp, 2 workers"."""
         preset = "" if self.facts["preset"] in ("spec", "custom") else f" ({self.facts['preset']})"
         words = [f"{self.task}{preset}", self.method, f"{self.point.workers} worker{'s' * (self.point.workers > 1)}"]
         return ", ".join(filter(None, [*words, self.network]))
 
     @property
     def counted(self) -> str:
-        """How many runs there are, and how many of them succeeded if not all did."""
+        """The number of runs, and of successful ones if some failed."""
         total = len(self.point.good) + len(self.point.bad)
         return str(total) if not self.point.bad else f"{len(self.point.good)} of {total}"
 
     def to_dict(self) -> dict[str, object]:
-        """The claim as index.json has it: what programs read."""
+        """The claim for index.json, which is for programs."""
         value, cost = self.value, self.cost
         ends = None if value is None else value_range(value)
         return {
@@ -226,7 +226,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Contest:
-    """Claims that may be compared: they did the same job. `claims` are in order, the best first."""
+    """Claims of the same job, which can be compared; the best first."""
 
     name: str
     job: Job
@@ -234,12 +234,12 @@ class Contest:
 
     @cached_property
     def key(self) -> str:
-        """Its name in file names."""
+        """Its key in file names."""
         return hashlib.sha256(self.name.encode()).hexdigest()[:8]
 
     @property
     def title(self) -> str:
-        """The name, with the preset if it does not say it."""
+        """The name, with the preset if needed."""
         preset = self.job.groups[0].facts["preset"]
         return (
             self.name
@@ -249,7 +249,7 @@ class Contest:
 
     @cached_property
     def good(self) -> tuple[Claim, ...]:
-        """The claims that have a figure and count."""
+        """The claims with a value."""
         return tuple(claim for claim in self.claims if claim.is_good)
 
     @property
@@ -259,7 +259,7 @@ class Contest:
 
     @cached_property
     def cheapest(self) -> Claim | None:
-        """The claim of least cost, among those whose cost is known."""
+        """The claim with the lowest known cost."""
         known = [claim for claim in self.good if claim.cost is not None]
         return min(known, key=lambda claim: claim.cost.mean if claim.cost else 0.0, default=None)
 
@@ -270,7 +270,7 @@ def make_contests(
     """The contests of all entries, by task; each run counts once."""
     unique = {entry.run: entry for entry in reversed(entries)}
     named = {each.digest: each for each in withdrawn}
-    # A claim is withdrawn whole: without its slowest repeats it would be a better one.
+    # A claim is withdrawn as a whole: removing its slowest repeats would improve it.
     sets = {_repeats_of(entry): named[entry.digest] for entry in unique.values() if entry.digest in named}
     gone = {entry.digest: sets[where] for entry in unique.values() if (where := _repeats_of(entry)) in sets}
     contests: dict[str, Contest] = {}
@@ -285,7 +285,7 @@ def make_contests(
 
 
 def _repeats_of(entry: Entry) -> tuple[str, ComparisonKey, int]:
-    """What the repeats of one claim have in common: folder, setting and number of workers."""
+    """The key of a claim's repeats: folder, setting and number of workers."""
     return str(Path(entry.source).parent), entry.measurement.key, entry.measurement.workers
 
 
@@ -310,7 +310,7 @@ def _identify(facts: Mapping[str, str], workers: int) -> str:
 
 def _mark(claim: Claim, gone: Mapping[str, Withdrawal]) -> Claim:
     found = tuple(gone[entry.digest] for entry in claim.entries if entry.digest in gone)
-    # The page of runs that stand must not be that of runs that were withdrawn.
+    # Valid and withdrawn runs must have different pages.
     return replace(claim, id=f"{claim.id}-withdrawn", withdrawn=found) if found else claim
 
 
@@ -325,7 +325,7 @@ def _rank(claims: Iterable[Claim]) -> tuple[Claim, ...]:
 
 
 def attach_receipts(contests: Sequence[Contest], notes: Sequence[ReceiptNote]) -> list[Contest]:
-    """The contests with each receipt at the claims that it is about."""
+    """The contests with receipts attached to their claims."""
 
     def add(claim: Claim) -> Claim:
         own = {entry.digest for entry in claim.entries}
@@ -336,5 +336,5 @@ def attach_receipts(contests: Sequence[Contest], notes: Sequence[ReceiptNote]) -
 
 
 def describe_setting(claim: Claim) -> list[tuple[str, str]]:
-    """What was run, a row per fact that says something."""
+    """The setting as rows of informative facts."""
     return [(name, shorten(value, 300)) for name, value in claim.facts.items() if value]

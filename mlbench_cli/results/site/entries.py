@@ -1,4 +1,4 @@
-"""What a site knows of one archive: read once, while it is verified, into plain data that processes can exchange."""
+"""Entries of a site: each archive is verified and read once into plain data that processes can exchange."""
 
 import hashlib
 import json
@@ -26,11 +26,11 @@ from mlbench_cli.storage import run_folder
 from mlbench_cli.util.text import one_line
 
 ARCHIVES = "archives"
-ENTRY = "entry.json"  # beside an archive: what its submitter says
-WITHDRAWN = "withdrawn.jsonl"  # at the top of a folder: archives that no longer count
+ENTRY = "entry.json"  # next to an archive: the submitter's statements
+WITHDRAWN = "withdrawn.jsonl"  # at the top of a folder: withdrawn archives
 MAX_ENTRY_BYTES = 64 << 10
 ENTRY_FIELDS = ("submitter", "hardware", "note", "supersedes")
-MANY = 24  # archives from which on several processes pay
+MANY = 24  # number of archives from which several processes are used
 _FILE_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}", re.IGNORECASE)
 
 
@@ -38,12 +38,12 @@ _FILE_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}", re.IGNORECASE)
 class Entry:
     """One verified archive.
 
-    digest      SHA-256 of its SHA256SUMS: what receipts name it by; a signature does not change it
+    digest      SHA-256 of its SHA256SUMS, used by receipts; not changed by a signature
     file        its place on the site, such as archives/digits-2-0f3a….zip, with `sha256` and `size` of that file
-    source      where it came from
+    source      original location
     price       US dollars that the run cost; None if no price is known. `has_own_price`: its submitter named it
-    disclosed   what it tells of its author, by kind: host names, command line, number of packages
-    said        entry.json beside it: words of its submitter, no figures
+    disclosed   personal information by kind: host names, command line, number of packages
+    said        entry.json next to it: the submitter's statements, without figures
     """
 
     digest: str
@@ -66,13 +66,13 @@ class Entry:
     official_line: str | None
     findings: tuple[tuple[str, str, str], ...]  # code, summary, hint
     signer: str | None
-    origin: str  # why nobody is proven to have signed it; empty if somebody is
+    origin: str  # why no valid signature was found; empty if there is one
     disclosed: Mapping[str, tuple[str, ...]]
     said: Mapping[str, str]
 
 
 class Refusal(NamedTuple):
-    """An archive that a site does not show, and why. `code` is unproven, or the problem's code of `verify`."""
+    """A rejected archive and the reason. `code` is unproven, or the code of the problem found by `verify`."""
 
     source: str
     code: str
@@ -80,7 +80,7 @@ class Refusal(NamedTuple):
 
 
 class Withdrawal(NamedTuple):
-    """A line of withdrawn.jsonl: an archive stays listed, struck out, and counts for nothing."""
+    """A line of withdrawn.jsonl: the archive stays listed, struck out, but is ignored."""
 
     digest: str
     date: str
@@ -89,7 +89,7 @@ class Withdrawal(NamedTuple):
 
 
 class Sources(NamedTuple):
-    """What folders hold: archives (zips and sealed folders), and JSON files that may be receipts."""
+    """The contents of folders: archives (zips and sealed folders), and JSON files that may be receipts."""
 
     archives: tuple[Path, ...]
     documents: tuple[Path, ...]
@@ -97,7 +97,7 @@ class Sources(NamedTuple):
 
 
 def find_sources(folders: Sequence[Path], site: Path | None = None) -> Sources:
-    """Everything below `folders`, or the archives that they name themselves; nothing of an earlier `site` in them.
+    """Find archives in `folders`, or named directly, except in an earlier `site`.
 
     Raises NotFoundError, UsageError.
     """
@@ -141,7 +141,7 @@ def read_entries(paths: Sequence[Path], site: Path, signers: Path | None) -> Ite
 
 
 def read_entry(path: Path, site: Path, signers: Path | None) -> Entry | Refusal:
-    """The archive at `path`, as it lies on the site: what is served is what was verified."""
+    """The archive at `path`, copied to the site first, so that the served file is the verified one."""
     copy = site / ARCHIVES / f".{hashlib.sha256(str(path.absolute()).encode()).hexdigest()[:24]}.zip"
     try:
         if path.is_dir():
@@ -204,7 +204,7 @@ def _read(path: Path, archive: Archive, copy: Path, signers: Path | None) -> Ent
 
 
 def find_disclosed(archive: Archive) -> dict[str, tuple[str, ...]]:
-    """What an archive tells of its author besides figures: kind to values."""
+    """Personal information in an archive: kind -> values."""
     run, ranks = archive.run, (archive.environment.get("ranks") or {}).values()
     provenance: Mapping[str, Any] = run.get("provenance") or {}
     hosts = {str(rank["host"]) for rank in ranks if isinstance(rank, Mapping) and rank.get("host")}
@@ -234,7 +234,7 @@ def _find_signer(archive: Archive, signers: Path | None) -> tuple[str | None, st
 
 
 def _read_said(path: Path) -> dict[str, str]:
-    """The words of entry.json, cleaned. Raises UsageError for one that is wrong."""
+    """The cleaned text of entry.json. Raises UsageError if it is invalid."""
     try:
         with open(path, "rb") as file:
             data = file.read(MAX_ENTRY_BYTES + 1)
@@ -244,7 +244,7 @@ def _read_said(path: Path) -> dict[str, str]:
 
 
 def parse_said(path: Path, data: bytes) -> dict[str, str]:
-    """The content of an entry.json. It repeats no number: numbers come from the archive. Raises UsageError."""
+    """The content of an entry.json. It has no numbers, because numbers come from the archive. Raises UsageError."""
     try:
         if len(data) > MAX_ENTRY_BYTES:
             raise ValueError(f"it has more than {MAX_ENTRY_BYTES} bytes")

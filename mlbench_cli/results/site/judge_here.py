@@ -1,4 +1,4 @@
-"""What runs in a reader's browser: the judge of this package, on one archive. Its imports are all that is shipped."""
+"""The judge of one archive in a reader's browser. Only the modules imported here are shipped."""
 
 import hashlib
 import json
@@ -13,10 +13,10 @@ from mlbench_cli.storage import run_folder
 
 
 def check(path: str) -> str:
-    """What `mlbench verify` finds about the archive in a file, as JSON, and the figures to compare with the page's.
+    """The result of `mlbench verify` for an archive as JSON, and the figures to compare with the page.
 
-    `problems` are the sentences of `mlbench verify`. Without any, `seconds` is the run's time, `sums` and `signature`
-    are what its signature is about.
+    `problems` are sentences of `mlbench verify`. If there are none, `seconds` is the run's time, and `sums` and
+    `signature` are for checking its signature.
     """
     place = Path(path)
     found = verify(place)

@@ -20,31 +20,31 @@ if TYPE_CHECKING:
 
 FOLDER = Path(__file__).parent / "pages"
 ASSETS = ("site.js", "verify.js", "judge-worker.js", "sshsig.js")
-# Scripts, workers and WebAssembly of this site only. A worker obeys this policy's copy in its own response, if any.
+# Only scripts, workers and WebAssembly of this site. A worker uses the policy of its own response, if any.
 POLICY = (
     "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; worker-src 'self'; connect-src 'self'; "
     "style-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'"
 )
-ROWS = 200  # of a page of a task; at most 300 kB
+ROWS = 200  # rows of a task's page, at most 300 kB
 
 
 @dataclass(frozen=True)
 class Look:
-    """What all pages of a site share. `can_verify`: the judge and Python are on the site."""
+    """Settings of all pages of a site. `can_verify`: the judge and Python are on the site."""
 
     title: str
     can_verify: bool
-    address: str = ""  # where the site will be, for the commands that it shows
+    address: str = ""  # future URL of the site, for commands on it
 
 
 def site_css() -> str:
-    """The one style sheet: figures, report, and what only a site has."""
+    """The style sheet of figures, report and site."""
     own = (FOLDER / "site.css").read_text("utf-8")
     return "\n".join((STYLE.read_text("utf-8"), read_asset("page.css"), own))
 
 
 def render_overview(contests: Sequence[Contest], look: Look, refused: Sequence[object] = ()) -> str:
-    """index.html: every contest with its best result."""
+    """index.html with every contest and its best result."""
     tasks = _tasks(contests)
     counts = {
         "results": sum(len(contest.claims) for contest in contests),
@@ -55,7 +55,7 @@ def render_overview(contests: Sequence[Contest], look: Look, refused: Sequence[o
 
 
 def render_task(contests: Sequence[Contest], task: str, look: Look) -> dict[str, str]:
-    """The pages of a task by name: as many as its rows need."""
+    """The pages of a task by name."""
     own = [contest for contest in contests if contest.job.task == task]
     figures = {contest.name: list(contest_figures(contest)) for contest in own}
     rows = [(contest, claim) for contest in own for claim in contest.claims]
@@ -137,7 +137,7 @@ def _tasks(contests: Sequence[Contest]) -> dict[str, int]:
 
 
 def _options(claims: Sequence[Claim]) -> dict[str, list[str]]:
-    """What the filters offer: only what differs."""
+    """The options of the filters, only for settings that differ."""
     values = {
         "division": [claim.division for claim in claims],
         "machine": [claim.machine for claim in claims],
@@ -152,7 +152,7 @@ def _options(claims: Sequence[Claim]) -> dict[str, list[str]]:
 
 
 def _place(claim: Claim, contest: Contest) -> tuple[int, int] | None:
-    """Its rank among the claims of its division, and how many there are."""
+    """Its rank among the claims of its division, and their number."""
     own = [each for each in contest.good if each.division == claim.division]
     return (own.index(claim) + 1, len(own)) if claim in own else None
 

@@ -1,4 +1,4 @@
-"""The figures of a site: time against cost with its Pareto line, the trend of a setting over time, one claim's runs."""
+"""The figures of a site: time against cost with the Pareto front, trends over time, runs of a claim."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -24,14 +24,14 @@ MAX_OFFERS = 240  # marks of a figure; each is about 250 bytes of its page
 
 
 def contest_figures(contest: Contest) -> Iterator[Figure]:
-    """The figures of claims that may be compared; none of a single claim."""
+    """The figures of a contest; none for a single claim."""
     for figure in (draw_offers(contest, f"{contest.key}-offers"), draw_trend(contest, f"{contest.key}-trend")):
         if figure is not None:
             yield figure
 
 
 def draw_offers(contest: Contest, key: str) -> Figure | None:
-    """Time against cost, or against worker-seconds if no cost is known; the line joins what nothing else beats."""
+    """Time against cost, or against worker-seconds if no cost is known, with the Pareto front."""
     if contest.job.groups[0].after_time:
         return None
     has_cost = any(claim.cost for claim in contest.good)
@@ -78,7 +78,7 @@ def _place(claim: Claim) -> str:
 
 
 def draw_trend(contest: Contest, key: str) -> Figure | None:
-    """The value of equal settings over the days; a line needs two of them."""
+    """The values of equal settings over time; a line needs two points."""
     series: dict[str, list[Claim]] = {}
     for claim in contest.good:
         workers = f"{claim.point.workers} worker{'s' * (claim.point.workers > 1)}"
@@ -116,7 +116,7 @@ def draw_trend(contest: Contest, key: str) -> Figure | None:
 
 
 def _say_versions(chosen: Sequence[tuple[str, Sequence[Claim]]]) -> str:
-    """From which day on each version of mlbench ran, if there are several."""
+    """The first day of each version of mlbench, if there are several."""
     first: dict[str, str] = {}
     for claim in sorted((claim for _, own in chosen for claim in own), key=lambda claim: claim.date):
         first.setdefault(claim.version, claim.date)
@@ -124,7 +124,7 @@ def _say_versions(chosen: Sequence[tuple[str, Sequence[Claim]]]) -> str:
 
 
 def claim_figures(claim: Claim, site: Path) -> list[Figure]:
-    """The way to the goal of every repeat, where the time went, and of collectives the rates by size."""
+    """Progress of every repeat toward the goal, phases, and rates of collectives by size."""
     archives = [
         Archive.open(site / entry.file, is_shown=True)
         for entry in claim.entries

@@ -1,10 +1,10 @@
 """A repository of results: its layout, and the check that its CI runs on every submission.
 
     results/TASK/PRESET/YYYY-MM-DD_NAME/    one claim: archive zips of all repeats, entry.json, receipts
-    rules/default.yaml, rules/TASK.yaml     what a claim needs
+    rules/default.yaml, rules/TASK.yaml     requirements for claims
     allowed_signers, withdrawn.jsonl
 
-Numbers are in the archives only, and nothing generated is committed.
+Numbers are only in the archives, and nothing generated is committed.
 """
 
 import re
@@ -41,21 +41,21 @@ from mlbench_cli.util.yaml_text import read_yaml
 
 TEMPLATES = Path(__file__).parent / "repository"
 RESULTS, RULES, SIGNERS = "results", "rules", "allowed_signers"
-MAX_MISSING = 5  # repeats that are named one by one
+MAX_MISSING = 5  # repeats listed by name
 _REPEAT = re.compile(r"(.+)-r(\d+)")
 _CLAIM = re.compile(r"\d{4}-\d{2}-\d{2}_[a-z0-9][a-z0-9._-]{0,60}")
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What a claim of a task needs.
+    """The requirements for a claim of a task.
 
-    repeats         fewest successful runs
+    repeats         minimum number of successful runs
     max_megabytes   of one archive
-    signed          whether somebody of allowed_signers must have signed every archive
-    divisions       which divisions count; empty: any, also none
+    signed          whether every archive must be signed by one of allowed_signers
+    divisions       accepted divisions; empty: any or none
     synthetic       whether generated data are allowed
-    functional      whether runs on clusters that measure nothing are allowed
+    functional      whether runs on functional-only clusters are allowed
     """
 
     repeats: int = 3
@@ -67,14 +67,14 @@ class Rules:
 
 
 class Objection(NamedTuple):
-    """Why a submission is refused; `file` is relative to the repository."""
+    """A reason for rejecting a submission; `file` is relative to the repository."""
 
     file: str
     message: str
 
 
 def init_repository(folder: Path) -> list[Path]:
-    """Write a new repository of results; the files that were written. Raises UsageError for a folder with files."""
+    """Write a new repository of results; returns the written files. Raises UsageError for a non-empty folder."""
     if folder.exists() and (not folder.is_dir() or any(path.name != ".git" for path in folder.iterdir())):
         raise UsageError(f"{folder} exists and is not empty.", hint="Give the name of a new folder.")
     written = []
@@ -90,7 +90,7 @@ def init_repository(folder: Path) -> list[Path]:
 
 
 def check_repository(folder: Path, work: Path) -> tuple[int, list[Objection]]:
-    """How many claims a repository has, and everything that is wrong with them. `work` is for copies of archives.
+    """The number of claims in a repository, and all objections. `work` is a folder for copies of archives.
 
     Raises UsageError if there is no repository.
     """
@@ -115,7 +115,7 @@ def check_repository(folder: Path, work: Path) -> tuple[int, list[Objection]]:
 
 @dataclass
 class _Known:
-    """What the claims that were read have told: run to claim, digests by claim, epochs to the goal by training."""
+    """Facts from the claims read so far: run -> claim, digests by claim, epochs to the goal by training."""
 
     runs: dict[str, str] = field(default_factory=dict)
     digests: dict[str, set[str]] = field(default_factory=dict)
@@ -123,7 +123,8 @@ class _Known:
 
 
 def _check_convergence(known: _Known) -> Iterator[Objection]:
-    """Claims that reached the goal in fewer epochs than the same training of all other claims together allows."""
+    """Object to claims that reach the goal in implausibly few epochs compared with the same training in other
+    claims."""
     for claims in known.epochs.values():
         for place, epochs in claims.items():
             others = [value for other, own in claims.items() if other != place for value in own]
@@ -135,7 +136,7 @@ def _check_convergence(known: _Known) -> Iterator[Objection]:
 
 
 def _check_withdrawals(withdrawn: Sequence[Withdrawal], known: _Known) -> Iterator[Objection]:
-    """A claim is withdrawn whole, or not at all."""
+    """Object to partly withdrawn claims."""
     gone = {each.digest for each in withdrawn}
     for place, digests in known.digests.items():
         if digests & gone and digests - gone:
@@ -149,7 +150,7 @@ def _check_withdrawals(withdrawn: Sequence[Withdrawal], known: _Known) -> Iterat
 
 
 def read_rules(folder: Path, task: str) -> Rules:
-    """The rules of a task: rules/default.yaml with those of rules/TASK.yaml over it. Raises UsageError."""
+    """The rules of a task: rules/default.yaml overridden by rules/TASK.yaml. Raises UsageError."""
     rules = Rules()
     for name in ("default", task):
         path = folder / RULES / f"{name}.yaml"
@@ -183,7 +184,7 @@ def _parse_rules(path: Path, document: Any) -> Mapping[str, Any]:
 
 
 def _check_claim(claim: Path, folder: Path, work: Path, known: _Known) -> Iterator[Objection]:
-    """The objections to one claim; `known` has what the claims before have told, and gets what this one tells."""
+    """The objections to one claim; updates `known`, the facts from previous claims."""
     place = _relative(claim, folder)
     parts = claim.relative_to(folder / RESULTS).parts
     if len(parts) != 3 or not _CLAIM.fullmatch(parts[2]):
@@ -222,7 +223,7 @@ def _check_claim(claim: Path, folder: Path, work: Path, known: _Known) -> Iterat
 
 
 def _missing_repeats(entries: Sequence[Entry]) -> list[str]:
-    """Names of repeats that must have run, because a later one is here: NAME-r2 beside NAME-r1 and NAME-r3."""
+    """Names of missing repeats, e.g. NAME-r2 if there are NAME-r1 and NAME-r3."""
     found: dict[str, set[int]] = {}
     for entry in entries:
         if match := _REPEAT.fullmatch(entry.name):
@@ -258,7 +259,7 @@ def _read(path: Path, work: Path, signers: Path | None) -> Entry | Refusal:
 
 
 def format_annotation(objection: Objection) -> str:
-    """An error of GitHub's runner, beside the file that it is about."""
+    """An error annotation for GitHub's runner."""
 
     def escape(text: str, more: Sequence[tuple[str, str]] = ()) -> str:
         for letter, code in (("%", "%25"), ("\r", "%0D"), ("\n", "%0A"), *more):

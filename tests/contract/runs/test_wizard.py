@@ -61,7 +61,8 @@ def test_arrow_keys_choose(home: Path) -> None:
 
 def test_esc_goes_back_to_the_question_before(home: Path) -> None:
     person = Terminal("run", "--dry-run", home=home, columns=200)
-    person.type(ESC)  # there is nothing before the first question
+    person.expect(NAME)
+    person.type(ESC)  # there is nothing before the first question, which is drawn again
     person.answer(NAME, "first")
     person.expect(TASK)
     person.type("mnist\r")
