@@ -141,8 +141,8 @@ def team(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Team]:
         made.open_volume()
         made.wait_until_ready()
         yield made
-        words = ("helm", "uninstall", RELEASE, "--namespace", SPACE, "--wait", "--cascade", "foreground")
-        call(*words, KUBECONFIG=kubeconfig)
+        removal = ("helm", "uninstall", RELEASE, "--namespace", SPACE, "--wait", "--cascade", "foreground")
+        call(*removal, KUBECONFIG=kubeconfig)
         left = json.loads(made.kubectl("get", "pods,services,secrets,pvc", "--output", "json"))["items"]
         names = [item["metadata"]["name"] for item in left if RELEASE in item["metadata"]["name"]]
         assert names == [f"{RELEASE}-dashboard"]  # the volume with the results
