@@ -125,7 +125,8 @@ def push(
 
         digests = push_images(chosen, place, build, login, report)
     pinned = {name: digest for name, digest in digests.items() if name not in references}
-    if known is not None and _has_registry(known, place) and not store.record_images(known.identity, pinned):
+    is_of_cluster = known and ClusterDetails.of(known).registry == place
+    if known and is_of_cluster and not store.record_images(known.identity, pinned):
         console.warn(f"The cluster {known.name} has been deleted, so the digests were not recorded.")
     if output == Format.json:
         console.out_json({"registry": place, "digests": digests})
@@ -165,7 +166,3 @@ def _choose_platforms(given: str | None, cluster: Cluster | None) -> tuple[str, 
         return ()
     console.note(f"Building images for {wanted}, the platform of {cluster.name} (change it with --platform).")
     return (wanted,)
-
-
-def _has_registry(cluster: Cluster, registry: str) -> bool:
-    return ClusterDetails.of(cluster).registry == registry

@@ -111,7 +111,7 @@ def serve(
         is_remote = cluster is not None and client.cluster(cluster).provider != "local"
     listener = _listen(host, port)
     bound = listener.getsockname()[1]
-    own = LOOPBACK if is_loopback else (_bracket(host), *LOOPBACK)
+    own = LOOPBACK if is_loopback else (f"[{host.strip('[]')}]" if ":" in host else host, *LOOPBACK)
     config = ServerConfig(
         settings.data_dir(),
         bound,
@@ -221,7 +221,3 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
-
-
-def _bracket(host: str) -> str:
-    return f"[{host.strip('[]')}]" if ":" in host else host

@@ -157,7 +157,7 @@ def _rewrite(setting: Setting, value: str | None) -> dict[str, Default]:
     before = parse_config(text, path)
     lines = text.splitlines()
     number = _line_of(text, key) if key in before else None
-    entry = [] if value is None else [f"{key} = {_quote(value)}"]
+    entry = [] if value is None else [f"{key} = {json.dumps(value, ensure_ascii=False)}"]
     if number is None:
         lines += entry
     else:
@@ -247,10 +247,6 @@ def _line_of(text: str, key: str) -> int | None:
 def _origin(text: str, key: str, path: Path) -> str:
     number = _line_of(text, key)
     return str(path) if number is None else f"{path}, line {number}"
-
-
-def _quote(value: str) -> str:
-    return json.dumps(value, ensure_ascii=False)
 
 
 def _edit_hint(path: Path) -> str:

@@ -99,7 +99,8 @@ def _follow_to_end(run: Run, engine: Engine, store: Store, timeout: float | None
     permanent: tuple[Finding, ...] = ()
     for observation in _observe(run, engine, report):
         if observation.ended:
-            kept = tuple(finding for finding in permanent if finding.code not in _codes(observation))
+            codes = {finding.code for finding in observation.findings}
+            kept = tuple(finding for finding in permanent if finding.code not in codes)
             return replace(observation, findings=kept + observation.findings)
         if not is_noted and read_queued(run.folder) is None:
             _record_running(run, store)
@@ -127,10 +128,6 @@ def _record_running(run: Run, store: Store) -> None:
     row = store.find_run(run.id)
     if row and row.state is RunState.CREATED:
         store.update_run(run, RunState.RUNNING)
-
-
-def _codes(observation: Observation) -> set[str]:
-    return {finding.code for finding in observation.findings}
 
 
 def _permanent_findings(observation: Observation) -> tuple[Finding, ...]:

@@ -112,7 +112,8 @@ def predict(calibration: Calibration, link: Link, error: float, scenario: Scenar
     calibration does not support, with what to measure."""
     basis, (shorter, longer) = _judge(calibration, scenario)
     slower = find_slowdown(scenario.method, scenario.ranks, scenario.spread)
-    used = scenario.probed or (link if scenario.network is None else _link_of(scenario.network))
+    shaped = scenario.network and Link(scenario.network.delay, scenario.network.seconds_per_byte)
+    used = scenario.probed or shaped or link
     steps = [
         simulate_step(
             workload.scale(slower),
@@ -156,10 +157,6 @@ def _judge(calibration: Calibration, scenario: Scenario) -> tuple[str, tuple[flo
             )
         return "extrapolated", FAR_ERROR
     return "predicted", OTHER_ERROR
-
-
-def _link_of(network: NetworkShape) -> Link:
-    return Link(network.delay, network.seconds_per_byte)
 
 
 def _widen(link: Link, factor: float) -> Link:

@@ -91,11 +91,7 @@ def _usual(seconds: Mapping[Pair, float], ranks: int) -> float:
     """What a good pair takes."""
     median = statistics.median(seconds.values())
     # With few ranks one bad node spoils half of all pairs, and the median with them.
-    return median if ranks > 4 else min(median, _lower_quarter([*seconds.values()]))
-
-
-def _lower_quarter(values: Sequence[float]) -> float:
-    return sorted(values)[(len(values) - 1) // 4]
+    return median if ranks > 4 else min(median, sorted(seconds.values())[(len(seconds) - 1) // 4])
 
 
 def _cover(slow: Sequence[Pair]) -> tuple[int, ...]:

@@ -52,8 +52,8 @@ class GoalWatch:
         if not math.isfinite(value):
             return self.reached
         self.last = value
-        if self.best is None or self._better(value, self.best):
-            self.best = value
+        best = max if self.comparison == ">=" else min
+        self.best = value if self.best is None else best(self.best, value)
         for kind, threshold in self.thresholds.items():
             if kind not in self.passages and self._meets(value, threshold):
                 self.passages[kind] = GoalPassed(value, epoch, tracker.snapshot())
@@ -86,9 +86,6 @@ class GoalWatch:
 
     def _meets(self, value: float, threshold: float) -> bool:
         return value >= threshold if self.comparison == ">=" else value <= threshold
-
-    def _better(self, value: float, than: float) -> bool:
-        return value > than if self.comparison == ">=" else value < than
 
 
 def make_accuracy_goal(full: float, light: float, goal_on: str, chosen: str) -> GoalWatch:

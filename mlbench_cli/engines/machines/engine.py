@@ -272,7 +272,7 @@ class MachinesEngine(ABC):
         if RunFolder(run.folder).read_observation() is not None:
             return
         places = self._places(run)
-        answers = run_in_parallel(lambda place: _mark_cancelled(place), places)
+        answers = run_in_parallel(lambda place: place.channel.call("put", path=f"{place.folder}/cancel"), places)
         errors = [answer for answer in answers if isinstance(answer, MlbenchError)]
         if errors and len(errors) == len(places):
             raise errors[0]
@@ -392,10 +392,6 @@ class MachinesEngine(ABC):
                 f'{channel.target.name} has another run "{run.name}" in {self._run_place(run)}.',
                 hint=f"mlbench discover, then mlbench delete {run.name}; or choose another name",
             )
-
-
-def _mark_cancelled(place: Place) -> Document:
-    return place.channel.call("put", path=f"{place.folder}/cancel")
 
 
 def _remove_place(place: Place, force: bool) -> Document:

@@ -53,7 +53,10 @@ def draw(
     """
     imported = [curve for path in foreign for curve in read_foreign_curves(path)]
 
-    opened = [item if isinstance(item, Archive) else _open_verified(item) for item in archives]
+    opened = [
+        item if isinstance(item, Archive) else open_verified(item if isinstance(item, Path) else item.folder)
+        for item in archives
+    ]
     if not opened:
         raise UsageError(
             "There are no finished runs to draw.",
@@ -126,10 +129,6 @@ def _list_values(jobs: Sequence[Job]) -> Iterator[str]:
                 if point.good and point.value:
                     value = format_estimate(point.value, unit_of(group.metric))
                     yield f"{job.name}: {group.metric} {value} with {point.workers} workers"
-
-
-def _open_verified(item: Run | Path) -> Archive:
-    return open_verified(item if isinstance(item, Path) else item.folder)
 
 
 def _subtitle(series: Series) -> str:
