@@ -1,7 +1,7 @@
 #!/bin/sh
-# Makes the archives of other places than this machine's own processes: emulated networks, hosts with sshd, Slurm, KIND.
+# Makes the archives behind the published results: this machine's processes, emulated networks, hosts with sshd, Slurm, KIND.
 #
-#   results/places.sh network hosts slurm kind    # or some of them; needs root, and for KIND Docker
+#   results/places.sh local network hosts slurm kind    # or some of them; all but local need root, KIND also Docker
 #
 # Hosts and Slurm's nodes are this machine, too (tests/e2e/machines/machines.sh), and so is KIND: their archives show that
 # these ways work, not how fast they are. Runs go to a data folder of their own, archives to results/archives.
@@ -33,6 +33,9 @@ measure() {
 for place; do
   begun="$begun$place "
   case $place in
+    local)
+      mlbench run -f results/experiment.yaml --yes
+      ;;
     network)
       measure net --matrix method=bsp,eftopk --matrix network=100mbit,1gbit --num-cpus 1
       ;;
@@ -62,7 +65,7 @@ for place; do
       measure kind --cluster results-2 --matrix method=bsp,wfbp
       ;;
     *)
-      echo "places.sh: $place is none of network, hosts, slurm, kind" >&2
+      echo "places.sh: $place is none of local, network, hosts, slurm, kind" >&2
       exit 2
       ;;
   esac
