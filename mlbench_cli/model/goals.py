@@ -11,6 +11,7 @@ KINDS = ("full", "light")
 PREFIXES = ("", "val_", "val_global_")
 TRAINING = "train_"  # prefix of metrics of the training samples
 GOAL_ON = "goal_on"  # the parameter that selects the samples of the goal
+TIMED_BLOCKS = "blocks"  # the parameter that times blocks of updates instead of training to the goal
 HOLD_OUT = "hold_out"  # the parameter that scores on a share of the training samples instead of the validation set
 _NAMES = {"Prec@1": "top-1 accuracy", "Prec@5": "top-5 accuracy", "BLEU-Score": "BLEU"}  # as people say them
 
@@ -75,7 +76,9 @@ class GoalRule:
     wording: str  # of the official result line, with {threshold}
 
     def find_goal(self, parameters: Mapping[str, Any], kind: str) -> Goal | None:
-        """The full or light goal for a run's parameters; None if they have no threshold for it."""
+        """The full or light goal for a run's parameters; None if they have no threshold, or time blocks of updates."""
+        if parameters.get(TIMED_BLOCKS):
+            return None
         threshold = parameters.get(f"goal_{kind}")
         metric = TRAINING + self.metric if parameters.get(GOAL_ON) == "training" else self.metric
         return Goal(metric, self.comparison, threshold) if is_finite_number(threshold) else None

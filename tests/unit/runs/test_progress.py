@@ -173,6 +173,12 @@ def test_the_goal_of_a_custom_command_is_not_looked_for() -> None:
     assert find_goal(replace(SPEC, task="of-another-version", parameters={"goal_full": 80.0})) is None
 
 
+def test_a_run_that_times_blocks_has_no_goal() -> None:
+    spec = replace(SPEC, task="digits_resnet", parameters={"goal_full": 98.0, "blocks": 10})
+    assert find_goal(spec) is None
+    assert find_goal(replace(spec, parameters={"goal_full": 98.0, "blocks": 0})) is not None
+
+
 # --- reading events through an engine -------------------------------------------------------------------------------
 
 
