@@ -13,7 +13,7 @@ import statistics
 from collections import Counter
 from dataclasses import asdict, dataclass
 
-from mlbench_cli.results.analysis.equivalence import log_ratio, repeats_needed
+from mlbench_cli.results.analysis.equivalence import log_ratio, repeats_needed, upper_deviation
 from mlbench_cli.results.analysis.reproduction import DEFAULT_MARGIN, REPEATS_OF_ONE, Answer, judge_ratio
 
 ORIGINALS = (1, 3, 5)
@@ -43,7 +43,8 @@ def simulate(originals: int, deviation: float, factor: float, series: int, seed:
         before = [math.exp(stream.gauss(0, deviation)) for _ in range(originals)]
         number = REPEATS_OF_ONE
         if originals > 1:
-            number = repeats_needed(statistics.stdev(map(math.log, before)), originals, DEFAULT_MARGIN)
+            spread = upper_deviation(statistics.stdev(map(math.log, before)), originals)
+            number = repeats_needed(spread, originals, DEFAULT_MARGIN)
         after = [factor * math.exp(stream.gauss(0, deviation)) for _ in range(number)]
         found = log_ratio(before, after)
         assert found is not None

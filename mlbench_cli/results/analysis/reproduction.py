@@ -3,7 +3,8 @@
 Every figure is tested for equivalence within a margin (equivalence.py). All of them have to lie within it, and each is
 tested at 5 %, which keeps the whole at 5 % (an intersection-union test); for "different" one of k figures suffices, so
 each is tested at 5 % / k. What could not be the same is listed beside the verdict. A figure that differs where the
-machine, the software or the conditions differ, too, is no verdict on the original.
+machine, the software or the conditions differ, too, is no verdict on the original. Runs of another request,
+for example of another method, may be different, but never reproduce anything.
 """
 
 import math
@@ -31,6 +32,7 @@ from mlbench_cli.results.analysis.equivalence import (
     log_ratio,
     paired_log_ratio,
     repeats_needed,
+    upper_deviation,
 )
 from mlbench_cli.results.analysis.numbers import format_value, unit_of
 from mlbench_cli.results.analysis.series import drop_duplicates, measure
@@ -192,7 +194,7 @@ def choose_figures(original: Sequence[Archive], asked: Sequence[str] = ()) -> li
 
 
 def choose_repeats(original: Sequence[Archive], names: Sequence[str], margin: float) -> Repeats:
-    """As many repeats as the original's own spread demands: for its noisiest figure."""
+    """As many repeats as the original's own spread demands: for its noisiest figure, with a limit of that spread."""
     count = len(original)
     if count == 1:
         return Repeats(REPEATS_OF_ONE, None)
@@ -201,7 +203,7 @@ def choose_repeats(original: Sequence[Archive], names: Sequence[str], margin: fl
         values = [figures_of(archive)[name][0] for archive in original]
         if min(values) > 0:
             spreads.append(statistics.stdev(map(math.log, values)))
-    worst = max(spreads, default=0.0)
+    worst = upper_deviation(max(spreads, default=0.0), count)
     number = repeats_needed(worst, count, margin)
     return Repeats(number, decidable_margin(worst, count, number))
 
@@ -234,11 +236,14 @@ def judge_reproduction(
     )
     if reproduction and (ended := _judge_ends(original, reproduction)) is not None:
         return replace(found, answer=ended[0], reason=ended[1])
-    if requested:
-        phrase = f"The requests differ. {requested[0].phrase}"
-        named = (*(NotTheSame(each.name, each.a, each.b, True) for each in requested), *found.not_the_same)
-        return replace(found, reason=phrase, not_the_same=named)
-    return _decide(found)
+    decided = _decide(found)
+    if not requested:
+        return decided
+    phrase = f"The requests differ. {requested[0].phrase}"
+    named = (*(NotTheSame(each.name, each.a, each.b, True) for each in requested), *found.not_the_same)
+    if decided.answer is Answer.DIFFERENT:
+        return replace(decided, reason=f"{decided.reason} {phrase}", not_the_same=named)
+    return replace(found, reason=phrase, not_the_same=named)
 
 
 def _decide(found: Reproduction) -> Reproduction:

@@ -18,6 +18,7 @@ from mlbench_cli.results.analysis.equivalence import (
     log_ratio,
     paired_log_ratio,
     repeats_needed,
+    upper_deviation,
 )
 
 stats = pytest.importorskip("scipy.stats", exc_type=ImportError)
@@ -94,6 +95,12 @@ def test_the_chosen_number_of_repeats_finds_sides_that_are_the_same(deviation: f
     number = repeats_needed(deviation, 3, 0.1)
     assert MIN_REPEATS <= number < MAX_REPEATS
     assert share_called_same(3, number, deviation, 0.0, 0.1) > 0.85
+
+
+@pytest.mark.parametrize("count", [3, 5, 10])
+def test_the_limit_of_a_deviation_is_that_of_chi_squared(count: int) -> None:
+    exact = math.sqrt((count - 1) / stats.chi2.ppf(0.2, count - 1))
+    assert upper_deviation(1.0, count) == pytest.approx(exact, rel=0.01)
 
 
 def test_the_noisier_an_original_the_more_repeats_up_to_where_they_do_not_help() -> None:
