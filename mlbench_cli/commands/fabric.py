@@ -1,6 +1,7 @@
 """`mlbench fabric`: what a fabric costs trainings and gives collectives, in the reporting form of the IETF draft."""
 
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,8 +11,9 @@ from mlbench_cli.commands._archives import Unproven, open_archives, open_referen
 from mlbench_cli.commands._common import Format, Output
 from mlbench_cli.commands._selection import complete_names
 from mlbench_cli.model.network import parse_network
-from mlbench_cli.results.analysis.fabric import FabricReport, report_fabric
-from mlbench_cli.results.analysis.numbers import NO_VALUE, SECONDS, format_percent, format_value
+from mlbench_cli.results.analysis.fabric import report_fabric
+from mlbench_cli.results.report.fabric import fabric_tables, make_fabric_page
+from mlbench_cli.results.report.write import check_target, write_report
 
 
 def fabric(
@@ -41,6 +43,9 @@ def fabric(
         str | None,
         typer.Option("--access-rate", metavar="RATE", help="rate of each rank's link, e.g. 100gbit; default: measured"),
     ] = None,
+    page: Annotated[
+        Path | None, typer.Option("--page", metavar="FILE", help="write the report as a page, too: .html or .md")
+    ] = None,
     unproven: Unproven = False,
     output: Output = Format.text,
 ) -> None:
@@ -48,8 +53,11 @@ def fabric(
 
     JCT ratio is the time of an update divided by computation plus communication at the full rate, one after the other.
     Overlap is the share of that communication which costs no time. Interference is the time beside other runs divided
-    by the time alone. mlbench sees endpoints only: nothing here is about switches.
+    by the time alone. Recovery is the time from the return of a failed link to the next update. mlbench sees endpoints
+    only: nothing here is about switches.
     """
+    if page is not None:
+        check_target(page)
     rate = None if access_rate is None else parse_network(access_rate, "--access-rate").rate
     with ExitStack() as stack:
         client = api.Client(notice=console.warn)
@@ -57,55 +65,18 @@ def fabric(
         base = open_reference(client, compute, "--compute", stack, unproven=unproven)
         lone = open_reference(client, alone, "--alone", stack, unproven=unproven)
         report = report_fabric(archives, base, lone, rate)
+    if page is not None:
+        write_report(make_fabric_page(report), page)
     if output == Format.json:
         console.out_json(report.to_dict())
         return
-    _print(report)
-
-
-def _print(report: FabricReport) -> None:
-    if report.jobs:
-        head = (
-            "RUN",
-            "METHOD",
-            "RANKS",
-            "UPDATE",
-            "COMPUTE",
-            "ROOFLINE",
-            "JCT RATIO",
-            "OVERLAP",
-            "BY SPANS",
-            "INTERFERENCE",
-        )
-        rows = []
-        for job in report.jobs:
-            times = (job.seconds, job.compute_seconds, job.roofline_seconds)
-            shares = (job.overlap, job.spans_overlap)
-            rows.append(
-                [
-                    *(job.run, job.method, str(job.ranks)),
-                    *(format_value(value, SECONDS) for value in times),
-                    format_value(job.jct_ratio),
-                    *(NO_VALUE if share is None else format_percent(share) for share in shares),
-                    format_value(job.interference),
-                ]
-            )
-        console.out_table(head, rows)
-    if report.collectives:
-        names = ("mean", "p50", "p95", "p99")
-        rows = [
-            [
-                *(str(row[name]) for name in ("run", "collective", "dtype", "bytes", "samples")),
-                *(format_value(row[f"busbw_at_{name}_time"]) for name in names),
-            ]
-            for row in report.collectives
-        ]
-        console.out_table(
-            ("RUN", "COLLECTIVE", "TYPE", "BYTES", "SAMPLES", *(f"GB/S AT {n.upper()}" for n in names)), rows
-        )
+    for table in fabric_tables(report):
+        console.out_table(tuple(name.upper() for name in table.head), [list(row) for row in table.rows])
     if report.fairness is not None:
         console.note(f"Fairness (Jain's index) of {len(report.jobs)} runs: {report.fairness:.3f}")
     for line in report.excluded:
         console.note(f"Left out: {line}")
     document = report.to_dict()
     console.note(f"Observed at: {document['observation_points']}; {document['topology']}.")
+    if page is not None:
+        console.note(f"Page: {page}")

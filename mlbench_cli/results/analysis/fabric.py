@@ -7,6 +7,7 @@ different lengths compare:
                                   f = 2 (n - 1) / n, B bits per second
     JCT ratio   J / roofline      J seconds of training
     overlap     1 - (J - C) / (8 S f / B)
+    recovery    from the return of a failed or slowed link to the next finished update
     fairness    (sum x)^2 / (n sum x^2), Jain's index, over x = time alone / time beside others
 
 C is measured: the same training by the method `noop`, which sends nothing. The roofline is sequential, so a training
@@ -18,11 +19,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from mlbench_cli.errors import UsageError
+from mlbench_cli.model.faults import FaultKind
 from mlbench_cli.model.goals import is_finite_number
 from mlbench_cli.results.analysis.collectives import read_rows
 from mlbench_cli.results.analysis.comparability import key_of
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.figures.overlap import read_overlap
+from mlbench_cli.storage.run_folder import FAULTS
+from mlbench_cli.util.json_text import parse_document
 
 DRAFT = "draft-calabria-bmwg-ai-fabric-training-bench"
 NOT_OBSERVED = "not observed: switches, so ECN, PFC, drops, buffers and the balance of links"
@@ -53,11 +57,30 @@ class Job:
 
 
 @dataclass(frozen=True)
+class LinkFault:
+    """A link that was changed during a training (--faults), and what its updates saw. Seconds; None: not known.
+
+    at, down   since the first rank started, and for how long; `down` is None if it lasted to the end
+    gap        between the last update reported before the link changed and the first one after its return. Updates are
+               reported at most once a second, so a gap of about a second is none
+    recovery   from the link's return to the next reported update
+    """
+
+    run: str
+    worker: int | None
+    at: float
+    down: float | None
+    gap: float | None
+    recovery: float | None
+
+
+@dataclass(frozen=True)
 class FabricReport:
     """Trainings and collectives of some runs. `collectives` are rows of the task, with bandwidths at percentiles."""
 
     jobs: tuple[Job, ...]
     collectives: tuple[Mapping[str, Any], ...]
+    links: tuple[LinkFault, ...]
     fairness: float | None
     hosts: tuple[str, ...]
     excluded: tuple[str, ...]
@@ -76,6 +99,7 @@ class FabricReport:
             "results": {
                 "jobs": [asdict(job) for job in self.jobs],
                 "collectives": [dict(row) for row in self.collectives],
+                "link_faults": [asdict(link) for link in self.links],
                 "fairness": self.fairness,
             },
             "anomalies": list(self.excluded),
@@ -95,8 +119,9 @@ def report_fabric(
 
     Raises UsageError for a reference that is not one.
     """
-    jobs, rows, excluded = [], [], []
+    jobs, rows, links, excluded = [], [], [], []
     for archive in archives:
+        links += find_link_faults(archive)
         if archive.run["spec"]["task"] == "allreduce":
             rows += [_with_bandwidths(row, str(archive.run["name"])) for row in read_rows(archive)]
         elif (job := _measure(archive, compute, alone, rate)) is not None:
@@ -106,7 +131,33 @@ def report_fabric(
     shares = [1 / job.interference for job in jobs if job.interference]
     fair = sum(shares) ** 2 / (len(shares) * sum(share**2 for share in shares)) if len(shares) > 1 else None
     hosts = {str(key_of(archive).machine or "unknown") for archive in archives}
-    return FabricReport(tuple(jobs), tuple(rows), fair, tuple(sorted(hosts)), tuple(excluded))
+    return FabricReport(tuple(jobs), tuple(rows), tuple(links), fair, tuple(sorted(hosts)), tuple(excluded))
+
+
+def find_link_faults(archive: Archive) -> list[LinkFault]:
+    """The links that were changed while this run trained."""
+    facts: Any = archive.result.get("faults")
+    events = [] if facts is None else [event for event in facts["events"] if event[0] == FaultKind.LINK]
+    if not events:
+        return []
+    record: Any = parse_document(archive.read(FAULTS))
+    began = float(record["began"])
+    moments = [event["time"] - began for event in archive.events(0) if event["event"] == "phase" and "step" in event]
+    found = []
+    for _, worker, at, until in events:
+        before = max((moment for moment in moments if moment <= at), default=None)
+        after = None if until is None else min((moment for moment in moments if moment >= until), default=None)
+        found.append(
+            LinkFault(
+                run=str(archive.run["name"]),
+                worker=worker,
+                at=at,
+                down=None if until is None else until - at,
+                gap=None if before is None or after is None else after - before,
+                recovery=None if after is None else after - until,
+            )
+        )
+    return found
 
 
 def _measure(archive: Archive, compute: Archive | None, alone: Archive | None, rate: float | None) -> Job | None:

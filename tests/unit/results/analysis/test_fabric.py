@@ -1,14 +1,20 @@
 """The figures of the IETF draft, against its formulas by hand."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mlbench_cli.errors import UsageError
+from mlbench_cli.model.faults import plan_of
 from mlbench_cli.results.analysis.fabric import report_fabric
+from mlbench_cli.results.archive.documents import write_run_document
 from mlbench_cli.results.archive.reader import Archive
-from tests.unit.results.runs import sealed_run
+from mlbench_cli.results.archive.seal import seal
+from mlbench_cli.results.report.fabric import make_fabric_page
+from mlbench_cli.results.report.html import render_html
+from tests.unit.results.runs import START, event, new_run, observation_of, sealed_run, spec, training_log
 
 BYTES = 400e6  # in 400 updates
 
@@ -59,3 +65,28 @@ def test_a_run_that_sends_nothing_is_left_out_with_the_reason(tmp_path: Path) ->
     report = report_fabric([training(tmp_path / "a", "bsp", 60.0, workers=1)], None, None, None)
     assert not report.jobs
     assert "more than one rank" in report.to_dict()["anomalies"][0]
+
+
+def test_recovery_counts_from_the_return_of_the_link_to_the_next_update(tmp_path: Path) -> None:
+    script = "at 30s for 12s link 1 down; at 90s link 0 10mbit"
+    run_spec = spec(faults=script, on_failure="fail", network="50mbit,5ms", method={"name": "bsp"})
+    steps = [event("phase", at=at, phase="training", step=n, steps=9) for n, at in enumerate((20.0, 31.5, 45.0, 60.0))]
+    log = training_log()
+    run = new_run(tmp_path / "run", run_spec, {0: [*log[:-1], *steps, log[-1]], 1: training_log(1)})
+    plan = [fault.to_dict() for fault in plan_of(run_spec)]
+    times: list[dict[str, Any]] = [{"at": 32.0, "until": 44.0}, {"at": 92.0, "until": None}]
+    attempt = {"started": 1.0, "training": 2.0, "ended": 103.0, "ranks": 2}
+    record = {"script": script, "policy": "fail", "began": START, "ended": 103.0, "attempts": [attempt]}
+    events = [{"planned": planned, **moment} for planned, moment in zip(plan, times, strict=True)]
+    (run.folder / "faults.json").write_text(json.dumps({**record, "events": events}))
+    write_run_document(run, None)
+    seal(run, observation_of())
+    report = report_fabric([Archive.open(run.folder)], None, None, None)
+    first, second = report.links
+    assert (first.worker, first.down) == (1, 12.0)
+    assert first.recovery == pytest.approx(1.0)
+    assert first.gap == pytest.approx(13.5)
+    assert (second.worker, second.down, second.gap, second.recovery) == (0, None, None, None)
+    page = render_html(make_fabric_page(report))
+    for heading in ("1. Device under test", "6. Results", "Links that were changed", "10. Comparability"):
+        assert heading in page
