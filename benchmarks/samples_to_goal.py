@@ -3,7 +3,7 @@
     python -m benchmarks.samples_to_goal [--task TASK] [--batches N,N,...] [--seeds N,N,N] [--rate RATE] [--goal VALUE]
     python -m benchmarks.samples_to_goal --task epsilon_logistic_regression --rate 1 --goal 92
     python -m benchmarks.samples_to_goal --task gpt_pretraining --batches 4,8,16,32,64,128 --rate 0.003 --power 0.5 \
-        --goal 3.0 --length 2000 --set evaluate_every=10
+        --goal 2.8 --length 4000 --set evaluate_every=5 --set validation_sequences=128
 
 Runs TASK (digits_resnet, preset tiny) with `mlbench run` at each batch size with each seed, one worker on one CPU, at a
 learning rate in proportion to the batch (or to a --power of it), and averages the samples to the goal over the seeds.
