@@ -272,9 +272,10 @@ def has_others(service: str) -> bool:
 
 def send(environ: dict[str, str], patience: float) -> int:
     """Hand over; print why it failed, as one word. An unreachable keeper is tried for `patience` seconds."""
-    folder, worker = environ["MLBENCH_WORK_DIR"], environ.get("JOB_COMPLETION_INDEX", "0")
+    folder = environ["MLBENCH_WORK_DIR"]
     with open(os.path.join(folder, "summary.json"), encoding="utf-8") as file:
         summary = json.load(file)
+    worker = summary["worker"]  # not the index in the pod's Job: servers come after the workers
     said: dict[str, Any] = {"summary": summary, **{kind: summary.get(kind) for kind in FILES}}
     size = sum(said[kind]["size"] for kind in FILES if said[kind])
     deadline = time.monotonic() + patience

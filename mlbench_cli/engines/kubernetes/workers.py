@@ -240,6 +240,8 @@ def _apply_summary(state: WorkerState, summary: Summary | None) -> WorkerState:
 
     code = int(summary["exit_code"])
     started, ended = summary.get("started"), summary.get("ended")
+    if state.started is not None and isinstance(ended, int | float) and ended < state.started:
+        state = replace(state, started=None)  # the node's clock is not the pod's, so both times are taken from the pod
     return replace(
         state,
         phase="failed" if code else "succeeded",

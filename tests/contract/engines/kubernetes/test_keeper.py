@@ -230,6 +230,17 @@ def test_a_worker_whose_output_is_not_collected_hands_over_its_log(
     assert files_of(keeper.folder / "1") == ["log", "resources.jsonl"]
 
 
+def test_a_server_leaves_the_results_of_the_first_worker_alone(
+    shell: list[str], keeper: Keeper, tmp_path: Path
+) -> None:
+    """It is the first pod of its own Job, too."""
+    for folder, first in (("w", "0"), ("s", "1")):
+        worker = work(shell, tmp_path / folder, keeper, "echo", folder, MLBENCH_FIRST_UNIT=first)
+        worker.process.communicate(timeout=60)
+    assert (keeper.folder / "0/log").read_bytes() == b"w\n"
+    assert (keeper.folder / "1/log").read_bytes() == b"s\n"
+
+
 def test_a_worker_that_cannot_reach_its_keeper_holds(shell: list[str], keeper: Keeper, tmp_path: Path) -> None:
     keeper.process.kill()
     keeper.process.wait()
