@@ -163,7 +163,7 @@ def wait_for_images() -> tuple[float, float]:
         time.sleep(DECODING_SECONDS)
         return image
 
-    setattr(decoding, "training_crop", decode)  # noqa: B010
+    setattr(decoding, "read_square", decode)  # noqa: B010
     part = Part()
     images = cast(ImageFolders, SimpleNamespace(training=part, validation=part))
     loader = data.FileData(

@@ -23,6 +23,7 @@ from task_images.harness.partition import Partition, shard
 from task_images.harness.seeds import generator
 from task_images.imagenet_resnet.decoding import Cut, DecodingProcesses, Load, Place, name_killed_processes
 from task_images.imagenet_resnet.folders import ImageFolders, Part, list_folders, pack_images
+from task_images.imagenet_resnet.on_device import decode_batch, load_decoder
 from task_images.imagenet_resnet.packed import PackedPart
 
 # Per channel, of the training images, as everybody has them.
@@ -69,6 +70,7 @@ class FileData:
     loaders         threads that decode ahead; 0: decode when asked
     draft           whether JPEGs are decoded no larger than needed, see jpeg
     reload          finds the images once more, in another process: then as many processes decode. None: threads do
+    on_device       JPEGs are decoded where the model is; a thread does it ahead if there are `loaders`
     """
 
     def __init__(
@@ -86,12 +88,16 @@ class FileData:
         channels_last: bool,
         validation_batch: int = 64,
         reload: Load | None = None,
+        on_device: bool = False,
     ) -> None:
         self._world = world
         self._images = images
         self._side = side
         self._loaders = loaders
         self._cut = Cut(seed, side, shorter, least_crop, draft)
+        self._decoders = "device" if on_device else "processes" if reload else "threads"
+        if on_device:
+            load_decoder()
         self._processes = DecodingProcesses(loaders, reload, self._cut) if reload and loaders else None
         self._validation_batch = validation_batch
         self._batch_size = batch_size
@@ -146,13 +152,16 @@ class FileData:
         is_packed = isinstance(self._images.training, PackedPart)
         return {
             "storage": "packed" if is_packed else "files",
-            "decoders": "processes" if self._processes else "threads",
+            "decoders": self._decoders,
             "decoded": self._decoding.facts(),
         }
 
     def _ahead(self, labels: Labels, wanted: Iterator[Wanted], usual: int, most: int) -> Generator[Batch, None, None]:
         """The batches wanted, of `usual` images each, and of `most` at most. Every few images are decoded by another
         thread or process into their place in the batch."""
+        if self._decoders == "device":
+            yield from self._decode_on_device(labels, wanted)
+            return
         shape = (most, self._side, self._side, 3)
         processes = self._processes
         buffers = BufferPool(partial(processes.make_buffer, shape) if processes else partial(np.empty, shape, np.uint8))
@@ -182,6 +191,16 @@ class FileData:
                 self._decoding.add(number, seconds)
                 if finished is not None:
                     yield finished
+
+    def _decode_on_device(self, labels: Labels, wanted: Iterator[Wanted]) -> Iterator[Batch]:
+        """The batches wanted, their images on the device, two of them made ahead."""
+
+        def make(places: list[Place], rows: npt.NDArray[np.int64], total: int) -> Batch:
+            images, seconds = decode_batch(self._cut, self._images, places, self._world.device)
+            self._decoding.add(len(rows), seconds)
+            return Batch(images, pin(torch.from_numpy(labels[rows]), self._world.device), total)
+
+        return ahead(min(self._loaders, 1), (partial(make, *one) for one in wanted), _BATCHES_AHEAD)
 
 
 class FakeData:

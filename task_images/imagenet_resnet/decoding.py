@@ -24,7 +24,7 @@ from task_images.harness.arrays import Bytes
 from task_images.harness.errors import EnvironmentUnfitError
 from task_images.harness.seeds import numpy_generator
 from task_images.imagenet_resnet.folders import ImageFolders
-from task_images.imagenet_resnet.jpeg import training_crop, validation_crop
+from task_images.imagenet_resnet.jpeg import Choose, ImageFile, read_square, training_window, validation_window
 
 Place = tuple[int, int]  # epoch from 1, or 0 for validation; number of the image
 Load = Callable[[], ImageFolders]
@@ -45,14 +45,17 @@ class Cut:
         """Decode images into target [n, side, side, 3]; returns the seconds that it took."""
         begin = time.perf_counter()
         for row, place in zip(target, places, strict=True):
-            row[:] = self._decode(images, *place)
+            row[:] = read_square(*self.choose(images, place), self.side, self.draft)
         return time.perf_counter() - begin
 
-    def _decode(self, images: ImageFolders, epoch: int, index: int) -> Bytes:
+    def choose(self, images: ImageFolders, place: Place) -> tuple[ImageFile, Choose]:
+        """The file of an image, and what of it is cut out."""
+        epoch, index = place
         if not epoch:
-            return validation_crop(images.validation.open(index), self.side, self.shorter, self.draft)
+            return images.validation.open(index), partial(validation_window, side=self.side, shorter=self.shorter)
         stream = numpy_generator(self.seed, "crop", epoch, index)
-        return training_crop(images.training.open(index), self.side, self.least_crop, stream, self.draft)
+        choose = partial(training_window, side=self.side, least=self.least_crop, stream=stream)
+        return images.training.open(index), choose
 
 
 class DecodingProcesses:

@@ -8,6 +8,7 @@ where that still has every pixel of the result (a scaled cosine transform in pla
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 
@@ -24,33 +25,52 @@ ImageFile = Path | BytesIO
 Box = tuple[float, float, float, float]  # left, upper, right, lower
 
 
-def training_crop(path: ImageFile, side: int, least: float, stream: np.random.Generator, draft: bool) -> Bytes:
+@dataclass(frozen=True)
+class Window:
+    """What of an image becomes the square: `box`, scaled to `size` (width, height), of that the square whose corner is
+    at `left` and `upper`, perhaps mirrored."""
+
+    box: Box
+    size: tuple[int, int]
+    left: int = 0
+    upper: int = 0
+    mirrored: bool = False
+
+
+Choose = Callable[[int, int], Window]  # from the width and height of an image
+
+
+def training_window(width: int, height: int, side: int, least: float, stream: np.random.Generator) -> Window:
     """A random part of `least` to all of the image's area, 3:4 to 4:3, scaled to `side` x `side`, every other mirrored.
 
-    Returns [side, side, 3]. All that is random comes from `stream`. Raises EnvironmentUnfitError for a damaged file.
+    All that is random comes from `stream`.
     """
-
-    def cut(image: Image.Image) -> Bytes:
-        box = random_box(*image.size, least, stream)
-        mirrored = stream.random() < 0.5
-        pixels = _scale(image, box, (side, side), draft)
-        return pixels[:, ::-1] if mirrored else pixels
-
-    return _read(path, cut)
+    return Window(random_box(width, height, least, stream), (side, side), mirrored=stream.random() < 0.5)
 
 
-def validation_crop(path: ImageFile, side: int, shorter: int, draft: bool) -> Bytes:
-    """The middle `side` x `side` of the image, its shorter side scaled to `shorter`. Returns [side, side, 3]."""
+def validation_window(width: int, height: int, side: int, shorter: int) -> Window:
+    """The middle `side` x `side` of the image, its shorter side scaled to `shorter`."""
+    factor = shorter / min(width, height)
+    size = max(side, int(width * factor)), max(side, int(height * factor))
+    left, upper = (round((length - side) / 2) for length in size)
+    return Window((0, 0, width, height), size, left, upper)
 
-    def cut(image: Image.Image) -> Bytes:
-        width, height = image.size
-        factor = shorter / min(width, height)
-        size = max(side, int(width * factor)), max(side, int(height * factor))
-        pixels = _scale(image, (0, 0, width, height), size, draft)
-        left, upper = (round((length - side) / 2) for length in size)
-        return pixels[upper : upper + side, left : left + side]
 
-    return _read(path, cut)
+def read_square(path: ImageFile, choose: Choose, side: int, draft: bool) -> Bytes:
+    """The square [side, side, 3] that `choose` takes from an image. Raises EnvironmentUnfitError for a damaged file."""
+    try:
+        with Image.open(path) as image:
+            window = choose(*image.size)
+            pixels = _scale(image, window.box, window.size, draft)
+    except FileNotFoundError:
+        raise EnvironmentUnfitError(f"{path} is gone", "It was there when the folders were listed.") from None
+    except Exception as error:  # a damaged file may raise anything
+        why = " ".join(str(error).split())[:200] or type(error).__name__
+        raise EnvironmentUnfitError(
+            f"{path} cannot be read as an image: {why}", "Get the file anew, or remove it."
+        ) from None
+    square = pixels[window.upper : window.upper + side, window.left : window.left + side]
+    return square[:, ::-1] if window.mirrored else square
 
 
 def random_box(width: int, height: int, least: float, stream: np.random.Generator) -> Box:
@@ -80,16 +100,3 @@ def _scale(image: Image.Image, box: Box, size: tuple[int, int], draft: bool) -> 
     colours = image if image.mode == "RGB" else image.convert("RGB")  # grey ones, CMYK, PNGs with transparency
     inside = (box[0] * across, box[1] * down, box[2] * across, box[3] * down)
     return np.asarray(colours.resize(size, Image.Resampling.BILINEAR, inside))
-
-
-def _read(path: ImageFile, cut: Callable[[Image.Image], Bytes]) -> Bytes:
-    try:
-        with Image.open(path) as image:
-            return cut(image)
-    except FileNotFoundError:
-        raise EnvironmentUnfitError(f"{path} is gone", "It was there when the folders were listed.") from None
-    except Exception as error:  # a damaged file may raise anything
-        why = " ".join(str(error).split())[:200] or type(error).__name__
-        raise EnvironmentUnfitError(
-            f"{path} cannot be read as an image: {why}", "Get the file anew, or remove it."
-        ) from None

@@ -77,8 +77,9 @@ class Settings(CheckpointedSettings):
     decay_all: bool = parameter(False, "also apply weight decay to scales, shifts and biases")
     decoders: str = parameter(
         "threads",
-        "type of the loaders; processes keep the interpreter free for GPUs that need thousands of images per second",
-        choices=("threads", "processes"),
+        "type of the loaders; processes keep the interpreter free for GPUs that need thousands of images per second; "
+        "device: torchvision decodes where the model is (nvJPEG)",
+        choices=("threads", "processes", "device"),
     )
     reduction: str = parameter(
         "ddp",

@@ -95,6 +95,7 @@ def make_data(world: World, settings: Settings, report: Reporter) -> tuple[FileD
         draft=settings.draft,
         channels_last=settings.channels_last,
         reload=partial(load_silently, folder, settings.classes) if settings.decoders == "processes" else None,
+        on_device=settings.decoders == "device",
     )
     return files, {
         "decoding": "draft" if settings.draft else "full",

@@ -20,7 +20,7 @@ from task_images.imagenet_resnet.archives import OFFICIAL
 from task_images.imagenet_resnet.data import DEVIATION, MEAN, FakeData, FileData, generate, prepare_data
 from task_images.imagenet_resnet.decoding import Load
 from task_images.imagenet_resnet.folders import ImageFolders, Part, load, load_silently
-from task_images.imagenet_resnet.jpeg import validation_crop
+from task_images.imagenet_resnet.jpeg import read_square, validation_window
 from task_images.imagenet_resnet.packed import PackedPart, Source, read_packed
 from task_images.imagenet_resnet.packed import pack as pack_files
 from tests.contract.task_images.ranks import ROOT
@@ -241,11 +241,13 @@ def data(
     batch_size: int = 12,
     loaders: int = 0,
     reload: Load | None = None,
+    draft: bool = True,
+    on_device: bool = False,
 ) -> FileData:
     return FileData(
         one_of(rank, size), images, batch_size, 7,
-        side=32, shorter=36, least_crop=0.3, loaders=loaders, draft=True, channels_last=True, validation_batch=5,
-        reload=reload,
+        side=32, shorter=36, least_crop=0.3, loaders=loaders, draft=draft, channels_last=True, validation_batch=5,
+        reload=reload, on_device=on_device,
     )  # fmt: skip
 
 
@@ -277,7 +279,8 @@ def test_an_image_is_cut_in_another_way_in_every_epoch(images: ImageFolders) -> 
 def test_validation_covers_every_image_once(images: ImageFolders) -> None:
     batches = [batch for rank in range(3) for batch in data(images, rank, 3, loaders=2).validation()]
     assert torch.cat([batch.targets for batch in batches]).tolist() == images.validation.labels.tolist()
-    expected = np.stack([validation_crop(images.validation.open(index), 32, 36, True) for index in range(13)])
+    middle = partial(validation_window, side=32, shorter=36)
+    expected = np.stack([read_square(images.validation.open(index), middle, 32, True) for index in range(13)])
     np.testing.assert_array_equal(torch.cat([batch.inputs for batch in batches]).permute(0, 2, 3, 1).numpy(), expected)
 
 
@@ -383,6 +386,32 @@ def test_processes_decode_what_threads_decode_and_end_with_their_rank(tmp_path: 
     children[0].join()
     with pytest.raises(EnvironmentUnfitError, match="a process that decodes images was killed"):
         list(itertools.chain.from_iterable(map(source.training, range(5, 1000))))
+
+
+def test_a_device_decodes_what_threads_decode_but_for_edges_and_rounding(images: ImageFolders) -> None:
+    """Also a PNG, four inks and grey, which are among the real images; the damaged file is named."""
+    for index, (mode, form) in enumerate((("RGB", "PNG"), ("CMYK", "JPEG"), ("L", "JPEG"))):
+        path = images.training.open(index)
+        assert isinstance(path, Path)
+        with Image.open(path) as image:
+            converted = image.convert(mode)
+        converted.save(path, form)
+    source = data(images, loaders=2, on_device=True)
+    for epoch in (1, 2):
+        pairs = zip(receive_batches(source, epoch), receive_batches(data(images, draft=False), epoch), strict=True)
+        for (inputs, targets, total), (same, labels, samples) in pairs:
+            assert (inputs.shape, inputs.dtype, total) == (same.shape, torch.uint8, samples)
+            assert torch.equal(targets, labels)
+            assert (inputs.int() - same.int())[:, :, 2:-2, 2:-2].abs().max() <= 2
+    plain = data(images, draft=False)
+    here, there = (torch.cat([batch.inputs for batch in one.validation()]).int() for one in (source, plain))
+    assert (here - there).abs().max() <= 2
+    assert source.facts()["decoders"] == "device"
+    damaged = images.validation.open(2)
+    assert isinstance(damaged, Path)
+    damaged.write_bytes(damaged.read_bytes()[:100])
+    with pytest.raises(EnvironmentUnfitError, match=damaged.name):
+        list(source.validation())
 
 
 def test_processes_that_decode_end_when_their_rank_is_killed(tmp_path: Path) -> None:

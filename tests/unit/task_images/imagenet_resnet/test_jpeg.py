@@ -1,18 +1,28 @@
 """What is cut out of ImageNet's images: for training and validation, of every kind of image, and of damaged ones."""
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from task_images.harness.arrays import Bytes
 from task_images.harness.errors import EnvironmentUnfitError
 from task_images.harness.seeds import numpy_generator
-from task_images.imagenet_resnet.jpeg import random_box, training_crop, validation_crop
+from task_images.imagenet_resnet.jpeg import random_box, read_square, training_window, validation_window
 from tests.unit.task_images.imagenet_resnet.imagenet_files import (
     jpeg,
     ramp,
 )
+
+
+def training_crop(path: Path, least: float, number: int, draft: bool) -> Bytes:
+    return read_square(path, partial(training_window, side=32, least=least, stream=numpy_generator(number)), 32, draft)
+
+
+def validation_crop(path: Path, shorter: int, draft: bool) -> Bytes:
+    return read_square(path, partial(validation_window, side=32, shorter=shorter), 32, draft)
 
 
 def test_a_training_crop_is_a_part_of_the_image_scaled(tmp_path: Path) -> None:
@@ -26,7 +36,7 @@ def test_a_training_crop_is_a_part_of_the_image_scaled(tmp_path: Path) -> None:
         assert 0 <= upper < lower <= 300
         assert 0.24 < (right - left) * (lower - upper) / 120_000 <= 1
         assert 0.74 < (right - left) / (lower - upper) < 1.35
-        crop = training_crop(path, 32, 0.25, numpy_generator(number), draft=False)
+        crop = training_crop(path, 0.25, number, draft=False)
         assert crop.shape == (32, 32, 3)
         middle = crop[:, ::-1] if crop[0, 0, 0] > crop[0, -1, 0] else crop
         mirrored.add(middle is not crop)
@@ -49,7 +59,7 @@ def test_a_validation_crop_is_the_middle_of_the_scaled_image(tmp_path: Path) -> 
     Image.fromarray(noise).save(path)
     scaled = Image.fromarray(noise).resize((57, 40), Image.Resampling.BILINEAR)
     expected = np.asarray(scaled)[4:36, 12:44]
-    np.testing.assert_array_equal(validation_crop(path, 32, 40, draft=True), expected)
+    np.testing.assert_array_equal(validation_crop(path, 40, draft=True), expected)
 
 
 @pytest.mark.parametrize("factor", [1, 2, 5, 9])
@@ -57,9 +67,9 @@ def test_draft_changes_little_and_sees_the_same_part(tmp_path: Path, factor: int
     path = tmp_path / "x.jpeg"
     path.write_bytes(jpeg(ramp(40 * factor + 3, 36 * factor + 1)))
     for number in range(5):
-        full, draft = (training_crop(path, 32, 0.5, numpy_generator(number), draft) for draft in (False, True))
+        full, draft = (training_crop(path, 0.5, number, draft) for draft in (False, True))
         assert np.abs(full.astype(int) - draft).max() <= 6
-    full, draft = (validation_crop(path, 32, 36, draft) for draft in (False, True))
+    full, draft = (validation_crop(path, 36, draft) for draft in (False, True))
     assert np.abs(full.astype(int) - draft).max() <= 6
 
 
@@ -68,7 +78,7 @@ def test_every_kind_of_image_becomes_three_colours(tmp_path: Path, mode: str) ->
     """The official data set has grey images, some with four inks, and a PNG under another name."""
     path = tmp_path / "x.JPEG"
     ramp(50, 40).convert(mode).save(path, "JPEG" if mode in ("L", "CMYK") else "PNG")
-    assert validation_crop(path, 32, 36, draft=True).shape == (32, 32, 3)
+    assert validation_crop(path, 36, draft=True).shape == (32, 32, 3)
 
 
 @pytest.mark.parametrize("content", [b"", b"no image", jpeg(ramp(300, 300))[:2000], None])
@@ -77,4 +87,4 @@ def test_a_damaged_image_is_named(tmp_path: Path, content: bytes | None) -> None
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(EnvironmentUnfitError, match=r"n1_7\.JPEG"):
-        training_crop(path, 32, 0.08, numpy_generator(1), draft=True)
+        training_crop(path, 0.08, 1, draft=True)
