@@ -67,6 +67,7 @@ def _changes(log: list[str]) -> list[int]:
     return sorted({0, len(log) - 1, *found, *(number + 1 for number in found if number + 1 < len(log))})
 
 
+@pytest.mark.timeout(1800)  # [all] is nightly
 @STRIDES
 def test_killed_at_every_boundary_of_creation_nothing_leaks(
     azure_world: World, azure_double: AzureDouble, client: Callable[..., tuple[int, str]], stride: int
