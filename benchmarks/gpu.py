@@ -3,8 +3,9 @@
     python -m benchmarks.gpu [--output FOLDER] [--minutes 20] [--only WORD ...]
     python -m benchmarks.gpu --device cpu --tiny          # that the program works, in a few minutes and without a GPU
 
-Lines of tasks are runs of the task itself, one rank, with the preset `throughput` and the changes named. They are held
-against a nanoGPT in plain torch (nanogpt.py), torch's own fastest matrix product, and what others have published.
+Lines of tasks are runs of the task itself, mostly of one rank, with the preset `throughput` and the changes named.
+They are held against a nanoGPT in plain torch (nanogpt.py), torch's own fastest matrix product, and what others have
+published.
 FOLDER gets lines.jsonl, table.md, and profiles/ with a profile of the runs that have one (docs/gpu keeps those of a
 machine). Lines that no longer fit into the minutes are listed as not run; called again with the same FOLDER on the same
 machine, it measures those alone, and what failed. MFU: share of the datasheet's dense rate in the format of the run;
@@ -19,12 +20,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from mlbench_cli.agent.machine import free_port
 from mlbench_cli.tasks.catalog import load_task
 from task_images.contract import parse_event
 from task_images.harness.peak import find_peak
@@ -47,6 +50,7 @@ class Line:
     goal: str = ""
     profiled: bool = False
     label: str = ""
+    ranks: int = 1  # more share the GPU, by gloo: NCCL refuses two ranks on one GPU
 
 
 LINES = (
@@ -72,6 +76,7 @@ LINES = (
     Line(f"{DECODER}, eager", "gpt_pretraining", {"compile": "no", "batch_per_rank": 16, "micro_batch": 16}),
     Line("decoder 1B, 8 192 tokens", "gpt_pretraining", preset="1B", goal="45 % MFU"),
     Line("ResNet-20, resident, eager", "cifar10_resnet20", label="resident synthetic images"),
+    Line("ResNet-20, 2 ranks on one GPU", "cifar10_resnet20", ranks=2, label="resident synthetic images, gloo"),
     Line("Transformer", "wmt17_transformer"),
     Line("GNMT", "wmt16_gnmt"),
     Line("AWD-LSTM", "wikitext2_awd_lstm"),
@@ -211,11 +216,21 @@ def run_task(line: Line, given: argparse.Namespace, limit: float, profile: Path 
     parameters = load_task(line.task).resolve(line.preset, changes)
     variables = {
         "MLBENCH_DEVICE": "gpu" if given.device == "cuda" else "cpu",
-        "MLBENCH_BACKEND": "nccl" if given.device == "cuda" else "gloo",
+        "MLBENCH_BACKEND": "nccl" if given.device == "cuda" and line.ranks == 1 else "gloo",
         "MLBENCH_PARAMETERS": json.dumps(parameters),
     }
     module = [f"task_images.{line.task}"] if profile is None else ["benchmarks._profiled", line.task, str(profile)]
-    output = run([sys.executable, "-m", *module], limit, variables)
+    command = [sys.executable, "-m", *module]
+    with ExitStack() as stack:
+        if line.ranks > 1:  # each a machine of its own for the task, so that all take the first GPU
+            variables |= {"WORLD_SIZE": str(line.ranks), "MASTER_PORT": str(free_port())}
+            for rank in range(1, line.ranks):
+                environment = {**os.environ, **variables, "RANK": str(rank)}
+                other = stack.enter_context(
+                    subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
+                )
+                stack.callback(other.kill)
+        output = run(command, limit, variables)
     events = (parse_event(text) for text in output.splitlines())
     [result] = [event for event in events if event and event["event"] == "result"]
     return result
