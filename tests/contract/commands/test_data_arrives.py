@@ -13,8 +13,10 @@ import struct
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -129,21 +131,22 @@ def serve(mirror: Mirror, files: dict[Archive, bytes], patch: pytest.MonkeyPatch
 def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """The preparation runs in this process, where the tables are the double's."""
 
-    def run_here(command: list[str], env: dict[str, str], **_: Any) -> subprocess.CompletedProcess[bytes]:
+    @contextmanager
+    def run_here(command: list[str], env: dict[str, str], **_: Any) -> Iterator[SimpleNamespace]:
         task = command[command.index("task_images.harness.prepare") + 1]
         parameters = json.loads(env["MLBENCH_PARAMETERS"]) | SMALLER.get(task, {})
         monkeypatch.setattr(sys, "argv", ["prepare", *command[command.index(task) :]])
-        out = io.StringIO()
+        out, code = io.StringIO(), 0
         with monkeypatch.context() as patch:
             patch.setattr(sys, "stdout", out)
             try:
                 prepare.main(Contract({**env, "MLBENCH_PARAMETERS": json.dumps(parameters)}))
             except TaskError as error:
                 print(error, file=sys.stderr)
-                return subprocess.CompletedProcess(command, error.exit_code, b"", b"")
-        return subprocess.CompletedProcess(command, 0, out.getvalue().encode(), b"")
+                code = error.exit_code
+        yield SimpleNamespace(stdout=io.StringIO(out.getvalue()), stderr=(), returncode=code)
 
-    monkeypatch.setattr(data, "subprocess", type("here", (), {"run": staticmethod(run_here), "PIPE": subprocess.PIPE}))
+    monkeypatch.setattr(data, "subprocess", SimpleNamespace(Popen=run_here, PIPE=subprocess.PIPE))
 
 
 @pytest.mark.parametrize("task", sorted(load_catalog()))
