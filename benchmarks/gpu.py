@@ -18,6 +18,7 @@ import os
 import platform
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -223,15 +224,16 @@ def run_task(line: Line, given: argparse.Namespace, limit: float, profile: Path 
     command = [sys.executable, "-m", *module]
     with ExitStack() as stack:
         if line.ranks > 1:  # each a machine of its own for the task, so that all take the first GPU
-            variables |= {"WORLD_SIZE": str(line.ranks), "MASTER_PORT": str(free_port())}
+            output = stack.enter_context(tempfile.TemporaryDirectory())
+            variables |= {"WORLD_SIZE": str(line.ranks), "MASTER_PORT": str(free_port()), "MLBENCH_OUTPUT_DIR": output}
             for rank in range(1, line.ranks):
                 environment = {**os.environ, **variables, "RANK": str(rank)}
                 other = stack.enter_context(
                     subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
                 )
                 stack.callback(other.kill)
-        output = run(command, limit, variables)
-    events = (parse_event(text) for text in output.splitlines())
+        printed = run(command, limit, variables)
+    events = (parse_event(text) for text in printed.splitlines())
     [result] = [event for event in events if event and event["event"] == "result"]
     return result
 
