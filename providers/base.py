@@ -155,9 +155,11 @@ class Plan:
     @property
     def total(self) -> float | None:
         """Price per hour; None if any part is unknown, because a sum without it would be too low."""
-        prices = [line.price for line in self.lines]
-        if None in prices:
-            return None
+        return None if any(line.price is None for line in self.lines) else self.known_total
+
+    @property
+    def known_total(self) -> float:
+        """Price per hour of the parts whose price is known."""
         return sum(line.count * (line.price or 0.0) for line in self.lines)
 
     def to_dict(self) -> dict[str, Any]:

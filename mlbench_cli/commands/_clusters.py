@@ -104,8 +104,7 @@ def show_plan(cluster: Cluster, plan: Plan) -> None:
     if plan.source:
         console.note(f"Prices: {plan.source}" + (f"; version {plan.table}" if plan.table else ""))
     if missing := [line.what for line in plan.lines if line.price is None]:
-        known = sum(line.count * (line.price or 0.0) for line in plan.lines)
-        rest = f"; the rest costs {price(known, plan.currency)}/h" if known else ""
+        rest = f"; the rest costs {price(plan.known_total, plan.currency)}/h" if plan.known_total else ""
         console.note(f"mlbench knows no price of {', '.join(dict.fromkeys(missing))}{rest}.")
         if cluster.provider in ("gke", "eks", "aks"):
             region = "-".join(cluster.location.split("-")[:2]) if cluster.provider == "gke" else cluster.location

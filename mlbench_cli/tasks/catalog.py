@@ -208,7 +208,7 @@ class TaskRules:
     origin: str | None = None  # as Task.origin
 
     def find_goal(self, parameters: Mapping[str, Any], kind: str) -> Goal | None:
-        """The goal of a run with these parameters; None for a task without one."""
+        """The goal of a run with these parameters; None if the task or the run has none."""
         return None if self.goal is None else self.goal.find_goal(parameters, kind)
 
     @classmethod
