@@ -37,6 +37,9 @@ ROOT = Path(__file__).parents[1]
 Changes = Mapping[str, Any]
 DECODER = "decoder 124M, synthetic tokens"
 BF16: Changes = {"precision": "bf16"}
+# Files that the task makes itself, with as many pixels as an image of ImageNet has on average (500 x 375).
+FED: Changes = {"data": "generated", "classes": 100, "training_images": 12_800, "validation_images": 256,
+                "shorter": 433, "decoders": "device"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,12 @@ LINES = (
          {"sequence_length": 128, "batch_per_rank": 512, "compile": "whole", **BF16}, goal="40 % MFU", profiled=True),
     Line("ResNet-50, compiled", "imagenet_resnet", {"batch_size": 256, "compile": "whole", **BF16},
          goal="3 300 images/s", profiled=True, label="resident synthetic images: no decoding, no transfer"),
+    Line("ResNet-50, compiled, fed from JPEG files", "imagenet_resnet",
+         {**FED, "batch_size": 256, "compile": "whole", **BF16}, goal="3 000 images/s",
+         label="generated JPEG files of 433 × 433, decoded on the GPU (nvJPEG)"),
+    Line("ResNet-50, compiled, fed by processes", "imagenet_resnet",
+         {**FED, "decoders": "processes", "batch_size": 256, "compile": "whole", **BF16}, goal="3 000 images/s",
+         label="generated JPEG files of 433 × 433, decoded by the loaders' processes"),
     Line("tests/gpu", command=("tests",)),
     Line("decoder 124M-modern, Muon", "gpt_pretraining",
          {"model": "124M-modern", "optimizer": "muon", "stream": "bf16", "orthogonalization": "exact"},
@@ -89,7 +98,8 @@ TINY: dict[str, Changes] = {
                         "synthetic_tokens": 65_536, "attention": "auto"},
     "bert_pretraining": {"model": "tiny", "sequence_length": 32, "batch_per_rank": 4, "synthetic_tokens": 65_536},
     "cifar10_resnet20": {"depth": 8, "batch_size": 16, "training_images": 256, "validation_images": 64},
-    "imagenet_resnet": {"batch_size": 2, "training_images": 16, "validation_images": 8},
+    "imagenet_resnet": {"batch_size": 2, "training_images": 64, "validation_images": 8, "classes": 4, "side": 64,
+                        "shorter": 80, "model": "resnet18"},
     "wmt16_gnmt": {"width": 8, "layers": 2, "longest_translation": 5, "beam": 1},
     "wmt17_transformer": {"width": 8, "inner": 8, "layers": 1, "heads": 1, "longest_translation": 5, "beam": 1},
     "wikitext2_awd_lstm": {"embedding": 8, "hidden": 8},
