@@ -2,7 +2,8 @@
 
 MlbenchError                1    internal
 ├── UsageError              2    wrong command line, spec file or configuration
-│   └── StoreError          2    the store is damaged, out of reach, or of a newer version
+│   ├── StoreError          2    the store is damaged, out of reach, or of a newer version
+│   └── DamagedArchive      2    a file of an archive is not as it was sealed
 ├── CredentialError         3    no credentials, or no permission
 ├── NotFoundError           4    no such cluster, run, file
 ├── CapacityError           5    quota exceeded or nothing left to allocate
@@ -10,6 +11,7 @@ MlbenchError                1    internal
 ├── TaskFailedError         7    the task failed, or missed its goal under --require-goal, or a gate failed
 ├── CleanupError            8    the work is done but something could not be removed, or the archive is incomplete
 ├── CannotTellError         9    a gate or comparison has not enough evidence
+│   └── UnprovenArchive     9    an archive is intact, but its results do not follow from its evidence
 ├── UnreachableError       10    a cluster or host does not answer
 └── DeadlineError         124    a printed deadline has passed
     └── StoreLockedError  124    another process has kept the store locked
@@ -20,8 +22,11 @@ Stopped                          a person or another program ended this command;
 Every error says what happened, why, and in `hint` which command to run next.
 """
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class Explanation(BaseException):
@@ -61,6 +66,21 @@ class UsageError(MlbenchError):
 
 class StoreError(UsageError):
     """The store is damaged or out of reach, or a newer mlbench wrote it."""
+
+
+class DamagedArchive(UsageError):
+    """A file of an archive is missing, changed, unreadable or not what it must be. `details["file"]` names it."""
+
+    code = "damaged_archive"
+
+    def __init__(self, path: "Path | str", file: str, message: str, *, problem: str = "damaged") -> None:
+        where = f"{path}: {file}" if file else str(path)
+        super().__init__(
+            f"{where}: {message}", hint=f"mlbench verify {path}", details={"file": file, "problem": problem}
+        )
+        self.file = file
+        self.problem = problem
+        self.plain = message
 
 
 class CredentialError(MlbenchError):
@@ -110,6 +130,19 @@ class CannotTellError(MlbenchError):
 
     exit_code = 9
     code = "cannot_tell"
+
+
+class UnprovenArchive(CannotTellError):
+    """An archive is intact, but its results do not all follow from its evidence, as far as this mlbench can tell."""
+
+    code = "unproven_archive"
+
+    def __init__(self, path: "Path | str", reasons: Sequence[str]) -> None:
+        super().__init__(
+            f"{path}: not everything follows from the evidence. {reasons[0]}",
+            hint=f"mlbench verify {path}; other commands show it, marked as unproven, with --unproven",
+            details={"not_derived": list(reasons)},
+        )
 
 
 class UnreachableError(MlbenchError):

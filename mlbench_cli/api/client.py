@@ -4,29 +4,25 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from html import escape
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlbench_cli.api.experiments import ExperimentHandle
-from mlbench_cli.api.launches import Launch, make_launch
 from mlbench_cli.api.runs import RunHandle, Runs
-from mlbench_cli.api.sources import find_archives, find_archives_below
 from mlbench_cli.api.workspace import API_COMMAND, Workspace
 from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
 from mlbench_cli.model.run import Cluster, JsonObject
-from mlbench_cli.runs.discovery import Discovered, discover_runs, list_unknown_folders
-from mlbench_cli.runs.forecast import forecast
-from mlbench_cli.runs.select import Filter, select
-from mlbench_cli.runs.snapshot import RunStatus, read_states
-from mlbench_cli.runs.views import runs_document
 
 if TYPE_CHECKING:
+    from mlbench_cli.api.launches import Launch
     from mlbench_cli.api.repetition import AuthorsProgram
     from mlbench_cli.results.archive.reader import Archive
+    from mlbench_cli.runs.discovery import Discovered
     from mlbench_cli.runs.questions import Questions
     from mlbench_cli.runs.request import Request
+    from mlbench_cli.runs.select import Filter
+    from mlbench_cli.runs.snapshot import RunStatus
 
 
 SHOWN_RUNS = 10  # of a client in a notebook
@@ -62,6 +58,8 @@ class Client(Workspace):
 
     def _repr_html_(self) -> str:
         """The newest runs, for notebooks."""
+        from html import escape
+
         return f"<p>{escape(repr(self))}</p>{Runs(self.runs(limit=SHOWN_RUNS))._repr_html_()}"
 
     # --- starting ---------------------------------------------------------------------------------------------------
@@ -109,6 +107,7 @@ class Client(Workspace):
         With `estimate`, also the total "seconds" and "price" (US dollars) from similar runs or `mlbench plan`, and
         "unknown", the number of runs without an estimate.
         """
+        from mlbench_cli.runs.forecast import forecast
         from mlbench_cli.runs.request import equivalent_command
 
         launch = self.prepare(request)
@@ -125,6 +124,7 @@ class Client(Workspace):
         Raises UsageError or NotFoundError for runs that cannot work, and for more than `most` of them (default: what
         `mlbench run` starts without a question).
         """
+        from mlbench_cli.api.launches import make_launch
         from mlbench_cli.runs.defaults import with_defaults
         from mlbench_cli.runs.experiment import expand
         from mlbench_cli.runs.matrix import MAX_MEMBERS
@@ -236,6 +236,7 @@ class Client(Workspace):
 
         Given options override those in the file. Raises UsageError that names file and key, NotFoundError.
         """
+        from mlbench_cli.api.launches import make_launch
         from mlbench_cli.results.analysis.rates import select_series
         from mlbench_cli.runs.defaults import default_cluster, with_defaults
         from mlbench_cli.runs.experiment_file import expand_file, find_file, parse_experiment_file, read_experiment_file
@@ -286,6 +287,7 @@ class Client(Workspace):
 
         `shown_as` leaves out runs that `read_states` cannot show with that state or outcome: they ended with another.
         """
+        from mlbench_cli.runs.select import Filter
 
         keep = Filter(tuple(states), tuple(tasks))
         moment = time.time()
@@ -366,6 +368,7 @@ class Client(Workspace):
         nearest name; UsageError if nothing says which runs are meant or, with `readable`,
         for a run that a newer mlbench wrote.
         """
+        from mlbench_cli.runs.select import select
 
         found = select(self.store, names, all_runs=all_runs, filter=filter, readable=readable, repeats=repeats)
         return Chosen(
@@ -378,11 +381,13 @@ class Client(Workspace):
 
         Of experiments those of runs that have ended. Raises NotFoundError, or UsageError if none has.
         """
+        from mlbench_cli.api.sources import find_archives
 
         return find_archives(words, self.store, self.notice)
 
     def find_archives_below(self, folder: Path) -> list[Path]:
         """The archives in a folder: itself, or its zips and sealed folders, sorted by name. Raises NotFoundError."""
+        from mlbench_cli.api.sources import find_archives_below
 
         return find_archives_below(folder)
 
@@ -390,17 +395,20 @@ class Client(Workspace):
 
     def read_states(self, runs: "Iterable[RunHandle]") -> "Iterator[RunStatus]":
         """Yield the current state of each run. A run or cluster that does not answer affects only its own rows."""
+        from mlbench_cli.runs.snapshot import read_states
 
         return read_states((run.row for run in runs), self.engine_of)
 
     def status(self, runs: "Iterable[RunHandle]", experiments: "Sequence[ExperimentHandle]" = ()) -> JsonObject:
         """The runs as they are now: the document of `mlbench status -o json`, with experiments if there are any."""
+        from mlbench_cli.runs.views import runs_document
 
         states = list(self.read_states(runs))
         return runs_document(self.store, states, [experiment.read_status(states) for experiment in experiments])
 
     def list_unknown_folders(self) -> list[Path]:
         """The sealed folders in the data folder whose runs the store does not know."""
+        from mlbench_cli.runs.discovery import list_unknown_folders
 
         return list_unknown_folders(self.store)
 
@@ -410,6 +418,7 @@ class Client(Workspace):
         "local" means the runs whose sealed folders the store does not know, e.g. because it was emptied. Raises
         NotFoundError for an unknown cluster.
         """
+        from mlbench_cli.runs.discovery import discover_runs
 
         return discover_runs(self.store.cluster(cluster), self.store, namespace, self.notice)
 

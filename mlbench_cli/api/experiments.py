@@ -3,21 +3,19 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import TYPE_CHECKING
 
 from mlbench_cli.api.runs import RunHandle, Runs
 from mlbench_cli.api.workspace import Workspace
 from mlbench_cli.model.run import Experiment, ExperimentState, JsonObject
-from mlbench_cli.runs.experiment_status import ExperimentStatus, experiment_status
-from mlbench_cli.runs.finished import FinishedRun
-from mlbench_cli.runs.select import members
-from mlbench_cli.runs.snapshot import RunStatus, read_states
-from mlbench_cli.storage.queue_folder import QueueFolder, QueueState
 
 if TYPE_CHECKING:
     from mlbench_cli.results.analysis.experiment_table import Row
     from mlbench_cli.results.archive.reader import Archive
+    from mlbench_cli.runs.experiment_status import ExperimentStatus
+    from mlbench_cli.runs.finished import FinishedRun
+    from mlbench_cli.runs.snapshot import RunStatus
+    from mlbench_cli.storage.queue_folder import QueueFolder
 
 
 @dataclass(frozen=True)
@@ -39,6 +37,7 @@ class ExperimentHandle:
 
     def runs(self) -> "list[RunHandle]":
         """Its runs in their order; those that were deleted are left out."""
+        from mlbench_cli.runs.select import members
 
         return Runs(RunHandle(self.workspace, row) for row in members(self.workspace.store, self.experiment))
 
@@ -49,10 +48,14 @@ class ExperimentHandle:
 
     def _repr_html_(self) -> str:
         """Its runs, for notebooks."""
+        from html import escape
+
         return f"<p>Experiment {escape(self.name)}</p>{Runs(self.runs())._repr_html_()}"
 
     def read_status(self, states: "Sequence[RunStatus] | None" = None) -> "ExperimentStatus":
         """State, progress, time left and queue. `states` are those of its runs, if they are known already."""
+        from mlbench_cli.runs.experiment_status import experiment_status
+        from mlbench_cli.runs.snapshot import read_states
 
         workspace = self.workspace
         if states is None:
@@ -66,14 +69,17 @@ class ExperimentHandle:
     @property
     def is_under_way(self) -> bool:
         """Whether its queue still has something to start or to follow."""
+        return any(not run.is_finished for run in self.runs()) and self._queue.find_state() == "alive"
 
-        folder = QueueFolder.of(self.workspace.store.folder, self.experiment.id)
-        return any(not run.is_finished for run in self.runs()) and folder.find_state() is QueueState.ALIVE
+    @property
+    def _queue(self) -> "QueueFolder":
+        from mlbench_cli.storage.queue_folder import QueueFolder
+
+        return QueueFolder.of(self.workspace.store.folder, self.experiment.id)
 
     def read_queue_log(self) -> list[str]:
         """What its queue has printed; nothing if it never had one of its own."""
-
-        return list(QueueFolder.of(self.workspace.store.folder, self.experiment.id).read_log())
+        return list(self._queue.read_log())
 
     @property
     def state(self) -> ExperimentState:

@@ -13,10 +13,9 @@ from mlbench_cli.api.workspace import API_COMMAND, Workspace
 from mlbench_cli.engines.base import Submission
 from mlbench_cli.model.run import Experiment, JsonObject, Run, RunRow, RunState
 from mlbench_cli.model.spec import RunSpec
-from mlbench_cli.runs.connect import connect_renderer, find_machine_holder
+from mlbench_cli.runs.connect import EngineCache, connect_renderer, find_machine_holder
 from mlbench_cli.runs.finished import FinishedRun
 from mlbench_cli.runs.forecast import Budget, Forecast, History, RunEstimate, forecast
-from mlbench_cli.runs.views import EngineCache
 from mlbench_cli.util.times import now
 
 if TYPE_CHECKING:

@@ -7,21 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlbench_cli.api.workspace import Workspace
-from mlbench_cli.engines.base import LOG_GAP
 from mlbench_cli.errors import CleanupError, DeadlineError, NotFoundError, UsageError
-from mlbench_cli.model.methods import method_phrase
 from mlbench_cli.model.run import Experiment, FindingDocument, JsonObject, Outcome, Run, RunRow, RunState
-from mlbench_cli.runs.finished import FinishedRun, read_finished
-from mlbench_cli.runs.removal import delete_run
-from mlbench_cli.runs.snapshot import describe_run
-from mlbench_cli.runs.views import run_details
-from mlbench_cli.storage.queue_folder import read_queued
 from mlbench_cli.storage.run_folder import METRICS, RESOURCES, RunFolder
 
 if TYPE_CHECKING:
     from mlbench_cli.model.goals import Goal
     from mlbench_cli.results.analysis.tables import MetricPoint, MetricTable, ResourceTable
     from mlbench_cli.results.archive.reader import Archive
+    from mlbench_cli.runs.finished import FinishedRun
     from mlbench_cli.runs.log_reader import LogEntry, LogReader
     from mlbench_cli.runs.progress import Progress
     from mlbench_cli.runs.supervise import Report
@@ -58,6 +52,8 @@ class RunHandle:
     def finished(self) -> "FinishedRun | None":
         """How the run ended, from its archive; None until the archive is complete."""
 
+        from mlbench_cli.runs.finished import read_finished
+
         return read_finished(self.run)
 
     @property
@@ -85,9 +81,15 @@ class RunHandle:
     @property
     def is_started(self) -> bool:
         """Whether an engine has the run; until then it waits in the queue of its experiment."""
+        return self._waits_for is None
 
-        note = read_queued(self.run.folder)
-        return note is None or note.is_starting
+    @property
+    def _waits_for(self) -> str | None:
+        """The name of the experiment in whose queue the run waits; None once it is submitted."""
+        from mlbench_cli.storage.queue_folder import read_queued
+
+        note = read_queued(self.folder)
+        return None if note is None or note.is_starting else note.experiment
 
     @property
     def outcome(self) -> Outcome | None:
@@ -103,11 +105,14 @@ class RunHandle:
 
     def describe(self) -> JsonObject:
         """The store's entry when the handle was created; does not look at the run's folder or cluster."""
+        from mlbench_cli.runs.snapshot import describe_run
 
         return describe_run(self.row)
 
     def __repr__(self) -> str:
         """One line about the run: task, size, method, network, state, and its result if it has ended."""
+        from mlbench_cli.model.methods import method_phrase
+
         spec = self.run.spec
         words = [f"{spec.task}, {spec.workers} worker{'' if spec.workers == 1 else 's'}", method_phrase(spec.method)]
         words += [spec.network] if spec.network else []
@@ -121,6 +126,7 @@ class RunHandle:
 
     def status(self) -> JsonObject:
         """The document of `mlbench status NAME -o json`."""
+        from mlbench_cli.runs.views import run_details
 
         row = self.workspace.store.find_run(self.run.id) or self.row
         return run_details(row, self.workspace.engine_of)
@@ -155,9 +161,8 @@ class RunHandle:
 
         if (known := self.finished) is not None:
             return known
-        note = read_queued(self.folder)
-        if note is not None and not note.is_starting:
-            raise UsageError(f'The run "{self.name}" has not been started.', hint=f"mlbench wait {note.experiment}")
+        if (experiment := self._waits_for) is not None:
+            raise UsageError(f'The run "{self.name}" has not been started.', hint=f"mlbench wait {experiment}")
         workspace = self.workspace
         workspace.notify(f"Fetching and sealing the results of {self.name} ...")
         finished = finalize(self.run, workspace.engine_of(self.run), workspace.store, notice=workspace.notice)
@@ -193,11 +198,10 @@ class RunHandle:
 
         if (known := self.finished) is not None:
             return known
-        note = read_queued(self.folder)
-        if note is not None and not note.is_starting and self.run.spec.engine != "local":
+        if (experiment := self._waits_for) is not None and self.run.spec.engine != "local":
             raise UsageError(
                 f'The run "{self.name}" has not been started; its experiment decides when.',
-                hint=f"mlbench cancel {note.experiment}, or: mlbench delete {self.name}",
+                hint=f"mlbench cancel {experiment}, or: mlbench delete {self.name}",
             )
         workspace = self.workspace
         seconds = supervise.CANCEL_SECONDS if timeout is None else timeout
@@ -212,6 +216,7 @@ class RunHandle:
 
     def delete(self, *, force: bool = False, warn: "Callable[[str], None]" = lambda text: None) -> None:
         """Remove the run and its results. `force` stops it if it is running; `warn` gets what could not be removed."""
+        from mlbench_cli.runs.removal import delete_run
 
         delete_run(self.run, self.workspace.store, force=force, notice=self.workspace.notice, warn=warn)
 
@@ -305,6 +310,7 @@ class RunHandle:
 
     def list_log_gaps(self) -> "list[FindingDocument]":
         """The findings that lines of the log are missing."""
+        from mlbench_cli.engines.base import LOG_GAP
 
         if not self.is_sealed:
             return [finding.to_dict() for finding in self.workspace.engine_of(self.run).log_gaps(self.run)]

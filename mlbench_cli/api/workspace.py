@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 
-from mlbench_cli.runs.views import EngineCache
+from mlbench_cli.runs.connect import EngineCache
 from mlbench_cli.storage.store import Store
 
 Notice = Callable[[str], None]

@@ -9,8 +9,7 @@ import typer
 
 from mlbench_cli import console
 from mlbench_cli.api import Client
-from mlbench_cli.errors import MlbenchError, UsageError
-from mlbench_cli.results.archive.layout import DamagedArchive, UnprovenArchive
+from mlbench_cli.errors import DamagedArchive, MlbenchError, UnprovenArchive, UsageError
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.verify import open_verified
 

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from mlbench_cli import console
 from mlbench_cli.commands._common import Format
 from mlbench_cli.commands._repeats import show_repeats
-from mlbench_cli.errors import MlbenchError
+from mlbench_cli.errors import DamagedArchive, MlbenchError
 from mlbench_cli.model.network import network_phrase
 from mlbench_cli.model.run import DAMAGED
 from mlbench_cli.model.silence import UNREACHABLE
 from mlbench_cli.model.spec import CUSTOM, RunSpec
 from mlbench_cli.results.analysis.numbers import SECONDS, format_goal, format_value
-from mlbench_cli.results.archive.layout import DamagedArchive
 from mlbench_cli.runs.repeats import Repeats
 from mlbench_cli.runs.snapshot import UNKNOWN
 from task_images import contract

@@ -12,8 +12,7 @@ from mlbench_cli.commands._dashboard import DashboardUrl, connect, require_names
 from mlbench_cli.commands._report import Ended, Reporter, Unanswered, report_ended
 from mlbench_cli.commands._selection import All, Names, NewerThan, OlderThan, States, Tasks, make_filter
 from mlbench_cli.config.settings import set_unreachable_timeout
-from mlbench_cli.errors import MlbenchError, Stopped, explain_stop
-from mlbench_cli.results.archive.layout import DamagedArchive
+from mlbench_cli.errors import DamagedArchive, MlbenchError, Stopped, explain_stop
 from mlbench_cli.util.durations import parse_duration
 
 

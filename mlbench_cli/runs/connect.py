@@ -4,11 +4,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from mlbench_cli.model.run import Cluster
+from mlbench_cli.model.run import LOCAL, Cluster, Run
+from mlbench_cli.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from mlbench_cli.engines.base import Engine
     from mlbench_cli.model.spec import RunSpec
+    from mlbench_cli.storage.store import Store
 
 FINALIZER = "mlbench_cli.runs.finalize"
 
@@ -39,6 +41,36 @@ def connect_engine(cluster: Cluster, report: Callable[[str], None] | None = None
     provider = registry.load(cluster.provider)
     run_on_node = partial(provider.run_on_node, cluster) if isinstance(provider, RunsOnNodes) else None
     return KubernetesEngine(provider.connect(cluster), run_on_node, report)
+
+
+class EngineCache:
+    """The engine of a run's cluster, made once for each cluster.
+
+    For a sealed run the local one will do: all is in its folder, and no engine is asked.
+    """
+
+    def __init__(
+        self,
+        store: "Store",
+        report: Callable[[str], None] | None = None,
+        connect: "Callable[[Cluster], Engine] | None" = None,
+    ) -> None:
+        """`connect` makes the engine of a cluster; default: the one that executes runs there."""
+        self._store = store
+        self._report = report
+        self._connect = connect or (lambda cluster: connect_engine(cluster, report))
+        self._engines: dict[str, Engine] = {}
+
+    def __call__(self, run: Run) -> "Engine":
+        if RunFolder(run.folder).is_sealed:
+            return connect_engine(LOCAL, self._report)
+        return self.of_cluster(run.spec.cluster)
+
+    def of_cluster(self, name: str) -> "Engine":
+        """The engine of the cluster of that name. Raises NotFoundError."""
+        if name not in self._engines:
+            self._engines[name] = self._connect(self._store.cluster(name))
+        return self._engines[name]
 
 
 def connect_renderer(cluster: Cluster, report: Callable[[str], None] | None = None) -> "Engine":

@@ -7,10 +7,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from mlbench_cli.engines.base import CanDiscover, FoundRun, UnreadableRun
-from mlbench_cli.errors import UsageError
+from mlbench_cli.errors import DamagedArchive, UsageError
 from mlbench_cli.model.run import DAMAGED, Cluster, JsonObject, RunState
 from mlbench_cli.model.spec import RunSpec
-from mlbench_cli.results.archive.layout import DamagedArchive
 from mlbench_cli.runs.connect import connect_engine
 from mlbench_cli.runs.finished import read_finished
 from mlbench_cli.storage import run_folder

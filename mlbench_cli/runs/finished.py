@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from mlbench_cli.errors import CapacityError, UsageError
+from mlbench_cli.errors import CapacityError, DamagedArchive, UsageError
 from mlbench_cli.model.network import NOT_AS_ASKED
 from mlbench_cli.model.run import Finding, Outcome, Run, RunRow
 from mlbench_cli.storage import run_folder
@@ -49,7 +49,6 @@ def read_finished(run: Run) -> FinishedRun | None:
     folder = RunFolder(run.folder)
     if not folder.is_sealed:
         return None
-    from mlbench_cli.results.archive.layout import DamagedArchive
     from mlbench_cli.results.archive.sealed import read_documents
 
     try:

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, NamedTuple
 
+from mlbench_cli.errors import DamagedArchive
 from mlbench_cli.model.run import JsonObject, Run, RunRow
 from mlbench_cli.results.analysis.numbers import unit_of
-from mlbench_cli.results.archive.layout import DamagedArchive
 from mlbench_cli.runs.families import find_families
 from mlbench_cli.runs.select import find
 from mlbench_cli.storage.run_folder import ENVIRONMENT, RESULT, RUN, RunFolder

@@ -4,12 +4,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from mlbench_cli.errors import MlbenchError, UnreachableError
+from mlbench_cli.errors import DamagedArchive, MlbenchError, UnreachableError
 from mlbench_cli.model.goals import Goal, metric_names
 from mlbench_cli.model.methods import method_phrase
 from mlbench_cli.model.network import network_phrase
 from mlbench_cli.model.run import DAMAGED, Observation, Run, RunRow, RunState
-from mlbench_cli.results.archive.layout import DamagedArchive
 from mlbench_cli.runs.finished import FinishedRun, read_finished
 from mlbench_cli.storage.queue_folder import QUEUE_ENDED, queued_observation, read_queued
 from mlbench_cli.util.times import parse_timestamp

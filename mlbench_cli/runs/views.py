@@ -3,10 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from mlbench_cli.errors import MlbenchError
-from mlbench_cli.model.run import LOCAL, Cluster, JsonObject, Run, RunRow
-from mlbench_cli.results.archive.layout import DamagedArchive
-from mlbench_cli.runs.connect import connect_engine
+from mlbench_cli.errors import DamagedArchive, MlbenchError
+from mlbench_cli.model.run import JsonObject, Run, RunRow
 from mlbench_cli.runs.experiment_status import ExperimentStatus
 from mlbench_cli.runs.finished import read_finished
 from mlbench_cli.runs.repeats import repeats_in
@@ -18,42 +16,11 @@ from mlbench_cli.runs.snapshot import (
     live_snapshot,
     run_conditions,
 )
-from mlbench_cli.storage.run_folder import RunFolder
 from mlbench_cli.storage.store import Store
 from mlbench_cli.util.times import timestamp
 
 if TYPE_CHECKING:
     from mlbench_cli.engines.base import Engine
-
-
-class EngineCache:
-    """The engine of a run's cluster, made once for each cluster.
-
-    For a sealed run the local one will do: all is in its folder, and no engine is asked.
-    """
-
-    def __init__(
-        self,
-        store: Store,
-        report: Callable[[str], None] | None = None,
-        connect: "Callable[[Cluster], Engine] | None" = None,
-    ) -> None:
-        """`connect` makes the engine of a cluster; default: the one that executes runs there."""
-        self._store = store
-        self._report = report
-        self._connect = connect or (lambda cluster: connect_engine(cluster, report))
-        self._engines: dict[str, Engine] = {}
-
-    def __call__(self, run: Run) -> "Engine":
-        if RunFolder(run.folder).is_sealed:
-            return connect_engine(LOCAL, self._report)
-        return self.of_cluster(run.spec.cluster)
-
-    def of_cluster(self, name: str) -> "Engine":
-        """The engine of the cluster of that name. Raises NotFoundError."""
-        if name not in self._engines:
-            self._engines[name] = self._connect(self._store.cluster(name))
-        return self._engines[name]
 
 
 def runs_document(

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping
 
 from mlbench_cli.api import RunHandle
+from mlbench_cli.errors import DamagedArchive
 from mlbench_cli.model.run import DAMAGED
-from mlbench_cli.results.archive.layout import DamagedArchive
 from mlbench_cli.server.access import count_runs, list_runs
 from mlbench_cli.server.config import ServerConfig
 

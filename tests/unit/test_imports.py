@@ -460,3 +460,20 @@ def test_import_budget(command: list[str], more: set[str], tmp_path: Path) -> No
     loaded = set(done.stderr.splitlines()[-1].split())
     assert "mlbench_cli" in loaded
     assert not {name for name in loaded if name.split(".")[0] in FOREIGN | more}
+
+
+# A program or notebook imports the client first. What only some of its methods need is imported by these: views and
+# statistics of results, engines, forecasts. Each dataclass costs about 1 ms.
+CLIENT = (
+    *("isolation", "errors", "api", "api.client", "api.experiments", "api.runs", "api.workspace", "runs.connect"),
+    *("model.network", "model.run", "model.spec", "config.settings"),
+    *("storage.run_folder", "storage.store", "storage.store_schema", "util.durations", "util.files", "util.times"),
+)
+
+
+def test_the_client_loads_the_store_and_little_else() -> None:
+    code = "import sys; from mlbench_cli.api import Client; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    own = {name for name in done.stdout.split() if name.split(".")[0] in PACKAGES}
+    packages = {name for name in own if f"{name}.__init__" in modules()} - {"mlbench_cli.api"}
+    assert own - packages <= {f"mlbench_cli.{name}" for name in CLIENT}

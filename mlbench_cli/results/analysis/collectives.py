@@ -14,10 +14,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from mlbench_cli.errors import UsageError
+from mlbench_cli.errors import DamagedArchive, UsageError
 from mlbench_cli.results.analysis.comparability import ComparisonKey, key_of
 from mlbench_cli.results.analysis.series import describe
-from mlbench_cli.results.archive.layout import DamagedArchive
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.util.csv_text import format_csv
 from mlbench_cli.util.text import shorten

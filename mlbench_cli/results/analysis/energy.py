@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from mlbench_cli.errors import DamagedArchive
 from mlbench_cli.model.goals import is_finite_number
-from mlbench_cli.results.archive.layout import DamagedArchive
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.storage import run_folder
 from mlbench_cli.util.json_text import parse_document

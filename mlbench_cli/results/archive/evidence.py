@@ -7,12 +7,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from mlbench_cli.errors import UsageError
+from mlbench_cli.errors import DamagedArchive, UsageError
 from mlbench_cli.model.goals import Goal, is_finite_number
 from mlbench_cli.model.run import Finding, Observation, Run
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.results.archive import sample_blocks
-from mlbench_cli.results.archive.layout import DamagedArchive
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.storage import run_folder
 from mlbench_cli.storage.run_folder import RunFolder

@@ -10,12 +10,12 @@ import re
 import stat
 import unicodedata
 import urllib.parse
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from mlbench_cli.errors import CannotTellError, MlbenchError, UsageError
+from mlbench_cli.errors import DamagedArchive, MlbenchError, UsageError
 from mlbench_cli.model.run import Finding
 from mlbench_cli.storage.run_folder import (
     ENVIRONMENT,
@@ -54,34 +54,6 @@ _MISREAD = re.compile("[\x80-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\uf
 # "Naming Files, Paths, and Namespaces" of the Windows API.
 _RESERVED = re.compile(r'[<>:"|?*]')
 _DEVICE = re.compile(r"(CON|PRN|AUX|NUL|CONIN\$|CONOUT\$|(COM|LPT)[0-9\u00b9\u00b2\u00b3])(\..*)?", re.IGNORECASE)
-
-
-class DamagedArchive(UsageError):
-    """A file of an archive is missing, changed, unreadable or not what it must be. `details["file"]` names it."""
-
-    code = "damaged_archive"
-
-    def __init__(self, path: Path | str, file: str, message: str, *, problem: str = "damaged") -> None:
-        where = f"{path}: {file}" if file else str(path)
-        super().__init__(
-            f"{where}: {message}", hint=f"mlbench verify {path}", details={"file": file, "problem": problem}
-        )
-        self.file = file
-        self.problem = problem
-        self.plain = message
-
-
-class UnprovenArchive(CannotTellError):
-    """An archive is intact, but its results do not all follow from its evidence, as far as this mlbench can tell."""
-
-    code = "unproven_archive"
-
-    def __init__(self, path: Path | str, reasons: Sequence[str]) -> None:
-        super().__init__(
-            f"{path}: not everything follows from the evidence. {reasons[0]}",
-            hint=f"mlbench verify {path}; other commands show it, marked as unproven, with --unproven",
-            details={"not_derived": list(reasons)},
-        )
 
 
 def find_name_problem(name: str) -> str | None:

@@ -6,10 +6,9 @@ import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from mlbench_cli.errors import UsageError
+from mlbench_cli.errors import DamagedArchive, UsageError
 from mlbench_cli.results.archive import canonical_zip, layout
 from mlbench_cli.results.archive.canonical_zip import ZipDamage
-from mlbench_cli.results.archive.layout import DamagedArchive
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.verify import open_verified
 from mlbench_cli.storage import run_folder

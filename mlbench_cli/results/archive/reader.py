@@ -7,12 +7,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, cast
 
-from mlbench_cli.errors import NotFoundError
+from mlbench_cli.errors import DamagedArchive, NotFoundError
 from mlbench_cli.model.run import FindingDocument, JsonObject
 from mlbench_cli.results.archive import canonical_zip, layout, sample_blocks
 from mlbench_cli.results.archive.canonical_zip import Entry, ZipDamage
 from mlbench_cli.results.archive.events import read_events
-from mlbench_cli.results.archive.layout import DamagedArchive
 from mlbench_cli.storage import run_folder
 from mlbench_cli.util.json_text import SCHEMA_VERSION, parse_document
 from mlbench_cli.util.text import clean_values

@@ -9,8 +9,9 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from mlbench_cli.errors import DamagedArchive
 from mlbench_cli.model.run import JsonObject
-from mlbench_cli.results.archive.layout import MAX_DOCUMENT_BYTES, MAX_SUMS_BYTES, DamagedArchive
+from mlbench_cli.results.archive.layout import MAX_DOCUMENT_BYTES, MAX_SUMS_BYTES
 from mlbench_cli.results.archive.schema import SCHEMAS, validate
 from mlbench_cli.storage import run_folder
 from mlbench_cli.util.json_text import SCHEMA_VERSION, parse_document

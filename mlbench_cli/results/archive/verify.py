@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from mlbench_cli import __version__
-from mlbench_cli.errors import NotFoundError
+from mlbench_cli.errors import DamagedArchive, NotFoundError, UnprovenArchive
 from mlbench_cli.model.spec import canonical_json
 from mlbench_cli.results.archive import canonical_zip, layout, sample_blocks
 from mlbench_cli.results.archive.canonical_zip import ZipDamage
 from mlbench_cli.results.archive.documents import JUDGE_VERSION, ResultDocument
 from mlbench_cli.results.archive.evidence import Evidence, load_evidence
 from mlbench_cli.results.archive.judge import Judgement, judge
-from mlbench_cli.results.archive.layout import DamagedArchive, UnprovenArchive
 from mlbench_cli.results.archive.official import official_line, official_text
 from mlbench_cli.results.archive.reader import Archive, Zip
 from mlbench_cli.results.archive.schema import SCHEMAS, brief, validate

@@ -12,11 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mlbench_cli.errors import NotFoundError, UsageError
+from mlbench_cli.errors import DamagedArchive, NotFoundError, UnprovenArchive, UsageError
 from mlbench_cli.model.spec import OWN_PRICE
 from mlbench_cli.results.analysis.energy import Energy, find_energy
 from mlbench_cli.results.analysis.series import Measurement, measure
-from mlbench_cli.results.archive.layout import DamagedArchive, UnprovenArchive
 from mlbench_cli.results.archive.pack import pack
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.sign import OriginError, check_origin

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from mlbench_cli.errors import DamagedArchive
 from mlbench_cli.results.archive import sample_blocks
 from mlbench_cli.results.archive.anonymous import anonymize
-from mlbench_cli.results.archive.layout import DamagedArchive
 from mlbench_cli.results.archive.pack import pack
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.reseal import seal_anew, write_anonymous

@@ -14,9 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mlbench_cli.errors import UsageError
+from mlbench_cli.errors import DamagedArchive, UsageError
 from mlbench_cli.model.run import Ending, Finding, Observation, WorkerState
-from mlbench_cli.results.archive.layout import DamagedArchive
 from mlbench_cli.results.archive.pack import pack
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.seal import seal

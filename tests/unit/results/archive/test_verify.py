@@ -19,9 +19,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlbench_cli.errors import NotFoundError, UsageError
+from mlbench_cli.errors import DamagedArchive, NotFoundError, UsageError
 from mlbench_cli.results.archive import canonical_zip, layout
-from mlbench_cli.results.archive.layout import DamagedArchive
 from mlbench_cli.results.archive.pack import pack, unpack
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.verify import find_problems, open_verified, verify_zip

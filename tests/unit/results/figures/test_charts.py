@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlbench_cli.errors import UsageError
+from mlbench_cli.errors import DamagedArchive, UsageError
 from mlbench_cli.model.run import Run
 from mlbench_cli.results.analysis.series import Series, collect
-from mlbench_cli.results.archive.layout import DamagedArchive
 from mlbench_cli.results.archive.pack import pack
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.figures.charts import draw, list_sheets
