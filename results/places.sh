@@ -4,23 +4,15 @@
 #   results/places.sh local network hosts slurm kind    # or some of them; all but local need root, KIND also Docker
 #
 # Hosts and Slurm's nodes are this machine, too (tests/e2e/machines/machines.sh), and so is KIND: their archives show that
-# these ways work, not how fast they are. Runs go to a data folder of their own, archives to results/archives.
+# these ways work, not how fast they are. Each place has its own data folder, and its archives replace those in
+# results/archives as soon as its runs have ended, even if another place fails.
 set -eu
 cd "$(dirname "$0")/.."
 python=$(pwd)/${PYTHON:-.venv/bin/python}
 machines=${MACHINES:-tests/e2e/machines/machines.sh}
 lab=${LAB:-../shared/lab/lab}
-MLBENCH_HOME=$(mktemp -d)
-export MLBENCH_HOME OMP_NUM_THREADS=1
+export OMP_NUM_THREADS=1
 mlbench() { "$python" -m mlbench_cli "$@"; }
-
-finish() {
-  case "$begun" in *" hosts "* | *" slurm "*) "$machines" down || true ;; esac
-  case "$begun" in *" kind "*) mlbench delete-cluster kind results-2 --yes --force || true ;; esac
-  rm -rf "$MLBENCH_HOME"
-}
-begun=" "
-trap finish EXIT
 
 # measure NAME OPTION...: three repeats in alternation on two workers
 measure() {
@@ -29,10 +21,9 @@ measure() {
   mlbench run "experiment-$place" 2 --task digits_resnet --preset tiny --repeat 3 --timeout 10m --yes "$@"
 }
 
-[ $# -gt 0 ] || { sed -n "2,4p" "$0" >&2; exit 2; }
-for place; do
-  begun="$begun$place "
-  case $place in
+# run_at PLACE: its runs, then their archives; what it has started ends with it
+run_at() {
+  case $1 in
     local)
       mlbench run -f results/experiment.yaml --yes
       ;;
@@ -40,6 +31,7 @@ for place; do
       measure net --matrix method=bsp,eftopk --matrix network=100mbit,1gbit --num-cpus 1
       ;;
     hosts)
+      trap '"$machines" down || true' EXIT
       "$machines" up 3
       eval "$("$machines" env)"
       mlbench attach-hosts results-hosts --hosts "$MACHINES_HOSTS" --ssh-config "$MACHINES_SSH_CONFIG" --python "$python" \
@@ -47,6 +39,7 @@ for place; do
       measure hosts --cluster results-hosts --matrix method=bsp,powersgd
       ;;
     slurm)
+      trap '"$machines" down || true' EXIT
       "$machines" up 3
       eval "$("$machines" env)"
       mlbench attach-slurm results-slurm --shared "$MACHINES_SHARED" --python "$python"
@@ -60,14 +53,30 @@ for place; do
       fi
       sh task_images/build.sh digits_resnet
       version=$("$python" -c "import mlbench_cli; print(mlbench_cli.__version__)")
+      trap 'mlbench delete-cluster kind results-2 --yes --force || true' EXIT
       mlbench create-cluster kind 2 results --load "localhost/mlbench/digits_resnet:$version" \
         ${LAB_NODE_IMAGE:+--image "$LAB_NODE_IMAGE"}
       measure kind --cluster results-2 --matrix method=bsp,wfbp
       ;;
     *)
-      echo "places.sh: $place is none of local, network, hosts, slurm, kind" >&2
+      echo "places.sh: $1 is none of local, network, hosts, slurm, kind" >&2
       exit 2
       ;;
   esac
+  "$python" -m tools.results collect
+}
+
+[ $# -gt 0 ] || { sed -n "2,4p" "$0" >&2; exit 2; }
+failed=
+for place; do
+  MLBENCH_HOME=$(mktemp -d)
+  export MLBENCH_HOME
+  set +e
+  (set -e; trap 'exit 130' INT TERM; run_at "$place")
+  code=$?
+  set -e
+  rm -rf "$MLBENCH_HOME"
+  [ $code -ne 130 ] || exit 130
+  [ $code -eq 0 ] || failed="$failed $place"
 done
-"$python" -m tools.results collect
+[ -z "$failed" ] || { echo "places.sh: no new archives of$failed" >&2; exit 1; }
