@@ -7,10 +7,11 @@
 
 With 2 and 4 ranks by default: the layers only wait, so that more ranks than cores are no part of it, either.
 Every rank runs a model whose layers sleep, in forward and backward, so that the CPUs of this machine are no part of the
-figure; the gradients travel by the methods of task_images/comm. The prediction gets the probe's round trip and goodput
-and the sleeps as measured without communication; nothing is fitted. Prints one line per method with the relative error.
-A method is a preset, or PRESET?AXIS=VALUE. With --advice, the first advice for a run of METHOD is followed, and its
-predicted gain held against the measured one. The exit code is 1 if a step is predicted more than 15 % off.
+figure; the gradients travel by the methods of task_images/comm. The prediction gets the probe's round trip and goodput,
+the sleeps as measured without communication, and what codecs compute; nothing is fitted. Prints one line per method
+with the relative error. A method is a preset, or PRESET?AXIS=VALUE. With --advice, the first advice for a run of METHOD
+is followed, and its predicted gain held against the measured one. The exit code is 1 if a step is predicted more than
+15 % off.
 
 With --replay, ResNet-20 trains by `mlbench run --preset throughput` over each network with each method, two ranks; each
 run's step is predicted from its own calibration and held against the median of its ten timed blocks. Real computation,
@@ -34,7 +35,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ from mlbench_cli.agent.network.namespaces import ShapingError
 from mlbench_cli.agent.network.shaped import ShapedNetwork
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.network import NetworkShape, parse_network, worker_address
-from mlbench_cli.simulator.calibration import Calibration
+from mlbench_cli.simulator.calibration import Calibration, read_codec
 from mlbench_cli.simulator.collectives import GlooCollectives
 from mlbench_cli.simulator.gloo import Link
 from mlbench_cli.simulator.predict import Scenario, advise
@@ -54,7 +55,8 @@ from task_images.comm.presets import PRESETS, resolve
 ROOT = Path(__file__).parents[1]
 SIZES = (40_000, 80_000, 160_000, 160_000, 80_000, 320_000, 160_000, 40_000)  # elements, in forward order
 FORWARD, BACKWARD = 0.010, 0.020  # seconds of each layer
-METHODS = "noop,bsp,wfbp,fusion,mgwfbp,optfusion,bytescheduler,dear,fp16,ddp,bsp-ps,wfbp-ps,bytescheduler-ps"
+CODECS = "codecs"  # among names of methods: what those compute to compress gradients
+METHODS = "noop,codecs,bsp,wfbp,fusion,mgwfbp,optfusion,bytescheduler,dear,fp16,ddp,bsp-ps,wfbp-ps,bytescheduler-ps"
 NETWORKS = ("200mbit,20ms", "100mbit,5ms")
 MAX_ERROR = 0.15
 REPLAYED_NETWORKS = ("50mbit,10ms", "100mbit,5ms", "200mbit,20ms", "500mbit,5ms", "1gbit,5ms")
@@ -77,13 +79,14 @@ MAX_SECONDS = 60  # of a method, before its ranks are killed
 
 def work(names: list[str], scale: float, steps: int) -> None:
     """One rank, or a parameter server: the median over steps of the slowest rank's seconds, by method; rank 0 prints
-    each. `scale` shortens layers and tensors alike."""
+    each. For CODECS, what they compute. `scale` shortens layers and tensors alike."""
     import torch
 
     from task_images.comm.base import Placement
     from task_images.comm.choose import make_strategy
     from task_images.comm.server import serve
     from task_images.contract import Contract
+    from task_images.harness.codec_costs import measure_codecs
     from task_images.harness.distributed import open_world
 
     contract = Contract()
@@ -114,6 +117,11 @@ def work(names: list[str], scale: float, steps: int) -> None:
 
     world = open_world(contract)
     for name in names:
+        if name == CODECS:
+            costs = measure_codecs(world, [(ROWS, int(scale * size) // ROWS) for size in SIZES])
+            if world.is_first:
+                print("@step " + json.dumps([name, costs]), flush=True)
+            continue
         method = find_method(name)
         strategy = make_strategy(method)
         measures_itself = method.plan in ("mgwfbp", "optimal") or method.order == "priority"
@@ -176,7 +184,7 @@ def main(arguments: list[str]) -> int:
     if given.held_out is not None:
         record = given.record or ROOT / "build" / f"held-out-{given.held_out}.jsonl"
         return hold_out(given.held_out, given.ranks or HELD_OUT_RANKS, given.scale, given.steps, record)
-    errors = []
+    errors: list[float] = []
     for text in given.networks or NETWORKS:
         for ranks in map(int, (given.ranks or "2,4").split(",")):
             shape = parse_network(text)
@@ -190,7 +198,8 @@ def main(arguments: list[str]) -> int:
                 print(f"{ranks} ranks, {shape}: {error}", flush=True)
                 errors.append(math.inf)
                 continue
-            errors += compare(measured, measured.pop("noop", None), GlooCollectives(ranks, link), given.scale)
+            computed, costs = measured.pop("noop", None), measured.pop(CODECS, [])
+            errors += compare(measured, computed, GlooCollectives(ranks, link), given.scale, costs)
     return 1 if any(abs(error) > MAX_ERROR for error in errors) else 0
 
 
@@ -199,7 +208,7 @@ def hold_out(seed: int, ranks: str, scale: float, steps: int, record: Path) -> i
     names, sizes = draw_methods(seed), [int(size) for size in ranks.split(",")]
     print(f"seed {seed}: {', '.join(names)}", flush=True)
     record.parent.mkdir(parents=True, exist_ok=True)
-    cases = [(CALIBRATED_NETWORK, size, ["noop"]) for size in sizes]
+    cases = [(CALIBRATED_NETWORK, size, ["noop", CODECS]) for size in sizes]
     cases += [(text, size, names) for text, size in itertools.product(HELD_OUT_NETWORKS, sizes)]
     begun = time.monotonic()
     for number, (text, size, wanted) in enumerate(cases):
@@ -209,7 +218,7 @@ def hold_out(seed: int, ranks: str, scale: float, steps: int, record: Path) -> i
             left = (time.monotonic() - begun) / number * (len(cases) - number) if number else 0.0
             print(f"{text}, {size} ranks" + (f"; about {left:.0f} s left" if number else ""), flush=True)
 
-            def keep(name: str, seconds: float, link: Link, key: list[object] = key) -> None:
+            def keep(name: str, seconds: Any, link: Link, key: list[object] = key) -> None:
                 with record.open("a") as file:
                     file.write(
                         json.dumps({"case": key, "method": name, "seconds": seconds, "link": [link.alpha, link.beta]})
@@ -227,10 +236,11 @@ def hold_out(seed: int, ranks: str, scale: float, steps: int, record: Path) -> i
             for row in read_record(record)
             if row["case"][1:] == [size, scale, steps]
         }
-        computed = rows[CALIBRATED_NETWORK, "noop"]["seconds"]
+        computed, costs = (rows[CALIBRATED_NETWORK, name]["seconds"] for name in ("noop", CODECS))
         for name in names:
             row = rows[text, name]
-            errors += compare({name: row["seconds"]}, computed, GlooCollectives(size, Link(*row["link"])), scale)
+            collectives = GlooCollectives(size, Link(*row["link"]))
+            errors += compare({name: row["seconds"]}, computed, collectives, scale, costs)
     mean, worst = statistics.fmean(map(abs, errors)), max(map(abs, errors))
     print(f"held out, {len(errors)} steps: mean absolute error {100 * mean:.1f} %, worst {100 * worst:.1f} %")
     return int(mean > HELD_OUT_MEAN or worst > MAX_ERROR)
@@ -308,8 +318,8 @@ def measure(
     names: list[str],
     scale: float = 1.0,
     steps: int = STEPS,
-    keep: Callable[[str, float, Link], None] | None = None,
-) -> tuple[dict[str, float], Link]:
+    keep: Callable[[str, Any, Link], None] | None = None,
+) -> tuple[dict[str, Any], Link]:
     """Seconds of a step by method on a shaped network, and the link that the probe has found. See `work`.
     `keep` gets each step as soon as it is measured."""
     network = ShapedNetwork(shape, ranks + count_servers(names))
@@ -356,11 +366,14 @@ def follow_advice(ranks: int, shape: NetworkShape, name: str) -> None:
 
 def count_servers(names: list[str]) -> int:
     """How many parameter servers the methods need at most."""
-    return max(find_method(name).server_count for name in names)
+    return max((find_method(name).server_count for name in names if name != CODECS), default=0)
 
 
-def run_ranks(network: ShapedNetwork, ranks: int, names: list[str], sizes: list[str]) -> Iterator[tuple[str, float]]:
-    """Each method's seconds of a step, as rank 0 says them. Ends this program if the ranks fail or take too long."""
+def run_ranks(network: ShapedNetwork, ranks: int, names: list[str], sizes: list[str]) -> Iterator[tuple[str, Any]]:
+    """Each method's seconds of a step, and the rows of CODECS, as rank 0 says them.
+
+    Ends this program if the ranks fail or take too long.
+    """
     processes = []
     servers = count_servers(names)
     for rank in range(ranks + servers):
@@ -408,22 +421,26 @@ def run_ranks(network: ShapedNetwork, ranks: int, names: list[str], sizes: list[
             process.kill()
 
 
-def make_workload(computed: float, scale: float = 1.0) -> Workload:
-    """The step of the waiting layers, which takes `computed` seconds without communication."""
+def make_workload(computed: float, scale: float = 1.0, costs: Sequence[Mapping[str, Any]] = ()) -> Workload:
+    """The step of the waiting layers, which takes `computed` seconds without communication, and what codecs compute."""
     forward = computed * FORWARD / (FORWARD + BACKWARD)
     layer = (computed - forward) / len(SIZES)
     tensors = tuple(
         Tensor(str(number), 4 * ROWS * (int(scale * size) // ROWS), forward + (number + 1) * layer, ROWS)
         for number, size in enumerate(reversed(SIZES))
     )
-    return Workload(tensors, forward, computed)
+    return Workload(tensors, forward, computed, codecs=tuple(map(read_codec, costs)))
 
 
 def compare(
-    measured: dict[str, float], computed: float | None, collectives: GlooCollectives, scale: float
+    measured: dict[str, float],
+    computed: float | None,
+    collectives: GlooCollectives,
+    scale: float,
+    costs: Sequence[Mapping[str, Any]] = (),
 ) -> list[float]:
     """Print each method's step as measured and as predicted from the step without communication; the errors."""
-    workload = make_workload(computed or scale * len(SIZES) * (FORWARD + BACKWARD), scale)
+    workload = make_workload(computed or scale * len(SIZES) * (FORWARD + BACKWARD), scale, costs)
     errors = []
     for name, seconds in measured.items():
         predicted = simulate_step(workload, find_method(name), collectives).seconds

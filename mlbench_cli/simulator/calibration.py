@@ -8,7 +8,7 @@ from typing import Any
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.goals import is_finite_number
 from mlbench_cli.simulator.gloo import Link, ring_seconds
-from mlbench_cli.simulator.workload import Tensor, Workload
+from mlbench_cli.simulator.workload import CodecCost, Tensor, Workload
 
 FILE = "output/rank-0/calibration.json"
 VERSION = 1
@@ -145,7 +145,14 @@ def _workload(document: Mapping[str, Any], number: int, name: str) -> Workload:
         phases["optimizer"],
         _phase(document.get("data", (0.0,) * 3), number),
         _overlap(document.get("overlap")),
+        tuple(map(read_codec, document.get("codecs", ()))),
     )
+
+
+def read_codec(row: Mapping[str, Any]) -> CodecCost:
+    """A row of the calibration's codecs. Raises ValueError, KeyError or TypeError if it is none."""
+    size = max(1.0, _amount(row["bytes"]))
+    return CodecCost(str(row["method"]), int(row["ranks"]), _amount(row["before"]) / size, _amount(row["after"]) / size)
 
 
 def _overlap(document: Mapping[str, Any] | None) -> float:

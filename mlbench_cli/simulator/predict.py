@@ -18,7 +18,7 @@ MAX_RANKS = 10_000
 MAX_GROWTH = 4  # times the calibrated ranks; further is extrapolated
 # How much shorter and longer than predicted a step may be, for the model's own part: on the measured network and size,
 # on others, beyond MAX_GROWTH. The widths are estimates. The last two are asymmetric because most steps that were
-# checked took longer than predicted: late packets, the time of codecs, and more ranks that wait for the slowest.
+# checked took longer than predicted: late packets, and more ranks that wait for the slowest.
 REPLAY_ERROR, OTHER_ERROR, FAR_ERROR = (0.05, 0.05), (0.10, 0.20), (0.15, 0.50)
 INSIDE_LINKS = {"nvlink": Link(2e-6, 8 / 2.4e12), "pcie": Link(5e-6, 8 / 1e11)}
 BUCKETS = ("1MiB", "4MiB", "25MiB", "100MiB")

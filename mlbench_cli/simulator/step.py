@@ -16,11 +16,11 @@ from heapq import heappop, heappush
 from mlbench_cli.errors import UsageError
 from mlbench_cli.simulator.collectives import Collectives
 from mlbench_cli.simulator.gloo import WORKER_THREADS, Message
-from mlbench_cli.simulator.workload import Workload
+from mlbench_cli.simulator.workload import CodecCost, Workload
 from task_images.comm.door import read_options
 from task_images.comm.methods import Method, parse_size, payload_bytes
 from task_images.comm.plans import Cost, Groups, build, fit, simulate_order
-from task_images.comm.presets import find_registered
+from task_images.comm.presets import PRESETS, find_registered, resolve
 
 STEPS = 4  # that are simulated; without a barrier the last one is in its steady state
 SLOWDOWNS = 3  # rounds in which computation slows for messages beside it, and messages move with it
@@ -103,7 +103,9 @@ def _simulate(
     word, _, argument = method.sync.partition(":")
     if word != "every":
         return _local_step(workload, int(argument.split(",")[-1]), collectives)
-    wire = _Wire(method, collectives, servers or max(1, method.server_count))
+    wire = _Wire(
+        method, collectives, servers or max(1, method.server_count), find_codec_seconds(workload, method, ranks)
+    )
     groups = group_by_bytes(workload, buckets) or plan_groups(workload, method, measure_cost(collectives))
     parts = _divide(workload, groups, method)
     if method.staleness == "async":
@@ -185,6 +187,38 @@ def factor_bytes(method: Method, sizes: Sequence[int], rows: Sequence[int] = ())
     return first, second
 
 
+def find_codec_seconds(workload: Workload, method: Method, ranks: int) -> tuple[float, float]:
+    """Seconds per byte of gradients that a method computes before and after its messages, on so many ranks.
+
+    Those of the preset, else of another one with the same codec; 0 if none was measured.
+    """
+    before, after = _find_codec_cost(workload.codecs, method, ranks)
+    return workload.codec_factor * before, workload.codec_factor * after
+
+
+@lru_cache(maxsize=4096)
+def _find_codec_cost(codecs: tuple[CodecCost, ...], method: Method, ranks: int) -> tuple[float, float]:
+    if method.engine == "registered":
+        rows = [row for row in codecs if row.method == method.name]
+    else:
+        alike = [row for row in codecs if row.method in PRESETS and _has_codec_of(resolve(row.method), method)]
+        names = [row.method for row in alike]
+        chosen = method.name if method.name in names else names[0] if names else ""
+        rows = [row for row in alike if row.method == chosen]
+    if not rows:
+        return 0.0, 0.0
+    few, many = min(rows, key=lambda row: row.ranks), max(rows, key=lambda row: row.ranks)
+    more = (ranks - few.ranks) / max(1, many.ranks - few.ranks)
+    before, after = (
+        low + max(0.0, high - low) * more for low, high in ((few.before, many.before), (few.after, many.after))
+    )
+    return max(0.0, before), max(0.0, after)  # on fewer ranks than measured
+
+
+def _has_codec_of(preset: Method, method: Method) -> bool:
+    return preset.codec != "none" and preset.codec_name == method.codec_name and preset.engine == method.engine
+
+
 @dataclass(frozen=True)
 class _Part:
     group: int
@@ -201,13 +235,26 @@ class _Part:
 
 
 class _Wire:
-    """Seconds and bytes of one message of a method."""
+    """Seconds and bytes of one message of a method. `codec`: seconds per byte of gradients before and after it."""
 
-    def __init__(self, method: Method, collectives: Collectives, servers: int) -> None:
-        self._method, self._collectives, self._servers = method, collectives, servers
+    def __init__(
+        self, method: Method, collectives: Collectives, servers: int, codec: tuple[float, float] = (0.0, 0.0)
+    ) -> None:
+        self._method, self._collectives, self._servers, self._codec = method, collectives, servers, codec
+
+    def encode(self, part: _Part) -> float:
+        """Seconds that a rank computes before a message leaves."""
+        return self._codec[0] * part.size
+
+    def decode(self, part: _Part) -> float:
+        """Seconds that a rank computes when the sum has come."""
+        return self._codec[1] * part.size
 
     def message(self, part: _Part) -> float:
-        """Seconds of a message."""
+        """Seconds of a message, and of what the thread that sends it computes."""
+        return self.encode(part) + self._travel(part) + self.decode(part)
+
+    def _travel(self, part: _Part) -> float:
         collectives, ranks = self._collectives, self._collectives.ranks
         if self._method.codec_name == "powersgd":  # the second round needs the sum of the first
             rounds = factor_bytes(self._method, part.sizes, part.rows)
@@ -328,13 +375,16 @@ def _overlap(
     order = list(range(len(parts)))
     if method.order == "priority":
         order = _agree_on_order(parts, ready, collectives)
-    messages = [Message(ready[number], encoded_bytes(method, parts[number].sizes)) for number in order]
+    messages, encoded = [], 0.0  # one thread encodes them, one after the other
+    for number in order:
+        encoded = max(encoded, ready[number]) + wire.encode(parts[number])
+        messages.append(Message(encoded, encoded_bytes(method, parts[number].sizes)))
     found = collectives.finish(messages, WORKER_THREADS)
     ends, starts = [0.0] * len(parts), [0.0] * len(parts)
     busy: list[float] = []
     for number, end in zip(order, found, strict=True):
         free = heappop(busy) if len(busy) == WORKER_THREADS else 0.0
-        starts[number], ends[number] = max(ready[number], free), end
+        starts[number], ends[number] = max(ready[number], free), end + wire.decode(parts[number])
         heappush(busy, end)
     return starts, ends
 
@@ -494,6 +544,7 @@ def _registered_step(workload: Workload, method: Method, collectives: Collective
         else:
             seconds += collectives.all_reduce(payload) / each.every
             sent += 2 * (ranks - 1) / ranks * payload / each.every
+    seconds += sum(find_codec_seconds(workload, method, collectives.ranks)) * workload.size
     return Step(workload.seconds + seconds, workload.seconds, seconds, len(rounds), sent, len(rounds))
 
 

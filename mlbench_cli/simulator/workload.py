@@ -18,6 +18,19 @@ class Tensor:
 
 
 @dataclass(frozen=True)
+class CodecCost:
+    """What the preset `method` computes on `ranks` ranks, in seconds for each byte of gradients.
+
+    before   until a message leaves; after: when its sum has come
+    """
+
+    method: str
+    ranks: int
+    before: float
+    after: float
+
+
+@dataclass(frozen=True)
 class Workload:
     """A step without communication. Times are seconds after its start; `tensors` are in order of readiness.
 
@@ -26,6 +39,8 @@ class Workload:
     optimizer   seconds of the update
     other       seconds of the step besides: loading a batch
     overlap     seconds that computation loses for each second in which messages are under way beside it
+    codecs      what methods compute to compress gradients, and how much longer that takes here; none in calibrations
+                made before they had it
     """
 
     tensors: tuple[Tensor, ...]
@@ -34,6 +49,8 @@ class Workload:
     optimizer: float = 0.0
     other: float = 0.0
     overlap: float = 0.0
+    codecs: tuple[CodecCost, ...] = ()
+    codec_factor: float = 1.0
 
     @property
     def seconds(self) -> float:
@@ -55,6 +72,7 @@ class Workload:
             backward=self.backward * factor,
             optimizer=self.optimizer * factor,
             other=self.other * factor,
+            codec_factor=self.codec_factor * factor,
         )
 
 

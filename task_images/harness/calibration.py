@@ -2,8 +2,9 @@
 
 `calibrate` trains a few steps without communication, while all ranks compute, and puts model, random numbers and data
 back as they were. Some more steps, with messages that have nothing to do with them under way, show how much
-communication slows computation on the same cores. Rank 0 leaves calibration.json in its output folder (mlbench predict
-reads it); when training is over, `add_buckets` adds how large the messages of its method were.
+communication slows computation on the same cores. What compressing methods compute is timed without a network. Rank 0
+leaves calibration.json in its output folder (mlbench predict reads it); when training is over, `add_buckets` adds how
+large the messages of its method were.
 """
 
 import json
@@ -21,6 +22,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from task_images.comm.base import MakeOptimizer
+from task_images.harness.codec_costs import CodecTimes, measure_codecs
 from task_images.harness.cores import effective_cores
 from task_images.harness.distributed import World
 
@@ -90,6 +92,7 @@ class CalibrationDocument(TypedDict):
     step: list[float]  # all of it, without communication
     collectives: list[CollectiveTimes]
     overlap: OverlapTimes | None
+    codecs: list[CodecTimes]  # what methods compute to compress gradients
     buckets: NotRequired[list[int]]  # bytes of the messages of the run's own method, in the order in which they leave
 
 
@@ -119,6 +122,8 @@ def calibrate(
     """
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     collectives = [_measure(world, size) for size in SIZES] if world.size > 1 else []
+    shapes = [tuple(parameter.shape) for parameter in model.parameters() if parameter.requires_grad]
+    codecs = measure_codecs(world, shapes)
     with keep_state(model, world.device):
         steps = _Steps(world, model, make_optimizer(model), take_batch)
         measured = [steps.take() for _ in range(WARM_UP + STEPS)][WARM_UP:]
@@ -144,6 +149,7 @@ def calibrate(
         **_phases(world, measured),  # type: ignore[typeddict-item]
         "collectives": collectives,
         "overlap": overlap,
+        "codecs": codecs,
     }
     if world.is_first:
         _path(world).write_text(json.dumps(document, indent=1) + "\n", "utf-8")

@@ -10,7 +10,7 @@ from mlbench_cli.errors import UsageError
 from mlbench_cli.simulator.collectives import GlooCollectives, RingCollectives
 from mlbench_cli.simulator.gloo import Link
 from mlbench_cli.simulator.step import Step, encoded_bytes, factor_bytes, group_by_bytes, measure_cost, simulate_step
-from mlbench_cli.simulator.workload import Tensor, Workload
+from mlbench_cli.simulator.workload import CodecCost, Tensor, Workload
 from task_images.comm.methods import Method
 from task_images.comm.plans import Cost
 from task_images.comm.presets import PRESETS, resolve
@@ -139,6 +139,22 @@ def test_local_steps_share_one_average() -> None:
 def test_codecs_send_fewer_bytes(codec: str, size: float) -> None:
     feedback = "ef" if codec.startswith(("sign", "powersgd")) else "none"
     assert encoded_bytes(replace(resolve("bsp"), codec=codec, feedback=feedback), [4096]) == size
+
+
+def test_what_a_codec_computes_is_part_of_the_step() -> None:
+    """0.1 s a byte to encode and 0.01 to decode on two ranks; on four, decoding takes twice as long."""
+    costs = (CodecCost("eftopk", 2, 0.1, 0.01), CodecCost("eftopk", 4, 0.1, 0.02), CodecCost("fp16", 2, 0.1, 0.01))
+    work = replace(WORK, codecs=costs)
+    assert run("bsp", work) == run("bsp")
+    for name in ("eftopk", "topk", "fp16"):  # topk by the codec of eftopk
+        assert run(name, work).seconds - run(name).seconds == pytest.approx(60 * 0.11)
+    assert run("qsgd", work) == run("qsgd")  # was not measured
+    four = RingCollectives(4, alpha=0.5, beta=0.1)
+    assert run("eftopk", work, four).seconds - run("eftopk", WORK, four).seconds == pytest.approx(60 * 0.12)
+    slow = run("eftopk", work.scale(3)).seconds - run("eftopk", WORK.scale(3)).seconds
+    assert slow == pytest.approx(3 * 60 * 0.11)
+    beside = run("onebit-adam", replace(WORK, codecs=(CodecCost("onebit-adam", 2, 0.1, 0.0),)))
+    assert beside.seconds - run("onebit-adam").seconds == pytest.approx(6.0)
 
 
 def test_codecs_compress_each_tensor_by_itself_or_the_whole_message() -> None:
