@@ -169,11 +169,15 @@ def _threshold(archive: Archive, goal: str | None) -> float | None:
 
 
 def _calibrated(archive: Archive) -> Calibrated:
-    calibration, _, _ = read_calibration(archive, required=False)
+    calibration, link, _ = read_calibration(archive, required=False)
     machine: JsonObject = archive.environment["ranks"].get("0", {})
     gpu = str(machine.get("device_name") or "") if machine.get("device") == "cuda" else ""
     rate = calibration.batch / max(calibration.workload.seconds, 1e-9)
-    return Calibrated(calibration.threads, gpu, rate, str(archive.result["details"].get("precision") or "fp32"))
+    return Calibrated(
+        *(calibration.threads, gpu, rate, str(archive.result["details"].get("precision") or "fp32")),
+        machine=str(archive.run["spec"].get("cluster_kind") or ""),
+        link=link if link.beta else None,
+    )
 
 
 def _choose_methods(text: str | None, own: Method, points: Sequence[tuple[GoalPoint, Method]], samples: Any) -> Any:

@@ -12,6 +12,7 @@ from functools import cache
 from importlib import resources
 
 from mlbench_cli.predict.samples import Basis
+from mlbench_cli.simulator.gloo import Link
 
 HERE = "here"
 CPU_TFLOPS_PER_CORE = 0.08  # fp32: 32 operations per cycle at 2.5 GHz
@@ -58,6 +59,11 @@ class MachineType:
         return (self.priced_as or self.name).split("+")
 
     @property
+    def kind(self) -> str:
+        """Provider and machine type, as runs on such machines record them."""
+        return f"{self.provider}/{self.name}"
+
+    @property
     def ranks(self) -> int:
         """Ranks of a worker: one for each GPU."""
         return self.gpus or 1
@@ -84,12 +90,15 @@ class Speed:
 @dataclass(frozen=True)
 class Calibrated:
     """The hardware of a calibration: cores per rank, CUDA's name of the GPU ("" for none), samples per second of a
-    rank without communication, and the number format."""
+    rank without communication, the number format, the cloud's machine type such as gke/n1-standard-4 ("" if unknown),
+    and its network as measured."""
 
     cores: float
     gpu_name: str
     rate: float
     precision: str
+    machine: str = ""
+    link: Link | None = None
 
 
 @cache
@@ -139,11 +148,15 @@ def find_rate(task: str, gpu: str, precision: str) -> tuple[float, str] | None:
 def compare_speed(task: str, machine: MachineType, own: Calibrated, others: Sequence[Calibrated] = ()) -> Speed:
     """The compute time of a rank on `machine` relative to the calibrated one.
 
-    From a calibration on the same GPU, else from published rates, else from arithmetic and memory rates.
+    From a calibration on the same type of machine or GPU, else from published rates, else from arithmetic and memory
+    rates.
     """
     if machine.provider == HERE:
         return Speed(1.0, MEASURED_SPREAD, Basis.MEASURED, "measured here")
     if not machine.gpus:
+        same = next((one for one in (own, *others) if one.machine == machine.kind and not one.gpu_name), None)
+        if same is not None:
+            return Speed(own.rate / same.rate, MEASURED_SPREAD, Basis.MEASURED, f"measured on {machine.kind}")
         return _compare_cores(machine, own)
     for measured in (own, *others):
         known = find_gpu(measured.gpu_name)

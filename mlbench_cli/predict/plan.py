@@ -267,13 +267,13 @@ def keeps_samples(method: Method) -> bool:
 
 # --- candidates -------------------------------------------------------------------------------------------------------
 
-Simulate = Callable[[float, float, float, int, int, str, Method], Step]
+Simulate = Callable[[float, float, Link | None, int, int, str, Method], Step]
 
 
 def _simulator(question: Question) -> Simulate:
-    """The step for (computation factor, batch factor, Gbit/s, workers, ranks each, links inside, method), remembered.
+    """The step for (computation factor, batch factor, link, workers, ranks each, links inside, method), remembered.
 
-    A rate of 0 stands for the calibration's own link.
+    Without a link it is the calibration's own.
     """
 
     @cache
@@ -288,14 +288,16 @@ def _simulator(question: Question) -> Simulate:
         )
 
     @cache
-    def simulate(factor: float, batch: float, gbits: float, nodes: int, per: int, inside: str, method: Method) -> Step:
+    def simulate(
+        factor: float, batch: float, link: Link | None, nodes: int, per: int, inside: str, method: Method
+    ) -> Step:
         collectives: Collectives
         workload = work(factor, batch, method.plan != "tensor", bool(inside))
-        link = Link(NETWORK_DELAY, 8e-9 / (gbits * NETWORK_SHARE)) if gbits else question.link or Link(0.0, 0.0)
         if inside:
-            collectives = NcclCollectives(Topology(nodes, per, INSIDE_LINKS[inside], link, inside, 1.0))
-        elif not gbits:
-            collectives = GlooCollectives(nodes, link)
+            links = INSIDE_LINKS[inside], link or Link(0.0, 0.0)
+            collectives = NcclCollectives(Topology(nodes, per, *links, inside, 1.0))
+        elif link is None:
+            collectives = GlooCollectives(nodes, question.link or Link(0.0, 0.0))
         else:  # gloo waits for the receiver's "ready": two latencies per hop
             collectives = RingCollectives(nodes * per, 2 * link.alpha + link.overhead, link.beta)
         return simulate_step(workload, method, collectives)
@@ -368,10 +370,13 @@ def _evaluate(
     inside = ""
     if machine.gpus and ranks > 1 and machine.provider != HERE:
         inside = load_gpus()[machine.gpu].inside
-    gbits = 0.0 if machine.provider == HERE else machine.gbits
-    if not gbits and ranks > 1 and question.link is None:
+    measured = next(
+        (one.link for one in (question.calibrated, *question.others) if one.machine == machine.kind and one.link), None
+    )
+    link = None if machine.provider == HERE else measured or _documented_link(machine)
+    if link is None and ranks > 1 and question.link is None:
         raise UsageError("the calibration has no network: its run had one worker", hint="A calibration of two workers")
-    step = simulate(speed.factor, rank_batch / own.batch, gbits, workers, machine.ranks, inside, method)
+    step = simulate(speed.factor, rank_batch / own.batch, link, workers, machine.ranks, inside, method)
     validation = question.validation * speed.factor * own.ranks / ranks * samples / question.samples.known
     work = samples / batch * step.seconds + validation
     startup = 0.0 if question.is_started else STARTUP[machine.provider]
@@ -388,7 +393,7 @@ def _evaluate(
     }
     bases = {
         "speed": speed.basis,
-        "network": Basis.MEASURED if machine.provider == HERE else Basis.PUBLISHED,
+        "network": Basis.MEASURED if measured or machine.provider == HERE else Basis.PUBLISHED,
         "samples": Basis.MEASURED if kept == 1 else question.samples.basis or Basis.GUESSED,
         "price": Basis.PUBLISHED if offer.price else Basis.MEASURED,
         "start-up": Basis.MEASURED if machine.provider == HERE else Basis.GUESSED,
@@ -402,6 +407,12 @@ def _evaluate(
         *(parts, bases, speed, overhead, every),
     )
     return replace(item, chance=find_chance(item, question), task=question.task)
+
+
+@cache
+def _documented_link(machine: MachineType) -> Link:
+    """The share of the cloud's documented rate that streams reach."""
+    return Link(NETWORK_DELAY, 8e-9 / (machine.gbits * NETWORK_SHARE))
 
 
 def _spread_of(errors: tuple[float, float]) -> float:

@@ -15,7 +15,7 @@ from mlbench_cli.runs.request import Request
 from mlbench_cli.storage.store import Store
 from mlbench_cli.tasks.catalog import load_catalog
 from providers.gke import api as gke
-from tests.contract.commands.test_predict import calibrated_run
+from tests.contract.commands.test_predict import CALIBRATION, calibrated_run
 from tests.unit.results.runs import spec
 
 Captured = pytest.CaptureFixture[str]
@@ -42,7 +42,9 @@ def plan(capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> C
 
 def digits_run(folder: Path, batch: int = 64, samples: int = 5000, **changes: Any) -> str:
     parameters = load_catalog()["digits_resnet"].resolve("tiny", {"batch_size": batch // 2})
-    run_spec = spec(task="digits_resnet", preset="tiny", parameters=parameters, device="cpu")
+    kind = changes.pop("kind", None)
+    place = {"cluster_kind": kind, "engine": "kubernetes", "cluster": "lab"} if kind else {}
+    run_spec = spec(task="digits_resnet", preset="tiny", parameters=parameters, device="cpu", **place)
     details = {
         "global_batch": batch,
         "goals": {kind: {"samples": samples, "threshold": 80.0} for kind in ("full", "light")},
@@ -96,6 +98,28 @@ def test_spot_machines_have_prices_of_their_own_and_time_for_interruptions(tmp_p
     found = [item for item in json.loads(plan(*words, "--spot"))["pareto"] if item["spot"]]
     assert found
     assert all(item["interruption_seconds"] > 0 for item in found)
+
+
+def test_a_run_on_a_type_of_machine_tells_its_speed_and_network(tmp_path: Path, plan: Command) -> None:
+    """The same calibration at ten times the speed on gke/n1-standard-4, over the link that its probe found."""
+    noise = {"noise_scale": {"samples": 200.0}}
+    near = digits_run(tmp_path / "a", details=noise)
+    faster: Any = {name: [value / 10 for value in CALIBRATION[name]] for name in ("forward", "backward", "optimizer")}
+    moments = ("ready_p10", "ready_p50", "ready_p90")
+    faster["tensors"] = [{**row, **{name: row[name] / 10 for name in moments}} for row in CALIBRATION["tensors"]]
+    far = digits_run(tmp_path / "b", details=noise, kind="gke/n1-standard-4", **faster)
+    words = ("digits_resnet", "--clouds", "gke", "--region", "europe-west1", "--workers", "2", "--batch", "1")
+
+    def find(*more: str) -> Any:
+        document = json.loads(plan(*words, "--from", near, *more, "-o", "json"))
+        return next(item for item in document["pareto"] if item["machine"] == "n1-standard-4")
+
+    before, after = find(), find("--from", far)
+    assert (before["bases"]["speed"], before["bases"]["network"]) == ("guessed", "published")
+    assert (after["bases"]["speed"], after["bases"]["network"]) == ("measured", "measured")
+    assert after["speed_note"] == "measured on gke/n1-standard-4"
+    # The probed link has a delay of 5 ms one way, the documented one 50 us.
+    assert after["exposed_share"] > before["exposed_share"]
 
 
 def test_the_plan_is_drawn(tmp_path: Path, plan: Command) -> None:
