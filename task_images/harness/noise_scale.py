@@ -131,7 +131,10 @@ class NoiseScale:
         self._norms: list[Norms] = []
         self._points: list[NoiseScalePoint] = []
         self._batches: tuple[float, float] | None = None
-        self._every, self._spent, self._begun = 1, 0.0, 0.0
+        self._every = 1
+        # Seconds of the clock and of the CPUs: in norms, and when the updates began.
+        self._spent, self._computed = 0.0, 0.0
+        self._begun, self._computing = 0.0, 0.0
         self._update = self._measured = self._passes = self._number = 0
         self._share = self._scale = 1.0
         if self._is_possible:
@@ -146,7 +149,7 @@ class NoiseScale:
         self._share = update.weight / update.total * self._world.size
         self._is_measured = False
         if self._update <= WARM_UP:
-            self._begun = time.perf_counter()
+            self._begun, self._computing = time.perf_counter(), time.process_time()
         elif self._is_possible and update.count > (0 if self._is_across else 1):
             batch = update.samples / self._world.size
             pair = (batch, float(update.samples)) if self._is_across else (batch / update.count, batch)
@@ -164,7 +167,7 @@ class NoiseScale:
         if not self._is_armed:
             return
         self._is_armed = False
-        begun = time.perf_counter()
+        begun = time.perf_counter(), time.thread_time()
         is_last = self._number == self._passes
         factor = self._share / self._scale * (1 if is_last else self._passes)
         squares = torch.stack(self._lengths).double().square().sum() * factor**2
@@ -173,7 +176,7 @@ class NoiseScale:
             self._small = squares
         else:
             self._add(squares)
-        self._spent += time.perf_counter() - begun
+        self._charge(begun)
 
     def end(self) -> None:
         """After an update: once, early, choose how often norms are taken. Collective."""
@@ -186,8 +189,12 @@ class NoiseScale:
             return None
         small = torch.stack([row[1] for row in self._taken]).tolist()
         big = torch.stack([row[2] for row in self._taken]).tolist()
-        step = (time.perf_counter() - self._begun) / (self._update - WARM_UP)
-        cost = self._spent / self._measured / step
+        # Other programs make updates longer, but not what they compute.
+        shares = (
+            self._spent / (time.perf_counter() - self._begun),
+            self._computed / max(1e-9, time.process_time() - self._computing),
+        )
+        cost = max(shares) * (self._update - WARM_UP) / self._measured
         if self._is_across:
             *small, cost = (value / self._world.size for value in self._world.sum([*small, cost]))
         self._every = max(self._every, min(MAX_EVERY, math.ceil(cost / SHARE)))
@@ -230,20 +237,25 @@ class NoiseScale:
             "points": self._points,
         }
 
+    def _charge(self, begun: tuple[float, float]) -> None:
+        """Count what this thread has done since both clocks were at `begun`."""
+        self._spent += time.perf_counter() - begun[0]
+        self._computed += time.thread_time() - begun[1]
+
     def _add(self, big: Tensor) -> None:
         self._taken.append((self._update, self._small, big))
         self._measured += 1
 
     def _on_gradient(self, parameter: Tensor) -> None:
         if self._is_armed and parameter.grad is not None:
-            begun = time.perf_counter()
+            begun = time.perf_counter(), time.thread_time()
             dtype = torch.promote_types(parameter.grad.dtype, torch.float32)
             self._lengths.append(torch.linalg.vector_norm(parameter.grad, dtype=dtype))
-            self._spent += time.perf_counter() - begun
+            self._charge(begun)
 
     def _on_mean(self, gradients: Sequence[Tensor]) -> None:
         if self._is_measured:
-            begun = time.perf_counter()
+            begun = time.perf_counter(), time.thread_time()
             norms = torch._foreach_norm(list(gradients))
             self._add((torch.stack(norms).double() / self._scale).square().sum())
-            self._spent += time.perf_counter() - begun
+            self._charge(begun)

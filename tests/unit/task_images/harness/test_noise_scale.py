@@ -1,5 +1,6 @@
 """The gradient noise scale against numpy: norms from gradients of single samples, and a known population."""
 
+import time
 from typing import Any
 
 import numpy
@@ -144,3 +145,23 @@ def test_ranks_agree_on_taking_norms_rarely_where_one_of_them_pays_much_for_them
     assert taken[0] == taken[1]
     assert taken[0][0] == FIRST_LOOK
     assert taken[0][1] == MAX_EVERY
+
+
+def test_updates_that_wait_for_other_programs_make_norms_no_cheaper() -> None:
+    def measure(world: ThreadWorld) -> int:
+        model = nn.Linear(WIDTH, 1, bias=False).double()
+        strategy = make_strategy(resolve("bsp"), 0)
+        noise = NoiseScale(world, model, strategy)
+        strategy.attach(Placement(world), model, lambda model: torch.optim.SGD(model.parameters(), lr=0.0))
+        for _ in range(FIRST_LOOK + 4):
+            time.sleep(0.1)
+            noise.begin(Update([], 1, BATCH, 2 * BATCH, 2 * BATCH), 1.0)
+            strategy.begin(BATCH, 2 * BATCH)
+            noise.begin_pass()
+            model(torch.from_numpy(INPUTS[:BATCH])).sum().backward()
+            noise.end_pass()
+            strategy.step(0.0)
+            noise.end()
+        return noise._every
+
+    assert min(run_ranks(2, measure)) > 1
