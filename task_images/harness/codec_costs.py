@@ -79,7 +79,8 @@ def list_compressing() -> list[Method]:
 def measure_codecs(world: World, shapes: Sequence[tuple[int, ...]]) -> list[CodecTimes]:
     """Time the work of every compressing method on tensors of `shapes`, or the first of them. Collective: all ranks
     compute at once, as in a step."""
-    chosen, total = [], 0
+    chosen: list[tuple[int, int]] = []  # rows and numbers of each tensor
+    total = 0
     for shape in shapes:
         numbers = torch.Size(shape).numel()
         if chosen and total + numbers > MAX_NUMBERS:
