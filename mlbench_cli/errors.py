@@ -44,6 +44,7 @@ class Explanation(BaseException):
         self.message = message
         self.hint = hint
         self.details = dict(details or {})
+        self.is_printed = False  # as a part of a JSON document
 
     def to_dict(self) -> dict[str, Any]:
         """The document that `-o json` prints for this error."""

@@ -56,13 +56,14 @@ def cancel(
                 raise
             console.warn(f"{run.name}: {error.message}")
             problems.append(error)
+    worst = max(problems, key=lambda error: error.exit_code, default=None)
     if output == Format.json:
         runs = [{"run": item.run.name, "outcome": item.outcome, "folder": str(item.run.folder)} for item in cancelled]
-        console.out_json({"runs": runs})
+        console.out_json({"runs": runs}, worst)
     else:
         _show(cancelled, [experiment.name for experiment in chosen.experiments])
-    if problems:
-        raise max(problems, key=lambda error: error.exit_code)
+    if worst is not None:
+        raise worst
 
 
 def _show(cancelled: list[_Cancelled], experiments: list[str]) -> None:

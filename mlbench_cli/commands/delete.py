@@ -52,14 +52,15 @@ def delete(
                 raise
             console.warn(f"{run.name}: {error.message}")
             problems.append(error)
+    worst = max(problems, key=lambda error: error.exit_code, default=None)
     if output == Format.json:
         runs = [{"run": run.name, "id": run.run.id, "deleted": True, "folder": str(run.folder)} for run in deleted]
-        console.out_json({"runs": runs})
+        console.out_json({"runs": runs}, worst)
     else:
         for run in deleted:
             console.out(f"{run.name} is deleted.")
-    if problems:
-        raise max(problems, key=lambda error: error.exit_code)
+    if worst is not None:
+        raise worst
 
 
 def _question(runs: Sequence[RunHandle]) -> str:

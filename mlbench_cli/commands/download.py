@@ -85,10 +85,11 @@ def download(
                 raise
             console.warn(f"{run.name}: {error.message}")
             problems.append(error)
+    worst = max(problems, key=lambda error: error.exit_code, default=None)
     if as_json:
-        console.out_json({"runs": documents} if len(targets) != 1 else documents[0])
-    if problems:
-        raise max(problems, key=lambda error: error.exit_code)
+        console.out_json({"runs": documents} if len(targets) != 1 else documents[0], worst)
+    if worst is not None:
+        raise worst
 
 
 def _targets(runs: Sequence[RunHandle], to: Path | None) -> list[tuple[RunHandle, Path]]:

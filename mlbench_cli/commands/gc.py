@@ -96,24 +96,25 @@ def gc(
         _delete_all(
             store, [cluster for cluster, _ in chosen], explain_keeping, console.note if as_json else console.out
         )
-    if as_json:
-        not_searched = {name: error.message for name, error in search.errors.items()}
-        console.out_json(
-            {
-                "clusters": documents,
-                "removed": bool(chosen) and not dry_run,
-                "not_searched": not_searched,
-                "processes": [vars(orphan) for orphan in orphans],
-            }
-        )
+    incomplete = None
     if search.blind or kept:
-        raise CleanupError(
+        incomplete = CleanupError(
             "Not everything could be searched or deleted: "
             + "; ".join([*(f"{name} could not be searched" for name in search.blind), *_explain_kept(kept)])
             + ".",
             hint="mlbench doctor   says why a cloud cannot be searched; mlbench wait RUN   fetches results",
             details={"not_searched": sorted(search.blind), "kept": [cluster.name for cluster in kept]},
         )
+    if as_json:
+        document = {
+            "clusters": documents,
+            "removed": bool(chosen) and not dry_run,
+            "not_searched": {name: error.message for name, error in search.errors.items()},
+            "processes": [vars(orphan) for orphan in orphans],
+        }
+        console.out_json(document, incomplete)
+    if incomplete is not None:
+        raise incomplete
 
 
 def _keep_unfetched(store: Store, chosen: list[tuple[Cluster, str]]) -> list[Cluster]:

@@ -22,8 +22,12 @@ def pins(
     """
     found = list_pins()
     ending = [pin for pin in found if pin.ends_soon()]
+    ends = {f"{pin.group} {pin.kubernetes} on {pin.ends}": None for pin in ending}
+    text = f"Support of these versions ends within {SOON_DAYS} days, or has ended: {', '.join(ends)}."
+    hint = f"Pin versions for a newer Kubernetes in {user_pin_file()}"
+    error = TaskFailedError(text, hint=hint) if check and ending else None
     if output is Format.json:
-        console.out_json({"pins": [_document(pin) for pin in found]})
+        console.out_json({"pins": [_document(pin) for pin in found]}, error)
     else:
         rows = [[pin.group, pin.part, pin.kubernetes, pin.version, str(pin.ends or "-"), _note(pin)] for pin in found]
         console.out_table(
@@ -32,13 +36,10 @@ def pins(
             droppable=["NOTE", "SUPPORTED UNTIL"],
         )
         console.note(f"Your versions take precedence: {user_pin_file()}")
-    if not ending:
-        return
-    ends = {f"{pin.group} {pin.kubernetes} on {pin.ends}": None for pin in ending}
-    text = f"Support of these versions ends within {SOON_DAYS} days, or has ended: {', '.join(ends)}."
-    if check:
-        raise TaskFailedError(text, hint=f"Pin versions for a newer Kubernetes in {user_pin_file()}")
-    console.warn(text)
+    if error is not None:
+        raise error
+    if ending:
+        console.warn(text)
 
 
 def _note(pin: Pin) -> str:

@@ -54,9 +54,12 @@ def out_command(command: str) -> None:
     sys.stdout.write(clean(command).replace("##[", "#\\#[") + "\n")
 
 
-def out_json(document: Mapping[str, Any]) -> None:
-    """Print one JSON document with its schema_version on stdout."""
-    out(json.dumps({"schema_version": SCHEMA_VERSION, **document}, indent=2, allow_nan=False, default=str))
+def out_json(document: Mapping[str, Any], error: Explanation | None = None) -> None:
+    """Print one JSON document with its schema_version on stdout, with the `error` that the command then raises."""
+    failed = {} if error is None else error.to_dict()
+    out(json.dumps({"schema_version": SCHEMA_VERSION, **document, **failed}, indent=2, allow_nan=False, default=str))
+    if error is not None:
+        error.is_printed = True
 
 
 def out_table(
@@ -189,7 +192,8 @@ def warn(text: str) -> None:
 def show_error(error: Explanation, *, as_json: bool = False) -> None:
     """Print an error on stderr or as a JSON document on stdout. A requested stop is not shown as an error."""
     if as_json:
-        out(json.dumps(error.to_dict(), indent=2, default=str))
+        if not error.is_printed:
+            out(json.dumps(error.to_dict(), indent=2, default=str))
         sys.stdout.flush()
         return
     label = "" if isinstance(error, Stopped) else _color_red("Error: ")

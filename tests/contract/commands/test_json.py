@@ -58,6 +58,20 @@ def test_results(capsys: Captured, home: Path) -> None:
     assert json.loads(capsys.readouterr().out)["error"]["code"] == "not_found"
 
 
+def test_what_failed_in_part_is_one_document(capsys: Captured, home: Path) -> None:
+    assert run(["run", "a", "1", "--command", "true"]) == 0
+    assert run(["run", "b", "1", "--command", "sleep 100", "--detach"]) == 0
+    for words in (["download", "--to", "zips"], ["delete", "--yes"]):
+        capsys.readouterr()
+        assert run([*words, "a-1", "b-1", "-o", "json"]) == 2
+        printed = capsys.readouterr()
+        document = json.loads(printed.out)
+        assert [item["run"] for item in document["runs"]] == ["a-1"]
+        assert document["error"]["code"] == "usage"
+        assert "Warning: b-1: " in printed.err
+    assert run(["delete", "b-1", "--yes", "--force"]) == 0
+
+
 def test_a_path_behind_o_is_taken_as_the_original_took_it(capsys: Captured, home: Path) -> None:
     assert run(["run", "a", "1", "--command", "true"]) == 0
     assert run(["download", "a-1", "-o", "x.zip"]) == 0

@@ -149,7 +149,8 @@ def test_a_cloud_that_refuses_is_not_passed_over(
     gke_world.trouble = {"ListClusters": "UNAUTHENTICATED-before"}
     result = command("gc", "--yes", "-o", "json")
     assert result.code == 8
-    assert '"gke": "Google refused to list clusters' in result.out
+    assert result.json["not_searched"]["gke"].startswith("Google refused to list clusters")
+    assert result.json["error"]["details"] == {"not_searched": ["gke"], "kept": []}
 
 
 def test_a_cloud_of_known_clusters_is_searched_or_named(
