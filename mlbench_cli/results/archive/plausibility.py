@@ -34,6 +34,7 @@ MAX_REASONS = 5
 _OWN_LOGS = ("local", "hosts", "slurm")  # engines on which each rank's log is kept whole, and its size sampled
 # Options that a trainer reports as used, not as requested.
 _AS_USED = ("precision", "compile")
+LAST_VALUES = ("log_bytes",)  # columns of samples whose last value counts
 _HELD, _SHARED = "held", "shared"  # as agent/lock.py says of a machine's lock
 
 
@@ -74,7 +75,7 @@ class SampleWatch:
             yield row
 
     def _watch_block(self, row: Mapping[str, Any]) -> None:
-        columns = sample_blocks.read_columns(row, ("log_bytes",))
+        columns = sample_blocks.read_columns(row, LAST_VALUES)
         self._note_times(min(columns["time"]), max(columns["time"]))
         size: object = columns["log_bytes"][-1] if "log_bytes" in columns else None
         if isinstance(size, int):

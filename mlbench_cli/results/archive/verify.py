@@ -16,6 +16,7 @@ from mlbench_cli.results.archive.documents import JUDGE_VERSION, ResultDocument
 from mlbench_cli.results.archive.evidence import Evidence, load_evidence
 from mlbench_cli.results.archive.judge import Judgement, judge
 from mlbench_cli.results.archive.official import official_line, official_text
+from mlbench_cli.results.archive.plausibility import LAST_VALUES
 from mlbench_cli.results.archive.reader import Archive, Zip
 from mlbench_cli.results.archive.schema import SCHEMAS, brief, validate
 from mlbench_cli.results.archive.signature import MAX_SIGNATURE_BYTES, find_signature_problem
@@ -254,35 +255,50 @@ def _content_problems(archive: Archive) -> Iterator[Problem | str]:
             for message in validate(archive.document(name), schema):
                 violated = True
                 yield Problem("schema", name, message)
-    unusual = _find_unusual_row(archive)
-    archive.has_checked_samples = True
+    samples = _CheckedSamples(archive)
     if not violated:
-        yield from _derivation_problems(archive, unusual)
+        yield from _derivation_problems(archive, samples)
+    samples.check_rest()
 
 
-def _find_unusual_row(archive: Archive) -> int | None:
-    """Number of the first line of resources.jsonl that is not in the form of a row; None if all of them are.
+class _CheckedSamples:
+    """The rows of resources.jsonl for the judge, each checked as it is read; blocks are cut to what the judge reads.
 
-    Raises DamagedArchive for a line that is no JSON object, and for a damaged block of samples.
+    `unusual`: number of the first line that is not in the form of a row. Raises DamagedArchive for a line that is no
+    JSON object, and for a damaged block of samples.
     """
-    unusual = None
-    for number, line in enumerate(archive.lines(run_folder.RESOURCES), 1):
-        if sample_blocks.is_normal(line):
-            continue
-        try:
-            row = parse_document(line)
-            if row.get("kind") == sample_blocks.KIND:
-                sample_blocks.check(row)
-        except ValueError as error:
-            raise DamagedArchive(
-                archive.path, run_folder.RESOURCES, f"line {number}: {error}", problem="schema"
-            ) from None
-        if unusual is None and format_row(row) != line:
-            unusual = number
-    return unusual
+
+    def __init__(self, archive: Archive) -> None:
+        self.unusual: int | None = None
+        self._archive = archive
+        self._rows = self._read()
+
+    def __iter__(self) -> Iterator[Mapping[str, Any]]:
+        return self._rows
+
+    def check_rest(self) -> None:
+        """Check the rows that nobody has read."""
+        for _ in self._rows:
+            pass
+
+    def _read(self) -> Iterator[Mapping[str, Any]]:
+        for number, line in enumerate(self._archive.lines(run_folder.RESOURCES), 1):
+            row = sample_blocks.read_normal(line, LAST_VALUES)
+            if row is None:
+                try:
+                    row = parse_document(line)
+                    if row.get("kind") == sample_blocks.KIND:
+                        sample_blocks.check(row)
+                except ValueError as error:
+                    raise DamagedArchive(
+                        self._archive.path, run_folder.RESOURCES, f"line {number}: {error}", problem="schema"
+                    ) from None
+                if self.unusual is None and format_row(row) != line:
+                    self.unusual = number
+            yield row
 
 
-def _derivation_problems(archive: Archive, unusual: int | None) -> Iterator[Problem | str]:
+def _derivation_problems(archive: Archive, samples: _CheckedSamples) -> Iterator[Problem | str]:
     """Judge the archive's evidence again, and compare what follows from it with every field of the documents."""
     run = archive.run
     if run["spec_hash"] != hashlib.sha256(canonical_json(run["spec"])).hexdigest()[:16]:
@@ -300,9 +316,9 @@ def _derivation_problems(archive: Archive, unusual: int | None) -> Iterator[Prob
             parse_provenance(run["provenance"])
         except ValueError as error:
             yield Problem("schema", run_folder.RUN, f"provenance: {error}")
-    evidence = load_evidence(archive)
+    evidence = replace(load_evidence(archive), samples=lambda: samples)
     if judged_by > _SECOND_EDITION:
-        yield from _form_problems(archive, evidence, unusual)
+        yield from _form_problems(archive, evidence)
     elif evidence.observation.seconds is not None or evidence.observation.clocks:
         yield Problem("inconsistent", run_folder.RESULT, f"judge is {judged_by}, and the evidence is of a later one")
     yield from _rules_problems(run, evidence)
@@ -310,6 +326,8 @@ def _derivation_problems(archive: Archive, unusual: int | None) -> Iterator[Prob
         yield Problem("inconsistent", run_folder.OBSERVATION, "the run has not ended")
         return
     judgement = _judge_again(archive, evidence, judged_by)
+    if judged_by > _SECOND_EDITION and samples.unusual is not None:
+        yield Problem("inconsistent", run_folder.RESOURCES, f"line {samples.unusual} is not formatted as a row")
     if judged_by == _SECOND_EDITION:
         judgement = _with_sums_of(archive, judgement)
         yield _Note(
@@ -327,7 +345,7 @@ def _derivation_problems(archive: Archive, unusual: int | None) -> Iterator[Prob
         yield Problem("inconsistent", run_folder.OFFICIAL, "it does not follow from the evidence")
 
 
-def _form_problems(archive: Archive, evidence: Evidence, unusual: int | None) -> Iterator[Problem]:
+def _form_problems(archive: Archive, evidence: Evidence) -> Iterator[Problem]:
     """Names that are not those of an archive, and documents that are not in the one form in which they are written, so
     that two readers could read two things in them."""
     for name, other in layout.find_collisions(archive.names).items():
@@ -347,8 +365,6 @@ def _form_problems(archive: Archive, evidence: Evidence, unusual: int | None) ->
     for name in SCHEMAS:
         if name in archive.names and archive.read(name) != format_parsed(archive.document(name)):
             yield Problem("inconsistent", name, "it is not formatted the way documents are written")
-    if unusual is not None:
-        yield Problem("inconsistent", run_folder.RESOURCES, f"line {unusual} is not formatted as a row")
 
 
 def _rules_problems(run: Mapping[str, Any], evidence: Evidence) -> Iterator[Problem | str]:

@@ -36,25 +36,24 @@ class SampleColumns:
         self.times: list[float] = []
         self._values: dict[str, list[float | None]] = {}
 
-    def extend(self, columns: Mapping[str, Sequence[float]], every: int = 1) -> None:
-        """Append every `every`-th sample; missing fields have no values."""
+    def extend(self, columns: Mapping[str, Sequence[float]]) -> None:
+        """Append samples; missing fields have no values."""
         before = len(self.times)
-        self.times += columns["time"][::every]
+        self.times += columns["time"]
         for name in columns.keys() - self._values.keys() - {"time"}:
             self._values[name] = [None] * before
         missing = [None] * (len(self.times) - before)
         for name, values in self._values.items():
-            values += columns[name][::every] if name in columns else missing
+            values += columns.get(name, missing)
 
     def points(self, names: Sequence[str]) -> list[tuple[float, float]]:
         """(time, sum of these fields that have a value), in order of time."""
         columns = [self._values[name] for name in names if name in self._values]
-        rows = zip(self.times, *columns, strict=True)
+        rows = zip(*columns, strict=True)
         if any(None in column for column in columns):
-            found = [(row[0], sum(known)) for row in rows if (known := [each for each in row[1:] if each is not None])]
-        else:
-            found = [(time, sum(values)) for time, *values in rows if values]
-        return sorted(found)
+            known = ([value for value in row if value is not None] for row in rows)
+            return sorted((time, sum(values)) for time, values in zip(self.times, known, strict=True) if values)
+        return sorted(zip(self.times, map(sum, rows), strict=bool(columns)))
 
     def add(self, sample: ResourceSample) -> None:
         """Append one sample."""
@@ -128,8 +127,8 @@ class RunData:
         found: dict[int, SampleColumns] = {}
         for row in self.archive.samples():
             if row.get("kind") == sample_blocks.KIND:
-                columns = sample_blocks.read_columns(row, SAMPLED_FIELDS)
-                found.setdefault(row["rank"], SampleColumns()).extend(columns, every)
+                columns = sample_blocks.read_columns(row, SAMPLED_FIELDS, every)
+                found.setdefault(row["rank"], SampleColumns()).extend(columns)
             elif (sample := ResourceSample.parse(self.name, row)) is not None:
                 found.setdefault(sample.rank, SampleColumns()).add(sample)
         return found
@@ -282,10 +281,11 @@ def _spread_lines(name: str, curves: Sequence[Sequence[tuple[float, float]]]) ->
     if end <= 0:
         return
     means: list[list[float]] = [[] for _ in range(SPREAD_INTERVALS)]
+    per_second = SPREAD_INTERVALS * (1 - 1e-12) / end  # the last time is in the last interval
     for points in curves:
         sums, counts = [0.0] * SPREAD_INTERVALS, [0] * SPREAD_INTERVALS
         for time, value in points:
-            place = min(int(time / end * SPREAD_INTERVALS), SPREAD_INTERVALS - 1)
+            place = int(time * per_second)
             sums[place] += value
             counts[place] += 1
         for place, count in enumerate(counts):

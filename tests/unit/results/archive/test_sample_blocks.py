@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from mlbench_cli.results.archive import layout
 from mlbench_cli.results.archive.evidence import normalize_samples, read_last_samples, read_samples
 from mlbench_cli.results.archive.log_times import read_log_sizes
+from mlbench_cli.results.archive.plausibility import LAST_VALUES, SampleWatch
 from mlbench_cli.results.archive.reader import Archive
-from mlbench_cli.results.archive.sample_blocks import BLOCK_ROWS, KIND, check, expand, is_normal, pack
+from mlbench_cli.results.archive.sample_blocks import BLOCK_ROWS, KIND, check, expand, pack, read_normal
 from mlbench_cli.results.archive.verify import verify
 from mlbench_cli.results.figures.curves import RunData, resource_figures
 from mlbench_cli.util.json_text import format_row
@@ -133,14 +134,14 @@ def test_damaged_blocks_are_refused_and_sealing_drops_them(change: Row, tmp_path
     path.write_text(json.dumps(damaged) + "\n" + json.dumps(block) + "\n")
     normalize_samples(path)
     assert json.loads(path.read_text()) == block
-    assert not is_normal(format_row(damaged))
+    assert read_normal(format_row(damaged)) is None
 
 
 def test_a_line_is_normal_only_if_it_says_what_formatting_would_write() -> None:
     """A line that is taken for normal is neither parsed nor formatted: a reader could find another thing in it."""
     (block,) = pack([row for row in rows_of(BLOCK_ROWS, ranks=1) if "kind" not in row])
     line = format_row(block)
-    assert is_normal(line)
+    assert read_normal(line) is not None
     changes = [
         *((b'"rss_bytes"', b'"cpu_seconds"'), (b'"rss_bytes"', b'"rank"'), (b'"rss_bytes"', b'"kind"')),
         *((b'"pod":"x"', b'"pod":"\\u0078"'), (b'"pod":"x"', b'"pod":1'), (b'"pod":"x"', b'"pod":"x","pod":"y"')),
@@ -160,7 +161,25 @@ def test_a_line_is_normal_only_if_it_says_what_formatting_would_write() -> None:
     ]
     for old, new in changes:
         assert old in line, old
-        assert not is_normal(line.replace(old, new, 1)), new
+        assert read_normal(line.replace(old, new, 1)) is None, new
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 10**12), st.integers(-(2**40), 2**40)), min_size=60, max_size=60), st.booleans()
+)
+def test_the_judge_finds_the_same_in_a_block_that_is_cut(values: list[tuple[int, int]], is_float: bool) -> None:
+    rows = [
+        {"time": moment / 1e3, "rank": 7, "log_bytes": size / 8 if is_float else size, "x": 1}
+        for moment, size in values
+    ]
+    (block,) = pack(rows)
+    cut = read_normal(format_row(block), LAST_VALUES)
+    assert cut is not None
+    assert len(json.dumps(cut)) < 150
+    whole, found = SampleWatch(), SampleWatch()
+    assert list(whole.watch([block])) == [block]
+    assert list(found.watch([cut])) == [cut]
+    assert vars(found) == vars(whole)
 
 
 def test_sealing_again_changes_nothing(tmp_path: Path) -> None:
