@@ -4,6 +4,7 @@ The messages of a method are encoded, "exchanged" and decoded by the code that t
 ranks say the same as this one and nothing takes time.
 """
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -20,7 +21,7 @@ from task_images.comm.presets import PRESETS, find_registered, resolve
 from task_images.comm.registered import RegisteredRun
 from task_images.harness.distributed import World
 
-MAX_NUMBERS = 1 << 20  # of the message that is measured; larger ones take longer in proportion
+MAX_NUMBERS = 1 << 20  # about so many has the message that is measured; larger ones take longer in proportion
 SIZES = (2, 4)  # ranks: what decoding costs grows with them
 WARM_UP, SAMPLES = 1, 5
 LATE = 1 << 30  # an update after every warm-up of a method
@@ -77,23 +78,21 @@ def list_compressing() -> list[Method]:
 
 
 def measure_codecs(world: World, shapes: Sequence[tuple[int, ...]]) -> list[CodecTimes]:
-    """Time the work of every compressing method on tensors of `shapes`, or the first of them. Collective: all ranks
-    compute at once, as in a step."""
-    chosen: list[tuple[int, int]] = []  # rows and numbers of each tensor
-    total = 0
+    """Time the work of every compressing method on tensors of `shapes`, with fewer rows if these are many. Collective:
+    all ranks compute at once, as in a step."""
+    kept = min(1.0, MAX_NUMBERS / sum(math.prod(shape) for shape in shapes))
+    tensors: list[tuple[int, int]] = []  # rows and numbers
     for shape in shapes:
-        numbers = torch.Size(shape).numel()
-        if chosen and total + numbers > MAX_NUMBERS:
-            continue
-        chosen.append((shape[0] if len(shape) > 1 else 1, numbers))
-        total += numbers
+        rows = math.ceil(shape[0] * kept) if len(shape) > 1 else 1
+        tensors.append((rows, rows * math.prod(shape[1:]) if len(shape) > 1 else math.prod(shape)))
+    total = sum(numbers for _, numbers in tensors)
     found: list[CodecTimes] = []
     with torch.random.fork_rng(devices=[world.device] if world.device.type == "cuda" else []):
         for method in list_compressing():
             for ranks in SIZES:
                 link = SilentLink(ranks, world.device)
                 registered = method.engine == "registered"
-                work = (_make_update if registered else _make_exchange)(method, link, chosen)
+                work = (_make_update if registered else _make_exchange)(method, link, tensors)
                 before, after = _time(world, work)
                 found.append(
                     {"method": method.name, "ranks": ranks, "bytes": 4 * total, "before": before, "after": after}
