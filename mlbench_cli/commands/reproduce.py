@@ -11,7 +11,8 @@ from mlbench_cli import api, console
 from mlbench_cli.api import Launch
 from mlbench_cli.api.remote_archives import is_url
 from mlbench_cli.commands._archives import open_archives
-from mlbench_cli.commands._common import Format, Output, complete_clusters
+from mlbench_cli.commands._common import Format, Output, Yes, complete_clusters
+from mlbench_cli.commands._like_cluster import describe_cluster, make_cluster
 from mlbench_cli.commands._members import follow_all
 from mlbench_cli.commands._report import in_words
 from mlbench_cli.commands._selection import complete_names
@@ -49,6 +50,10 @@ def reproduce(
         str | None,
         typer.Option("--cluster", help="cluster to run on; default: this machine", autocompletion=complete_clusters),
     ] = None,
+    create: Annotated[
+        bool,
+        typer.Option("--create", help="make a cluster like the original's after showing its price, and delete it"),
+    ] = False,
     data_dir: Annotated[
         str | None, typer.Option("--data-dir", metavar="FOLDER", help="folder with the data sets there")
     ] = None,
@@ -69,6 +74,7 @@ def reproduce(
         Path | None, typer.Option("--receipt", metavar="FILE", help="where to write the receipt; default: NAME.json")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print what would be run, then exit")] = False,
+    yes: Yes = False,
     output: Output = Format.text,
 ) -> int:
     """Run a result again and test whether it is the same within a margin.
@@ -80,7 +86,9 @@ def reproduce(
     Exit code 0: reproduced; 7: different; 9: cannot tell.
     """
     margin, client = _parse_margin(within), api.Client(notice=console.note)
-    if against and (repeat != AUTO or cluster or data_dir or name or dry_run):
+    if create and cluster:
+        raise UsageError("--create makes a cluster, and --cluster names one.", hint="Leave one of them out.")
+    if against and (repeat != AUTO or cluster or create or data_dir or name or dry_run):
         raise UsageError(
             "--with judges existing runs and cannot be combined with options about new runs.", hint="Leave them out."
         )
@@ -93,6 +101,12 @@ def reproduce(
             own = open_archives(client.find_archives(against), stack)
         else:
             count = _choose_count(repeat, first, figures, margin)
+            if create:
+                made = make_cluster(client.store, describe_cluster(first, count), yes=yes, dry_run=dry_run)
+                cluster = stack.enter_context(made).name
+                if dry_run:
+                    console.note(f"Nothing was created. {_count(count, 'run')} would start on {cluster}.")
+                    return 0
             launch = client.prepare_reproduction(first, name=name, repeats=count, cluster=cluster, data_dir=data_dir)
             title = launch.experiment.name
             _announce(launch.specs, first, margin, figures)
