@@ -1,1 +1,2 @@
-"""How ranks agree on an update. One module per strategy; `base.Strategy` is what a training loop sees of them."""
+"""Communication strategies: how ranks combine their gradients or weights. Start at `base.Strategy`, the interface that
+training loops use."""

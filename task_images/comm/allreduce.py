@@ -9,15 +9,15 @@ from task_images.comm.base import Strategy, Traits
 
 
 class GradientAllReduce(Strategy):
-    """Every rank's gradients become their weighted mean over all ranks, exact for unequal batches.
+    """Average the gradients of all ranks, weighted by batch size, so unequal batches are exact.
 
     by_layer     one collective per tensor instead of one flat buffer (per data type) for the whole model
-    probe_every  every so many updates a barrier before the collective tells waiting for slow peers from transfer
-                 (stats: probes, waiting_seconds, transfer_seconds, both sums over the probes); 0: never
-    wire         format of the messages, if not that of the gradients: each is converted, summed and converted back
+    probe_every  every N updates, a barrier before the collective separates waiting for slow peers from transfer (stats:
+                 probes, waiting_seconds, transfer_seconds, summed over the probes); 0: never
+    wire         data type of the messages if it differs from the gradients': converted, summed, converted back
 
-    Gradients are views into the flat buffer, so packing costs nothing as long as they stay there; new tensors are
-    copied in. A missing gradient counts as zeros.
+    Gradients are views into the flat buffer, so packing is free unless autograd replaces them: new tensors are copied
+    in. A missing gradient counts as zeros.
     """
 
     def __init__(self, by_layer: bool = False, probe_every: int = 20, wire: torch.dtype | None = None) -> None:
@@ -40,7 +40,7 @@ class GradientAllReduce(Strategy):
             self._buffers.append(flat)
             start = 0
             for parameter in group:
-                # In the parameter's own memory format, which is not that of its shape if channels come last.
+                # With the parameter's own strides, which do not follow from its shape with channels-last memory.
                 view = flat.as_strided(parameter.size(), parameter.stride(), start)
                 parameter.grad = view
                 self._views.append((parameter, view))
@@ -57,7 +57,7 @@ class GradientAllReduce(Strategy):
             self._wait_for_peers()
         begin = time.perf_counter()
         for flat in self._buffers:
-            # Before the sum, not after it: keeps half precision from overflowing.
+            # Scale before summing, so that half precision does not overflow.
             flat.mul_(self._weight / self._total)
             sent = flat if self._wire is None else flat.to(self._wire)
             world.all_reduce(sent)
@@ -89,9 +89,9 @@ class GradientAllReduce(Strategy):
 
 
 class WeightAllReduce(Strategy):
-    """Every rank updates with its own gradients; then all weights are averaged, all ranks counting the same.
+    """Each rank updates with its own gradients, then the weights are averaged with equal weight per rank.
 
-    For plain SGD with equal batches the same as GradientAllReduce; what the original logistic regression did.
+    Equivalent to GradientAllReduce for plain SGD with equal batches. The original logistic regression works this way.
     """
 
     traits = Traits(gradients_agree=False)

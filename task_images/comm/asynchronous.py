@@ -1,4 +1,4 @@
-"""Asynchronous parameter servers: weights that every trainer adds to by its own steps."""
+"""Asynchronous parameter servers: each trainer adds its own updates to the servers' weights."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -14,11 +14,11 @@ from task_images.comm.wire import PULL, PUSH, SET, TURN, Frame, assign
 
 
 class AsynchronousServers(Drifting):
-    """Every trainer makes its own steps, sends what they changed, and takes the servers' weights (async), perhaps after
-    waiting until it is no more than so many updates ahead of the slowest (SSP).
+    """Each trainer makes a step, sends the change and takes the servers' weights (async). With SSP it first waits until
+    it is at most a given number of updates ahead of the slowest trainer.
 
-    A trainer makes the step that it would make alone, and sends its share of the change: decay and Adam, which do not
-    grow with the gradient, add up over the trainers to those of one synchronous update, too.
+    A trainer steps as if it trained alone and sends 1/P of the change, so weight decay and Adam's normalized steps also
+    add up to one synchronous update.
     """
 
     def _connect(self) -> None:
@@ -37,7 +37,7 @@ class AsynchronousServers(Drifting):
         self._set()
 
     def _set(self) -> None:
-        """Rank 0's weights become the servers'."""
+        """Initialize the servers with rank 0's weights."""
         if self.place.rank == 0:
             self._ask(SET, self._base)
         self.place.world.barrier()
@@ -56,7 +56,7 @@ class AsynchronousServers(Drifting):
         self._distribute(self._base)
 
     def _ask(self, kind: int, flat: Tensor) -> Tensor:
-        """Send all parts to their servers, and put their answers together."""
+        """Send all parts to their servers, and join the answers."""
         parts = torch.split(flat, self._limit)
         for number, part in enumerate(parts):
             if kind != PULL:
@@ -69,22 +69,23 @@ class AsynchronousServers(Drifting):
         return torch.cat([answer.tensor for answer in answers])
 
     def _await_turn(self) -> None:
-        """Until this trainer may send its first change after a barrier. Only the first server gives turns: if two did,
-        each could let another trainer in, and both would wait for what those send to the other server first."""
+        """Wait until this trainer may send its first change after a barrier. Only the first server gives turns: with
+        two, each could admit a different trainer, and both would wait for the changes sent to the other server
+        (deadlock)."""
         self._client.send(0, Frame(TURN, 0, 0, torch.empty(0)))
         self._client.receive(0)
         self._met = False
 
     @contextmanager
     def _on_servers_weights(self) -> Iterator[None]:
-        self.place.world.barrier()  # all that was sent is in
+        self.place.world.barrier()  # all changes have arrived
         self._take(self._ask(PULL, self._base))
-        self.place.world.barrier()  # nobody goes on before all have it
+        self.place.world.barrier()  # nobody continues before all have the weights
         self._met = True
         yield
 
     def consensus(self) -> AbstractContextManager[object]:
-        """Put the servers' weights into the model for as long as the block lasts."""
+        """Within the block the model has the servers' weights."""
         return self._on_servers_weights() if self.place.size > 1 else nullcontext()
 
     def load_method_state(self, state: MethodState) -> None:
@@ -94,5 +95,5 @@ class AsynchronousServers(Drifting):
             self._set()
 
     def stats(self) -> dict[str, float]:
-        """The figures of drifting replicas, and by how many updates this trainer was ahead at most."""
+        """The figures of drifting replicas, and the greatest number of updates by which this trainer was ahead."""
         return {**super().stats(), "most_updates_ahead": float(self._ahead)}

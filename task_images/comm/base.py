@@ -1,14 +1,13 @@
-"""The interface of a communication strategy: it owns what updates the model, and a training loop drives it like this.
+"""The interface of communication strategies, which own gradient exchange and optimizer. A training loop uses it like
+this:
 
-model = strategy.attach(Placement(world), model, make_optimizer, tracker=tracker)    # broadcast, optimiser, hooks
-for each update:
+model = strategy.attach(Placement(world), model, make_optimizer, tracker=tracker)    # broadcast, optimizer, hooks for
+                                                                                     each update:
     strategy.begin(weight, total, passes, scale)        # before the first forward pass
     for each pass but the last:  forward; loss.backward()
     with strategy.last_pass():   forward; loss.backward()
-    strategy.step(rate, clip)             # wait for what is due, unscale, clip, update, clear the gradients
+    strategy.step(rate, clip)             # wait for messages, unscale, clip, update, clear the gradients
 with strategy.consensus():                       # validation, checkpoints: all ranks have the same model
-    ...
-strategy.close()
 """
 
 import contextlib
@@ -34,7 +33,7 @@ NOTHING: AbstractContextManager[object] = contextlib.nullcontext()
 
 @dataclass(frozen=True)
 class Placement:
-    """Who takes part. `world` holds the trainers only: its rank and size are what data, rates and batches count by.
+    """The participating ranks. `world` contains only trainers: data, rates and batches depend on its rank and size.
 
     servers   global ranks of the parameter servers, which come after the trainers
     """
@@ -44,23 +43,23 @@ class Placement:
 
     @property
     def rank(self) -> int:
-        """This trainer among the trainers."""
+        """The rank of this trainer among the trainers."""
         return self.world.rank
 
     @property
     def size(self) -> int:
-        """How many trainers there are."""
+        """Number of trainers."""
         return self.world.size
 
 
 @dataclass(frozen=True)
 class Traits:
-    """What a training loop may rely on.
+    """Guarantees of a strategy that a training loop may rely on.
 
     identical         all ranks have the same model after every update; otherwise only within `consensus`
-    gradients_agree   all ranks update with the same gradients, so that they agree on overflow without asking
-    barrier           `step` returns when the whole model is updated, so that gradients can be clipped by their norm
-    servers           number of parameter servers that it needs
+    gradients_agree   all ranks update with the same gradients, so they detect an overflow without communicating
+    barrier           `step` returns after the whole model is updated, so gradients can be clipped by their norm
+    servers           number of parameter servers required
     """
 
     identical: bool = True
@@ -73,30 +72,30 @@ LOOK_EVERY = 50
 
 
 class NormWatch:
-    """Whether the norms of gradients have been finite. The host need not wait for the device in every update: on a GPU
-    it looks every LOOK_EVERY of them."""
+    """Checks that the norms of gradients are finite. On a GPU only every LOOK_EVERY updates, because each check makes
+    the host wait for the device."""
 
     def __init__(self, device: torch.device) -> None:
         self._every = LOOK_EVERY if device.type == "cuda" else 1
-        self._sum: Tensor | None = None  # one that is not finite stays in a sum
+        self._sum: Tensor | None = None  # a sum stays non-finite after one non-finite term
         self._count = 0
 
     def add(self, norm: Tensor) -> bool:
-        """Take the norm of an update; False if this one, or one since the last look, is known not to be finite."""
+        """Add the norm of an update. False if this norm, or one since the last check, is known to be non-finite."""
         self._sum = norm if self._sum is None else self._sum + norm
         self._count += 1
         return self._count < self._every or self.look()
 
     def look(self) -> bool:
-        """Whether all norms since the last look are finite. Waits for the device."""
+        """Whether all norms since the last check are finite. Waits for the device."""
         found = self._sum is None or math.isfinite(float(self._sum))
         self._sum, self._count = None, 0
         return found
 
 
 class Profile(NamedTuple):
-    """What a plan is made from: seconds of the backward pass by parameter name, in the order in which gradients become
-    ready, and the cost of a message, alpha + beta x bytes, in seconds."""
+    """Measurements for a plan: seconds of the backward pass by parameter name, in the order in which gradients become
+    ready, and the cost of a message in seconds, alpha + beta x bytes."""
 
     backward_seconds: Mapping[str, float]
     alpha: float
@@ -104,12 +103,12 @@ class Profile(NamedTuple):
 
 
 class MethodState(TypedDict, total=False):
-    """What methods keep besides model and optimiser.
+    """State of a method besides model and optimizer.
 
-    update       updates made, which random choices depend on
-    ranks        by rank, what only that one has: residuals, momenta, factors, weights, ... by parameter name. A rank
-                 gives its own, and None for the others: 64 ranks with residuals of 0.5 GB need not send them to one
-    count        updates of a method that changes after some; optimizers: by rank, its optimizer's state, likewise
+    update       number of updates so far, which seeds random choices
+    ranks        per-rank state (residuals, momenta, factors, weights, ... by parameter name). Each rank fills in its
+                 own entry and None for the others, so that 64 ranks with residuals of 0.5 GB do not send them to one
+    count        updates so far, if the method has phases; optimizers: per-rank state of the optimizer, likewise
     """
 
     update: int
@@ -119,7 +118,7 @@ class MethodState(TypedDict, total=False):
 
 
 class StrategyState(TypedDict):
-    """What a checkpoint holds of a strategy. `method`: residuals and the like, by parameter name."""
+    """A strategy's part of a checkpoint. `method`: residuals and the like, by parameter name."""
 
     model: Mapping[str, Any]
     optimizer: Mapping[str, Any]
@@ -127,18 +126,18 @@ class StrategyState(TypedDict):
 
 
 def keep_own(world: World, own: object) -> list[Any]:
-    """Only this rank's `own`, in its place among all ranks'. No message."""
+    """A list with one entry per rank: this rank's `own`, None for the others. Sends nothing."""
     return [own if rank == world.rank else None for rank in range(world.size)]
 
 
 def has_own_parts(state: MethodState) -> bool:
-    """Whether ranks have something of their own in what a method keeps."""
+    """Whether the state has per-rank parts."""
     return bool(state.get("ranks") or state.get("optimizers"))
 
 
 def join_method_states(read: Callable[[int], MethodState], count: int, rank: int, size: int) -> MethodState:
-    """What rank `rank` of `size` goes on from, of the states that `count` ranks have kept, which `read` gives by rank:
-    its own if there are as many ranks as then, else those of all."""
+    """The state with which rank `rank` of `size` resumes a training of `count` ranks. `read` returns the state saved by
+    a rank: only its own is read if the number of ranks is unchanged, else all."""
     if count == size:
         return read(rank)
     states = [read(number) for number in range(count)]
@@ -150,19 +149,19 @@ def join_method_states(read: Callable[[int], MethodState], count: int, rank: int
 
 
 class Strategy:
-    """Base of all strategies: one model per rank, updated by an optimiser after the gradients have travelled.
+    """Base of all strategies: one model per rank, updated by an optimizer after gradients are exchanged.
 
-    Subclasses override the steps that begin with an underscore. The gradient of a rank counts `weight` of `total`.
+    Subclasses override the methods that begin with an underscore. A rank's gradient has the weight `weight` / `total`.
     """
 
     traits = Traits()
     _clear_to_none = False
-    keeps_gradients = False  # gradients stay the same tensors from update to update, as CUDA graphs need them
+    keeps_gradients = False  # gradients keep their storage across updates, as CUDA graphs require
     optimizer: torch.optim.Optimizer
     model: nn.Module  # as given to `attach`, without any wrapper
     place: Placement
     on_mean: Callable[[list[Tensor]], None] | None = None  # called in `step` with the gradients after the exchange
-    checked: Mapping[str, Any] = MappingProxyType({})  # what its self-check has compared, for the result
+    checked: Mapping[str, Any] = MappingProxyType({})  # comparisons of the self-check, for the result
 
     def attach(
         self,
@@ -172,10 +171,10 @@ class Strategy:
         profile: Profile | None = None,
         tracker: Tracker | None = None,
     ) -> nn.Module:
-        """Take over `model`, on its device: give every rank rank 0's parameters and buffers, make the optimiser, set
-        up buffers and hooks. Return the module to train, which may be a wrapper around `model`.
+        """Take over `model`, on its device: broadcast rank 0's parameters and buffers, make the optimizer, set up
+        buffers and hooks. Returns the module to train, which may be a wrapper around `model`.
 
-        Collective. Times are booked in `tracker` as communication and optimizer.
+        Collective. `tracker` records times as communication and optimizer.
         """
         self.place, self.model, self.profile, self._tracker = place, model, profile, tracker
         self._weight = self._total = 1.0
@@ -191,24 +190,24 @@ class Strategy:
         return wrapped
 
     def begin(self, weight: float, total: float, passes: int = 1, scale: LossScale | None = None) -> None:
-        """Before the first forward pass of an update of `passes` passes.
+        """Call before the first forward pass of an update that has `passes` passes.
 
-        `weight` is how much this rank's gradients count (the number of samples that they are the mean of), `total` the
-        sum of all ranks' weights. With gradients that are sums: weight 1, and `total` the number of all ranks' terms.
-        `scale` is the factor on the losses, which is divided out; an overflow skips the update and lowers it.
+        `weight` is the weight of this rank's gradients (the number of samples that they average), `total` the sum of
+        all ranks' weights. If gradients are sums: weight 1, and `total` the number of terms of all ranks. `scale` is
+        the loss scale, which is divided out; an overflow skips the update and lowers the scale.
         """
         self._weight, self._total, self._scale = weight, total, scale
         self._divisor = 1.0 if scale is None else scale.value
 
     def last_pass(self) -> AbstractContextManager[object]:
-        """The context of forward and backward of an update's last pass: gradients may travel while it runs."""
+        """A context for forward and backward of an update's last pass: gradients may be sent while it runs."""
         return contextlib.nullcontext()
 
     def step(self, rate: float, clip: float | None = None) -> bool:
-        """Finish the update at learning rate `rate`. False if gradients were not finite: then the model stayed as it
-        was, or has diverged in one of the last updates (without a scale, on a GPU; see `is_finite`).
+        """Finish the update at learning rate `rate`. False if gradients were not finite: the model is unchanged, or, on
+        a GPU without a loss scale, has diverged in one of the last updates (see `is_finite`).
 
-        clip    greatest norm of the gradients; infinity: only measure it
+        clip    largest norm of the gradients; infinity: only measure it
         """
         is_alone = self.place.size == 1
         with NOTHING if is_alone else self._section("communication"):
@@ -224,28 +223,27 @@ class Strategy:
         return updated
 
     def is_finite(self) -> bool:
-        """Whether the gradients of all updates so far were finite, as far as their norm was measured. Waits for the
-        device."""
+        """Whether all norms of gradients measured so far were finite. Waits for the device."""
         return self._norms.look()
 
     def consensus(self) -> AbstractContextManager[object]:
-        """The context of validation and checkpoints: nothing is under way, and all ranks have the same model."""
+        """A context for validation and checkpoints: no messages are in flight, and all ranks have the same model."""
         return contextlib.nullcontext()
 
     @property
     def keeps_optimizer_state(self) -> bool:
-        """Whether `optimizer` has the whole state on every rank. If not, it is in `method_state`."""
+        """Whether `optimizer` has the full state on every rank. If not, it is in `method_state`."""
         return True
 
     def check_replicas(self) -> float | None:
-        """Within `consensus`, after training: raise DivergedError if models that must be equal are not. Returns the
-        distance that drifting replicas had, relative to their norm; None if they do not drift. Collective."""
+        """Call within `consensus`, after training. Raises DivergedError if models that must be equal differ. Returns
+        the distance between drifting replicas, relative to their norm; None if they do not drift. Collective."""
         check_identical(self.place.world, self.model)
         return None
 
     def state_dict(self) -> StrategyState:
-        """What training needs to go on. Collective, within `consensus`; of rank 0's the model and the optimizer are to
-        be kept, and of every rank's the rest."""
+        """The state needed to resume training. Collective, within `consensus`. Save model and optimizer of rank 0, and
+        the rest of every rank."""
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -253,43 +251,43 @@ class Strategy:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` gave, which every rank has read."""
+        """Resume from a `state_dict`, which every rank has read."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.load_method_state(state.get("method") or MethodState())
 
     def method_state(self) -> MethodState:
         """The part of `state_dict` besides model and optimizer: this rank's residuals, momenta and the like, by
-        parameter name. Empty if there is none. Every rank writes its own."""
+        parameter name. Empty if there is none. Every rank saves its own."""
         return {}
 
     def load_method_state(self, state: MethodState) -> None:
-        """Go on from what `method_state` gave, after model and optimiser were loaded. Collective."""
+        """Resume from a `method_state`, after model and optimizer were loaded. Collective."""
 
     def stats(self) -> dict[str, float]:
-        """What this rank sent since `attach`, for the result's details: updates, messages, bytes, ..."""
+        """Counters of this rank since `attach`, for the result's details: updates, messages, bytes, ..."""
         return dict(self._stats)
 
     def bucket_bytes(self) -> list[int]:
-        """Bytes of gradients in each message of a step, in the order in which they leave; empty: not known."""
+        """Bytes of gradients in each message of a step, in the order of sending; empty if unknown."""
         return []
 
     def close(self) -> None:
-        """End threads and leave servers. Only after success."""
+        """End threads and disconnect from servers. Call only after success."""
 
     def _prepare(self, model: nn.Module) -> nn.Module:
-        """Wrap or change the model before its optimiser is made."""
+        """Wrap or change the model before the optimizer is created."""
         return model
 
     def _connect(self) -> None:
-        """Make buffers and hooks. The optimiser exists."""
+        """Create buffers and hooks. The optimizer exists."""
 
     def _reduce(self) -> None:
-        """Make the gradients the weighted mean of all ranks' gradients."""
+        """Replace the gradients by the weighted mean over all ranks."""
 
     def _exchange(self, updated: bool, rate: float) -> None:
-        """After the optimizer: make the parameters what the next update should see. `updated`: the gradients were
-        finite, and the optimizer has made its step at learning rate `rate`."""
+        """Called after the optimizer, to set the parameters for the next update. `updated`: gradients were finite, and
+        the optimizer has made its step at learning rate `rate`."""
 
     def _apply(self, rate: float, clip: float | None) -> bool:
         gradients, scale = self._gradients(), self._scale
@@ -308,30 +306,30 @@ class Strategy:
             scale.observe(finite)
         if finite:
             self._step(rate)
-        # A single rank sends nothing, so its gradients are no views. Dropping them saves zeroing them, and adding the
-        # next ones to zeros.
+        # A single rank sends nothing, so its gradients are not views of buffers. Setting them to None is cheaper than
+        # zeroing.
         if self._clear_to_none or (self.place.size == 1 and not self.keeps_gradients):
             self.optimizer.zero_grad()
-        elif gradients:  # in place: they may be views of the buffers that are sent
+        elif gradients:  # in place, because they may be views of message buffers
             torch._foreach_zero_(gradients)
         return finite
 
     def _step(self, rate: float) -> None:
-        """Update the weights by their gradients."""
+        """Update the weights from their gradients."""
         set_rate(self.optimizer, rate)
         self.optimizer.step()
 
     def _agree(self, finite: bool) -> bool:
-        """Whether the update is made: if the gradients of all ranks are finite. `finite`: this rank's are."""
+        """Whether to make the update: whether all ranks' gradients are finite. `finite`: whether this rank's are."""
         if self.traits.gradients_agree:
             return finite
         return self.place.world.max([0.0 if finite else 1.0])[0] == 0
 
     def _scale_alone(self) -> None:
-        """What is left of the weighted mean on a single rank."""
+        """The weighted mean on a single rank: a scaling."""
         if self._total == self._weight:
             return
-        if gradients := self._gradients():  # none if this rank had no pass and no update before
+        if gradients := self._gradients():  # empty before the first pass
             torch._foreach_mul_(gradients, self._weight / self._total)
 
     def _gradients(self) -> list[Tensor]:
@@ -339,7 +337,7 @@ class Strategy:
         return [parameter.grad for parameter in self._parameters if parameter.grad is not None]
 
     def _count(self, tensor: Tensor) -> None:
-        """Book one message."""
+        """Count one message."""
         self._stats["messages"] += 1
         self._stats["bytes"] += tensor.numel() * tensor.element_size()
 
@@ -348,6 +346,6 @@ class Strategy:
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Set the learning rate of all parameter groups; `rate_factor` is what a group has it multiplied by."""
+    """Set the learning rate of all parameter groups, times the group's `rate_factor` if it has one."""
     for group in optimizer.param_groups:
         group["lr"] = rate * group.get("rate_factor", 1.0)

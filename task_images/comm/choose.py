@@ -1,4 +1,4 @@
-"""From the contract's method to a strategy."""
+"""Create the strategy for the contract's method."""
 
 from task_images.comm.base import Strategy
 from task_images.comm.methods import Method, MethodError, check
@@ -8,7 +8,7 @@ from task_images.harness.errors import TaskUsageError
 
 
 def read_method(contract: Contract) -> Method:
-    """The run's method. Raises TaskUsageError if it cannot be."""
+    """The run's method. Raises TaskUsageError if it is invalid."""
     try:
         method = Method.from_dict(contract.method)
         check(method, contract.world_size)
@@ -20,7 +20,7 @@ def read_method(contract: Contract) -> Method:
 
 
 def make_strategy(method: Method, seed: int = 0) -> Strategy:
-    """The strategy that realises a legal method."""
+    """The strategy that implements a valid method."""
     if method.engine in ("ddp", "ddp-static", "zero1", "fsdp2", "hsdp"):
         from task_images.comm.native import make_native
 

@@ -1,4 +1,4 @@
-"""The trainers' side of parameter servers: connections, and the synchronous sum as a transport."""
+"""The client side of parameter servers: connections, and the synchronous sum as a transport."""
 
 import contextlib
 import json
@@ -23,11 +23,11 @@ from task_images.harness.ranks import COLLECTIVE_SECONDS
 
 
 class Connection:
-    """A connection to one server. A thread of its own takes in what the server answers, as it comes: answers that lay
-    in the socket until somebody asked for them would close TCP's window, so that only one direction is busy."""
+    """A connection to one server. A reader thread drains answers as they arrive: answers left in the socket would close
+    TCP's window, and only one direction would be busy at a time."""
 
     def __init__(self, stream: socket.socket, seconds: float) -> None:
-        """`seconds` is how long an answer may take, and how long the server may take nothing in."""
+        """`seconds` is the timeout for an answer, and for the server to read a request."""
         self._stream, self._seconds = stream, seconds
         stream.settimeout(seconds)
         self._answers: queue.SimpleQueue[Frame | OSError] = queue.SimpleQueue()
@@ -39,23 +39,23 @@ class Connection:
         send_frame(self._stream, frame)
 
     def receive(self) -> Frame:
-        """The next answer. Raises OSError, also if none comes in time."""
+        """The next answer. Raises OSError, also on timeout."""
         try:
             answer = self._answers.get(timeout=self._seconds)
         except queue.Empty:
             raise TimeoutError(f"no answer within {self._seconds:g} s") from None
         if isinstance(answer, OSError):
-            self._answers.put(answer)  # for whoever asks again
+            self._answers.put(answer)  # for later calls
             raise answer
         return answer
 
     def has_answer(self) -> bool:
-        """Whether an answer is there, or the reason that none comes."""
+        """Whether an answer or an error is available."""
         return not self._answers.empty()
 
     def close(self) -> None:
-        """End the connection and its thread."""
-        with contextlib.suppress(OSError):  # the server may have been first
+        """Close the connection and end its thread."""
+        with contextlib.suppress(OSError):  # the server may have closed it first
             self._stream.shutdown(socket.SHUT_RDWR)
         self._reader.join()
         self._stream.close()
@@ -63,7 +63,7 @@ class Connection:
     def _read(self) -> None:
         try:
             while True:
-                await_bytes(self._stream)  # for as long as nothing is asked
+                await_bytes(self._stream)  # no timeout while nothing was requested
                 self._answers.put(receive_frame(self._stream))
         except OSError as error:
             self._answers.put(error)
@@ -101,11 +101,11 @@ class ServerClient:
             raise self._lost(server, error) from None
 
     def has_answer(self, server: int) -> bool:
-        """Whether `receive` need not wait."""
+        """Whether `receive` would return at once."""
         return self._connections[server].has_answer()
 
     def close(self) -> None:
-        """Say to all servers that this trainer is done."""
+        """Tell all servers that this trainer is done."""
         for number, connection in enumerate(self._connections):
             self.send(number, Frame(DONE, 0, 0, torch.empty(0)))
             connection.close()
@@ -115,7 +115,7 @@ class ServerClient:
 
 
 class ServerSum:
-    """A transport: messages are sent to their servers, which answer with the sum over trainers."""
+    """A transport that sends each message to its server, which answers with the sum over trainers."""
 
     def __init__(self, link: Link, client: ServerClient, method: Method) -> None:
         self._link = link
@@ -126,12 +126,12 @@ class ServerSum:
         self._round = 0
 
     def arrange(self, messages: list[Message]) -> None:
-        """Share the messages out among the servers by their bytes."""
+        """Distribute the messages over the servers, balanced by bytes."""
         sizes = [message.flat.numel() * message.flat.element_size() for message in messages]
         self._server_of = assign(sizes, self._servers)
 
     def start(self, message: Message, seed: int) -> UnderWay | None:
-        """Send the message to its server; the sum is put into the message when it is finished."""
+        """Send the message to its server. `finish` writes the sum into the message."""
         server = self._server_of[message.number]
         payload = message.encode(seed, self._factor)
         is_additive = message.codec.additive
@@ -150,7 +150,7 @@ class ServerSum:
 
 
 def connect_servers(world: World, servers: int) -> ServerClient:
-    """This rank's connections to the servers, which live as long as the world. Raises PeerLostError."""
+    """This rank's connections to the servers, open as long as the world. Raises PeerLostError."""
     found = next((item for item in world.companions if isinstance(item, ServerClient)), None)
     if found is None:
         found = ServerClient(world.contract, servers)

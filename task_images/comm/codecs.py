@@ -1,6 +1,6 @@
-"""Codecs: what becomes of a flat gradient on the wire. Each has a formula for its bytes in `methods.payload_bytes`.
+"""Codecs: how a flat gradient is encoded for sending. `methods.payload_bytes` has the size of each.
 
-A payload is a list of tensors whose shapes depend on the number of elements alone, so that all ranks' are alike.
+A payload is a list of tensors whose shapes depend only on the number of elements, so they are equal on all ranks.
 """
 
 import itertools
@@ -20,9 +20,9 @@ class Codec:
     """Encodes flat tensors of one type.
 
     additive   payloads can be summed element by element before decoding
-    sizes      how many numbers of a message belong together: those of each tensor, or all. Each such part is compressed
-               by itself, for tensors whose scales differ would otherwise share one scale or one threshold
-    update     the update, from 1, that messages belong to: some codecs compress less in the first ones
+    sizes      number of elements of each part that is compressed separately: one part per tensor, or one for all.
+               Tensors of different magnitude would otherwise share one scale or threshold
+    update     number of the current update, from 1: some codecs compress less at the beginning
     """
 
     additive = True
@@ -30,19 +30,19 @@ class Codec:
     update = 1
 
     def split(self, flat: Tensor) -> Sequence[Tensor]:
-        """The parts of a message that are compressed by themselves."""
+        """The parts of a message that are compressed separately."""
         return torch.split(flat, list(self.sizes)) if len(self.sizes) > 1 else (flat,)
 
     def encode(self, flat: Tensor, seed: int) -> Payload:
-        """What is sent of `flat` (n). `seed` is a number of update and message, the same on all ranks."""
+        """The payload for `flat` [n]. `seed` depends on update and message, and is the same on all ranks."""
         return [flat]
 
     def decode(self, payload: Payload, like: Tensor, seed: int) -> Tensor:
-        """What the payload stands for, with shape and type of `like`."""
+        """The decoded payload, with shape and type of `like`."""
         return payload[0]
 
     def aggregate(self, payloads: Sequence[Payload], like: Tensor, seed: int) -> Tensor:
-        """The sum over ranks of what the payloads stand for."""
+        """The sum over ranks of the decoded payloads."""
         total = self.decode(payloads[0], like, seed).clone()
         for payload in payloads[1:]:
             total += self.decode(payload, like, seed)
@@ -50,7 +50,7 @@ class Codec:
 
 
 class Cast(Codec):
-    """Another floating-point format on the wire."""
+    """Sends numbers in another floating-point format."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
@@ -65,9 +65,9 @@ class Cast(Codec):
 
 
 class Sign(Codec):
-    """One bit per number, packed. Zero counts as positive. With `scaled` also the mean magnitude of each part, and
-    payloads stand for scale x sign; without, the sum is the sign of the majority (Bernstein et al. 2019), which a tie
-    takes from random bits."""
+    """One bit per number, packed. Zero counts as positive. With `scaled`, the mean magnitude of each part is sent too,
+    and payloads decode to scale x sign. Without it, the sum is the sign of the majority (Bernstein et al. 2019), and
+    random bits decide ties."""
 
     additive = False
 
@@ -91,7 +91,7 @@ class Sign(Codec):
         return signs
 
     def aggregate(self, payloads: Sequence[Payload], like: Tensor, seed: int) -> Tensor:
-        """The sum of what all payloads stand for; without `scaled`, the sign of the majority."""
+        """The sum of the decoded payloads; without `scaled`, the sign of the majority."""
         votes = super().aggregate(payloads, like, seed)
         if self.is_scaled:
             return votes
@@ -119,7 +119,7 @@ class TopK(Codec):
         return [indices.to(torch.int32), flat[indices]]
 
     def decode(self, payload: Payload, like: Tensor, seed: int) -> Tensor:
-        """The entries at their places, zero elsewhere: [n]."""
+        """The entries at their indices, zero elsewhere: [n]."""
         return torch.zeros_like(like).index_add_(0, payload[0].long(), payload[1])
 
     def aggregate(self, payloads: Sequence[Payload], like: Tensor, seed: int) -> Tensor:
@@ -137,7 +137,8 @@ class TopK(Codec):
         return torch.cat([indices + start for indices, start in zip(found, starts, strict=True)])
 
     def _select(self, flat: Tensor, seed: int) -> Tensor:
-        """Sampled: entries above a threshold from a sample are looked at only, and all if these are too few."""
+        """Sampled: only entries above a threshold estimated from a sample are considered, or all if there are too
+        few."""
         count = count_topk(flat.numel(), self._density)
         magnitudes = flat.abs()
         if self._sampled and flat.numel() > 4096:
@@ -152,7 +153,8 @@ class TopK(Codec):
 
 
 class RandomK(Codec):
-    """Entries at random places, the same on all ranks. `unbiased` scales them up to what all are in expectation."""
+    """Entries at random indices, the same on all ranks. `unbiased` scales them so that the expectation is the full
+    gradient."""
 
     def __init__(self, density: float, unbiased: bool, sizes: Sequence[int] = ()) -> None:
         self._density = density
@@ -161,11 +163,11 @@ class RandomK(Codec):
         self._chosen: tuple[tuple[int, int, torch.device], Tensor] | None = None
 
     def encode(self, flat: Tensor, seed: int) -> Payload:
-        """The values at the places that `seed` chooses: [k]. Indices need not travel."""
+        """The values at the indices that `seed` determines: [k]. Indices are not sent."""
         return [flat[self._places(flat, seed)]]
 
     def decode(self, payload: Payload, like: Tensor, seed: int) -> Tensor:
-        """The values at their places, zero elsewhere: [n]; scaled by n / k of their part if `unbiased`."""
+        """The values at their indices, zero elsewhere: [n]; scaled by n / k of their part if `unbiased`."""
         found = torch.zeros_like(like)
         found[self._places(like, seed)] = payload[0]
         if self._unbiased:
@@ -174,7 +176,8 @@ class RandomK(Codec):
         return found
 
     def _places(self, flat: Tensor, seed: int) -> Tensor:
-        """Kept until the next message: a permutation costs more than the rest, and decoding needs the same places."""
+        """The indices, cached until the next message: the permutation is the most expensive step, and decoding needs it
+        again."""
         key = (seed, flat.numel(), flat.device)
         if self._chosen is not None and self._chosen[0] == key:
             return self._chosen[1]
@@ -188,7 +191,7 @@ class RandomK(Codec):
 
 
 class Qsgd(Codec):
-    """Every number as one of `levels` fractions of its bucket's norm, rounded at random without bias."""
+    """Quantizes each number to one of `levels` fractions of its bucket's norm, with unbiased random rounding."""
 
     additive = False
 
@@ -199,7 +202,7 @@ class Qsgd(Codec):
     def encode(self, flat: Tensor, seed: int) -> Payload:
         """Signed levels as int8 [n], and the norm of each bucket in float32 [ceil(n / QSGD_BUCKET)].
 
-        Rounding is random by `seed` and rank, so that errors of ranks are independent.
+        Rounding depends on `seed` and rank, so errors are independent across ranks.
         """
         generator = torch.Generator(flat.device).manual_seed(seed * 65_537 + self._rank)
         norms = self._buckets(flat).norm(dim=1).float()
@@ -220,8 +223,8 @@ class Qsgd(Codec):
 
 
 def make_codec(method: Method, rank: int, sizes: Sequence[int] = ()) -> Codec:
-    """The codec of a method's messages, in which tensors have `sizes` numbers; powersgd, which needs several rounds, is
-    a transport."""
+    """The codec of a method, for messages of tensors with `sizes` elements. Powersgd needs several rounds, so it is a
+    transport."""
     parts = () if method.scope == "message" else sizes
     word, _, argument = method.codec.partition(":")
     if word in ("fp16", "bf16"):
@@ -244,19 +247,19 @@ def flip_coins(like: Tensor, seed: int) -> Tensor:
 
 
 def elect(votes: Tensor, coins: Tensor) -> Tensor:
-    """Whether the majority is negative, [n], from the sums of all ranks' signs. Ties are as frequent as not on two
-    ranks; if all were positive, noise alone would move every number downwards. `coins` decide them."""
+    """Whether the majority is negative, [n], from the sums of all ranks' signs. `coins` decide ties, which are frequent
+    (half of all votes of two ranks): counting them as positive would move every weight downwards by noise alone."""
     return (votes < 0) | ((votes == 0) & (coins > 0))
 
 
 def pack_bits(bits: Tensor) -> Tensor:
-    """bits (n), bool -> (ceil(n/8)), uint8; the first is the lowest bit, and what is filled up is 0."""
+    """bits [n], bool -> [ceil(n/8)], uint8; the first bit is the lowest one, padding is 0."""
     padded = torch.nn.functional.pad(bits.to(torch.uint8), (0, -bits.numel() % 8)).view(-1, 8)
     return (padded << torch.arange(8, dtype=torch.uint8, device=bits.device)).sum(1, dtype=torch.uint8)
 
 
 def unpack_bits(packed: Tensor, count: int) -> Tensor:
-    """The inverse of `pack_bits`: (count), uint8 of 0 and 1."""
+    """The inverse of `pack_bits`: [count], uint8 of 0 and 1."""
     shifts = torch.arange(8, dtype=torch.uint8, device=packed.device)
     return ((packed.unsqueeze(1) >> shifts) & 1).view(-1)[:count]
 
@@ -274,15 +277,15 @@ def split_payload(message: Tensor, like: Payload) -> Payload:
     for part in like:
         size = part.numel() * part.element_size()
         piece = message[start : start + size]
-        # A view as another type needs an address that is a multiple of its size.
+        # Viewing bytes as another type requires aligned addresses.
         parts.append((piece.clone() if piece.storage_offset() % part.element_size() else piece).view(part.dtype))
         start += size
     return parts
 
 
 def orthogonalize(matrix: Tensor) -> Tensor:
-    """matrix (n, r) with columns made orthonormal; columns of zeros get other directions, so no NaN comes of them."""
-    # The decomposition exists for 32 and 64 bits only.
+    """matrix [n, r] with orthonormalized columns; columns of zeros get other directions instead of NaN."""
+    # The decomposition supports only 32 and 64 bits.
     wide = torch.promote_types(matrix.dtype, torch.float32)
     basis: Tensor = torch.linalg.qr(matrix.to(wide))[0]
     return basis.to(matrix.dtype)

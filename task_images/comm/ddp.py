@@ -1,4 +1,4 @@
-"""torch's DistributedDataParallel as a strategy: gradients travel in buckets while the backward pass goes on."""
+"""torch's DistributedDataParallel as a strategy: gradients are sent in buckets during the backward pass."""
 
 import contextlib
 import inspect
@@ -16,8 +16,8 @@ from task_images.comm.base import Strategy
 from task_images.harness.errors import TaskUsageError
 from task_images.harness.precision import LossScale
 
-# Buffers are averaged before validation, as with every strategy: no broadcast in the forward pass. torch 2.14 and older
-# know the option by another name.
+# No broadcast of buffers in the forward pass: like all strategies, this one averages them before validation. The option
+# has another name in torch 2.14 and older.
 _OPTION = "forward_sync_buffers"
 _NO_BROADCAST: Mapping[str, Any] = {
     _OPTION if _OPTION in inspect.signature(DistributedDataParallel).parameters else "broadcast_buffers": False
@@ -25,13 +25,13 @@ _NO_BROADCAST: Mapping[str, Any] = {
 
 
 class DdpAllReduce(Strategy):
-    """Every rank's gradients become their weighted mean over all ranks, exact for unequal batches.
+    """Average the gradients of all ranks, weighted by batch size, so unequal batches are exact.
 
-    The collectives start within the backward pass; what of them does not overlap is booked there, too. `stats` has
+    The collectives start within the backward pass, whose time includes the part that does not overlap. `stats` has
     torch's own figures, means over sampled steps: backward_seconds, communication_seconds, overlapped_seconds.
 
     bucket_mb    bucket size in MiB at which gradients are sent
-    static       the graph never changes; wire: their format on the wire, if not their own
+    static       the graph never changes; wire: data type of the messages if it differs from the gradients'
     """
 
     def __init__(self, bucket_mb: float = 25.0, static: bool = False, wire: torch.dtype | None = None) -> None:
@@ -59,7 +59,7 @@ class DdpAllReduce(Strategy):
         """Begin an update of `passes` passes; only the last one exchanges gradients."""
         super().begin(weight, total, passes, scale)
         if self._wrapped is not None:
-            if self._static and passes > 1:  # torch counts the hooks of a static graph in its first backward pass
+            if self._static and passes > 1:  # torch counts a static graph's hooks in the first backward pass
                 raise TaskUsageError(
                     f"an update has {passes} passes, and DistributedDataParallel with a static graph takes one only",
                     "--method ddp, or a batch that fits into one pass.",
@@ -67,7 +67,7 @@ class DdpAllReduce(Strategy):
             self._wrapped.require_backward_grad_sync = passes == 1
 
     def last_pass(self) -> AbstractContextManager[object]:
-        """The block of the last backward pass, in which the buckets are sent."""
+        """A context for the last pass, in which the buckets are sent."""
         return self._send_gradients()
 
     @contextlib.contextmanager
@@ -81,7 +81,7 @@ class DdpAllReduce(Strategy):
             self._scale_alone()
 
     def stats(self) -> dict[str, float]:
-        """The common figures, and torch's own in seconds: backward, communication, and how much of it was hidden."""
+        """The common figures, and torch's own in seconds: backward, communication, and its overlap."""
         figures = super().stats()
         if self._wrapped is None:
             return figures

@@ -1,7 +1,8 @@
-"""The door for methods: one class in one file, which the tool, the ranks, the self-check and predictions read.
+"""The interface for custom methods: one class in one file, which mlbench, ranks, self-check and predictions load.
 
-No torch here, nor at the top of a method's file: the tool reads it, too. A method comes in by the entry point
-`mlbench.methods` of an installed package, or by `--method-path FILE`; mlbench's own are in `shipped`.
+Neither this module nor the top level of a method's file may import torch, because the command line loads both. A method
+is found through the entry point `mlbench.methods` of an installed package, or by `--method-path FILE`; those of mlbench
+are in `shipped`.
 """
 
 import importlib
@@ -22,16 +23,16 @@ GROUP = "mlbench.methods"
 
 
 class Invariant(Enum):
-    """What the self-check holds a method to, besides agreement of the ranks."""
+    """What the self-check requires of a method, besides agreement of the ranks."""
 
     exact_sum = "exact_sum"  # plain SGD with integer gradients gives their exact mean
-    conserved = "conserved"  # what arrived, plus the ranks' state "residual", is what the ranks put in
+    conserved = "conserved"  # received sum + the ranks' state "residual" = sum of what the ranks put in
     none = "none"
 
 
 @dataclass(frozen=True)
 class Option:
-    """A number of a method, set by --set comm.NAME=VALUE."""
+    """A numeric option of a method, set by --set comm.NAME=VALUE."""
 
     default: float
     low: float
@@ -40,8 +41,8 @@ class Option:
 
 
 class Round(NamedTuple):
-    """A collective of an update: `kind` is allreduce or allgather, `size` the bytes that each rank hands over, and
-    `every` says that it comes once in so many updates."""
+    """A collective of an update: `kind` is allreduce or allgather, `size` the bytes that each rank contributes, `every`
+    the number of updates between two of them."""
 
     kind: str
     size: float
@@ -49,13 +50,13 @@ class Round(NamedTuple):
 
 
 class Run(Protocol):
-    """One rank's training, as the hooks of a method see it. Gradients and weights are flat tensors [d] of all
+    """One rank's training, as passed to the hooks of a method. Gradients and weights are flat tensors [d] of all
     parameters.
 
     options        the method's numbers
-    state          tensors of this rank, which checkpoints have
-    weights        all weights of this rank, a copy; what is set is copied into the model
-    gradients      all gradients of this rank, a copy: of its own batch, until `reduce` has set others
+    state         tensors of this rank, saved in checkpoints
+    weights       a copy of this rank's weights; assigned values are copied into the model
+    gradients     a copy of this rank's gradients: those of its own batch until `reduce` assigns others
     """
 
     options: "dict[str, float]"
@@ -70,34 +71,34 @@ class Run(Protocol):
 
     @property
     def size(self) -> int:
-        """How many ranks there are."""
+        """Number of ranks."""
 
     @property
     def link(self) -> Any:
-        """All collectives between the ranks (`comm.link.Link`), whose bytes are counted."""
+        """Collectives between the ranks (`comm.link.Link`), which count bytes."""
 
     def average(self, flat: "Tensor") -> "Tensor":
         """The mean of all ranks' `flat`."""
 
     def average_signs(self, flat: "Tensor") -> "tuple[Tensor, Tensor]":
-        """The mean of what all ranks send of their `flat`, signs times the mean magnitude of each tensor, and what this
-        rank sends of it."""
+        """Compress each rank's `flat` to signs times the mean magnitude per tensor. Returns the mean over ranks and
+        this rank's compressed tensor."""
 
     def optimizer_state(self, key: str) -> "Tensor":
-        """What the optimizer keeps under `key` (exp_avg, say) for all parameters, a copy: [d], or one number each."""
+        """A copy of the optimizer's state `key` (e.g. exp_avg) of all parameters: [d], or one number per parameter."""
 
     def decayed_weights(self, rate: float) -> "Tensor":
-        """All weights, after decoupled weight decay as by AdamW: [d]."""
+        """All weights after decoupled weight decay like AdamW's: [d]."""
 
 
 class RegisteredMethod:
-    """A method. Subclasses set the attributes and override the hooks that they need.
+    """Base class of custom methods. Subclasses set the attributes and override the hooks that they need.
 
-    name, summary, source, formula   as `mlbench methods` shows them; formula: bytes that a rank sends in a step
-    options       its numbers, by name
+    name, summary, source, formula   shown by `mlbench methods`; formula: bytes that a rank sends per step
+    options       numeric options by name
     identical     all ranks have the same model after every update; otherwise each has its own in between
-    late_options  those that count updates until something happens; the self-check takes small ones to meet it
-    optimizers    names in torch.optim that the task may have; empty: any. The self-check uses the first one
+    late_options  options that delay something by a number of updates; the self-check sets them low to cover it
+    optimizers    supported optimizers, by their names in torch.optim; empty: any. The self-check uses the first
     """
 
     name: ClassVar[str]
@@ -113,17 +114,17 @@ class RegisteredMethod:
     note: ClassVar[str] = ""
 
     def start(self, run: Run) -> None:
-        """The model is on all ranks: make the tensors of `run.state`, which checkpoints have."""
+        """Called once all ranks have the model. Creates the tensors of `run.state`, which are saved in checkpoints."""
 
     def reduce(self, run: Run) -> None:
-        """This rank's gradients are complete: exchange them, if the method does that."""
+        """Called when this rank's gradients are complete, to exchange them."""
 
     def step(self, run: Run, rate: float) -> bool:
-        """Update the weights in place of the optimizer; False: the optimizer makes its step."""
+        """Update the weights instead of the optimizer. Return False to let the optimizer make its step."""
         return False
 
     def exchange(self, run: Run, rate: float) -> None:
-        """The update is made: exchange weights, if the method does that."""
+        """Called after the update, to exchange weights."""
 
     def rounds(self, count: int, options: Mapping[str, float]) -> Sequence[Round]:
         """The collectives of an update of `count` parameters of 4 bytes, for predictions."""
@@ -134,7 +135,7 @@ REGISTERED: dict[str, RegisteredMethod] = {}
 
 
 def parse_options(method: RegisteredMethod, given: Mapping[str, str]) -> str:
-    """All options of a method, those that are given and the defaults, as the axis has them. Raises MethodError."""
+    """All options of a method, given ones and defaults, as the value of the axis. Raises MethodError."""
     values = {name: option.default for name, option in method.options.items()}
     for name, text in given.items():
         option = method.options[name]
@@ -151,7 +152,7 @@ def parse_options(method: RegisteredMethod, given: Mapping[str, str]) -> str:
 
 
 def read_options(text: str) -> dict[str, float]:
-    """Options by name, from the axis."""
+    """Options by name, from the value of the axis."""
     pairs = (part.partition("=") for part in text.split(",")) if text != "none" else ()
     return {name: float(value) for name, _, value in pairs}
 
@@ -165,7 +166,7 @@ def load_file(path: str) -> RegisteredMethod:
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # whatever the file does
+    except Exception as error:  # the file may raise anything
         raise MethodError(f"{path} cannot be loaded: {type(error).__name__}: {error}") from error
     found = [
         item
@@ -178,13 +179,13 @@ def load_file(path: str) -> RegisteredMethod:
 
 
 def load_installed(name: str = "") -> list[RegisteredMethod]:
-    """The methods of installed packages: of that name, or all. Raises MethodError."""
+    """The methods of installed packages: the one named `name`, or all. Raises MethodError."""
     found = []
-    # Loaded when it is needed: it takes longer than everything else here.
+    # Imported lazily: it takes longer than everything else here.
     for entry in importlib.import_module("importlib.metadata").entry_points(group=GROUP):
         if name in ("", entry.name):
             try:
                 found.append(entry.load()())
-            except Exception as error:  # whatever the package does
+            except Exception as error:  # the package may raise anything
                 raise MethodError(f"the method {entry.name} of an installed package fails: {error}") from error
     return found

@@ -1,4 +1,4 @@
-"""Methods whose replicas drift apart: local steps with averages in between, and exchange with neighbours on a ring."""
+"""Methods whose replicas drift apart: local steps with periodic averaging, and gossip with neighbors on a ring."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -15,13 +15,13 @@ from task_images.comm.reducer import Reducer
 from task_images.harness.precision import LossScale
 from task_images.harness.replicas import measure_distance
 
-# How far weights move towards what the neighbours are believed to have: at most, and per density. Of the steps tried on
-# 2, 4 and 8 ranks these left the least distance after 60 exchanges; the larger ones diverge at small densities.
+# Consensus step size: its upper limit, and its value per density. Of the values tried on 2, 4 and 8 ranks these gave
+# the smallest distance after 60 exchanges; larger ones diverge at small densities.
 CHOCO_STEP, CHOCO_STEP_PER_DENSITY = 0.5, 2.0
 
 
 class Drifting(Strategy):
-    """Every rank updates with its own gradients; subclasses exchange weights after the update."""
+    """Each rank updates with its own gradients; subclasses exchange weights after the update."""
 
     traits = Traits(identical=False, gradients_agree=False)
 
@@ -35,13 +35,13 @@ class Drifting(Strategy):
             self._link = open_link(self.place.world, self.method.delay)
 
     def _reduce(self) -> None:
-        """Only what makes sums means: ranks count by their share, all shares being 1/P if batches are equal."""
+        """No exchange: only divide sums by the number of terms. A rank's share is 1/P if batches are equal."""
         share = self.place.size * self._weight / self._total
         if share != 1:
             torch._foreach_mul_([item.grad for item in self._parameters if item.grad is not None], share)
 
     def _agree(self, finite: bool) -> bool:
-        """Each rank for itself: one whose gradients overflow skips its own update, and nobody waits for the others."""
+        """Each rank decides alone: a rank whose gradients overflow skips its own update, without communication."""
         return finite
 
     def check_replicas(self) -> float | None:
@@ -49,7 +49,7 @@ class Drifting(Strategy):
         return self._distance
 
     def close(self) -> None:
-        """Give the link back."""
+        """Return the link to the pool."""
         if self.place.size > 1:
             self._link.close()
 
@@ -77,12 +77,12 @@ class Drifting(Strategy):
             start += parameter.numel()
 
     def _average(self) -> None:
-        """Weights become the mean of all ranks' weights."""
+        """Replace the weights by the mean over all ranks."""
         self._distribute(self._link.all_reduce(self._collect().div_(self.place.size)))
 
     @contextmanager
     def _on_average(self) -> Iterator[None]:
-        """The mean of all ranks' weights for the time being; afterwards each rank has its own again."""
+        """Within the block the model has the mean of all ranks' weights; afterwards each rank has its own again."""
         own = self._collect()
         self._distance = measure_distance(self.place.world, self._parameters)
         self._average()
@@ -92,7 +92,7 @@ class Drifting(Strategy):
             self._distribute(own)
 
     def consensus(self) -> AbstractContextManager[object]:
-        """Put the mean of all replicas into the model for as long as the block lasts."""
+        """Within the block the model has the mean of all replicas."""
         return self._on_average() if self.place.size > 1 else nullcontext()
 
     def method_state(self) -> MethodState:
@@ -104,11 +104,11 @@ class Drifting(Strategy):
         if self.place.size == 1 or not state:
             return
         self._update = int(state["update"])
-        if len(state["ranks"]) == self.place.size:  # else all go on from the mean
+        if len(state["ranks"]) == self.place.size:  # otherwise all resume from the mean
             self._load_own_state(state["ranks"][self.place.rank])
 
     def _own_state(self) -> dict[str, Any]:
-        """What only this rank has."""
+        """This rank's own state."""
         return {"optimizer": self.optimizer.state_dict()}
 
     def _load_own_state(self, state: Mapping[str, Any]) -> None:
@@ -116,7 +116,7 @@ class Drifting(Strategy):
 
 
 class LocalSteps(Drifting):
-    """Weights are averaged every `steps` updates; `consensus` averages them for good."""
+    """Weights are averaged every `steps` updates; `consensus` averages them permanently."""
 
     def __init__(self, method: Method) -> None:
         super().__init__(method)
@@ -133,10 +133,11 @@ class LocalSteps(Drifting):
             self._averaged_at = self._update
 
     def consensus(self) -> AbstractContextManager[object]:
-        """Measure the distance, then replace all weights by their mean, for good."""
+        """Measure the distance, then replace all weights by their mean permanently."""
         if self.place.size > 1:
             self._distance = measure_distance(self.place.world, self._parameters)
-            # A mean of equal numbers is not always the number: what is averaged already stays as it is.
+            # Rounding can change the mean of equal numbers, so weights that are already averaged are not averaged
+            # again.
             if self._averaged_at != self._update:
                 self._average()
                 self._averaged_at = self._update
@@ -148,7 +149,7 @@ class LocalSteps(Drifting):
 
 
 class PostLocalSteps(Reducer):
-    """Gradients are averaged for `start` updates; from then on weights are, every `steps` updates."""
+    """Gradients are averaged for the first `start` updates; after that, weights are averaged every `steps` updates."""
 
     def __init__(self, method: Method, seed: int) -> None:
         super().__init__(method, seed)
@@ -160,7 +161,7 @@ class PostLocalSteps(Reducer):
         self._distance: float | None = None
 
     def _agree(self, finite: bool) -> bool:
-        """Without asking: gradients are the same on all ranks at first, and each rank's own business later."""
+        """No communication: gradients are the same on all ranks at first, and later each rank decides alone."""
         return finite
 
     @property
@@ -168,7 +169,7 @@ class PostLocalSteps(Reducer):
         return self.place.size > 1 and self._count_updates >= self._begins_at
 
     def last_pass(self) -> AbstractContextManager[object]:
-        """Arm the reducer, unless updates are local by now."""
+        """Arm the reducer, unless updates are already local."""
         return nullcontext() if self._is_local else super().last_pass()
 
     def _reduce(self) -> None:
@@ -184,7 +185,7 @@ class PostLocalSteps(Reducer):
         if local and (self._count_updates - self._begins_at) % self._steps == 0:
             self._average()
         elif not local:
-            self._averaged_at = self._count_updates  # the same gradients on all ranks
+            self._averaged_at = self._count_updates  # all ranks had the same gradients
 
     @torch.no_grad()
     def _average(self) -> None:
@@ -193,7 +194,7 @@ class PostLocalSteps(Reducer):
         self._averaged_at = self._count_updates
 
     def consensus(self) -> AbstractContextManager[object]:
-        """Measure the distance, then replace all weights by their mean, for good."""
+        """Measure the distance, then replace all weights by their mean permanently."""
         if self.place.size > 1:
             self._distance = measure_distance(self.place.world, self._parameters)
             if self._averaged_at != self._count_updates:
@@ -219,10 +220,10 @@ class PostLocalSteps(Reducer):
 
 
 class Gossip(Drifting):
-    """Weights become their mean with those of the neighbours on a ring.
+    """Weights are averaged with those of the neighbors on a ring.
 
-    With the order fifo weights leave before the forward pass, and each rank adds its own step to the mean of what all
-    had then (Lian et al. 2017, algorithm 1). With deferred they leave after the step: adapt, then combine.
+    With the order fifo, weights are sent before the forward pass, and each rank adds its own step to their mean (Lian
+    et al. 2017, algorithm 1). With deferred they are sent after the step (adapt, then combine).
     """
 
     def _connect(self) -> None:
@@ -232,7 +233,7 @@ class Gossip(Drifting):
         self._before: tuple[Tensor, Callable[[], list[Tensor]]] | None = None
 
     def begin(self, weight: float, total: float, passes: int = 1, scale: LossScale | None = None) -> None:
-        """Begin an update; weights leave now if the gradients need not be in them."""
+        """Begin an update. With the order fifo, weights are sent now."""
         super().begin(weight, total, passes, scale)
         if self._peers and self.method.order != "deferred":
             own = self._collect()
@@ -262,17 +263,17 @@ class Gossip(Drifting):
 
 
 class ChocoGossip(Gossip):
-    """Gossip with compressed differences: neighbours keep a copy of what they believe this rank to have, which the
-    largest entries of its difference bring nearer after every update (Koloskova et al. 2019)."""
+    """Gossip with compressed differences: neighbors keep an estimate of this rank's weights, and after every update
+    this rank sends the largest entries of the difference (Koloskova et al. 2019)."""
 
     def _connect(self) -> None:
         super()._connect()
         sizes = [parameter.numel() for parameter in self._parameters]
         self._codec = make_codec(self.method, self.place.rank, sizes)
         self._step_size = min(CHOCO_STEP, CHOCO_STEP_PER_DENSITY * float(self.method.codec.partition(":")[2]))
-        # All ranks start from the same weights, so these are known to all.
+        # All ranks start with the same weights.
         self._believed = self._collect()
-        self._mixed = self._believed.clone()  # sum over the neighbours and itself of mixing x what is believed
+        self._mixed = self._believed.clone()  # sum over neighbors and self: mixing weight x estimate
 
     def _exchange(self, updated: bool, rate: float) -> None:
         self._update += 1
@@ -299,16 +300,16 @@ class ChocoGossip(Gossip):
 
 
 def find_neighbours(rank: int, size: int) -> list[int]:
-    """The ranks after and before this one on a ring: none of one rank, one of two.
+    """The next and the previous rank on a ring: none for 1 rank, one for 2.
 
-    All ranks send to the one after them first, so each link carries one message at a time. In the order of their
-    numbers, two of three ranks would begin with the same peer.
+    All ranks send to the next one first, so each link carries one message at a time. In ascending order, two of three
+    ranks would begin with the same peer.
     """
     return list(dict.fromkeys(peer for peer in ((rank + 1) % size, (rank - 1) % size) if peer != rank))
 
 
 def make_drifting(method: Method, seed: int) -> Strategy:
-    """The strategy of a method with local steps or neighbours."""
+    """The strategy of a method with local steps or gossip."""
     if method.transport == "gossip":
         return Gossip(method) if method.codec == "none" else ChocoGossip(method)
     return LocalSteps(method) if method.sync.startswith("local:") else PostLocalSteps(method, seed)

@@ -1,6 +1,6 @@
-"""What becomes of one message: error feedback around the codec, and the ways in which ranks sum what they have.
+"""The processing of one message: error feedback around the codec, and the transports that sum it over ranks.
 
-Every function is called on the communication thread, with the same messages in the same order on all ranks.
+All functions run on the communication thread, with the same messages in the same order on all ranks.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,12 +27,12 @@ from task_images.comm.codecs import (
 from task_images.comm.link import Link
 from task_images.comm.methods import Method
 
-POWER_MIN_RATE = 2  # matrices that powersgd does not make smaller by this factor travel as they are
+POWER_MIN_RATE = 2  # powersgd sends matrices uncompressed if it would not shrink them by this factor
 
 
 @dataclass
 class Matrix:
-    """A parameter inside a message: its first number, and its shape as rows and columns; name for the checkpoint."""
+    """A parameter inside a message: offset of its first element, rows and columns, and its name for the checkpoint."""
 
     name: str
     start: int
@@ -44,8 +44,8 @@ class Matrix:
 class Message:
     """One message of every update.
 
-    number     its place in the plan; flat: its gradients, a view of the group's buffer
-    residual   what the codec left out so far; velocity: that of momentum correction. None if not used
+    number     index in the plan; flat: its gradients, a view of the group's buffer
+    residual   what the codec left out so far; velocity: for momentum correction. None if unused
     matrices   parameters inside it (powersgd); factors: their warm-started right factors, by name
     """
 
@@ -60,12 +60,12 @@ class Message:
     kept: tuple[Tensor | None, Tensor | None, dict[str, Tensor]] | None = None
 
     def keep(self) -> None:
-        """Keep the state as it is before an update that may be skipped."""
+        """Save the state before an update that may be skipped."""
         residual, velocity = (None if part is None else part.clone() for part in (self.residual, self.velocity))
         self.kept = residual, velocity, dict(self.factors)
 
     def restore(self) -> None:
-        """Take back what the skipped update did to the state."""
+        """Restore the state after a skipped update."""
         assert self.kept is not None
         self.residual, self.velocity, self.factors = self.kept
 
@@ -75,7 +75,7 @@ class Message:
         return self.flat.numel() * self.flat.element_size()
 
     def encode(self, seed: int, factor: float) -> Payload:
-        """The payload of what is in `flat`, with feedback of what is left out."""
+        """The payload for the gradients in `flat`, with error feedback."""
         if self.residual is None:
             return self.codec.encode(self.flat, seed)
         if self.velocity is not None:  # Lin et al. 2018, momentum correction and factor masking
@@ -96,24 +96,25 @@ class Message:
 
 @dataclass(frozen=True)
 class UnderWay:
-    """A message that a backend or a server carries on. `finish` waits for its end; `is_done`: it need not wait."""
+    """A message in flight at a backend or server. `finish` waits for it; `is_done`: whether `finish` would return at
+    once."""
 
     is_done: Callable[[], bool]
     finish: Callable[[], None]
 
 
 class Transport(Protocol):
-    """Sums one message over ranks. `start` may leave it under way."""
+    """Sums one message over ranks. `start` may leave it in flight."""
 
     def start(self, message: Message, seed: int) -> UnderWay | None:
-        """Begin to sum a message over ranks; None means that it is done.
+        """Start summing a message over ranks; None means that it is already done.
 
         `seed` is the same on all ranks for the same message and update.
         """
 
 
 class AllReduce:
-    """Additive codecs: payloads are summed as they are, and several messages may be under way."""
+    """For additive codecs: payloads are summed without decoding, and several messages may be in flight."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -134,14 +135,15 @@ class AllReduce:
 
 
 class ScatterGather:
-    """Reduce-scatter and all-gather, at once or (`split`) the second when `finish_gather` is called."""
+    """Reduce-scatter, then all-gather: directly, or, with `split`, when `gather` is called."""
 
     def __init__(self, link: Link, split: bool = False) -> None:
         self._link = link
         self._split = split
 
     def start(self, message: Message, seed: int) -> UnderWay | None:
-        """Reduce-scatter the encoded message, padded to a multiple of the ranks, and gather it unless `split`."""
+        """Reduce-scatter the encoded message, padded to a multiple of the number of ranks, and gather it unless
+        `split`."""
         payload = message.encode(seed, 0.0)[0]
         rest = -payload.numel() % self._link.size
         padded = torch.nn.functional.pad(payload, (0, rest)) if rest else payload
@@ -151,7 +153,7 @@ class ScatterGather:
         return None
 
     def gather(self, message: Message) -> None:
-        """The second half: every rank's shard of the sum to all."""
+        """The second half: all-gather each rank's shard of the sum."""
         assert message.shard is not None
         whole = message.shard.new_empty(message.shard.numel() * self._link.size)
         self._link.all_gather_into(whole, message.shard)
@@ -160,14 +162,14 @@ class ScatterGather:
 
 
 class AllGather:
-    """All payloads to all ranks, each of which sums what they stand for."""
+    """All-gathers payloads; each rank decodes and sums them."""
 
     def __init__(self, link: Link, method: Method) -> None:
         self._link = link
         self._factor = 0.0 if method.momentum == "none" else float(method.momentum)
 
     def start(self, message: Message, seed: int) -> UnderWay | None:
-        """Gather the payloads of all ranks and sum what they stand for."""
+        """Gather the payloads of all ranks, decode and sum them."""
         payload = message.encode(seed, self._factor)
         rows = self._link.all_gather(join_payload(payload))
         payloads = [split_payload(row, payload) for row in rows]
@@ -176,13 +178,13 @@ class AllGather:
 
 
 class VoteByShards:
-    """Signs of all ranks by shards: each rank counts the votes on its own, then all get all results, packed."""
+    """Majority vote by shards: each rank counts the votes of its shard, then the packed results are all-gathered."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
 
     def start(self, message: Message, seed: int) -> UnderWay | None:
-        """Exchange bits by shards, count votes, gather the results. Coins decide ties, as in `Sign`."""
+        """Exchange bits by shard, count votes, gather the results. Random bits decide ties, as in `Sign`."""
         flat, size = message.flat, self._link.size
         negative = torch.nn.functional.pad(flat < 0, (0, -flat.numel() % (8 * size)))
         shards = self._link.all_to_all(pack_bits(negative))
@@ -196,9 +198,9 @@ class VoteByShards:
 
 
 class GlobalTopK:
-    """Top-k of the sum, merged along a binary tree of any number of ranks, then broadcast (Shi et al. 2019).
+    """Top-k of the sum, merged along a binary tree of ranks (any number), then broadcast (Shi et al. 2019).
 
-    A node that drops an entry in a merge keeps it in its own residual, so that no gradient is lost.
+    A node that drops an entry while merging keeps it in its residual, so no gradient is lost.
     """
 
     def __init__(self, link: Link) -> None:
@@ -232,8 +234,8 @@ class GlobalTopK:
 
 
 class PowerSgd:
-    """Low rank: each matrix (n, m) as (n, r) times (m, r), both summed over ranks, the second kept as a start for the
-    next update. What a rank's own part of that leaves out is its residual (Vogels et al. 2019)."""
+    """Low-rank compression: each matrix [n, m] becomes [n, r] times [m, r], both summed over ranks; the second is the
+    start for the next update. A rank's approximation error is its residual (Vogels et al. 2019)."""
 
     def __init__(self, link: Link, rank: int, warmup: int) -> None:
         self._link = link
@@ -241,7 +243,7 @@ class PowerSgd:
         self._warmup = warmup
 
     def start(self, message: Message, seed: int) -> UnderWay | None:
-        """Sum both factors of each matrix that is worth it, and the other parts as they are."""
+        """Sum both factors of each matrix worth compressing, and the other parts uncompressed."""
         assert message.residual is not None
         total = message.residual.add_(message.flat)
         is_on = message.codec.update > self._warmup
@@ -273,7 +275,7 @@ class PowerSgd:
     def _is_worth_it(self, matrix: Matrix) -> bool:
         rank = self._width(matrix)
         return (matrix.rows + matrix.columns) * rank * POWER_MIN_RATE < matrix.rows * matrix.columns or (
-            # A rank as great as the matrix allows is exact, which is what it is asked for.
+            # Full rank is exact, so it is used even though it saves nothing.
             rank == min(matrix.rows, matrix.columns) > 1
         )
 
@@ -281,7 +283,7 @@ class PowerSgd:
         return min(self._rank, matrix.rows, matrix.columns)
 
     def _factor(self, message: Message, matrix: Matrix) -> Tensor:
-        """The right factor to start from: the last one, or at first random numbers that are the same on all ranks."""
+        """The right factor to start from: the last one, or initially random numbers that are the same on all ranks."""
         found = message.factors.get(matrix.name)
         if found is None:
             generator = torch.Generator().manual_seed(matrix.start * 31 + message.number)
@@ -300,12 +302,12 @@ class NoExchange:
     """Nothing is sent."""
 
     def start(self, message: Message, seed: int) -> UnderWay | None:
-        """Do nothing: every rank keeps its own gradients."""
+        """Do nothing: each rank keeps its own gradients."""
         return None
 
 
 def make_transport(method: Method, link: Link) -> Transport:
-    """The way in which messages of a method are summed. Parameter servers are in `server`."""
+    """The transport of a method. Those of parameter servers are in `client`."""
     if method.codec_name == "powersgd":
         return PowerSgd(link, int(method.codec.partition(":")[2]), method.warmup_updates)
     if method.transport == "rsag":
@@ -324,7 +326,7 @@ def make_transport(method: Method, link: Link) -> Transport:
 def make_message(
     method: Method, number: int, flat: Tensor, rank: int, sizes: Sequence[int], matrices: list[Matrix]
 ) -> Message:
-    """A message of tensors of `sizes` numbers, with the state that its method needs, all zeros."""
+    """A message of tensors with `sizes` elements, with the state that its method needs, zero-initialized."""
     feedback = method.feedback == "ef"
     return Message(
         number,

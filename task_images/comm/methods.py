@@ -1,7 +1,7 @@
-"""Methods of communication as data: axes, and what may be combined with what. No torch: the tool reads this.
+"""Communication methods as data: axes and their legal combinations. No torch, because the command line imports this.
 
-A method is a point on the axes of `Method`. `check` refuses what does not go together, with the nearest choice that
-does. Points with a name are in `presets`.
+A method is a point on the axes of `Method`. `check` rejects invalid combinations and suggests the nearest valid one.
+`presets` names common points.
 """
 
 import math
@@ -10,14 +10,14 @@ from dataclasses import asdict, dataclass, fields, replace
 
 UNITS = {"": 1, "B": 1, "kB": 10**3, "KB": 10**3, "KiB": 2**10, "MB": 10**6, "MiB": 2**20, "GB": 10**9, "GiB": 2**30}
 MAX_SERVERS = 64
-SCOPED = ("sign", "topk", "randomk")  # codecs with one scale, threshold or choice for what they compress
+SCOPED = ("sign", "topk", "randomk")  # codecs with one scale, threshold or selection per compressed part
 FEEDBACK_CODECS = ("sign", "topk", "randomk", "qsgd", "powersgd")
-GOSSIP_DENSITY = 0.05  # below it, a tenth of the distance is left after 60 exchanges, whatever the step
+GOSSIP_DENSITY = 0.05  # below it, a tenth of the distance remains after 60 exchanges with any step size
 NATIVE = ("ddp", "ddp-static", "zero1", "fsdp2", "hsdp")
 
 
 class MethodError(ValueError):
-    """A method that cannot be. `reason` is a sentence; `instead` is the nearest choice that is legal, as options."""
+    """An invalid method. `reason` is a sentence; `instead` is the nearest valid choice as command-line options."""
 
     def __init__(self, reason: str, instead: str = "") -> None:
         super().__init__(reason)
@@ -27,7 +27,7 @@ class MethodError(ValueError):
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis: what it decides, and the forms of its values."""
+    """One axis: what it determines, and the forms of its values."""
 
     name: str
     help: str
@@ -69,8 +69,8 @@ AXES = {
 
 @dataclass(frozen=True)
 class Method:
-    """A point on the axes; every value is a text of one of the axis' forms. `file` is where the class of a registered
-    method is, if it came by --method-path."""
+    """A point on the axes; each value is a string in one of the axis' forms. `file` is the file with the class of a
+    registered method, if given by --method-path."""
 
     name: str = "bsp"
     plan: str = "threshold:25MiB"
@@ -96,7 +96,7 @@ class Method:
 
     @property
     def warmup_updates(self) -> int:
-        """Updates in which the codec compresses less."""
+        """Number of initial updates in which the codec compresses less."""
         return 0 if self.warmup == "none" else int(self.warmup)
 
     @property
@@ -106,7 +106,7 @@ class Method:
 
     @property
     def server_count(self) -> int:
-        """How many parameter servers the method has."""
+        """Number of parameter servers."""
         return int(self.servers)
 
     def axes(self) -> dict[str, str]:
@@ -114,8 +114,8 @@ class Method:
         return {name: value for name, value in asdict(self).items() if name not in ("name", "file")}
 
     def to_dict(self) -> dict[str, str]:
-        """Its name and axes. One that came later is left out if its value is what runs did before: old documents stay
-        the same."""
+        """Name and axes. Axes added later are omitted if their value is what runs did before, so that old documents
+        stay the same."""
         before = {
             "agreement": "static",
             "warmup": "none",
@@ -127,12 +127,12 @@ class Method:
 
     @property
     def has_scope(self) -> bool:
-        """Whether the codec gives something else for each tensor than for a whole message."""
+        """Whether the codec's result depends on compressing per tensor or per message."""
         return self.codec_name in SCOPED
 
     @classmethod
     def from_dict(cls, document: Mapping[str, str]) -> "Method":
-        """The method in a dictionary as `to_dict` makes it. Raises MethodError for any other."""
+        """The inverse of `to_dict`. Raises MethodError for anything else."""
         known = {item.name for item in fields(cls)}
         for key, value in document.items():
             if key not in known or not isinstance(value, str):
@@ -145,7 +145,7 @@ class Method:
 
 
 def parse_size(text: str) -> int:
-    """Bytes in a text like 25MiB or 4096000. Raises ValueError."""
+    """Bytes of a size such as 25MiB or 4096000. Raises ValueError."""
     digits = text.rstrip("BKMGik")
     unit = text[len(digits) :]
     value = float(digits)
@@ -155,7 +155,7 @@ def parse_size(text: str) -> int:
 
 
 def check_values(method: Method) -> None:
-    """Raises MethodError for a value that its axis does not have."""
+    """Raises MethodError for values that their axis does not allow."""
     for axis in AXES.values():
         value = getattr(method, axis.name)
         if not any(_has_form(value, form) for form in axis.forms):
@@ -174,7 +174,7 @@ def _has_form(value: str, form: str) -> bool:
 
 
 def _is_valid(kind: str, text: str) -> bool:
-    """Whether a text is a value of a kind of argument."""
+    """Whether `text` is a valid argument of this kind."""
     try:
         return _KINDS[kind](text)
     except (ValueError, OverflowError):
@@ -212,7 +212,8 @@ _KINDS: dict[str, Callable[[str], bool]] = {
 
 @dataclass(frozen=True)
 class Rule:
-    """What must hold if `when` does. `reason` says why, `instead` changes axes to the nearest legal point."""
+    """What must hold if `when` holds. `reason` says why, `instead` has the changes of axes to the nearest valid
+    point."""
 
     when: Callable[[Method], bool]
     holds: Callable[[Method], bool]
@@ -354,7 +355,7 @@ RULES = (
 
 
 def check(method: Method, trainers: int | None = None) -> None:
-    """Raises MethodError for what does not go together, on `trainers` ranks if that is known."""
+    """Raises MethodError for invalid combinations, also with the number of ranks `trainers` if it is known."""
     check_values(method)
     for rule in RULES:
         if rule.when(method) and not rule.holds(method):
@@ -374,7 +375,7 @@ def check(method: Method, trainers: int | None = None) -> None:
 
 
 def _as_options(method: Method, changes: Mapping[str, str]) -> str:
-    """The legal neighbour as options of the command line; a second rule that it breaks is mended with it."""
+    """The nearest valid method as command-line options. If the changes break a second rule, its changes are added."""
     changed = replace(method, **changes)
     for _ in RULES:
         broken = next((rule for rule in RULES if rule.when(changed) and not rule.holds(changed)), None)
@@ -388,22 +389,22 @@ def _as_options(method: Method, changes: Mapping[str, str]) -> str:
 
 
 def count_topk(size: int, density: float) -> int:
-    """Entries that topk and randomk send of `size` numbers."""
+    """Number of entries that topk and randomk send of `size` elements."""
     return max(1, int(density * size))
 
 
 def find_density(density: float, warmup: int, update: int) -> float:
-    """The density of update `update`, from 1: in a warm-up it falls from a quarter by 4 in each fifth of it (Lin et al.
-    2018, section 3.3: 25, 6.25, 1.5625, 0.4, 0.1 %)."""
+    """The density in update `update`, from 1. During the warm-up it starts at 25 % and is divided by 4 after each fifth
+    (Lin et al. 2018, section 3.3: 25, 6.25, 1.5625, 0.4, 0.1 %)."""
     if update > warmup:
         return density
     return max(density, 0.25 ** (1 + 5 * (update - 1) // warmup))
 
 
 def payload_bytes(method: Method, sizes: Sequence[int]) -> int:
-    """Bytes of one rank's message with tensors of `sizes` numbers of 4 bytes each, after the warm-up.
+    """Bytes of one rank's message with tensors of `sizes` 4-byte elements, after the warm-up.
 
-    Raises ValueError for powersgd, which depends on the shapes.
+    Raises ValueError for powersgd, whose size depends on the shapes.
     """
     word, _, argument = method.codec.partition(":")
     size = sum(sizes)

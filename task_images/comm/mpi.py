@@ -1,13 +1,13 @@
-"""The communication backend mpi on stock wheels: a torch process group over mpi4py and MPICH, nothing compiled.
+"""The backend mpi for stock torch: a process group over mpi4py and MPICH wheels, without compiling anything.
 
     from task_images.comm import mpi
-    dist.init_process_group(mpi.register(), ...)      # as with any other backend, torchrun and the like included
+    dist.init_process_group(mpi.register(), ...)      # as with any other backend, e.g. under torchrun
 
-torch knows a backend of the name "mpi" itself, which only builds of torch against an MPI have; hence another name
-inside. The ranks need no mpiexec (see `pmi`); if a launcher has made them ranks of MPI already, that is respected.
+torch reserves the name "mpi" for builds against an MPI library, hence another internal name. Ranks need no mpiexec (see
+`pmi`); ranks that a launcher started as MPI ranks keep its numbering.
 
-A rank that dies does not make MPI's collectives fail on the others: whoever started the ranks has to end them, as every
-engine here does.
+MPI collectives do not fail on the other ranks when a rank dies: the launcher must end them, as all engines of mlbench
+do.
 """
 
 import atexit
@@ -33,7 +33,7 @@ _left_in_peace = False
 
 
 def register() -> str:
-    """Make the backend known to torch and return its name there.
+    """Register the backend with torch, and return its name.
 
     Raises EnvironmentUnfitError if the wheels are missing or no MPI library can be loaded.
     """
@@ -44,12 +44,12 @@ def register() -> str:
 
 
 def facts() -> dict[str, Any]:
-    """What a result should say: `library`, `launcher`, and `detours`, the conversions and copies it took so far."""
+    """Facts for the result: `library`, `launcher`, and `detours`, the conversions and copies so far."""
     return {**_facts, "detours": sorted(_detours)}
 
 
 def _mpi() -> Any:
-    """mpi4py's module MPI, with the library loaded but not initialised."""
+    """mpi4py's module MPI, with the library loaded but not initialized."""
     if find_spec("mpi4py") is None:
         raise EnvironmentUnfitError("the backend mpi needs the packages mpi4py and mpich; mpi4py is missing", INSTALL)
     mpi4py = import_module("mpi4py")
@@ -59,7 +59,7 @@ def _mpi() -> Any:
         return import_module("mpi4py.MPI")
     except (ImportError, RuntimeError) as error:
         why = " ".join(str(error).split())[:200]
-    # mpi4py looks into its interpreter's own folder, and Debian's pip installs into /usr/local.
+    # mpi4py searches the interpreter's prefix, but Debian's pip installs into /usr/local.
     path = _library_of_the_wheel()
     if path is None or "MPI4PY_LIBMPI" in os.environ:
         raise EnvironmentUnfitError(f"mpi4py finds no MPI library: {why}", INSTALL)
@@ -72,7 +72,7 @@ def _mpi() -> Any:
 
 
 def _library_of_the_wheel() -> str | None:
-    """Where the package mpich has put its library; None if it is not installed."""
+    """The path of the library in the package mpich; None if it is not installed."""
     try:
         files = distribution("mpich").files or ()
     except PackageNotFoundError:
@@ -81,14 +81,15 @@ def _library_of_the_wheel() -> str | None:
 
 
 def _open_group(options: Any, _: Any) -> Any:
-    """What torch calls to make a process group. `options` have store, group_rank, group_size, global_ranks_in_group."""
+    """Called by torch to create a process group. `options` have store, group_rank, group_size,
+    global_ranks_in_group."""
     from task_images.comm.mpi_group import MpiGroup
 
     mpi = _mpi()
     ranks = list(options.global_ranks_in_group)
     if ranks:
         members = mpi.COMM_WORLD.Get_group().Incl(ranks)
-        # Groups may be made at the same time, by different ranks: the tag keeps them apart.
+        # Different ranks may create groups concurrently: the tag tells them apart.
         communicator = mpi.COMM_WORLD.Create_group(members, tag=sum(options.group_id.encode()) % 32768)
         return MpiGroup(mpi, communicator, _detours)
     _start(mpi, options.store, options.group_rank, options.group_size)
@@ -130,7 +131,7 @@ def _part() -> None:
 
 
 def _finalize() -> None:
-    # MPI_Finalize waits for all ranks. Where this one leaves because something failed, they will not come.
+    # MPI_Finalize waits for all ranks, which will not arrive if this one exits because of an error.
     if not _left_in_peace:
         return
     if _manager:

@@ -1,11 +1,11 @@
 """One MPI communicator as a torch process group.
 
-Collectives that the caller waits for anyway run in the caller's thread. Asynchronous ones (those of
-DistributedDataParallel, say) run one after another in a thread of the group, in the order of the calls, so that they
-overlap with computation. Point-to-point messages are MPI's own non-blocking ones.
+Synchronous collectives run in the caller's thread. Asynchronous ones (e.g. of DistributedDataParallel) run in a thread
+of the group, in the order of the calls, so they overlap with computation. Point-to-point messages use MPI's non-
+blocking calls.
 
-MPI reduces neither half-precision numbers nor bool; they are summed as float32 or int32. Tensors on a GPU pass through
-host memory. Both are noted as detours.
+MPI cannot reduce half precision or bool, so these are summed as float32 or int32. GPU tensors are copied through host
+memory. Both are reported as detours.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ from task_images.comm.mpi_work import Awaited, Done, Message, Thread
 
 KEPT_MESSAGES = 1024
 
-# What MPI cannot reduce, and what it reduces instead.
+# Types that MPI cannot reduce, and the types used instead.
 _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.bool: torch.int32}
 _TYPES = {
     torch.float32: "FLOAT",
@@ -46,7 +46,7 @@ _OPS = {
 
 
 class MpiGroup(dist.ProcessGroup):
-    """One communicator as a process group. The methods are those that torch calls, by torch's names and orders."""
+    """One communicator as a process group. Methods have the names and argument orders with which torch calls them."""
 
     def __init__(
         self, mpi: Any, communicator: Any, detours: set[str], after_shutdown: Callable[[], None] | None = None
@@ -71,12 +71,12 @@ class MpiGroup(dist.ProcessGroup):
         self._done = Done()
 
     def name(self) -> str:
-        """The backend's name, as torch asks for it."""
+        """The backend's name, read by torch."""
         return "mpi"
 
     getBackendName = name
 
-    # A group of torch's own keeps name and backends of each device in C++, out of the reach of a sub-class.
+    # torch keeps a group's name and the backends per device in C++, where subclasses cannot set them.
 
     def _set_group_name(self, name: Any) -> None:
         super()._set_group_name(name)
@@ -84,7 +84,7 @@ class MpiGroup(dist.ProcessGroup):
 
     @property
     def group_name(self) -> Any:
-        """The name that torch gave this group."""
+        """The name that torch assigned to this group."""
         return self._group_name
 
     def _get_backend(self, device: torch.device) -> Any:
@@ -102,12 +102,12 @@ class MpiGroup(dist.ProcessGroup):
 
     abort = shutdown
 
-    # -- reductions: typed, by MPI's own operations
+    # -- reductions: typed, using MPI's operations
 
     def allreduce(self, tensors: Any, opts: Any = None, *_: Any) -> dist.Work:
         """Reduce each tensor over ranks, in place."""
-        # One tensor that the caller waits for, summed: what tasks do most, by the shortest way. At small sizes every
-        # look at `opts` or the tensor counts against the bare library.
+        # Fast path for the most common call, a synchronous sum of one tensor: at small sizes each access to `opts` or
+        # the tensor is measurable against the bare library.
         if opts is not None and not opts.asyncOp and opts.reduceOp == _SUM and type(tensors) is list:
             tensor = tensors[0]
             if len(tensors) == 1 and tensor.is_cpu and tensor.is_contiguous() and tensor.dtype in self._types:
@@ -153,7 +153,7 @@ class MpiGroup(dist.ProcessGroup):
         return self._run(call, opts, tensors)
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> dist.Work:
-        """Reduce the inputs [ranks] of each output; each rank gets its own part."""
+        """Reduce the inputs [ranks] of each output; each rank gets its part."""
         outputs, inputs = _as_list(outputs), _as_nested_list(inputs)
         op, average = self._reduction(opts)
 
@@ -187,7 +187,7 @@ class MpiGroup(dist.ProcessGroup):
 
     reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced  # type: ignore[assignment]
 
-    # -- moves: bytes, whatever their type
+    # -- transfers: bytes of any type
 
     def broadcast(self, tensors: Any, opts: Any = None, *_: Any) -> dist.Work:
         """Overwrite each tensor with the root's."""
@@ -208,7 +208,7 @@ class MpiGroup(dist.ProcessGroup):
 
         def call() -> None:
             for parts, tensor in zip(outputs, inputs, strict=True):
-                send = self._movable(tensor)  # by a name of its own: if it is a copy, nothing else holds it
+                send = self._movable(tensor)  # named, because nothing else references it if it is a copy
                 receive, counts = self._room(parts)
                 self._comm.Allgatherv(self._bytes(send), [self._span(receive), counts, self._byte])
                 self._deal(receive, parts)
@@ -254,7 +254,7 @@ class MpiGroup(dist.ProcessGroup):
         return self._run(call, opts, outputs)
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> dist.Work:
-        """Deal out the root's inputs [ranks], one to each rank."""
+        """Distribute the root's inputs [ranks], one to each rank."""
         outputs, inputs = _as_list(outputs), _as_nested_list(inputs)
         root = opts.rootRank
 
@@ -291,7 +291,7 @@ class MpiGroup(dist.ProcessGroup):
         input_split_sizes: Sequence[int] = (),
         opts: Any = None,
     ) -> dist.Work:
-        """The same with joined tensors, split along their first dimension; without sizes, evenly."""
+        """All-to-all with joined tensors, split along their first dimension; without sizes, evenly."""
 
         def call() -> None:
             receive = self._movable(output, copy=False)
@@ -307,7 +307,7 @@ class MpiGroup(dist.ProcessGroup):
     all_to_all_single = alltoall_base  # type: ignore[assignment]
 
     def barrier(self, opts: Any = None, *_: Any) -> dist.Work:
-        """Wait until every rank is here."""
+        """Wait for all ranks."""
         return self._run(self._comm.Barrier, opts, [])
 
     # -- point to point
@@ -339,7 +339,7 @@ class MpiGroup(dist.ProcessGroup):
             lambda: self._return(buffer, tensor),
         )
 
-    # -- how it is done
+    # -- implementation
 
     def _run(self, call: Callable[[], None], opts: Any, tensors: Any) -> dist.Work:
         if opts is None or opts.asyncOp:
@@ -353,7 +353,7 @@ class MpiGroup(dist.ProcessGroup):
         return works[-1] if works else self._done
 
     def _reduction(self, opts: Any) -> tuple[Any, bool]:
-        """MPI's operation, and whether its result is to be divided by the number of ranks."""
+        """MPI's operation, and whether to divide its result by the number of ranks."""
         if opts is None or opts.reduceOp == _SUM:
             return self._sum
         op = opts.reduceOp.op
@@ -366,7 +366,7 @@ class MpiGroup(dist.ProcessGroup):
         return tensor.dtype is kind and tensor.is_cpu and tensor.is_contiguous()
 
     def _reducible(self, tensor: Tensor) -> Tensor:
-        """The tensor itself if MPI can compute in it, else a copy in host memory of a type that MPI has."""
+        """The tensor itself if MPI can reduce it in place, else a copy in host memory with a type that MPI supports."""
         kind = tensor.dtype
         if kind in self._types and tensor.is_cpu and tensor.is_contiguous():
             return tensor
@@ -378,7 +378,7 @@ class MpiGroup(dist.ProcessGroup):
         return self._host_copy(tensor, wider)
 
     def _movable(self, tensor: Tensor, copy: bool = True) -> Tensor:
-        """The tensor itself if its bytes lie in a row in host memory, else a copy there (or room for one)."""
+        """The tensor itself if it is contiguous in host memory, else a copy there (or an empty buffer)."""
         if tensor.is_cpu and tensor.is_contiguous():
             return tensor
         return self._host_copy(tensor, tensor.dtype) if copy else torch.empty(tensor.shape, dtype=tensor.dtype)
@@ -389,7 +389,7 @@ class MpiGroup(dist.ProcessGroup):
         return tensor.detach().to("cpu", kind, copy=True, memory_format=torch.contiguous_format)
 
     def _apart(self, send: Tensor, receive: Tensor) -> Tensor:
-        """`send`, or a copy of it if it lies within `receive`: torch allows that, MPI does not."""
+        """`send`, or a copy if it overlaps with `receive`, which torch allows and MPI does not."""
         start, end = receive.data_ptr(), receive.data_ptr() + receive.nbytes
         if not (send.data_ptr() < end and start < send.data_ptr() + send.nbytes):
             return send
@@ -397,7 +397,7 @@ class MpiGroup(dist.ProcessGroup):
         return send.clone()
 
     def _return(self, buffer: Tensor, tensor: Tensor, average: bool = False) -> None:
-        """Divide by the number of ranks if a mean is wanted, and copy the buffer back where it is a copy."""
+        """Divide by the number of ranks if a mean is wanted, and copy the buffer back if it is a copy."""
         if average:
             buffer = buffer.detach()
             if buffer.is_floating_point() or buffer.is_complex():
@@ -408,7 +408,8 @@ class MpiGroup(dist.ProcessGroup):
             tensor.detach().copy_(buffer)
 
     def _message_at(self, place: tuple[int, int, torch.dtype]) -> list[Any]:
-        """What mpi4py is to be given for the tensor there; kept, since a training loop reduces the same ones again."""
+        """The mpi4py buffer for a tensor at this address; cached, because a training loop reduces the same tensors
+        again."""
         if len(self._messages) >= KEPT_MESSAGES:
             self._messages.clear()
         address, size, kind = place
@@ -424,7 +425,7 @@ class MpiGroup(dist.ProcessGroup):
         return [self._span(tensor), self._byte]
 
     def _join(self, parts: Sequence[Tensor]) -> tuple[Tensor, list[int]]:
-        """The bytes of all parts in a row, and how many each has."""
+        """The concatenated bytes of all parts, and the number of bytes of each."""
         rows = [self._movable(part).detach().reshape(-1).view(torch.uint8) for part in parts]
         return torch.cat(rows), [len(row) for row in rows]
 
@@ -438,7 +439,7 @@ class MpiGroup(dist.ProcessGroup):
             part.detach().copy_(row.view(part.dtype).view(part.shape))
 
     def _split(self, tensor: Tensor, rows: Sequence[int]) -> list[int]:
-        """Bytes per rank of a tensor that is cut along its first dimension: into `rows`, or evenly."""
+        """Bytes per rank of a tensor split along its first dimension: into `rows`, or evenly."""
         if not rows:
             return [tensor.nbytes // self._ranks] * self._ranks
         width = tensor.nbytes // max(1, tensor.shape[0])
@@ -450,6 +451,6 @@ def _as_list(tensors: Any) -> list[Tensor]:
 
 
 def _as_nested_list(tensors: Any) -> list[list[Tensor]]:
-    """A list of lists; torch gives a list of tensors in some forms of a call, and [] on ranks other than the root."""
+    """A list of lists; some calls of torch pass a list of tensors, and [] on ranks other than the root."""
     tensors = list(tensors)
     return [tensors] if tensors and isinstance(tensors[0], Tensor) else tensors

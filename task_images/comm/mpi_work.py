@@ -1,4 +1,4 @@
-"""What a collective or message of the backend mpi is to its caller: torch's Work, in three kinds, and the thread."""
+"""Handles of collectives and messages of the backend mpi (torch's Work), and the thread of a group."""
 
 import queue
 import threading
@@ -12,7 +12,7 @@ from torch.futures import Future
 
 
 class Done(dist.Work):
-    """The outcome of what has been done before the call returned."""
+    """The result of an operation that was complete when the call returned."""
 
     def __init__(self, tensors: Any = None) -> None:
         super().__init__()
@@ -23,11 +23,11 @@ class Done(dist.Work):
         return True
 
     def is_completed(self) -> bool:
-        """True: it was done before the call returned."""
+        """True: the operation was complete when the call returned."""
         return True
 
     def is_success(self) -> bool:
-        """True: an error was raised by the call itself."""
+        """True: the call itself would have raised an error."""
         return True
 
     def result(self) -> Any:
@@ -35,14 +35,14 @@ class Done(dist.Work):
         return self._tensors
 
     def get_future(self) -> Any:
-        """A future that has its value already."""
+        """A completed future."""
         future: Any = Future()
         future.set_result(self._tensors)
         return future
 
 
 class Pending(Done):
-    """A collective that waits its turn in the group's thread."""
+    """A collective queued in the group's thread."""
 
     def __init__(self, tensors: Any) -> None:
         super().__init__(tensors)
@@ -62,12 +62,12 @@ class Pending(Done):
         return self.is_completed()
 
     def get_future(self) -> Any:
-        """The future that the thread completes."""
+        """A future that the thread completes."""
         return self.future
 
 
 class Message(Done):
-    """A message under way. `arrive` puts what was received where it belongs."""
+    """A message in flight. `arrive` copies received data to its destination."""
 
     def __init__(self, mpi: Any, request: Any, tensors: list[Tensor], arrive: Callable[[], None] | None = None) -> None:
         super().__init__(tensors)
@@ -76,7 +76,7 @@ class Message(Done):
         self._arrive = arrive
 
     def wait(self, timeout: Any = None) -> bool:
-        """Wait for MPI, then put what was received where it belongs."""
+        """Wait for MPI, then copy received data to its destination."""
         if self._request:
             self._request.Wait(self._status)
             self._close()
@@ -93,12 +93,12 @@ class Message(Done):
         return self.is_completed()
 
     def get_future(self) -> Any:
-        """Wait, then a future that has its value already."""
+        """Wait, then return a completed future."""
         self.wait()
         return super().get_future()
 
     def source_rank(self) -> int:
-        """The rank that sent what was received."""
+        """The rank that sent the received message."""
         return int(self._status.Get_source())
 
     _source_rank = source_rank
@@ -110,8 +110,8 @@ class Message(Done):
 
 
 class Awaited(Message):
-    """A message from whichever rank sends first. Asks for one of each in turn: with MPI_ANY_SOURCE, MPICH over UCX
-    waits for ever if messages of several ranks came before the question."""
+    """A message from whichever rank sends first. Polls each source in turn, because MPI_ANY_SOURCE of MPICH over UCX
+    hangs if messages of several ranks arrived before the call."""
 
     def __init__(
         self, mpi: Any, ask: Callable[[int], Any], sources: Sequence[int], tensors: list[Tensor], buffer: Any,
@@ -124,13 +124,13 @@ class Awaited(Message):
         self._came = False
 
     def wait(self, timeout: Any = None) -> bool:
-        """Ask one rank after the other until a message has come."""
+        """Poll one rank after the other until a message has arrived."""
         while not self.is_completed():
-            time.sleep(0)  # other threads of this process want to go on
+            time.sleep(0)  # let other threads run
         return True
 
     def is_completed(self) -> bool:
-        """Ask each rank once, and receive the first message that has come."""
+        """Poll each rank once, and receive the first message that has arrived."""
         for source in () if self._came else self._sources:
             message = self._ask(source)
             if message is not None:
@@ -142,9 +142,9 @@ class Awaited(Message):
 
 
 class Thread:
-    """Does one thing after another, in the order given. Starts with the first.
+    """Runs calls one after another, in the order of submission. The thread starts with the first call.
 
-    `last` is the last that was given; None if all is known to be done.
+    `last` is the last submitted call; None if all are known to be done.
     """
 
     def __init__(self) -> None:
@@ -162,14 +162,14 @@ class Thread:
         return self.last
 
     def drain(self) -> None:
-        """Wait for all that was given before. A callback in the thread itself has nothing before it."""
+        """Wait for all submitted calls. Returns at once in the thread itself, e.g. in a callback."""
         last = self.last
         if last is not None and threading.current_thread() is not self._thread:
             last.future.wait()
             self.last = None
 
     def close(self) -> None:
-        """End the thread after all that is queued, and wait for it."""
+        """Finish all queued calls, end the thread, and wait for it."""
         if self._thread is not None:
             self._queue.put(None)
             self._thread.join()

@@ -1,4 +1,4 @@
-"""torch's own engines as controls: DistributedDataParallel, ZeroRedundancyOptimizer, and fully_shard."""
+"""torch's own engines, for comparison: DistributedDataParallel, ZeroRedundancyOptimizer, and fully_shard."""
 
 import importlib
 import inspect
@@ -31,10 +31,10 @@ SPREAD = StateDictOptions(full_state_dict=True)
 
 
 def make_native(method: Method) -> Strategy:
-    """The control that a method names.
+    """The strategy for a method that names an engine of torch.
 
-    torch's engines load their compiler when the first model is wrapped, which takes two seconds of a core: it is loaded
-    here instead, so that it counts neither as the self-check nor as training.
+    torch imports its compiler when the first model is wrapped, which takes two seconds of CPU time. It is imported
+    here, so that it counts neither as self-check nor as training.
     """
     importlib.import_module("torch._dynamo")
     if method.engine in ("fsdp2", "hsdp"):
@@ -47,7 +47,8 @@ def make_native(method: Method) -> Strategy:
 
 
 class ShardedOptimizer(DdpAllReduce):
-    """ZeRO-1: gradients by DistributedDataParallel; each rank updates a part of the parameters and broadcasts it."""
+    """ZeRO-1: DistributedDataParallel averages gradients; each rank updates a part of the parameters and broadcasts
+    it."""
 
     def attach(
         self,
@@ -78,14 +79,14 @@ class ShardedOptimizer(DdpAllReduce):
         return not isinstance(self.optimizer, ZeroRedundancyOptimizer)
 
     def state_dict(self) -> StrategyState:
-        """As of every method: any other one, on any number of ranks, can go on from it."""
+        """The common form, so that any other method, on any number of ranks, can resume from it."""
         if self.keeps_optimizer_state:
             return super().state_dict()
         [whole] = self.method_state()["optimizers"] or [{}]
         return {"model": self.model.state_dict(), "optimizer": whole, "method": {}}
 
     def method_state(self) -> MethodState:
-        """For checkpoints in parts: the optimizer's whole state, on rank 0."""
+        """For sharded checkpoints: the optimizer's full state, on rank 0."""
         if not isinstance(self.optimizer, ZeroRedundancyOptimizer):
             return {}
         self.optimizer.consolidate_state_dict(0)
@@ -97,10 +98,10 @@ class ShardedOptimizer(DdpAllReduce):
 
 
 class ShardedModel(Strategy):
-    """FSDP2: parameters, gradients and optimiser state in parts. In groups of ranks, each group has all parts (HSDP); a
-    group is a node, or half of the ranks if there is one node or one rank on each.
+    """FSDP2: sharded parameters, gradients and optimizer state. With HSDP each group of ranks has all shards; a group
+    is a node, or half of the ranks if there is one node or one rank per node.
 
-    Gradients are means over ranks; unequal batches are weighted when the loss enters the backward pass.
+    Gradients are means over ranks; unequal batches are weighted at the start of the backward pass.
     """
 
     def __init__(self, in_groups: bool) -> None:
@@ -116,7 +117,7 @@ class ShardedModel(Strategy):
             mesh = init_device_mesh(kind, (self.place.size,))
         else:
             mesh = init_device_mesh(kind, (count, self.place.size // count), mesh_dim_names=("replicate", "shard"))
-        for parameter in model.parameters():  # fully_shard takes no other memory format, such as channels last
+        for parameter in model.parameters():  # fully_shard does not support other memory formats, such as channels last
             parameter.data = parameter.data.contiguous()
         for block in _list_blocks(model):
             fully_shard(block, mesh=mesh)
@@ -126,7 +127,7 @@ class ShardedModel(Strategy):
 
     def _connect(self) -> None:
         if self.place.size > 1 and isinstance(self.optimizer, torch.optim.SGD):
-            for group in self.optimizer.param_groups:  # torch has no fused SGD for parameters in shards
+            for group in self.optimizer.param_groups:  # torch has no fused SGD for sharded parameters
                 group["fused"] = False
 
     def _weigh_outputs(self, module: nn.Module, inputs: object, outputs: Tensor | tuple[Tensor, ...]) -> None:
@@ -145,7 +146,7 @@ class ShardedModel(Strategy):
             self.model.set_requires_gradient_sync(passes == 1)  # type: ignore[operator]
 
     def last_pass(self) -> Any:
-        """The block of the last backward pass, in which gradients are reduced."""
+        """A context for the last pass, in which gradients are reduced."""
         if self.place.size > 1:
             self.model.set_requires_gradient_sync(True)  # type: ignore[operator]
         return super().last_pass()
@@ -155,11 +156,11 @@ class ShardedModel(Strategy):
             self._scale_alone()
 
     def check_replicas(self) -> float | None:
-        """None: the ranks hold parts of one model."""
-        return None  # there is one model in parts
+        """None: the ranks hold shards of one model."""
+        return None
 
     def state_dict(self) -> StrategyState:
-        """The whole model and optimizer state, collected on rank 0; a collective call."""
+        """The full state of model and optimizer, gathered on rank 0. Collective."""
         if self.place.size == 1:
             return super().state_dict()
         return {
@@ -169,7 +170,7 @@ class ShardedModel(Strategy):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Spread a whole state over the ranks; a collective call."""
+        """Distribute a full state over the ranks. Collective."""
         if self.place.size == 1:
             super().load_state_dict(state)
             return
@@ -178,7 +179,7 @@ class ShardedModel(Strategy):
 
 
 def _list_blocks(model: nn.Module) -> list[nn.Module]:
-    """The parts of a model that are gathered one at a time: its children, or theirs if they are mere lists."""
+    """The modules that are sharded separately: the model's children, or their children if they are lists."""
     found: list[nn.Module] = []
     for child in model.children():
         parts = child.children() if isinstance(child, nn.ModuleList | nn.ModuleDict | nn.Sequential) else [child]

@@ -1,5 +1,5 @@
 """Plans: which tensors share a message. Pure functions, no torch. Tensors are numbered in the order in which their
-gradients become ready; a plan is a list of groups of consecutive numbers, in the order in which they are ready."""
+gradients become ready; a plan is a list of groups of consecutive numbers, in the same order."""
 
 import heapq
 from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ def build(plan: str, sizes: Sequence[int], ready: Sequence[float], cost: Cost) -
 
 
 def threshold(sizes: Sequence[int], limit: int) -> Groups:
-    """Append tensors until a group has `limit` bytes or more."""
+    """Fill each group until it has `limit` bytes or more."""
     groups: Groups = []
     filled = limit
     for number, size in enumerate(sizes):
@@ -43,10 +43,10 @@ def threshold(sizes: Sequence[int], limit: int) -> Groups:
 
 
 def merge_greedily(sizes: Sequence[int], ready: Sequence[float], cost: Cost) -> Groups:
-    """MG-WFBP: a group waits for the next tensor if it could not start before that is ready anyway, or if the wait is
-    shorter than the start-up time that merging saves (Shi et al. 2019, arXiv:1811.11141, algorithm 1)."""
+    """MG-WFBP: merge the next tensor into a group if the link is busy until that tensor is ready, or if waiting for it
+    is shorter than the start-up time that merging saves (Shi et al. 2019, arXiv:1811.11141, algorithm 1)."""
     groups: Groups = []
-    free = 0.0  # when the messages before the open group are over
+    free = 0.0  # when the messages before the open group are sent
     for number, size in enumerate(sizes):
         if not groups:
             groups, total = [[0]], float(size)
@@ -63,9 +63,9 @@ def merge_greedily(sizes: Sequence[int], ready: Sequence[float], cost: Cost) -> 
 
 
 def find_optimum(sizes: Sequence[int], ready: Sequence[float], cost: Cost) -> Groups:
-    """The grouping whose last message is over first, under the same model. O(n^2) time and O(n) space."""
+    """The grouping whose last message ends earliest under the same model. O(n^2) time, O(n) space."""
     count = len(sizes)
-    ends = [0.0] * (count + 1)  # ends[n]: when the first n tensors have been sent, at the earliest
+    ends = [0.0] * (count + 1)  # ends[n]: earliest time at which the first n tensors are sent
     cuts = [0] * (count + 1)
     for stop in range(1, count + 1):
         best, total = float("inf"), 0
@@ -84,7 +84,7 @@ def find_optimum(sizes: Sequence[int], ready: Sequence[float], cost: Cost) -> Gr
 
 
 def fit(samples: Sequence[tuple[float, float]]) -> Cost:
-    """alpha and beta by least squares from (bytes, seconds), neither of them negative."""
+    """Least-squares fit of alpha and beta, both non-negative, to samples of (bytes, seconds)."""
     count = len(samples)
     mean_size = sum(size for size, _ in samples) / count
     mean_time = sum(time for _, time in samples) / count
@@ -95,9 +95,9 @@ def fit(samples: Sequence[tuple[float, float]]) -> Cost:
 
 
 def simulate_order(sizes: Sequence[int], ready: Sequence[float], priorities: Sequence[int], cost: Cost) -> list[int]:
-    """The order in which one link sends messages if the ready one with the least priority number goes first.
+    """The order in which one link sends messages if the ready message with the lowest priority number goes first.
 
-    Made from rank 0's measurements, it is the same on all ranks without a word between them.
+    All ranks compute the same order from rank 0's measurements, without communication.
     """
     arriving = sorted(range(len(sizes)), key=ready.__getitem__, reverse=True)
     able: list[tuple[int, int]] = []

@@ -1,9 +1,9 @@
-"""Starting MPI without a launcher: MPICH's process-manager protocol (PMI-1), answered out of torch's own store.
+"""MPI without a launcher: MPICH's process-manager protocol (PMI-1), answered from torch's store.
 
-An MPI process asks its process manager three things: who am I, remember this value for the others, and wait until all
-have come this far. `mpiexec` answers from a tree of proxies that has to be started on every host, by ssh for want of
-anything better. But ranks that already run, and already share a torch store for their rendezvous, need no launcher:
-each hands MPICH one end of a socket pair, and a thread at the other end answers out of that store.
+An MPI process asks its process manager for three things: its rank, a key-value store shared with the others, and a
+barrier. `mpiexec` answers through a tree of proxies, which it starts on every host, usually by ssh. Ranks that are
+already running and share a torch store for their rendezvous need no launcher: each gives MPICH one end of a socket
+pair, and a thread at the other end answers from that store.
 
 Wire protocol (MPICH, src/pmi, version 1.1): one request per line, "cmd=NAME key=value ...", one answer line each.
 """
@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 
 from task_images.contract import EXIT_RETRYABLE
 
-# Set by a launcher that has made this process an MPI rank already: mpiexec, srun, mpirun.
+# Set by launchers of MPI ranks: mpiexec, srun, mpirun.
 LAUNCHED = ("PMI_FD", "PMI_PORT", "PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
 
 FAREWELL = "cmd=finalize_ack rc=0"
@@ -32,15 +32,15 @@ THREAD_MULTIPLE = 3
 
 
 def is_launched() -> bool:
-    """True if this process was started as a rank of MPI by a launcher of its own."""
+    """Whether a launcher started this process as an MPI rank."""
     return any(name in os.environ for name in LAUNCHED)
 
 
 class Manager:
-    """Answers one rank's MPI library. `store` is shared by all ranks of the job and empty at first.
+    """The process manager of one rank. `store` is shared by all ranks of the job and initially empty.
 
-    The thread lives as long as the process. A rank that cannot reach the store cannot start MPI either: the process
-    then ends with exit code 75.
+    The thread lives as long as the process. If the rank cannot reach the store, MPI cannot start, and the process ends
+    with exit code 75.
     """
 
     def __init__(self, store: Any, rank: int, size: int) -> None:
@@ -62,13 +62,13 @@ class Manager:
         self._socket, self._library_end = socket.socketpair()
 
     def start_mpi(self) -> None:
-        """Initialise the MPI library of this process as rank `rank` of `size`. Collective.
+        """Initialize the MPI library of this process as rank `rank` of `size`. Collective.
 
         mpi4py.MPI must have been imported with `mpi4py.rc.initialize = False`. The library is called through ctypes,
-        which lets go of the interpreter while it waits: the answering thread needs it.
+        which releases the GIL, because the answering thread must run.
         """
         if self._rank == 0:
-            # MPICH names its shared memory after the job, and would trip over what a killed run left under that name.
+            # MPICH names its shared memory after the job; a random name avoids leftovers of a killed run.
             self._store.set("job", f"mlbench_{os.urandom(8).hex()}")
         self._store.set(f"domain/{self._rank}", memory_domain())
         threading.Thread(target=self._serve, name="pmi", daemon=True).start()
@@ -78,29 +78,28 @@ class Manager:
             "PMI_SIZE": str(self._size),
         }
         os.environ.update(variables)
-        # MPICH has two ways to the network. Over libfabric's TCP a collective's last bytes leave a rank only within
-        # its next call of MPI: a rank that computes, validates or waits for a file keeps the others waiting,
-        # for ever if it waits for one of them. UCX hands them to the kernel at once, and needs half the time or less
-        # for small messages. It needs more for large ones if the network is this machine's loopback. What neither
-        # can do, MPI_ANY_SOURCE over UCX, is done without (mpi_work.Awaited). Machines whose fast network only
-        # libfabric knows (EFA) ask for it with this variable.
+        # MPICH has two network modules. With libfabric over TCP, the last bytes of a collective leave a rank only in
+        # its next MPI call: a rank that computes, validates or waits for a file blocks the others (deadlock if it waits
+        # for one of them). UCX gives them to the kernel at once, and takes half the time or less for small messages,
+        # but more for large ones over loopback. MPI_ANY_SOURCE hangs over UCX and is avoided (mpi_work.Awaited).
+        # Machines whose fast network only libfabric supports (EFA) set this variable themselves.
         os.environ.setdefault("MPIR_CVAR_CH4_NETMOD", "ucx")
         if not may_read_others():
-            # MPICH looks for the call and not for the right to it, and would end the rank when it is refused.
+            # MPICH checks only that the call exists, and would abort the rank when permission is denied.
             os.environ.setdefault("MPIR_CVAR_CH4_CMA_ENABLE", "0")
         try:
             library().MPI_Init_thread(None, None, THREAD_MULTIPLE, ctypes.byref(ctypes.c_int()))
         finally:
-            # Children of this process are not this rank.
+            # Children of this process are not MPI ranks.
             for name in variables:
                 del os.environ[name]
         self._meet()
         forget_shared_memory()
 
     def end_mpi(self) -> None:
-        """Finalise the library. Collective: waits for all ranks."""
+        """Finalize the library. Collective: waits for all ranks."""
         library().MPI_Finalize()
-        # MPICH takes leave of its manager when the process ends, which this thread does not live to see.
+        # MPICH says goodbye to its manager at process exit, when this thread no longer runs.
         self._socket.sendall(FAREWELL.encode() + b"\n")
 
     def _serve(self) -> None:
@@ -110,7 +109,7 @@ class Manager:
                     words = dict(word.partition("=")[::2] for word in line.split())
                     self._socket.sendall(self._answer(words).encode() + b"\n")
         except Exception:
-            # MPI waits for an answer that will never come, and nothing can interrupt it: end here, and say why.
+            # MPI would wait forever for an answer and cannot be interrupted: end the process and print why.
             why = traceback.format_exc(limit=1).strip().splitlines()[-1]
             sys.stderr.write(f"rank {self._rank}: MPI lost the other ranks while starting: {why[:300]}\n")
             sys.stderr.flush()
@@ -151,7 +150,7 @@ class Manager:
         self._store.wait([f"{key}/open"])
 
     def _mapping(self) -> str | None:
-        """Which ranks share memory. Rank 0 works it out for all; None if it would not fit into an answer."""
+        """Which ranks share memory, computed by rank 0 for all; None if it does not fit into an answer."""
         if self._rank == 0:
             domains = [bytes(self._store.get(f"domain/{rank}")).decode() for rank in range(self._size)]
             self._store.set("mapping", process_mapping(domains))
@@ -160,7 +159,7 @@ class Manager:
 
 
 def memory_domain() -> str:
-    """A text that is equal for processes that can share memory: same kernel, same /dev/shm, same process numbers."""
+    """An identifier that is equal for processes that can share memory: same kernel, /dev/shm and PID namespace."""
     parts = [socket.gethostname()]
     with contextlib.suppress(OSError):
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
@@ -172,10 +171,10 @@ def memory_domain() -> str:
 
 
 def may_read_others() -> bool:
-    """Whether the kernel lets this process copy out of another one's memory (process_vm_readv), as the ranks of one
-    machine do. Containers mostly may not, nor where only descendants may be traced (Yama)."""
+    """Whether this process may read another's memory (process_vm_readv), as ranks on one machine do. Usually forbidden
+    in containers, and where Yama restricts ptrace to descendants."""
     byte = ctypes.create_string_buffer(1)
-    own, others = _Span(ctypes.addressof(byte), 1), _Span(0, 1)  # nothing is at 0: EFAULT, once the right is there
+    own, others = _Span(ctypes.addressof(byte), 1), _Span(0, 1)  # address 0 is unmapped: EFAULT if permitted
     libc = ctypes.CDLL(None, use_errno=True)
     try:
         libc.process_vm_readv(os.getppid(), ctypes.byref(own), 1, ctypes.byref(others), 1, 0)
@@ -193,10 +192,11 @@ class _Span(ctypes.Structure):
 def process_mapping(domains: list[str]) -> str:
     """MPICH's notation for the node of every rank, given one domain per rank: "(vector,(node,nodes,ranks each),...)".
 
-    Nodes are numbered as they first appear. A block describes `nodes` nodes in a row with equally many ranks each.
+    Nodes are numbered in order of appearance. A block describes `nodes` consecutive nodes with the same number of
+    ranks.
     """
     numbers: dict[str, int] = {}
-    runs: list[list[int]] = []  # node, ranks in a row
+    runs: list[list[int]] = []  # node, consecutive ranks
     for domain in domains:
         node = numbers.setdefault(domain, len(numbers))
         if runs and runs[-1][0] == node:
@@ -213,20 +213,20 @@ def process_mapping(domains: list[str]) -> str:
 
 
 def forget_shared_memory() -> None:
-    """Take away the names of MPICH's shared memory. It stays as long as somebody has it mapped, and is gone then, even
-    if the ranks are killed. To be called when all ranks have found it."""
+    """Unlink MPICH's shared memory, so that it disappears with the last rank, even if ranks are killed. Call it after
+    all ranks have opened it."""
     for path in _find_mapped_library(r"/dev/shm/mpich_shm_\w+"):
         path.unlink(missing_ok=True)
 
 
 def library() -> ctypes.CDLL:
-    """The MPI library that mpi4py has loaded into this process. Raises OSError if there is none."""
+    """The MPI library that mpi4py loaded into this process. Raises OSError if there is none."""
     for path in _find_mapped_library(r"/.*/libmpi(?:_abi)?\.so[.0-9]*"):
         return ctypes.CDLL(str(path))
     raise OSError("mpi4py has not loaded a libmpi")
 
 
 def _find_mapped_library(pattern: str) -> set[Path]:
-    """The files mapped into this process whose path is `pattern`."""
+    """The files mapped into this process whose path matches `pattern`."""
     lines = Path("/proc/self/maps").read_text().splitlines()
     return {Path(found[1]) for line in lines if (found := re.search(rf" ({pattern})$", line))}

@@ -1,4 +1,4 @@
-"""What a training does first: choose its method, and check it before the clock starts."""
+"""The first step of a training: choose the method, and check it before the clock starts."""
 
 import time
 from collections.abc import Callable
@@ -12,9 +12,9 @@ from task_images.harness.distributed import World
 def prepare_strategy(world: World, own: Callable[[], Strategy]) -> Strategy:
     """The strategy of the run's method after its self-check, or the task's `own`. Collective.
 
-    Rank 0's log has a line with the method and what was compared, which the result says, too. The check begins when all
-    ranks have loaded their data, for its collectives do not wait that long. Raises TaskUsageError for a method that
-    cannot be, and MethodWrongError for one that computes something else.
+    Rank 0's log and the result say which method was used and what was compared. The check starts after all ranks have
+    loaded their data, because its collectives have a shorter timeout. Raises TaskUsageError for an invalid method, and
+    MethodWrongError for one that computes a wrong result.
     """
     contract = world.contract
     if not contract.method:

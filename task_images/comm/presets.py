@@ -1,4 +1,4 @@
-"""Methods with a name, as data: what they are, what they send, who described them. No torch: the tool reads this."""
+"""Named methods as data: axes, bytes sent, source. No torch, because the command line imports this."""
 
 import re
 from collections.abc import Mapping
@@ -11,11 +11,11 @@ from task_images.comm.shipped import SHIPPED
 
 @dataclass(frozen=True)
 class Preset:
-    """A method with a name.
+    """A named method.
 
     changes    axes that differ from Method's defaults
-    bytes      what a rank sends in a step, as a formula: M bytes of gradients in d numbers, P ranks
-    goal       False if training is not meant to reach a task's goal with it; `note` says why
+    bytes      bytes that a rank sends per step, as a formula: M bytes of gradients, d elements, P ranks
+    goal       False if training with it is not expected to reach a task's goal; `note` says why
     """
 
     summary: str
@@ -186,7 +186,7 @@ PRESETS: dict[str, Preset] = {
 
 
 def register(method: RegisteredMethod, file: str = "none") -> None:
-    """Make a method that came through the door one of the presets. Raises MethodError for a name that is in use."""
+    """Add a custom method to the presets. Raises MethodError if the name is in use."""
     if not _NAME.fullmatch(method.name) or set(method.options) & {*AXES, "name", "file"}:
         raise MethodError(f"the method {method.name!r} or one of its options has a name that cannot be used")
     known = REGISTERED.get(method.name)
@@ -204,13 +204,13 @@ def register(method: RegisteredMethod, file: str = "none") -> None:
 
 
 def register_installed(name: str = "") -> None:
-    """Register the methods of installed packages: of that name, or all. Raises MethodError."""
+    """Register the methods of installed packages: the one named `name`, or all. Raises MethodError."""
     for method in load_installed(name):
         register(method)
 
 
 def find_registered(method: Method) -> RegisteredMethod:
-    """The class of a registered method, on a rank or in the tool. Raises MethodError if there is none."""
+    """The class of a registered method, on a rank or in the command line. Raises MethodError if there is none."""
     if method.name not in REGISTERED:
         if method.file != "none":
             register(load_file(method.file), method.file)
@@ -222,7 +222,7 @@ def find_registered(method: Method) -> RegisteredMethod:
 
 
 def resolve(name: str, changes: Mapping[str, str] | None = None) -> Method:
-    """The preset `name` with other values on some axes. Raises MethodError for unknown words and bad values."""
+    """The preset `name` with changed axes. Raises MethodError for unknown names and invalid values."""
     if name not in PRESETS:
         register_installed(name)
     if name not in PRESETS:
@@ -241,7 +241,7 @@ def resolve(name: str, changes: Mapping[str, str] | None = None) -> Method:
 
 
 def list_companions(name: str) -> dict[str, list[str]]:
-    """What a preset may be combined with: for each axis of words the other values that are legal with it."""
+    """The legal changes of a preset: for each axis with named values, the other values that are valid with it."""
     method = resolve(name)
     found = {}
     for axis in AXES.values():

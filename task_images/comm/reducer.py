@@ -1,9 +1,9 @@
-"""mlbench's own reducer: hooks fill messages during the backward pass, one thread sends them in one fixed order.
+"""mlbench's own reducer: hooks fill messages during the backward pass, and one thread sends them in a fixed order.
 
-Gradients are scaled and copied into flat buffers in the order of the plan; from then on a parameter's gradient is a
-view of its buffer. The thread takes the messages in the same order on every rank, waits until each is ready, and
-runs all rounds of its transport; nothing ever waits inside a callback. Forward gates take the place of the barrier if
-the method has none: a layer's forward pass waits for the layer's own messages, and updates its parameters then.
+Gradients are scaled and copied into flat buffers in the order of the plan; after that, a parameter's gradient is a view
+of its buffer. The thread takes the messages in the same order on every rank, waits until each is ready, and runs all
+rounds of its transport; callbacks do not block. Methods without a barrier use forward gates: a layer's forward pass
+waits for the layer's messages and updates its parameters.
 """
 
 import math
@@ -30,15 +30,15 @@ from task_images.harness.errors import TaskUsageError
 from task_images.harness.precision import LossScale
 from task_images.harness.replicas import measure_distance
 
-# Backward passes that the plans mgwfbp and optimal and the order priority are made from. The first updates compile and
-# choose kernels, and are left out; of the others medians count.
+# Backward passes measured for the plans mgwfbp and optimal and the order priority. The first updates, in which kernels
+# are compiled and selected, are skipped; medians of the others are used.
 SKIPPED_UPDATES, MEASURED_UPDATES = 3, 5
 Moment = float | torch.cuda.Event
-COST_SIZES = (1024, 16384, 65536, 262144)  # numbers of 4 bytes
+COST_SIZES = (1024, 16384, 65536, 262144)  # 4-byte elements
 
 
 class Reducer(Strategy):
-    """Every rank's gradients become their weighted mean, exact for unequal batches, or what the codec makes of it."""
+    """Averages gradients over ranks, weighted by batch size and compressed by the method's codec."""
 
     _clear_to_none = True
 
@@ -54,19 +54,19 @@ class Reducer(Strategy):
         self._update = 0
         self._armed = self._is_guarded = False
         self._clip: float | None = None
-        self._finite: Tensor | None = None  # whether this rank's gradients of an update are
+        self._finite: Tensor | None = None  # whether this rank's gradients of the update are finite
         self._started: Moment = 0.0
-        self._open = False  # messages of an update are under way
-        self._due: float | None = None  # the rate of an update that the forward gates still have to make
+        self._open = False  # messages of an update are in flight
+        self._due: float | None = None  # learning rate of an update pending at the forward gates
         self._groups: list[Group] = []
         self._slots: list[Slot] = []
         self._measuring = False
         if self.place.size == 1:
             return
         named = [(name, parameter) for name, parameter in self.model.named_parameters() if parameter.requires_grad]
-        self._named = list(reversed(named))  # gradients become ready about in this order
-        self._times: list[dict[str, Moment]] = []  # of the update that goes on, by parameter
-        self._seconds: list[dict[str, float]] = []  # of those before, from the first gradient on
+        self._named = list(reversed(named))  # approximate order in which gradients become ready
+        self._times: list[dict[str, Moment]] = []  # of the current update, by parameter
+        self._seconds: list[dict[str, float]] = []  # of earlier updates, relative to the first gradient
         self._cost = Cost(self.profile.alpha, self.profile.beta) if self.profile else Cost(0.0, 0.0)
         if self.method.momentum != "none":
             self._take_over_momentum()
@@ -88,7 +88,7 @@ class Reducer(Strategy):
             self._gate_modules()
 
     def _take_over_momentum(self) -> None:
-        """Momentum is the codec's; on top of it the optimizer's own would count twice."""
+        """Disable the optimizer's momentum: the codec applies it."""
         if not isinstance(self.optimizer, torch.optim.SGD):
             raise TaskUsageError(
                 f"{self.method.name} has its own momentum in place of SGD's, and cannot have "
@@ -110,12 +110,14 @@ class Reducer(Strategy):
         return Cost(self.place.world.agree(found.alpha), self.place.world.agree(found.beta))
 
     def _build(self, ready: list[float], measured: bool) -> None:
-        """Groups, messages and their order for `self._named`, whose gradients are ready at `ready`, ascending."""
+        """Create groups, messages and their order for `self._named`, whose gradients are ready at `ready` (seconds,
+        ascending)."""
         self._groups, slots = [], {}
         by_type: dict[tuple[torch.dtype, torch.device], list[int]] = {}
         for number, (_, parameter) in enumerate(self._named):
             by_type.setdefault((parameter.dtype, parameter.device), []).append(number)
-        # One message until then: a message per tensor would take seconds on slow links, and its sending slow the pass.
+        # One message until then: a message per tensor could take seconds on slow links and would slow the measured
+        # pass.
         plan = "all" if self._measuring and self.method.plan in ("mgwfbp", "optimal") else self.method.plan
         numbered: list[list[int]] = []
         for members in by_type.values():
@@ -141,7 +143,7 @@ class Reducer(Strategy):
         self._arrange([ready[group[-1]] for group in sorted(numbered, key=lambda group: group[-1])], measured)
 
     def _now(self) -> Moment:
-        """This moment in the device's own time: on a GPU a hook runs when work is handed over, not when it is done."""
+        """The current time of the device: on a GPU hooks run when kernels are launched, not when they finish."""
         if self.place.world.device.type != "cuda":
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -149,7 +151,7 @@ class Reducer(Strategy):
         return event
 
     def _read_times(self, moments: Mapping[str, Moment]) -> dict[str, float]:
-        """Seconds from the first gradient of an update to each."""
+        """Seconds from the first gradient of an update to each gradient."""
         self.place.world.synchronize()
         found, started = {}, self._started
         for name, moment in moments.items():
@@ -178,7 +180,7 @@ class Reducer(Strategy):
                 number, start = number + 1, end
 
     def _arrange(self, ready: list[float], measured: bool) -> None:
-        """The order in which the thread takes messages, the same on all ranks."""
+        """Set the order in which the thread takes messages, the same on all ranks."""
         entries = [(group, message) for group in self._groups for message in group.messages]
         order = entries
         if isinstance(self._transport, ServerSum):
@@ -197,7 +199,7 @@ class Reducer(Strategy):
         self._sender.arrange(order, sorted(entries, key=lambda entry: -self._depth(entry[0])))
 
     def _depth(self, group: Group) -> int:
-        """How late in the backward pass, so how near to the input, a group's last parameter is."""
+        """Position of a group's last parameter in the backward pass: higher is closer to the input."""
         return max(self._place[slot.name] for slot in group.slots)
 
     @property
@@ -207,7 +209,7 @@ class Reducer(Strategy):
     # --- an update, on the training thread -------------------------------------------------------------------------
 
     def begin(self, weight: float, total: float, passes: int = 1, scale: LossScale | None = None) -> None:
-        """Begin an update in which this rank has `weight` of `total`; `passes` backward passes make it up."""
+        """Begin an update of `passes` backward passes, in which this rank has the weight `weight` / `total`."""
         if scale is not None and self.method.barrier == "none" and self.place.size > 1:
             raise ValueError("without a barrier an overflow cannot be found before the update")
         super().begin(weight, total, passes, scale)
@@ -218,14 +220,15 @@ class Reducer(Strategy):
             self._share *= self.place.size
         is_lossy = self.method.codec not in ("none", "fp16", "bf16")
         if is_lossy:
-            # A residual must not be in units of a scale that changes, and signs have no scale to divide by.
+            # Unscale now: the loss scale changes between updates, but residuals stay, and signs cannot be unscaled
+            # later.
             self._share, self._divisor = self._share / self._divisor, 1.0
-        # A codec may turn an overflow into a number, and a residual would keep it.
+        # A codec may turn an overflow into a finite number that stays in the residual.
         self._is_guarded = scale is not None and is_lossy
         self._finite = None
 
     def last_pass(self) -> AbstractContextManager[object]:
-        """The block of the last backward pass, in which messages leave as soon as they are full."""
+        """A context for the last pass, in which messages are sent as soon as they are full."""
         return self._arm() if self.place.size > 1 else nullcontext()
 
     @contextmanager
@@ -237,7 +240,7 @@ class Reducer(Strategy):
             self._armed = False
 
     def _on_gradient(self, index: int, parameter: Tensor) -> None:
-        """A gradient is complete: scale it into its place, and mark its group ready with the last of them."""
+        """Called when a gradient is complete: copy it, scaled, into the buffer. The last one marks its group ready."""
         if not self._armed:
             return
         if not self._open:
@@ -265,7 +268,7 @@ class Reducer(Strategy):
         slot.group.missing -= 1
 
     def _start(self) -> None:
-        """A new update: all messages of the last one are summed, and its parameters updated."""
+        """Start a new update. The previous one is complete: messages summed, parameters updated."""
         self._drain()
         for group in self._groups:
             group.missing, group.ready, group.pending = len(group.slots), False, len(group.messages)
@@ -296,15 +299,15 @@ class Reducer(Strategy):
         return super()._apply(rate, math.inf if is_clipped else clip)
 
     def _clip_own(self, clip: float) -> None:
-        """Clip this rank's own gradients, before they are accumulated, to 1/sqrt(P) of the limit (Lin et al. 2018,
-        section 3.2)."""
+        """Clip this rank's gradients, before they are accumulated, to 1/sqrt(P) of the limit (Lin et al. 2018, section
+        3.2)."""
         views = [slot.view for slot in self._slots]
-        # The views have this rank's share of the mean, without the loss scale.
+        # The views contain this rank's share of the mean, unscaled.
         limit = clip * self._weight / self._total / self.place.size**0.5
         torch._foreach_mul_(views, torch.clamp(limit / (nn.utils.get_total_norm(views) + 1e-6), max=1.0))
 
     def _finish_backward(self) -> None:
-        """What got no gradient counts as zeros."""
+        """Count missing gradients as zeros."""
         if not self._open:
             self._start()
         for slot in self._slots:
@@ -315,16 +318,16 @@ class Reducer(Strategy):
         self._sender.release([group for group in self._groups if not group.ready])
 
     def _agree(self, finite: bool) -> bool:
-        """Codecs hide an overflow on one rank from the others, which have to be asked."""
+        """Ask all ranks if a codec may hide one rank's overflow from the others."""
         if not self._is_guarded:
             return finite
         own = finite and (self._finite is None or bool(self._finite))
         return self.place.world.max([0.0 if own else 1.0])[0] == 0
 
     def step(self, rate: float, clip: float | None = None) -> bool:
-        """Update the model at learning rate `rate`; without a barrier, when each tensor is used next.
+        """Update the model at learning rate `rate`; without a barrier, each tensor when it is used next.
 
-        Raises ValueError if clipping is asked for without a barrier.
+        Raises ValueError for clipping without a barrier.
         """
         self._clip = clip
         if self.method.barrier == "step" or self.place.size == 1:
@@ -348,7 +351,7 @@ class Reducer(Strategy):
         return True
 
     def _plan_again(self) -> None:
-        """With enough backward passes measured: the final plan, by rank 0's times."""
+        """Once enough backward passes are measured, make the final plan from rank 0's times."""
         if not self._measuring:
             return
         self._seconds.append(self._read_times(self._times.pop()))
@@ -358,7 +361,7 @@ class Reducer(Strategy):
         names = [name for name, _ in self._named]
         counted = self._seconds[SKIPPED_UPDATES:]
         medians = {name: statistics.median(row[name] for row in counted if name in row) for name in counted[-1]}
-        late = max(medians.values(), default=0.0)  # for what got no gradient
+        late = max(medians.values(), default=0.0)  # for parameters without a gradient
         own = torch.tensor([medians.get(name, late) for name in names], dtype=torch.float64)
         ready = self.place.world.broadcast(own).tolist()
         order = sorted(range(len(names)), key=lambda number: (ready[number], number))
@@ -372,8 +375,8 @@ class Reducer(Strategy):
     # --- forward gates -------------------------------------------------------------------------------------------
 
     def _gate_modules(self) -> None:
-        """Before a module's forward pass its own parameters must be updated. Those that several modules share, and
-        those of modules that never had a forward pass (they are used in another way), before the whole model's."""
+        """A module's parameters must be updated before its forward pass. Parameters shared by several modules, and
+        those of modules without a forward pass of their own, must be updated before the whole model's."""
         self._applied: set[int] = set()
         self._gated: set[int] = set()
         self.model.register_forward_pre_hook(self._pass_first_gate)
@@ -419,25 +422,25 @@ class Reducer(Strategy):
         self._applied.update(indices)
 
     def _drain(self) -> None:
-        """Finish an update whose parameters wait at the gates."""
+        """Finish an update that is pending at the gates."""
         if self._due is None:
             return
         self._sender.wait(self._groups)
         rest = [slot.index for slot in self._slots if slot.index not in self._applied]
-        # What has its gradient of the next update already was updated before: its module ran.
+        # A parameter that already has a gradient of the next update was updated before: its module ran.
         if rest:
             self._update_parameters(rest)
         self._applied.clear()
         self._due = None
 
     def consensus(self) -> AbstractContextManager[object]:
-        """Finish what is under way; the replicas are equal then."""
+        """Finish pending messages; the replicas are equal then."""
         if self.place.size > 1:
             self._drain()
         return nullcontext()
 
     def check_replicas(self) -> float | None:
-        """Equal models if the method keeps them so; their distance without communication."""
+        """Check that models are equal if the method keeps them equal; measure their distance without communication."""
         if self.traits.identical or self.place.size == 1:
             return super().check_replicas()
         return measure_distance(self.place.world, self._parameters)
@@ -458,7 +461,7 @@ class Reducer(Strategy):
             self._load_own_state(pick_state(state["ranks"], self.place.rank, self.place.size))
 
     def _own_state(self) -> dict[str, dict[str, Tensor]]:
-        """Residuals, velocities and factors of this rank by parameter name."""
+        """Residuals, velocities and factors of this rank, by parameter name."""
         found: dict[str, dict[str, Tensor]] = {"residual": {}, "velocity": {}, "factor": {}}
         for group in self._groups:
             for kind in ("residual", "velocity"):
@@ -490,8 +493,8 @@ class Reducer(Strategy):
     def stats(self) -> dict[str, float]:
         """The common figures.
 
-        Messages and bytes of this rank; seconds of queueing and of communication, exposed or hidden. On GPUs there are
-        no seconds: the host only hands messages over, and its times say nothing of the network.
+        Messages and bytes of this rank; seconds of queueing and of communication, exposed or hidden. No seconds on
+        GPUs, where the host only launches communication and cannot time the network.
         """
         figures = super().stats()
         if self.place.size > 1:
@@ -516,7 +519,7 @@ class Reducer(Strategy):
         return [] if self.place.size == 1 else [_size(group.flat) for group in self._groups]
 
     def close(self) -> None:
-        """Finish what is under way and end the thread."""
+        """Finish pending messages and end the thread."""
         if self.place.size > 1:
             self._drain()
             self._sender.close()
@@ -524,16 +527,16 @@ class Reducer(Strategy):
 
 
 def needs_profile(method: Method) -> bool:
-    """Whether plan or order are made from measured backward passes."""
+    """Whether plan or order depend on measured backward passes."""
     by_profile = method.order == "priority" and method.agreement == "static"
     return method.plan in ("mgwfbp", "optimal") or by_profile
 
 
 def pick_state(ranks: list[Any], rank: int, size: int) -> dict[str, dict[str, Tensor]]:
-    """The state of rank `rank` of `size` from that of a run with perhaps another number of ranks.
+    """The state of rank `rank` of `size`, from the states of a run whose number of ranks may differ.
 
-    Gradients and residuals are shares of a sum over ranks: with another number each rank takes an equal part of the sum
-    of the old ones, so that nothing is lost.
+    Gradients and residuals are shares of a sum over ranks. If the number of ranks differs, each takes an equal part of
+    the sum of the old states, so nothing is lost.
     """
     if len(ranks) == size:
         return dict(ranks[rank])

@@ -1,4 +1,4 @@
-"""A method that came through the door, as a strategy."""
+"""Custom methods (`door`) as a strategy."""
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -17,7 +17,7 @@ from task_images.harness.errors import TaskUsageError
 
 
 class RegisteredRun(Drifting):
-    """What the hooks of a method work with (`door.Run`), and when they are called."""
+    """Calls the hooks of a custom method, and implements `door.Run` for them."""
 
     def __init__(self, method: Method, registered: RegisteredMethod) -> None:
         super().__init__(method)
@@ -33,7 +33,7 @@ class RegisteredRun(Drifting):
 
     @property
     def size(self) -> int:
-        """How many ranks there are."""
+        """Number of ranks."""
         return self.place.size
 
     @property
@@ -43,7 +43,7 @@ class RegisteredRun(Drifting):
 
     @property
     def weights(self) -> Tensor:
-        """All weights of this rank, a copy."""
+        """A copy of this rank's weights."""
         return self._collect()  # torch.cat copies
 
     @weights.setter
@@ -52,7 +52,7 @@ class RegisteredRun(Drifting):
 
     @property
     def gradients(self) -> Tensor:
-        """All gradients of this rank, a copy; those of its own batch, until `reduce` has set others."""
+        """A copy of this rank's gradients: those of its own batch until `reduce` assigns others."""
         return torch.cat(
             [
                 torch.zeros_like(item).reshape(-1) if item.grad is None else item.grad.reshape(-1)
@@ -71,8 +71,8 @@ class RegisteredRun(Drifting):
         return self._link.all_reduce(flat / self.size)
 
     def average_signs(self, flat: Tensor) -> tuple[Tensor, Tensor]:
-        """The mean of what all ranks send of their `flat`, signs times the mean magnitude of each tensor, and what this
-        rank sends of it."""
+        """Compress each rank's `flat` to signs times the mean magnitude per tensor. Returns the mean over ranks and
+        this rank's compressed tensor."""
         codec = Sign(True, [item.numel() for item in self._parameters])
         payload = codec.encode(flat, self.update)
         rows = self._link.all_gather(join_payload(payload))
@@ -80,7 +80,7 @@ class RegisteredRun(Drifting):
         return total / self.size, codec.decode(payload, flat, self.update)
 
     def optimizer_state(self, key: str) -> Tensor:
-        """What the optimizer keeps under `key` (exp_avg, say) for all parameters, a copy: [d], or one number each."""
+        """A copy of the optimizer's state `key` (e.g. exp_avg) of all parameters: [d], or one number per parameter."""
         return torch.cat([self.optimizer.state[item][key].reshape(-1) for item in self._parameters])
 
     def _check_optimizer(self) -> None:
@@ -93,7 +93,7 @@ class RegisteredRun(Drifting):
             )
 
     def decayed_weights(self, rate: float) -> Tensor:
-        """All weights, after decoupled weight decay as by AdamW: [d]."""
+        """All weights after decoupled weight decay like AdamW's: [d]."""
         parts = []
         for group in self.optimizer.param_groups:
             factor = 1 - rate * group.get("weight_decay", 0.0) * bool(group.get("decoupled_weight_decay"))
@@ -119,7 +119,7 @@ class RegisteredRun(Drifting):
         self._is_skipped = False
         if self._scale is not None:
             own = all(bool(gradient.isfinite().all()) for gradient in gradients)
-            # Before the hook, which then has no overflow to take back.
+            # Decide before the hook, so that the hook never has to undo an overflow.
             self._is_skipped = not (super()._agree(own) if not self.traits.identical else self._ask_all(own))
         if not self._is_skipped:
             self._registered.reduce(self)
@@ -140,11 +140,11 @@ class RegisteredRun(Drifting):
         self._update += 1
 
     def consensus(self) -> AbstractContextManager[object]:
-        """Nothing to do for equal models; else the mean of all ranks' weights for as long as the block lasts."""
+        """Within the block the model has the mean of all ranks' weights; nothing to do if they are equal."""
         return nullcontext() if self.traits.identical else super().consensus()
 
     def check_replicas(self) -> float | None:
-        """Equal models if the method keeps them so; else the distance as last measured."""
+        """Check that models are equal if the method keeps them equal; else return the last measured distance."""
         return Strategy.check_replicas(self) if self.traits.identical else super().check_replicas()
 
     def _own_state(self) -> dict[str, Any]:

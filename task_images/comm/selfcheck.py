@@ -1,9 +1,9 @@
-"""The self-check of a method before the clock starts, on a model of its own: nccl-tests' "#wrong" for training.
+"""The self-check of a method, on a small model before the clock starts: like nccl-tests' "#wrong", but for training.
 
-Two trainings. The first adds up integer gradients by plain SGD: dense methods are held to the exact sum, bit by bit,
-lossy ones to conservation, tensor by tensor: what the model got plus what the residuals keep is what all ranks put in.
-The second trains as tasks do, by SGD with momentum and by AdamW, with weight decay, clipping and a loss scale that
-grows and overflows: see `Training`. Methods that change after some updates do so early enough for both.
+Two trainings. The first sums integer gradients by plain SGD: dense methods must produce the exact sum, bit by bit, and
+lossy ones must conserve it, tensor by tensor (received sum + residuals = sum of what the ranks put in). The second
+trains like tasks, by SGD with momentum and by AdamW, with weight decay, clipping and a loss scale that grows and
+overflows: see `Training`. Phases of methods are shortened so that both trainings cover them.
 """
 
 import math
@@ -25,8 +25,8 @@ from task_images.harness.errors import DivergedError, WrongResultError
 from task_images.harness.precision import LossScale
 
 STEPS = 4
-LATE = 2  # updates after which phases begin that begin later in a training, and updates between two averages
-# Shape of each layer and the magnitude of its gradients: a power of 2, so that sums stay exact.
+LATE = 2  # first update of late phases, and updates between two averages (shortened from the training's)
+# Shape of each layer and magnitude of its gradients, powers of 2 so that sums are exact.
 LAYERS = {
     "first": ((48, 32), 1.0),
     "second": ((48,), 2.0**-10),
@@ -35,28 +35,28 @@ LAYERS = {
     "last": ((96, 40), 0.25),
 }
 TOLERANCE = 1e-4
-# Half precision rounds, and asynchronous workers see each other's weight decay.
+# Half precision rounds, and asynchronous workers apply each other's weight decay.
 TRAINING_TOLERANCES = {"fp16": 1e-2, "bf16": 5e-2, "asynchronous": 0.1}
 RATES = (0.02, 0.02, 0.02, 0.01, 0.01, 0.01)
-OVERFLOW = 3  # the update of the second training in which one entry of the last rank's is infinite
+OVERFLOW = 3  # update of the second training in which one gradient entry of the last rank is infinite
 MOMENTUM, DECAY, CLIP = 0.9, 0.1, 8.0
 HINT = "Do not trust results of this method here. Choose another one with --method, or report this."
 LOSSY = ("sign", "topk", "randomk", "qsgd")
 
 
 class MethodWrongError(WrongResultError):
-    """The method does not compute what it should."""
+    """The method computes a wrong result."""
 
 
 @dataclass(frozen=True)
 class Checked:
-    """What a self-check has compared, in words, and how.
+    """A description of what a self-check compared.
 
-    sums        what the sum of integers was held to
-    training    what a training with momentum, AdamW, decay, clipping and a loss scale was held to
-    settings    with which of these
-    error       largest error of the sums: absolute for methods that are exact, relative for others
-    shortened   the axes that had other values than in the training, so that late phases were met
+    sums        how the sum of integers was checked
+    training    how a training with momentum, AdamW, decay, clipping and a loss scale was checked
+    settings    the settings that it covered
+    error       largest error of the sums: absolute for exact methods, relative for others
+    shortened   axes whose values were lowered to cover late phases
     """
 
     sums: str
@@ -77,20 +77,20 @@ class Checked:
 
 
 class Probe(nn.Module):
-    """A model whose gradients can be chosen: the loss is the sum of parameters times given numbers."""
+    """A model with prescribed gradients: its loss is the sum of parameters times given numbers."""
 
     def __init__(self, seed: int | None = None) -> None:
-        """Weights are zeros, or drawn."""
+        """Weights are zeros, or random with a `seed`."""
         super().__init__()
         drawn = _draw(seed) if seed is not None else {name: torch.zeros(shape) for name, (shape, _) in LAYERS.items()}
         self.layers = nn.ModuleDict({name: Layer(weight) for name, weight in drawn.items()})
 
     def forward(self, gradients: Mapping[str, Tensor]) -> Tensor:
-        """The loss (a scalar) whose gradients are `gradients`, by the layers' names."""
+        """The scalar loss whose gradients are `gradients`, by layer name."""
         return torch.stack([layer(gradients[name]) for name, layer in self.layers.items()]).sum()
 
     def read(self) -> dict[str, Tensor]:
-        """All weights, whole, by layer."""
+        """All weights, unsharded, by layer name."""
         found = {}
         for name, layer in self.layers.items():
             weight = layer.get_parameter("weight").detach()
@@ -111,10 +111,10 @@ class Layer(nn.Module):
 
 
 def check_method(place: Placement, method: Method, prepare: Callable[[Strategy], None] | None = None) -> Checked:
-    """Train `Probe` by `method`, and compare. Returns what was compared.
+    """Train `Probe` with `method`, and compare. Returns a description of what was compared.
 
-    Collective. Raises MethodWrongError, on every rank, saying what is wrong. `prepare` gets each attached strategy
-    before its first update, for tests that break it.
+    Collective. Raises MethodWrongError, on every rank, saying what is wrong. `prepare` is called with each attached
+    strategy before its first update, so that tests can break it.
     """
     if place.size == 1 or method.transport == "noop":
         return Checked("nothing is exchanged")
@@ -135,7 +135,7 @@ def check_method(place: Placement, method: Method, prepare: Callable[[Strategy],
 
 
 def shorten(method: Method) -> Method:
-    """The method with all of its phases within a few updates."""
+    """The method with all of its phases shortened to a few updates."""
     if method.sync.startswith("postlocal:"):
         return replace(method, sync=f"postlocal:{LATE},{LATE}")
     if method.sync.startswith("local:"):
@@ -152,13 +152,13 @@ def shorten(method: Method) -> Method:
 
 
 def _check_sums(place: Placement, method: Method, steps: int, prepare: Callable[[Strategy], None] | None) -> float:
-    """The largest error after `steps` updates with integers."""
+    """The largest error of the sums after `steps` updates with integers."""
     device = place.world.device
     strategy, model = make_strategy(method), Probe().to(device)
     module = strategy.attach(place, model, lambda probe: _optimizer_class(method)(probe.parameters(), 1.0))
     if prepare is not None:
         prepare(strategy)
-    # Ranks count alike, and their sum is what arrives: of integers, so that every order of summing is exact.
+    # Equal weights, so that the sum of integers arrives, which is exact in any order of summing.
     share = 1.0 if strategy.traits.gradients_agree else float(place.size)
     sums = {name: torch.zeros(shape, device=device) for name, (shape, _) in LAYERS.items()}
     for step in range(steps):
@@ -201,20 +201,20 @@ def is_exact(method: Method) -> bool:
     """Whether integers arrive as their exact sum, whatever the order of summing."""
     if method.engine == "registered":
         return find_registered(method).invariant is Invariant.exact_sum
-    if method.staleness != "sync":  # each worker's share is rounded
+    if method.staleness != "sync":  # dividing by the number of workers rounds
         return False
     return method.codec in ("none", "fp16", "bf16") and method.transport != "gossip" and method.sync == "every"
 
 
 def _is_free(method: Method) -> bool:
-    """Whether nothing says what becomes of a sum: momentum correction, signs without feedback, random rounding."""
+    """Whether the sum cannot be checked: momentum correction, signs without feedback, random rounding."""
     if method.engine == "registered":
         return find_registered(method).invariant is Invariant.none
     return method.momentum != "none" or (method.codec_name in LOSSY and method.feedback == "none")
 
 
 def _name_sums(method: Method) -> str:
-    """What `_check_sums` has compared."""
+    """Describe what `_check_sums` compared."""
     if _is_free(method):
         return "not compared, only that ranks agree" if _is_identical(method) else "not compared"
     if is_exact(method):
@@ -233,8 +233,8 @@ def _is_identical(method: Method) -> bool:
 def _measure_error(
     place: Placement, strategy: Strategy, method: Method, model: Probe, sums: dict[str, Tensor]
 ) -> float:
-    """Greatest difference between what should have arrived and what did; for lossy methods relative to the greatest
-    number of the same tensor. 0 for methods of which nothing is known."""
+    """Largest difference between the expected and the received sum; for lossy methods, relative to the largest number
+    of the tensor. 0 for methods whose sum cannot be checked."""
     if _is_free(method):
         return 0.0
     residuals = strategy._own_state()["residual"] if isinstance(strategy, Reducer) else {}
@@ -251,12 +251,11 @@ def _measure_error(
 
 
 class Training:
-    """Trains the probe as tasks do, and compares with torch's optimizers alone, as far as a method allows.
+    """Trains the probe like a task, and compares with torch's optimizers on one process where possible.
 
-    Where every rank has the mean gradient, with the mean of gradients that differ. Where ranks train on their own, with
-    gradients that are the same on all: then averages change nothing. Of lossy methods and those that came through the
-    door: a training with a growing loss scale, and an overflow at its end, must give the weights and the state of one
-    without any.
+    If all ranks use the mean gradient, it is compared with the mean of different gradients. If ranks train
+    independently, all get the same gradients, so averaging changes nothing. For lossy and custom methods, training with
+    a growing loss scale and a final overflow must give the same weights and state as without.
     """
 
     def __init__(self, place: Placement, method: Method, prepare: Callable[[Strategy], None] | None = None) -> None:
@@ -269,9 +268,9 @@ class Training:
         self.goal = self._name_goal()
 
     def _list_settings(self) -> dict[str, Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]]:
-        """Optimizers by what is said of them."""
+        """Constructors of optimizers by their description."""
         more = ", clip, loss scale" if self._has_barrier else ""
-        # Momentum that a method has itself is taken from the optimizer.
+        # Methods with their own momentum disable the optimizer's.
         factor = 0.0 if self._method.momentum != "none" else MOMENTUM
         own = {
             f"SGD with momentum, decay{more}": lambda items: torch.optim.SGD(items, 1.0, factor, weight_decay=DECAY),
@@ -322,7 +321,7 @@ class Training:
     def _train(
         self, make: Callable[..., torch.optim.Optimizer], scale: LossScale | None, overflow: int
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Weights and the method's state after the updates. An overflow behind the last one is an update more."""
+        """Weights and the method's state after the updates. An overflow after the last update is one more update."""
         place, device = self._place, self._place.world.device
         strategy, model = make_strategy(self._method), Probe(seed=0).to(device)
         module = strategy.attach(place, model, lambda probe: make(list(probe.parameters())))
@@ -332,7 +331,7 @@ class Training:
         for update in range(1, max(len(RATES), overflow) + 1):
             self.updates += 1
             gradients = self._gradients(place.rank, update)
-            # Ranks that train on their own skip on their own.
+            # Ranks that train independently skip updates independently.
             if update == overflow and (place.rank == place.size - 1 or not _is_identical(self._method)):
                 gradients["first"].view(-1)[5] = math.inf
             strategy.begin(1.0, float(place.size), scale=scale)
@@ -355,7 +354,7 @@ class Training:
         return weights, state
 
     def _train_alone(self, make: Callable[..., torch.optim.Optimizer], overflow: int) -> dict[str, Tensor]:
-        """By torch's optimizer, with the mean of what the ranks have."""
+        """Train with torch's optimizer and the mean of all ranks' gradients."""
         model = Probe(seed=0).to(self._place.world.device)
         items = list(model.parameters())
         optimizer = make(items)
@@ -373,7 +372,7 @@ class Training:
         return model.read()
 
     def _gradients(self, rank: int, update: int) -> dict[str, Tensor]:
-        """One part that ranks share, and one that they do not, unless all have to be the same."""
+        """Gradients with a common part and, unless all ranks need the same ones, a part that differs between ranks."""
         device = self._place.world.device
         common, own = _draw(1000 + update), _draw(100_000 * (rank + 1) + update)
         factor = 0.0 if self._is_alone else 1.0
@@ -385,21 +384,21 @@ def _rate(update: int) -> float:
 
 
 def _compare(found: dict[str, Tensor], expected: dict[str, Tensor], start: dict[str, Tensor]) -> float:
-    """The norm of a tensor's difference, relative to that of what the training has changed of it."""
+    """The largest norm of a tensor's difference, relative to the norm of its change in training."""
     return max(
         _norm(found[name] - expected[name]) / max(_norm(expected[name] - start[name]), 1e-12) for name in expected
     )
 
 
 def _compare_states(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
-    """The norm of a tensor's difference, relative to its own."""
+    """The largest norm of a tensor's difference, relative to the tensor's norm."""
     if found.keys() != expected.keys():
         return math.inf
     return max((_norm(found[name] - expected[name]) / max(_norm(expected[name]), 1e-6) for name in expected), default=0)
 
 
 def _flatten(state: Any, name: str = "") -> dict[str, Tensor]:
-    """Copies of the numbers of a state, by where they are. Counts of steps are none of them."""
+    """Copies of the tensors in a state, by path, without step counts."""
     if isinstance(state, Tensor):
         return {name: state.detach().float().clone()} if state.is_floating_point() and state.numel() > 1 else {}
     if not isinstance(state, Mapping):
@@ -408,13 +407,13 @@ def _flatten(state: Any, name: str = "") -> dict[str, Tensor]:
 
 
 def _norm(tensor: Tensor) -> float:
-    """Infinite if a number of it is none."""
+    """The norm; infinite if an element is NaN."""
     found = float(tensor.norm())
     return found if math.isfinite(found) else math.inf
 
 
 def _draw(seed: int) -> dict[str, Tensor]:
-    """Normal numbers in the layers' shapes."""
+    """Normally distributed numbers in the layers' shapes."""
     generator = torch.Generator().manual_seed(seed)
     return {name: torch.randn(shape, generator=generator) for name, (shape, _) in LAYERS.items()}
 

@@ -1,7 +1,7 @@
-"""The communication thread: it takes messages in one fixed order, waits until each is ready, and runs its transport.
+"""The communication thread: takes messages in a fixed order, waits until each is ready, and runs its transport.
 
-On a GPU it has a stream of its own. Work is given to a stream before it is done, so events order the two: the thread's
-stream waits for what wrote the gradients, and the training's stream for the sums.
+On a GPU the thread has its own stream. Kernels are launched asynchronously, so events order the two streams: the
+thread's waits for the gradients, and the training's waits for the sums.
 """
 
 import contextlib
@@ -42,13 +42,13 @@ class Group:
     missing: int = 0
     ready: bool = False
     ready_at: float = 0.0
-    pending: int = 0  # messages that are not summed yet
-    written: "torch.cuda.Event | None" = None  # on a GPU: behind what wrote the gradients
-    summed: "torch.cuda.Event | None" = None  # on a GPU: behind the last message
+    pending: int = 0  # messages not yet summed
+    written: "torch.cuda.Event | None" = None  # on a GPU: recorded after the gradients were written
+    summed: "torch.cuda.Event | None" = None  # on a GPU: recorded after the last message
 
 
 def mark_stream(flat: Tensor) -> "torch.cuda.Event | None":
-    """An event behind all that this thread's stream has to do; None on a CPU, which has done it."""
+    """Record an event after all work in this thread's stream; None on a CPU, where the work is done."""
     if not flat.is_cuda:
         return None
     event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -57,24 +57,24 @@ def mark_stream(flat: Tensor) -> "torch.cuda.Event | None":
 
 
 def wait_for_event(event: "torch.cuda.Event | None", flat: Tensor) -> None:
-    """Let this thread's stream wait for the event; the thread itself goes on."""
+    """Make this thread's stream, but not the thread, wait for the event."""
     if event is not None:
         torch.cuda.current_stream(flat.device).wait_event(event)
 
 
 class Sender:
-    """One thread for all messages of a strategy. Its figures are sums since the start, in seconds.
+    """The thread that sends all messages of a strategy. Its figures are sums since the start, in seconds.
 
-    queue_seconds           messages waited for others although they were ready
-    communication_seconds   the thread sent, received, or waited for other ranks
+    queue_seconds           ready messages waited for others
+    communication_seconds   this thread sent, received, or waited for other ranks
     exposed_seconds         the training thread waited for this one
     """
 
     def __init__(
         self, transport: Transport, credit: int, timeline: Timeline | None = None, leader: Leader | None = None
     ) -> None:
-        """`timeline` gets every message's span. With a `leader` the order is not fixed: rank 0 names each next message,
-        the first in the arranged order that is ready there."""
+        """`timeline` records each message's span. With a `leader` the order is dynamic: rank 0 chooses each next
+        message, the first in the arranged order that is ready there."""
         self._timeline = timeline
         self._leader = leader
         self._transport = transport
@@ -91,11 +91,11 @@ class Sender:
         self._thread.start()
 
     def arrange(self, order: list[tuple[Group, Message]], forward: list[tuple[Group, Message]]) -> None:
-        """Set the order of sending, and that of second halves. Nothing is under way."""
+        """Set the order of sending, and of the second halves. No messages may be in flight."""
         self._order, self._forward = order, forward
 
     def begin(self, seed: int) -> None:
-        """A new update begins, whose groups are not ready yet. `seed` differs for every update."""
+        """Begin an update, with no group ready. `seed` differs for each update."""
         with self._changed:
             self._updates.append(seed)
             self._changed.notify_all()
@@ -110,7 +110,7 @@ class Sender:
             self._changed.notify_all()
 
     def wait(self, groups: list[Group]) -> None:
-        """Wait until the messages of `groups` are summed. Raises what the communication thread raised."""
+        """Wait until the messages of `groups` are summed. Re-raises errors of the communication thread."""
         begin = time.perf_counter()
         with self._changed:
             self._changed.wait_for(lambda: self._failure or all(group.pending == 0 for group in groups))
@@ -121,7 +121,7 @@ class Sender:
             wait_for_event(group.summed, group.flat)
 
     def close(self) -> None:
-        """End the thread. Nothing is under way."""
+        """End the thread. No messages may be in flight."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
@@ -137,13 +137,13 @@ class Sender:
                     update = self._updates.popleft()
                 with self._own_stream():
                     self._send_all(update)
-        except BaseException as error:  # the training thread raises it
+        except BaseException as error:  # raised again in the training thread
             with self._changed:
                 self._failure = error
                 self._changed.notify_all()
 
     def _own_stream(self) -> AbstractContextManager[object]:
-        """The context of this thread's stream, beside the one that trains."""
+        """A context with this thread's own stream."""
         flat = self._order[0][0].flat if self._order else None
         if flat is None or not flat.is_cuda:
             return contextlib.nullcontext()
@@ -188,7 +188,7 @@ class Sender:
                 flying += message.size
             elif message.shard is None:
                 self._mark_done(group, message, begin)
-            while under_way and under_way[0][2].is_done():  # a forward pass may wait for it while others are sent
+            while under_way and under_way[0][2].is_done():  # a forward pass may be waiting for it
                 flying -= land()
         while under_way:
             land()
@@ -197,7 +197,7 @@ class Sender:
 
     @staticmethod
     def _find_ready(left: list[tuple[Group, Message]]) -> int | None:
-        """The first message that is ready; None if none is."""
+        """The index of the first ready message, or None."""
         return next((number for number, (group, _) in enumerate(left) if group.ready), None)
 
     def _await_ready(self, left: list[tuple[Group, Message]]) -> int:
@@ -206,7 +206,7 @@ class Sender:
         return self._find_ready(left) or 0
 
     def _gather_all(self, transport: ScatterGather) -> None:
-        """The second halves, those of the first layers first, since these are needed first."""
+        """Run the second halves, those of the first layers first, because these are needed first."""
         for group, message in self._forward:
             if message.shard is not None:
                 begin = time.perf_counter()
@@ -227,5 +227,5 @@ class Sender:
 
     @staticmethod
     def _message_seed(seed: int, message: Message) -> int:
-        """Different for every message of every update, the same on all ranks and after a resumption."""
+        """A seed that differs for each message and update, but not between ranks or after resuming."""
         return (seed * 100_003 + message.number) % 2**40

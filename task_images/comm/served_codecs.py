@@ -1,9 +1,9 @@
-"""Codecs whose payloads cannot be added up (sign, topk, qsgd) at parameter servers.
+"""Parameter servers for codecs whose payloads cannot be summed directly (sign, topk, qsgd).
 
-A trainer sends its payload behind a header of integers: the type of the numbers, the message's seed, the update, and
-how many numbers each part of it stands for, behind the number of parts. The server decodes all payloads, adds them up
-in the order of ranks, as `Codec.aggregate` does on every rank of an all-gather, and answers with the sum in its
-shortest exact form: bits of the majority, entries that are not zero, or all numbers.
+A trainer sends a header of integers (element type, the message's seed, the update, the number of parts and the number
+of elements of each), then its payload. The server decodes all payloads and sums them in the order of ranks, as
+`Codec.aggregate` does on each rank of an all-gather. It answers with the sum in its shortest exact form: majority bits,
+non-zero entries, or all elements.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,18 +25,18 @@ from task_images.comm.codecs import (
 from task_images.comm.methods import Method
 from task_images.comm.wire import DTYPES
 
-_FIXED = 4  # integers of 8 bytes before the sizes
+_FIXED = 4  # 8-byte integers before the sizes
 
 
 def make_request(payload: Payload, flat: Tensor, codec: Codec, seed: int) -> Tensor:
-    """The bytes that a trainer sends for a payload of the gradient `flat`: (header + payload), uint8."""
+    """The request of a trainer for a payload of the gradient `flat`: header + payload, uint8."""
     sizes = [part.numel() for part in codec.split(flat)]
     header = torch.tensor([DTYPES.index(flat.dtype), seed, codec.update, len(sizes), *sizes]).view(torch.uint8)
     return torch.cat([header, join_payload(payload).cpu()])
 
 
 def make_adder(method: Method) -> Callable[[Mapping[int, Tensor]], Tensor] | None:
-    """The server's function from requests by rank to the answer; None if payloads are added as they are."""
+    """The server's function from requests by rank to the answer; None if payloads are summed directly."""
     if make_codec(method, 0).additive:
         return None
 
@@ -65,7 +65,7 @@ def _shorten(codec: Codec, total: Tensor) -> Tensor:
 
 
 def read_answer(answer: Tensor, codec: Codec, flat: Tensor) -> None:
-    """Put the sum that a server answered with into `flat` (n)."""
+    """Write the sum in a server's answer into `flat` [n]."""
     if isinstance(codec, Sign) and not codec.is_scaled:
         flat.copy_(1 - 2 * unpack_bits(answer, flat.numel()).to(flat.dtype))
     elif isinstance(codec, TopK):

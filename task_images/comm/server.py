@@ -1,14 +1,14 @@
-"""A parameter server: a process of its own that sums gradients, or holds weights that trainers add to.
+"""A parameter server: a process that sums gradients, or holds weights to which trainers add.
 
-Each trainer has one connection, served by a thread that reads and one that answers, so that neither end can block the
-other. Sums are made in the order of ranks when the last part has come, so they do not depend on who comes first. If a
-trainer goes away before it said that it is done, the server ends with an error, and so do the other trainers.
+Each trainer has one connection with a reader and a writer thread, so neither end can block the other. Sums are computed
+in the order of ranks when the last part has arrived, so they do not depend on arrival order. If a trainer disconnects
+without sending DONE, the server ends with an error, and so do the other trainers.
 
-Asynchronous trainers that have just met at a barrier would send their first changes together, share the server's link,
-get their answers together, and so on: nothing pulls them apart, since one that begins a little earlier ends a little
-earlier. So each trainer asks for its turn before its first change after a barrier, and the next one gets it when that
-change has been read. From then on trainers are out of step by the time that a change takes on the link, and nobody
-waits for anybody. Not reading from the others is no turn: their sockets take in megabytes after earlier messages.
+Asynchronous trainers that leave a barrier together would send their first changes together, share the server's link,
+get their answers together, and stay synchronized. So each trainer asks for a turn before its first change after a
+barrier, and the next one gets its turn when that change has been read. From then on trainers are offset by the transfer
+time of a change and do not wait for each other. Merely not reading from the others would not work: socket buffers take
+megabytes.
 """
 
 import hmac
@@ -52,7 +52,7 @@ Add = Callable[[Mapping[int, Tensor]], Tensor]
 
 @dataclass
 class Round:
-    """One sum on its way: the parts by rank, and the sum when it is there."""
+    """One sum in progress: the parts by rank, and the sum when it is complete."""
 
     parts: dict[int, Tensor] = field(default_factory=dict)
     total: Tensor | None = None
@@ -60,10 +60,10 @@ class Round:
 
 
 class ParameterServer:
-    """What one server holds.
+    """The state of one server.
 
-    bound   how many updates a trainer may be ahead of the slowest; None: any number
-    add     from requests by rank to the answer; None: their sum
+    bound   greatest number of updates by which a trainer may be ahead of the slowest; None: unlimited
+    add     computes the answer from requests by rank; None: their sum
     """
 
     def __init__(
@@ -79,22 +79,22 @@ class ParameterServer:
         self._clocks: dict[int, dict[int, float]] = {}  # key -> rank -> updates made
         self._done: set[int] = set()
         self.failure: str | None = None
-        self.turns = threading.Lock()  # held while a trainer that asked for its turn sends a change
+        self.turns = threading.Lock()  # held while a trainer that asked for a turn sends a change
 
     @property
     def parts(self) -> int:
-        """How many parts of the weights are here."""
+        """Number of parts of the weights on this server."""
         return len(self._weights)
 
     def answer(self, rank: int, frame: Frame) -> Frame:
-        """The answer to a request of `rank`. Raises TimeoutError if the other trainers do not come."""
+        """The answer to a request of `rank`. Raises TimeoutError if other trainers do not send theirs."""
         if frame.kind == SUM:
             return Frame(SUM, frame.key, frame.clock, self._sum(rank, frame))
         if frame.kind == TURN:
             return frame
         with self._changed:
             if frame.kind == SET:
-                # Keys ascend: those above this one are of an earlier model, the self-check's.
+                # Keys ascend, so higher ones belong to an earlier model, e.g. the self-check's.
                 self._weights = {key: part for key, part in self._weights.items() if key < frame.key}
                 self._weights[frame.key] = frame.tensor.clone()
                 self._clocks[frame.key] = dict.fromkeys(range(self._trainers), frame.clock)
@@ -122,7 +122,7 @@ class ParameterServer:
             return entry.total
 
     def _push(self, rank: int, frame: Frame) -> int:
-        """Add a difference; then wait until no trainer is too far behind. How far ahead this one is at last."""
+        """Add a difference, then wait until no trainer is too far behind. Returns how far ahead this one is then."""
         self._weights[frame.key] += frame.tensor
         clocks = self._clocks[frame.key]
         clocks[rank] = frame.clock
@@ -139,7 +139,7 @@ class ParameterServer:
             raise TimeoutError(self.failure)
 
     def finish(self, rank: int) -> None:
-        """Rank `rank` is done: it holds nobody up any more."""
+        """Mark `rank` as done, so that others no longer wait for it."""
         with self._changed:
             self._done.add(rank)
             for clocks in self._clocks.values():
@@ -147,13 +147,13 @@ class ParameterServer:
             self._changed.notify_all()
 
     def fail(self, reason: str) -> None:
-        """End for a reason; the first one stays."""
+        """Stop because of `reason`; the first reason is kept."""
         with self._changed:
             self.failure = self.failure or reason
             self._changed.notify_all()
 
     def await_end(self) -> None:
-        """Until all trainers are done. Raises PeerLostError if one is lost."""
+        """Wait until all trainers are done. Raises PeerLostError if one is lost."""
         with self._changed:
             self._changed.wait_for(lambda: self.failure or len(self._done) == self._trainers)
         if self.failure:
@@ -161,7 +161,7 @@ class ParameterServer:
 
 
 def _add_in_order(parts: Mapping[int, Tensor]) -> Tensor:
-    """The sum of all parts by rank, in at least 32 bits, in the format of the parts."""
+    """The sum of all parts in the order of ranks, computed in at least 32 bits, in the type of the parts."""
     first = parts[min(parts)]
     total = first.to(torch.promote_types(first.dtype, torch.float32)).clone()
     for rank in sorted(parts)[1:]:
@@ -170,7 +170,7 @@ def _add_in_order(parts: Mapping[int, Tensor]) -> Tensor:
 
 
 def serve(contract: Contract) -> None:
-    """One parameter server's life: publish its address, serve all trainers, end with them."""
+    """Run a parameter server: publish its address, serve all trainers, end with them."""
     number, trainers = contract.rank - contract.world_size, contract.world_size
     if trainers == 1:
         sys.stdout.write("a single trainer exchanges nothing: this parameter server has nothing to do\n")
@@ -199,14 +199,14 @@ def serve(contract: Contract) -> None:
         finally:
             for connection, _ in connections:
                 connection.close()
-        # A thread within torch while the interpreter ends takes the process down with SIGABRT.
+        # A thread inside torch at interpreter exit would abort the process (SIGABRT).
         for thread in threads:
             thread.join()
     sys.stdout.write(f"parameter server {number}: all {trainers} trainers are done\n")
 
 
 def open_store(contract: Contract) -> PrefixStore:
-    """The store of the rendezvous, for addresses of servers. Raises PeerLostError if rank 0 does not come."""
+    """The rendezvous store, for addresses of servers. Raises PeerLostError if rank 0 does not appear."""
     try:
         store = TCPStore(
             contract.master_addr, contract.master_port, is_master=False, timeout=timedelta(seconds=RENDEZVOUS_SECONDS)
@@ -217,7 +217,7 @@ def open_store(contract: Contract) -> PrefixStore:
 
 
 def _own_address(contract: Contract) -> str:
-    """The address of this machine on the way to rank 0."""
+    """This machine's address on its route to rank 0."""
     family, _, _, _, address = socket.getaddrinfo(contract.master_addr, contract.master_port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(address)
@@ -225,7 +225,7 @@ def _own_address(contract: Contract) -> str:
 
 
 def _accept(listener: socket.socket, token: bytes) -> tuple[socket.socket, int]:
-    """The next trainer that knows the token, and its rank. Raises PeerLostError if none comes."""
+    """The connection and rank of the next trainer with the right token. Raises PeerLostError on timeout."""
     while True:
         try:
             connection, _ = listener.accept()
@@ -243,7 +243,7 @@ def _accept(listener: socket.socket, token: bytes) -> tuple[socket.socket, int]:
 
 
 def _serve_trainer(state: ParameterServer, connection: socket.socket, rank: int) -> None:
-    """Read requests until the trainer is done; a second thread answers them in their order."""
+    """Read requests until the trainer is done; a second thread answers them in order."""
     requests: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
     answering = threading.Thread(target=_answer_trainer, args=(state, connection, rank, requests), daemon=True)
     answering.start()
@@ -259,9 +259,9 @@ def _serve_trainer(state: ParameterServer, connection: socket.socket, rank: int)
 
 
 def _read_requests(state: ParameterServer, connection: socket.socket) -> Iterator[Frame]:
-    """The requests of a trainer until it is done. One for a turn waits for it, and all parts of the change that follows
-    are read before the next trainer gets its turn. Raises OSError."""
-    left = 0  # parts of that change
+    """The requests of a trainer until it is done. A request for a turn waits for it; all parts of the following change
+    are read before the next trainer's turn. Raises OSError."""
+    left = 0  # unread parts of that change
     with ExitStack() as turn:
         while (frame := receive_frame(connection)).kind != DONE:
             if frame.kind == TURN:

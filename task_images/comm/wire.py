@@ -1,4 +1,4 @@
-"""What trainers and parameter servers say to each other over TCP: a fixed header, and the bytes of a tensor."""
+"""The protocol of trainers and parameter servers over TCP: a fixed header, then the bytes of a tensor."""
 
 import selectors
 import socket
@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-SUM, PUSH, PULL, SET, DONE, TURN = range(6)  # what a frame asks for
+SUM, PUSH, PULL, SET, DONE, TURN = range(6)  # kinds of frames
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.uint8)
 _HEADER = struct.Struct("!BBIqQ")
 TOKEN_BYTES = 16
@@ -19,8 +19,8 @@ class Frame(NamedTuple):
     """One request or answer.
 
     key      number of the message, or part of the model
-    clock    SUM: the update; PUSH: updates that this trainer has made. In an answer: how far ahead of the slowest
-             trainer this one was
+    clock    SUM: the update; PUSH: the trainer's number of updates. In an answer: by how many updates this trainer was
+             ahead of the slowest
     """
 
     kind: int
@@ -39,7 +39,7 @@ def send_frame(connection: socket.socket, frame: Frame) -> None:
 
 
 def receive_frame(connection: socket.socket) -> Frame:
-    """The next frame. Raises OSError, also if the other end is gone or sends something else."""
+    """The next frame. Raises OSError, also if the other end is gone or sends an invalid frame."""
     header = bytearray(_HEADER.size)
     _receive_into(connection, memoryview(header))
     kind, dtype, key, clock, size = _HEADER.unpack(header)
@@ -51,14 +51,14 @@ def receive_frame(connection: socket.socket) -> Frame:
 
 
 def await_bytes(connection: socket.socket) -> None:
-    """Until the other end has sent something, or has gone. Raises OSError."""
+    """Wait until the other end has sent something or disconnected. Raises OSError."""
     with selectors.DefaultSelector() as selector:
         selector.register(connection, selectors.EVENT_READ)
         selector.select()
 
 
 def receive_exactly(connection: socket.socket, count: int) -> bytes:
-    """`count` bytes. Raises OSError if the other end is gone before."""
+    """Read `count` bytes. Raises OSError if the other end disconnects before."""
     raw = bytearray(count)
     _receive_into(connection, memoryview(raw))
     return bytes(raw)
@@ -73,7 +73,7 @@ def _receive_into(connection: socket.socket, place: memoryview) -> None:
 
 
 def assign(sizes: list[int], servers: int) -> list[int]:
-    """The server of each of `sizes` bytes: the largest first, each to the server with the least so far."""
+    """The server of each part of `sizes` bytes: largest first, each to the server with the fewest bytes so far."""
     load = [0] * servers
     chosen = [0] * len(sizes)
     for number in sorted(range(len(sizes)), key=lambda number: (-sizes[number], number)):

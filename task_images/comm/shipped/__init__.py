@@ -1,4 +1,4 @@
-"""Methods that come through the door (`comm.door`), one in each file."""
+"""Methods that use the interface for custom methods (`comm.door`), one per file."""
 
 from task_images.comm.shipped.diloco import DiLoCo
 from task_images.comm.shipped.onebit_adam import OneBitAdam

@@ -1,4 +1,4 @@
-"""DiLoCo: many local steps of AdamW, and an outer step of Nesterov's momentum (Douillard et al. 2023, algorithm 1)."""
+"""DiLoCo: many local AdamW steps, then an outer step with Nesterov momentum (Douillard et al. 2023, algorithm 1)."""
 
 from collections.abc import Mapping, Sequence
 
@@ -6,7 +6,7 @@ from task_images.comm.door import Option, RegisteredMethod, Round, Run
 
 
 class DiLoCo(RegisteredMethod):
-    """Every `steps` updates the mean change of all ranks is the gradient of an outer SGD with Nesterov's momentum."""
+    """Every `steps` updates, the mean change of all ranks is the gradient of an outer SGD with Nesterov momentum."""
 
     name = "diloco"
     summary = "many local steps by the task's optimizer, then an outer step with Nesterov's momentum"
@@ -22,7 +22,7 @@ class DiLoCo(RegisteredMethod):
     note = "The paper's inner optimizer is AdamW with 500 steps; here it is the task's, and 50 steps."
 
     def start(self, run: Run) -> None:
-        """All start from the same weights, without outer momentum."""
+        """Start with the common weights and zero outer momentum."""
         run.state["anchor"] = run.weights
         run.state["momentum"] = run.weights * 0
 
@@ -37,5 +37,5 @@ class DiLoCo(RegisteredMethod):
         run.weights = anchor
 
     def rounds(self, count: int, options: Mapping[str, float]) -> Sequence[Round]:
-        """One average of all changes."""
+        """One average of the changes."""
         return [Round("allreduce", 4 * count, int(options["steps"]))]

@@ -1,4 +1,4 @@
-"""1-bit Adam: the variance is frozen after a warm-up, and momenta travel as signs (Tang et al. 2021, algorithm 1)."""
+"""1-bit Adam: after a warm-up the variance is frozen and momenta are sent as signs (Tang et al. 2021, algorithm 1)."""
 
 from collections.abc import Mapping, Sequence
 
@@ -6,10 +6,11 @@ from task_images.comm.door import Option, RegisteredMethod, Round, Run
 
 
 class OneBitAdam(RegisteredMethod):
-    """For `warmup_steps` updates the task's Adam on the mean gradient. Then each rank adds its own gradient to the
-    momentum, sends signs and one scale per tensor with error feedback, and all divide the mean by the last variance.
+    """For `warmup_steps` updates this is the task's Adam on the mean gradient. Then each rank adds its own gradient to
+    the momentum, sends signs and one scale per tensor with error feedback, and divides the mean by the root of the
+    frozen variance.
 
-    The paper's server compresses the mean a second time; here signs are all-gathered, and every rank has their mean.
+    The paper's server compresses the mean again; here signs are all-gathered, and every rank computes their mean.
     """
 
     name = "onebit-adam"
@@ -22,17 +23,17 @@ class OneBitAdam(RegisteredMethod):
     note = "The task's optimizer must be AdamW; others end the run."
 
     def start(self, run: Run) -> None:
-        """What signs leave out, and the momentum and the root of the variance once they are frozen."""
+        """Create the state: the compression error, the momentum, and the root of the frozen variance."""
         for name in ("residual", "momentum", "root"):
             run.state[name] = run.weights * 0
 
     def reduce(self, run: Run) -> None:
-        """The mean gradient, in the warm-up only."""
+        """Average gradients during the warm-up."""
         if run.update <= run.options["warmup_steps"]:
             run.gradients = run.average(run.gradients)
 
     def step(self, run: Run, rate: float) -> bool:
-        """After the warm-up: the step that Adam would make with the mean of compressed momenta."""
+        """After the warm-up, make Adam's step with the mean of compressed momenta."""
         group, warm = run.optimizer.param_groups[0], int(run.options["warmup_steps"])
         if run.update <= warm:
             return False
@@ -48,5 +49,5 @@ class OneBitAdam(RegisteredMethod):
         return True
 
     def rounds(self, count: int, options: Mapping[str, float]) -> Sequence[Round]:
-        """One bit per number, as after the warm-up; the scales are left out."""
+        """One bit per number, as after the warm-up; scales are neglected."""
         return [Round("allgather", count / 8)]

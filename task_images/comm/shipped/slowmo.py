@@ -1,4 +1,4 @@
-"""SlowMo: local steps, averages, and a momentum of the averages (Wang et al. 2020, algorithm 1)."""
+"""SlowMo: local steps, periodic averages, and momentum on the averages (Wang et al. 2020, algorithm 1)."""
 
 from collections.abc import Mapping, Sequence
 
@@ -6,7 +6,7 @@ from task_images.comm.door import Option, RegisteredMethod, Round, Run
 
 
 class SlowMo(RegisteredMethod):
-    """Every `steps` updates u <- beta u + (x_0 - mean x) / rate, and all go on from x_0 - alpha rate u."""
+    """Every `steps` updates, u <- beta u + (x_0 - mean x) / rate, and all ranks continue from x_0 - alpha rate u."""
 
     name = "slowmo"
     summary = "local steps; their averages have a momentum"
@@ -21,12 +21,12 @@ class SlowMo(RegisteredMethod):
     identical = False
 
     def start(self, run: Run) -> None:
-        """All start from the same weights, without slow momentum."""
+        """Start with the common weights and zero slow momentum."""
         run.state["anchor"] = run.weights
         run.state["momentum"] = run.weights * 0
 
     def exchange(self, run: Run, rate: float) -> None:
-        """The outer step, after every `steps` updates."""
+        """The outer step after every `steps` updates."""
         if run.update % int(run.options["steps"]):
             return
         anchor, momentum = run.state["anchor"], run.state["momentum"]
