@@ -1,4 +1,4 @@
-"""Checkpoints of frameworks other than torch: arrays in numpy's form, and the numbers beside them as JSON."""
+"""Checkpoints for frameworks other than torch: arrays in numpy's format, and other state as JSON."""
 
 import json
 import zipfile
@@ -19,8 +19,8 @@ Arrays = Sequence[npt.NDArray[np.generic]]
 
 
 def save_arrays(world: Ranks, path: Path, task: str, state: Mapping[str, Any], arrays: Arrays) -> None:
-    """Write `arrays` and `state` (numbers, texts, lists and dictionaries of these) to `path`. Rank 0 writes; a
-    checkpoint that is there is replaced only when the new one is safely on the disk."""
+    """Write `arrays` and `state` (numbers, strings, lists and dictionaries of these) to `path`, on rank 0. An existing
+    checkpoint is replaced only after the new one is on disk."""
     if not world.is_first:
         return
     facts = json.dumps({"form": FORM, "task": task, **state})
@@ -30,9 +30,9 @@ def save_arrays(world: Ranks, path: Path, task: str, state: Mapping[str, Any], a
 
 
 def load_arrays(path: Path, task: str, expected: Mapping[str, Any]) -> tuple[Mapping[str, Any], Arrays]:
-    """State and arrays in `path`. `expected`: see `refuse_other_run`.
+    """Read state and arrays from `path`. `expected`: see `refuse_other_run`.
 
-    Raises EnvironmentUnfitError if the file is missing or damaged, TaskUsageError if it belongs to something else.
+    Raises EnvironmentUnfitError if the file is missing or damaged, TaskUsageError if it belongs to another run.
     """
     try:
         with np.load(path, allow_pickle=False) as stored:
@@ -46,8 +46,8 @@ def load_arrays(path: Path, task: str, expected: Mapping[str, Any]) -> tuple[Map
 
 
 def refuse_other_run(path: Path, state: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
-    """Raise TaskUsageError unless entries of a checkpoint equal the `expected` ones: a model of another size or
-    vocabulary, another seed or global batch cannot go on with it."""
+    """Raises TaskUsageError unless entries of a checkpoint equal the `expected` ones: it cannot be resumed with another
+    model size, vocabulary, seed or global batch."""
     for name, value in expected.items():
         if state.get(name) != value:
             raise TaskUsageError(

@@ -1,4 +1,4 @@
-"""Images in arrays, without any framework: loading ahead in threads, and generated images."""
+"""Images in arrays, without a framework: prefetching in threads, and synthetic images."""
 
 import contextlib
 import ctypes
@@ -24,8 +24,8 @@ Item = TypeVar("Item")
 def ahead(
     threads: int, calls: Iterator[Callable[[], Item]], window: int = 0, pool: Executor | None = None
 ) -> Iterator[Item]:
-    """The calls' results in order, up to `window` of them (at least 2 x `threads`) made beforehand in threads, or in
-    `pool`, which stays open. Without threads each is made when it is asked for.
+    """Yield the calls' results in order, computing up to `window` of them (at least 2 x `threads`) ahead in threads, or
+    in `pool`, which stays open. Without threads, each is computed on demand.
     """
     window = max(window, 2 * threads)
     if not threads:
@@ -47,7 +47,7 @@ def ahead(
 
 
 def stream_ahead(items: Iterator[Item]) -> Iterator[Item]:
-    """The items in their order, each made in a thread while the ones before it are used."""
+    """Yield the items in order, computing each in a thread while the previous one is used."""
 
     def make() -> list[Item]:
         return list(islice(items, 1))
@@ -59,19 +59,19 @@ def stream_ahead(items: Iterator[Item]) -> Iterator[Item]:
 
 
 def _stay_alone() -> None:
-    """Let torch use no other threads in this one: OpenMP would make a team for every thread that calls it, and those
-    of the loaders would compete with the model's. torch.set_num_threads would change the model's, too."""
+    """Make torch single-threaded in this thread: OpenMP creates a team per calling thread, and those of loaders would
+    compete with the model's. torch.set_num_threads would also affect the model's threads."""
     torch = sys.modules.get("torch")
     if torch is not None:
-        torch.get_num_threads()  # in a thread's first call it sets the number itself
+        torch.get_num_threads()  # the first call in a thread sets the number
         for openmp in _find_openmp():
             openmp.omp_set_num_threads(1)
 
 
 @lru_cache(1)
 def _find_openmp() -> tuple[ctypes.CDLL, ...]:
-    """The OpenMP libraries that this process has loaded: torch's, and others that packages bring, such as
-    scikit-learn's. None if the system does not list them."""
+    """The OpenMP libraries loaded into this process: torch's, and those bundled with packages such as scikit-learn.
+    Empty if the system does not list them."""
     paths: dict[str, None] = {}
     with contextlib.suppress(OSError), open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
         for line in file:
@@ -84,11 +84,11 @@ def _find_openmp() -> tuple[ctypes.CDLL, ...]:
 def synthetic_images(
     number: int, classes: int, side: int, seed: int, part: str, *, channels: int = 3, noise: float = 0.25
 ) -> tuple[Bytes, Labels]:
-    """`number` images [n, channels, side, side] that a convolutional network can tell apart, and their labels.
+    """`number` synthetic images [n, channels, side, side] that a convolutional network can learn, and their labels.
 
-    Every class has a smooth coloured pattern, symmetric from left to right; an image is its class's pattern, shifted by
-    up to an eighth of its side, in changing brightness, plus noise of deviation `noise`. Equal `seed` and `part` give
-    equal images on every rank, and all parts of a seed share the patterns.
+    Each class has a smooth color pattern with left-right symmetry. An image is its class's pattern, shifted by up to an
+    eighth of its side, with random brightness and noise of standard deviation `noise`. Equal `seed` and `part` give
+    equal images on all ranks; all parts of a seed share the patterns.
     """
     patterns = _patterns(classes, side, channels, seed)
     stream = numpy_generator(seed, "images", part)
@@ -103,7 +103,7 @@ def synthetic_images(
 
 
 def _patterns(classes: int, side: int, channels: int, seed: int) -> npt.NDArray[np.float32]:
-    """[classes, channels, side, side] from 0 to 1: a few low frequencies each."""
+    """Patterns [classes, channels, side, side] from 0 to 1, each made of a few low frequencies."""
     stream = numpy_generator(seed, "patterns")
     angles = np.arange(side) * (2 * np.pi / side)
     waves = np.stack([np.cos(frequency * angles + phase) for frequency in (1, 2, 3) for phase in (0, np.pi / 2)])

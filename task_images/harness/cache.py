@@ -1,10 +1,10 @@
-"""Data converted once and mapped by every rank of a machine: the one cache of all tasks.
+"""The data cache of all tasks: data are converted once per machine and memory-mapped by every rank.
 
     entry = cached_folder([data, own], "cifar10", key=1, sources=list_sources, build=convert, say=print)
     images = np.load(entry.folder / "images.npy", mmap_mode="r")
 
-An entry is a folder NAME.cache that appears only when it is complete: it is written under another name and renamed.
-Read-only folders are searched but never written. Standard library and numpy only.
+An entry is a folder NAME.cache, written under another name and renamed when it is complete. Read-only folders are
+searched but not written. Standard library and numpy only.
 """
 
 import fcntl
@@ -47,7 +47,7 @@ def data_folder(contract: Contract) -> Path:
 
 
 def writable_folder(folder: Path) -> Path:
-    """`folder` itself, made if it is missing; mlbench's own folder if `folder` cannot be written to."""
+    """`folder`, created if missing; mlbench's own folder if `folder` is not writable."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if os.access(folder, os.W_OK):
@@ -70,12 +70,12 @@ def cached_folder(
     *,
     resumable: bool = False,
 ) -> Entry:
-    """The entry `name` in `folder` or, if that cannot be written to, in mlbench's own; built by the first caller.
+    """The entry `name` in `folder` or, if that is not writable, in mlbench's own folder. The first caller builds it.
 
-    It is built again when `key` (a JSON value: version and parameters of `build`) or the files that `sources` finds
-    have changed. Without sources (a download that was deleted after its conversion) the entry stays valid.
-    `resumable`: `build` may find in its folder what an interrupted one of the same key and files left. Raises
-    EnvironmentUnfitError for what the file system refuses, and whatever `build` raises.
+    It is rebuilt when `key` (a JSON value: version and parameters of `build`) or the files that `sources` lists have
+    changed. Without source files (e.g. deleted after conversion) the entry stays valid. `resumable`: `build` may find
+    partial results of an interrupted build with the same key and files. Raises EnvironmentUnfitError for errors of the
+    file system, and whatever `build` raises.
     """
     with as_task_error(folder / name):
         for place in (folder, data_folder(Contract({}))):
@@ -84,14 +84,14 @@ def cached_folder(
     place = writable_folder(folder)
     target = place / f"{name}.cache"
     with hold_lock(place / f"{name}.lock", say), as_task_error(target):
-        # Another process may have built it in the meantime.
+        # Another process may have built it meanwhile.
         return _find(target, key, sources) or _build(target, key, sources, build, resumable)
 
 
 def cached_arrays(
     folder: Path, name: str, key: object, sources: Callable[[], Sequence[Path]], build: Callable[[], Arrays]
 ) -> tuple[Arrays, Entry]:
-    """As `cached_folder`, for the arrays that `build` returns; they are mapped read-only."""
+    """Like `cached_folder`, for the arrays that `build` returns; they are mapped read-only."""
 
     def write(place: Path) -> None:
         for label, array in build().items():
@@ -105,7 +105,7 @@ def cached_arrays(
 
 @contextmanager
 def hold_lock(path: Path, say: Say = print) -> Iterator[None]:
-    """Hold the lock file `path`; wait for the process that holds it. The lock ends with the process."""
+    """Hold the lock file `path`, after waiting for the process that holds it. The lock ends with the process."""
     with as_task_error(path), open(path, "ab") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -117,7 +117,7 @@ def hold_lock(path: Path, say: Say = print) -> Iterator[None]:
 
 @contextmanager
 def as_task_error(path: Path) -> Iterator[None]:
-    """Turn what the file system refuses into an EnvironmentUnfitError with the path and what to do."""
+    """Convert an OSError into an EnvironmentUnfitError with the path and a hint."""
     try:
         yield
     except OSError as error:
@@ -128,7 +128,7 @@ def as_task_error(path: Path) -> Iterator[None]:
 
 
 def digest_folder(folder: Path) -> str:
-    """ "sha256:HEX" of the lines "DIGEST  NAME" of all files in `folder`, sorted by name; hidden ones do not count."""
+    """ "sha256:HEX" of the lines "DIGEST  NAME" of all files in `folder`, sorted by name, without hidden files."""
     lines = []
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         name = path.relative_to(folder).as_posix()
@@ -169,7 +169,7 @@ def _build(
             if path.is_file():
                 _flush(path)
     except BaseException as error:
-        if not resumable or isinstance(error, EnvironmentUnfitError):  # bad data stay bad
+        if not resumable or isinstance(error, EnvironmentUnfitError):  # retrying does not fix bad data
             shutil.rmtree(partial, ignore_errors=True)
         raise
     shutil.rmtree(target, ignore_errors=True)
@@ -178,7 +178,7 @@ def _build(
 
 
 def _read_origin(partial: Path) -> str | None:
-    """What an interrupted build was made from, as it was written."""
+    """The recorded key and sources of an interrupted build."""
     try:
         return (partial / _ORIGIN).read_text("utf-8")
     except OSError:
@@ -191,6 +191,6 @@ def _flush(path: Path) -> None:
 
 
 def _state(path: Path) -> list[Any]:
-    """What changes when the file does."""
+    """A file's name, size and modification time, which change when the file does."""
     status = path.stat()
     return [path.name, status.st_size, status.st_mtime_ns]

@@ -1,10 +1,9 @@
-"""What a prediction needs to know of a run: when each gradient is ready, and what messages of several sizes take.
+"""Calibration for predictions: when each gradient is ready, and how long messages of several sizes take.
 
-`calibrate` trains a few steps without communication, while all ranks compute, and puts model, random numbers and data
-back as they were. Some more steps, with messages that have nothing to do with them under way, show how much
-communication slows computation on the same cores. What compressing methods compute is timed without a network. Rank 0
-leaves calibration.json in its output folder (mlbench predict reads it); when training is over, `add_buckets` adds how
-large the messages of its method were.
+`calibrate` runs a few steps on all ranks without communication, and restores model, random states and data. More steps,
+with unrelated messages in flight, show how much communication slows computation on the same cores. The computation of
+compressing methods is timed without a network. Rank 0 writes calibration.json to its output folder, for mlbench
+predict; after training, `add_buckets` adds the message sizes of the run's method.
 """
 
 import json
@@ -32,16 +31,16 @@ WARM_UP, STEPS = 3, 24
 SIZES = (4096, 16_384, 65_536, 262_144, 1 << 20, 4 << 20)
 SAMPLES = 9
 MAX_SECONDS_PER_SIZE = 2.0
-PAIRS = 8  # of steps, one alone and one beside messages
-BESIDE_BYTES = 1 << 20  # of a message that steps have beside them
-MAX_BESIDE = 32  # messages of a step
-BESIDE_AT_ONCE = 2  # of which gloo's threads carry so many at a time
-MIN_BESIDE_SHARE = 0.2  # of the computation, below which what it loses is noise
-OVERLAPPED = ("gloo", "nccl")  # backends whose messages travel while ranks compute
+PAIRS = 8  # pairs of steps, one without and one with messages in flight
+BESIDE_BYTES = 1 << 20  # size of these messages
+MAX_BESIDE = 32  # most messages per step
+BESIDE_AT_ONCE = 2  # messages in flight at a time, limited by gloo's threads
+MIN_BESIDE_SHARE = 0.2  # share of the computation with messages in flight below which its slowdown is noise
+OVERLAPPED = ("gloo", "nccl")  # backends that communicate during computation
 
 
 class TensorTimes(TypedDict):
-    """A parameter: its bytes, and when its gradient was ready, seconds after the step's start, over steps."""
+    """A parameter: its bytes, and when its gradient was ready (seconds after the step's start, over steps)."""
 
     name: str
     bytes: int
@@ -62,10 +61,10 @@ class CollectiveTimes(TypedDict):
 
 
 class OverlapTimes(TypedDict):
-    """Computation with messages beside it: medians over pairs of steps, seconds of the slowest rank.
+    """Computation with concurrent messages: medians over pairs of steps, seconds of the slowest rank.
 
-    alone, beside   forward and backward pass without and with messages under way
-    communicated    seconds of the pass in which messages were under way
+    alone, beside   forward and backward pass without and with messages in flight
+    communicated    seconds of the pass during which messages were in flight
     """
 
     alone: float
@@ -84,21 +83,21 @@ class CalibrationDocument(TypedDict):
     cores: float
     load_before: float | None
     batch: int
-    tensors: list[TensorTimes]  # in the order in which they are ready
+    tensors: list[TensorTimes]  # in the order in which gradients are ready
     data: list[float]  # until a batch is on the device; the times below begin after it
     forward: list[float]  # until the backward pass begins
     backward: list[float]  # until it ends
     optimizer: list[float]
-    step: list[float]  # all of it, without communication
+    step: list[float]  # the whole step, without communication
     collectives: list[CollectiveTimes]
     overlap: OverlapTimes | None
-    codecs: list[CodecTimes]  # what methods compute to compress gradients
-    buckets: NotRequired[list[int]]  # bytes of the messages of the run's own method, in the order in which they leave
+    codecs: list[CodecTimes]  # computing time of compressing methods
+    buckets: NotRequired[list[int]]  # bytes of messages of the run's method, in the order of sending
 
 
 @contextmanager
 def keep_state(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Leave parameters, buffers and random numbers as they were."""
+    """Restore parameters, buffers and random states after the block."""
     kept = {name: value.detach().clone() for name, value in model.state_dict().items()}
     devices = [device] if device.type == "cuda" else []
     was_training = model.training
@@ -116,9 +115,9 @@ def calibrate(
     take_batch: Callable[[], Callable[[], Tensor]],
     batch: int,
 ) -> None:
-    """Measure steps of `model`, before any strategy has it, and leave the document.
+    """Measure steps of `model`, before a strategy is attached, and write the document.
 
-    `take_batch` loads a batch of `batch` samples, and returns forward pass and loss of it. Collective.
+    `take_batch` loads a batch of `batch` samples and returns a function that computes its loss. Collective.
     """
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     collectives = [_measure(world, size) for size in SIZES] if world.size > 1 else []
@@ -156,7 +155,7 @@ def calibrate(
 
 
 def add_buckets(world: World, sizes: Sequence[int]) -> None:
-    """Add to rank 0's document, if there is one, the bytes of the messages that the run's method has sent in a step."""
+    """Add the bytes of each message of a step of the run's method to rank 0's document, if there is one."""
     path = _path(world)
     if not world.is_first or not sizes or not path.exists():
         return
@@ -170,7 +169,7 @@ def _path(world: World) -> Path:
 
 
 class _Steps:
-    """Steps of all ranks at once, without communication, with a time for each gradient."""
+    """Runs steps on all ranks at once, without communication, and times each gradient."""
 
     def __init__(
         self,
@@ -200,7 +199,8 @@ class _Steps:
         return note
 
     def take(self, before: Callable[[], object] = lambda: None) -> Mapping[str, float]:
-        """Seconds of loading a batch, then from the step's start to the end of each phase; `before` comes between."""
+        """Seconds of loading a batch, then from the step's start to the end of each phase; `before` is called in
+        between."""
         self._world.barrier()
         self._row = {}
         loaded = time.perf_counter()
@@ -219,7 +219,7 @@ class _Steps:
         self._optimizer.zero_grad(set_to_none=False)
         self._world.synchronize()
         step = time.perf_counter() - self._begun
-        # A parameter that took no part is ready when the pass is over.
+        # An unused parameter counts as ready at the end of the pass.
         self.ready.append({name: self._row.get(name, backward) for name in self.sizes})
         return {"data": loaded, "forward": forward, "backward": backward, "optimizer": step - backward, "step": step}
 
@@ -265,9 +265,10 @@ def _measure(world: World, size: int) -> CollectiveTimes:
 
 
 def _measure_overlap(world: World, steps: _Steps, collectives: Sequence[CollectiveTimes]) -> OverlapTimes | None:
-    """Steps alone and beside messages, in turns; None if nothing can be said of it.
+    """Alternate steps without and with concurrent messages; None if the result would be meaningless.
 
-    That is so if messages do not travel while ranks compute, or if too few would be under way for too short a time.
+    This is the case if the backend does not communicate during computation, or messages would be in flight for too
+    little of it.
     """
     if world.backend not in OVERLAPPED or not collectives:
         return None

@@ -1,8 +1,8 @@
-"""Checkpoints: written whole or not at all, and readable with any number of ranks.
+"""Checkpoints: written atomically, and readable with any number of ranks.
 
-A checkpoint holds what training needs to go on as if it had not stopped: parameters, optimizer, loss scale, position in
-the data. Rank 0 writes it. What a method keeps of rank N (residuals, say) is in checkpoint-UPDATE-rank-N.pt, which that
-rank writes. No generator's state is kept, since permutations and dropout are functions of the seed and the position.
+A checkpoint has the state needed to resume training exactly: parameters, optimizer, loss scale, position in the data.
+Rank 0 writes it. The method's state of rank N (e.g. residuals) is in checkpoint-UPDATE-rank-N.pt, written by that rank.
+No random states are saved, because permutations and dropout are functions of seed and position.
 """
 
 import pickle
@@ -18,21 +18,21 @@ from task_images.harness.distributed import World
 from task_images.harness.errors import EnvironmentUnfitError, TaskUsageError
 from task_images.harness.files import replace_file
 
-FORM = 3  # 2: the strategy's own state; 3: that of a rank in its own file
+FORM = 3  # 2: with the strategy's state; 3: per-rank state in separate files
 READABLE = (2, FORM)
 OWN = "{}-{}-rank-{}.pt"  # stem of the checkpoint, update, rank
 
 
 def save_checkpoint(world: World, path: Path, task: str, state: Mapping[str, Any]) -> None:
-    """Write `state` (tensors, numbers, texts, lists and dictionaries of these) to `path` on rank 0, and what its entry
-    `method` has of each rank to a file of that rank beside its `path`. A checkpoint that is there already is replaced
-    only when the new one is safely on the disk. Collective if the ranks have files."""
+    """Write `state` (tensors, numbers, strings, lists and dictionaries of these) to `path` on rank 0, and each rank's
+    part of its entry `method` to a file next to that rank's `path`. An existing checkpoint is replaced only after the
+    new one is on disk. Collective if there are per-rank files."""
     own = None
     if has_own_parts(state.get("method") or MethodState()):
         own = path.with_name(OWN.format(path.stem, state["position"]["total"], world.rank))
         save_own_checkpoint(own, task, {"method": state["method"]})
         state = {**state, "method": {}, "method_ranks": world.size}
-        world.barrier()  # all parts are there before the checkpoint that needs them
+        world.barrier()  # all per-rank files exist before the checkpoint that needs them
     if world.is_first:
         save_own_checkpoint(path, task, state)
     if own is not None:
@@ -43,14 +43,14 @@ def save_checkpoint(world: World, path: Path, task: str, state: Mapping[str, Any
 
 
 def save_own_checkpoint(path: Path, task: str, state: Mapping[str, Any]) -> None:
-    """Write `state` to `path`, on any rank and in any thread."""
+    """Write `state` to `path`, from any rank and thread."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replace_file(path) as file:
         torch.save({"form": FORM, "task": task, **state}, file)
 
 
 def share_file(world: World, path: Path) -> None:
-    """Give rank 0's file to the ranks that do not have it, because they are on other machines. Collective."""
+    """Copy rank 0's file to ranks on other machines, which do not have it. Collective."""
     if not world.sum([0.0 if path.exists() else 1.0])[0]:
         return
     data = path.read_bytes() if world.is_first and path.exists() else b""
@@ -66,10 +66,10 @@ def share_file(world: World, path: Path) -> None:
 
 
 def load_checkpoint(world: World, path: Path, task: str, expected: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The state in `path` and in this rank's own file, tensors on the CPU. Nothing but data is unpickled.
+    """The state in `path` and in this rank's own file, with tensors on the CPU. Only data are unpickled, no code.
 
     `expected`: see `refuse_other_run`. Raises EnvironmentUnfitError if a file is missing or damaged, TaskUsageError if
-    it belongs to something else.
+    it belongs to another run.
     """
     state = _read(world, path, task)
     refuse_other_run(path, state, expected)
@@ -84,8 +84,8 @@ def load_checkpoint(world: World, path: Path, task: str, expected: Mapping[str, 
 
 
 def find_own(path: Path, update: int, rank: int) -> Path:
-    """The file of rank `rank` for the checkpoint `path`: beside it, or in that rank's output folder, whose name ends
-    with the rank's number in place of 0."""
+    """The file of rank `rank` for the checkpoint `path`: in the same folder, or in that rank's output folder, whose
+    name ends with the rank instead of 0."""
     name = OWN.format(path.stem, update, rank)
     beside = path.with_name(name)
     return beside if beside.exists() else path.parent.with_name(path.parent.name.removesuffix("0") + str(rank)) / name

@@ -1,4 +1,4 @@
-"""What the image classifications share: common parameters, and the way from model and data to the result.
+"""Shared code of image classifications: from model and data to the result.
 
 with training_session(contract, data="CIFAR-10") as (world, report):
     images = ...                                    # load
@@ -31,7 +31,7 @@ from task_images.harness.training import Loss, make_sample_trainer
 
 
 def check_settings(settings: ClassifierSettings) -> None:
-    """Raises TaskUsageError for what does not go together, before anything is opened or loaded."""
+    """Raises TaskUsageError for conflicting settings, before anything is opened or loaded."""
     if settings.nesterov and not settings.momentum:
         raise TaskUsageError("nesterov needs a momentum above 0", "--set momentum=0.9, or --set nesterov=false")
 
@@ -54,14 +54,14 @@ def train_classifier(
     details: Mapping[str, Any] | None = None,
     closing: Callable[[], Mapping[str, Any]] = dict,
 ) -> None:
-    """Train `model` (on the CPU as initialised) with synchronous SGD to the goal of Prec@1, and report the result.
+    """Train `model` (initialized on the CPU) with synchronous SGD until the Prec@1 goal, and report the result.
 
-    classes    with fewer than five of them there is no Prec@5
-    loss       of training; validation has the cross-entropy
-    measure    no validation and no goal: throughput alone
-    groups     (model, weight decay) -> parameter groups of the optimiser; None: all parameters alike
-    strategy   how gradients travel; None: one flat buffer after the backward pass
-    name       of the task in its checkpoints; identity: what must be the same for training to go on from one
+    classes    number of classes; below five there is no Prec@5
+    loss       training loss; validation uses cross-entropy
+    measure    measure throughput only, without validation and goal
+    groups     (model, weight decay) -> parameter groups of the optimizer; None: a single group
+    strategy   gradient exchange; None: one flat buffer after the backward pass
+    name       the task's name in checkpoints; identity: settings that must match to resume from one
     """
     model = model.to(world.device)
     long = settings if isinstance(settings, CheckpointedSettings) else None
@@ -82,7 +82,7 @@ def train_classifier(
         loss,
         lambda model: torch.optim.SGD(
             groups(model, settings.weight_decay) if groups else model.parameters(),
-            lr=0.0,  # the schedule's, before every update
+            lr=0.0,  # set by the schedule before every update
             momentum=settings.momentum,
             nesterov=settings.nesterov,
             weight_decay=settings.weight_decay,
@@ -114,7 +114,8 @@ def train_classifier(
 
 
 def _check_graphs(settings: CheckpointedSettings, strategy: Strategy, calibrates: bool) -> None:
-    """Raises TaskUsageError for what looks into single layers or moves parameters: a replay does not notice."""
+    """Raises TaskUsageError for options that hook single layers or move parameters, which do not work in a graph
+    replay."""
     if settings.compile != "graphs":
         return
     from task_images.comm.ddp import DdpAllReduce

@@ -1,9 +1,9 @@
-"""CPUs that a process may keep busy: its CPU set and the CPU quotas of its control groups, version 1 and 2.
+"""Usable CPUs of a process: its CPU affinity and the CPU quotas of its control groups (cgroup v1 and v2).
 
-A container with `--cpus 2`, or a pod with a CPU limit, on a machine of 64 cores sees 64 of them; threads beyond the
-quota only make the kernel pause all of them. A quota is "so many microseconds of CPU time in each period". Groups are
-nested, and the smallest quota counts. Standard library only: ranks, tool and agent count alike.
-Sources: Documentation/admin-guide/cgroup-v2.rst (cpu.max, cpu.stat), Documentation/scheduler/sched-bwc.rst (v1).
+A container with `--cpus 2`, or a pod with a CPU limit, sees all 64 cores of a machine; with more threads than the quota
+the kernel throttles all of them. A quota is a number of microseconds of CPU time per period. Groups are nested, and the
+smallest quota applies. Standard library only, because ranks, command line and agent all use it. Sources:
+Documentation/admin-guide/cgroup-v2.rst (cpu.max, cpu.stat), Documentation/scheduler/sched-bwc.rst (v1).
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 
-# Variable of a rank that is bound to its own CPUs: those that all ranks of its machine share, such as "0,1".
+# Environment variable of a pinned rank: the CPUs of all ranks on its machine, such as "0,1".
 PINNED_FROM = "MLBENCH_PINNED_FROM"
 
 
 class Throttling:
-    """How often, and for how many seconds, the kernel paused these groups because their quota was used up."""
+    """How often, and for how many seconds, the kernel throttled these groups."""
 
     __slots__ = ("periods", "seconds")
 
@@ -26,10 +26,10 @@ class Throttling:
 
 
 def effective_cores(root: str = "/") -> int:
-    """CPUs that this process can keep busy: those it may run on, at most the smallest CPU quota; at least 1.
+    """Number of CPUs that this process can use: those in its affinity, limited by the smallest CPU quota; at least 1.
 
-    A quota of 2.5 CPUs counts as 2: a third thread would be paused half of the time, and all would wait for it.
-    `root` holds proc/ and sys/.
+    A quota of 2.5 CPUs counts as 2: a third thread would be throttled half of the time, and the others would wait for
+    it. `root` contains proc/ and sys/.
     """
     usable = count_usable()
     quota = cpu_quota(root)
@@ -37,22 +37,22 @@ def effective_cores(root: str = "/") -> int:
 
 
 def count_usable() -> int:
-    """CPUs that this process may run on; for a bound rank those of all ranks of its machine."""
+    """Number of CPUs in this process's affinity; for a pinned rank, those of all ranks on its machine."""
     if given := os.environ.get(PINNED_FROM):
         return len(given.split(","))
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def pinned_cpus() -> list[int] | None:
-    """The CPUs that this rank is bound to; None if it is not."""
+    """The CPUs to which this rank is pinned; None if it is not."""
     return sorted(os.sched_getaffinity(0)) if os.environ.get(PINNED_FROM) else None
 
 
 def share_cpus(cpus: Sequence[int], ranks: int, root: str = "/") -> list[list[int]]:
-    """For each of `ranks` ranks CPUs of its own, equally many; CPUs of a core, and cores of a socket, stay together.
+    """Divide CPUs evenly among `ranks` ranks, keeping CPUs of a core, and cores of a socket, together.
 
-    Raises ValueError if there are more ranks than CPUs, or than the smallest quota pays for. A quota does not make
-    shares smaller: another container with the same quota would choose the same CPUs.
+    Raises ValueError if there are more ranks than CPUs, or than the smallest quota allows. A quota does not make shares
+    smaller: another container with the same quota would choose the same CPUs.
     """
     quota = cpu_quota(root)
     most = len(cpus) if quota is None else max(1, min(len(cpus), int(quota)))
@@ -63,7 +63,7 @@ def share_cpus(cpus: Sequence[int], ranks: int, root: str = "/") -> list[list[in
 
 
 def _place_of(cpu: int, root: str) -> tuple[int, int]:
-    """Socket and core of a CPU; zeros if the system does not say."""
+    """Socket and core of a CPU; zeros if unknown."""
     folder = f"{root}/sys/devices/system/cpu/cpu{cpu}/topology"
     lines = [_read_lines(f"{folder}/{name}") for name in ("physical_package_id", "core_id")]
     socket, core = (int(found[0]) if found and found[0].lstrip("-").isdigit() else 0 for found in lines)
@@ -71,24 +71,25 @@ def _place_of(cpu: int, root: str) -> tuple[int, int]:
 
 
 def cpu_quota(root: str = "/") -> float | None:
-    """CPUs that the smallest quota allows, such as 0.5; None without a quota. `root` holds proc/ and sys/."""
+    """Number of CPUs that the smallest quota allows, such as 0.5; None without a quota. `root` contains proc/ and
+    sys/."""
     quotas = [quota for folder in _cpu_groups(root) if (quota := _quota_of(folder)) is not None]
     return min(quotas, default=None)
 
 
 def read_throttling(root: str = "/") -> Throttling:
-    """The sum over all groups that this process is in, since each was made."""
+    """The sum over all groups of this process, since each was created."""
     periods, seconds = 0, 0.0
     for folder in _cpu_groups(root):
         values = _read_pairs(f"{folder}/cpu.stat")
         periods += values.get("nr_throttled", 0)
-        # Version 2 counts microseconds, version 1 nanoseconds.
+        # cgroup v2 counts microseconds, v1 nanoseconds.
         seconds += values.get("throttled_usec", 0) / 1e6 + values.get("throttled_time", 0) / 1e9
     return Throttling(periods, round(seconds, 6))
 
 
 def _cpu_groups(root: str) -> Iterator[str]:
-    """Folders of the groups that limit this process's CPU time, innermost first, as far as they are mounted here."""
+    """Folders of the groups that limit this process's CPU time, innermost first, if they are mounted here."""
     mounts = list(_mounts(root))
     for line in _read_lines(f"{root}/proc/self/cgroup"):
         number, _, rest = line.partition(":")
@@ -102,7 +103,7 @@ def _cpu_groups(root: str) -> Iterator[str]:
 
 
 def _mounts(root: str) -> Iterator[tuple[int, str, str]]:
-    """(version, root within the hierarchy, mount point) of each mounted hierarchy with CPU quotas."""
+    """(version, root within the hierarchy, mount point) of each mounted cgroup hierarchy with CPU quotas."""
     for line in _read_lines(f"{root}/proc/self/mountinfo"):
         before, _, after = line.partition(" - ")
         fields, kind = before.split(), after.split()
@@ -115,9 +116,9 @@ def _mounts(root: str) -> Iterator[tuple[int, str, str]]:
 
 
 def _below(path: str, top: str) -> list[str]:
-    """The steps from a mount whose root is the group `top` to the group `path`.
+    """The path components from a mount whose root is the group `top` to the group `path`.
 
-    In a container without a cgroup namespace `path` is the host's; then the mount's root is the container's own group.
+    In a container without a cgroup namespace, `path` is the host's, and the mount's root is the container's group.
     """
     top = top.rstrip("/")
     inside = path == top or path.startswith(f"{top}/")

@@ -1,4 +1,4 @@
-"""What a training loop asks of data, and the plain case: arrays in memory or mapped from a file."""
+"""The interface of data for training loops, and its implementation for arrays in memory or mapped from a file."""
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -15,15 +15,15 @@ from task_images.harness.buffers import BufferPool, pin
 from task_images.harness.distributed import World
 from task_images.harness.partition import Partition, Share, shard
 
-# Small batches are gathered together, up to so many or so many bytes of them: one call of a thread for each would take
-# longer than a step of a logistic regression can wait.
+# Limits in batches and bytes for gathering small batches together: a thread call for each would be too slow for the
+# short steps of a logistic regression.
 MAX_TOGETHER, TOGETHER_BYTES = 16, 16 << 20
 
 Prepare = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class Batch(NamedTuple):
-    """This rank's part of one step, as loaded: on the CPU, or on the device if the data are kept there.
+    """This rank's part of one step, as loaded: on the CPU, or on the device for resident data.
 
     `total`: samples of all ranks in this step.
     """
@@ -34,12 +34,12 @@ class Batch(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many samples this rank has in the step."""
+        """Number of samples of this rank in the step."""
         return len(self.targets)
 
 
 class Data(Protocol):
-    """Batches for one rank. All ranks get equally many training batches, none of them empty."""
+    """Batches for one rank. All ranks get the same number of training batches, none of them empty."""
 
     steps: int  # training batches per epoch
 
@@ -48,20 +48,20 @@ class Data(Protocol):
         ...
 
     def validation(self) -> Iterable[Batch]:
-        """This rank's shard of the validation set; it may have fewer batches than other ranks', or none."""
+        """This rank's shard of the validation set, which may have fewer batches than other ranks', or none."""
         ...
 
     def prepare(self, batch: Batch, training: bool) -> tuple[Tensor, Tensor]:
-        """Inputs and targets as the model wants them, on its device: types, augmentation, transfer."""
+        """Inputs and targets for the model, on its device: conversion, augmentation, transfer."""
         ...
 
 
 class ArrayData:
     """Data in arrays (numpy, memory-mapped or not): inputs [n, ...] and targets [n], indexed by sample.
 
-    prepare_training and prepare_validation get CPU tensors (inputs, targets) and give what the model wants; the
-    transfer to the device follows. Partition as `partition.Partition`, shared seed. `loaders`: threads that gather
-    training samples ahead, several small batches at a time; 0: gather when asked.
+    prepare_training and prepare_validation map CPU tensors (inputs, targets) to those for the model, which are then
+    transferred to the device. Samples are split by `partition.Partition` with the shared seed. `loaders`: threads that
+    prefetch training samples, several small batches at a time; 0: gather on demand.
     """
 
     def __init__(
@@ -100,42 +100,42 @@ class ArrayData:
             yield from batches
 
     def _gather(self, shares: list[Share]) -> list[Batch]:
-        """The batches of some steps, with one copy of all their samples."""
+        """The batches of several steps, gathered with one copy."""
         inputs, targets = self._training
-        # Ascending indices read a mapped file forward; within a batch the order does not matter.
+        # Sorted indices read a mapped file sequentially; the order within a batch does not matter.
         order = [np.sort(share.indices) for share in shares]
         rows = np.concatenate(order)
-        if len(rows) > self._most:  # the last batch of an epoch may be a larger one
+        if len(rows) > self._most:  # the last batch of an epoch may be larger
             gathered = pin(torch.from_numpy(inputs[rows]), self._world.device)
         else:
             gathered = self._take_memory(inputs)[: len(rows)]
-            np.take(inputs, rows, axis=0, out=gathered.numpy(), mode="clip")  # without mode: through another copy
+            np.take(inputs, rows, axis=0, out=gathered.numpy(), mode="clip")  # mode="raise" would make another copy
         labels = pin(torch.from_numpy(targets[rows]), self._world.device)
         sizes = [len(one) for one in order]
         parts = zip(torch.split(gathered, sizes), torch.split(labels, sizes), shares, strict=True)
         return [Batch(samples, labels, share.total) for samples, labels, share in parts]
 
     def _take_memory(self, inputs: npt.NDArray[np.generic]) -> Tensor:
-        """Memory for the samples of some steps; for a GPU pinned, which torch uses again by itself."""
+        """Memory for the samples of several steps; for a GPU pinned, which torch itself reuses."""
         if self._world.device.type != "cuda":
             return self._buffers.take()
         kind = torch.from_numpy(np.empty(0, inputs.dtype)).dtype
         return torch.empty(self._shape, dtype=kind, pin_memory=True)
 
     def validation(self) -> Iterator[Batch]:
-        """This rank's part of the validation set, in batches; each sample is in exactly one rank's."""
+        """This rank's part of the validation set, in batches; each sample belongs to exactly one rank."""
         inputs, targets = self._validation
         own = shard(len(targets), self._world.size, self._world.rank)
         for start in range(own.start, own.stop, self._validation_batch):
             rows = slice(start, min(start + self._validation_batch, own.stop))
-            # A copy, since a mapped file is read-only and torch knows no such thing.
+            # A copy, because mapped files are read-only and torch has no read-only tensors.
             samples, labels = (
                 pin(torch.from_numpy(part[rows].copy()), self._world.device) for part in (inputs, targets)
             )
             yield Batch(samples, labels, len(targets))
 
     def prepare(self, batch: Batch, training: bool) -> tuple[Tensor, Tensor]:
-        """Inputs and targets as the model wants them, on the device."""
+        """Inputs and targets for the model, on its device."""
         inputs, targets = batch.inputs, batch.targets
         prepare = self._prepare[training]
         if prepare is not None:

@@ -1,7 +1,7 @@
-"""Official archives of data sets: fetched once per machine and checked. What they are converted to: harness.cache.
+"""Official archives of data sets: fetched once per machine and checked. Conversion: see harness.cache.
 
-A download is written under another name and renamed when it is complete, so a killed run leaves nothing that a later
-one could take for data. Standard library only.
+A download is written under another name and renamed when complete, so a killed run leaves no partial file that a later
+one could use. Standard library only.
 """
 
 import errno
@@ -29,16 +29,16 @@ _BLOCK = 1 << 20
 
 
 class DownloadError(TaskError):
-    """A download did not succeed, and might another time (exit 75)."""
+    """A download failed, and may succeed later (exit 75)."""
 
     exit_code = EXIT_RETRYABLE
 
 
 @dataclass(frozen=True)
 class Archive:
-    """One file of a data set as its authors publish it. `digest` is "md5:HEX" or "sha256:HEX", `bytes` its size; ""
-    and 0 if nobody states them. `mirrors` are other addresses of the same file, tried in turn; `is_mirrored`: a site's
-    own mirror (MLBENCH_DATA_MIRROR) has it, too."""
+    """One file of a data set as published by its authors. `digest` is "md5:HEX" or "sha256:HEX", `bytes` its size; ""
+    and 0 if unpublished. `mirrors` are other addresses of the same file, tried in turn; `is_mirrored`: a site's own
+    mirror (MLBENCH_DATA_MIRROR) has it, too."""
 
     name: str
     url: str
@@ -49,16 +49,16 @@ class Archive:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Where to fetch it. MLBENCH_DATA_MIRROR names a server that has all files as HOST/PATH; then nobody else is
-        asked."""
+        """Addresses in order of preference. MLBENCH_DATA_MIRROR names a server with all files as HOST/PATH, which is
+        then the only address."""
         site = os.environ.get("MLBENCH_DATA_MIRROR", "").rstrip("/")
         return (f"{site}/{self.url.partition('://')[2]}",) if site and self.is_mirrored else (self.url, *self.mirrors)
 
 
 def fetch(archive: Archive, folder: Path, say: Say) -> Path:
-    """The archive in `folder`, downloaded if it is not there, and checked either way.
+    """The archive in `folder`, downloaded if missing, and checked either way.
 
-    A download that breaks off goes on where it stopped, here or in the next run. Not for two callers at once: hold
+    An interrupted download resumes where it stopped, now or in the next run. Only one caller at a time: use
     `hold_lock`. Raises DownloadError, or EnvironmentUnfitError for a wrong checksum or a full disk.
     """
     path = folder / archive.name
@@ -75,7 +75,7 @@ def fetch(archive: Archive, folder: Path, say: Say) -> Path:
         partial.unlink()
         if not resumed:
             raise
-        # The beginning may have come from another version, or from a proxy's error page.
+        # The partial file may be from another version, or a proxy's error page.
         say(f"{archive.name}: what an earlier download left is no part of it; once more from the beginning")
         return fetch(archive, folder, say)
     partial.rename(path)
@@ -83,7 +83,7 @@ def fetch(archive: Archive, folder: Path, say: Say) -> Path:
 
 
 def _download_from_any(archive: Archive, partial: Path, say: Say) -> bool:
-    """As `_download`, from the first address that has the file."""
+    """Like `_download`, from the first address that has the file."""
     addresses = archive.addresses
     for number, url in enumerate(addresses, 1):
         try:
@@ -96,7 +96,7 @@ def _download_from_any(archive: Archive, partial: Path, say: Say) -> bool:
 
 
 def _download(archive: Archive, partial: Path, say: Say) -> bool:
-    """Bring `partial` to its full length; True if something of it was there before."""
+    """Download the rest of `partial`; returns whether a part of it existed before."""
     resumed = partial.exists() and partial.stat().st_size > 0
     for attempt in range(1, ATTEMPTS + 1):
         try:
@@ -145,7 +145,7 @@ def _transfer(archive: Archive, partial: Path, say: Say) -> None:
 
 @contextmanager
 def _open_web(url: str, start: int, timeout: float) -> Iterator[Source]:
-    """The file, from byte `start` on if the server can do that."""
+    """The file, from byte `start` if the server supports ranges."""
     request = urllib.request.Request(url, headers={"User-Agent": "mlbench", "Accept-Encoding": "identity"})
     if start:
         request.add_header("Range", f"bytes={start}-")
@@ -156,7 +156,8 @@ def _open_web(url: str, start: int, timeout: float) -> Iterator[Source]:
 
 
 def check_archive(archive: Archive, path: Path, hint: str | None = None) -> None:
-    """Compare the file's digest. Raises EnvironmentUnfitError with both, and with `hint` where to get it otherwise."""
+    """Check the file's digest. Raises EnvironmentUnfitError with both digests, and with `hint`, which says where else
+    to get the file."""
     algorithm, _, expected = archive.digest.partition(":")
     if not expected:
         return

@@ -1,4 +1,4 @@
-"""The ranks of a run as one object: rendezvous, device, threads, and the few collectives that bookkeeping needs."""
+"""The ranks of a run: rendezvous, device, threads, and small collectives for bookkeeping."""
 
 import os
 import platform
@@ -31,26 +31,26 @@ from task_images.harness.tracker import Marks
 
 
 class Companion(Protocol):
-    """Something that lives as long as the world, for example connections to parameter servers."""
+    """A resource that is closed with the world, for example connections to parameter servers."""
 
     def close(self) -> None:
-        """Part after success."""
+        """Close it, after success."""
         ...
 
 
 class World:
-    """This rank among all ranks. With one rank every collective is a no-op and needs no process group.
+    """All ranks, seen from this one. With one rank, collectives are no-ops and need no process group.
 
-    rank, size         this process among all
-    device             where the model lives: cpu or cuda:N
+    rank, size         this process's rank, and the number of ranks
+    device             the model's device: cpu or cuda:N
     backend            name of the communication backend
-    threads            CPU threads that torch uses here
+    threads            CPU threads of torch
     """
 
     def __init__(
         self, contract: Contract, device: torch.device, threads: int, grouped: bool, store: Any = None
     ) -> None:
-        """`grouped` says that there is a process group, `store` is that of its rendezvous."""
+        """`grouped`: whether there is a process group; `store`: the store of its rendezvous."""
         self.contract = contract
         self.rank = contract.rank
         self.size = contract.world_size
@@ -60,7 +60,7 @@ class World:
         self._grouped = grouped
         self._store = store
         self.companions: list[Companion] = []
-        # NCCL moves device memory only; the others take the bookkeeping's few numbers from the host.
+        # NCCL sends only device memory; other backends send bookkeeping from host memory.
         self._small = device if contract.backend == "nccl" else torch.device("cpu")
 
     @property
@@ -70,8 +70,8 @@ class World:
 
     @property
     def is_gloo_on_gpu(self) -> bool:
-        """Whether tensors of a GPU travel by gloo: it takes them for plain collectives only. A message between two
-        ranks, or what shards of parameters need, ends the process."""
+        """Whether GPU tensors are sent over gloo, which supports only plain collectives for them: point-to-point
+        messages and sharded parameters would abort the process."""
         return self.device.type == "cuda" and self.backend == "gloo"
 
     def all_reduce(self, tensor: torch.Tensor, op: Any = None) -> torch.Tensor:
@@ -81,15 +81,15 @@ class World:
         return tensor
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """Element by element, the sum over ranks, in float64. One collective."""
+        """The element-wise sum over ranks, in float64. One collective."""
         return self._reduce(values, dist.ReduceOp.SUM)
 
     def max(self, values: Sequence[float]) -> list[float]:
-        """Element by element, the maximum over ranks, in float64. One collective."""
+        """The element-wise maximum over ranks, in float64. One collective."""
         return self._reduce(values, dist.ReduceOp.MAX)
 
     def gather(self, values: Sequence[float]) -> list[list[float]]:
-        """Every rank's `values` (equally many on each), by rank, on every rank. One collective, float64."""
+        """Each rank's `values` (the same number on all), by rank, on every rank. One collective, in float64."""
         own = torch.tensor(list(values), dtype=torch.float64, device=self._small)
         if not self._grouped:
             return [own.tolist()]
@@ -98,17 +98,17 @@ class World:
         return [row.tolist() for row in everyone]
 
     def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Rank 0's `tensor`, in place."""
+        """Overwrite `tensor` with rank 0's, and return it."""
         if self._grouped:
             dist.broadcast(tensor, 0)
         return tensor
 
     def agree(self, value: float) -> float:
-        """Rank 0's `value`, so that all ranks decide the same (on a time budget, say)."""
+        """Rank 0's `value`, so that all ranks make the same decision, e.g. about a time budget."""
         return float(self.broadcast(torch.tensor([value], dtype=torch.float64, device=self._small))[0])
 
     def barrier(self) -> None:
-        """Wait until every rank is here."""
+        """Wait for all ranks."""
         if not self._grouped:
             return
         if self.backend == "nccl":
@@ -117,25 +117,24 @@ class World:
             dist.barrier()
 
     def await_loading(self, seconds: float = LOADING_SECONDS) -> None:
-        """Wait until all ranks have loaded their data; a later call returns at once. Waits on the rendezvous' store,
-        whose limit is not that of collectives: one of these that hangs must be noticed within minutes. Raises
-        PeerLostError."""
+        """Wait until all ranks have loaded their data; later calls return at once. Uses the rendezvous store, because
+        collectives have a timeout of minutes, so that hangs are noticed. Raises PeerLostError."""
         if self._store is not None and self.size > 1:
             await_everyone(self._store, "loaded", self.rank, self.size, seconds)
 
     def synchronize(self) -> None:
-        """Wait until the device has done what it was given. Nothing to do on a CPU."""
+        """Wait for the device. Does nothing on a CPU."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
     def peak_memory(self) -> int:
-        """Highest number of bytes over ranks: allocated on the GPU, else resident in the process. One collective."""
+        """Maximum over ranks of peak bytes: allocated on the GPU, else resident in the process. One collective."""
         is_gpu = self.device.type == "cuda"
         own = torch.cuda.max_memory_allocated(self.device) if is_gpu else resident_peak()
         return int(self.max([float(own)])[0])
 
     def marks(self) -> Marks | None:
-        """Marks in the queue of the device, for a tracker; None on a CPU, which does what it is told at once."""
+        """Marks in the device's queue, for a tracker; None on a CPU, which runs synchronously."""
         return CudaMarks(self.device) if self.device.type == "cuda" else None
 
     def framework_facts(self) -> dict[str, Any]:
@@ -152,18 +151,18 @@ class World:
         return {
             "framework": "torch",
             "framework_version": torch.__version__,
-            "framework_commit": torch.version.git_version,  # says which gloo: it is a part of torch
+            "framework_commit": torch.version.git_version,  # identifies gloo, which is a part of torch
             "device": str(self.device),
             "device_name": torch.cuda.get_device_name(self.device) if cuda else platform.machine(),
             "libraries": {**(_cuda_libraries() if cuda else {}), **self._mpi_library()},
         }
 
     def _mpi_library(self) -> dict[str, str]:
-        library = self.backend_facts().get("library")  # of MPI alone: NCCL's version is among those of CUDA
+        library = self.backend_facts().get("library")  # only for MPI: NCCL's version is listed with CUDA's
         return {} if library is None else {"mpi": str(library)}
 
     def backend_facts(self) -> dict[str, object]:
-        """What a result should say of the backend: with mpi the library, and which tensors took a detour through it."""
+        """Facts about the backend for the result: with mpi, the library and the detours of tensors."""
         if self._grouped and self.backend == "nccl":
             return nccl.describe()
         if self.backend == jax_ranks.NAME:
@@ -175,7 +174,7 @@ class World:
         return mpi.facts()
 
     def close(self) -> None:
-        """Leave together: rank 0 holds the rendezvous, so it must not go first. Only after success."""
+        """Leave together: rank 0 hosts the rendezvous, so it must not leave first. Call only after success."""
         if self._grouped:
             self.barrier()
             for companion in self.companions:
@@ -189,7 +188,7 @@ class World:
 
 
 def sample_gpu(world: World) -> AbstractContextManager[GpuSampler | None]:
-    """A context in which this rank's GPU is sampled; nothing on a CPU."""
+    """A context that samples this rank's GPU; does nothing on a CPU."""
     if world.device.type != "cuda":
         return nullcontext()
     properties: Any = torch.cuda.get_device_properties(world.device)
@@ -216,7 +215,7 @@ class CudaMarks:
         mark.synchronize()
 
     def seconds_between(self, first: object, last: object) -> float:
-        """Seconds of device time between two events that have been passed."""
+        """Seconds of device time between two events that the device has passed."""
         assert isinstance(first, torch.cuda.Event)
         assert isinstance(last, torch.cuda.Event)
         return float(first.elapsed_time(last)) / 1e3
@@ -229,12 +228,11 @@ def open_world(
     collective_seconds: float = GROUP_SECONDS,
     grouped_alone: bool = False,
 ) -> World:
-    """Meet the other ranks and set up device and threads.
+    """Rendezvous with the other ranks, and set up device and threads.
 
-    Raises EnvironmentUnfitError (exit 78) if backend or device are not to be had, and PeerLostError (exit 75) naming
-    the ranks that did not come within `rendezvous_seconds`. A rank that keeps the others waiting in a collective for
-    `collective_seconds` fails the run. A process group of one rank is made only with `grouped_alone` (for those who
-    measure collectives).
+    Raises EnvironmentUnfitError (exit 78) if backend or device are unavailable, and PeerLostError (exit 75) with the
+    ranks that did not arrive within `rendezvous_seconds`. A collective that takes `collective_seconds` fails the run. A
+    single rank gets a process group only with `grouped_alone`, for measuring collectives.
     """
     device = _device(contract)
     backend = _find_backend(contract, device)
@@ -264,7 +262,7 @@ def _device(contract: Contract) -> torch.device:
     device = torch.device("cuda", contract.local_rank)
     try:
         torch.cuda.set_device(device)
-    except RuntimeError as error:  # another program has all its memory, or has it for itself
+    except RuntimeError as error:  # its memory is full, or another program uses it exclusively
         raise EnvironmentUnfitError(
             f"the GPU cannot be used: {str(error).splitlines()[0]}", "nvidia-smi shows who uses it."
         ) from None
@@ -272,7 +270,7 @@ def _device(contract: Contract) -> torch.device:
 
 
 def _find_backend(contract: Contract, device: torch.device) -> str:
-    """The name that torch knows the run's backend by."""
+    """torch's name for the run's backend."""
     backend = contract.backend
     if backend == "mpi":
         from task_images.comm import mpi
@@ -292,7 +290,7 @@ def _find_backend(contract: Contract, device: torch.device) -> str:
 
 
 def require_sharding(world: World) -> None:
-    """Raise TaskUsageError for parameters in shards on GPUs with gloo."""
+    """Raises TaskUsageError for sharded parameters on GPUs with gloo."""
     if world.size > 1 and world.is_gloo_on_gpu:
         raise TaskUsageError(
             "parameters in shards on GPUs need the backend nccl, not gloo", "--backend nccl, with a GPU for every rank"
@@ -300,8 +298,8 @@ def require_sharding(world: World) -> None:
 
 
 def _cuda_libraries() -> dict[str, str]:
-    """Versions of what torch was built with or has loaded for GPUs."""
-    is_amd = torch.version.hip is not None  # whose libraries torch knows by the names of NVIDIA's
+    """Versions of the GPU libraries of torch."""
+    is_amd = torch.version.hip is not None  # torch uses NVIDIA's names for AMD's libraries
     found: dict[str, Any] = {"cuda": torch.version.cuda, "rocm": torch.version.hip}
     found["miopen" if is_amd else "cudnn"] = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
     if dist.is_nccl_available():
@@ -310,12 +308,12 @@ def _cuda_libraries() -> dict[str, str]:
 
 
 def _meet(contract: Contract, backend: str, device: torch.device, seconds: float, collective_seconds: float) -> Any:
-    """Make the process group of all ranks; returns the store of the rendezvous."""
+    """Create the process group of all ranks; returns the store of the rendezvous."""
     rank, size = contract.rank, contract.world_size
     os.environ.setdefault("MASTER_ADDR", contract.master_addr)
     os.environ.setdefault("MASTER_PORT", str(contract.master_port))
     if contract.master_addr in ("127.0.0.1", "localhost") and any(name == "lo" for _, name in socket.if_nameindex()):
-        # Otherwise gloo binds to whatever this machine's host name resolves to, which may be nothing or a closed door.
+        # Otherwise gloo binds to the address of this machine's host name, which may not resolve or may be blocked.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     place = f"{contract.master_addr}:{contract.master_port}"
     limit = timedelta(seconds=seconds)
@@ -339,14 +337,14 @@ def _meet(contract: Contract, backend: str, device: torch.device, seconds: float
         device_id=device if contract.backend == "nccl" else None,
     )
     if backend == "gloo":
-        # It returns as soon as this rank has its connections. One that then ends at once, with bad input to tell, would
-        # take another down in the middle of making its own, and that one's log would speak of lost connections only.
+        # The call above returns once this rank has its connections. If it then failed at once, e.g. because of bad
+        # input, another rank that is still connecting would fail too, and would log only lost connections.
         dist.barrier()
     return store
 
 
 def _probe_network(contract: Contract, store: Any, stage: str) -> None:
-    """Measure the network between the ranks, and report it; a network that the engine made, it measures itself."""
+    """Measure the network between the ranks, and report it, unless the engine emulates and measures it."""
     if contract.world_size == 1 or contract.network:
         return
     report = measure_network(store, contract.rank, contract.world_size, stage, contract.master_addr)
@@ -355,9 +353,9 @@ def _probe_network(contract: Contract, store: Any, stage: str) -> None:
 
 
 def await_everyone(store: Any, event: str, rank: int, size: int, seconds: float) -> None:
-    """Return when all ranks have called this for `event`: one counter and one key to wait for, whatever their number.
+    """Wait until all ranks have called this for `event`, using one counter and one key for any number of ranks.
 
-    torch's own rendezvous would only say that it timed out, not who is missing.
+    Unlike torch's rendezvous, which reports only a timeout, this says which ranks are missing.
     """
     store.set(f"{event}/{rank}", b"1")
     if store.add(f"{event}/count", 1) == size:

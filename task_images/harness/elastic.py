@@ -1,12 +1,12 @@
-"""Checkpoints that an agent starts ranks again from: written beside the steps, exact, on the clock of the whole run.
+"""Checkpoints from which an agent restarts ranks: written in the background, exact, with the clock of the whole run.
 
-FOLDER/clock-N.json             when the training of rank N began in the first attempt, by the machine's clock
-FOLDER/training-A-N             there once rank N trains in attempt A
-FOLDER/UPDATE/main.pt           what every checkpoint holds, by rank 0
-FOLDER/UPDATE/rank-N.pt         what only rank N has: losses not yet reported, buffers, generators
+FOLDER/clock-N.json             when rank N began training in the first attempt, by the machine's clock
+FOLDER/training-A-N             exists once rank N trains in attempt A
+FOLDER/UPDATE/main.pt           the common state, by rank 0
+FOLDER/UPDATE/rank-N.pt         the state of rank N: unreported losses, buffers, random states
 
-A checkpoint is whole when all of its files are there; each of them appears whole. Files are written by a thread from
-a copy, so that a step waits only for the copy, and for the checkpoint before if that is not written yet.
+A checkpoint is complete when all of its files exist; each is written atomically. A thread writes files from a copy, so
+a step waits only for the copy, and for the previous checkpoint if that is still being written.
 """
 
 import contextlib
@@ -20,13 +20,13 @@ from typing import Any
 from task_images.contract import Contract
 from task_images.harness.files import replace_file
 
-KEPT = 3  # checkpoints: another rank may be one behind, and the last one may not be whole yet
-LOOK_EVERY = 25  # most updates between two looks at the clock
+KEPT = 3  # checkpoints: another rank may be one behind, and the last one may be incomplete
+LOOK_EVERY = 25  # most updates between two checks of the clock
 MAIN = "main.pt"
 
 
 class ElasticCheckpoints:
-    """The checkpoints of one rank in one attempt. `write` gets a path and a state, and may run in a thread."""
+    """The checkpoints of one rank in one attempt. `write(path, state)` may be called in a thread."""
 
     def __init__(self, contract: Contract, write: Callable[[Path, Mapping[str, Any]], None]) -> None:
         assert contract.checkpoint_dir is not None
@@ -46,8 +46,8 @@ class ElasticCheckpoints:
         self.resume = Path(contract.resume_from) if contract.resume_from else None
 
     def is_due(self, total: int, agree: Callable[[float], float]) -> bool:
-        """Whether a checkpoint is to be written after update `total`; by rank 0's clock if `checkpoint_every` is a
-        time. Collective."""
+        """Whether to write a checkpoint after update `total`; by rank 0's clock if `checkpoint_every` is a time.
+        Collective."""
         if self._updates:
             return total % self._updates == 0
         if total < self._next_look:
@@ -62,9 +62,10 @@ class ElasticCheckpoints:
         return left <= 0
 
     def keep(self, total: int, main: Mapping[str, Any] | None, own: Mapping[str, Any]) -> None:
-        """Write the checkpoint of update `total` in a thread: `own`, and on rank 0 `main`. Both belong to it now.
+        """Write the checkpoint of update `total` in a thread: `own`, and on rank 0 `main`. The caller must not change
+        them.
 
-        Raises OSError if the one before could not be written.
+        Raises OSError if writing the previous one failed.
         """
         self.wait()
         self._due = time.monotonic() + self._seconds
@@ -72,7 +73,7 @@ class ElasticCheckpoints:
         self._thread.start()
 
     def wait(self) -> None:
-        """Until nothing is being written. Raises OSError if that failed."""
+        """Wait until nothing is being written. Raises OSError if writing failed."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -89,7 +90,7 @@ class ElasticCheckpoints:
                 self._write(place / MAIN, main)
             self._written.append(total)
             self._drop_old()
-        except BaseException as error:  # raised by the next `wait`, where somebody hears it
+        except BaseException as error:  # raised by the next `wait`
             self._error = error
 
     def _drop_old(self) -> None:
@@ -98,11 +99,11 @@ class ElasticCheckpoints:
             (place / f"rank-{self._rank}.pt").unlink(missing_ok=True)
             if self._rank == 0:
                 (place / MAIN).unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # another rank may still have its part in it
+            with contextlib.suppress(OSError):  # another rank may still be writing to it
                 place.rmdir()
 
     def begin_training(self) -> float:
-        """Note that this rank trains; returns the seconds since it first did in this run, by the machine's clock."""
+        """Record that this rank trains; returns the seconds since it first did in this run, by the machine's clock."""
         self.folder.mkdir(parents=True, exist_ok=True)
         clock, now = self.folder / f"clock-{self._rank}.json", time.monotonic()
         try:

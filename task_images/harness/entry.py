@@ -1,4 +1,4 @@
-"""The way into a task and out of it: contract variables in, exit code out, no traceback for foreseeable trouble."""
+"""The entry point of tasks: contract variables in, exit code out, no tracebacks for expected errors."""
 
 import sys
 import traceback
@@ -7,14 +7,14 @@ from typing import NoReturn
 
 from task_images.contract import EXIT_RETRYABLE, EXIT_USAGE, Contract, ContractError
 
-# What gloo and NCCL say when the other end of a collective is gone.
+# Messages of gloo and NCCL when the other end of a collective is gone.
 _LOST = (
     "connection closed by peer",
     "connection reset by peer",
     "broken pipe",
     "timed out waiting",
     "connection refused",
-    # NCCL's own words, and those of torch's watchdog.
+    # Messages of NCCL and of torch's watchdog.
     "connection closed by remote peer",
     "remote process exiting",
     "ncclremoteerror",
@@ -26,7 +26,7 @@ _LOST = (
 def run(main: Callable[[Contract], None]) -> NoReturn:
     """Call `main` with the contract's variables and exit: 0, or the code of `harness.errors`.
 
-    Foreseeable trouble is one line on standard error; anything else is a bug and keeps its traceback (exit 1).
+    Expected errors print one line on standard error; anything else is a bug and keeps its traceback (exit 1).
     """
     from task_images.harness.errors import TaskError
 
@@ -60,7 +60,7 @@ def run(main: Callable[[Contract], None]) -> NoReturn:
 
 
 def tells_of_lost_peer(error: Exception) -> bool:
-    """Whether an error of a collective says that another rank is gone, and not that the call was wrong."""
+    """Whether an error of a collective means that another rank is gone, and not that the call was wrong."""
     return any(words in str(error).lower() for words in _LOST)
 
 

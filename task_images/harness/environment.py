@@ -1,4 +1,4 @@
-"""What a rank can say of where and by which code it runs. Standard library only: the tool records the same facts."""
+"""Facts about a rank's machine and code. Standard library only, because the command line records the same facts."""
 
 import hashlib
 import os
@@ -12,7 +12,7 @@ from typing import Any
 
 from task_images.harness.cores import count_usable, cpu_quota, pinned_cpus
 
-ROOT = Path(__file__).parents[2]  # the folder that holds task_images
+ROOT = Path(__file__).parents[2]  # the folder that contains task_images
 NVIDIA = Path("/proc/driver/nvidia")
 AMD, AMD_MODULE = Path("/sys/bus/pci"), Path("/sys/module/amdgpu")
 CAP_IPC_LOCK = 14  # linux/capability.h
@@ -25,9 +25,10 @@ _SEPARATORS = re.compile(r"[-_.]+")
 def digest_task_code(task: str, root: Path = ROOT) -> str:
     """Hex SHA-256 of the code of a catalogue task; the same code has the same digest on every machine and in an image.
 
-    It is that of the lines "DIGEST  NAME", as sha256sum writes them, of the task's folder, of the folders that are
-    named in its code as `task_images.FOLDER` (and in theirs), and of the modules beside them, sorted by name. Hidden
-    and compiled files and Dockerfiles do not count. Raises OSError if there is no such task.
+    The digest of lines "DIGEST  NAME", as written by sha256sum, sorted by name, for the files of the task's folder, of
+                                 the folders that its code names as `task_images.FOLDER` (recursively), and of the
+                                 modules in task_images itself. Hidden files, compiled files and Dockerfiles are
+                                 excluded. Raises OSError if there is no such task.
     """
     package = root / "task_images"
     contents: dict[str, bytes] = {name: (package / name).read_bytes() for name in ("__init__.py", "contract.py")}
@@ -46,7 +47,7 @@ def digest_task_code(task: str, root: Path = ROOT) -> str:
 
 
 def running_task() -> str | None:
-    """The catalogue task whose program this process runs; None if it runs another one."""
+    """The catalogue task whose program this process runs; None for other programs."""
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     parts = (spec.name if spec else "").split(".")
     return parts[1] if parts[0] == "task_images" and len(parts) > 1 else None
@@ -55,7 +56,7 @@ def running_task() -> str | None:
 def list_packages(path: Sequence[str] | None = None) -> dict[str, str]:
     """Name (lower case, words joined by "-") to version of every installed package on `path` (sys.path).
 
-    What importlib.metadata finds, read from the names of folders, which takes a millisecond instead of a hundred.
+    The same as importlib.metadata finds, but read from the names of folders: 1 ms instead of 100 ms.
     """
     packages: dict[str, str] = {}
     for folder in sys.path if path is None else path:
@@ -68,7 +69,7 @@ def list_packages(path: Sequence[str] | None = None) -> dict[str, str]:
 
 
 def cpu_model() -> str | None:
-    """The processor's name, as far as the system tells it."""
+    """The processor's name, if the system tells it."""
     with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
         for line in file:
             if line.startswith(("model name", "Model")):
@@ -77,7 +78,7 @@ def cpu_model() -> str | None:
 
 
 def gpu_models(driver: Path = NVIDIA, amd: Path = AMD) -> list[str]:
-    """The model of each GPU of NVIDIA's and then AMD's, in the order of their addresses on the bus."""
+    """The models of all GPUs, first NVIDIA's, then AMD's, each in the order of PCI addresses."""
     models = []
     for path in sorted(driver.glob("gpus/*/information")):
         with suppress(OSError):
@@ -90,7 +91,7 @@ def gpu_models(driver: Path = NVIDIA, amd: Path = AMD) -> list[str]:
 
 
 def gpu_driver(driver: Path = NVIDIA, amd: Path = AMD_MODULE) -> str | None:
-    """Version of the NVIDIA driver, or of AMD's; None without, and for the AMD driver of the kernel itself."""
+    """Version of the NVIDIA or AMD driver; None without a driver, and for the AMD driver built into the kernel."""
     with suppress(OSError):
         found = re.search(r"Kernel Module.*?\s(\d+(?:\.\d+)+)\s", (driver / "version").read_text("utf-8", "replace"))
         return found[1] if found else None
@@ -100,9 +101,9 @@ def gpu_driver(driver: Path = NVIDIA, amd: Path = AMD_MODULE) -> str | None:
 
 
 def lockable_bytes(status: Path = Path("/proc/self/status")) -> int | str | None:
-    """How much memory this process may lock (ulimit -l), or "unlimited"; None if the system does not tell.
+    """Bytes of memory that this process may lock (ulimit -l), or "unlimited"; None if unknown.
 
-    The capability IPC_LOCK lifts the limit, if it is effective: for users other than root a pod's capabilities are not.
+    The capability IPC_LOCK removes the limit, but only if it is effective: in pods it is effective only for root.
     """
     with suppress(OSError, ValueError):
         effective = re.search(r"^CapEff:\s*([0-9a-f]+)$", status.read_text("utf-8", "replace"), re.MULTILINE)
@@ -117,8 +118,8 @@ def lockable_bytes(status: Path = Path("/proc/self/status")) -> int | str | None
 
 
 def machine_facts() -> dict[str, Any]:
-    """What every rank reports of its machine. `cores`: those that the ranks may use; `cpu_quota`: see there;
-    `pinned_cpus`: those that this rank is bound to, if it is."""
+    """Facts that every rank reports about its machine. `cores`: usable by the ranks; `cpu_quota`: see cores.cpu_quota;
+    `pinned_cpus`: the CPUs to which this rank is pinned, if it is."""
     facts: Mapping[str, Any] = {
         "cpu": cpu_model(),
         "cores": count_usable(),
@@ -132,7 +133,7 @@ def machine_facts() -> dict[str, Any]:
 
 
 def code_facts() -> dict[str, Any]:
-    """What rank 0 reports for all: the digest of the task's code and the installed packages."""
+    """Facts that rank 0 reports for all ranks: the digest of the task's code, and the installed packages."""
     task = running_task()
     with suppress(OSError):
         return {"packages": list_packages(), **({"code_digest": digest_task_code(task)} if task else {})}
@@ -151,7 +152,7 @@ def _code_files(folder: Path) -> Iterator[Path]:
 
 
 def _name_and_version(entry: Path) -> tuple[str, str]:
-    """Of a folder or file NAME-VERSION.dist-info, NAME-VERSION-py3.X.egg-info, or NAME.egg-info with its PKG-INFO."""
+    """Name and version from NAME-VERSION.dist-info, NAME-VERSION-py3.X.egg-info, or NAME.egg-info with its PKG-INFO."""
     stem, egg = entry.stem, entry.suffix == ".egg-info"
     name, dash, version = stem.partition("-") if egg else stem.rpartition("-")
     if dash:

@@ -1,4 +1,4 @@
-"""What can go wrong inside a task, by exit code. Raise these on a rank; `entry.run` prints them and leaves."""
+"""Errors of tasks, by exit code. Raise these on a rank; `entry.run` prints them and exits."""
 
 from task_images.contract import EXIT_ENVIRONMENT, EXIT_RETRYABLE, EXIT_USAGE, EXIT_WRONG
 
@@ -25,7 +25,7 @@ class TaskUsageError(TaskError):
 
 
 class PeerLostError(TaskError):
-    """Another rank never came or went away (exit 75, so that the guilty rank's own code stands out)."""
+    """Another rank never arrived or has gone (exit 75, so that the exit code of the failed rank stands out)."""
 
     exit_code = EXIT_RETRYABLE
 
@@ -37,7 +37,7 @@ class EnvironmentUnfitError(TaskError):
 
 
 class WrongResultError(TaskError):
-    """What was communicated is not what it must be (exit 70). No figure of such a run can be trusted."""
+    """Communication gave a wrong result (exit 70). No figure of such a run can be trusted."""
 
     exit_code = EXIT_WRONG
 

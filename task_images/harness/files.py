@@ -1,4 +1,4 @@
-"""Files that are whole or not there."""
+"""Atomic writes of files."""
 
 import os
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from typing import BinaryIO
 
 @contextmanager
 def replace_file(path: Path) -> Iterator[BinaryIO]:
-    """A file to write to, which takes the place of `path` when it is safely on the disk; after an error it does not."""
+    """A file to write to, which replaces `path` once it is on disk; after an error, `path` is unchanged."""
     partial = path.with_name(f".{path.name}")
     with partial.open("wb") as file:
         yield file

@@ -1,4 +1,4 @@
-"""Goals: the threshold at which the clock stops, and the other one that is passed on the way."""
+"""Goals: the threshold at which the clock stops, and the other one, reached on the way."""
 
 import math
 from collections.abc import Mapping
@@ -7,12 +7,12 @@ from typing import Any
 
 from task_images.harness.tracker import Snapshot, Tracker
 
-VALIDATION, ON_TRAINING = ("validation", "training")  # the samples that an accuracy is of
+VALIDATION, ON_TRAINING = ("validation", "training")  # the samples on which accuracy is measured
 
 
 @dataclass(frozen=True)
 class GoalPassed:
-    """The first time that a threshold was met: by which value, in which epoch, and the tracker's figures until then."""
+    """The first time that a threshold was reached: the value, the epoch, and the tracker's figures up to then."""
 
     value: float
     epoch: int
@@ -20,9 +20,9 @@ class GoalPassed:
 
 
 class GoalWatch:
-    """Looks at every value of the goal's metric. `comparison` is ">=" or "<="; `chosen` is "full" or "light".
+    """Watches the goal's metric. `comparison` is ">=" or "<="; `chosen` is "full" or "light".
 
-    A value that is not finite never meets a goal.
+    Non-finite values never reach a goal.
     """
 
     def __init__(self, metric: str, comparison: str, full: float, light: float, chosen: str) -> None:
@@ -43,12 +43,11 @@ class GoalWatch:
 
     @property
     def reached(self) -> bool:
-        """Whether the chosen threshold has been met."""
+        """Whether the chosen threshold has been reached."""
         return self.chosen in self.passages
 
     def observe(self, value: float, epoch: int, tracker: Tracker) -> bool:
-        """Take note of `value`; True when the chosen goal is reached, now or before. Call it with a value that all
-        ranks agree on."""
+        """Record `value`; True if the chosen goal is reached, now or earlier. All ranks must pass the same value."""
         if not math.isfinite(value):
             return self.reached
         self.last = value
@@ -60,7 +59,8 @@ class GoalWatch:
         return self.reached
 
     def facts(self) -> dict[str, object]:
-        """The result event's `goal`: the value is that which reached the goal, or the best there was; and the last."""
+        """The `goal` of the result event, with the value that reached the goal, or else the best value; and the last
+        value."""
         value = self.passages[self.chosen].value if self.reached else self.best
         return {
             "metric": self.metric,
@@ -72,11 +72,11 @@ class GoalWatch:
         }
 
     def state_dict(self) -> dict[str, object]:
-        """For a checkpoint: what was reached so far, with the clock at that time."""
+        """For a checkpoint: the thresholds reached so far, with the clock at that time."""
         return {"best": self.best, "last": self.last, "passages": {k: asdict(v) for k, v in self.passages.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint. A passage counts only for the threshold of this run."""
+        """Resume from a checkpoint. Only passages of this run's thresholds count."""
         self.best, self.last = state["best"], state["last"]
         self.passages = {
             kind: GoalPassed(passage["value"], passage["epoch"], Snapshot(**passage["snapshot"]))
@@ -91,8 +91,8 @@ class GoalWatch:
 def make_accuracy_goal(full: float, light: float, goal_on: str, chosen: str) -> GoalWatch:
     """The goal of a classification: Prec@1 in percent, of the validation set or of the training samples (`goal_on`).
 
-    The latter is the share of hits since the last validation, each sample as augmented and by the model that was about
-    to learn from it. It costs nothing, and is what MLBench 3 reported as training accuracy.
+    Training accuracy is the share of hits since the last validation, on augmented samples, by the model just before it
+    learned from each. It costs nothing, and MLBench 3 reported the same.
     """
     name = "train_Prec@1" if goal_on == ON_TRAINING else "Prec@1"
     return GoalWatch(name, ">=", full, light, chosen)

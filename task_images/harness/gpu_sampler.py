@@ -1,8 +1,8 @@
-"""Utilisation, memory, power and energy of this rank's GPU while it trains, by its maker's management library.
+"""Utilization, memory, power and energy of this rank's GPU during training, from the vendor's management library.
 
-NVIDIA: the package nvidia-ml-py (extra `gpu`). AMD: the package amdsmi, which ROCm brings. Without it, or without a
-driver, nothing is sampled and nothing fails.
-Samples go to gpu.jsonl in the rank's output folder, the sums into the result.
+NVIDIA: the package nvidia-ml-py (extra `gpu`). AMD: the package amdsmi of ROCm. Without the package or a driver,
+nothing is sampled, which is not an error. Samples go to gpu.jsonl in the rank's output folder, summaries into the
+result.
 """
 
 import contextlib
@@ -20,17 +20,17 @@ SECONDS = 1.0
 
 
 class Reader(Protocol):
-    """One GPU, as its maker's library shows it."""
+    """One GPU, read through the vendor's library."""
 
     def take(self) -> dict[str, float] | None:
         """utilization_percent, memory_bytes, power_watts and, if the GPU counts it, energy_joules; None if the driver
-        refuses (a GPU that fell off the bus)."""
+        fails (e.g. the GPU has fallen off the bus)."""
 
 
 class GpuSampler:
-    """A thread that samples the GPU with PCI address `address` from `with` on until the end of the block.
+    """A context manager whose thread samples the GPU with PCI address `address`.
 
-    is_amd   the GPU is AMD's, else NVIDIA's
+    is_amd   AMD's GPU instead of NVIDIA's
     """
 
     def __init__(self, address: str, folder: Path, seconds: float = SECONDS, *, is_amd: bool = False) -> None:
@@ -54,7 +54,7 @@ class GpuSampler:
             self._thread.join()
 
     def facts(self) -> dict[str, object]:
-        """Means and sums until now; empty without samples. Energy is the difference of the GPU's own counter."""
+        """Means and sums so far; empty without samples. Energy is the difference of the GPU's counter."""
         now = self._take() if self._samples else None
         samples = [*self._samples, *([now] if now is not None else [])]
         if not samples:
@@ -80,7 +80,7 @@ class GpuSampler:
                     return
 
     def _take(self) -> Mapping[str, Any] | None:
-        """One sample; None if the driver refuses."""
+        """One sample; None if the driver fails."""
         sample = None if self._reader is None else self._reader.take()
         return sample and {"time": time.time(), "address": self._address, **sample}
 
@@ -99,13 +99,13 @@ class _Nvidia:
             }
         except library.NVMLError:
             return None
-        with contextlib.suppress(library.NVMLError):  # GPUs before Volta do not count it
+        with contextlib.suppress(library.NVMLError):  # GPUs older than Volta do not count it
             sample["energy_joules"] = library.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3
         return sample
 
 
 class _Amd:
-    """Power is the current one (MI300) or an average (MI200), whichever the GPU has; the other is the text "N/A"."""
+    """Power is the current value (MI300) or an average (MI200); the other one is the string "N/A"."""
 
     def __init__(self, library: Any, handle: Any) -> None:
         self._library, self._handle = library, handle
@@ -122,7 +122,7 @@ class _Amd:
             }
         except (library.AmdSmiException, KeyError, TypeError, ValueError, StopIteration):
             return None
-        with contextlib.suppress(library.AmdSmiException, KeyError, TypeError):  # virtual machines do not see it
+        with contextlib.suppress(library.AmdSmiException, KeyError, TypeError):  # not available in virtual machines
             count = library.amdsmi_get_energy_count(handle)
             sample["energy_joules"] = (
                 count["energy_accumulator"] * count["counter_resolution"] / 1e6
@@ -131,7 +131,7 @@ class _Amd:
 
 
 def _open_nvidia(address: str) -> Reader | None:
-    """The GPU; None if it cannot be had."""
+    """The GPU; None if it is not available."""
     try:
         library = import_module("pynvml")
     except ImportError:
@@ -144,10 +144,10 @@ def _open_nvidia(address: str) -> Reader | None:
 
 
 def _open_amd(address: str) -> Reader | None:
-    """The GPU; None if it cannot be had."""
+    """The GPU; None if it is not available."""
     try:
         library = import_module("amdsmi")
-    except (ImportError, OSError, KeyError):  # the package looks for ROCm's library when it is imported
+    except (ImportError, OSError, KeyError):  # importing the package loads ROCm's library
         return None
     try:
         library.amdsmi_init()

@@ -1,4 +1,4 @@
-"""Which data a run trained on: counts, a digest of the decoded data, and whether they are the official ones."""
+"""The identity of a run's data: counts, a digest of the decoded data, and whether they are the official ones."""
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -7,18 +7,18 @@ from dataclasses import asdict, dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-# Published means of pixels were summed in single precision, so that their seventh digits differ.
+# Published means were computed in single precision, so their seventh digits differ.
 MEAN_TOLERANCE = 2e-6
 
 
 @dataclass(frozen=True)
 class DataIdentity:
-    """What the result event says of the data.
+    """The data's identity in the result event.
 
     counts     part -> number of samples (or words, or sentence pairs), as used
-    digest     "sha256:HEX" of the decoded data; None if they were made up on the spot
-    official   True: the published data set; False: not; None: nobody can tell
-    reason     why they are not, or not known to be, the official ones; None if they are
+    digest     "sha256:HEX" of the decoded data; None for generated data
+    official   True: the published data set; False: other data; None: unknown
+    reason     why the data are not, or not known to be, the official ones; None if they are
     """
 
     counts: Mapping[str, int] = field(default_factory=dict)
@@ -27,7 +27,7 @@ class DataIdentity:
     reason: str | None = "the task does not say which data it trained on"
 
     def to_dict(self) -> dict[str, object]:
-        """The identity as the result event has it."""
+        """The entry of the result event."""
         return {**asdict(self), "counts": dict(self.counts)}
 
 
@@ -41,13 +41,13 @@ def digest_arrays(*arrays: npt.NDArray[np.generic]) -> str:
 
 
 def made_up(counts: Mapping[str, int]) -> DataIdentity:
-    """Data that were generated."""
+    """The identity of generated data."""
     return DataIdentity(counts, None, False, "the data were generated")
 
 
 def find_other_means(images: npt.NDArray[np.uint8], means: Sequence[float]) -> str | None:
-    """How the channels of images [n, channels, height, width] of bytes differ from their published `means`, from 0 to
-    1; None if they do not."""
+    """Describe how the channel means of images [n, channels, height, width] (bytes) differ from the published `means`
+    (from 0 to 1); None if they do not."""
     sums = images.sum(axis=(0, 2, 3), dtype=np.int64)
     found = sums / (255 * (images.size // images.shape[1]))
     if np.allclose(found, means, rtol=0, atol=MEAN_TOLERANCE):
@@ -63,8 +63,8 @@ def compare_data(
     official_digest: str | None = None,
     find_difference: Callable[[], str | None] | None = None,
 ) -> DataIdentity:
-    """Data with `counts` held against the published counts and, if it is known, the published digest. Data with these
-    counts are asked what else is different (`find_difference`)."""
+    """Compare data with the published counts and, if known, the published digest. If the counts match,
+    `find_difference` looks for other differences."""
     off = [f"{counts.get(part, 0)} {part} instead of {number}" for part, number in expected.items()
            if counts.get(part, 0) != number]  # fmt: skip
     if off:

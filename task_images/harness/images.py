@@ -1,7 +1,7 @@
-"""Images in arrays of bytes: loading ahead in threads, the usual augmentation, normalisation on the device.
+"""Images in arrays of bytes: prefetching in threads, standard augmentation, normalization on the device.
 
-Which images a step sees, and how each of them is cropped and mirrored, are functions of seed, epoch and image alone:
-not of the number of ranks, nor of the loader's threads, nor of where a resumed run began.
+The images of a step, and their crops and flips, depend only on seed, epoch and image: not on the number of ranks or
+loader threads, nor on where a run resumed.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,12 +23,12 @@ from task_images.harness.seeds import generator
 class ImageData:
     """Images [n, channels, height, width] of bytes with labels [n]; `data.Data` for a training loop.
 
-    mean, deviation    per channel, of values from 0 to 1
-    padding            black border that a crop of the original size is taken from; 0: no crop
-    mirror             whether every other image is mirrored left to right
-    loaders            threads that load ahead; 0: load when asked
-    channels_last      memory format of what the model gets
-    resident           keep all images on the device, and crop and mirror them there, without loaders
+    mean, deviation    per channel, for values from 0 to 1
+    padding            black border added before a random crop of the original size; 0: no crop
+    mirror             whether to flip half of the images horizontally, at random
+    loaders            prefetching threads; 0: load on demand
+    channels_last      memory format of the model's input
+    resident           keep all images on the device, and augment them there, without loaders
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class ImageData:
         self.steps = self._partition.steps
 
     def training(self, epoch: int) -> Iterator[Batch]:
-        """The batches of an epoch (from 0) for this rank, cropped and mirrored, loaded ahead."""
+        """The batches of an epoch (from 0) for this rank, augmented and prefetched."""
         images, labels = self._training
         side = images.shape[-1]
         stream = generator(self._seed, "augmentation", epoch)
@@ -77,7 +77,7 @@ class ImageData:
         return ahead(self._loaders, (partial(load, share.indices, share.total) for share in shares))
 
     def validation(self) -> Iterator[Batch]:
-        """This rank's part of the validation set, in batches, loaded ahead."""
+        """This rank's part of the validation set, in batches, prefetched."""
         images, labels = self._validation
         own = shard(len(labels), self._world.size, self._world.rank)
 
@@ -89,7 +89,7 @@ class ImageData:
         return ahead(self._loaders, (partial(load, start) for start in starts))
 
     def prepare(self, batch: Batch, training: bool) -> tuple[Tensor, Tensor]:
-        """Normalised images in float32 [n, channels, height, width] and labels [n], on the device."""
+        """Normalized images in float32 [n, channels, height, width] and labels [n], on the device."""
         return self._normalise(batch.inputs), batch.targets.to(self._world.device, non_blocking=True)
 
     def _keep(self, part: tuple[Bytes, Labels]) -> tuple[Tensor, Tensor]:
@@ -98,11 +98,11 @@ class ImageData:
         return images, labels
 
     def _number(self, rows: npt.NDArray[np.int64]) -> Tensor:
-        """The numbers of samples as a tensor beside the data. The host does not wait for a device to get them."""
+        """Sample indices as a tensor on the data's device, transferred asynchronously."""
         return pin(torch.from_numpy(rows), self._place).to(self._place, non_blocking=True)
 
     def _choose(self, source: Bytes | Labels | Tensor, numbers: Tensor) -> Tensor:
-        """Copies of the samples, on the device if the data are kept there."""
+        """Copies of the samples, on the device for resident data."""
         return source[numbers] if isinstance(source, Tensor) else torch.from_numpy(source[numbers.numpy()])
 
     def _pin(self, part: Tensor) -> Tensor:
@@ -110,8 +110,9 @@ class ImageData:
 
 
 class Normalise:
-    """Images of bytes [n, channels, height, width] -> fp32 on `device`, with `mean` and `deviation` (per
-    channel, of values from 0 to 1) taken out, in the memory format that the model wants. Bytes travel, not numbers."""
+    """Images of bytes [n, channels, height, width] -> fp32 on `device`, normalized by `mean` and `deviation` (per
+    channel, for values from 0 to 1), in the model's memory format. Bytes are transferred and converted on the
+    device."""
 
     def __init__(
         self, device: torch.device, mean: Sequence[float], deviation: Sequence[float], channels_last: bool
@@ -128,9 +129,9 @@ class Normalise:
 
 
 class Crops:
-    """Where each of `images` square images of `side` pixels is cut in one epoch, and which of them are mirrored.
+    """Random crops and flips of `images` square images of `side` pixels in one epoch.
 
-    Drawn on the CPU, so that every device cuts alike; used on `device`.
+    Drawn on the CPU, so that all devices use the same crops; applied on `device`.
     """
 
     def __init__(
@@ -142,14 +143,14 @@ class Crops:
         self._mirrored = (torch.rand((images, 1), generator=stream) < (0.5 if mirror else 0.0)).to(device)
 
     def cut(self, chosen: Tensor, numbers: Tensor) -> Tensor:
-        """The crops of the images `chosen` [n, channels, side, side], bytes; channels lie last in memory.
+        """The crops of the images `chosen` [n, channels, side, side], bytes, with channels-last memory.
 
-        `numbers` [n] says which of all images they are.
+        `numbers` [n] are their indices among all images.
         """
         padded = torch.nn.functional.pad(chosen, (self._padding,) * 4)
         place = torch.arange(self._side, device=chosen.device)
         down = self._offsets[0, numbers] + place
         across = self._offsets[1, numbers] + torch.where(self._mirrored[numbers], self._side - 1 - place, place)
         number = torch.arange(len(numbers), device=chosen.device)
-        # Indices on both sides of the slice: torch puts it last.
+        # With indices on both sides of the slice, torch puts the sliced dimension last.
         return padded[number[:, None, None], :, down[:, :, None], across[:, None, :]].permute(0, 3, 1, 2)

@@ -1,8 +1,7 @@
-"""Collectives of JAX between the ranks of a run: one process and one CPU device per rank, XLA's gloo between them.
+"""JAX collectives between the ranks of a run: one process and one CPU device per rank, connected by XLA's gloo.
 
-torch's gloo keeps the ranks together outside the clock (rendezvous, barriers, what ranks tell each other), so figures
-differ by the collectives alone. Arrays of JAX cannot be changed: in place means that the input's memory is given away
-(donated) to the result.
+Outside the timed part, ranks communicate over torch's gloo (rendezvous, barriers, bookkeeping), so figures differ only
+by the collectives. JAX arrays are immutable: "in place" means that the input's memory is donated to the result.
 """
 
 from __future__ import annotations
@@ -26,24 +25,24 @@ AXIS = "ranks"
 
 
 def find() -> str:
-    """The name of the backend of torch that keeps the ranks together. Raises EnvironmentUnfitError without JAX."""
+    """The torch backend for bookkeeping. Raises EnvironmentUnfitError without JAX."""
     if find_spec("jax") is None:
         raise EnvironmentUnfitError("the backend jax needs the package jax, which is missing", install_hint("jax"))
     return "gloo"
 
 
 def facts() -> dict[str, str]:
-    """Versions of what it computes and communicates with."""
+    """Versions of the libraries used for computing and communicating."""
     return {name: version(name) for name in ("jax", "jaxlib")}
 
 
 class JaxRanks:
-    """This process among the processes of JAX."""
+    """This process as a member of JAX's distributed runtime."""
 
     def __init__(self, world: Ranks) -> None:
         if world.contract.device != "cpu":
             raise EnvironmentUnfitError("the backend jax is for CPUs", "Leave out --gpu, or choose --backend nccl.")
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # its own notices are no errors
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # hide informational messages
         self.jax: Any = import_module("jax")
         self.rank, self.size = world.rank, world.size
         self.jax.config.update("jax_platforms", "cpu")
@@ -58,21 +57,21 @@ class JaxRanks:
         self.sharding = sharding.NamedSharding(self.mesh, sharding.PartitionSpec(AXIS))
 
     def put(self, host: Tensor) -> Any:
-        """An array of all ranks, [ranks, elements], of which this one's row is `host` (1-D)."""
-        own = self.jax.device_put(_to_numpy(host).copy()[None], self.device)  # of a copy, whose memory JAX may keep
+        """A distributed array [ranks, elements] with `host` [elements] as this rank's row."""
+        own = self.jax.device_put(_to_numpy(host).copy()[None], self.device)  # a copy, because JAX may keep its memory
         shape = (self.size, len(host))
         return self.jax.make_array_from_single_device_arrays(shape, self.sharding, [own])
 
     def get(self, array: Any) -> Tensor:
-        """This rank's row of an array, as `put` took it."""
+        """This rank's row of an array, [elements], on the host."""
         (shard,) = array.addressable_shards
         row = np.array(shard.data)[0]
-        if row.dtype.name == "bfloat16":  # which torch does not take from numpy
+        if row.dtype.name == "bfloat16":  # which torch cannot convert from numpy
             return torch.from_numpy(row.view(np.int16)).view(torch.bfloat16)
         return torch.from_numpy(row)
 
     def compile(self, function: Any, *, donate: bool) -> Any:
-        """A function of rows of all ranks, from one of this rank's row, which may use collectives along AXIS."""
+        """Compile `function`, which maps this rank's row and may use collectives along AXIS, for distributed arrays."""
         spec = self.jax.sharding.PartitionSpec(AXIS)
         mapped = self.jax.shard_map(
             lambda block: function(block[0])[None], mesh=self.mesh, in_specs=spec, out_specs=spec, check_vma=False

@@ -1,7 +1,7 @@
-"""The one training loop, whatever computes its updates: epochs, validation, goal, budget, checkpoints, reports.
+"""The training loop, independent of the framework: epochs, validation, goal, budget, checkpoints, reports.
 
-Read `Loop.run` from top to bottom. `harness.training.Trainer` computes updates with torch and a communication strategy;
-another framework implements the methods that begin with an underscore and raise NotImplementedError.
+Start reading at `Loop.run`. `harness.training.Trainer` computes updates with torch and a communication strategy. Other
+frameworks implement the methods that begin with an underscore and raise NotImplementedError.
 """
 
 import copy
@@ -30,25 +30,25 @@ P = TypeVar("P")
 Values = dict[str, float]
 NO_PROTOCOL = ThroughputProtocol(blocks=0)
 
-# Before the name of a metric of the training samples. One of the validation set has no prefix in a goal.
+# Prefix of metrics of the training samples. Metrics of the validation set have no prefix in a goal.
 TRAINING = "train_"
-# Updates between two reports of the global training loss; the original posted as often.
+# Updates between two reports of the global training loss, as in the original.
 LOSS_EVERY = 25
-# Most updates between two looks at the time budget.
+# Most updates between two checks of the time budget.
 LOOK_EVERY = 25
 
 
 class LoopRanks(Ranks, Protocol):
-    """What the loop asks of the ranks."""
+    """The interface of ranks for the loop."""
 
     def agree(self, value: float) -> float:
         """Rank 0's value, on every rank."""
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """Element by element, the sum over ranks, in float64. One collective."""
+        """The element-wise sum over ranks, in float64. One collective."""
 
     def barrier(self) -> None:
-        """Wait until every rank is here."""
+        """Wait for all ranks."""
 
     def synchronize(self) -> None: ...
     def await_loading(self) -> None: ...
@@ -56,13 +56,13 @@ class LoopRanks(Ranks, Protocol):
 
 
 class Stateful(Protocol):
-    """Something of a task's own that a checkpoint must hold."""
+    """State of a task that is saved in checkpoints."""
 
     def state_dict(self) -> Mapping[str, Any]:
-        """What a checkpoint must hold."""
+        """The state to save."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what a checkpoint held."""
+        """Restore the saved state."""
 
 
 Validator = Callable[[int], Values]
@@ -70,7 +70,7 @@ Validator = Callable[[int], Values]
 
 @dataclass
 class Position:
-    """Where training is: epoch from 1, updates done in it and in all, and how many of all fp16 left out."""
+    """The position in training: epoch (from 1), updates in it and in total, and how many of them fp16 skipped."""
 
     epoch: int = 1
     in_epoch: int = 0
@@ -80,18 +80,18 @@ class Position:
 
 @dataclass(frozen=True)
 class Plan:
-    """How long to train, and what to do on the way. What all tasks share.
+    """How long to train, and what to do on the way; shared by all tasks.
 
-    epochs            most epochs
-    budget            seconds after which training ends, on rank 0's wall clock; then the goal does not end it, for what
-                      counts is how far it comes (accuracy after time). 0: train to the goal
-    past_goal         whether training goes on to its last update after the goal, at which the clock has stopped
-    validate_every    updates between validations inside an epoch; 0: only at its end, where there is always one
+    epochs            maximum number of epochs
+    budget            seconds of training on rank 0's wall clock; the goal does not end it, because the result is the
+                      accuracy reached by then. 0: train to the goal
+    past_goal         whether to continue training to the last update after the goal, which stops the clock
+    validate_every    updates between validations within an epoch; 0: only at its end, where there is always one
     loss_every        updates between two reports of the training loss
-    checkpoint_every  updates between two checkpoints; 0: none inside an epoch
-    checkpoint        whether to write one at the end of every epoch
-    resume            a checkpoint to go on from; empty: none
-    protocol          blocks of updates to be timed instead, without validation and without goal (harness.throughput)
+    checkpoint_every  updates between two checkpoints; 0: none within an epoch
+    checkpoint        whether to write a checkpoint at the end of each epoch
+    resume            a checkpoint to resume from; empty: none
+    protocol          blocks of updates to time instead, without validation and goal (harness.throughput)
     """
 
     epochs: int
@@ -107,7 +107,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Unit:
-    """What throughput is counted in, and how many of them a sample is."""
+    """The unit of throughput, and the number of units per sample."""
 
     name: str = "samples"
     per_sample: float = 1.0
@@ -117,14 +117,14 @@ class Unit:
 class Loop(Generic[P]):
     """One rank's training.
 
-    validate      epoch -> loss and metrics over the whole validation set, equal on all ranks; among them the goal's by
-                  its name. None: no validation
-    goal          on a metric of the validation set, or with the prefix TRAINING on one of the training samples.
-                  None: train all epochs
-    details       what the result says besides; `closing` adds to it at the end
-    states        what a checkpoint must hold of the task, by name
-    identity      what a checkpoint must have in common with the run that goes on from it
-    after_update, after_validation   what the task does then
+    validate      epoch -> loss and metrics over the whole validation set, equal on all ranks, including the goal's
+                  metric. None: no validation
+    goal          on a metric of the validation set, or, with the prefix TRAINING, of the training samples. None: train
+                  all epochs
+    details       further entries of the result; `closing` adds to them at the end
+    states        the task's state for checkpoints, by name
+    identity      settings that must match between a checkpoint and the run that resumes from it
+    after_update, after_validation   called at these points
     """
 
     world: Any  # LoopRanks; torch's World has more
@@ -179,7 +179,7 @@ class Loop(Generic[P]):
         if measured is not None:
             facts |= {"throughput_protocol": asdict(measured), "train_loss": self._measured_loss}
         if self._spent:
-            # The figure is that of the last validation, which began when the training had ended.
+            # The figure is from the last validation, which began when training had ended.
             facts["measured_at_seconds"] = self.curve[-1]["seconds"]
         details = {**self.details, **facts, **self._facts(self._updates_per_second(measured)), **closing}
         goal = None if measured else self.goal
@@ -187,7 +187,7 @@ class Loop(Generic[P]):
         self._close()
 
     def _train(self, epoch: int) -> None:
-        """One epoch, or the rest of it."""
+        """Train one epoch, or the rest of it."""
         tracker, position, plan = self.tracker, self.position, self.plan
         tracker.epoch = epoch
         steps = self.batches.count(epoch)
@@ -208,7 +208,8 @@ class Loop(Generic[P]):
                 return
 
     def _step(self, update: Update[P], steps: int | None = None) -> int:
-        """One update; returns its number in this epoch, from 1. In an epoch of `steps` losses are reported."""
+        """Make one update; returns its number in this epoch, from 1. Losses are reported if the epoch's `steps` are
+        given."""
         tracker, position = self.tracker, self.position
         with tracker.step(samples=update.samples):
             rate = self.schedule.rate(position.total - position.skipped) * update.rate_factor
@@ -227,7 +228,7 @@ class Loop(Generic[P]):
         return step
 
     def _measure(self) -> Measurement:
-        """Time blocks of updates by the protocol: warm-up, then as many epochs as the blocks need."""
+        """Time blocks of updates by the protocol: a warm-up, then as many epochs as the blocks need."""
         tracker, position, protocol = self.tracker, self.position, self.plan.protocol
 
         def restart() -> None:
@@ -236,7 +237,7 @@ class Loop(Generic[P]):
 
         meter = Throughput(self.world, protocol, unit=self.unit.name, on_start=restart)
         self._set_mode(training=True)
-        self.report.phase("training")  # nobody knows of how many epochs: its steps are counted as a whole
+        self.report.phase("training")  # the number of epochs is unknown, so steps are counted in total
         while not meter.is_over:
             tracker.epoch = position.epoch
             for update in tracker.waiting(self.batches.updates(position.epoch, position.in_epoch)):
@@ -259,12 +260,12 @@ class Loop(Generic[P]):
         self.report.phase("training", epoch=epoch, epochs=self.plan.epochs)
 
     def _is_validation_due(self, step: int, steps: int) -> bool:
-        """Every so many updates, but not shortly before the end of the epoch, where there is one anyway."""
+        """Every `validate_every` updates, but not shortly before the end of the epoch, where there is one anyway."""
         every = self.plan.validate_every
         return bool(every) and step % every == 0 and steps - step >= every / 2
 
     def _validate_and_report(self, epoch: int, is_last: bool) -> None:
-        """Validate, note the figures, and decide whether training ends here."""
+        """Validate, record the figures, and decide whether training ends here."""
         tracker, position = self.tracker, self.position
         training_loss = self.losses.collect_whole(self.world)
         trained = {TRAINING + name: value for name, value in self._collect_training_values().items()}
@@ -292,8 +293,8 @@ class Loop(Generic[P]):
         self._begin = tracker.snapshot()
 
     def _is_over(self) -> bool:
-        """Whether the time budget is spent, by rank 0's clock. Looks more often as the end draws near, so that training
-        ends within an update or two of it."""
+        """Whether the time budget is used up, by rank 0's clock. Checks more often near the end, so that training stops
+        within an update or two of it."""
         budget, total = self.plan.budget, self.position.total
         if not budget or total < self._next_look:
             return False
@@ -310,14 +311,14 @@ class Loop(Generic[P]):
         return self.tracker.snapshot().wall
 
     def _samples_per_second(self) -> float:
-        """Of all ranks since the last validation, by this rank's clock: steps and waiting for data."""
+        """Throughput of all ranks since the last validation, by this rank's clock: steps and waiting for data."""
         now, begin = self.tracker.snapshot(), self._begin
         waited = now.seconds["data_wait"] - begin.seconds["data_wait"]
         seconds = now.training - begin.training + waited
         return (now.samples - begin.samples) / seconds if seconds > 0 else 0.0
 
     def _throughput(self) -> Values:
-        """Over all intervals but the first, in which much is done for the first time, unless there is no other."""
+        """Throughput over all intervals except the first, which includes one-time work, unless there is no other."""
         rates = [point["samples_per_second"] for point in self.curve[1:] or self.curve]
         if not rates:
             return {}
@@ -332,7 +333,7 @@ class Loop(Generic[P]):
         }
 
     def _updates_per_second(self, measured: Measurement | None) -> float | None:
-        """Of the protocol's blocks, else of the whole training without validation; None if nothing was trained."""
+        """From the protocol's blocks, else from the whole training without validation; None if nothing was trained."""
         if measured is not None:
             return measured.summary.mean / measured.per_update
         rate, now = self._throughput().get("samples_per_second"), self.tracker.snapshot()
@@ -354,17 +355,17 @@ class Loop(Generic[P]):
     # --- checkpoints ------------------------------------------------------------------------------------------------
 
     def _is_checkpoint_due(self, is_end: bool) -> bool:
-        """At the end of an epoch or of the training, which may be inside an epoch, and every so many updates."""
+        """At the end of an epoch or of training, which may be within an epoch, and every `checkpoint_every` updates."""
         every = self.plan.checkpoint_every
         return (self.plan.checkpoint and is_end) or bool(every and self.position.total % every == 0)
 
     def _keep(self) -> None:
-        """Write a checkpoint; the clock goes on from here in the run that resumes."""
+        """Write a checkpoint, with the clock from which the resuming run continues."""
         with self._consensus():
             self._write(self._checkpoint_path(), self._whole_state())
 
     def _whole_state(self, is_elastic: bool = False) -> dict[str, Any]:
-        """All that a checkpoint holds. Collective, within `_consensus`."""
+        """The full state for a checkpoint. Collective, within `_consensus`."""
         return {
             **self.identity,
             **(self._elastic_state() if is_elastic else self._state()),
@@ -376,12 +377,12 @@ class Loop(Generic[P]):
         }
 
     def _make_elastic(self) -> ElasticCheckpoints | None:
-        """The checkpoints that the agent starts ranks again from; None if it does not."""
+        """The checkpoints from which the agent restarts ranks; None if it does not."""
         contract = self.world.contract
         return None if contract.checkpoint_dir is None else ElasticCheckpoints(contract, self._write_elastic)
 
     def _keep_elastic(self, elastic: ElasticCheckpoints) -> None:
-        """Write a checkpoint beside the next steps if one is due, and report for how long it kept them waiting."""
+        """Write a checkpoint in the background if one is due, and report for how long it delayed training."""
         position, begun = self.position, time.monotonic()
         if not elastic.is_due(position.total, self.world.agree):
             return
@@ -395,7 +396,7 @@ class Loop(Generic[P]):
         self.report.metric("checkpoint_seconds", blocked, step=position.total, seconds=self._wall(), unit="s")
 
     def _restore_elastic(self, folder: Path) -> Snapshot:
-        """Go on from a checkpoint of an earlier attempt; exact if the run has as many ranks as then."""
+        """Resume from a checkpoint of an earlier attempt; exact if the number of ranks is unchanged."""
         begun = time.monotonic()
         self._share_elastic(folder / MAIN)
         state = self._read_elastic(folder / MAIN)
@@ -417,7 +418,7 @@ class Loop(Generic[P]):
         return Path(self.world.contract.output_dir) / "checkpoint.pt"
 
     def _restore(self) -> Snapshot | None:
-        """Go on from the checkpoint, if there is one; returns the clock of the run that wrote it."""
+        """Resume from the checkpoint, if there is one; returns the clock of the run that wrote it."""
         if self._elastic is not None and self._elastic.resume is not None:
             return self._restore_elastic(self._elastic.resume)
         if not self.plan.resume:
@@ -427,7 +428,7 @@ class Loop(Generic[P]):
         return self._take(state)
 
     def _take(self, state: Mapping[str, Any]) -> Snapshot:
-        """Go on from what a checkpoint held besides the model; returns its clock."""
+        """Restore a checkpoint's state except the model's; returns its clock."""
         for name, value in state["schedule"].items():
             setattr(self.schedule, name, value)
         self.position = Position(**state["position"])
@@ -440,7 +441,8 @@ class Loop(Generic[P]):
         self.report.say(f"resuming after epoch {done}, update {self.position.total}")
         return Snapshot(**state["clock"])
 
-    # --- what a framework implements --------------------------------------------------------------------------------
+    # --- to be implemented for a framework
+    # --------------------------------------------------------------------------------
 
     def _make_tracker(self) -> Tracker:
         return Tracker()
@@ -450,19 +452,19 @@ class Loop(Generic[P]):
         raise NotImplementedError
 
     def _update(self, update: Update[P], rate: float) -> bool:
-        """One update at learning rate `rate`, with its losses added to `losses`; False if an overflow in fp16 left the
-        model as it was."""
+        """Make one update at learning rate `rate`, and add its losses to `losses`; False if it was skipped because of
+        an fp16 overflow."""
         raise NotImplementedError
 
     def _set_mode(self, training: bool) -> None:
         """Switch the model between training and evaluation."""
 
     def _read_losses(self, losses: list[Any]) -> list[float]:
-        """The numbers of losses that may be on a device, in one transfer."""
+        """The values of losses that may be on a device, in one transfer."""
         raise NotImplementedError
 
     def _collect_training_values(self) -> Values:
-        """Metrics of the training passes since the last call, over all ranks; without a prefix. Collective."""
+        """Metrics of the training passes since the last call, over all ranks, by name without prefix. Collective."""
         return {}
 
     def _consensus(self) -> AbstractContextManager[object]:
@@ -474,15 +476,15 @@ class Loop(Generic[P]):
         raise NotImplementedError
 
     def _facts(self, updates_per_second: float | None) -> Mapping[str, Any]:
-        """What the result says of computation and communication, and of their speed if anything was trained."""
+        """Entries of the result about computation and communication, with their speed if anything was trained."""
         return {}
 
     def _state(self) -> Mapping[str, Any]:
-        """What a checkpoint holds besides what `_write` adds to it. Collective."""
+        """The state for a checkpoint, without what `_write` adds. Collective."""
         return {}
 
     def _load_state(self, state: Mapping[str, Any]) -> None:
-        """Take over what `_state` gave and `_read` returned."""
+        """Restore the state of `_state`, as returned by `_read`."""
 
     def _write(self, path: Path, state: Mapping[str, Any]) -> None:
         raise NotImplementedError
@@ -490,42 +492,42 @@ class Loop(Generic[P]):
     def _read(self, path: Path) -> Mapping[str, Any]:
         raise NotImplementedError
 
-    _keeps_elastic = False  # whether the methods below are implemented; else ranks are started again from the beginning
+    _keeps_elastic = False  # whether the methods below are implemented; otherwise ranks restart from the beginning
 
     def _elastic_state(self) -> Mapping[str, Any]:
-        """As `_state`, for the checkpoints that ranks are started again from. Collective."""
+        """Like `_state`, for the checkpoints from which ranks restart. Collective."""
         return self._state()
 
     def _load_elastic_state(self, state: Mapping[str, Any], read: Callable[[int], Mapping[str, Any]]) -> None:
-        """Take over what `_elastic_state` gave, but for its entry `method`, which is in the part of each rank: `read`
-        gives that by rank."""
+        """Restore the state of `_elastic_state`, except its entry `method`, which is per rank: `read` returns that of a
+        rank."""
         raise NotImplementedError
 
     def _own_state(self) -> Mapping[str, Any]:
-        """What only this rank has, and a restart with as many ranks needs to be exact."""
+        """This rank's own state, which makes a restart with the same number of ranks exact."""
         return {}
 
     def _load_own_state(self, state: Mapping[str, Any]) -> None:
-        """Take over what `_own_state` gave."""
+        """Restore the state of `_own_state`."""
 
     def _write_elastic(self, path: Path, state: Mapping[str, Any]) -> None:
-        """Write what `_whole_state` or `_own_state` gave, on any rank and in any thread."""
+        """Write the state of `_whole_state` or `_own_state`, from any rank and thread."""
         raise NotImplementedError
 
     def _share_elastic(self, path: Path) -> None:
-        """Give a file of rank 0's to ranks on other machines, which do not have it. Collective."""
+        """Copy a file of rank 0 to ranks on other machines. Collective."""
 
     def _read_elastic(self, path: Path) -> Mapping[str, Any]:
-        """What `_write_elastic` wrote, checked against this run."""
+        """Read what `_write_elastic` wrote, and check that it belongs to this run."""
         raise NotImplementedError
 
     def _close(self) -> None:
-        """After the result."""
+        """Called after the result."""
 
 
 def _count_lost_time(earlier: Snapshot | None, seconds: float) -> Snapshot | None:
-    """The clock of a checkpoint, advanced to `seconds` after the first update of the whole run: what was lost since
-    is time of the run, outside its training."""
+    """The clock of a checkpoint, advanced to `seconds` after the first update of the whole run: time lost since then
+    counts for the run, but not as training."""
     if earlier is None:
         if not seconds:
             return None

@@ -1,4 +1,4 @@
-"""The training loss, whatever framework computes it: its mean over ranks and updates, and the guard against NaN."""
+"""The training loss, independent of the framework: its mean over ranks and updates, and the guard against NaN."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -6,22 +6,22 @@ from typing import Any, Protocol
 
 from task_images.harness.errors import DivergedError
 
-# Most losses that wait on their device to be read together.
+# Maximum number of losses that stay on the device to be read together.
 MAX_HELD = 64
 
 
 class SummingRanks(Protocol):
-    """What a mean over ranks needs."""
+    """The interface of ranks for means."""
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """Element by element, the sum over ranks, in float64. One collective."""
+        """The element-wise sum over ranks, in float64. One collective."""
 
 
 class TrainingLoss:
     """Losses of this rank's passes; their means are over all ranks.
 
-    A loss may be a scalar on a device. It stays there until a mean is asked for, or until MAX_HELD wait; then `read`
-    gives the numbers of all of them in one transfer. All ranks ask for means after the same updates.
+    A loss may be a scalar on a device. It stays there until a mean is requested, or until there are MAX_HELD; then
+    `read` returns all values in one transfer. All ranks must request means after the same updates.
     """
 
     def __init__(self, read: Callable[[list[Any]], list[float]]) -> None:
@@ -52,12 +52,12 @@ class TrainingLoss:
         return loss
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's sums that were not asked for yet."""
+        """This rank's sums that are not yet part of a mean."""
         self._fold()
         return {"recent": list(self._recent), "whole": list(self._whole)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` gave."""
+        """Restore the sums of `state_dict`."""
         self._recent, self._whole = (state["recent"][0], state["recent"][1]), (state["whole"][0], state["whole"][1])
 
     def _fold(self) -> None:
@@ -76,13 +76,13 @@ def _average(world: SummingRanks, own: tuple[float, float]) -> float:
 
 
 def check_finite(values: Mapping[str, float], epoch: int) -> dict[str, float]:
-    """`values` of a validation. Raises DivergedError if their loss is not finite: the last update may have spoilt a
-    model whose training loss was still finite."""
+    """Check and return the `values` of a validation. Raises DivergedError if their loss is not finite: the last update
+    may have broken a model whose training loss was still finite."""
     if not math.isfinite(values["loss"]):
         raise make_divergence_error(f"the validation loss is {values['loss']} in epoch {epoch}")
     return dict(values)
 
 
 def make_divergence_error(what: str) -> DivergedError:
-    """The error for a figure, `what`, that is not finite."""
+    """The error for a non-finite figure named `what`."""
     return DivergedError(f"{what}: the training has diverged", "A lower learning rate may help.")

@@ -1,6 +1,6 @@
-"""Metrics of a whole data set: sums are kept per rank, added over ranks once, and only then divided.
+"""Metrics of a whole data set: each rank keeps sums, which are added over ranks once and then divided.
 
-A mean of batch means, or of ranks' means, would depend on how the data happened to be cut.
+A mean of batch or rank means would depend on how the data are split.
 """
 
 import math
@@ -13,9 +13,9 @@ from task_images.harness.distributed import World
 
 
 class Metric:
-    """Named sums in float64. Tensors are summed on their device, without waiting for it; numbers on the host.
+    """A metric computed from sums in float64. Tensors are summed on their device, asynchronously; numbers on the host.
 
-    Sub-classes add to the sums and say what they amount to.
+    Subclasses add to the sums and compute the value from them.
     """
 
     def __init__(self, name: str, sums: int) -> None:
@@ -28,11 +28,11 @@ class Metric:
         raise NotImplementedError
 
     def value(self, sums: Sequence[float]) -> float:
-        """The metric, given its sums over all batches and ranks."""
+        """The value of the metric for sums over all batches and ranks."""
         raise NotImplementedError
 
     def add(self, *values: Tensor | float) -> None:
-        """Add to the sums, in their order. Tensors stay on their device."""
+        """Add one value to each sum, in order. Tensors stay on their device."""
         for index, value in enumerate(values):
             if not isinstance(value, Tensor):
                 self._numbers[index] += value
@@ -42,7 +42,7 @@ class Metric:
                 self._tensors[index] = value.detach().to(torch.float64)
 
     def take(self) -> list[float]:
-        """The sums of this rank, set back to zero."""
+        """Return this rank's sums, and reset them to zero."""
         sums, tensors = self._numbers, self._tensors
         self._numbers, self._tensors = [0.0] * len(sums), {}
         if tensors:
@@ -53,7 +53,7 @@ class Metric:
 
 
 class Mean(Metric):
-    """Weighted mean of numbers, as of a loss per sample. NaN when nothing was added."""
+    """Weighted mean of numbers, e.g. of a loss per sample. NaN if nothing was added."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name, 2)
@@ -81,9 +81,9 @@ class Perplexity(Mean):
 
 
 class TopK(Metric):
-    """Prec@k in percent: how often the target is among the k greatest of the outputs [n, classes].
+    """Prec@k in percent: how often the target is among the k largest outputs [n, classes].
 
-    Outputs with one column (or none) are the probability p of class 1 and stand for [1-p, p].
+    Outputs [n] or [n, 1] are the probability p of class 1 and are treated as [1-p, p].
     """
 
     def __init__(self, k: int = 1) -> None:
@@ -109,7 +109,7 @@ class TopK(Metric):
 
 
 class F1(Metric):
-    """F1 score of class 1 from global counts; outputs [n] are probabilities, 1 is predicted from `threshold` on."""
+    """F1 score of class 1 from global counts; outputs [n] are probabilities, and 1 is predicted from `threshold` up."""
 
     def __init__(self, threshold: float = 0.5) -> None:
         super().__init__("F1-Score", 3)
@@ -144,7 +144,7 @@ class Dice(Metric):
 
 
 def collect(world: World, metrics: Sequence[Metric]) -> dict[str, float]:
-    """name -> value over all ranks; the metrics start again from 0. One collective, so every rank must call it."""
+    """name -> value over all ranks; resets the metrics. One collective, so every rank must call it."""
     own = [metric.take() for metric in metrics]
     total = world.sum([number for sums in own for number in sums])
     values, start = {}, 0

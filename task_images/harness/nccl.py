@@ -1,7 +1,7 @@
-"""What NCCL, or AMD's RCCL, says of itself: version, variables, and the network that it chose.
+"""Facts about NCCL or AMD's RCCL: version, variables, and the network that it chose.
 
-NCCL writes its choices to a log if NCCL_DEBUG=INFO. `log_to` lets it write into the rank's output folder, beside the
-user's own settings; `describe` reads them back when the first collective is done.
+With NCCL_DEBUG=INFO, NCCL logs its choices. `log_to` directs the log to the rank's output folder unless the user has
+chosen otherwise; `describe` reads it after the first collective.
 """
 
 import os
@@ -25,7 +25,7 @@ _VERSION = re.compile(r"[NR]CCL version(?: :)? (\S+)")  # AMD's RCCL: "RCCL vers
 
 
 def log_to(folder: Path, environ: MutableMapping[str, str]) -> None:
-    """Have NCCL write what it chooses into `folder`, unless the user has asked it to write elsewhere."""
+    """Have NCCL log its choices to `folder`, unless the user has set another place."""
     if "NCCL_DEBUG_FILE" in environ or environ.get("NCCL_DEBUG", "INFO") != "INFO":
         return
     environ["NCCL_DEBUG"] = "INFO"
@@ -34,10 +34,10 @@ def log_to(folder: Path, environ: MutableMapping[str, str]) -> None:
 
 
 def describe(environ: Mapping[str, str] = os.environ) -> dict[str, object]:
-    """For the result: the variables that steer NCCL, what its log says of the network, and what the machine has.
+    """For the result: NCCL's variables, the network in its log, and the machine's network.
 
-    `nominal_gbits` is the bandwidth of the machine's fast network in Gbit/s, `fabric` its name. Empty entries are left
-    out.
+    `nominal_gbits` is the bandwidth of the machine's fast network in Gbit/s, `fabric` its name. Empty entries are
+    omitted.
     """
     variables = {name: value for name, value in sorted(environ.items()) if name.startswith(("NCCL_", "RCCL_"))}
     facts: dict[str, object] = {"variables": variables}
@@ -53,10 +53,10 @@ def describe(environ: Mapping[str, str] = os.environ) -> dict[str, object]:
 
 
 def parse_log(text: str) -> dict[str, object]:
-    """version, network (IB, Socket, a plugin's name), interfaces, by which ways channels run, how many there are, and
-    NCCL's algorithm, protocol and channels for each collective and size in bytes, as far as named."""
+    """version, network (IB, Socket, a plugin's name), interfaces, transports and number of channels, and NCCL's
+    algorithm, protocol and channels for each collective and size in bytes, as far as logged."""
     chosen, plugin, version = _CHOSEN.findall(text), _PLUGIN.search(text), _VERSION.search(text)
-    network = chosen[-1] if chosen else plugin[1] if plugin else None  # of several attempts, the last counts
+    network = chosen[-1] if chosen else plugin[1] if plugin else None  # the last of several attempts counts
     ways = sorted(set(_VIA.findall(text)))
     choices = {
         (name, int(size)): {"algorithm": algorithm, "protocol": protocol, "channels": int(last) - int(first) + 1}

@@ -1,13 +1,13 @@
-"""What the network between the ranks gives: round trips, goodput, bursts and counters. Standard library only.
+"""Measures the network between the ranks: round trips, goodput, bursts and counters. Standard library only.
 
-Neighbours in the ring of ranks measure each other over TCP connections of their own: r sends to r + 1. Ranks that share
-one network interface (processes of one machine) take the short form, some 20 ms; ranks on several take up to 2 s.
-A network that cannot be measured is reported as such and never fails a run.
+Neighbors in the ring of ranks measure each other over separate TCP connections: r sends to r + 1. Ranks on one network
+interface (processes of one machine) use the short form, about 20 ms; otherwise it takes up to 2 s. If the measurement
+fails, this is reported, and the run continues.
 
-`python -m task_images.harness.network_probe` is the same probe for whoever starts the ranks.
+`python -m task_images.harness.network_probe` is the same probe as a program, for engines.
 """
 
-from __future__ import annotations  # pods of any image run this file, whose Python may be 3.9
+from __future__ import annotations  # runs in pods of any image, whose Python may be 3.9
 
 import json
 import os
@@ -25,38 +25,38 @@ _T = TypeVar("_T")
 FULL, SHORT, AFTER = "full", "short", "after"
 
 CONNECT_SECONDS = 10.0
-STEP_SECONDS = 20.0  # in which a neighbour answers, on the slowest link
-TRANSFER_SECONDS = {FULL: 0.25, SHORT: 0.004, AFTER: 0.1}  # from which a transfer is long enough to be believed
-# TCP needs some round trips until it sends at a link's rate: a transfer of fewer would measure its start.
+STEP_SECONDS = 20.0  # timeout for a neighbor's answer, on the slowest link
+TRANSFER_SECONDS = {FULL: 0.25, SHORT: 0.004, AFTER: 0.1}  # minimum duration of a reliable transfer
+# TCP needs some round trips to reach a link's rate: a shorter transfer would measure slow start.
 TRANSFER_TRIPS, MAX_TRIPS_SECONDS = 12, 2.0
 PINGS = {FULL: 40, SHORT: 20, AFTER: 20}
-PAUSE_SECONDS = 0.25  # in which a token bucket fills
-BURST_TRIALS = 4  # at most; a late reader sees a burst once, behind a token bucket it is there after each pause
-BURST_EXCESS, BURST_BYTES = 1.05, 1 << 20  # no more than so much of the steady rate is no burst
+PAUSE_SECONDS = 0.25  # for a token bucket to fill
+BURST_TRIALS = 4  # at most; a slow reader causes a burst once, a token bucket after each pause
+BURST_EXCESS, BURST_BYTES = 1.05, 1 << 20  # a rate up to this multiple of the steady rate is no burst
 FIRST_CHUNK, MAX_CHUNK = 1 << 17, 1 << 30
-# What empties a token bucket before it is measured: containerd gives the bandwidth plugin one of 512 MiB.
+# Bytes that empty a token bucket before measuring: containerd's bandwidth plugin uses one of 512 MiB.
 DRAIN_BYTES = 600 << 20
-DRAIN_SECONDS, DRAIN_EXCESS = 1.0, 1.1  # at no more than so much of the rate: then no bucket is left
+DRAIN_SECONDS, DRAIN_EXCESS = 1.0, 1.1  # at up to this multiple of the rate: the bucket is empty
 DRAIN_CHUNK_SECONDS, MAX_DRAIN_CHUNK = 0.25, 64 << 20
-MAX_CHUNK_SECONDS = 10.0  # that a chunk takes at the rate
+MAX_CHUNK_SECONDS = 10.0  # most seconds of a chunk at the rate
 MAX_DRAIN_SECONDS, DRAINED_PAUSE_SECONDS = 90.0, 1.0
-MAX_ALONE, MAX_LINKS = 4, 64  # links that are measured alone, one after the other; that a report lists
+MAX_ALONE, MAX_LINKS = 4, 64  # most links measured alone, one after the other; most links in a report
 GROWTH = 4
 _BLOCK = memoryview(bytes(1 << 18))
-_WARM_UP = 0.2  # of a transfer that is not timed: the start of TCP
+_WARM_UP = 0.2  # share of a transfer that is not timed: TCP slow start
 _SOCKET_FAMILY = socket.AF_INET
 _GET_ADDRESS = 0x8915  # SIOCGIFADDR
 _INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
-LinkReport = TypedDict(  # a function, since "from" is a keyword; r to its right neighbour
+LinkReport = TypedDict(  # functional form, because "from" is a keyword; from r to its right neighbor
     "LinkReport",
     {
         "from": int,
         "to": int,
         "rtt_p50_seconds": float,
         "rtt_p90_seconds": float,
-        "alone_bits_per_second": float,  # while no other link was used; of at most MAX_ALONE links
+        "alone_bits_per_second": float,  # while no other link was used; for at most MAX_ALONE links
         "together_bits_per_second": float,  # while all ranks sent
         "first_bits_per_second": float,  # of the first bytes after a pause
         "first_bytes": int,
@@ -66,7 +66,7 @@ LinkReport = TypedDict(  # a function, since "from" is a keyword; r to its right
 
 
 class CounterReport(TypedDict, total=False):
-    """What the kernel has counted for a rank's interface since it exists, and TCP in its network namespace."""
+    """Kernel counters of a rank's interface since it was created, and of TCP in its network namespace."""
 
     interface: str | None
     rx_bytes: int
@@ -79,35 +79,35 @@ class CounterReport(TypedDict, total=False):
 
 
 class NetworkReport(TypedDict, total=False):
-    """What rank 0 reports of a probe; `error` instead of the figures if it failed."""
+    """Rank 0's report of a probe, with `error` instead of figures if it failed."""
 
     stage: str
     form: str
     ranks: int
-    networks: int  # network stacks that the ranks run on
+    networks: int  # network stacks of the ranks
     links: list[LinkReport]
     counters: list[CounterReport]
-    drained_bytes: int  # that each rank sent before the measurement, to empty token buckets
-    drained_bits_per_second: float  # the largest rate of a link at the end of that
+    drained_bytes: int  # sent by each rank before the measurement, to empty token buckets
+    drained_bits_per_second: float  # the highest rate of a link at the end of that
     seconds: float
     error: str
 
 
 class Store(Protocol):
-    """Where ranks leave short texts for each other; torch's rendezvous store is one."""
+    """A key-value store shared by the ranks, such as torch's rendezvous store."""
 
     def set(self, key: str, value: str) -> Any:
-        """Leave a text under a key, for all ranks."""
+        """Set the value of a key, for all ranks."""
 
     def append(self, key: str, value: str) -> None:
-        """Add a text to what is under a key."""
+        """Append to the value of a key."""
 
     def add(self, key: str, amount: int) -> int:
-        """Add to the number under a key, from 0; the sum."""
+        """Add to the number under a key, initially 0, and return the sum."""
         ...
 
     def get(self, key: str) -> bytes:
-        """The value, when there is one."""
+        """Wait for the key, and return its value."""
         ...
 
 
@@ -116,11 +116,11 @@ def measure_network(
 ) -> NetworkReport | None:
     """Measure the links among all ranks; all must call it. Returns the report on rank 0, None on the others.
 
-    stage    before or after: what the report is to be called, and a part of the keys in the store
-    master   address of rank 0, by whose route the own interface is found if no variable names it
-    drain    rate in bits per second whose token buckets are emptied first; 0: none are expected
+    stage    before or after: the report's name, and a part of the keys in the store
+    master   address of rank 0, whose route determines this rank's interface if no variable names it
+    drain    rate in bits per second whose token buckets are emptied first; 0: no token buckets expected
 
-    Times are seconds, rates bits per second, counters those of this rank's interface since it exists.
+    Times are in seconds, rates in bits per second; counters are those of this rank's interface since it was created.
     """
     begun = time.monotonic()
     try:
@@ -144,9 +144,9 @@ def measure_network(
 
 
 def exchange_addresses(store: Store, rank: int, size: int, stage: str, own: str) -> list[list[str]]:
-    """The three words that each rank leaves about itself, by rank.
+    """Exchange three words per rank, and return those of all ranks, by rank.
 
-    At most four requests of a rank whatever the size; asking for all other keys would be a million of 1 024 ranks.
+    At most four requests per rank for any number of ranks; reading all keys would take a million for 1,024 ranks.
     """
     store.append(f"network/{stage}/each", f"{rank} {own}\n")
     try:
@@ -163,25 +163,25 @@ def exchange_addresses(store: Store, rank: int, size: int, stage: str, own: str)
 
 
 def wait_for_neighbours(seconds: float) -> None:
-    """Wait that long for each neighbour in this process's measurements, instead of CONNECT_SECONDS."""
+    """Set the timeout for connections to neighbors in this process, instead of CONNECT_SECONDS."""
     global CONNECT_SECONDS, STEP_SECONDS
     CONNECT_SECONDS, STEP_SECONDS = seconds, max(STEP_SECONDS, seconds + CONNECT_SECONDS)
 
 
 def find_own_address(environ: Mapping[str, str], master: str = "") -> str:
-    """The IPv4 address by which other ranks reach this one. Raises OSError if there is none."""
+    """The IPv4 address at which other ranks reach this one. Raises OSError if there is none."""
     for variable in _INTERFACE_VARIABLES:
         name = environ.get(variable, "").lstrip("=").partition(",")[0]
         with suppress(OSError, ImportError):
             if name:
                 return _interface_address(name)
     with socket.socket(_SOCKET_FAMILY, socket.SOCK_DGRAM) as probe:
-        probe.connect((master or "127.0.0.1", 9))  # sends nothing; the kernel only chooses a route
+        probe.connect((master or "127.0.0.1", 9))  # sends nothing; the kernel only selects a route
         return str(probe.getsockname()[0])
 
 
 def find_interface(address: str) -> str | None:
-    """The name of the interface that has the address."""
+    """The name of the interface with this address."""
     for _, name in socket.if_nameindex():
         with suppress(OSError, ImportError):
             if _interface_address(name) == address:
@@ -214,7 +214,7 @@ def _interface_address(name: str) -> str:
 
 
 def _network_identity() -> str:
-    """Equal for processes that share a network stack."""
+    """An identifier that is equal for processes with the same network stack."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return f"{file.read().strip()}/{os.stat('/proc/self/ns/net').st_ino}"
@@ -223,7 +223,7 @@ def _network_identity() -> str:
 
 
 def _exchange_token(store: Store, rank: int, stage: str) -> bytes:
-    """A secret of this probe, so that a stranger's connection is not taken for a neighbour's."""
+    """A secret of this probe, to reject connections of other programs."""
     if rank == 0:
         store.set(f"network/{stage}/token", secrets.token_hex(16))
     return store.get(f"network/{stage}/token")
@@ -233,7 +233,7 @@ def _exchange_token(store: Store, rank: int, stage: str) -> bytes:
 
 
 class Line:
-    """A connection that carries lines of text and blocks of bytes. Every wait has an end."""
+    """A connection for lines of text and blocks of bytes. All operations have timeouts."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.settimeout(STEP_SECONDS)
@@ -258,19 +258,19 @@ class Line:
         return line.decode("utf-8", "replace")
 
     def read_byte(self) -> bytes:
-        """Receive one byte, which may have come together with the last line; b"" if the other side has closed."""
+        """Receive one byte, which may have arrived with the last line; b"" if the other side has closed."""
         if not self._rest:
             return self.socket.recv(1)
         byte, self._rest = self._rest[:1], self._rest[1:]
         return byte
 
     def send_block(self, size: int) -> None:
-        """Send `size` bytes of no meaning."""
+        """Send `size` meaningless bytes."""
         while size > 0:
             size -= self.socket.send(_BLOCK[: min(size, len(_BLOCK))])
 
     def receive_block(self, size: int, buffer: bytearray) -> float:
-        """Bits per second of a block of `size` bytes, without its first part, in which TCP starts."""
+        """Receive a block of `size` bytes; returns bits per second, without its first part (TCP slow start)."""
         got, marked, mark = min(size, len(self._rest)), 0, 0.0
         self._rest = self._rest[got:]
         while got < size:
@@ -289,7 +289,7 @@ class Line:
 
 
 def connect(place: tuple[str, int], hello: bytes) -> Line:
-    """Connect to a neighbour, retrying for CONNECT_SECONDS, and send `hello`. Raises OSError after that."""
+    """Connect to a neighbor, retrying for CONNECT_SECONDS, and send `hello`. Raises OSError after that."""
     deadline = time.monotonic() + CONNECT_SECONDS
     while True:
         try:
@@ -304,7 +304,7 @@ def connect(place: tuple[str, int], hello: bytes) -> Line:
 
 
 def _accept(listener: socket.socket, token: bytes, wanted: set[str]) -> dict[str, Line]:
-    """The connections of those that name themselves by `wanted` words and know the token."""
+    """Accept the connections that send the token and one of the `wanted` words, and return them by word."""
     found: dict[str, Line] = {}
     deadline = time.monotonic() + CONNECT_SECONDS
     while wanted - found.keys():
@@ -363,14 +363,14 @@ def _measure(
 
 
 class _Member:
-    """One rank of the probe: does what rank 0 orders, one order at a time."""
+    """One rank of the probe: executes rank 0's orders one by one."""
 
     def __init__(self, rank: int, size: int, form: str, forward: Line, backward: Line, address: str) -> None:
         self.rank, self.size, self.form = rank, size, form
         self._forward, self._backward = forward, backward
         self._interface = find_interface(address)
         self._buffer = bytearray(1 << 18)
-        self._trip = 0.0  # seconds to the right neighbour and back
+        self._trip = 0.0  # round-trip time to the right neighbor in seconds
         self._orders: dict[str, Callable[[int], Any]] = {
             "ping": self._ping,
             "echo": self._echo,
@@ -393,7 +393,7 @@ class _Member:
         return self._orders[word](number)
 
     def _ping(self, count: int) -> list[float]:
-        """Round trips to the right neighbour, seconds, sorted."""
+        """Round-trip times to the right neighbor in seconds, sorted."""
         times = []
         for _ in range(count):
             begun = time.perf_counter()
@@ -412,7 +412,7 @@ class _Member:
         return _beside(lambda: self._echo(count), lambda: self._ping(count))
 
     def _grow(self, _: int) -> int:
-        """Send ever larger blocks until the receiver believes one; its size in bytes."""
+        """Send larger and larger blocks until one is long enough for the receiver; returns its size in bytes."""
         size = FIRST_CHUNK
         while True:
             self._forward.send_block(size)
@@ -421,7 +421,7 @@ class _Member:
             size *= GROWTH
 
     def _sink(self, _: int) -> float:
-        """Receive what `_grow` sends; bits per second of the last block."""
+        """Receive what `_grow` sends; returns bits per second of the last block."""
         size = FIRST_CHUNK
         enough = max(TRANSFER_SECONDS[self.form], min(MAX_TRIPS_SECONDS, TRANSFER_TRIPS * self._trip))
         while True:
@@ -434,12 +434,12 @@ class _Member:
             size *= GROWTH
 
     def _exchange(self, size: int) -> float:
-        """Send to the right while the left one sends; bits per second received."""
+        """Send to the right neighbor while receiving from the left one; returns bits per second received."""
         return _beside(lambda: self._forward.send_block(size), lambda: self._backward.receive_block(size, self._buffer))
 
 
 def _beside(aside: Callable[[], Any], main: Callable[[], _T]) -> _T:
-    """The result of `main`, with `aside` done at the same time."""
+    """Run `aside` in a thread while `main` runs, and return the result of `main`."""
     failure: list[BaseException] = []
 
     def run() -> None:
@@ -458,10 +458,10 @@ def _beside(aside: Callable[[], Any], main: Callable[[], _T]) -> _T:
 
 
 def _lead(member: _Member, followers: Sequence[Line], size: int, form: str, drain: float) -> NetworkReport:
-    """Rank 0's part: order one step after the other, and collect what the ranks found."""
+    """Rank 0's part: order one step after the other, and collect the results."""
 
     def order(words: Mapping[int, str], number: int, others: str = "rest") -> list[Any]:
-        """What every rank answers, by rank; ranks without a word of their own rest."""
+        """Send each rank its order (`others` if it has none), and return the answers by rank."""
         for rank, line in enumerate(followers, 1):
             line.write(f"{words.get(rank, others)} {number}")
         own = member.do(words.get(0, others), number)
@@ -473,7 +473,7 @@ def _lead(member: _Member, followers: Sequence[Line], size: int, form: str, drai
         return float(order({0: "send", 1: "receive"}, min(block, BURST_BYTES))[1])
 
     drained, last = _drain(drain, lambda chunk: order({}, chunk, "exchange")) if drain else (0, 0.0)
-    # Those of the task are what is counted from the end of the probe before it to the beginning of the one after it.
+    # The task's share is counted from the end of the probe before it to the start of the one after it.
     counters = order({}, 0, "counters") if form == AFTER else []
     links: list[LinkReport] = [{"from": rank, "to": (rank + 1) % size} for rank in range(size)]
     for link, times in zip(links, order({}, PINGS[form], "both"), strict=True):
@@ -500,7 +500,7 @@ def _lead(member: _Member, followers: Sequence[Line], size: int, form: str, drai
 
 
 def _find_least(measure: Callable[[], float], enough: float) -> float:
-    """The least of up to BURST_TRIALS measurements, of which one that is no more than `enough` is the last."""
+    """The minimum of up to BURST_TRIALS measurements; stops early at one that is at most `enough`."""
     least, left = measure(), BURST_TRIALS - 1
     while least > enough and left:
         least, left = min(least, measure()), left - 1
@@ -508,10 +508,10 @@ def _find_least(measure: Callable[[], float], enough: float) -> float:
 
 
 def _drain(rate: float, exchange: Callable[[int], Sequence[float]]) -> tuple[int, float]:
-    """Send until the links carry no more than `rate` for DRAIN_SECONDS, or DRAIN_BYTES more than buckets have gained.
+    """Send until the links carry at most `rate` for DRAIN_SECONDS, or DRAIN_BYTES have been sent beyond the refill.
 
-    Returns the bytes that each rank sent, and the largest rate of the last of them, bits per second.
-    `exchange` has all ranks send that many bytes at once, and returns what each received in bits per second.
+    Returns the bytes that each rank sent, and the highest rate at the end in bits per second. `exchange` makes all
+    ranks send a number of bytes at once, and returns the rate received by each in bits per second.
     """
     sent, limited, last, begun = 0, 0.0, 0.0, time.perf_counter()
     while limited < DRAIN_SECONDS:
@@ -519,7 +519,7 @@ def _drain(rate: float, exchange: Callable[[int], Sequence[float]]) -> tuple[int
         gained = rate / 8 * (started - begun)
         if sent >= DRAIN_BYTES + gained or started - begun > MAX_DRAIN_SECONDS:
             break
-        # In pauses between the chunks buckets fill: long chunks, but none that takes too long at the rate itself.
+        # Buckets refill in pauses between chunks: use long chunks, but not too long at the rate itself.
         chunk = max(FIRST_CHUNK, max(rate, last) / 8 * DRAIN_CHUNK_SECONDS)
         chunk = int(min(MAX_DRAIN_CHUNK, rate / 8 * MAX_CHUNK_SECONDS, chunk))
         last = max(exchange(chunk))
@@ -529,5 +529,5 @@ def _drain(rate: float, exchange: Callable[[int], Sequence[float]]) -> tuple[int
 
 
 def _shift(values: Sequence[Any]) -> list[Any]:
-    """By receiver -> by sender."""
+    """Reorder values from by-receiver to by-sender."""
     return [*values[1:], values[0]]

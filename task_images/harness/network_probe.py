@@ -1,9 +1,9 @@
-"""The probe of the network as a program, for an engine that makes the network itself. Standard library only.
+"""The network probe as a program, for engines that emulate the network. Standard library only.
 
 `python -m task_images.harness.network_probe RANK SIZE STAGE HOST:PORT` is one rank of the probe: rank 0 listens at
-HOST:PORT for the others, and prints one JSON document. Pods of a cluster, which do not start at the same moment, add
-SECONDS, for which they wait for each other, and DRAIN, the rate in bits per second whose token buckets are emptied
-first (0: none); rank 0 then prints the report as an event of the contract.
+HOST:PORT for the others, and prints one JSON document. Pods, which do not start simultaneously, add SECONDS, the time
+to wait for each other, and DRAIN, the rate in bits per second whose token buckets are emptied first (0: none); rank 0
+then prints the report as an event of the contract.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from task_images.harness.network import Line, connect, measure_network
 
 
 class SocketStore:
-    """The store for ranks without torch: rank 0 keeps the texts, the others ask it over one connection each."""
+    """A store for ranks without torch: rank 0 keeps the values, and the others use one connection each."""
 
     def __init__(self, rank: int, size: int, host: str, port: int) -> None:
         self._values: dict[str, str] = {}
@@ -35,19 +35,19 @@ class SocketStore:
         threading.Thread(target=self._serve, args=(server,), daemon=True).start()
 
     def set(self, key: str, value: str) -> None:
-        """Leave a text under a key, for all ranks."""
+        """Set the value of a key, for all ranks."""
         self._do("set", key, value)
 
     def append(self, key: str, value: str) -> None:
-        """Add a text to what is under a key."""
+        """Append to the value of a key."""
         self._do("append", key, value)
 
     def add(self, key: str, amount: int) -> int:
-        """Add to the number under a key, from 0; the sum."""
+        """Add to the number under a key, initially 0, and return the sum."""
         return int(self._do("add", key, str(amount)))
 
     def get(self, key: str) -> bytes:
-        """Wait for the text under a key. Raises TimeoutError after CONNECT_SECONDS."""
+        """Wait for the key, and return its value. Raises TimeoutError after CONNECT_SECONDS."""
         return self._do("get", key, "").encode()
 
     def _do(self, operation: str, key: str, value: str) -> str:
@@ -92,7 +92,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _report_as_event(rank: int, size: int, stage: str, place: tuple[str, int], seconds: float, drain: float) -> int:
-    """Measure among pods that may be `seconds` late, and print the event; one that cannot be had says why."""
+    """Measure between pods that may be `seconds` late, and print the event; if it fails, with the reason."""
     network.wait_for_neighbours(seconds)
     report: network.NetworkReport | None
     try:
@@ -106,7 +106,7 @@ def _report_as_event(rank: int, size: int, stage: str, place: tuple[str, int], s
 
 
 def _resolve(host: str, seconds: float) -> str:
-    """The IPv4 address of a name, which the cluster's DNS may learn late. Raises OSError after `seconds`."""
+    """The IPv4 address of a name, retried because the cluster's DNS may be late. Raises OSError after `seconds`."""
     deadline = time.monotonic() + seconds
     while True:
         try:

@@ -1,18 +1,18 @@
-"""The gradient noise scale, measured while a run trains (McCandlish et al. 2018, arXiv:1812.06162, appendix A.1).
+"""The gradient noise scale, measured during training (McCandlish et al. 2018, arXiv:1812.06162, appendix A.1).
 
-B_simple = tr(S) / |G|^2, with G the true gradient and S the covariance of a sample's gradient. Gradients of two batch
-sizes tell both, because the expected square of a norm at batch B is |G|^2 + tr(S) / B:
+B_simple = tr(S) / |G|^2, with G the true gradient and S the covariance of a sample's gradient. Both follow from
+gradients at two batch sizes, because the expected squared norm at batch size B is |G|^2 + tr(S) / B:
 
     |G|^2 = (B_big |g_big|^2 - B_small |g_small|^2) / (B_big - B_small)
     tr(S) = (|g_small|^2 - |g_big|^2) / (1 / B_small - 1 / B_big)
 
-With several ranks, a rank's gradient before the exchange is the small one, and the mean after it the big one. With one
-rank, or a method whose gradients are no plain mean, it is a rank's first pass and its whole update, if that has several
-passes. Both are averaged over updates before they are divided: single updates give estimates that are too noisy, and
-often negative.
+With several ranks, a rank's gradient before the exchange is the small batch, and the mean after it the big one. With
+one rank, or a method whose gradients are not a plain mean, the small batch is a rank's first pass and the big one its
+whole update, if that has several passes. Both are averaged over updates before dividing, because estimates of single
+updates are noisy and often negative.
 
-Norms are taken in few updates, so that they cost about `SHARE` of the training. Ranks exchange them where they meet
-anyway, before a validation.
+Norms are computed in few updates, so that they take about `SHARE` of the training time. Ranks exchange them before a
+validation, where they synchronize anyway.
 """
 
 import math
@@ -31,16 +31,16 @@ from task_images.comm.reducer import Reducer
 from task_images.harness.distributed import World
 from task_images.harness.updates import Update
 
-SHARE = 0.008  # of the training's time; in all other updates, the hooks cost a little more
-WARM_UP = 2  # updates, which are slow and choose kernels
-FIRST_LOOK = 4  # updates that are measured before the interval between them is chosen
+SHARE = 0.008  # of the training time; in all other updates, the hooks cost a little more
+WARM_UP = 2  # updates, which are slow because kernels are selected
+FIRST_LOOK = 4  # measured updates before their interval is chosen
 MAX_EVERY = 1000
-WINDOW = 100  # updates that the live figure is smoothed over
-DRAWS, BLOCKS = 1000, 12  # of the bootstrap: blocks, since norms of neighboring updates are alike
+WINDOW = 100  # measured updates over which the live figure is smoothed
+DRAWS, BLOCKS = 1000, 12  # of the block bootstrap; blocks, because norms of neighboring updates are correlated
 
 
 class Norms(NamedTuple):
-    """Squares of gradient norms in one update: mean over ranks at the small batch, and at the big one."""
+    """Squared gradient norms in one update: the mean over ranks at the small batch, and at the big one."""
 
     update: int
     small: float
@@ -48,7 +48,7 @@ class Norms(NamedTuple):
 
 
 class NoiseScalePoint(TypedDict):
-    """The estimate from the updates since the last one: `update` is the last of them."""
+    """The estimate from the updates since the previous point; `update` is the last of them."""
 
     update: int
     norms: int
@@ -58,8 +58,9 @@ class NoiseScalePoint(TypedDict):
 
 
 class NoiseScaleDocument(TypedDict):
-    """What the result says. `samples`: B_simple over all updates measured, None if |G|^2 cannot be told from 0; `low`
-    and `high`: 10th and 90th percentile over a bootstrap by blocks; `share_of_time`: what it cost of the training."""
+    """The entry of the result. `samples`: B_simple over all measured updates, None if |G|^2 is indistinguishable from
+    0; `low` and `high`: 10th and 90th percentile of a block bootstrap; `share_of_time`: its share of the training
+    time."""
 
     samples: float | None
     low: float | None
@@ -73,7 +74,7 @@ class NoiseScaleDocument(TypedDict):
 
 
 def estimate(norms: Sequence[Norms], small: float, big: float) -> tuple[float, float, float | None]:
-    """|G|^2, tr(S) and their ratio, in samples, from norms at the batch sizes `small` and `big`."""
+    """|G|^2, tr(S) and their ratio (in samples), from norms at the batch sizes `small` and `big`."""
     at_small = math.fsum(norm.small for norm in norms) / len(norms)
     at_big = math.fsum(norm.big for norm in norms) / len(norms)
     squared = (big * at_big - small * at_small) / (big - small)
@@ -82,7 +83,8 @@ def estimate(norms: Sequence[Norms], small: float, big: float) -> tuple[float, f
 
 
 def bootstrap(norms: Sequence[Norms], small: float, big: float) -> tuple[float, float] | None:
-    """10th and 90th percentile of the ratio over draws of blocks of updates; None if one in ten draws has none."""
+    """10th and 90th percentile of the ratio over draws of blocks of updates; None if a tenth of the draws have no
+    ratio."""
     if len(norms) < BLOCKS:
         return None
     size = len(norms) // BLOCKS
@@ -99,7 +101,7 @@ def bootstrap(norms: Sequence[Norms], small: float, big: float) -> tuple[float, 
 
 
 def averages_exactly(strategy: Strategy) -> bool:
-    """Whether gradients after the exchange are the plain mean of all ranks', whole before the update."""
+    """Whether gradients after the exchange are the plain mean over ranks, complete before the update."""
     if isinstance(strategy, Reducer):
         method = strategy.method
         return (
@@ -114,10 +116,10 @@ def averages_exactly(strategy: Strategy) -> bool:
 
 
 class NoiseScale:
-    """Takes the norms of a training's gradients. Made before the strategy attaches, so that its hooks come first.
+    """Measures norms of a training's gradients. Create it before the strategy attaches, so that its hooks run first.
 
-    In an update that is measured, hooks take the norms of this rank's gradients in its last pass, and in its first one
-    if that is the small batch; the strategy's `on_mean` gives the gradients' mean over ranks.
+    In a measured update, hooks compute the norms of this rank's gradients in its last pass, and in its first one if
+    that is the small batch; the strategy's `on_mean` passes the mean over ranks.
     """
 
     def __init__(self, world: World, model: nn.Module, strategy: Strategy) -> None:
@@ -125,8 +127,8 @@ class NoiseScale:
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._is_possible = not any(hasattr(parameter, "placements") for parameter in parameters)  # shards
         self._is_armed = self._is_measured = False
-        self._lengths: list[Tensor] = []  # of gradients, in the pass that goes on
-        self._taken: list[tuple[int, Tensor, Tensor]] = []  # update, squares at the small and the big batch
+        self._lengths: list[Tensor] = []  # norms of gradients in the current pass
+        self._taken: list[tuple[int, Tensor, Tensor]] = []  # update, squared norms at the small and the big batch
         self._small = torch.zeros(())
         self._norms: list[Norms] = []
         self._points: list[NoiseScalePoint] = []
@@ -143,7 +145,7 @@ class NoiseScale:
             strategy.on_mean = self._on_mean if self._is_across else None
 
     def begin(self, update: Update[Any], scale: float) -> None:
-        """Before an update; `scale` is on its losses. Updates of another size than the first are left out."""
+        """Call before an update; `scale` is its loss scale. Updates of another size than the first are skipped."""
         self._update += 1
         self._passes, self._scale, self._number = update.count, scale, 0
         self._share = update.weight / update.total * self._world.size
@@ -157,13 +159,13 @@ class NoiseScale:
             self._is_measured = pair == self._batches and self._update % self._every == 0
 
     def begin_pass(self) -> None:
-        """Before a pass's forward pass."""
+        """Call before the forward pass of each pass."""
         self._number += 1
         is_first_wanted = self._number == 1 and not self._is_across
         self._is_armed = self._is_measured and (is_first_wanted or self._number == self._passes)
 
     def end_pass(self) -> None:
-        """After a pass's backward pass: add up what the hooks have taken."""
+        """Call after the backward pass of each pass: adds up the norms from the hooks."""
         if not self._is_armed:
             return
         self._is_armed = False
@@ -179,7 +181,7 @@ class NoiseScale:
         self._charge(begun)
 
     def end(self) -> None:
-        """After an update: once, early, choose how often norms are taken. Collective."""
+        """Call after an update. Early in the training, this chooses the measuring interval once. Collective."""
         if self._every == 1 and self._measured == FIRST_LOOK:
             self.collect()
 
@@ -217,7 +219,7 @@ class NoiseScale:
 
     @property
     def smoothed(self) -> float | None:
-        """The ratio over the last WINDOW updates that were measured."""
+        """The ratio over the last WINDOW measured updates."""
         return estimate(self._norms[-WINDOW:], *self._batches)[2] if self._norms and self._batches else None
 
     def to_dict(self) -> NoiseScaleDocument | None:

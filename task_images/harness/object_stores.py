@@ -1,7 +1,7 @@
-"""Files of object stores, from any byte on: s3://BUCKET/KEY by boto3, gs://BUCKET/KEY by Google's JSON API.
+"""Files in object stores, from any byte offset: s3://BUCKET/KEY with boto3, gs://BUCKET/KEY with Google's JSON API.
 
-Credentials are those that boto3 and google.auth find by themselves; without any, requests are not signed, as public
-buckets take them. AWS_ENDPOINT_URL and STORAGE_EMULATOR_HOST name other servers, as with the vendors' own tools.
+Uses the credentials that boto3 and google.auth find; without any, requests are unsigned, which works for public
+buckets. AWS_ENDPOINT_URL and STORAGE_EMULATOR_HOST select other servers, as in the vendors' own tools.
 """
 
 import http.client
@@ -23,8 +23,8 @@ GOOGLE = "https://storage.googleapis.com"
 
 
 class Source(NamedTuple):
-    """An open file. `read(n)` gives its next bytes; `goes_on`: it begins where it was asked to; `total`: the size of
-    the whole file, 0 if the server does not say."""
+    """An open file. `read(n)` returns the next bytes; `goes_on`: whether it starts at the requested offset; `total`:
+    the size of the whole file, 0 if unknown."""
 
     read: Callable[[int], bytes]
     goes_on: bool
@@ -33,7 +33,8 @@ class Source(NamedTuple):
 
 @contextmanager
 def open_object(url: str, start: int, timeout: float) -> Iterator[Source]:
-    """The object, from byte `start` on. Raises HTTPError for a refusal, and HTTPException for a broken connection."""
+    """The object, from byte `start`. Raises HTTPError if the request is rejected, HTTPException for a broken
+    connection."""
     scheme, _, rest = url.partition("://")
     bucket, _, key = rest.partition("/")
     if scheme == "s3":
@@ -86,7 +87,7 @@ def _open_google(bucket: str, key: str, start: int, timeout: float) -> Any:
 
 
 def _google_token() -> str | None:
-    """An access token of the credentials that there are; None without any."""
+    """An access token from the credentials found; None without credentials."""
     auth, transport = _need("google.auth", "gke"), _need("google.auth.transport.requests", "gke")
     try:
         credentials, _ = auth.default(scopes=[READ_ONLY])

@@ -1,4 +1,4 @@
-"""MLBENCH_PARAMETERS -> the task's own frozen dataclass, whose defaults are the preset `spec`."""
+"""MLBENCH_PARAMETERS -> the task's frozen dataclass, whose defaults are the preset `spec`."""
 
 import dataclasses
 import typing
@@ -12,10 +12,10 @@ Settings = TypeVar("Settings")
 
 
 def read_parameters(kind: type[Settings], given: Mapping[str, Any]) -> Settings:
-    """An instance of the dataclass `kind` with `given` on top of its defaults.
+    """An instance of the dataclass `kind` with the values `given`, else its defaults.
 
-    Fields are int, float, str, bool or list. Raises TaskUsageError for an unknown key, a wrong type or none of the
-    choices; the tool has checked ranges before, this is for whoever starts a task by hand.
+    Fields are int, float, str, bool or list. Raises TaskUsageError for an unknown key, a wrong type or a value that is
+    not among the choices. mlbench checks ranges earlier; this check is for tasks started by hand.
     """
     hints, known = typing.get_type_hints(kind), describe(kind)
     values: dict[str, Any] = {}

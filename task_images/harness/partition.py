@@ -1,7 +1,7 @@
-"""Who trains on what: exact for any number of samples and ranks, reshuffled over all ranks every epoch.
+"""Partition of samples over ranks: exact for any number of samples and ranks, reshuffled over all ranks each epoch.
 
-Integer arithmetic only. Every rank makes the same permutation from the shared seed and cuts its own part out of each
-global batch, so that a step's samples depend on the global batch size alone, not on how many ranks share it.
+Integer arithmetic only. Each rank computes the same permutation from the shared seed and takes its part of each global
+batch, so a step's samples depend only on the global batch size, not on the number of ranks.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,8 @@ Indices = npt.NDArray[np.int64]
 
 
 def shard(samples: int, shards: int, index: int) -> range:
-    """Part `index` of range(samples) cut into `shards` parts whose lengths differ by at most one, longer ones first."""
+    """Part `index` of range(samples), split into `shards` parts whose lengths differ by at most one, longer ones
+    first."""
     if shards < 1 or not 0 <= index < shards:
         raise ValueError(f"part {index} of {shards}")
     length, longer = divmod(samples, shards)
@@ -26,17 +27,17 @@ def shard(samples: int, shards: int, index: int) -> range:
 
 
 class Share(NamedTuple):
-    """One rank's part of one step: which samples, and how many samples all ranks have in this step together."""
+    """One rank's part of one step: its samples, and the number of samples of all ranks in this step."""
 
     indices: Indices
     total: int
 
 
 class Partition:
-    """Cuts `samples` samples into equally many steps for every rank.
+    """Splits `samples` samples into the same number of steps for each rank.
 
-    Global batches hold batch_size x ranks samples. The last one of an epoch holds what is left; were that less than one
-    sample per rank, it is joined to the one before, so that no rank ever has an empty batch and all ranks make the same
+    Global batches have batch_size x ranks samples. The last one of an epoch has the remainder; if that is less than one
+    sample per rank, it is merged with the previous one, so no rank has an empty batch and all ranks make the same
     number of steps. Raises TaskUsageError if there are fewer samples than ranks.
     """
 
@@ -57,7 +58,7 @@ class Partition:
         return numpy_generator(self.seed, "partition", epoch).permutation(self.samples)
 
     def shares(self, epoch: int, rank: int) -> Iterator[Share]:
-        """What `rank` trains on in `epoch`, step by step. `Share.indices` is never empty."""
+        """The samples of `rank` in `epoch`, step by step. `Share.indices` is never empty."""
         order = self.permutation(epoch)
         for step in range(self.steps):
             start = step * self.global_batch

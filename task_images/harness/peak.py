@@ -1,4 +1,4 @@
-"""How fast the device could compute, and how much of that a training uses (model FLOPs utilisation, MFU)."""
+"""The device's peak rate, and the share that a training uses (model FLOPs utilization, MFU)."""
 
 import time
 from collections.abc import Callable
@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-# Dense bf16 and fp16 TFLOP/s with their sources, for words in torch's name of the device; the first that fits counts.
-# Where a datasheet prints the rate with 2:4 sparsity, the dense rate is half of that. The L40S's datasheet prints both.
+# Dense bf16 and fp16 TFLOP/s with their sources, by a substring of torch's device name; the first match counts. If a
+# datasheet gives the rate with 2:4 sparsity, the dense rate is half of it. The L40S's datasheet gives both.
 DATASHEET = (
     ("GB300", 2500.0, "NVIDIA GB300 NVL72 datasheet, 5 PFLOP/s sparse"),
     ("GB200", 2500.0, "NVIDIA GB200 NVL72 datasheet, 5 PFLOP/s sparse"),
@@ -35,16 +35,16 @@ COUNTED = "forward and backward pass, counted by torch.utils.flop_counter"
 
 @dataclass(frozen=True)
 class Peak:
-    """FLOPs per second of one device: measured by a large matrix product; by the datasheet if the device is known."""
+    """FLOPs per second of one device: measured with a large matrix product, and from the datasheet if known."""
 
     measured: float
     datasheet: float | None
 
 
 def find_peak(device: torch.device, precision: str) -> Peak:
-    """Multiply square matrices in the number format of training for a third of a second; the fastest one counts.
+    """Multiply square matrices in the training's number format for a third of a second; the fastest product counts.
 
-    The numbers are random: a GPU draws less power for zeros and ones, and is faster then.
+    The numbers are random, because a GPU draws less power for zeros and ones, and is then faster.
     """
     dtype = _FORMATS.get(precision, torch.float32)
     size = 8192 if device.type == "cuda" else 768
@@ -59,9 +59,9 @@ def find_peak(device: torch.device, precision: str) -> Peak:
 
 @dataclass(frozen=True)
 class Utilisation:
-    """How much of the device's speed a training used. FLOPs are of one update of all ranks; rates of one rank.
+    """How much of the device's speed a training used. FLOPs are per update of all ranks, rates per rank.
 
-    formula   the source of the number of FLOPs
+    formula   how the number of FLOPs was derived
     """
 
     flops_per_update: float
@@ -71,7 +71,7 @@ class Utilisation:
     ranks: int
 
     def to_dict(self) -> dict[str, object]:
-        """For the result's details; without a rate nothing but the numbers that it would be held against."""
+        """For the result's details; without a measured rate, only the reference numbers."""
         found: dict[str, object] = {
             "flops_formula": self.formula,
             "flops_per_update": self.flops_per_update,
@@ -87,16 +87,16 @@ class Utilisation:
 
 
 def count_flops(compute_loss: Callable[[], Tensor]) -> float:
-    """FLOPs of one forward and backward pass; a multiplication and an addition are two. Layers that torch has no
-    formula for (LSTMs on a CPU) count nothing."""
+    """FLOPs of one forward and backward pass; a multiplication and an addition count as two. Layers without a formula
+    in torch (LSTMs on a CPU) count as 0."""
     with torch.compiler.set_stance("force_eager"), FlopCounterMode(display=False) as counter:
         compute_loss().backward()  # type: ignore[no-untyped-call]
     return float(counter.get_total_flops())
 
 
 def _time_product(device: torch.device, dtype: torch.dtype, size: int) -> float:
-    """Least seconds of a product of two (size, size) matrices."""
-    generator = torch.Generator(device).manual_seed(0)  # the training's own random numbers are left alone
+    """Shortest time in seconds of a product of two [size, size] matrices."""
+    generator = torch.Generator(device).manual_seed(0)  # does not change the training's random state
     left, right = (torch.randn(size, size, device=device, generator=generator).to(dtype) for _ in range(2))
     best, end = float("inf"), time.perf_counter() + SECONDS
     while time.perf_counter() < end:
@@ -107,7 +107,7 @@ def _time_product(device: torch.device, dtype: torch.dtype, size: int) -> float:
 
 
 def datasheet_peak(device: torch.device, precision: str) -> float | None:
-    """Dense FLOPs per second by the datasheet; None for formats and devices that the table does not have."""
+    """Dense FLOPs per second from the datasheet; None for formats and devices missing in the table."""
     if device.type != "cuda" or precision not in _FORMATS:
         return None
     name = torch.cuda.get_device_name(device)
@@ -115,7 +115,7 @@ def datasheet_peak(device: torch.device, precision: str) -> float | None:
 
 
 def find_datasheet(name: str) -> float | None:
-    """Dense FLOPs per second of the device that torch calls `name`; None if the table does not have it."""
+    """Dense FLOPs per second of the device with torch's name `name`; None if it is not in the table."""
     return next((1e12 * rate for word, rate, _source in DATASHEET if word.lower() in name.lower()), None)
 
 

@@ -13,10 +13,10 @@ FORMATS = ("fp32", "bf16", "fp16")
 
 
 def set_arithmetic(settings: CudaSettings) -> None:
-    """Make fp32 on NVIDIA GPUs mean fp32, unless TF32 is asked for; torch itself has TF32 on in convolutions and RNNs.
+    """Use true fp32 on NVIDIA GPUs unless TF32 is requested; torch's default is TF32 in convolutions and RNNs.
 
-    `cudnn`: "default" takes the algorithm that cuDNN proposes, "deterministic" one that gives the same bits in every
-    run, "benchmark" the fastest of those tried.
+    `cudnn`: "default" uses the algorithm that cuDNN proposes, "deterministic" a bitwise reproducible one, "benchmark"
+    the fastest one tried.
     """
     if settings.cudnn not in CUDNN:
         raise TaskUsageError(f'the parameter "cudnn" is {settings.cudnn!r}, not {" or ".join(CUDNN)}')
@@ -29,8 +29,8 @@ def set_arithmetic(settings: CudaSettings) -> None:
 
 
 def refuse_bf16_lstm(precision: str, device: torch.device) -> None:
-    """Raise TaskUsageError for bf16 LSTMs on NVIDIA GPUs: torch.autocast runs them in fp16, and without a loss scale
-    small gradients would vanish (ATen/native/cudnn/AutocastRNN.cpp)."""
+    """Raises TaskUsageError for bf16 LSTMs on NVIDIA GPUs: torch.autocast runs them in fp16, in which small gradients
+    vanish without a loss scale (ATen/native/cudnn/AutocastRNN.cpp)."""
     if precision == "bf16" and device.type == "cuda":
         raise TaskUsageError(
             "on GPUs torch computes LSTMs in fp16 when bf16 is asked for, without a scale for the loss",
@@ -40,10 +40,10 @@ def refuse_bf16_lstm(precision: str, device: torch.device) -> None:
 
 @dataclass
 class LossScale:
-    """The factor on the loss that keeps small fp16 gradients from vanishing.
+    """The factor on the loss that prevents small fp16 gradients from vanishing.
 
-    Multiplied by `factor` after every `window` updates in a row without overflow, up to `largest`; divided by `factor`
-    at an overflow, whose update is left out.
+    Multiplied by `factor` after `window` consecutive updates without overflow, up to `largest`; divided by `factor`
+    after an overflow, whose update is skipped.
     """
 
     value: float = 1.0
@@ -51,10 +51,10 @@ class LossScale:
     window: int = 2000
     largest: float = 2.0**24
     smallest: float = 1e-4
-    good: int = field(default=0, init=False)  # updates since the last change by overflow or growth
+    good: int = field(default=0, init=False)  # updates since the scale last changed
 
     def observe(self, finite: bool) -> None:
-        """Take note of one update. Raises DivergedError when the scale falls below `smallest`."""
+        """Record one update. Raises DivergedError when the scale falls below `smallest`."""
         if not finite:
             self.value /= self.factor
             self.good = 0
@@ -71,10 +71,10 @@ class LossScale:
 
 
 class Precision:
-    """One format: its autocast context and its loss scale (None but for fp16).
+    """A number format: its autocast context and its loss scale (only for fp16, else None).
 
-    `used` may differ from what was asked for: fp16 is computed on GPUs only, on a CPU fp32 takes its place.
-    `casts` is False for models that cast by themselves (FSDP).
+    `used` may differ from the request: fp16 is supported only on GPUs, and replaced by fp32 on CPUs. `casts` is False
+    for models that cast themselves (FSDP).
     """
 
     def __init__(self, asked: str, device: torch.device, scale: LossScale | None = None, *, casts: bool = True) -> None:
@@ -87,11 +87,11 @@ class Precision:
 
     @property
     def factor(self) -> float:
-        """What losses are multiplied by before the backward pass."""
+        """The factor on losses before the backward pass."""
         return self.scale.value if self.scale else 1.0
 
     def autocast(self) -> AbstractContextManager[object]:
-        """The context of forward pass and loss."""
+        """The autocast context for forward pass and loss."""
         if self.used == "fp32" or not self._casts:
             return contextlib.nullcontext()
         return torch.autocast(self._device.type, torch.bfloat16 if self.used == "bf16" else torch.float16)

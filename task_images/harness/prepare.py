@@ -1,12 +1,12 @@
-"""Make a data folder ready for a task, before any run: `python -m task_images.harness.prepare TASK [PACKAGE [URL...]]`.
+"""Prepare a data folder for a task: `python -m task_images.harness.prepare TASK [PACKAGE [URL...]]`.
 
-What a run would do first is done once here: official archives are fetched if their licence allows it, or taken from
-the folder; checked, converted, and kept in the cache that runs find. Progress goes to standard error, the result as one
-JSON object to standard output. Interrupted, it goes on where it stopped when it is started again.
+Does in advance what the first run would do: official archives are fetched if their license allows it, or taken from the
+folder, then checked, converted and cached. Progress goes to standard error, the result as one JSON object to standard
+output. After an interruption, it resumes where it stopped.
 
 Files at URLs (https://, s3://, gs://) are copied into the folder first.
 
-A task of the catalogue that reads data has `prepare_data(folder, parameters) -> DataIdentity` in its module `data`.
+Catalogue tasks that read data have `prepare_data(folder, parameters) -> DataIdentity` in their module `data`.
 """
 
 import importlib
@@ -23,7 +23,7 @@ from task_images.harness.errors import TaskUsageError
 
 
 def main(contract: Contract) -> None:
-    """Prepare the data of the task that the first argument names, in the run's data folder."""
+    """Prepare the data of the task named by the first argument, in the run's data folder."""
     if len(sys.argv) < 2:
         raise TaskUsageError("the name of a task is needed", "python -m task_images.harness.prepare TASK [PACKAGE]")
     name, package, *urls = [*sys.argv[1:], *([f"task_images.{sys.argv[1]}"] if len(sys.argv) == 2 else [])]
@@ -35,7 +35,7 @@ def main(contract: Contract) -> None:
         module = None
     prepare = getattr(module, "prepare_data", None)
     folder = data_folder(contract)
-    # Tasks print progress; the result alone belongs to standard output.
+    # Tasks print progress, but standard output is for the result only.
     out, sys.stdout = sys.stdout, sys.stderr
     try:
         _copy(urls, folder)
@@ -47,7 +47,7 @@ def main(contract: Contract) -> None:
 
 
 def _copy(urls: Sequence[str], folder: Path) -> None:
-    """Copy the files at `urls` into `folder`, unless files of these names are there; resumed like other downloads."""
+    """Copy the files at `urls` into `folder` unless they exist there; resumes like other downloads."""
     for url in urls:
         archive = Archive(url.rpartition("/")[2], url, 0, "", is_mirrored=False)
         if not (folder / archive.name).exists():

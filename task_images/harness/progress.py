@@ -1,4 +1,4 @@
-"""How far a long preparation of data is: the share that is done and the time that is left, every few seconds."""
+"""Progress of long preparations of data: the share done and the time left, every few seconds."""
 
 import os
 import time
@@ -8,7 +8,7 @@ INTERVAL_SECONDS = float(os.environ.get("MLBENCH_PROGRESS_SECONDS", "10"))
 
 
 class ProgressLines:
-    """Lines about `total` bytes of work, as "packing: 40% of 12.0 GB, 3 minutes left"."""
+    """Progress lines for `total` bytes of work, e.g. "packing: 40% of 12.0 GB, 3 minutes left"."""
 
     def __init__(
         self, what: str, total: int, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic
@@ -18,12 +18,12 @@ class ProgressLines:
         self._begin = self._shown = clock()
 
     def add(self, size: int, is_old: bool = False) -> None:
-        """`size` more bytes are done; `is_old`: by an earlier attempt, which says nothing of the speed."""
+        """Count `size` more bytes as done; `is_old`: by an earlier attempt, so not used for the speed."""
         self._kept += size if is_old else 0
         self.reach(self._done + size)
 
     def reach(self, done: int) -> None:
-        """`done` bytes are done in all."""
+        """Set the total of done bytes."""
         self._done = done
         now = self._clock()
         if now - self._shown < INTERVAL_SECONDS:

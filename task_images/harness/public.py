@@ -1,20 +1,20 @@
-"""What tasks of other people may rely on. Everything else in `task_images` may change at any time.
+"""The stable interface for custom tasks. Everything else in `task_images` may change at any time.
 
-run, Contract, emit          the way in and out of a rank; events
+run, Contract, emit          entry point of a rank; the contract's variables; events
 training_session, read_parameters   the ranks of a run as a `World` and a `Reporter`; parameters as a dataclass
 TrainingSettings, CudaSettings, UpdateSettings   shared parameters; a Settings class imports them from harness.settings,
                              without torch
 ArrayData, Batch, Data, Batches, Update          data as batches, or as updates of several passes
 Trainer, make_sample_trainer, PassLoss, Work     the trainer; for batches of inputs and targets, or for any pass
-Plan, Unit, Protocol         how long to train, what throughput is counted in, and its protocol
+Plan, Unit, Protocol         how long to train; the unit of throughput and its protocol
 GoalWatch, Metric, Mean, TopK, Perplexity, F1, Dice   goals, and metrics over the whole data set
-corpus_bleu, Bleu            BLEU as the translation tasks' goals have it, by sacrebleu
+corpus_bleu, Bleu            BLEU as in the goals of the translation tasks, by sacrebleu
 load_validation              the official validation set of a catalogue task
-Tracker                      where the time goes
+Tracker                      time by category
 Schedule, PerUpdate, PerEpoch, Plateau, Constant, Cosine, MultiStep   learning rates
-GradientAllReduce, prepare_strategy              how gradients travel; `--method` replaces it
+GradientAllReduce, prepare_strategy              gradient exchange, replaced by `--method`
 Precision                    number formats
-DataIdentity, made_up, compare_data              which data a run trained on
+DataIdentity, made_up, compare_data              identity of a run's data
 seed_all, generator          random numbers that do not depend on the number of ranks
 TaskError, TaskUsageError, EnvironmentUnfitError, DivergedError       failures by exit code
 """
@@ -98,4 +98,4 @@ __all__ = [
     "training_session",
 ]
 
-opening = training_session  # its name in earlier versions, which tasks of other people may use
+opening = training_session  # its earlier name, which custom tasks may use

@@ -1,9 +1,8 @@
-"""Where the data sets of the tasks are published: the one table of addresses, sizes, digests and licenses.
+"""Where the tasks' data sets are published: addresses, sizes, digests and licenses.
 
-`mlbench data prepare` fetches what a task lacks. A size or digest that no source of ours states is 0 or "": the digest
-of what arrived is then written beside the file, NAME.sha256, and compared with it from then on. `source` says who
-states address and digest. Data sets whose license asks for an account are not fetched; their tasks say how to import
-them.
+`mlbench data prepare` fetches missing files. An unpublished size or digest is 0 or "": the digest of the first download
+is then saved as NAME.sha256 and checked from then on. `source` is where address and digest are published. Data sets
+that require an account are not fetched; their tasks explain how to import them.
 """
 
 import hashlib
@@ -22,7 +21,7 @@ _STATMT = "http://www.statmt.org"
 _WMT = "http://data.statmt.org"
 SHARDS = 103
 LOCK = ".published.lock"
-_SHARD_BYTES = 4 * 256 + 2 * 100_000_000  # but for the last one
+_SHARD_BYTES = 4 * 256 + 2 * 100_000_000  # except the last one
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ class Published:
 
     @property
     def bytes(self) -> int:
-        """The sum of the sizes that are known."""
+        """The sum of the known sizes."""
         return sum(archive.bytes for archive in self.archives)
 
 
@@ -68,7 +67,8 @@ _VOCABULARY = Archive(
 
 
 def _wikitext(name: str, size: int, digest: str) -> Archive:
-    """An archive of WikiText. The first address no longer answers everywhere: its author's and a stored one follow."""
+    """An archive of WikiText. The first address does not work everywhere, so the author's and an archived copy
+    follow."""
     address = f"{_METAMIND}/{name}"
     return Archive(
         name, address, size, digest, (f"{_SMERITY}/{name}", f"https://web.archive.org/web/2020id_/{address}")
@@ -174,14 +174,14 @@ WMT17 = Published(
 
 
 def is_begun(folder: Path) -> bool:
-    """Whether a data set was fetched into `folder`, or an interrupted command has begun to."""
+    """Whether a data set was fetched into `folder`, completely or partly."""
     return (folder / LOCK).exists()
 
 
 def fetch_published(published: Published, folder: Path, say: Say, names: Sequence[str] = ()) -> list[Path]:
-    """Fetch the files of a data set (or those of `names`) that are not in `folder`, and check all of them.
+    """Fetch the missing files of a data set (or those of `names`) into `folder`, and check all files.
 
-    Says first what is fetched: sizes, license, digests. Raises what `fetch` raises.
+    First prints sizes, license and digests. Raises the errors of `fetch`.
     """
     wanted = [archive for archive in published.archives if not names or archive.name in names]
     missing = [archive for archive in wanted if not (folder / archive.name).exists()]

@@ -1,4 +1,4 @@
-"""What measuring and reporting ask of the ranks of a run, whatever framework they train with."""
+"""The interface of a run's ranks for measuring and reporting, independent of the framework."""
 
 import contextlib
 import ctypes
@@ -13,9 +13,9 @@ from task_images.harness.cores import effective_cores
 from task_images.harness.errors import DivergedError
 
 RENDEZVOUS_SECONDS = 600.0
-COLLECTIVE_SECONDS = 1800.0  # patience of parameter servers, whose trainers validate in between
-GROUP_SECONDS = 600.0  # longest time of one collective of the process group
-# Data may have to be unpacked or converted first, by one rank of each machine.
+COLLECTIVE_SECONDS = 1800.0  # timeout of parameter servers; long, because trainers validate in between
+GROUP_SECONDS = 600.0  # timeout of a collective of the process group
+# Includes unpacking and converting data, by one rank per machine.
 LOADING_SECONDS = 12 * 3600.0
 
 
@@ -33,21 +33,21 @@ class Ranks(Protocol):
         """Whether this is rank 0, which reports."""
 
     def gather(self, values: Sequence[float]) -> list[list[float]]:
-        """Every rank's `values` (equally many on each), by rank, on every rank. One collective, float64."""
+        """Each rank's `values` (the same number on all), by rank, on every rank. One collective, in float64."""
         ...
 
     def framework_facts(self) -> dict[str, Any]:
-        """For the environment event: framework, framework_version, device, device_name, and `libraries`: versions
-        of what it communicates and computes with (cuda, cudnn, nccl, mpi), by name."""
+        """For the environment event: framework, framework_version, device, device_name, and `libraries`: versions of
+        libraries for computing and communicating (cuda, cudnn, nccl, mpi), by name."""
         ...
 
     def backend_facts(self) -> dict[str, object]:
-        """What a result should say of the backend; empty if there is nothing."""
+        """Facts about the backend for the result; may be empty."""
         ...
 
 
 def compare_checksums(world: Ranks, checksum: int) -> None:
-    """Raise DivergedError, on every rank, naming the ranks whose model has another checksum than that of rank 0."""
+    """Raises DivergedError, on every rank, naming the ranks whose checksum differs from rank 0's."""
     sums = [row[0] for row in world.gather([float(checksum)])]
     odd = [str(rank) for rank, value in enumerate(sums) if value != sums[0]]
     if odd:
@@ -55,7 +55,7 @@ def compare_checksums(world: Ranks, checksum: int) -> None:
 
 
 def cpu_threads(contract: Contract) -> int:
-    """CPU threads of this rank: OMP_NUM_THREADS as the engine set it, else this rank's share of what it may use."""
+    """CPU threads of this rank: OMP_NUM_THREADS if the engine set it, else this rank's share of the usable CPUs."""
     given = os.environ.get("OMP_NUM_THREADS", "")
     if given.isdigit():
         return max(1, int(given))
@@ -63,8 +63,8 @@ def cpu_threads(contract: Contract) -> int:
 
 
 def keep_freed_memory() -> None:
-    """Let glibc keep up to 1 GiB of freed memory for the next step, which needs as much again. By itself it gives it
-    back, and the kernel clears every page again: 4 % of a step of the tiny decoder. Other C libraries do as they did.
+    """Let glibc keep up to 1 GiB of freed memory for the next step. By default it returns the memory to the kernel,
+    which must zero every page again: 4 % of a step of the tiny decoder. No effect with other C libraries.
 
     Source: mallopt(3), M_TRIM_THRESHOLD (-1), M_TOP_PAD (-2), M_MMAP_THRESHOLD (-3, 32 MiB at most).
     """
@@ -75,6 +75,6 @@ def keep_freed_memory() -> None:
 
 
 def resident_peak() -> int:
-    """Most bytes of memory that this process ever had."""
+    """Peak resident memory of this process in bytes."""
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -1,4 +1,4 @@
-"""Keeping the ranks' models equal: initial broadcast, averaged buffers, and a check that they are."""
+"""Keeps the ranks' models equal: initial broadcast, averaged buffers, and a check for equality."""
 
 import zlib
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from task_images.harness.ranks import compare_checksums
 
 
 def broadcast_state(world: World, model: nn.Module) -> None:
-    """Give every rank rank 0's parameters and buffers: equality must not rest on equal seeds."""
+    """Broadcast rank 0's parameters and buffers, so that equality does not depend on equal seeds."""
     if world.size == 1:
         return
     for tensors in _by_type([item.detach() for item in (*model.parameters(), *model.buffers())]).values():
@@ -41,8 +41,8 @@ def check_identical(world: World, model: nn.Module) -> None:
 
 
 def measure_distance(world: World, parameters: Iterable[Tensor]) -> float:
-    """How far apart the ranks' parameters are: the root of the mean squared distance from their mean, over the norm of
-    the mean. Collective."""
+    """The distance between the ranks' parameters: the root mean squared distance from their mean, divided by the norm
+    of the mean. Collective."""
     own = torch.cat([parameter.detach().reshape(-1).float() for parameter in parameters])
     mean = world.all_reduce(own / world.size)
     squares = world.sum([float((own - mean).square().sum())])[0] / world.size

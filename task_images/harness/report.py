@@ -1,4 +1,4 @@
-"""What a task says of itself: events for the tool, lines for people. Global facts come from rank 0 only."""
+"""A task's output: events for mlbench, log lines for people. Global facts come only from rank 0."""
 
 import platform
 import socket
@@ -17,7 +17,7 @@ STEP_INTERVAL = 1.0
 
 
 class Reporter:
-    """Events and log lines of this rank. `data` names the data, `synthetic` says that they were generated."""
+    """Events and log lines of this rank. `data` is the name of the data, `synthetic` whether they are generated."""
 
     def __init__(self, world: Ranks, data: str, synthetic: bool = False) -> None:
         self._world = world
@@ -27,7 +27,7 @@ class Reporter:
         self._last_step = 0.0
 
     def environment(self, **facts: Any) -> None:
-        """What this rank runs on; every rank reports its own, and rank 0 the code and the packages of all."""
+        """Report this rank's environment; rank 0 adds the code and the packages."""
         emit(
             "environment",
             self._world.rank,
@@ -44,30 +44,32 @@ class Reporter:
         )
 
     def data_identity(self, identity: DataIdentity) -> None:
-        """Set what the result says of the data; a line in the log if they are not the official ones."""
+        """Set the data's identity for the result; logs a line if they are not the official data."""
         self._identity = identity
         if identity.reason is not None and not self._synthetic:
             self.say(f"data: {identity.reason}")
 
     def phase(self, phase: str, **fields: Any) -> None:
-        """A phase begins, or goes on: epoch, epochs, step, steps, goal as in the contract. Rank 0 only."""
+        """Report the start or progress of a phase, with epoch, epochs, step, steps, goal as in the contract. Rank 0
+        only."""
         if self._world.is_first:
             emit("phase", 0, phase=phase, **fields)
 
     def step(self, step: int, steps: int, **fields: Any) -> None:
-        """Progress inside an epoch, at most once a second."""
+        """Report progress within an epoch, at most once a second."""
         now = time.monotonic()
         if self._world.is_first and now - self._last_step >= STEP_INTERVAL:
             self._last_step = now
             emit("phase", 0, phase="training", step=step, steps=steps, **fields)
 
     def metric(self, name: str, value: float, **fields: Any) -> None:
-        """One value that all ranks agree on: epoch, step, unit, seconds as in the contract. Rank 0 only."""
+        """Report a value that is equal on all ranks, with epoch, step, unit, seconds as in the contract. Rank 0
+        only."""
         if self._world.is_first:
             emit("metric", 0, name=name, value=value, **fields)
 
     def say(self, line: str) -> None:
-        """A line for people, from rank 0."""
+        """Log a line for people, from rank 0."""
         if self._world.is_first:
             print(line, flush=True)
 
@@ -79,11 +81,11 @@ class Reporter:
         spent: float | None = None,
         end: Snapshot | None = None,
     ) -> None:
-        """The result event, with timings of all ranks. Every rank must call it; rank 0 reports.
+        """Report the result event, with timings of all ranks. Every rank must call this; rank 0 reports.
 
-        With a goal that was reached the figures are those up to the goal; otherwise those up to now. `details` gets the
-        entry "goals": the figures up to each threshold that was passed. `spent` is the time budget (seconds) at which
-        the training ended: then what counts is how far it came. `end` is the clock at the training's end; None: now.
+        If the goal was reached, figures are those up to the goal; otherwise those up to now. `details` gets the entry
+        "goals": the figures up to each threshold reached. `spent` is the time budget in seconds at which training
+        ended, in which case the result is the accuracy reached. `end` is the clock at the end of training; None: now.
         """
         reached = goal is not None and goal.reached and spent is None
         end = goal.passages[goal.chosen].snapshot if goal and reached else end or tracker.snapshot()
@@ -91,7 +93,7 @@ class Reporter:
         details = dict(details or {})
         if facts := self._world.backend_facts():
             details["backend"] = facts
-            if self._world.backend == "nccl":  # each rank's own: one that fell back to TCP slows all others
+            if self._world.backend == "nccl":  # per rank, because one that fell back to TCP slows all others
                 emit("environment", self._world.rank, nccl=facts)
         if (timeline := tracker.timeline.to_dict()) is not None:
             details["timeline"] = timeline

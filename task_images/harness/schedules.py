@@ -1,6 +1,6 @@
 """Learning rates. A formula of the step (or epoch) t is a frozen, callable object: rate = formula(t), t from 0.
 
-A `Schedule` is what a training loop asks: `PerUpdate` and `PerEpoch` wrap a formula, `Plateau` looks at the loss.
+Training loops use a `Schedule`: `PerUpdate` and `PerEpoch` wrap a formula, `Plateau` follows the loss.
 """
 
 import math
@@ -12,40 +12,40 @@ Formula = Callable[[float], float]
 
 
 class Schedule(Protocol):
-    """What a training loop asks for the rate."""
+    """The interface of schedules for training loops."""
 
     def rate(self, update: int) -> float:
         """The rate of update number `update` (from 0 over the whole run)."""
         ...
 
     def after_epoch(self, loss: float) -> None:
-        """An epoch is over; `loss` is its validation loss, the same on all ranks."""
+        """Call after an epoch; `loss` is its validation loss, the same on all ranks."""
         ...
 
 
 @dataclass
 class PerUpdate:
-    """A formula of the number of updates done."""
+    """A formula of the number of completed updates."""
 
     formula: Formula
 
     def rate(self, update: int) -> float:
-        """The formula at the number of updates done."""
+        """The formula at `update`."""
         return self.formula(update)
 
     def after_epoch(self, loss: float) -> None:
-        """Nothing: epochs do not count."""
+        """Does nothing: epochs do not matter."""
 
 
 @dataclass
 class PerEpoch:
-    """A formula of the number of epochs done."""
+    """A formula of the number of completed epochs."""
 
     formula: Formula
     epochs: int = 0
 
     def rate(self, update: int) -> float:
-        """The formula at the number of epochs done."""
+        """The formula at the number of completed epochs."""
         return self.formula(self.epochs)
 
     def after_epoch(self, loss: float) -> None:
@@ -55,11 +55,11 @@ class PerEpoch:
 
 @dataclass
 class Plateau:
-    """Linear warm-up from `start` to `target`, one step per epoch, then multiplied by `factor` whenever the loss has
-    not improved by more than `threshold` for `patience` + 1 epochs running, never below `floor`.
+    """Linear warm-up from `start` to `target`, one step per epoch; then multiplied by `factor` whenever the loss has
+    not improved by more than `threshold` for `patience` + 1 consecutive epochs, but at least `floor`.
 
-    Epoch 1 runs at `start`; after epoch e <= warmup the rate is (e/warmup) target + (1 - e/warmup) start. Epochs of the
-    warm-up do not count for the plateau. With warmup = 0 the rate is `target` from the beginning.
+    Epoch 1 runs at `start`; after epoch e <= warmup the rate is (e/warmup) target + (1 - e/warmup) start. Warm-up
+    epochs do not count for the plateau. With warmup = 0 the rate is `target` from the beginning.
     """
 
     start: float
@@ -78,7 +78,7 @@ class Plateau:
         self.current = self.start if self.warmup else self.target
 
     def rate(self, update: int) -> float:
-        """The current rate; it changes after epochs only."""
+        """The current rate, which changes only after epochs."""
         return self.current
 
     def after_epoch(self, loss: float) -> None:
@@ -98,13 +98,13 @@ class Plateau:
 
 
 def log2_warmup(workers: int) -> int:
-    """floor(log2 workers) epochs, the official image classification's warm-up."""
+    """floor(log2 workers) epochs: the warm-up of the official image classification."""
     return workers.bit_length() - 1
 
 
 @dataclass(frozen=True)
 class Constant:
-    """The same rate at every step."""
+    """A constant rate."""
 
     value: float
 
@@ -114,7 +114,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class LinearWarmup:
-    """`start` at t = 0, `target` from t = steps on, linear between."""
+    """`start` at t = 0, `target` from t = steps, linear in between."""
 
     start: float
     target: float
@@ -192,8 +192,8 @@ class WarmupInverseSqrt:
 class ExponentialWarmupMultiStep:
     """Exponential warm-up from target/100, then up to `decays` multiplications by `factor`.
 
-    warmup, remain, interval: in steps, or as fractions of `total` when they are floats below or equal to 1. The first
-    decay is at `remain`, the next every `interval` (None: the rest shared evenly). The warm-up ends at `remain` at the
+    warmup, remain, interval: in steps, or as fractions of `total` if they are floats up to 1. The first decay is at
+    `remain`, the others follow every `interval` (None: evenly spaced to the end). The warm-up ends at `remain` at the
     latest.
     """
 

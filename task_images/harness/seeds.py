@@ -1,6 +1,6 @@
 """Random numbers: shared by all ranks where they must agree, different per rank where they must not.
 
-Initial parameters, partition and split use the run's seed itself; dropout and augmentation use a stream of the rank.
+Initial parameters, partition and split use the run's seed; dropout and augmentation use per-rank streams.
 """
 
 import hashlib
@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING:  # other frameworks' tasks know these streams, too
+if TYPE_CHECKING:  # tasks of other frameworks use these streams, too
     import torch
 
 
 def derive(seed: int, *path: str | int) -> int:
-    """A seed of 63 bits for the stream named by `path`: equal everywhere, unrelated to that of any other path."""
+    """A 63-bit seed for the stream named by `path`: equal everywhere, and unrelated to those of other paths."""
     text = "/".join(str(part) for part in (seed, *path))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
@@ -31,19 +31,18 @@ _lasting: "dict[str, torch.Generator]" = {}
 
 
 def lasting_generator(seed: int, *path: str | int) -> "torch.Generator":
-    """As `generator`, for a stream that goes on from update to update: checkpoints that ranks are started again from
-    hold its state."""
+    """Like `generator`, for a stream that continues across updates: its state is saved in checkpoints for restarts."""
     made = _lasting["/".join(map(str, path))] = generator(seed, *path)
     return made
 
 
 def read_lasting_states() -> "dict[str, torch.Tensor]":
-    """The state of each lasting generator, by its path."""
+    """The state of each lasting generator, by path."""
     return {path: stream.get_state() for path, stream in _lasting.items()}
 
 
 def load_lasting_states(states: "Mapping[str, torch.Tensor]") -> None:
-    """Set lasting generators to what `read_lasting_states` gave."""
+    """Restore lasting generators from `read_lasting_states`."""
     for path, state in states.items():
         if path in _lasting:
             _lasting[path].set_state(state)
@@ -55,10 +54,10 @@ def numpy_generator(seed: int, *path: str | int) -> np.random.Generator:
 
 
 def seed_device(device: "torch.device", seed: int, *path: str | int) -> None:
-    """Seed torch's generators of the CPU and of `device` with the stream `path`, for random numbers of single passes.
+    """Seed torch's generators of the CPU and of `device` with the stream `path`, for random numbers within a pass.
 
-    torch.manual_seed seeds every kind of device that torch knows, and keeps a stack trace for those that are not in
-    use: 0.8 ms, a fortieth of a step of the tiny decoder.
+    torch.manual_seed seeds every kind of device, and stores a stack trace for unused ones: 0.8 ms, 2.5 % of a step of
+    the tiny decoder.
     """
     import torch
 
@@ -69,7 +68,7 @@ def seed_device(device: "torch.device", seed: int, *path: str | int) -> None:
 
 
 def seed_all(seed: int, rank: int | None = None) -> None:
-    """Seed Python, numpy and torch: without `rank` the same everywhere, with it a stream of this rank's own."""
+    """Seed Python, numpy and torch: without `rank` the same everywhere, with it a separate stream per rank."""
     import torch
 
     value = derive(seed, "all") if rank is None else derive(seed, "rank", rank)

@@ -1,4 +1,4 @@
-"""How a training task begins and ends around its data and its model."""
+"""Start and end of a training task."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,10 +13,10 @@ from task_images.harness.report import Reporter
 def training_session(
     contract: Contract, data: str, synthetic: bool = False, collective_seconds: float = GROUP_SECONDS
 ) -> Iterator[tuple[World, Reporter]]:
-    """Meet the other ranks and say what there is, before the data are loaded; part together after success.
+    """Rendezvous with the other ranks and report the environment, before data are loaded; leave together after success.
 
-    data                 name of the data set; synthetic: it is generated
-    collective_seconds   longest time that a rank may keep the others waiting, see open_world
+    data                 name of the data set; synthetic: whether it is generated
+    collective_seconds   timeout of collectives, see open_world
     """
     world = open_world(contract, collective_seconds=collective_seconds)
     report = Reporter(world, data=data, synthetic=synthetic)

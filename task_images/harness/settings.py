@@ -2,8 +2,8 @@
 
 A task.yaml names the module whose class `Settings` declares its parameters (`settings: task_images.TASK.settings`).
 mlbench's catalogue, `--set`, the documentation and the program itself all read that class; its defaults are the preset
-`spec`. What several tasks share are the classes below, to inherit from; a subclass that assigns only a value gives the
-parameter another default. No torch: mlbench imports these modules.
+`spec`. The classes below have shared parameters, to inherit from; assigning a value in a subclass changes a parameter's
+default. No torch, because mlbench imports these modules.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ CUDNN = ("default", "deterministic", "benchmark")
 
 @dataclass(frozen=True)
 class Protocol:
-    """Updates of the warm-up, which are not timed; blocks; updates of each block. blocks = 0: no measurement."""
+    """Untimed warm-up updates, number of blocks, updates per block. blocks = 0: no measurement."""
 
     warmup: int = 10
     blocks: int = 10
@@ -29,7 +29,7 @@ class Protocol:
 
     @property
     def total(self) -> int:
-        """Updates of the whole run."""
+        """Total number of updates."""
         return self.warmup + self.blocks * self.updates
 
 
@@ -43,8 +43,8 @@ def parameter(
     kind: str | None = None,
     formerly: str | None = None,
 ) -> Any:
-    """A field of a Settings class. `min` and `max` are for numbers, `choices` for texts and lists; `kind` is the type
-    if it is not the annotation's ("sizes": a list of bytes); `formerly` is the name in earlier versions."""
+    """A field of a Settings class. `min` and `max` apply to numbers, `choices` to strings and lists; `kind` is the type
+    if it differs from the annotation ("sizes": a list of bytes); `formerly` is the name in earlier versions."""
     limits = {"min": min, "max": max, "choices": choices or None, "type": kind, "formerly": formerly}
     metadata = {**{key: value for key, value in limits.items() if value is not None}, "help": help}
     if isinstance(default, list):
@@ -54,7 +54,7 @@ def parameter(
 
 def describe(settings: type) -> dict[str, dict[str, Any]]:
     """The parameters of a Settings class by name: type, help, range and default. Its own come first, then those of its
-    bases. What a class redefines without `parameter` keeps the help and the range of the base."""
+    bases. A parameter redefined without `parameter` keeps the help and range of the base."""
     names = dict.fromkeys(name for one in settings.__mro__ for name in get_annotations(one))
     found = {one.name: one for one in fields(settings)}
     return {name: _describe_field(settings, found[name]) for name in names if name in found}
@@ -69,7 +69,7 @@ def _describe_field(settings: type, one: Field[Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """Every training: how long it goes on, and whether its speed is measured instead."""
+    """Parameters of every training: how long to train, or whether to measure speed instead."""
 
     budget_seconds: float = parameter(
         0.0,
@@ -112,7 +112,7 @@ class AccuracyOnSettings:
 
 @dataclass(frozen=True)
 class HoldOutSettings:
-    """Scoring on training samples that were held out, so that the validation set chooses nothing."""
+    """Scoring on held-out training samples, so that nothing is tuned on the validation set."""
 
     hold_out: float = parameter(
         0.0,
@@ -142,7 +142,7 @@ class AccuracySettings:
 
 @dataclass(frozen=True)
 class CheckpointSettings:
-    """Checkpoints of trainings that count in epochs."""
+    """Checkpoints of trainings measured in epochs."""
 
     checkpoint: bool = parameter(False, "write a checkpoint to the results after every epoch")
     resume: str = parameter("", "checkpoint to resume from; every worker needs a copy")
@@ -167,7 +167,7 @@ class SpeedSettings:
 
 @dataclass(frozen=True)
 class UpdateSettings:
-    """Trainings that count in updates rather than in epochs."""
+    """Trainings measured in updates rather than epochs."""
 
     report_every: int = parameter(25, "updates between reports of the training loss", min=1, max=1000000)
     checkpoint_every: int = parameter(0, "updates between checkpoints in the output; 0: none", min=0, max=1000000000)
@@ -252,7 +252,7 @@ class PretrainingSettings(TrainingSettings, CudaSettings):
         "of the repeats' last losses below the goal, p < 0.01) is applied",
     )
 
-    # Each task says which there are.
+    # Choices are set by each task.
     model: str = ""
     data: str = ""
     parallel: str = "ddp"
@@ -261,7 +261,7 @@ class PretrainingSettings(TrainingSettings, CudaSettings):
 
 @dataclass(frozen=True)
 class ClassifierSettings(SgdSettings, AccuracySettings, AccuracyOnSettings, TrainingSettings, CudaSettings):
-    """Every image classification."""
+    """Parameters of every image classification."""
 
     batch_size: int = parameter(128, "images per rank and step", min=1, max=65536)
     epochs: int = parameter(164, "maximum number of epochs", min=1, max=100000)
@@ -269,12 +269,12 @@ class ClassifierSettings(SgdSettings, AccuracySettings, AccuracyOnSettings, Trai
 
 @dataclass(frozen=True)
 class CheckpointedSettings(CheckpointSettings, SpeedSettings, ClassifierSettings):
-    """Image classifications that run for long: interruption, and the speed options of harness.speed."""
+    """Parameters of long image classifications: checkpoints, and the options of harness.speed."""
 
 
 @dataclass(frozen=True)
 class PlateauSettings:
-    """Learning rates that fall when the validation loss stops falling."""
+    """Learning rates that decrease when the validation loss stops improving."""
 
     plateau_factor: float = parameter(0.5, "factor for the rate on a plateau of the validation loss", min=0, max=1)
     plateau_patience: int = parameter(1, "epochs without improvement before a plateau, minus one", min=0, max=100000)
@@ -285,7 +285,7 @@ class PlateauSettings:
 
 @dataclass(frozen=True)
 class TranslationSettings(TrainingSettings, UpdateSettings, CudaSettings):
-    """Both translations."""
+    """Parameters of both translation tasks."""
 
     longest_test: int = parameter(150, "maximum subwords of a test sentence; 0: no limit", min=0, max=1024)
     epochs: int = parameter(8, "maximum number of epochs", min=1, max=100000)
@@ -312,7 +312,7 @@ class TranslationSettings(TrainingSettings, UpdateSettings, CudaSettings):
     goal_full: float = parameter(24.0, "corpus BLEU of the full goal", min=0, max=100)
     goal_light: float = parameter(20.0, "corpus BLEU of the light goal", min=0, max=100)
 
-    # Each task says what they are.
+    # Set by each task.
     data: str = "sample"
     longest: int = 75
     global_batch: int = 2048

@@ -1,4 +1,4 @@
-"""Faster ways to compute the same: options of a task, all listed in its result."""
+"""Options of tasks that compute the same faster, all listed in the result."""
 
 import os
 import shutil
@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from task_images.harness.errors import EnvironmentUnfitError
 from task_images.harness.precision import LossScale, Precision
 
-# What overflows is noticed and left out; so begin high, where small gradients survive.
+# Overflows are detected and skipped, so start high, where small gradients do not vanish.
 FIRST_LOSS_SCALE = 65536.0
 
 
-# For each block, at most: the usual batch, and once more for whatever else torch finds changed.
+# At most, per block: for the usual batch, and once more for other changes that torch detects.
 COMPILATIONS = 2
 
 
@@ -24,10 +24,10 @@ class SpeedOptions:
     """channels_last   memory format of images and convolutions
     compile            "no", "blocks" (torch.compile for each block of the model, so that gradients still appear one
                        after another), "whole", or "graphs": whole, and on a GPU the kernels of a pass are recorded once
-                       and replayed as CUDA graphs, so that small steps do not wait for the host that launches them
-                       (see `Graphs`); for training batches of the usual size, see training.SampleWork
+                       and replayed as CUDA graphs, so that small steps do not wait for kernel launches (see `Graphs`);
+                       only for training batches of the usual size, see training.SampleWork
     precision          fp32; bf16 or fp16: mixed, with parameters in fp32
-    loaders            threads that load data ahead
+    loaders            prefetching threads
     """
 
     channels_last: bool
@@ -49,7 +49,7 @@ class SpeedOptions:
 
     @property
     def graphs(self) -> "Graphs | None":
-        """What a training with CUDA graphs has to keep to; None without."""
+        """The requirements of CUDA graphs; None without CUDA graphs."""
         return Graphs() if self.compile == "graphs" else None
 
     def make_precision(self, device: torch.device) -> Precision:
@@ -57,7 +57,7 @@ class SpeedOptions:
         return Precision(self.precision, device, LossScale(value=FIRST_LOSS_SCALE))
 
     def facts(self) -> Mapping[str, object]:
-        """For the result; what the trainer itself knows is not among them."""
+        """For the result, without what the trainer reports."""
         return {"channels_last": self.channels_last, "compile": self.compile, "loaders": self.loaders}
 
 
@@ -69,39 +69,39 @@ def compile_seconds() -> float:
 
 
 class Graphs:
-    """What torch's CUDA graphs ask of a training loop (torch.compiler_cudagraph_trees in its documentation).
+    """The requirements of torch's CUDA graphs on a training loop (torch.compiler_cudagraph_trees in its documentation).
 
-    A replay writes into the memory of the last one: its outputs and gradients do not outlive the pass. So every pass is
-    announced, and gradients that stay from one update to the next are added up in memory of their own.
+    A replay overwrites the memory of the previous one, so outputs and gradients are valid only within a pass. Every
+    pass must be announced, and gradients that persist across updates are accumulated in separate memory.
     """
 
     def prepare(self, parameters: Iterable[Tensor]) -> None:
-        """Give gradients that are not there yet their own memory. Autograd would else keep what a graph wrote, and the
-        next pass add its gradients to themselves."""
+        """Allocate missing gradients. Otherwise autograd would keep the graph's output as the gradient, and the next
+        pass would add its gradients to themselves."""
         for parameter in parameters:
             if parameter.requires_grad and parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
 
     def begin_pass(self) -> None:
-        """Announce a pass: nothing that the graphs wrote before is needed any more."""
+        """Announce a pass: previous outputs of the graphs are no longer needed."""
         torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
 
     def are_replayed(self, device: torch.device) -> bool:
-        """Whether all that was compiled became graphs; never on a CPU. Torch says why not in its log only."""
+        """Whether all compiled code became graphs; never on a CPU. Torch gives the reason only in its log."""
         from torch._dynamo.utils import counters
 
         return device.type == "cuda" and not counters["inductor"]["cudagraph_skips"]
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """The parts that the forward pass is a sequence of, without single layers, which are hardly worth compiling."""
+    """The parts of a sequential forward pass, without single layers, which are hardly worth compiling."""
     parts = (part for child in model.children() if isinstance(child, nn.Sequential) for part in child)
     return [part for part in parts if any(True for _ in part.children())]
 
 
 def _allow_compilations(number: int) -> None:
-    """Blocks of a kind share their code, and torch counts compilations by code: beyond its limit (8) it would go on
-    without compiling the rest, and only say so in the log."""
+    """Raise torch's limit of compilations: blocks of a kind share code, and torch counts by code. Beyond its limit (8)
+    it would run the rest uncompiled and only log that."""
     import torch._dynamo.config as dynamo
 
     dynamo.recompile_limit = max(dynamo.recompile_limit, number)
@@ -109,7 +109,7 @@ def _allow_compilations(number: int) -> None:
 
 
 def require_compiler(compile: str) -> None:
-    """Check that torch.compile finds a compiler: Inductor builds C++ for CPUs, and Triton a C launcher for GPUs.
+    """Check that torch.compile finds a compiler: Inductor compiles C++ for CPUs, and Triton a C launcher for GPUs.
 
     Raises EnvironmentUnfitError (exit 78) with what to install.
     """

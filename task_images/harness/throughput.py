@@ -1,4 +1,4 @@
-"""Throughput by one protocol for all tasks: warm-up, then blocks of equally many updates, timed on every rank.
+"""The throughput protocol of all tasks: a warm-up, then blocks with the same number of updates, timed on every rank.
 
     meter = Throughput(world, Protocol(warmup=10, blocks=10, updates=10), unit="images")
     while not meter.is_over:
@@ -7,11 +7,10 @@
 
 A preset `throughput` of any task sets `blocks`; `harness.loop` does the rest.
 
-At each border of a block the device is waited for and all ranks meet, so a block begins at the same moment everywhere.
-The rate of a block is what all ranks trained on, divided by the *longest* time that any rank took. All times of all
-ranks go into the result. The spread is mean +- 1.96 standard deviations of the blocks, as the survey of communication
-methods of 2020 printed it; it says how much blocks differ. The interval is Student's 95 % interval of the mean of the
-blocks.
+At each block boundary, ranks wait for their devices and for each other, so a block starts at the same time everywhere.
+The rate of a block is the work of all ranks divided by the *longest* time of any rank. The times of all ranks go into
+the result. The spread is mean +- 1.96 standard deviations of the blocks, as in the 2020 survey of communication
+methods: it says how much blocks differ. The interval is Student's 95 % interval of the mean of the blocks.
 """
 
 import math
@@ -23,7 +22,7 @@ from typing import Protocol as Interface
 
 from task_images.harness.settings import Protocol
 
-# Quantile 0.975 of Student's distribution with 1, 2, ... 30 degrees of freedom; beyond that the normal one's is near.
+# Quantile 0.975 of Student's distribution with 1, 2, ... 30 degrees of freedom; beyond, the normal one is close.
 STUDENT = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
     *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
@@ -33,7 +32,7 @@ NORMAL = 1.96
 
 
 class MeasuredRanks(Interface):
-    """What the meter asks of the ranks."""
+    """The interface of ranks for the meter."""
 
     size: int
 
@@ -45,7 +44,7 @@ class MeasuredRanks(Interface):
 
 @dataclass(frozen=True)
 class Summary:
-    """What the rates of the blocks say, in units per second. `interval` is None for a single block."""
+    """Statistics of the rates of blocks, in units per second. `interval` is None for a single block."""
 
     mean: float
     deviation: float
@@ -67,11 +66,11 @@ def summarize(rates: Sequence[float]) -> Summary:
 
 @dataclass(frozen=True)
 class Measurement:
-    """What a run by the protocol found. Rates are of all ranks together, in units per second.
+    """The measurement of a run by the protocol. Rates are of all ranks together, in units per second.
 
     per_update          units of one update of all ranks, the mean over all blocks
-    seconds             block -> time of every rank, by rank
-    peak_memory_bytes   highest over ranks: allocated on the GPU, else resident in the whole process
+    seconds             times per block, by rank
+    peak_memory_bytes   maximum over ranks: allocated on the GPU, else resident in the process
     """
 
     protocol: Protocol
@@ -92,7 +91,7 @@ class Measurement:
 
 
 class Throughput:
-    """The clock of one rank. `on_start` is called when the warm-up is over, for example to set a tracker to zero."""
+    """The clock of one rank. `on_start` is called after the warm-up, for example to reset a tracker."""
 
     def __init__(
         self,
@@ -120,7 +119,7 @@ class Throughput:
         return len(self._seconds) == self._protocol.blocks
 
     def after_update(self, amount: float) -> bool:
-        """One update is done, in which all ranks trained on `amount` units. True when the last block is."""
+        """Call after an update, in which all ranks trained on `amount` units. True after the last block."""
         self._updates += 1
         measured = self._updates - self._protocol.warmup
         if measured == 0:
@@ -132,7 +131,7 @@ class Throughput:
         return self.is_over
 
     def measurement(self) -> Measurement:
-        """The times of all ranks and what they say. Every rank must call it; two collectives."""
+        """The times of all ranks and their statistics. Every rank must call it; two collectives."""
         rows = self._world.gather(self._seconds)
         by_block = tuple(tuple(column) for column in zip(*rows, strict=True))
         rates = tuple(amount / max(times) for amount, times in zip(self._amounts, by_block, strict=True))

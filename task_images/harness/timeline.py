@@ -1,18 +1,18 @@
-"""Two lanes of a few updates: what the training thread did, and what the communication thread did beside it.
+"""A timeline of a few updates with two lanes: the training thread and the communication thread.
 
-The tracker's categories say how much time went where, in sum. The timeline has the single spans of some early updates,
-so that one can look at what communication the backward pass hides. It costs one comparison per border otherwise.
+The tracker's categories give total times. The timeline has the single spans of a few early updates, which show how much
+communication the backward pass hides. In other updates it costs one comparison per span.
 """
 
 from typing import NamedTuple, TypedDict
 
-FIRST_UPDATE, LAST_UPDATE = 6, 7  # of this process, from 1: plans that are measured hold from the fourth on
-MAX_SPANS = 2000  # of each lane
+FIRST_UPDATE, LAST_UPDATE = 6, 7  # of this process, from 1
+MAX_SPANS = 2000  # per lane
 
 
 class MessageSpan(NamedTuple):
-    """One message: its number in the plan, bytes of gradients, and three moments: its gradients are all there; the
-    communication thread begins with it; it is summed."""
+    """One message: its number in the plan, bytes of gradients, and three times: all gradients ready, the communication
+    thread starts it, it is summed."""
 
     number: int
     size: int
@@ -22,7 +22,7 @@ class MessageSpan(NamedTuple):
 
 
 class TimelineDocument(TypedDict):
-    """`Timeline` in a result's details. Seconds from the beginning of the first update of `updates` (first, last).
+    """`Timeline` in a result's details. Seconds since the start of the first update of `updates` (first, last).
 
     training        [category, begin, end]
     communication   [number of the message, bytes, ready, begin, end]
@@ -34,7 +34,7 @@ class TimelineDocument(TypedDict):
 
 
 class Timeline:
-    """The spans of the updates from FIRST_UPDATE to LAST_UPDATE, in seconds of the tracker's clock.
+    """Records the spans of the updates from FIRST_UPDATE to LAST_UPDATE, in seconds of the tracker's clock.
 
     The training thread calls `begin_update` and `add_section`, the communication thread `add_message`.
     """
@@ -52,7 +52,7 @@ class Timeline:
         self._messages: list[MessageSpan] = []
 
     def begin_update(self, now: float) -> None:
-        """An update begins: start or end the recording if it is time."""
+        """Call at the start of an update; starts or ends the recording."""
         self._updates += 1
         if self._updates == FIRST_UPDATE:
             self._started, self.is_recording = now, True
@@ -60,20 +60,20 @@ class Timeline:
             self._stopped, self.is_recording = now, False
 
     def add_section(self, category: str, begin: float, end: float) -> None:
-        """The training thread was in `category`; sections that follow each other in the same one are one."""
+        """Record that the training thread was in `category`; consecutive sections of a category are merged."""
         if self._sections and self._sections[-1][0] == category and self._sections[-1][2] == begin:
             self._sections[-1] = category, self._sections[-1][1], end
         elif end > begin and len(self._sections) < MAX_SPANS:
             self._sections.append((category, begin, end))
 
     def add_message(self, span: MessageSpan) -> None:
-        """A message is summed; it counts if its gradients were there within the recording."""
+        """Record a summed message, if its gradients were ready within the recording."""
         is_within = self._started is not None and self._started <= span.ready < self._stopped
         if is_within and len(self._messages) < MAX_SPANS:
             self._messages.append(span)
 
     def to_dict(self) -> TimelineDocument | None:
-        """What was recorded; None if no message was."""
+        """The recording; None if it has no message."""
         if self._started is None or not self._messages:
             return None
         zero = self._started

@@ -1,4 +1,4 @@
-"""Where the time goes: a clock that is always in exactly one category, so that the categories add up to the wall time.
+"""Time by category: the clock is always in exactly one category, so the categories add up to the wall time.
 
     tracker = Tracker(marks=world.marks())    # None on a CPU
     tracker.restart()
@@ -7,15 +7,15 @@
             with tracker.section("forward"):
                 ...
 
-On a device that runs behind the host, borders are marks in its queue (CUDA events), read some hundred at a time: work
-is booked under the section that ordered it, and a wait for data only as far as the device ran dry. The host waits for
-the device once per RESOLVE_EVERY borders and at every snapshot.
+On an asynchronous device, boundaries are marks in its queue (CUDA events), read a few hundred at a time: work counts
+for the section that launched it, and waiting for data only while the device was idle. The host waits for the device
+once per RESOLVE_EVERY boundaries and at every snapshot.
 
-Time outside any section is `other`. A section inside another pauses the outer one; only `validation` keeps everything
-inside it for itself, since a forward pass there is no training.
+Time outside any section is `other`. A nested section pauses the outer one, except that everything inside `validation`
+counts as validation, because a forward pass there is not training.
 
-`timeline` has the spans of a few updates, and a second lane with those of a communication thread. It is for CPUs only:
-marks on a device's queue are read later, and those of another stream not at all.
+`timeline` has the spans of a few updates, and a second lane for a communication thread. Only on CPUs: marks in a
+device's queue are read later, and those of other streams not at all.
 """
 
 import threading
@@ -34,7 +34,7 @@ _OUTSIDE_TRAINING = frozenset({"data_wait", "validation"})
 Item = TypeVar("Item")
 
 
-# Borders that are read together, each a mark of the device: about 25 steps.
+# Boundaries read together, each a mark of the device: about 25 steps.
 RESOLVE_EVERY = 256
 
 
@@ -42,27 +42,27 @@ class Marks(Protocol):
     """Marks in the queue of a device."""
 
     def record(self) -> object:
-        """A mark behind all work that was ordered so far. Does not wait."""
+        """A mark after all work launched so far. Does not wait."""
         ...
 
     def wait(self, mark: object) -> None:
-        """Wait until the device has come to `mark`."""
+        """Wait until the device has reached `mark`."""
         ...
 
     def seconds_between(self, first: object, last: object) -> float:
-        """Seconds of the device's clock between two marks that it has come to."""
+        """Seconds of the device's clock between two marks that it has reached."""
         ...
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What the tracker knew at one moment. All times in seconds since `restart`.
+    """The tracker's figures at one moment. All times in seconds since `restart`.
 
     seconds     category -> seconds; their sum is `wall`
     training    time inside steps, without data_wait and validation
     updates     steps that updated the model
     samples     samples trained on, all ranks together
-    epoch       last epoch begun, from 1; 0 before training
+    epoch       current epoch, from 1; 0 before training
     """
 
     seconds: dict[str, float]
@@ -74,10 +74,10 @@ class Snapshot:
 
 
 class Tracker:
-    """Measures one rank, by `marks` of its device or by the host's clock.
+    """Measures one rank, by `marks` of its device or the host's clock.
 
-    `synchronize`, for devices without marks, is called at every border: exact, but it keeps host and device from
-    working side by side. Sections and steps may be left by an exception. Not to be shared between threads.
+    `synchronize`, for devices without marks, is called at every boundary: exact, but host and device no longer overlap.
+    Sections and steps may be left by an exception. Not thread-safe.
     """
 
     def __init__(
@@ -92,12 +92,12 @@ class Tracker:
         self._pending: list[tuple[object, str, bool]] = []  # mark, category before it, whether inside a step
         self._sections = {name: _Section(self, name) for name in CATEGORIES}
         self._step = _Step(self)
-        self._stack: list[tuple[str, str]] = []  # (asked for, booked under)
+        self._stack: list[tuple[str, str]] = []  # (requested, counted as)
         self.timeline = Timeline()
         self.restart()
 
     def restart(self, earlier: Snapshot | None = None) -> None:
-        """Start the clock at zero, or where it stood in `earlier`, whose run this one resumes.
+        """Start the clock at zero, or at `earlier`, the snapshot of the resumed run.
 
         Raises RuntimeError inside a section or step.
         """
@@ -117,14 +117,14 @@ class Tracker:
         self._mark = self._now()
 
     def section(self, name: str) -> "_Section":
-        """A context whose time is booked under `name`, one of contract.CATEGORIES (else ValueError)."""
+        """A context whose time counts as `name`, one of contract.CATEGORIES (else ValueError)."""
         try:
             return self._sections[name]
         except KeyError:
             raise ValueError(f"{name!r} is not one of {', '.join(CATEGORIES)}") from None
 
     def step(self, samples: int = 0, updates: int = 1) -> "_Step":
-        """The context of one training step on `samples` samples (of all ranks together). Steps do not nest.
+        """A context for one training step on `samples` samples of all ranks. Steps do not nest.
 
         A step left by an exception is not counted. With gradient accumulation only the last pass has `updates=1`.
         """
@@ -132,7 +132,7 @@ class Tracker:
         return self._step
 
     def waiting(self, items: Iterable[Item]) -> Iterator[Item]:
-        """`items`, with the time spent waiting for each booked as data_wait."""
+        """Yield `items`, counting the time spent waiting for each as data_wait."""
         iterator = iter(items)
         while True:
             with self._sections["data_wait"]:
@@ -144,8 +144,8 @@ class Tracker:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """The block's time counts nowhere. Ranks that may wait for each other in it have to meet before, or their
-        waiting would not count, either. Raises RuntimeError inside a section or step."""
+        """Exclude the block's time. If ranks may wait for each other in it, use a barrier before, or their waiting is
+        excluded, too. Raises RuntimeError inside a section or step."""
         if self._stack or self._step.open:
             raise RuntimeError("the tracker cannot pause inside a section or step")
         self._book()
@@ -157,7 +157,7 @@ class Tracker:
             self._mark = self._now()
 
     def snapshot(self) -> Snapshot:
-        """The figures up to now. The clock goes on."""
+        """The figures so far. The clock continues."""
         self._book()
         self._resolve()
         return Snapshot(dict(self._seconds), self._wall, self._training, self.updates, self.samples, self.epoch)
@@ -185,7 +185,7 @@ class Tracker:
         return self._clock()
 
     def _book(self) -> None:
-        """A border: what has passed since the last one belongs to the current category."""
+        """A boundary: the time since the last one belongs to the current category."""
         is_training = self._step.open and self._current not in _OUTSIDE_TRAINING
         if self._marks is None:
             now = self._clock() if self._synchronize is None else self._now()
@@ -203,7 +203,7 @@ class Tracker:
             self._resolve()
 
     def _resolve(self) -> None:
-        """Read the marks that are pending: one wait for all of them."""
+        """Read all pending marks with a single wait."""
         if self._marks is None or not self._pending:
             return
         self._marks.wait(self._pending[-1][0])
@@ -218,7 +218,7 @@ class Tracker:
 
 
 class _Section:
-    """Re-usable: it holds no state of its own, so entering it twice is no trouble."""
+    """Stateless, so it can be reused and nested."""
 
     __slots__ = ("_name", "_tracker")
 

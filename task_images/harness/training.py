@@ -1,6 +1,6 @@
-"""The training loop of all tasks in torch: `Trainer` computes updates; `harness.loop` says when, and what follows.
+"""The training loop of all torch tasks: `Trainer` computes updates, `harness.loop` decides when and what follows.
 
-A task gives batches (`updates.Batches`), a work (`Work`: what a pass computes) and a validator.
+A task supplies batches (`updates.Batches`), a work (`Work`: what a pass computes) and a validator.
 """
 
 import contextlib
@@ -37,11 +37,11 @@ W = TypeVar("W", contravariant=True)
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 NOT_FINITE = "the norm of the gradients is not finite"
-ROOM_FOR_COPIES = 8  # times a model's bytes, that a calibration beside it may need
+ROOM_FOR_COPIES = 8  # multiple of a model's bytes that a calibration may need
 
 
 class PassLoss:
-    """The loss of one pass: `value` is differentiated; `mean` over `weight` samples (or words) is reported."""
+    """The loss of one pass: `value` is differentiated; `mean` over `weight` samples (or tokens) is reported."""
 
     __slots__ = ("_value", "mean", "weight")
 
@@ -50,27 +50,27 @@ class PassLoss:
 
     @property
     def value(self) -> Tensor:
-        """The loss as autograd knows it."""
+        """The loss as a tensor of the autograd graph."""
         return self._value
 
     def backward(self, factor: float) -> None:
-        """Add `factor` times the gradients of the loss to those of the parameters."""
+        """Add `factor` times the loss's gradients to those of the parameters."""
         torch.autograd.backward(self._value if factor == 1 else self._value * factor)
 
 
 class Work(Protocol[W]):
-    """What a pass computes. Each method is booked in its own category.
+    """What a pass computes. The tracker counts each method in its own category.
 
-    A work whose passes are small may compute the means that are reported later, of many passes at once: it gives
-    PassLoss whatever that needs as `mean`, and has a method `read_losses(means) -> list[float]`.
+    A work with small passes may compute reported means later, for many passes at once: it passes the needed data to
+    PassLoss as `mean`, and has a method `read_losses(means) -> list[float]`.
 
-    One that knows metrics of its passes has `collect_metrics(world) -> {name: value}`, over all ranks since the last
-    call; `observe(outputs, data)`, if it has that, is called after each backward pass. `read_sums` and `load_sums` keep
-    them in checkpoints.
+    A work with metrics of its passes has `collect_metrics(world) -> {name: value}`, over all ranks since the last call.
+    `observe(outputs, data)`, if present, is called after each backward pass. `read_sums` and `load_sums` save them in
+    checkpoints.
     """
 
     def prepare(self, part: W) -> Any:
-        """The pass's data as the model wants them, on its device."""
+        """The pass's data for the model, on its device."""
         ...
 
     def forward(self, model: nn.Module, data: Any) -> Any:
@@ -88,11 +88,11 @@ class Trainer(Loop[P], Generic[P]):
 
     model           on world.device; the strategy broadcasts it from rank 0 before the first step
     make_optimizer  from the model; its groups' rates are set before every update
-    strategy        owns the optimiser and the update
+    strategy        owns the optimizer and the update
     precision       None: fp32
-    clip            greatest norm of the gradients; None: not clipped
-    arithmetic      of GPUs
-    graphs          None: the device is given one kernel after another
+    clip            largest norm of the gradients; None: no clipping
+    arithmetic      settings of GPUs
+    graphs          None: kernels are launched one by one
     """
 
     work: Work[P] = field(kw_only=True)
@@ -134,7 +134,7 @@ class Trainer(Loop[P], Generic[P]):
             noise.begin(update, self._precision.factor)
         observe = None if self.plan.protocol.is_on else getattr(self.work, "observe", None)
         self.strategy.begin(update.weight, update.total, update.count, self._precision.scale)
-        # A pass that is there is not waited for.
+        # Passes in a list need no waiting.
         passes = update.passes if isinstance(update.passes, list) else self.tracker.waiting(update.passes)
         for number, part in enumerate(passes):
             with section("preprocessing"):
@@ -176,16 +176,16 @@ class Trainer(Loop[P], Generic[P]):
         super()._validate_and_report(epoch, is_last)
 
     def _shall_be_calibrated(self) -> bool:
-        """Whether the run is to leave what a prediction needs: if asked to, and if speed is all that it measures.
+        """Whether to calibrate for predictions: if requested, and in pure speed measurements.
 
-        Then not if the model may be too large for a copy beside it, nor if its layers cannot be timed.
+        The latter only if there is memory for copies of the model, and its layers can be timed.
         """
         if self.world.contract.calibrate or not self.plan.protocol.is_on or self.world.size == 1:
             return bool(self.world.contract.calibrate)
         return self.graphs is None and self._has_room_for_copies()
 
     def _has_room_for_copies(self) -> bool:
-        """Whether every rank's GPU has memory for the model's state, its gradients and an optimiser twice."""
+        """Whether every rank's GPU has memory for twice the model's state, gradients and optimizer."""
         if self.world.device.type != "cuda":
             return True
         size = sum(parameter.numel() * parameter.element_size() for parameter in self.model.parameters())
@@ -193,7 +193,7 @@ class Trainer(Loop[P], Generic[P]):
         return bool(self.world.max([float(missing)])[0] < 0)
 
     def _calibrate(self) -> None:
-        """Leave what a prediction needs, from steps of one pass. Model and random numbers are as before afterwards."""
+        """Calibrate for predictions, with steps of one pass. Model and random states are restored."""
         from task_images.harness.calibration import calibrate
 
         update = next(self.batches.updates(1))
@@ -203,13 +203,13 @@ class Trainer(Loop[P], Generic[P]):
         passes.close()
 
     def _repeat_passes(self) -> Generator[P, None, None]:
-        """The passes of the first epoch, again and again."""
+        """The passes of the first epoch, repeated endlessly."""
         while True:
             for update in self.batches.updates(1):
                 yield from update.passes
 
     def _count_flops(self) -> tuple[float, str] | None:
-        """FLOPs of one update of all ranks, and their source; None if nothing is known. Counts one pass."""
+        """FLOPs of one update of all ranks, and how they were derived; None if unknown. Counts one pass."""
         from task_images.harness.calibration import keep_state
         from task_images.harness.peak import COUNTED, count_flops
 
@@ -220,12 +220,12 @@ class Trainer(Loop[P], Generic[P]):
         return (flops, COUNTED) if flops else None
 
     def _sample_pass(self) -> tuple[Update[P], Callable[[], Tensor]]:
-        """The first update, and what computes the loss of its first pass."""
+        """The first update, and a function that computes the loss of its first pass."""
         update = next(self.batches.updates(1))
         return update, self._compute_loss_of(next(iter(update.passes)))
 
     def _compute_loss_of(self, part: P) -> Callable[[], Tensor]:
-        """Prepare a pass; what computes its loss."""
+        """Prepare a pass, and return a function that computes its loss."""
         data = self.work.prepare(part)
 
         def compute_loss() -> Tensor:
@@ -255,8 +255,8 @@ class Trainer(Loop[P], Generic[P]):
         return self._compare_replicas()
 
     def _compare_replicas(self) -> Values:
-        """Not on the clock: a checksum of all weights is no part of a training."""
-        self.world.barrier()  # waiting for slower ranks is on the clock
+        """Compare replicas off the clock: a checksum of all weights is not part of training."""
+        self.world.barrier()  # waiting for slower ranks counts
         with self.tracker.paused():
             distance = self.strategy.check_replicas()
         return {} if distance is None else {"replica_distance": distance}
@@ -357,10 +357,10 @@ class Trainer(Loop[P], Generic[P]):
 class SampleWork:
     """A pass on a batch. `loss` is (outputs, targets) -> mean over the batch.
 
-    compiled   whether the model has compiled parts: they serve batches of the usual size only, since compiling again
-               for the few others would cost more than it saves
-    metrics    of the training samples, as augmented and by the model that trained on them
-    scores     from the model's outputs what the metrics want; None: the outputs
+    compiled   whether the model has compiled parts: they are used only for batches of the usual size, because
+               recompiling for a few others costs more than it saves
+    metrics    of the training samples, as augmented, by the model that trained on them
+    scores     maps the model's outputs to inputs of the metrics; None: the outputs
     """
 
     def __init__(
@@ -376,12 +376,12 @@ class SampleWork:
         self._usual = 0
 
     def prepare(self, part: Batch) -> tuple[Tensor, Tensor]:
-        """Inputs and targets on the device; the first batch's size counts as the usual one."""
+        """Inputs and targets on the device; the first batch's size is the usual one."""
         self._usual = self._usual or part.size
         return self._data.prepare(part, training=True)
 
     def forward(self, model: nn.Module, data: tuple[Tensor, Tensor]) -> Tensor:
-        """The model's outputs; compiled parts are passed by for batches of another size."""
+        """The model's outputs; batches of another size do not use compiled parts."""
         with run_eagerly(self._compiled and len(data[1]) != self._usual):
             outputs: Tensor = model(data[0])
         return outputs
@@ -392,7 +392,7 @@ class SampleWork:
         return PassLoss(value, value.detach(), len(data[1]))
 
     def observe(self, outputs: Tensor, data: tuple[Tensor, Tensor]) -> None:
-        """Add a pass to the metrics. Nothing waits for the device."""
+        """Add a pass to the metrics, asynchronously."""
         outputs = outputs.detach()
         for metric in self._metrics:
             metric.update(self._scores(outputs), data[1])
@@ -404,7 +404,7 @@ class SampleWork:
         return sums
 
     def load_sums(self, sums: list[list[float]]) -> None:
-        """Go on from what `read_sums` gave."""
+        """Restore the sums of `read_sums`."""
         for metric, own in zip(self._metrics, sums, strict=True):
             metric.take()
             metric.add(*own)
@@ -416,10 +416,10 @@ class SampleWork:
 
 @dataclass(frozen=True)
 class SampleValidator:
-    """Loss and metrics over the whole validation set, each rank on its shard, which may be empty.
+    """Computes loss and metrics over the whole validation set, each rank on its shard, which may be empty.
 
-    model      without any wrapper: a wrapper's forward pass may be collective, and a rank may have no batch
-    scores     from the model's outputs what the metrics want (probabilities from logits, say)
+    model      unwrapped: a wrapper's forward pass may be collective, and a rank may have no batch
+    scores     maps the model's outputs to inputs of the metrics (e.g. logits to probabilities)
     """
 
     world: World
@@ -476,9 +476,9 @@ def make_sample_trainer(
     """The trainer of a task that maps a batch of inputs to outputs and a loss.
 
     loss     (outputs, targets) -> mean over the batch; validation_loss: None: the same
-    metrics  of the validation set, among them the goal's by its name. None at all: no validation
+    metrics  of the validation set, including the goal's. Empty: no validation
     training_metrics   of the training samples
-    work     what a training pass computes; None: outputs, `loss`, and gradients by autograd
+    work     computes a training pass; None: outputs, `loss`, and gradients by autograd
     scores   see SampleValidator; the others see Trainer and Loop
     """
     precision = precision or Precision("fp32", world.device)
@@ -513,5 +513,5 @@ def _keep_outputs(outputs: Tensor) -> Tensor:
 
 
 def run_eagerly(needed: bool) -> AbstractContextManager[object]:
-    """A context that leaves compiled code aside if `needed`."""
+    """A context that bypasses compiled code if `needed`."""
     return torch.compiler.set_stance("force_eager") if needed else contextlib.nullcontext()

@@ -1,4 +1,5 @@
-"""What a training loop asks of a task's data: an update is one or more passes, and its gradients' exact mean."""
+"""The interface of a task's data for training loops: an update has one or more passes, whose gradients are averaged
+exactly."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -13,14 +14,14 @@ P = TypeVar("P")
 class Update(Generic[P]):
     """The work of one update on one rank.
 
-    passes        this rank's passes in their order; an iterator may load each when it is asked for
-    count         number of them; the last update of an epoch may leave a rank without any
-    weight        how much this rank's gradients count (see Strategy.begin): the samples that the loss is a mean of, or
-                  1 if the loss is a sum
+    passes        this rank's passes in order; an iterator may load each on demand
+    count         number of passes; may be 0 in the last update of an epoch
+    weight        weight of this rank's gradients (see Strategy.begin): the number of samples if the loss is a mean, 1
+                  if it is a sum
     total         the sum of all ranks' weights, or the number of terms of all ranks if losses are sums
     samples       samples of all ranks, for throughput and the result
-    first         number of this rank's first pass among those of all ranks. Given, the generator of dropout is seeded
-                  for every pass, so that masks do not depend on the rank that does it
+    first         number of this rank's first pass among those of all ranks. If given, dropout's generator is seeded for
+                  every pass, so that masks do not depend on the rank that computes it
     rate_factor   factor on the schedule's learning rate (shorter sequences learn more slowly)
     """
 
@@ -34,14 +35,14 @@ class Update(Generic[P]):
 
 
 class Batches(Protocol[P]):
-    """The updates of one rank. All ranks get equally many."""
+    """The updates of one rank. All ranks get the same number."""
 
     def count(self, epoch: int) -> int:
         """Number of updates in `epoch` (from 1)."""
         ...
 
     def updates(self, epoch: int, begin: int = 0) -> Iterator[Update[P]]:
-        """The updates of `epoch` but for the first `begin`. Waiting for the next one is booked as data_wait."""
+        """The updates of `epoch` except the first `begin`. Waiting for the next one counts as data_wait."""
         ...
 
 
@@ -50,11 +51,11 @@ class SizedBatch(Protocol):
 
     @property
     def size(self) -> int:
-        """How many samples this rank has in the step."""
+        """Number of samples of this rank in the step."""
 
     @property
     def total(self) -> int:
-        """How many samples all ranks have."""
+        """Number of samples of all ranks."""
 
 
 B = TypeVar("B", bound=SizedBatch)
@@ -62,7 +63,7 @@ T = TypeVar("T", bound=SizedBatch, covariant=True)
 
 
 class TrainingData(Protocol[T]):
-    """Training batches by epoch, equally many on all ranks."""
+    """Training batches by epoch, the same number on all ranks."""
 
     steps: int
 
@@ -72,17 +73,17 @@ class TrainingData(Protocol[T]):
 
 
 class SampleBatches(Generic[B]):
-    """Data as batches: every batch is an update of one pass."""
+    """Batches as updates of one pass each."""
 
     def __init__(self, data: TrainingData[B]) -> None:
         self._data = data
 
     def count(self, epoch: int) -> int:
-        """How many updates an epoch has."""
+        """Number of updates in an epoch."""
         return self._data.steps
 
     def updates(self, epoch: int, begin: int = 0) -> Iterator[Update[B]]:
-        """The updates of an epoch from number `begin` on."""
+        """The updates of an epoch, starting with number `begin`."""
         for number, batch in enumerate(self._data.training(epoch)):
             if number >= begin:
                 yield Update([batch], 1, batch.size, batch.total, batch.total)
@@ -96,9 +97,9 @@ class Passes(NamedTuple):
 
 
 def plan_passes(global_batch: int, largest: int, ranks: int) -> Passes:
-    """How each of `ranks` ranks gets through its part of `global_batch` with at most `largest` per pass.
+    """Split `global_batch` evenly over `ranks` ranks and passes of at most `largest`.
 
-    Raises TaskUsageError if that does not come out even.
+    Raises TaskUsageError if it cannot be split evenly.
     """
     number = max(1, -(-global_batch // (largest * ranks)))
     size, rest = divmod(global_batch, ranks * number)

@@ -1,4 +1,4 @@
-"""The official validation sets of catalogue tasks, for programs of other people that are held to a task's goal."""
+"""The official validation sets of catalogue tasks, for other programs that are measured by a task's goal."""
 
 import importlib
 from pathlib import Path
@@ -17,11 +17,11 @@ def load_validation(task: str, folder: str | Path) -> tuple[Array, Array]:
     mnist, cifar10_resnet20 and its variants    images [n, channels, height, width] of bytes, labels [n]
     imagenet_resnet                             paths of images [n], labels [n]
     epsilon_logistic_regression                 features [n, d], labels [n], 0 or 1
-    wikitext2_awd_lstm, gpt_pretraining         words or tokens [n], those that follow them [n]
-    wmt16_gnmt, wmt17_transformer               sentences [n] and references [n], as text
+    wikitext2_awd_lstm, gpt_pretraining         words or tokens [n], the next words or tokens [n]
+    wmt16_gnmt, wmt17_transformer               sentences [n] and references [n], as strings
 
-    `folder` is that of the data sets, where `mlbench data prepare` put them; images of MNIST and CIFAR-10 are fetched
-    if they are missing. Raises TaskUsageError for a task without such a set, and what reading the data raises.
+    `folder` has the data sets, as prepared by `mlbench data prepare`; images of MNIST and CIFAR-10 are fetched if
+    missing. Raises TaskUsageError for a task without such a set, and errors of reading the data.
     """
     name = (task if task.isidentifier() else "_").removesuffix("_ddp").removesuffix("_tensorflow")  # the same data
     try:
