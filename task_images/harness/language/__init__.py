@@ -1,9 +1,9 @@
-"""Pretraining of language models: what gpt_pretraining and bert_pretraining share.
+"""Pretraining of language models: the code shared by gpt_pretraining and bert_pretraining.
 
-layout       which rank does what (data, replicas, tensor parallel), checked before any process group exists; memory
+layout       the mesh of ranks (data, replicas, tensor parallel), checked before any process group exists; memory
 parallel     a model spread over ranks by that layout: DDP, FSDP2, HSDP, tensor parallel; initial weights; clipping
-tokens       text and token files -> fixed windows of tokens, in an order that follows from seed and step alone
-program      from the contract to the result: what a task says of itself, in the order that all have
+tokens       text and token files -> fixed windows of tokens, in an order that depends only on seed and step
+program      from the contract to the result: the description of a task, and the common procedure
 pretraining  the loop: accumulation, one update with the exact mean over tokens, evaluation, checkpoints
-speed        peak of the device, tokens per second, model FLOPs utilisation
+speed        peak of the device, tokens per second, model FLOPs utilization
 """

@@ -1,4 +1,4 @@
-"""Which of torch's implementations of attention may run, and which one does."""
+"""Selects torch's implementation of attention, and reports which one is used."""
 
 import torch
 from torch import Tensor
@@ -18,14 +18,14 @@ ATTENTION: dict[str, SDPBackend | None] = {
 
 
 def choose_attention(name: str, sizes: tuple[int, int, int, int], device: torch.device, dtype: torch.dtype) -> Options:
-    """Let torch use the implementation `name` only, in this process from now on; for the result, with the one that it
-    takes for causal attention of `sizes` (sequences, heads, tokens, channels of a head).
+    """Restrict torch to the implementation `name` in this process. Returns options for the result, with the
+    implementation that torch selects for causal attention of `sizes` (sequences, heads, tokens, channels per head).
 
-    Raises TaskUsageError if the device has none.
-    A context around the forward pass would not do: activation checkpoints compute blocks again in the backward pass.
+    Raises TaskUsageError if the device does not support it. A context around the forward pass would not be enough,
+    because activation checkpointing recomputes blocks in the backward pass.
     """
     wanted = ATTENTION[name]
-    torch.backends.cuda.enable_flash_sdp(wanted in (None, SDPBackend.FLASH_ATTENTION))  # CPUs heed these, too
+    torch.backends.cuda.enable_flash_sdp(wanted in (None, SDPBackend.FLASH_ATTENTION))  # these apply to CPUs, too
     torch.backends.cuda.enable_cudnn_sdp(wanted in (None, SDPBackend.CUDNN_ATTENTION))
     torch.backends.cuda.enable_mem_efficient_sdp(wanted in (None, SDPBackend.EFFICIENT_ATTENTION))
     torch.backends.cuda.enable_math_sdp(wanted in (None, SDPBackend.MATH))
@@ -40,7 +40,7 @@ def choose_attention(name: str, sizes: tuple[int, int, int, int], device: torch.
 
 
 def find_kernel(query: Tensor, key: Tensor, value: Tensor, *, is_causal: bool, enable_gqa: bool = False) -> str | None:
-    """The implementation that torch takes for these tensors; None if no allowed one can compute them."""
+    """The implementation that torch selects for these tensors; None if no allowed one supports them."""
     try:
         found = torch._fused_sdp_choice(query, key, value, is_causal=is_causal, enable_gqa=enable_gqa)
     except RuntimeError:

@@ -1,10 +1,10 @@
-"""Distributed checkpoints (torch.distributed.checkpoint): every rank writes its part, any number of ranks can go on.
+"""Distributed checkpoints (torch.distributed.checkpoint): every rank writes its part, any number of ranks can resume.
 
-A checkpoint is a folder step-N with the parts and `mlbench.json`: position and clock of the training, and what must be
-equal in the run that goes on from it. What a method keeps of a rank is in `method-RANK.pt`, and `rank-RANK.sha256` has
-the digests of the files that a rank has written, for `sha256sum -c`, too: nothing is collected on one rank.
-It gets its name only when all ranks have written their part, so a folder with that name is whole. The folder must be
-the same for all ranks: on several machines, on a shared file system.
+A checkpoint is a folder step-N with the parts and `mlbench.json`: position and clock of the training, and settings that
+must match in the run that resumes from it. A rank's state of the method is in `method-RANK.pt`, and `rank- RANK.sha256`
+has the digests of the files written by a rank, in the format of `sha256sum -c`: nothing is gathered on one rank. The
+folder is renamed when all ranks have written their parts, so a folder with that name is complete. All ranks must use
+the same folder: with several machines, on a shared file system.
 """
 
 import hashlib
@@ -26,9 +26,9 @@ from task_images.harness.distributed import World
 from task_images.harness.errors import EnvironmentUnfitError, TaskUsageError
 
 FACTS = "mlbench.json"
-METHOD = "method-{}.pt"  # of a rank
-DIGESTS = "rank-{}.sha256"  # of what a rank has written
-FORM = 3  # 2: position and clock of the training, too; 3: a file per rank of what methods keep, and digests
+METHOD = "method-{}.pt"  # per rank
+DIGESTS = "rank-{}.sha256"  # digests of the files written by a rank
+FORM = 3  # 2: with position and clock of the training; 3: a file per rank with the method's state, and digests
 
 
 def save_step(
@@ -39,11 +39,10 @@ def save_step(
     facts: Mapping[str, Any],
     method_state: MethodState | None = None,
 ) -> None:
-    """Write the folder `target`: parts of model and optimizer, and `facts` (what JSON can hold). Every rank must call
-    it.
+    """Write the folder `target`: parts of model and optimizer, and `facts` (a JSON object). Every rank must call this.
 
-    `method_state` is what `comm.base.Strategy.method_state` gave, for `load_method_state` to read.
-    `optimizer` is None if its state is in there.
+    `method_state` is the result of `comm.base.Strategy.method_state`, to be read by `load_method_state`. `optimizer` is
+    None if its state is in there.
     """
     partial = target.with_name(f"{target.name}.partial")
     if world.is_first:
@@ -68,8 +67,9 @@ def save_step(
 
 
 def load_step(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
-    """Set model and optimizer to the checkpoint in `path`. `optimizer` is None if the method has its state. Raises
-    EnvironmentUnfitError if a part is damaged, TaskUsageError if the optimizer's state is in the other place."""
+    """Restore model and optimizer from the checkpoint in `path`. `optimizer` is None if the method has its state.
+    Raises EnvironmentUnfitError if a part is damaged, TaskUsageError if the optimizer's state is stored in the other
+    way."""
     if (read_facts(path, {}).get("optimizer") == "method") != (optimizer is None):
         raise TaskUsageError(
             f"{path} has its optimizer's state in another form than this method, which keeps it in parts or whole",
@@ -79,7 +79,7 @@ def load_step(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer | N
     try:
         with _without_single_process_warning():
             load(state, checkpoint_id=str(path))
-    except Exception as error:  # damaged parts raise what their readers raise
+    except Exception as error:  # readers of damaged parts may raise anything
         why = " ".join(str(error).split())[:200] or type(error).__name__
         raise EnvironmentUnfitError(f"{path} cannot be read as a checkpoint: {why}", "Take an earlier one.") from None
     optimizers = () if optimizer is None else (optimizer,)
@@ -87,7 +87,7 @@ def load_step(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer | N
 
 
 def _collect(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
-    """What a checkpoint has of this rank: the model, and the optimizer's state unless the method has it."""
+    """This rank's part of a checkpoint: the model, and the optimizer's state unless the method has it."""
     if optimizer is None:
         return {"model": get_model_state_dict(model)}
     own, moments = get_state_dict(model, optimizer)
@@ -95,8 +95,8 @@ def _collect(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[
 
 
 def load_method_state(path: Path, rank: int, size: int) -> MethodState:
-    """The method's state in the checkpoint; empty if it has none. Of as many ranks as wrote it each gets its own, in
-    its place; of another number each gets all. Raises EnvironmentUnfitError if it is damaged."""
+    """The method's state in the checkpoint; empty if there is none. With the same number of ranks, each rank reads its
+    own part; with another number, each reads all parts. Raises EnvironmentUnfitError if it is damaged."""
     files = [path / METHOD.format(number) for number in range(len(list(path.glob(METHOD.format("*")))))]
     return join_method_states(lambda number: _read_method_state(files[number]), len(files), rank, size)
 
@@ -104,15 +104,15 @@ def load_method_state(path: Path, rank: int, size: int) -> MethodState:
 def _read_method_state(file: Path) -> MethodState:
     try:
         found: MethodState = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged file raises what its reader raises
+    except Exception as error:  # readers of damaged files may raise anything
         why = " ".join(str(error).split())[:200] or type(error).__name__
         raise EnvironmentUnfitError(f"{file} cannot be read: {why}", "Take an earlier checkpoint.") from None
     return found
 
 
 def check_digests(world: World, path: Path) -> None:
-    """Raise EnvironmentUnfitError, on every rank, if a file of the checkpoint is not as it was written. Each rank reads
-    its share of the files. Collective."""
+    """Raises EnvironmentUnfitError, on every rank, if a file of the checkpoint does not match its digest. Each rank
+    checks its share of the files. Collective."""
     lines = [line for one in sorted(path.glob(DIGESTS.format("*"))) for line in one.read_text("utf-8").splitlines()]
     wrong = []
     for line in lines[world.rank :: world.size]:
@@ -133,8 +133,8 @@ def _digest(file: Path) -> str:
 
 
 def read_facts(path: Path, expected: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What `mlbench.json` says. Raises EnvironmentUnfitError if `path` is no checkpoint, TaskUsageError if it belongs
-    to another task, model or seed than `expected`, or was made with other `parameters`."""
+    """The contents of `mlbench.json`. Raises EnvironmentUnfitError if `path` is not a checkpoint, TaskUsageError if it
+    belongs to another task, model or seed than `expected`, or was made with other `parameters`."""
     try:
         found = json.loads((path / FACTS).read_text("utf-8"))
     except (OSError, ValueError) as error:
@@ -154,7 +154,8 @@ def read_facts(path: Path, expected: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 class _without_single_process_warning(warnings.catch_warnings):
-    """torch warns that a checkpoint without a process group is one of a single process: it is."""
+    """Suppresses torch's warning that a checkpoint without a process group is from a single process, which is
+    intended."""
 
     def __enter__(self) -> None:
         super().__enter__()

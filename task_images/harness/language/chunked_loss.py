@@ -1,8 +1,7 @@
-"""Cross-entropy over a large vocabulary without all logits at once: some tokens at a time, or some words per rank.
+"""Cross-entropy over a large vocabulary without storing all logits: in chunks of tokens, or split by words over ranks.
 
-At 8192 tokens and 128 256 words, logits, their fp32 copy and its gradient take 10 GB. In chunks only one
-chunk's logits exist at a time. The backward pass computes them again, which is one product of features and words more
-than the usual three.
+With 8,192 tokens and 128,256 words, logits, their fp32 copy and its gradient take 10 GB. With chunks, only one chunk's
+logits exist at a time. The backward pass recomputes them: one more product of features and words than the usual three.
 """
 
 from collections.abc import Callable
@@ -18,15 +17,16 @@ from task_images.harness.language.tokens import IGNORED
 
 
 def sum_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """The sum of cross-entropies in nats, computed in fp32; logits [N, words], targets [N], IGNORED among them."""
+    """The sum of cross-entropies in nats, computed in fp32; logits [N, words], targets [N], which may include
+    IGNORED."""
     return cross_entropy(logits.float(), targets, ignore_index=IGNORED, reduction="sum")
 
 
 def sum_in_chunks(head: Callable[[Tensor], Tensor], features: Tensor, targets: Tensor, tokens: int) -> Tensor:
-    """The sum of cross-entropies of `head(features)`, for `tokens` of them at a time.
+    """The sum of cross-entropies of `head(features)`, computed for `tokens` tokens at a time.
 
-    features [..., width], targets [...] as many; `head` gives the logits. Equal to `sum_cross_entropy` of all but for
-    the order of additions.
+    features [..., width], targets [...]; `head` computes the logits. Equal to `sum_cross_entropy` except for the order
+    of additions.
     """
 
     def sum_chunk(part: Tensor, wanted: Tensor) -> Tensor:
@@ -37,18 +37,18 @@ def sum_in_chunks(head: Callable[[Tensor], Tensor], features: Tensor, targets: T
 
 
 def sum_over_ranks(logits: Tensor, targets: Tensor, first: int, group: dist.ProcessGroup) -> Tensor:
-    """The sum of cross-entropies in nats, on every rank of `group`, each of which has the logits of some words.
+    """The sum of cross-entropies in nats, on every rank of `group`; each rank has the logits of some words.
 
-    logits [N, words of this rank] in fp32, of which the first is the word `first`; targets [N] of all words, the same
-    on all ranks, IGNORED among them. Two all-reduces: the greatest logits; the sums of exponentials and the targets'
-    logits, 2 N numbers (vocabulary parallel: Shoeybi et al. 2019, section 3).
+    logits [N, words of this rank] in fp32, starting with the word `first`; targets [N], the same on all ranks, may
+    include IGNORED. Two all-reduces: the largest logits, [N]; the sums of exponentials and the targets' logits, [2 N]
+    (vocabulary parallel: Shoeybi et al. 2019, section 3).
     """
     found: Tensor = _SumOverRanks.apply(logits, targets, first, group)
     return found
 
 
 class _SumOverRanks(torch.autograd.Function):
-    """The backward pass needs no message: the gradient of a rank's logits are its own probabilities, less 1 for the
+    """The backward pass does not communicate: the gradient of a rank's logits is its probabilities, minus 1 at the
     target."""
 
     @staticmethod

@@ -1,8 +1,8 @@
-"""Linear layers whose products are computed in 8 bits: other numbers than bf16, so an option with its own label.
+"""Linear layers with 8-bit products. Results differ from bf16, so this is an option with its own label.
 
 Forward pass: features and weights in e4m3. Backward pass: gradients in e5m2, which has more range. Each tensor has one
-scale, from its greatest absolute value, so nothing overflows. Sums are kept in more bits by the hardware, and results
-are in the format of the features. Weights, their gradients and the optimizer stay in fp32.
+scale, from its largest absolute value, so nothing overflows. The hardware accumulates in higher precision, and results
+have the format of the features. Weights, their gradients and the optimizer stay in fp32.
 """
 
 from typing import Any
@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from task_images.harness.errors import TaskUsageError
 
 FORWARD, BACKWARD = torch.float8_e4m3fn, torch.float8_e5m2
-TILE = 16  # torch._scaled_mm wants multiples in both dimensions of the second factor
+TILE = 16  # torch._scaled_mm requires multiples in both dimensions of the second factor
 
 
 class Float8Linear(nn.Linear):
-    """A linear layer with 8-bit products. Parameters, their names and their initial values are those of nn.Linear."""
+    """A linear layer with 8-bit products. Parameters, names and initial values are those of nn.Linear."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """[..., inputs] to [..., outputs]."""
+        """[..., inputs] -> [..., outputs]."""
         flat = input.flatten(0, -2)
         rows = flat.shape[0]
         if rows % TILE:  # the product of gradients and features sums over rows
@@ -47,7 +47,7 @@ class _Product(torch.autograd.Function):
     def backward(context: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
         left, left_scale, right, right_scale = context.saved_tensors
         rounded, scale = _round(gradient, BACKWARD)
-        # The second factor must have its columns in memory one after another.
+        # The second factor must be column-major.
         of_features = torch._scaled_mm(
             rounded, right.t().contiguous().t(), scale_a=scale, scale_b=right_scale, out_dtype=context.dtype
         )
@@ -62,7 +62,7 @@ class _Product(torch.autograd.Function):
 
 
 def _round(tensor: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """`tensor` divided by its scale, in 8 bits, and the scale."""
+    """`tensor` divided by its scale in 8 bits, and the scale."""
     largest = torch.finfo(dtype).max
     scale = (tensor.abs().amax().float() / largest).clamp(min=1e-12)
     return (tensor.float() / scale).clamp(-largest, largest).to(dtype), scale
@@ -76,7 +76,7 @@ def use_float8(modules: list[nn.Module]) -> None:
 
 
 def require_float8(device: torch.device) -> None:
-    """Raise TaskUsageError unless the device can multiply matrices of 8-bit numbers: it is asked to."""
+    """Raises TaskUsageError unless the device can multiply 8-bit matrices, which is tried."""
     try:
         one = torch.ones((), device=device)
         square = torch.ones(TILE, TILE, device=device).to(FORWARD)

@@ -1,7 +1,7 @@
-"""Which rank does what, decided from numbers alone. Standard library only: a run can be refused before it starts.
+"""The layout of ranks, computed from sizes only. Standard library only, so that a run can be rejected before it starts.
 
-Ranks form a mesh (replicas, shards, tensor), the last one varying fastest: the ranks of one tensor-parallel group are
-neighbours, since they exchange most.
+Ranks form a mesh (replicas, shards, tensor), the last dimension varying fastest: tensor-parallel ranks are neighbors,
+because they communicate most.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ PARALLEL = ("ddp", "fsdp2", "hsdp", "tp", "tp+fsdp2")
 
 
 class LayoutError(ValueError):
-    """Sizes that do not fit together. `hint` is what to change."""
+    """Incompatible sizes. `hint` says what to change."""
 
     def __init__(self, message: str, hint: str) -> None:
         super().__init__(message)
@@ -21,7 +21,7 @@ class LayoutError(ValueError):
 
 @dataclass(frozen=True)
 class Layout:
-    """The mesh. `replicas` x `shards` x `tensor` ranks; `shards` hold one copy of the state together under FSDP.
+    """A mesh of `replicas` x `shards` x `tensor` ranks; with FSDP, `shards` ranks share one copy of the state.
 
     name   one of PARALLEL
     """
@@ -33,7 +33,7 @@ class Layout:
 
     @property
     def ranks(self) -> int:
-        """How many ranks the mesh has."""
+        """Number of ranks."""
         return self.replicas * self.shards * self.tensor
 
     @property
@@ -60,8 +60,8 @@ def plan_layout(name: str, ranks: int, tensor: int = 0, replicas: int = 0, per_n
     """The mesh of `ranks` ranks for the parallelism `name`. Raises LayoutError if it does not fit.
 
     tensor     ranks that share each layer's matrices; 0: all with tp, 2 with tp+fsdp2
-    replicas   copies of the sharded model with hsdp; 0: one on each node, see `count_nodes`
-    per_node   ranks of one node
+    replicas   copies of the sharded model with hsdp; 0: one per node, see `count_nodes`
+    per_node   ranks per node
     """
     if name not in PARALLEL:
         raise LayoutError(f"the parallelism {name!r} is not one of {', '.join(PARALLEL)}", "--set parallel=ddp")
@@ -92,8 +92,8 @@ def plan_layout(name: str, ranks: int, tensor: int = 0, replicas: int = 0, per_n
 
 
 def count_nodes(ranks: int, per_node: int) -> int:
-    """Groups of shards for hsdp: a group gathers parameters layer by layer, so it stays on one node and its fast links.
-    Two if the ranks are on one node, or each on its own."""
+    """Number of shard groups for hsdp: a group gathers parameters layer by layer, so it is placed on one node with fast
+    links. Two if all ranks are on one node, or one per node."""
     nodes, rest = divmod(ranks, per_node)
     return 2 if per_node == 1 or nodes == 1 or rest else nodes
 
@@ -108,7 +108,7 @@ def _require_divisor(ranks: int, size: int, what: str, name: str) -> None:
 
 
 def check_tensor_parallel(layout: Layout, *, heads: int, kv_heads: int, length: int, hidden: int) -> None:
-    """Refuse sizes that tensor-parallel ranks cannot share evenly: gloo would abort, or fail inside a view."""
+    """Reject sizes that tensor-parallel ranks cannot share evenly: gloo would abort, or fail inside a view."""
     for what, size in (("heads", heads), ("kv_heads", kv_heads), ("sequence_length", length), ("hidden", hidden)):
         if size % layout.tensor:
             raise LayoutError(
@@ -118,9 +118,9 @@ def check_tensor_parallel(layout: Layout, *, heads: int, kv_heads: int, length: 
 
 
 def plan_accumulation(layout: Layout, global_batch: int, micro_batch: int) -> int:
-    """Passes per update: global_batch / (micro_batch x data groups). Raises LayoutError unless it is whole.
+    """Passes per update: global_batch / (micro_batch x data groups). Raises LayoutError unless it is an integer.
 
-    micro_batch = 0: one pass on the rank's whole part.
+    micro_batch = 0: a single pass.
     """
     if micro_batch == 0:
         micro_batch = max(1, global_batch // layout.data)
@@ -138,7 +138,7 @@ def plan_accumulation(layout: Layout, global_batch: int, micro_batch: int) -> in
 def plan_batch(layout: Layout, parameters: Mapping[str, Any]) -> tuple[int, int, int]:
     """Global batch, passes per update and micro batch, from the parameters batch_per_rank, global_batch, micro_batch.
 
-    Raises LayoutError if they do not go together.
+    Raises LayoutError if they are incompatible.
     """
     per_rank = parameters["batch_per_rank"]
     global_batch = per_rank * layout.data if per_rank else parameters["global_batch"]
@@ -151,8 +151,8 @@ class Memory:
     """Estimated bytes of one rank at the peak of a step."""
 
     state: int  # parameters, gradients, two moments of AdamW
-    gathered: int  # the largest group of parameters that FSDP brings together, or DDP's buckets
-    activations: int  # kept for the backward pass of one micro batch
+    gathered: int  # the largest group of parameters that FSDP gathers, or DDP's buckets
+    activations: int  # stored for the backward pass of one micro batch
     logits: int  # logits, their fp32 copy and gradient
 
     @property
@@ -184,11 +184,11 @@ def estimate_memory(
 ) -> Memory:
     """Memory of one rank in training with AdamW, parameters and moments in fp32.
 
-    tokens        of one micro batch; head_tokens: those of them that get logits, of `logit_bytes` each
-    largest_group parameters of the largest block, or of embedding and head
-    A block without checkpointing keeps about 10 tensors of `width` and 4 of `hidden` channels per token; with
-    checkpointing `full` its input alone, and one block at a time as before; `selective` keeps results of matrix
-    products and attention, about half. The estimate leaves out the framework's own memory and fragmentation.
+    tokens        tokens per micro batch; head_tokens: those with logits, of `logit_bytes` each largest_group parameters
+                  of the largest block, or of embedding and head A block without checkpointing stores about 10 tensors
+                  of `width` and 4 of `hidden` channels per token; with `full` checkpointing only its input, plus one
+                  block at a time as before; `selective` stores results of matrix products and attention, about half.
+                  The estimate excludes the framework's own memory and fragmentation.
     """
     per_block = tokens * (10 * width + 4 * hidden) * activation_bytes // layout.tensor
     kept = {
@@ -198,20 +198,20 @@ def estimate_memory(
     }[checkpointing]
     gathered = 2 * largest_group * 4 // layout.tensor if layout.is_sharded else 0
     if layout.name == "ddp" and layout.data > 1:
-        gathered = parameters * 4  # gradients live in buckets beside the parameters' own
+        gathered = parameters * 4  # gradients are stored in buckets in addition to the parameters' own
     state = parameters * 16 // layout.state_shares
     return Memory(state, gathered, kept, head_tokens * vocabulary * logit_bytes // layout.tensor)
 
 
 def count_logit_bytes(parameters: Mapping[str, Any]) -> int:
-    """Bytes of one word's logit at the peak: itself, its fp32 copy and gradient; compiled with the loss, itself and its
-    gradient in its own format."""
+    """Peak bytes per logit: logit, fp32 copy and gradient; if compiled with the loss, logit and gradient in its own
+    format."""
     own = 2 if parameters["precision"] == "bf16" else 4
     return own + 8 if parameters["compile"] == "no" else 2 * own
 
 
 def check_memory(memory: Memory, limit: float | None, ranks_on_machine: int = 1) -> None:
-    """Refuse a run whose ranks on one machine (or device) need more than `limit` bytes; None: not known."""
+    """Reject a run whose ranks on one machine (or device) need more than `limit` bytes; None: unknown."""
     needed = memory.total * ranks_on_machine
     if limit is not None and needed > limit:
         ranks = f" x {ranks_on_machine} ranks" if ranks_on_machine > 1 else ""

@@ -1,10 +1,10 @@
-"""Muon (Jordan et al. 2024): matrices move by their momentum with all singular values made about 1; the rest by AdamW.
+"""Muon (Jordan et al. 2024): updates matrices by their orthogonalized momentum, and other parameters by AdamW.
 
 For a matrix W with gradient g:  m <- mu m + (1 - mu) g;  u = (1 - mu) g + mu m;  O = orthogonalize(u)
-                                 W <- (1 - rate decay) W - rate sqrt(max(1, rows / columns)) O
-Most of the work is in the orthogonalization, some thirty products of the matrix with its own transpose. All ranks have
-the same gradients, so each makes a share of the matrices, and they exchange the results. The momentum is on every rank:
-then a checkpoint fits any number of ranks.
+                                 W <- (1 - rate decay) W - rate sqrt(max(1, rows / columns)) O  Most of the work is the
+                                 orthogonalization, about thirty products of matrices of this size. All ranks have the
+                                 same gradients, so each orthogonalizes a share of the matrices, and they exchange the
+                                 results. Every rank has the full momentum, so a checkpoint fits any number of ranks.
 """
 
 from collections.abc import Callable, Iterable
@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 MOMENTUM = 0.95
-# Coefficients (a, b, c) of X <- a X + (b A + c A^2) X with A = X X^T. `fast` are those of the published Muon: the
-# singular values end between 0.7 and 1.2. `exact` converges to 1 (modded-nanogpt's optimizer track).
+# Coefficients (a, b, c) of X <- a X + (b A + c A^2) X with A = X X^T. `fast`: those of the published Muon, with final
+# singular values between 0.7 and 1.2. `exact` converges to 1 (modded-nanogpt's optimizer track).
 ITERATIONS = {"fast": ((3.4445, -4.7750, 2.0315), 5), "exact": ((2.0, -1.5, 0.5), 12)}
 EPSILON = 1e-7
 
@@ -25,9 +25,9 @@ Join = Callable[..., Tensor]
 
 
 class Muon(torch.optim.AdamW):
-    """Groups with `muon` true are moved by Muon, the others by AdamW.
+    """Updates groups with `muon` true by Muon, the others by AdamW.
 
-    ranks    how many share the work, and `rank`: which of them this is; 1: alone
+    ranks    number of ranks that share the work; `rank`: this one
     splits   parameter -> how to cut it into matrices of their own, and to join their updates again (fused layers)
     """
 
@@ -48,7 +48,7 @@ class Muon(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """One update of all groups. A collective if several ranks share the work."""
+        """Make one update of all groups. Collective if several ranks share the work."""
         groups = self.param_groups
         try:
             self.param_groups = [group for group in groups if not group["muon"]]
@@ -61,7 +61,7 @@ class Muon(torch.optim.AdamW):
         return found
 
     def _move(self, group: dict[str, Any]) -> None:
-        """Move the matrices of a group."""
+        """Update the matrices of a group."""
         members = [member for member in group["params"] if member.grad is not None]
         directions = [self._direct(member) for member in members]
         parts = [self._cut(member, one) for member, one in zip(members, directions, strict=True)]
@@ -73,7 +73,7 @@ class Muon(torch.optim.AdamW):
             member.add_(joined.to(member.dtype), alpha=-group["lr"])
 
     def _direct(self, member: Tensor) -> Tensor:
-        """Take the gradient into the momentum; Nesterov's direction."""
+        """Update the momentum with the gradient, and return Nesterov's direction."""
         assert member.grad is not None
         state = self.state[member]
         if not state:
@@ -86,8 +86,8 @@ class Muon(torch.optim.AdamW):
         return self._splits[member][0](direction) if member in self._splits else [direction]  # type: ignore[index]
 
     def _orthogonalize_all(self, matrices: list[Tensor]) -> list[Tensor]:
-        """Orthogonalize all, those of one shape together: fewer and larger products. Each rank makes a share of every
-        shape and gets the others'."""
+        """Orthogonalize all matrices, batched by shape for fewer and larger products. Each rank computes a share of
+        every shape and receives the others'."""
         by_shape: dict[torch.Size, list[int]] = {}
         for number, matrix in enumerate(matrices):
             by_shape.setdefault(matrix.shape, []).append(number)
@@ -95,7 +95,7 @@ class Muon(torch.optim.AdamW):
         for numbers in by_shape.values():
             share = -(-len(numbers) // self._ranks)
             own = [matrices[number] for number in numbers[self._rank * share : (self._rank + 1) * share]]
-            rest = [torch.zeros_like(matrices[numbers[0]])] * (share - len(own))  # all ranks send equally many
+            rest = [torch.zeros_like(matrices[numbers[0]])] * (share - len(own))  # all ranks send the same number
             made = orthogonalize(torch.stack([*own, *rest]), self._iterations)
             if self._ranks > 1:
                 every = made.new_empty((self._ranks * share, *made.shape[1:]))
@@ -107,7 +107,7 @@ class Muon(torch.optim.AdamW):
 
 
 def orthogonalize(matrices: Tensor, iterations: str = "fast") -> Tensor:
-    """Matrices [..., rows, columns] with all singular values brought near 1, by Newton and Schulz in bf16."""
+    """Matrices [..., rows, columns] with all singular values close to 1, by Newton-Schulz iterations in bf16."""
     (a, b, c), count = ITERATIONS[iterations]
     is_tall = matrices.shape[-2] > matrices.shape[-1]
     x = (matrices.mT if is_tall else matrices).bfloat16()

@@ -1,8 +1,8 @@
-"""A model spread over ranks: mesh, tensor parallel, checkpointing, compilation, sharding, initial values.
+"""Distribute a model over ranks: mesh, tensor parallel, checkpointing, compilation, sharding, initial values.
 
-The order matters and is that of `spread`: split layers (tensor parallel), compile blocks, shard them (FSDP2), give all
-parameters memory and values. The optimizer comes last: made before, it would hold parameters that no longer take part,
-and training would go on without learning.
+The order matters, and is that of `spread`: split layers (tensor parallel), compile blocks, shard them (FSDP2), allocate
+and fill all parameters. The optimizer must be created last: otherwise it would have outdated parameters, and training
+would not learn anything.
 """
 
 import itertools
@@ -29,18 +29,18 @@ from task_images.harness.speed import require_compiler
 
 # name of a parameter -> standard deviation of its initial values; None: 1 for scales, 0 for the rest
 Deviation = Callable[[str], float | None]
-DRAWN_ROWS = 64  # of a tensor that are drawn at a time
+DRAWN_ROWS = 64  # rows of a tensor drawn at a time
 TensorPlan = Mapping[str, ParallelStyle]
 
 
 @dataclass(frozen=True)
 class SpreadOptions:
-    """How the parts of a layout work.
+    """Options of `spread`.
 
-    precision      fp32 or bf16, in which FSDP gathers and computes; gradients are summed in fp32
+    precision      fp32 or bf16, for FSDP's gathering and computing; gradients are summed in fp32
     reshard        whether FSDP frees gathered parameters after the forward pass (ZeRO-3) or keeps them (ZeRO-2)
-    compile        what torch.compile translates: "no", "blocks" (each of the modules given as `compiled`), "whole" or
-                   "graphs" (the model, and on a GPU its kernels are replayed as CUDA graphs)
+    compile        what torch.compile compiles: "no", "blocks" (each of the modules given as `compiled`), "whole" or
+                   "graphs" (the model, with CUDA graphs on a GPU)
     """
 
     precision: str = "fp32"
@@ -63,8 +63,8 @@ def make_mesh(world: World, layout: Layout) -> DeviceMesh | None:
 
 
 def trains_tensor_parallel_wrongly() -> bool:
-    """Whether this torch computes other gradients for layers that tensor-parallel ranks share: 2.11 does, by a tenth of
-    the loss after 8 updates; 2.12, 2.13 and 2.15 give the curve of one process."""
+    """Whether this torch computes wrong gradients for tensor-parallel layers: with 2.11 the loss is off by a tenth
+    after 8 updates; 2.12, 2.13 and 2.15 match the curve of a single process."""
     return torch.__version__.startswith("2.11.")
 
 
@@ -82,14 +82,14 @@ def spread(
     plan_tensor: Callable[[DeviceMesh], None] | None = None,
     unused_rows: Mapping[str, int] = MappingProxyType({}),
 ) -> nn.Module:
-    """`model`, made on the meta device, over all ranks, with initial values that depend on `seed` alone.
+    """Distribute `model`, created on the meta device, over all ranks, with initial values that depend only on `seed`.
 
-    blocks        the modules that FSDP gathers one at a time and that are compiled
-    compiled      further modules that are compiled with the blocks
-    apart         modules before and behind the blocks that FSDP gathers by themselves; what is left is gathered before
-                  the first of all and kept
-    unused_rows   rows at the end of a parameter, by its name, that stay 0
-    plan_tensor   (tensor mesh -> nothing) splits the layers; required if the layout has tensor-parallel ranks
+    blocks        modules that FSDP gathers one at a time, and that are compiled
+    compiled      additional modules to compile
+    apart         modules before and after the blocks that FSDP gathers separately; all others are gathered first and
+                  kept
+    unused_rows   number of rows at the end of a parameter that stay 0, by parameter name
+    plan_tensor   splits the layers, given the tensor mesh; required for layouts with tensor-parallel ranks
     """
     mesh = make_mesh(world, layout)
     blocks = list(blocks)
@@ -114,15 +114,15 @@ def spread(
 def _shard(
     mesh: DeviceMesh, layout: Layout, options: SpreadOptions, model: nn.Module, groups: Sequence[nn.Module]
 ) -> None:
-    """FSDP2 on every group, given in the order of the forward pass, and on the root, without which the rest would get
-    no reduction at all. Each group is gathered while the one before it computes, in both directions."""
+    """Apply FSDP2 to every group, given in the order of the forward pass, and to the root, so that all other parameters
+    are reduced, too. Each group is gathered while the previous one computes, in both directions."""
     dimensions = ("replicas", "shards") if layout.name == "hsdp" else ("shards",)
     policy = MixedPrecisionPolicy()
     if options.precision == "bf16":
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     shard = partial(fully_shard, mesh=mesh[dimensions], mp_policy=policy)
     for group in groups:
-        # The backward pass begins with the last group: what is freed behind it would be gathered again at once.
+        # The backward pass starts with the last group, so freeing it would only gather it again.
         shard(group, reshard_after_forward=options.reshard and group is not groups[-1])
     shard(model, reshard_after_forward=options.reshard)
     for before, after in itertools.pairwise(groups):
@@ -136,12 +136,12 @@ def _shard(
 
 
 def checkpoint_fully(block: nn.Module, *inputs: Any) -> Tensor:
-    """The block's outputs; the backward pass computes the block once more from its inputs."""
+    """The block's outputs; the backward pass recomputes the block from its inputs."""
     return cast("Tensor", checkpoint(block, *inputs, use_reentrant=False))
 
 
 def checkpoint_selectively(block: nn.Module, *inputs: Any) -> Tensor:
-    """The same, but results of matrix products and attention are kept, which cost most to compute."""
+    """Like `checkpoint_fully`, but stores the results of matrix products and attention, the most expensive ones."""
     contexts = partial(create_selective_checkpoint_contexts, _keep_products)
     return cast("Tensor", checkpoint(block, *inputs, use_reentrant=False, context_fn=contexts))
 
@@ -155,7 +155,8 @@ def _keep_products(_context: object, operation: Any, *_args: Any, **_kwargs: Any
 
 
 def choose_runner(checkpointing: str) -> Callable[..., Tensor] | None:
-    """How a model runs each of its blocks; None: directly. No module is wrapped, so parameters keep their names."""
+    """The function with which a model runs each of its blocks; None: directly. Modules are not wrapped, so parameters
+    keep their names."""
     return {"none": None, "selective": checkpoint_selectively, "full": checkpoint_fully}[checkpointing]
 
 
@@ -163,7 +164,7 @@ def choose_runner(checkpointing: str) -> Callable[..., Tensor] | None:
 
 
 def allocate(model: nn.Module, device: torch.device) -> None:
-    """Give the parameters of a model on the meta device memory on `device`; tied ones stay one tensor."""
+    """Allocate the parameters of a model on the meta device on `device`; tied parameters stay tied."""
     before = torch.__future__.get_swap_module_params_on_conversion()
     torch.__future__.set_swap_module_params_on_conversion(True)
     try:
@@ -175,10 +176,10 @@ def allocate(model: nn.Module, device: torch.device) -> None:
 def fill_parameters(
     model: nn.Module, deviation: Deviation, seed: int, unused_rows: Mapping[str, int] = MappingProxyType({})
 ) -> None:
-    """Initial values: the same for every layout, since each DRAWN_ROWS rows of a tensor have a generator of their own,
-    on the CPU. Those of a tensor with unused rows are the same as without these, which are 0.
+    """Set initial values, which are the same for every layout, because each DRAWN_ROWS rows of a tensor have their own
+    generator on the CPU. Unused rows are 0 and do not change the others.
 
-    A rank draws the rows that it has a part of: of 8 billion numbers over 64 ranks 125 million.
+    A rank draws only rows of which it has a part: with 8 billion numbers and 64 ranks, 125 million.
     """
     filled: set[int] = set()
     for name, parameter in model.named_parameters():
@@ -205,8 +206,8 @@ def fill_parameters(
 def draw_rows(
     name: str, part: tuple[int, int], used: int, shape: Sequence[int], deviation: float, seed: int
 ) -> Iterator[tuple[int, Tensor]]:
-    """The rows of the tensor `name` in `part` (start, length), as far as they are used: pieces with the number of their
-    first row. A row has the given `shape`, and the same numbers whatever the part."""
+    """Yield the used rows of the tensor `name` in `part` (start, length) in pieces, each with the index of its first
+    row. Rows have the given `shape`, and values that do not depend on `part`."""
     start, end = part[0], min(part[0] + part[1], used)
     for block in range(start // DRAWN_ROWS, -(-end // DRAWN_ROWS)):
         first, last = block * DRAWN_ROWS, min((block + 1) * DRAWN_ROWS, used)
@@ -218,19 +219,19 @@ def draw_rows(
 
 
 def find_part(parameter: Tensor) -> list[tuple[int, int]]:
-    """What this rank has of a tensor: start and length in each dimension."""
+    """This rank's part of a tensor: start and length in each dimension."""
     part = [(0, size) for size in parameter.shape]
     if not isinstance(parameter, DTensor):
         return part
-    # Placements apply from the first mesh dimension to the last; FSDP's comes first but cuts what tensor parallelism
-    # left (a strided shard), so the tensor dimension is cut before.
+    # Placements apply from the first mesh dimension to the last. FSDP's is first, but splits the tensor-parallel shard
+    # (a strided shard), so the tensor dimension must be split before it.
     for dim in reversed(range(parameter.device_mesh.ndim)):
         placement = parameter.placements[dim]
         if placement.is_shard() or hasattr(placement, "split_factor"):
             along: int = placement.dim  # type: ignore[attr-defined]
             start, length = part[along]
             size, index = parameter.device_mesh.size(dim), parameter.device_mesh.get_local_rank(dim)
-            step = -(-length // size)  # as torch.chunk cuts it: the last ranks may have less, or nothing
+            step = -(-length // size)  # like torch.chunk: the last ranks may have less, or nothing
             skipped = min(index * step, length)
             part[along] = start + skipped, min(step, length - skipped)
     return part
@@ -240,9 +241,9 @@ def find_part(parameter: Tensor) -> list[tuple[int, int]]:
 
 
 def clip_gradients(parameters: Iterable[Tensor], limit: float) -> Tensor:
-    """Scale all gradients so that their common norm is at most `limit`; returns the norm before (a scalar).
+    """Scale all gradients so that their total norm is at most `limit`; returns the norm before (a scalar).
 
-    Gradients may be plain tensors and sharded ones of several meshes. All ranks must call it and get the same number.
+    Gradients may be plain or sharded tensors, also of several meshes. Collective; all ranks get the same number.
     """
     groups: dict[object, list[Tensor]] = {}
     for parameter in parameters:
@@ -261,14 +262,15 @@ def clip_gradients(parameters: Iterable[Tensor], limit: float) -> Tensor:
 
 
 def set_last_pass(model: nn.Module, is_last: bool) -> None:
-    """With accumulation, ranks exchange gradients in the last pass of an update only."""
+    """Exchange gradients only in the last pass of an update."""
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(is_last)
         model.set_is_last_backward(is_last)
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
-    """Raise RuntimeError unless the optimizer holds exactly the model's parameters: others would learn nothing."""
+    """Raises RuntimeError unless the optimizer has exactly the model's parameters: otherwise they would not be
+    trained."""
     own = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
     held = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
     if set(held) != own or len(held) != len(own):

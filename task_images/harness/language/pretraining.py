@@ -1,7 +1,7 @@
-"""What pretraining gives the training loop (harness.training): updates of many passes, AdamW, models in shards.
+"""Pretraining with the common training loop (harness.training): updates of many passes, AdamW, sharded models.
 
-The mean is over all tokens of all ranks and passes, however they are spread, so the curve does not depend on the
-layout. To the loop the whole training is one epoch, of `steps` updates.
+The mean is over all tokens of all ranks and passes, so the curve does not depend on the layout. For the loop, the whole
+training is one epoch of `steps` updates.
 """
 
 import math
@@ -62,8 +62,8 @@ class WarmupCosine:
 
 @dataclass(frozen=True)
 class WarmupStableLinear:
-    """Linear from target / warmup to `target` in `warmup` updates, then `target`; over the last `share` of the updates
-    a line down to `floor` x target at `end`."""
+    """Linear from target / warmup to `target` in `warmup` updates, then constant; linear decay over the last `share` of
+    the updates to `floor` x target at `end`."""
 
     target: float
     warmup: int
@@ -79,27 +79,27 @@ class WarmupStableLinear:
 
 
 def make_schedule(p: PretrainingSettings) -> PerUpdate:
-    """The learning rate that the parameters ask for."""
+    """The learning rate schedule of the parameters."""
     if p.schedule == "linear":
         return PerUpdate(WarmupStableLinear(p.learning_rate, p.warmup_steps, p.steps, p.final_rate, p.decay_share))
     return PerUpdate(WarmupCosine(p.learning_rate, p.warmup_steps, p.steps, p.final_rate))
 
 
 class Batch(Protocol):
-    """One pass. `terms`: what the whole update's sum of losses is divided by; in validation, this pass's own terms."""
+    """One pass. `terms`: the divisor of the update's summed loss; in validation, the number of terms of this pass."""
 
     @property
     def terms(self) -> float:
-        """How many terms the sum of losses has."""
+        """Number of terms in the sum of losses."""
 
 
 B = TypeVar("B", bound=Batch)
 
 
 class Workload(Generic[B]):
-    """What is trained, the part that differs from task to task: data, model's answer, loss.
+    """The task-specific part of a pretraining: data, forward pass, loss.
 
-    samples   sequences of a global batch; tokens: their tokens
+    samples   sequences per global batch; tokens: tokens per global batch
     """
 
     samples: int
@@ -111,7 +111,7 @@ class Workload(Generic[B]):
         raise NotImplementedError
 
     def validation(self) -> Iterator[B]:
-        """This rank's passes over the validation set, equally many on all ranks."""
+        """This rank's passes over the validation set, the same number on all ranks."""
         raise NotImplementedError
 
     def prepare(self, part: B) -> B:
@@ -126,15 +126,15 @@ class Workload(Generic[B]):
         raise NotImplementedError
 
     def score(self, outputs: Any, data: B) -> Mapping[str, tuple[Tensor | float, float]]:
-        """name -> (mean, weight) of this pass, among them "loss"; equally many names on every rank."""
+        """name -> (mean, weight) of this pass, including "loss"; the same names on all ranks."""
         raise NotImplementedError
 
 
 @dataclass
 class Pretraining(Generic[B]):
-    """All that a training needs. `model` is spread over the ranks already; flops: of one update, all ranks together.
+    """A pretraining. `model` is already distributed over the ranks; flops: of one update of all ranks.
 
-    identity  must be equal for training to go on from a checkpoint
+    identity  settings that must match to resume from a checkpoint
     """
 
     world: World
@@ -160,7 +160,7 @@ class Pretraining(Generic[B]):
         self.make_trainer().run()
 
     def make_trainer(self) -> "PretrainingTrainer[B]":
-        """The training as the shared loop runs it."""
+        """The trainer for the common loop."""
         p, world = self.settings, self.world
         precision = Precision(p.precision, world.device, casts=not self.layout.is_sharded)
         strategy = self._make_strategy()
@@ -189,7 +189,7 @@ class Pretraining(Generic[B]):
             make_optimizer=self.make_optimizer or self._make_optimizer,
             strategy=strategy,
             precision=precision,
-            # Methods without a barrier know no norm; for others an infinite limit measures it, as a guard against NaN.
+            # Methods without a barrier have no norm; for others an infinite limit measures it, as a guard against NaN.
             clip=p.clip or (math.inf if strategy.traits.barrier else None),
             arithmetic=p,
             graphs=Graphs() if p.compile == "graphs" else None,
@@ -197,7 +197,7 @@ class Pretraining(Generic[B]):
         )
 
     def _make_strategy(self) -> Strategy:
-        """How gradients travel. Models in shards have their own way; others take any method."""
+        """Gradient exchange. Sharded models have their own; others support any method."""
         contract = self.world.contract
         if self.layout.name != "ddp":
             if contract.method or contract.calibrate:
@@ -234,7 +234,7 @@ class Pretraining(Generic[B]):
 
 @dataclass
 class PretrainingTrainer(Trainer[B]):
-    """The loop, with models that may be in shards: their checkpoints are written by all ranks."""
+    """The training loop for models that may be sharded, whose checkpoints are written by all ranks."""
 
     pretraining: Pretraining[B] = field(kw_only=True)
 
@@ -243,20 +243,20 @@ class PretrainingTrainer(Trainer[B]):
         check_optimizer(self.strategy.optimizer, self.strategy.model)
 
     def _shall_be_calibrated(self) -> bool:
-        """Not if the model is in shards, whose gradients are exchanged in a way of their own."""
+        """Not for sharded models, which exchange gradients themselves."""
         return self.pretraining.layout.name == "ddp" and super()._shall_be_calibrated()
 
     def _count_flops(self) -> tuple[float, str]:
         return self.pretraining.flops, self.pretraining.flops_formula
 
     def _check_replicas(self) -> Values:
-        """There are no buffers to average."""
+        """Check replicas without averaging buffers, of which there are none."""
         return self._compare_replicas()
 
     def _facts(self, updates_per_second: float | None) -> Mapping[str, Any]:
         it = self.pretraining
         self._flops = self._count_flops()
-        used = self.world.peak_memory()  # before the device's speed is measured, which takes memory, too
+        used = self.world.peak_memory()  # before measuring the device's speed, which uses memory, too
         facts = dict(super()._facts(updates_per_second))
         sent = planned_communication(it.layout, it.settings, count_parameters(it.model.parameters()), it.passes)
         facts["communication"] = {**sent, **facts["communication"]}
@@ -266,7 +266,7 @@ class PretrainingTrainer(Trainer[B]):
         facts["tokens_per_second_per_rank"] = updates_per_second and facts["tokens_per_second"] / self.world.size
         return facts
 
-    # --- checkpoints: model and optimiser in parts, the rest as in every checkpoint ----------------------------------
+    # --- checkpoints: model and optimizer in parts, the rest as in every checkpoint ----------------------------------
 
     def _checkpoint_path(self) -> Path:
         return Path(self.pretraining.settings.checkpoint_dir) / f"step-{self.position.total}"
@@ -296,13 +296,13 @@ class PretrainingTrainer(Trainer[B]):
 
     @property
     def _optimizer(self) -> torch.optim.Optimizer | None:
-        """What checkpoints have of the optimizer; None if the method has its state."""
+        """The optimizer for checkpoints; None if the method has its state."""
         return self.strategy.optimizer if self.strategy.keeps_optimizer_state else None
 
 
 @dataclass(frozen=True)
 class PretrainingBatches(Generic[B]):
-    """The workload's updates of `passes` passes each, for part `part` of the data. One thread makes passes ahead."""
+    """The workload's updates of `passes` passes each, for part `part` of the data. A thread prefetches passes."""
 
     workload: Workload[B]
     steps: int
@@ -324,13 +324,13 @@ class PretrainingBatches(Generic[B]):
 
 
 def make_ahead(passes: Iterator[B], device: torch.device) -> Iterator[B]:
-    """The passes, made in a thread; for a GPU in pinned memory, so that the host need not wait for a transfer."""
+    """Prefetch passes in a thread; for a GPU in pinned memory, for asynchronous transfers."""
     return stream_ahead(map_tensors(one, partial(pin, device=device)) for one in passes)
 
 
 @dataclass(frozen=True)
 class PretrainingWork(Generic[B]):
-    """A pass of training. `shares`: passes of all ranks in one update."""
+    """A training pass. `shares`: number of passes of all ranks in one update."""
 
     workload: Workload[B]
     shares: int
@@ -348,7 +348,8 @@ class PretrainingWork(Generic[B]):
 
 @dataclass(frozen=True)
 class PretrainingValidator(Generic[B]):
-    """Means over the validation set. All ranks have equally many passes, since models in shards communicate."""
+    """Computes means over the validation set. All ranks make the same number of passes, because sharded models
+    communicate."""
 
     world: World
     model: nn.Module
@@ -357,7 +358,7 @@ class PretrainingValidator(Generic[B]):
 
     def __call__(self, epoch: int) -> Values:
         means: dict[str, Mean] = {}
-        # Not inference_mode: sharded models allocate in their first forward pass, and must train on that later.
+        # Not inference_mode: sharded models allocate in their first forward pass, and later train with these tensors.
         with torch.no_grad(), self.precision.autocast():
             for batch in make_ahead(self.workload.validation(), self.world.device):
                 data = self.workload.prepare(batch)
@@ -371,10 +372,10 @@ class PretrainingValidator(Generic[B]):
 def planned_communication(
     layout: Layout, settings: PretrainingSettings, parameters: int, passes: int
 ) -> dict[str, object]:
-    """Bytes of the collectives of one update, per rank, as the layout asks for them; counted, not measured.
+    """Bytes of the collectives of one update per rank, computed from the layout, not measured.
 
     DDP reduces fp32 gradients once. FSDP gathers parameters for the forward pass, again for the backward pass if they
-    were freed, and scatters gradients in fp32. Tensor-parallel ranks exchange activations, which is not counted here.
+    were freed, and scatters gradients in fp32. Activations exchanged by tensor-parallel ranks are not included.
     """
     share = parameters // layout.tensor
     if layout.data == 1:

@@ -1,6 +1,6 @@
-"""The way of a pretraining from its contract to its result: plan, corpus, model, training.
+"""A pretraining program, from contract to result: plan, corpus, model, training.
 
-A task says what it trains (`Program`); the order is the same for all.
+A task describes itself by a `Program`; the procedure is common.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -30,8 +30,8 @@ from task_images.harness.session import training_session
 from task_images.harness.settings import PretrainingSettings
 
 MADE_UP = ("synthetic", "legacy")  # values of the parameter `data`
-# What a resumed run may change: how it is spread, computed, validated and stored, and when it ends. Everything else,
-# every hyperparameter among it, must be as in the run that made the checkpoint.
+# Parameters that a resumed run may change: layout, arithmetic, validation, storage, and the end of training. All
+# others, including every hyperparameter, must match the run that wrote the checkpoint.
 RESUMABLE = frozenset(
     (
         *("batch_per_rank", "micro_batch", "parallel", "tensor_parallel", "replicas", "reshard"),
@@ -47,31 +47,31 @@ B = TypeVar("B", bound=Batch)
 
 
 class PretrainingPlan(Protocol):
-    """What follows from parameters and number of ranks, see the tasks' preflight. `shape` is a dataclass."""
+    """The plan computed from parameters and number of ranks, see the tasks' preflight. `shape` is a dataclass."""
 
     @property
     def shape(self) -> Any:
-        """The model's shape, with the number of its `parameters`."""
+        """The model's shape, with its number of `parameters`."""
 
     @property
     def layout(self) -> Layout:
-        """Which rank does what."""
+        """The layout of ranks."""
 
     @property
     def global_batch(self) -> int:
-        """Sequences of an update."""
+        """Sequences per update."""
 
     @property
     def passes(self) -> int:
-        """Passes of a rank in an update."""
+        """Passes per rank and update."""
 
     @property
     def micro_batch(self) -> int:
-        """Sequences of a pass."""
+        """Sequences per pass."""
 
     @property
     def memory(self) -> Memory:
-        """The estimate for one rank."""
+        """The estimated memory of one rank."""
 
 
 P = TypeVar("P", bound=PretrainingPlan)
@@ -80,25 +80,25 @@ MakeWorkload = Callable[[World], Workload[B]]
 
 @dataclass(frozen=True)
 class Program(Generic[S, P, M, B]):
-    """What one pretraining has of its own.
+    """The description of a pretraining task.
 
-    name           of the task; what: the model in the log's words
+    name           name of the task; what: description of the model in the log
     settings       type of its parameters
-    make_plan      (parameters, ranks, ranks of a node) -> plan, from numbers alone; raises LayoutError
-    load           (settings, contract, plan) -> corpus, and what makes the workload of a rank
-    make_model     from plan and settings, without memory for its parameters
-    blocks         of the model: those that are compiled, gathered and computed again one at a time
-    deviation      of initial values by the parameter's name
-    split_tensor   splits the layers over tensor-parallel ranks; None: there is no way
-    unused_rows    rows at the end of a parameter, by its name, that stay 0
+    make_plan      (parameters, ranks, ranks per node) -> plan; raises LayoutError
+    load           (settings, contract, plan) -> corpus, and a function that creates a rank's workload
+    make_model     (plan, settings) -> model on the meta device
+    blocks         of the model: compiled, gathered and recomputed one at a time
+    deviation      standard deviation of initial values, by parameter name
+    split_tensor   splits the layers over tensor-parallel ranks; None: unsupported
+    unused_rows    number of rows at the end of a parameter that stay 0, by parameter name
     goal_metric    of the validation
-    flops          of one update of all ranks; formula: its source
-    unit           what throughput is counted in
-    details        further facts for the result
-    compiled       modules that are compiled besides the blocks
-    apart          modules before and behind the blocks that are gathered by themselves
-    make_optimizer from settings and world, what makes the optimizer; None: AdamW
-    check          raises TaskUsageError for settings that the device or the plan cannot have
+    flops          of one update of all ranks; formula: how they were derived
+    unit           unit of throughput
+    details        additional facts for the result
+    compiled       additional modules to compile
+    apart          modules before and after the blocks that are gathered separately make_optimizer (settings, world) ->
+                   function that creates the optimizer; None: AdamW
+    check          raises TaskUsageError for settings that device or plan do not support
     """
 
     name: str
@@ -124,7 +124,7 @@ class Program(Generic[S, P, M, B]):
     def run(self, contract: Contract) -> None:
         """Check the plan, load the corpus, and train to the loss goal or by the throughput protocol.
 
-        Raises TaskUsageError for settings that do not go together.
+        Raises TaskUsageError for incompatible settings.
         """
         settings = self._read_settings(contract)
         with layout_errors_as_usage():
@@ -132,7 +132,7 @@ class Program(Generic[S, P, M, B]):
         settings = replace(settings, global_batch=plan.global_batch)
         data = f"{settings.data} for {self.what}"
         with training_session(contract, data, settings.data in MADE_UP) as (world, report):
-            seed_all(contract.seed, contract.rank)  # initial values have generators of their own
+            seed_all(contract.seed, contract.rank)  # initial values use separate generators
             corpus, make_workload = self.load(settings, contract, plan)
             report.data_identity(corpus.identify())
             refuse_on_device(plan.memory, world.device)
@@ -142,7 +142,7 @@ class Program(Generic[S, P, M, B]):
             size = plan.shape.width // plan.shape.heads
             sizes = (1, plan.shape.heads, settings.sequence_length, size)
             attention = choose_attention(settings.attention, sizes, world.device, dtype)
-            world.await_loading()  # models in shards are made by all ranks together
+            world.await_loading()  # creating sharded models is collective
             Pretraining(
                 world,
                 report,
@@ -160,7 +160,7 @@ class Program(Generic[S, P, M, B]):
                 identity={
                     "shape": asdict(plan.shape),
                     "seed": contract.seed,
-                    # In an object of their own: a checkpoint has a schedule and an optimizer, too.
+                    # In a nested object, because a checkpoint also has a schedule and an optimizer.
                     "parameters": {name: one for name, one in asdict(settings).items() if name not in RESUMABLE},
                 },
                 unit=self.unit(settings),
@@ -195,7 +195,7 @@ class Program(Generic[S, P, M, B]):
         return settings
 
     def _spread_model(self, world: World, plan: P, settings: S) -> nn.Module:
-        """The model over the ranks, with initial values that do not depend on the layout."""
+        """The model, distributed over the ranks, with initial values that do not depend on the layout."""
         with torch.device("meta"):
             model = self.make_model(plan, settings)
         runner = choose_runner(settings.activation_checkpointing)
@@ -218,7 +218,7 @@ class Program(Generic[S, P, M, B]):
 
 @contextmanager
 def layout_errors_as_usage() -> Iterator[None]:
-    """Turn a LayoutError into the TaskUsageError that a rank ends with."""
+    """Convert a LayoutError into a TaskUsageError."""
     try:
         yield
     except LayoutError as error:
@@ -226,7 +226,7 @@ def layout_errors_as_usage() -> Iterator[None]:
 
 
 def refuse_on_device(memory: Memory, device: torch.device) -> None:
-    """Raises TaskUsageError if the GPU has less memory than the estimate; a CPU's was looked at before the start."""
+    """Raises TaskUsageError if the GPU has less memory than the estimate; CPU memory is checked before the start."""
     if device.type != "cuda":
         return
     with layout_errors_as_usage():

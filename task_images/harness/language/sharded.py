@@ -1,7 +1,7 @@
-"""Updates of models whose parameters are shards: what `comm.base.Strategy` is for models that every rank has whole.
+"""Updates of sharded models, as a `comm.base.Strategy`.
 
-FSDP2 and tensor parallelism exchange gradients themselves, within the backward pass. What is left is the mean, the norm
-over all shards, and the optimizer.
+FSDP2 and tensor parallelism exchange gradients within the backward pass. This strategy does the rest: the mean, the
+norm over all shards, and the optimizer.
 """
 
 import contextlib
@@ -20,9 +20,9 @@ from task_images.harness.tracker import Tracker
 
 
 class ShardedUpdate(Strategy):
-    """The strategy interface for a model that `parallel.spread` has spread over the ranks of `layout`.
+    """The strategy for a model that `parallel.spread` has distributed over the ranks of `layout`.
 
-    Gradients are the mean over the data-parallel ranks by now; `begin` says what they should be divided by instead.
+    Gradients are means over the data-parallel ranks; `begin` gives the wanted divisor.
     """
 
     def __init__(self, layout: Layout) -> None:
@@ -36,7 +36,7 @@ class ShardedUpdate(Strategy):
         profile: Profile | None = None,
         tracker: Tracker | None = None,
     ) -> nn.Module:
-        """Make the optimizer; all ranks have their parts of the same initial values already."""
+        """Create the optimizer; all ranks already have their parts of the same initial values."""
         self.place, self.model, self.profile, self._tracker = place, model, profile, tracker
         self._weight = self._total = 1.0
         self._norms = NormWatch(place.world.device)
@@ -45,7 +45,7 @@ class ShardedUpdate(Strategy):
         return model
 
     def check_replicas(self) -> None:
-        """Shards have no replicas to compare them with."""
+        """Does nothing: shards are not replicated."""
 
     def begin(self, weight: float, total: float, passes: int = 1, scale: LossScale | None = None) -> None:
         """Begin an update of `passes` passes; only the last one exchanges gradients."""
@@ -53,7 +53,7 @@ class ShardedUpdate(Strategy):
         set_last_pass(self.model, passes == 1)
 
     def last_pass(self) -> AbstractContextManager[object]:
-        """The block of the last backward pass, in which gradients are exchanged."""
+        """A context for the last pass, in which gradients are exchanged."""
         return self._exchange_gradients()
 
     @contextlib.contextmanager
@@ -62,7 +62,8 @@ class ShardedUpdate(Strategy):
         yield
 
     def step(self, rate: float, clip: float | None = None) -> bool:
-        """Clip by the norm over all shards of all ranks, and update. There is no loss scale: fp16 is not offered."""
+        """Clip by the norm over all shards of all ranks, and update. There is no loss scale, because fp16 is not
+        supported."""
         with self._section("optimizer"):
             parameters = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
             factor = self._weight * self._layout.data / self._total

@@ -1,8 +1,8 @@
-"""Shards of tokens as llm.c writes them, and modded-nanogpt reads them: the data set FineWeb-10B of GPT-2's tokens.
+"""Token shards in the format of llm.c and modded-nanogpt: the data set FineWeb-10B in GPT-2 tokens.
 
-`NAME_val_000000.bin` and `NAME_train_000001.bin`, `NAME_train_000002.bin`, ...: 256 numbers of 32 bits (20240520,
-version 1, the number of tokens, zeros), then the tokens in 16 bits, all little-endian. The token that ends a document
-stands *before* each. Files are mapped, never read whole; `data prepare` reads them once for their digests.
+`NAME_val_000000.bin` and `NAME_train_000001.bin`, `NAME_train_000002.bin`, ...: 256 32-bit numbers (20240520, version
+1, the number of tokens, zeros), then 16-bit tokens, all little-endian. The end-of-document token *precedes* each
+document. Files are memory-mapped; only `data prepare` reads them completely, for their digests.
 """
 
 import hashlib
@@ -21,9 +21,9 @@ from task_images.harness.progress import ProgressLines
 
 MAGIC, VERSION, HEADER = 20240520, 1, 256
 TOKEN = np.dtype("<u2")
-END = 50_256  # of GPT-2's tokens
+END = 50_256  # GPT-2's end-of-text token
 DIGESTS = "shards.json"
-# FineWeb-10B as published: shards of so many tokens but for the last one, and files that exist.
+# FineWeb-10B as published: tokens per shard except the last one, number of files, name.
 FULL_SHARD, PUBLISHED_FILES, PUBLISHED_NAME = 100_000_000, 103, "fineweb"
 _NAME = re.compile(r"(.+)_(train|val)_(\d{6})\.bin")
 _PIECE = 1 << 24
@@ -31,7 +31,7 @@ _PIECE = 1 << 24
 
 @dataclass(frozen=True)
 class Shard:
-    """One file, mapped."""
+    """One memory-mapped file."""
 
     path: Path
     name: str
@@ -41,8 +41,8 @@ class Shard:
 
 
 def read_shards(folder: Path, vocabulary: int) -> Corpus:
-    """The shards in `folder`, in the order of their numbers. Raises EnvironmentUnfitError if one is missing or damaged,
-    and TaskUsageError if they hold tokens beyond the model's vocabulary."""
+    """The shards in `folder`, ordered by number. Raises EnvironmentUnfitError if one is missing or damaged, and
+    TaskUsageError if they have tokens outside the model's vocabulary."""
     shards = [_map(path, found) for path, found in _list_files(folder)]
     train, valid = ([one for one in shards if one.split == split] for split in ("train", "val"))
     if not train or not valid:
@@ -58,7 +58,7 @@ def read_shards(folder: Path, vocabulary: int) -> Corpus:
             + (f": {', '.join(f'{number:06d}' for number in missing)} missing" if missing else ""),
             "Put one data set into a folder of its own; training reads its files in their order.",
         )
-    edge = 1 << 20  # the whole file would take long to check: its beginning and its end
+    edge = 1 << 20  # check only the beginning and the end: the whole file would take long
     highest = max(int(part.max(initial=0)) for one in shards for part in (one.tokens[:edge], one.tokens[-edge:]))
     if highest >= vocabulary:
         raise TaskUsageError(f"{folder} has the token {highest}, the model's vocabulary has {vocabulary}")
@@ -69,8 +69,8 @@ def read_shards(folder: Path, vocabulary: int) -> Corpus:
 
 
 def identify_shards(folder: Path, shards: list[Shard]) -> DataIdentity:
-    """Counts; the digest if `data prepare` has recorded it; whether names, numbers, sizes and first tokens are those of
-    FineWeb-10B, or of its first files, which is all that is known of the published ones."""
+    """Counts; the digest if `data prepare` has recorded it; and whether names, numbers, sizes and first tokens match
+    FineWeb-10B or its first files. More is not known about the published files."""
     splits = {"train": "training tokens", "val": "validation tokens"}
     counts = {what: sum(len(one.tokens) for one in shards if one.split == split) for split, what in splits.items()}
     known = _read_digests(folder)
@@ -85,7 +85,7 @@ def identify_shards(folder: Path, shards: list[Shard]) -> DataIdentity:
 
 
 def _find_difference(shards: list[Shard]) -> str | None:
-    """How the files differ from those published; None if they do not."""
+    """Describe how the files differ from the published ones; None if they do not."""
     if shards[0].name != PUBLISHED_NAME:
         return f"the shards are called {shards[0].name}, not {PUBLISHED_NAME}"
     train = [one for one in shards if one.split == "train"]
@@ -100,7 +100,7 @@ def _find_difference(shards: list[Shard]) -> str | None:
 
 
 def prepare_shards(folder: Path, say: Callable[[str], None] = print) -> DataIdentity:
-    """Record the SHA-256 of every shard in `folder`, those alone that are new or have another size."""
+    """Record the SHA-256 of each shard in `folder` that is new or has another size."""
     found = list(_list_files(folder))
     known = {name: entry for name, entry in _read_digests(folder).items() if (folder / name).exists()}
     progress = ProgressLines("digests", sum(path.stat().st_size for path, _ in found), say)
@@ -124,12 +124,12 @@ def prepare_shards(folder: Path, say: Callable[[str], None] = print) -> DataIden
 
 
 def has_shards(folder: Path) -> bool:
-    """Whether there is any shard of training tokens."""
+    """Whether there are shards of training tokens."""
     return any(match[2] == "train" for _, match in _list_files(folder))
 
 
 def write_shard(path: Path, tokens: Tokens) -> None:
-    """Write one shard, for tests and trials."""
+    """Write one shard, for tests and experiments."""
     header = np.zeros(HEADER, "<i4")
     header[:3] = MAGIC, VERSION, len(tokens)
     path.write_bytes(header.tobytes() + np.asarray(tokens, TOKEN).tobytes())
@@ -162,7 +162,7 @@ def _map(path: Path, match: re.Match[str]) -> Shard:
 
 
 def _read_digests(folder: Path) -> dict[str, tuple[int, str]]:
-    """File -> its bytes and digest, as `data prepare` recorded them."""
+    """File name -> size in bytes and digest, as recorded by `data prepare`."""
     try:
         found: Mapping[str, Mapping[str, object]] = json.loads((folder / DIGESTS).read_text("utf-8"))
         return {name: (int(str(one["bytes"])), str(one["sha256"])) for name, one in found.items()}

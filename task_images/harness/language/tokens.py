@@ -1,12 +1,11 @@
-"""Text and files of tokens -> fixed windows, in an order that follows from the seed and the number of the step alone.
+"""Text and token files -> fixed windows, in an order that depends only on seed and step.
 
-A split is one long row of tokens in which documents follow each other, each ended by the token `end`. Windows of
-`length` + 1 tokens overlap by one, so that every token but the first is a target once per epoch. Global batches are the
-same for any number of ranks, and training goes on from a step's number without any other state.
+A split is one long sequence of tokens: documents, each terminated by the token `end`. Windows of `length` + 1 tokens
+overlap by one, so every token except the first is a target once per epoch. Global batches are the same for any number
+of ranks, and the step number is the only state for resuming.
 
-Token files: `train.bin` and `val.bin`, bare little-endian numbers (uint16 or uint32, as nanoGPT writes them), and
-`tokens.json` with "dtype", "vocabulary" and "end" (the number of the token that ends a document, or null). They are
-mapped, never read whole.
+Token files: `train.bin` and `val.bin`, raw little-endian numbers (uint16 or uint32, as written by nanoGPT), and
+`tokens.json` with "dtype", "vocabulary" and "end" (the end-of-document token, or null). They are memory-mapped.
 """
 
 import json
@@ -28,7 +27,7 @@ from task_images.harness.seeds import numpy_generator
 Tokens = npt.NDArray[Any]
 Item = TypeVar("Item")
 MAX_DIGESTED = 1 << 27
-IGNORED = -100  # a target that counts for nothing, as cross_entropy knows it
+IGNORED = -100  # the ignore_index of cross_entropy
 BYTES = 256
 SPLITS = {"train": "train.bin", "valid": "val.bin"}
 DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
@@ -36,11 +35,11 @@ DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtyp
 
 @dataclass(frozen=True)
 class Corpus:
-    """Tokens of both splits. `end`: the token that ends a document, None if documents are not marked.
+    """Tokens of both splits. `end`: the end-of-document token; None if documents are not separated.
 
-    bytes_per_token   of the text behind the tokens; None if it is not known
-    identity          what is known of the data; None: found out from the tokens
-    more              further rows of training tokens: no window reaches across their borders
+    bytes_per_token   of the original text; None if unknown
+    identity          the data's identity; None: derived from the tokens
+    more              more sequences of training tokens; windows do not cross their boundaries
     """
 
     train: Tokens
@@ -55,11 +54,12 @@ class Corpus:
 
     @property
     def rows(self) -> tuple[Tokens, ...]:
-        """All rows of training tokens."""
+        """All sequences of training tokens."""
         return (self.train, *self.more)
 
     def identify(self) -> DataIdentity:
-        """Token files and texts of one's own are not official. Large files are not digested here: too slow."""
+        """The data's identity. Custom token files and texts are not official. Large files are not digested here,
+        because that is slow."""
         if self.identity is not None:
             return self.identity
         counts = {"training tokens": len(self.train), "validation tokens": len(self.valid)}
@@ -71,10 +71,10 @@ class Corpus:
 
 
 def python_text() -> Corpus:
-    """The language reference that comes with every Python (`pydoc_data.topics`, PSF licence), as bytes.
+    """The language reference included in Python (`pydoc_data.topics`, PSF license), as bytes.
 
-    Documents are its paragraphs, ended by a zero byte; one in ten goes to the validation split. The text differs a
-    little between versions of Python.
+    Documents are its paragraphs, terminated by a zero byte; one in ten goes to the validation split. The text varies
+    slightly between versions of Python.
     """
     from pydoc_data.topics import topics
 
@@ -87,7 +87,7 @@ def python_text() -> Corpus:
 
 
 def synthetic_tokens(vocabulary: int, tokens: int, seed: int) -> Corpus:
-    """Uniform random tokens: for throughput only, there is nothing to learn."""
+    """Uniform random tokens, for throughput only: there is nothing to learn."""
     stream = numpy_generator(seed, "synthetic tokens")
     dtype = DTYPES["uint16" if vocabulary <= 65_536 else "uint32"]
     train, valid = (stream.integers(0, vocabulary, count).astype(dtype) for count in (tokens, max(2, tokens // 8)))
@@ -95,8 +95,8 @@ def synthetic_tokens(vocabulary: int, tokens: int, seed: int) -> Corpus:
 
 
 def read_tokens(folder: Path, vocabulary: int) -> Corpus:
-    """The token files in `folder`, mapped. Raises EnvironmentUnfitError if one is missing or damaged, and
-    TaskUsageError if they hold numbers beyond the model's vocabulary."""
+    """The token files in `folder`, memory-mapped. Raises EnvironmentUnfitError if one is missing or damaged, and
+    TaskUsageError if they have tokens outside the model's vocabulary."""
     facts = _read_facts(folder / "tokens.json")
     if facts.vocabulary > vocabulary:
         raise TaskUsageError(
@@ -115,8 +115,8 @@ def write_tokens(
     name: str,
     text_bytes: Callable[[], int] | None = None,
 ) -> None:
-    """Write documents (lists of tokens) of the splits "train" and "valid" as token files; `end` is put behind each,
-    unless it is None. `text_bytes` is asked last how long the text was."""
+    """Write documents (lists of tokens) of the splits "train" and "valid" as token files; `end` is appended to each
+    unless it is None. `text_bytes` is called at the end for the length of the text."""
     mark = [] if end is None else [end]
     dtype = "uint16" if vocabulary <= 65_536 else "uint32"
     folder.mkdir(parents=True, exist_ok=True)
@@ -182,7 +182,7 @@ def _map(path: Path, facts: _Facts) -> Tokens:
         raise EnvironmentUnfitError(f"there is no {path}", "It belongs to tokens.json.") from None
     except (OSError, ValueError) as error:
         raise EnvironmentUnfitError(f"{path} cannot be read: {error}", "Write it again.") from None
-    # The whole file would take long to check: its beginning and its end.
+    # Check only the beginning and the end: the whole file would take long.
     edge = 1 << 20
     highest = max(int(mapped[:edge].max(initial=0)), int(mapped[-edge:].max(initial=0)))
     if highest >= facts.vocabulary:
@@ -198,9 +198,9 @@ def _map(path: Path, facts: _Facts) -> Tokens:
 
 @dataclass(frozen=True)
 class Batch:
-    """Windows of one pass. inputs, targets [B, T] int64; places and mask only if documents are kept apart.
+    """Windows of one pass. inputs, targets [B, T] int64; places and mask only if documents are separated.
 
-    terms   targets of the whole update, all ranks and passes together, that count
+    terms   number of counted targets in the whole update, over all ranks and passes
     """
 
     inputs: Tensor
@@ -210,28 +210,28 @@ class Batch:
     terms: float
 
     def to(self, device: torch.device) -> "Batch":
-        """The same on `device`, without waiting for the transfer."""
+        """A copy on `device`, transferred asynchronously."""
         return move_tensors(self, device)
 
 
 def move_tensors(item: Item, device: torch.device) -> Item:
-    """The dataclass `item` with its tensors on `device`, without waiting for the transfer of those that are pinned."""
+    """The dataclass `item` with its tensors on `device`; pinned tensors are transferred asynchronously."""
     return map_tensors(item, lambda tensor: tensor.to(device, non_blocking=True))
 
 
 def map_tensors(item: Item, change: Callable[[Tensor], Tensor]) -> Item:
-    """The dataclass `item` with its tensors changed."""
+    """The dataclass `item` with `change` applied to its tensors."""
     tensors = {name: value for name, value in vars(item).items() if isinstance(value, Tensor)}
     return replace(item, **{name: change(value) for name, value in tensors.items()})  # type: ignore[type-var]
 
 
 class Windows:
-    """Fixed windows of one split: of one row of tokens, or of several, across whose borders none reaches.
+    """Fixed windows of one split, of one or several sequences of tokens, whose boundaries they do not cross.
 
-    block      0: shuffled once more for every epoch. Else in the order of the tokens, in blocks of so many windows:
-               what does not fill a block at the end of a row is left out, as llm.c's and modded-nanogpt's loaders do
-    separate   documents are kept apart: no attention across their borders, positions begin again, and the token that
-               begins a document is nobody's target
+    block      0: reshuffled every epoch. Otherwise in the order of the tokens, in blocks of this many windows; an
+               incomplete block at the end of a sequence is skipped, as in the loaders of llm.c and modded-nanogpt
+    separate   separate documents: no attention across boundaries, positions restart, and a document's first token is
+               not a target
     """
 
     def __init__(
@@ -264,7 +264,7 @@ class Windows:
         return numpy_generator(self._seed, "windows", epoch).permutation(self.count)
 
     def numbers(self, first: int, count: int) -> npt.NDArray[np.int64]:
-        """The windows `first` ... `first` + `count` of the endless stream of epochs."""
+        """Indices of the windows `first` to `first` + `count` (exclusive) in the endless stream of epochs."""
         places = np.arange(first, first + count)
         epochs, inside = np.divmod(places, self.count)
         if self._block:
@@ -272,20 +272,20 @@ class Windows:
         return np.array([self._order(int(epoch))[at] for epoch, at in zip(epochs, inside, strict=True)], np.int64)
 
     def take(self, numbers: Iterable[int]) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-        """Inputs, targets, places and mask of these windows, on the CPU."""
+        """Inputs, targets, places and mask of the given windows, on the CPU."""
         whole = torch.from_numpy(self._read(np.fromiter(numbers, np.int64), self.length + 1).astype(np.int64))
-        inputs, targets = whole[:, :-1].clone(), whole[:, 1:].clone()  # never the same memory
+        inputs, targets = whole[:, :-1].clone(), whole[:, 1:].clone()  # separate memory
         if self._end is None:
             return inputs, targets, None, None
         return separate_documents(inputs, targets, self._end)
 
     def count_targets(self, numbers: npt.NDArray[np.int64]) -> float:
-        """Targets of these windows that count: one fewer for each token that ends a document."""
+        """Number of counted targets in these windows: one fewer per end-of-document token."""
         ends = np.count_nonzero(self._read(numbers, self.length) == self._end) if self.separates else 0
         return float(len(numbers) * self.length - ends)
 
     def _read(self, numbers: npt.NDArray[np.int64], length: int) -> Tokens:
-        """The tokens of the windows, [windows, length], in their files' own format."""
+        """The tokens of the windows, [windows, length], in the file's data type."""
         of_row = np.searchsorted(self._last, numbers, side="right")
         first = np.concatenate(([0], self._last))[of_row]
         starts = ((numbers - first) * self.length)[:, None] + np.arange(length)
@@ -301,7 +301,7 @@ class Windows:
 def separate_documents(inputs: Tensor, targets: Tensor, end: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Targets, places [B, T] and mask [B, 1, T, T] of windows whose documents end with `end`.
 
-    The token `end` belongs to the document that it ends; what follows it is not its target.
+    The token `end` belongs to the document before it; the token after it is not its target.
     """
     ends = inputs == end
     documents = ends.cumsum(1) - ends.long()
@@ -316,7 +316,7 @@ def separate_documents(inputs: Tensor, targets: Tensor, end: int) -> tuple[Tenso
 
 @dataclass(frozen=True)
 class Part:
-    """Which part of every global batch a rank has: part `rank` of `ranks`, in passes of `micro_batch` windows."""
+    """A rank's part of every global batch: part `rank` of `ranks`, in passes of `micro_batch` windows."""
 
     micro_batch: int
     rank: int
@@ -324,7 +324,8 @@ class Part:
 
 
 def batches_of_update(windows: Windows, step: int, global_batch: int, part: Part) -> Iterator[Batch]:
-    """This rank's passes of update `step` (from 0): a contiguous part of a global batch that all layouts share."""
+    """This rank's passes of update `step` (from 0): a contiguous part of the global batch, which does not depend on the
+    layout."""
     numbers = windows.numbers(step * global_batch, global_batch)
     share = global_batch // part.ranks
     own = numbers[part.rank * share : (part.rank + 1) * share]
@@ -335,9 +336,9 @@ def batches_of_update(windows: Windows, step: int, global_batch: int, part: Part
 
 
 def validation_batches(windows: Windows, part: Part, most: int = 0) -> Iterator[Batch]:
-    """The first `most` windows (0: all), once, in equally many passes on every rank.
+    """The first `most` windows (0: all), each once, in the same number of passes on every rank.
 
-    Sharded models communicate in each pass. The last one is filled up with windows whose targets are ignored.
+    Sharded models communicate in each pass, so the last passes are padded with windows whose targets are ignored.
     """
     count = min(most, windows.count) if most else windows.count
     passes = -(-count // (part.micro_batch * part.ranks))

@@ -1,1 +1,1 @@
-"""Models that more than one task trains."""
+"""Models shared by tasks."""

@@ -6,5 +6,5 @@ from torch import Tensor
 
 
 def count_parameters(parameters: Iterable[Tensor]) -> int:
-    """Number of scalars in `parameters`; those on the meta device count too."""
+    """Number of elements in `parameters`, including those on the meta device."""
     return sum(parameter.numel() for parameter in parameters)

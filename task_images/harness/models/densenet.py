@@ -1,4 +1,5 @@
-"""DenseNets with bottleneck and compression (Huang et al. 2017, table 1): every layer sees all layers before it."""
+"""DenseNets with bottleneck and compression (Huang et al. 2017, table 1): each layer's input is the output of all
+previous ones."""
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +15,9 @@ BOTTLENECK = 4
 
 
 def densenet(depth: int, classes: int, width: float = 1.0, norm: str = "batch") -> nn.Module:
-    """The DenseNet of `depth` in DENSENETS. Input of any size from 32x32 on, though made for 224x224.
+    """The DenseNet of `depth` in DENSENETS. Input of any size from 32x32, designed for 224x224.
 
-    Initialisation: convolutions Kaiming normal, the classifier's bias 0.
+    Initialization: convolutions Kaiming normal, the classifier's bias 0.
     """
     model = _DenseNet(DENSENETS[depth], classes, width, make_norm(norm))
     for module in model.modules():

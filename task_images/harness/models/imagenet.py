@@ -1,8 +1,8 @@
 """The image classification networks of ImageNet by name: ResNet, VGG, DenseNet and Inception, any number of classes.
 
-Written here and not taken from torchvision, whose releases fit one release of torch each (or a few) and come from the
-same package index; and every normalisation layer and width can be chosen. At width 1 with batch normalisation they are
-the published models: so many parameters, the same outputs from the same weights.
+Implemented here instead of using torchvision, because each torchvision release requires specific torch releases, and
+because normalization and width are configurable here. With width 1 and batch normalization they are the published
+models: the same number of parameters, and the same outputs for the same weights.
 """
 
 from torch import nn
@@ -27,9 +27,9 @@ def imagenet_model(
 
     width       factor on all inner channels, which stay multiples of 8; 1: as published
     norm        "batch" or "group", see layers.make_norm
-    zero_init   ResNets only: blocks begin as the identity, since the scale of their last normalisation is 0
+    zero_init   ResNets only: blocks start as the identity, with 0 as the scale of their last normalization
 
-    Raises ValueError for another name.
+    Raises ValueError for unknown names.
     """
     if name not in MODELS:
         raise ValueError(f"there is no model {name!r}, only {', '.join(MODELS)}")

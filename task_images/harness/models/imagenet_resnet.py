@@ -1,4 +1,5 @@
-"""ResNets for ImageNet (He et al. 2015, table 1), from 50 on version 1.5: the 3x3 convolution has the stride."""
+"""ResNets for ImageNet (He et al. 2015, table 1); ResNet-50 and deeper in version 1.5: the 3x3 convolution has the
+stride."""
 
 from collections.abc import Callable
 
@@ -17,16 +18,16 @@ RESNETS = {
     152: (True, (3, 8, 36, 3)),
 }
 STEM = 64
-EXPANSION = 4  # of a bottleneck's outputs
+EXPANSION = 4  # of a bottleneck's output channels
 
 
 def imagenet_resnet(
     depth: int, classes: int, width: float = 1.0, norm: str = "batch", zero_init: bool = True
 ) -> nn.Module:
-    """The ResNet of `depth` in RESNETS. Input of any size from 32x32 on, though made for 224x224.
+    """The ResNet of `depth` in RESNETS. Input of any size from 32x32, designed for 224x224.
 
-    Initialisation: convolutions Kaiming normal (fan out), classifier normal with deviation 0.01 and bias 0; `zero_init`
-    sets the last scale of every block to 0 (Goyal et al. 2017, section 5.1).
+    Initialization: convolutions Kaiming normal (fan out), classifier normal with standard deviation 0.01 and bias 0;
+    `zero_init` sets the last scale of every block to 0 (Goyal et al. 2017, section 5.1).
     """
     bottleneck, blocks = RESNETS[depth]
     make = make_norm(norm)
@@ -68,7 +69,7 @@ class _ResNet(nn.Module):
 
 
 class _Block(nn.Module):
-    """The sum of a block's input, projected if shapes differ, and of `branch`, which ends with a norm."""
+    """A residual block: the input, projected if shapes differ, plus `branch`, which ends with a normalization."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, norm: Norm, *branch: nn.Module) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """Inception-v3 (Szegedy et al. 2015, "Rethinking the Inception architecture") and v4 (Szegedy et al. 2016).
 
-Without the auxiliary classifier of v3. Every convolution is followed by its normalisation and a ReLU. A block is some
-chains of layers beside each other, whose outputs are put behind each other.
+Without v3's auxiliary classifier. Each convolution is followed by normalization and ReLU. A block has parallel chains
+of layers, whose outputs are concatenated.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,15 +13,15 @@ from torch import Tensor, nn
 from task_images.harness.models.layers import Norm, make_norm, widen
 
 INCEPTIONS = (3, 4)
-LEAST_SIDE = 75  # pixels; smaller images vanish on the way
+LEAST_SIDE = 75  # pixels; smaller images would shrink to nothing
 DROPOUT = {3: 0.5, 4: 0.2}
 
 Kernel = int | tuple[int, int]
-Make = Callable[..., nn.Module]  # (inputs, outputs, kernel, stride, padding) -> a convolution with what follows it
+Make = Callable[..., nn.Module]  # (inputs, outputs, kernel, stride, padding) -> convolution, normalization and ReLU
 
 
 def inception(version: int, classes: int, width: float = 1.0, norm: str = "batch") -> nn.Module:
-    """The Inception network of that version; input of any size from 75x75 on, made for 299x299."""
+    """The Inception network of this version. Input of any size from 75x75, designed for 299x299."""
     make = partial(_convolution, make_norm(norm), width)
     body, channels = (_version_3 if version == 3 else _version_4)(make)
     return nn.Sequential(
@@ -31,7 +31,7 @@ def inception(version: int, classes: int, width: float = 1.0, norm: str = "batch
 
 
 class _Beside(nn.Module):
-    """Chains of layers beside each other."""
+    """Parallel chains of layers, whose outputs are concatenated."""
 
     def __init__(self, *chains: nn.Module) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ def _convolution(
 
 
 def _chain(make: Make, inputs: int | Sequence[int], *layers: tuple[int, Kernel]) -> nn.Sequential:
-    """Convolutions of stride 1 that keep the image's size, as (outputs, kernel)."""
+    """Convolutions with stride 1 that keep the image's size, given as (outputs, kernel)."""
     found: list[nn.Module] = []
     for outputs, kernel in layers:
         sizes = (kernel, kernel) if isinstance(kernel, int) else kernel
@@ -68,12 +68,12 @@ def _pool_chain(make: Make, inputs: Sequence[int], outputs: int, padding_counts:
 
 
 def _halving_chain(make: Make, chain: nn.Sequential, inputs: int, outputs: int) -> nn.Sequential:
-    """A chain, and a 3x3 convolution of stride 2 behind it."""
+    """A chain followed by a 3x3 convolution with stride 2."""
     return nn.Sequential(*chain, make(inputs, outputs, 3, 2))
 
 
 def _fork(make: Make, chain: nn.Sequential, inputs: int, outputs: int) -> nn.Sequential:
-    """A chain whose end goes two ways, 1x3 and 3x1."""
+    """A chain that ends in two branches, 1x3 and 3x1."""
     ways = [_chain(make, inputs, (outputs, kernel)) for kernel in ((1, 3), (3, 1))]
     return nn.Sequential(*chain, _Beside(*ways))
 

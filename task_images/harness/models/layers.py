@@ -1,4 +1,4 @@
-"""What the image models share: their normalisation, and channels in multiples of eight."""
+"""Shared code of the image models: normalization, and channels in multiples of eight."""
 
 from collections.abc import Callable
 
@@ -11,11 +11,11 @@ MOST_GROUPS = 32
 
 
 def make_norm(kind: str) -> Norm:
-    """Number of channels -> normalisation layer with scale and shift per channel.
+    """A function from the number of channels to a normalization layer with scale and shift per channel.
 
-    "batch": BatchNorm, whose statistics are those of this rank's batch, so that the same global batch on more ranks is
-    another training. "group": GroupNorm (Wu and He 2018), which knows no batch; equally many parameters.
-    Raises ValueError for another word.
+    "batch": BatchNorm, with statistics of this rank's batch, so the same global batch on more ranks is a different
+    training. "group": GroupNorm (Wu and He 2018), independent of the batch, with the same number of parameters. Raises
+    ValueError for other values.
     """
     if kind not in NORMS:
         raise ValueError(f"the normalisation {kind!r} is not one of {', '.join(NORMS)}")
@@ -23,7 +23,7 @@ def make_norm(kind: str) -> Norm:
 
 
 def _group_norm(channels: int) -> nn.Module:
-    """As many groups of equal size as there can be: at most 32, each of at least two channels."""
+    """GroupNorm with as many equal groups as possible: at most 32, each with at least two channels."""
     fitting = (groups for groups in range(min(MOST_GROUPS, channels // 2), 0, -1) if channels % groups == 0)
     return nn.GroupNorm(next(fitting, 1), channels)
 

@@ -1,7 +1,7 @@
 """ResNets for small images (He et al. 2015 section 4.2, and 2016 for version 2), any depth 6n+2.
 
 Shortcuts at changes of width are 1x1 convolutions, as in the original benchmark, not He's zero padding: ResNet-20 v1
-has 272 474 parameters with 3 input channels and 10 classes. The pooling is global, so any input size from 4x4 will do.
+has 272,474 parameters with 3 input channels and 10 classes. Pooling is global, so any input size from 4x4 works.
 """
 
 from collections.abc import Callable
@@ -18,15 +18,14 @@ WIDTHS = (16, 32, 64)
 def resnet(
     depth: int = 20, version: int = 1, channels: int = 3, classes: int = 10, *, norm: str = "batch"
 ) -> nn.Module:
-    """A ResNet of `depth` 20, 32, 44, 56, 110, ... Raises ValueError for another depth, version or norm.
+    """A ResNet of `depth` 20, 32, 44, 56, 110, ... Raises ValueError for other depths, versions or norms.
 
-    Version 1: convolution - BN - ReLU, activation after the sum, projection with BN where the width changes.
-    Version 2: BN - ReLU - convolution, no BN after the stem, BN and ReLU at the end, projection without BN of the
-    activated input in the first block of every stage.
-    `norm` "group" puts GroupNorm in BN's place (layers.make_norm).
+    Version 1: convolution - BN - ReLU, activation after the sum, projection with BN where the width changes. Version 2:
+    BN - ReLU - convolution, no BN after the stem, BN and ReLU at the end, projection without BN of the activated input
+    in the first block of every stage. `norm` "group" replaces BN by GroupNorm (layers.make_norm).
 
-    Input [n, channels, height, width], output [n, classes] (logits). Initialisation: convolutions Kaiming normal (fan
-    out), BN 1 and 0, linear layer as torch does.
+    Input [n, channels, height, width], output [n, classes] (logits). Initialization: convolutions Kaiming normal (fan
+    out), BN 1 and 0, linear layer as in torch.
     """
     if depth < 8 or (depth - 2) % 6:
         raise ValueError(f"a ResNet for small images has depth 6n+2, not {depth}")

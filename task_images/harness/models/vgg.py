@@ -1,4 +1,4 @@
-"""VGG networks (Simonyan and Zisserman 2014, table 1: A, B, D, E), with or without normalisation."""
+"""VGG networks (Simonyan and Zisserman 2014, table 1: A, B, D, E), with or without normalization."""
 
 from torch import Tensor, nn
 
@@ -13,10 +13,10 @@ DROPOUT = 0.5
 
 
 def vgg(depth: int, classes: int, width: float = 1.0, norm: str | None = None) -> nn.Module:
-    """The VGG of `depth` in VGGS. Input of any size from 32x32 on, though made for 224x224: features are averaged onto
-    a grid of 7x7.
+    """The VGG of `depth` in VGGS. Input of any size from 32x32, designed for 224x224: features are pooled to a 7x7
+    grid.
 
-    Initialisation: convolutions Kaiming normal (fan out), linear layers normal with deviation 0.01, biases 0.
+    Initialization: convolutions Kaiming normal (fan out), linear layers normal with standard deviation 0.01, biases 0.
     """
     model = _Vgg(VGGS[depth], classes, width, norm)
     for module in model.modules():

@@ -1,1 +1,1 @@
-"""What the two translation tasks share: parallel data, batches, beam search, BLEU and the training loop."""
+"""Shared code of the two translation tasks: parallel data, batches, beam search, BLEU and training."""

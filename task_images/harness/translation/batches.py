@@ -1,7 +1,7 @@
-"""Which sentences are translated in which pass: batches by sentences or by tokens, the same for any number of ranks.
+"""Batches by sentences or by tokens, the same for any number of ranks.
 
-An update takes the same sentences however many ranks share it. Its passes are numbered over all ranks; each rank has a
-run of them, and the last update of an epoch may leave a rank with fewer, or none.
+An update has the same sentences for any number of ranks. Its passes are numbered over all ranks; each rank has
+consecutive ones, and in the last update of an epoch a rank may have fewer, or none.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,9 +18,8 @@ from task_images.harness.updates import Passes
 
 
 class Update(NamedTuple):
-    """One update's work. `passes`: this rank's, as indices of pairs; `first`: the number of its first pass among those
-    of all ranks; `sentences` and `tokens` (target words, ends included): of all ranks together; `own`: sentences of
-    this rank."""
+    """One update. `passes`: this rank's, as indices of pairs; `first`: the number of its first pass among those of all
+    ranks; `sentences` and `tokens` (target words including ends): of all ranks; `own`: sentences of this rank."""
 
     passes: list[Indices]
     first: int
@@ -29,7 +28,7 @@ class Update(NamedTuple):
 
     @property
     def own(self) -> int:
-        """How many sentences this rank has in the update."""
+        """Number of sentences of this rank in the update."""
         return sum(map(len, self.passes))
 
 
@@ -39,7 +38,7 @@ class Batches(Protocol):
     steps: int  # updates per epoch
 
     def updates(self, epoch: int, begin: int = 0) -> Iterator[Update]:
-        """The updates of `epoch` (from 1), leaving out the first `begin`."""
+        """The updates of `epoch` (from 1) except the first `begin`."""
         ...
 
     def padding(self, epoch: int) -> float:
@@ -49,7 +48,7 @@ class Batches(Protocol):
 
 @dataclass(frozen=True)
 class _Cut:
-    """A list of passes for all ranks, and the rank that looks at it."""
+    """Splits a list of passes over ranks, for one rank."""
 
     pairs: Pairs
     passes: Passes
@@ -79,10 +78,10 @@ class _Cut:
 
 
 class SentenceBatches:
-    """Passes of equally many sentences in random order.
+    """Passes with the same number of sentences, in random order.
 
-    reshuffle   True: every epoch shuffles all pairs again. False: every rank keeps the part that the first shuffle gave
-                it and reorders only that, as the original did.
+    reshuffle   True: all pairs are reshuffled every epoch. False: each rank keeps its part from the first shuffle and
+                reshuffles only that, as in the original.
     """
 
     def __init__(self, pairs: Pairs, passes: Passes, ranks: int, rank: int, seed: int, reshuffle: bool = True) -> None:
@@ -119,9 +118,10 @@ class SentenceBatches:
 class TokenBatches:
     """Passes of at most `passes.size` positions (sentences x longest side, rounded up) of similar length.
 
-    Sentences are sorted by target, then source length, equal ones in random order, and filled in greedily; lengths
-    round up to 2 (to 8 while a batch has fewer than 4 sentences) and a full batch is cut to a multiple of 4 sentences,
-    what is over goes into the next. Then the batches are shuffled. With `reshuffle` all that is done anew every epoch.
+    Sentences are sorted by target, then source length, with ties in random order, and batched greedily; lengths are
+    rounded up to multiples of 2 (of 8 while a batch has fewer than 4 sentences), and a full batch is cut to a multiple
+    of 4 sentences, the rest of which go into the next one. Then the batches are shuffled. With `reshuffle` all this is
+    repeated every epoch.
     """
 
     def __init__(self, pairs: Pairs, passes: Passes, ranks: int, rank: int, seed: int, reshuffle: bool = True) -> None:
@@ -149,8 +149,7 @@ class TokenBatches:
 
 
 def fill_batches(order: Indices, lengths: npt.NDArray[np.int64], budget: int, few: int = 4) -> list[Indices]:
-    """Cut `order` into runs; lengths[i] belongs to order[i]. A run alone may be above `budget` only if it is one
-    sentence."""
+    """Split `order` into runs; lengths[i] belongs to order[i]. Only a run of a single sentence may exceed `budget`."""
     batches = []
     start = 0
     while start < len(order):
@@ -161,7 +160,7 @@ def fill_batches(order: Indices, lengths: npt.NDArray[np.int64], budget: int, fe
 
 
 def _run_end(lengths: npt.NDArray[np.int64], start: int, budget: int, few: int) -> int:
-    # No sentence takes fewer than 2 positions, so the run ends within this window.
+    # Every sentence takes at least 2 positions, so the run ends within this window.
     window = np.maximum.accumulate(lengths[start : start + budget // 2 + 1])
     counts = np.arange(1, len(window) + 1)
     padded = np.where(counts <= few, -(-window // 8) * 8, -(-window // 2) * 2)

@@ -1,4 +1,4 @@
-"""BLEU of a whole test set by sacrebleu, and beside it the original's mean of small batches' BLEU."""
+"""BLEU of a whole test set by sacrebleu, and, for comparison, the original's mean of small batches' BLEU."""
 
 import re
 import sys
@@ -9,29 +9,30 @@ from typing import Any, NamedTuple
 
 
 class Bleu(NamedTuple):
-    """`score` from 0 to 100, and sacrebleu's signature, which says all that the score depends on."""
+    """`score` from 0 to 100, and sacrebleu's signature, which identifies all settings."""
 
     score: float
     signature: str
 
 
 def corpus_bleu(hypotheses: Sequence[str], references: Sequence[str], lowercase: bool = False) -> Bleu:
-    """Corpus BLEU, tokenised 13a, as published figures are given: with case as sacrebleu does by default, or without,
-    as the original benchmark's goals were set."""
+    """Corpus BLEU with the tokenizer 13a, as in publications: cased, sacrebleu's default, or lowercased, as in the
+    original benchmark's goals."""
     metric = _metric(lowercase=lowercase)
     return Bleu(float(metric.corpus_score(list(hypotheses), [list(references)]).score), str(metric.get_signature()))
 
 
 def international_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> float:
-    """Lower-cased, tokenised `intl`: one batch's BLEU in the original GNMT."""
+    """Lowercased BLEU with the tokenizer `intl`: one batch's BLEU in the original GNMT."""
     metric = _metric(lowercase=True, tokenize="intl")
     return float(metric.corpus_score(list(hypotheses), [list(references)]).score)
 
 
 def tokenized_bleu(hypotheses: Sequence[str], references: Sequence[str], floor: float = 0.0) -> float:
-    """Of sentences already tokenised, `floor` for orders without a match: one batch's BLEU in the original Transformer.
+    """BLEU of tokenized sentences, with `floor` for n-gram orders without a match: one batch's BLEU in the original
+    Transformer.
 
-    sacrebleu had the floor 0 up to 1.4, which the original's images hold, and has 0.1 since 1.5.
+    sacrebleu's floor was 0 up to version 1.4, which the original's images contain, and has been 0.1 since 1.5.
     """
     metric = _metric(tokenize="none", smooth_method="floor", smooth_value=floor, effective_order=True, force=True)
     return float(metric.corpus_score(list(hypotheses), [list(references)]).score)
@@ -43,7 +44,7 @@ def mean_of_batches(
     references: Sequence[str],
     batch: int,
 ) -> float:
-    """`score` of every `batch` sentences, averaged with their number as weight. Depends on the batch size."""
+    """The mean of `score` over batches of `batch` sentences, weighted by their number. Depends on the batch size."""
     total = 0.0
     for start in range(0, len(hypotheses), batch):
         part = slice(start, start + batch)
@@ -52,7 +53,7 @@ def mean_of_batches(
 
 
 def split_punctuation(text: str) -> str:
-    """`text` with blanks around symbols, and around punctuation that is not between digits, as mteval-v14 does."""
+    """`text` with spaces around symbols, and around punctuation that is not between digits, like mteval-v14."""
     before, after, symbols = _punctuation()
     return symbols.sub(r" \1 ", after.sub(r" \1 \2", before.sub(r"\1 \2 ", text)))
 

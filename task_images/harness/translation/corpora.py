@@ -1,4 +1,5 @@
-"""Parallel text from the archives of the WMT conferences: training parts joined, test sets out of their SGML."""
+"""Parallel text from the archives of the WMT conferences: concatenated training parts, test sets extracted from
+SGML."""
 
 import re
 import tarfile
@@ -15,16 +16,16 @@ _SEGMENT = re.compile(rb"<seg[^>]*>(.*?)</seg>")
 
 
 class Part(NamedTuple):
-    """A file of an archive in both languages, by its base names; those of .sgm files hold their text in segments."""
+    """A file of an archive in both languages, by base name; .sgm files contain text in segments."""
 
     archive: str
     names: tuple[str, str]  # English, German
 
 
 def join_parts(folder: Path, parts: Sequence[Part], out: Path, name: str, say: Say) -> None:
-    """Write out/NAME.en and out/NAME.de: the parts, one after the other. Both appear only when they are whole.
+    """Write out/NAME.en and out/NAME.de: the concatenated parts. Both appear only when complete.
 
-    Raises EnvironmentUnfitError for an archive that is damaged, or lacks a file, or whose sides differ in length.
+    Raises EnvironmentUnfitError for an archive that is damaged, lacks a file, or whose sides differ in length.
     """
     out.mkdir(parents=True, exist_ok=True)
     targets = [out / f"{name}.{language}" for language in LANGUAGES]
@@ -46,7 +47,7 @@ def join_parts(folder: Path, parts: Sequence[Part], out: Path, name: str, say: S
 
 
 def _add(archive: Path, names: tuple[str, str], files: Sequence[IO[bytes]]) -> list[int]:
-    """Append the two files of an archive; the number of lines of each."""
+    """Append the two files of an archive; returns the number of lines of each."""
     counts: dict[str, int] = {}
     try:
         with tarfile.open(archive, "r:*") as packed:

@@ -1,4 +1,4 @@
-"""Packages that only the translation tasks need: asked for before hours of training, not after."""
+"""Checks packages that only the translation tasks need at the start, not after hours of training."""
 
 import importlib.util
 

@@ -1,12 +1,12 @@
-"""Parallel data as word numbers on disk: reading the official binary forms, and making them from two text files.
+"""Parallel data as word numbers on disk: reading the official binary formats, and creating them from two text files.
 
-Sentences lie one after another in a file of fixed-width integers that is mapped, never loaded whole; their starts and
-lengths are in memory. Both official forms are of this kind:
+Sentences are concatenated in a memory-mapped file of fixed-width integers; their starts and lengths are in memory.
+There are two official formats:
 
     indexed    NAME.bin (the numbers) and NAME.idx (TorchNet's index: magic, type, starts, lengths), one pair of files
-               per language; WMT17's, and the form in which a text corpus is cached here
-    prepacked  one file: count, vocabulary size, least and greatest length, source and target lengths, offset (all
-               int64), then fixed-width rows of source and target; WMT16's
+    per language; used by WMT17, and for cached text corpora
+    prepacked  one file: count, vocabulary size, shortest and longest length, source and target lengths, offset (all
+    int64), then fixed-width rows of source and target; used by WMT16
 """
 
 import hashlib
@@ -49,7 +49,7 @@ class Side:
         return len(self.lengths)
 
     def rows(self, indices: npt.NDArray[np.int64], width: int, fill: int) -> npt.NDArray[np.int64]:
-        """The sentences `indices`, (len(indices), width), filled up with `fill` on the right."""
+        """The sentences `indices`, [len(indices), width], padded with `fill` on the right."""
         columns = np.arange(width)
         inside = columns < self.lengths[indices, None]
         places = np.where(inside, self.starts[indices, None] + columns, 0)
@@ -62,17 +62,17 @@ class Side:
         return found
 
     def without_first(self) -> "Side":
-        """Every sentence without its first number, a start mark."""
+        """All sentences without their first number, the start mark."""
         return Side(self.numbers, self.starts + 1, self.lengths - 1)
 
     def cut(self, keep: npt.NDArray[np.bool_]) -> "Side":
-        """Only the sentences where `keep` is true."""
+        """The sentences where `keep` is true."""
         return Side(self.numbers, self.starts[keep], self.lengths[keep])
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """Source and target, sentence by sentence. `left_out` says why and how many pairs of the files are not here."""
+    """Source and target sentences. `left_out` has the number of pairs of the files that were excluded, by reason."""
 
     source: Side
     target: Side
@@ -89,7 +89,7 @@ class Pairs:
         return len(self.source)
 
     def check(self, vocabulary: int, name: str) -> None:
-        """Raises EnvironmentUnfitError if there are no pairs or word numbers outside of range(vocabulary)."""
+        """Raises EnvironmentUnfitError if there are no pairs, or word numbers outside range(vocabulary)."""
         if not len(self):
             raise EnvironmentUnfitError(f"{name} holds no usable pair of sentences", f"Left out: {self.left_out}.")
         greatest = max(int(side.numbers.max(initial=0)) for side in (self.source, self.target))
@@ -107,14 +107,14 @@ class Pairs:
 
 
 def digest_pairs(*parts: Pairs) -> str:
-    """ "sha256:HEX" of the lengths and numbers of all sentences, whatever form they were read from."""
+    """ "sha256:HEX" of the lengths and numbers of all sentences, independent of the file format."""
     sha = hashlib.sha256()
     for side in (side for pairs in parts for side in (pairs.source, pairs.target)):
         sha.update(side.lengths.astype("<i8").tobytes())
         for start in range(0, len(side), _DIGEST_BLOCK):
             lengths = side.lengths[start : start + _DIGEST_BLOCK]
             firsts = side.starts[start : start + _DIGEST_BLOCK]
-            # Position of every number: its sentence's start plus its place in the sentence.
+            # Position of every number: its sentence's start plus its index in the sentence.
             places = np.arange(lengths.sum()) + np.repeat(firsts - (np.cumsum(lengths) - lengths), lengths)
             sha.update(side.numbers[places].astype("<i4").tobytes())
     return f"sha256:{sha.hexdigest()}"
@@ -152,7 +152,7 @@ def read_indexed(prefix: Path) -> Side:
 def read_prepacked(path: Path, vocabulary: int) -> Pairs:
     """The pairs in a prepacked file, with start and end marks on both sides.
 
-    Raises EnvironmentUnfitError if the file is damaged or was made with a vocabulary of another size.
+    Raises EnvironmentUnfitError if the file is damaged or has a vocabulary of another size.
     """
     try:
         with path.open("rb") as file:
@@ -175,9 +175,9 @@ def read_prepacked(path: Path, vocabulary: int) -> Pairs:
 
 
 class IndexedWriter:
-    """Writes one language in the indexed form, sentence by sentence. Lengths are in a hidden file until `finish`.
+    """Writes one language in the indexed format, sentence by sentence. Lengths are in a hidden file until `finish`.
 
-    `kept`: sentences and bytes that an interrupted writer had written, and goes on behind.
+    `kept`: sentences and bytes written by an interrupted writer, after which to continue.
     """
 
     def __init__(self, prefix: Path, vocabulary: int, stack: ExitStack, kept: tuple[int, int] = (0, 0)) -> None:
@@ -193,7 +193,7 @@ class IndexedWriter:
         self._file.write(np.asarray(numbers, _TYPES[self._code]).tobytes())
 
     def flush(self) -> tuple[int, int]:
-        """Write what is in memory; returns the sentences and bytes that are written."""
+        """Write buffered data; returns the number of sentences and bytes written."""
         self._lengths.flush()
         self._file.flush()
         return self._lengths.tell() // 8, self._file.tell()
@@ -211,7 +211,7 @@ class IndexedWriter:
 
 
 def _open_behind(path: Path, size: int, stack: ExitStack) -> BinaryIO:
-    """The file, cut after `size` bytes, to be written behind them."""
+    """The file, truncated to `size` bytes and opened for appending."""
     file: BinaryIO = stack.enter_context(path.open("r+b" if size else "wb"))
     file.truncate(size)
     file.seek(size)
@@ -220,7 +220,7 @@ def _open_behind(path: Path, size: int, stack: ExitStack) -> BinaryIO:
 
 @dataclass
 class Encoded:
-    """How far an encoding is: lines read, those left out, and for each language sentences and bytes written."""
+    """Progress of an encoding: lines read, lines excluded, and for each language sentences and bytes written."""
 
     lines: int = 0
     left_out: dict[str, int] = field(default_factory=lambda: {"too long": 0, "empty": 0})
@@ -228,7 +228,7 @@ class Encoded:
 
     @classmethod
     def read(cls, folder: Path) -> "Encoded":
-        """What an interrupted encoding left in `folder`; nothing if there was none, or none that went far."""
+        """The progress of an interrupted encoding in `folder`; zero if there is none."""
         try:
             stored = json.loads((folder / _JOURNAL).read_text(encoding="utf-8"))
             return cls(stored["lines"], stored["left_out"], [(count, size) for count, size in stored["written"]])
@@ -236,7 +236,7 @@ class Encoded:
             return cls()
 
     def keep(self, folder: Path, writers: Sequence[IndexedWriter]) -> None:
-        """Remember that everything up to here is written."""
+        """Record that everything so far is written."""
         self.written = [writer.flush() for writer in writers]
         new = folder / f"{_JOURNAL}.new"
         new.write_text(json.dumps(asdict(self)), encoding="utf-8")
@@ -248,10 +248,10 @@ def encode_text(
 ) -> None:
     """Encode two parallel text files into `folder` (see `read_encoded`), in one pass, one pair of lines in memory.
 
-    `longest` > 0: for training; pairs with more numbers on a side, and pairs with an empty side, are left out and
-    counted. `longest` = 0: for evaluation, nothing is left out. Goes on behind the lines that an interrupted call
-    had kept, every KEEP_EVERY of them. Raises EnvironmentUnfitError if a file is missing, is not UTF-8, or has more
-    lines than the other.
+    `longest` > 0: for training; pairs with more numbers on a side, and pairs with an empty side, are excluded and
+    counted. `longest` = 0: for evaluation, nothing is excluded. Resumes an interrupted call, whose progress is recorded
+    every KEEP_EVERY lines. Raises EnvironmentUnfitError if a file is missing, is not UTF-8, or has more lines than the
+    other.
     """
     done = Encoded.read(folder)
     kept = done.lines
@@ -260,7 +260,7 @@ def encode_text(
         sides = zip(_SIDES, done.written, strict=True)
         writers = [IndexedWriter(folder / name, vocabulary, stack, written) for name, written in sides]
         for done.lines, pair in enumerate(parallel_lines(*texts), start=1):
-            # About: a letter may have several bytes.
+            # Approximate: a character may have several bytes.
             progress.add(sum(map(len, pair)) + 2, is_old=done.lines <= kept)
             if done.lines <= kept:
                 continue
@@ -279,7 +279,7 @@ def encode_text(
 
 
 def _encode_pair(pair: tuple[str, str], encode: tuple[Encode, Encode], longest: int) -> list[list[int]] | str:
-    """The numbers of both sides, or why the pair is left out."""
+    """The numbers of both sides, or the reason for excluding the pair."""
     if longest and not all(pair):
         return "empty"
     sentences = [encode_one(line) for encode_one, line in zip(encode, pair, strict=True)]
@@ -287,7 +287,7 @@ def _encode_pair(pair: tuple[str, str], encode: tuple[Encode, Encode], longest: 
 
 
 def file_size(path: Path) -> int:
-    """Bytes of a file; 0 if it is missing, which whoever reads it will say."""
+    """Bytes of a file; 0 if it is missing, which is reported when it is read."""
     try:
         return path.stat().st_size
     except OSError:
@@ -295,13 +295,13 @@ def file_size(path: Path) -> int:
 
 
 def read_encoded(folder: Path) -> Pairs:
-    """What `encode_text` wrote into `folder`."""
+    """The pairs that `encode_text` wrote into `folder`."""
     left_out = json.loads((folder / _LEFT_OUT).read_text(encoding="utf-8"))
     return Pairs(read_indexed(folder / _SIDES[0]), read_indexed(folder / _SIDES[1]), left_out)
 
 
 def parallel_lines(source: Path, target: Path) -> Iterator[tuple[str, str]]:
-    """The lines of two files side by side, without white space at their ends."""
+    """The lines of two files in pairs, stripped."""
     missing = object()
     for number, (left, right) in enumerate(zip_longest(lines(source), lines(target), fillvalue=missing), start=1):
         if not isinstance(left, str) or not isinstance(right, str):
@@ -314,12 +314,12 @@ def parallel_lines(source: Path, target: Path) -> Iterator[tuple[str, str]]:
 
 
 def lines(path: Path) -> Iterator[str]:
-    """The lines of a UTF-8 text, stripped. Raises EnvironmentUnfitError naming what is wrong."""
+    """The lines of a UTF-8 text, stripped. Raises EnvironmentUnfitError saying what is wrong."""
     try:
         with path.open("rb") as file:
             for number, raw in enumerate(file, start=1):
                 try:
-                    # Some corpora begin with a byte order mark.
+                    # Some corpora start with a byte order mark.
                     yield raw.decode("utf-8").removeprefix("\ufeff").strip()
                 except UnicodeDecodeError as error:
                     raise EnvironmentUnfitError(

@@ -1,6 +1,6 @@
-"""The way of a translation task from its contract to its result: corpus, model, training.
+"""A translation program, from contract to result: corpus, model, training.
 
-A task says what its corpus is (`Source`) and how its model is put together (`make_task`); the order is the same.
+A task defines its corpus (`Source`) and its model (`make_task`); the procedure is common.
 """
 
 import tempfile
@@ -25,12 +25,12 @@ S = TypeVar("S", bound=TranslationSettings)
 
 @dataclass(frozen=True)
 class Source(Generic[C]):
-    """Where a corpus comes from.
+    """The source of a corpus.
 
-    name          of the data set, as WMT16
-    write_sample  writes made-up sentences into a folder and returns the one to read: (folder, seed) -> folder
-    read          the folder of the files, and the one for cache entries -> the corpus
-    identify      what the result says of the corpus
+    name          name of the data set, e.g. WMT16
+    write_sample  (folder, seed) -> folder: writes generated sentences, and returns the folder to read
+    read          (folder of the files, folder of cache entries) -> corpus
+    identify      corpus -> identity for the result
     """
 
     name: str
@@ -54,7 +54,7 @@ class Source(Generic[C]):
 def train(
     contract: Contract, settings: S, source: Source[C], make_task: Callable[[S, World, C], TranslationTask]
 ) -> None:
-    """Train to the goal and report the result. `data` is "sample" for made-up sentences. Raises TaskUsageError."""
+    """Train to the goal and report the result. `data` is "sample" for generated sentences. Raises TaskUsageError."""
     generate = settings.data == "sample"
     kind = "made-up" if generate else source.name
     with training_session(contract, f"{kind} English-German", generate) as (world, report):

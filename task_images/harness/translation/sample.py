@@ -1,8 +1,9 @@
-"""A small made-up language pair with structure to learn, drawn from a grammar: English clauses and their German ones.
+"""A small synthetic parallel corpus with structure to learn: English clauses from a grammar, and their German
+translations.
 
-German here has what makes translation more than a dictionary: three genders and two cases on articles and adjectives,
-the verb in second place, at the end of subordinate clauses, and in two parts in the perfect. Sentences are drawn at
-random; no sentence of the test set is in the training set. This is generated text, so results must say `synthetic`.
+The German needs more than a dictionary: three genders and two cases of articles and adjectives, and the verb in second
+position, at the end of subordinate clauses, and in two parts in the perfect tense. Sentences are drawn at random; no
+sentence of the test set is in the training set. Because the text is generated, results must say `synthetic`.
 """
 
 import random
@@ -83,7 +84,7 @@ _ENDINGS = {
 
 
 def write_sample(folder: Path, train: int, test: int, seed: int) -> None:
-    """Write train.{en,de} and test.{en,de} with so many pairs of untokenised sentences."""
+    """Write train.{en,de} and test.{en,de} with `train` and `test` pairs of untokenized sentences."""
     pairs = sample_pairs(train + test, seed)
     for name, part in (("test", pairs[:test]), ("train", pairs[test:])):
         for language, side in (("en", 0), ("de", 1)):
@@ -92,7 +93,7 @@ def write_sample(folder: Path, train: int, test: int, seed: int) -> None:
 
 
 def sample_pairs(count: int, seed: int) -> list[tuple[str, str]]:
-    """`count` different pairs (English, German), a function of the seed."""
+    """`count` distinct pairs (English, German), determined by the seed."""
     chance = random.Random(f"sentences {seed}")
     pairs: dict[str, str] = {}
     while len(pairs) < count:
@@ -120,7 +121,7 @@ def _main_clause(chance: random.Random) -> tuple[str, str]:
     first, last = ("hat", f" {verb.participle}") if perfect else (verb.german, "")
     if chance.random() < 0.5:
         return f"{subject[0]} {english} {object_[0]}", f"{subject[1]} {first} {object_[1]}{last}"
-    # With the time in front the verb stays second, so the subject moves behind it.
+    # After an initial adverb of time the verb stays in second position, so the subject follows it.
     return (
         f"{time[0]} {subject[0]} {english} {object_[0]}",
         f"{time[1]} {first} {subject[1]} {object_[1]}{last}",

@@ -1,4 +1,4 @@
-"""What the translation tasks give the training loop: passes of sentence pairs, and beam search with corpus BLEU."""
+"""Translation with the common training loop: passes of sentence pairs, and beam search with corpus BLEU."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,14 +33,14 @@ from task_images.harness.updates import Update
 
 
 class TranslationModel(nn.Module):
-    """What the loop asks of a model, besides being a `beam.Decoder`. Shapes: B sentences, S, T positions, V words."""
+    """The interface of models, in addition to `beam.Decoder`. Shapes: B sentences, S, T positions, V words."""
 
     def forward(self, source: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
-        """source (B, S), lengths (B) on the CPU, target (B, T) from its start mark on -> features (B, T, width)."""
+        """source [B, S], lengths [B] on the CPU, target [B, T] including its start mark -> features [B, T, width]."""
         raise NotImplementedError
 
     def scores(self, features: Tensor) -> Tensor:
-        """features (..., width) -> scores of the next word (..., V) before softmax."""
+        """features [..., width] -> scores of the next word [..., V] before softmax."""
         raise NotImplementedError
 
     def begin(self, source: Tensor, lengths: Tensor) -> Any:
@@ -52,21 +52,21 @@ class TranslationModel(nn.Module):
         raise NotImplementedError
 
     def select(self, state: Any, sentences: Tensor, beams: Tensor) -> Any:
-        """The state of chosen hypotheses: sentences [B'] of the B, and beams [B', K] of each."""
+        """The state of selected hypotheses: sentences [B'] out of B, and beams [B', K] of each."""
         raise NotImplementedError
 
 
 @dataclass
 class TranslationTask:
-    """All in which one task differs from another.
+    """The task-specific part of a translation training.
 
-    learning_rate   of the n-th update that was not skipped, n from 0
-    divide_by       what the summed gradient is divided by: tokens or sentences of all ranks, or own_sentences, those of
-                    one rank (which makes it `ranks` times the mean, as the original GNMT has it)
-    limit           greatest length of a translation, its end included, by source length
-    text            word numbers of a translation, without marks -> the text that is scored
-    references      of the test pairs, in their order, as texts; `reference` says where they are from
-    legacy_bleu     the original's figure for translations, in the order of the test pairs
+    learning_rate   learning rate of the n-th update that was not skipped, from 0
+    divide_by       divisor of the summed gradient: tokens or sentences of all ranks, or own_sentences, those of one
+                    rank (`ranks` times the mean, as in the original GNMT)
+    limit           maximum length of a translation, including its end, by source length
+    text            word numbers of a translation, without marks -> the text to score
+    references      reference translations of the test pairs, in order; `reference` names their source
+    legacy_bleu     the original's score of translations, in the order of the test pairs
     """
 
     name: str
@@ -91,8 +91,9 @@ class TranslationTask:
 
 
 class Batch(NamedTuple):
-    """One pass: source (B, S), its lengths (B) on the CPU, and target from its start mark (B, T); the words to come (W)
-    row by row, without padding, and the place of each in (B T), which a device then need not count first."""
+    """One pass: source [B, S], its lengths [B] on the CPU, and target [B, T] including its start mark; the words to
+    predict [W], row by row, without padding, and the index of each in [B T], precomputed to avoid a device
+    synchronization."""
 
     source: Tensor
     lengths: Tensor
@@ -102,12 +103,12 @@ class Batch(NamedTuple):
 
     @property
     def words(self) -> int:
-        """How many words are to come."""
+        """Number of words to predict."""
         return len(self.expected)
 
 
 def make_plan(settings: TranslationSettings, updates: int) -> Plan:
-    """How long to train, and what to do on the way, if an epoch has so many updates."""
+    """The training plan for epochs of `updates` updates."""
     return Plan(
         settings.epochs,
         settings.budget_seconds,
@@ -123,7 +124,7 @@ def train_translation(world: World, report: Reporter, task: TranslationTask, goa
     """Train to the goal and report the result."""
     precision = Precision(task.settings.precision, world.device, task.loss_scale)
     validator = TranslationValidator(world, task, precision)
-    # As the reference implementations have it, gradients in fp16 travel as such; the loss scale keeps them in range.
+    # As in the reference implementations, fp16 gradients are sent in fp16; the loss scale keeps them in range.
     wire = torch.float16 if precision.used == "fp16" else None
     Trainer(
         world,
@@ -155,23 +156,23 @@ def train_translation(world: World, report: Reporter, task: TranslationTask, goa
         precision=precision,
         arithmetic=task.settings,
         unit=Unit("sentences"),
-        # Without a limit the norm is still measured: a gradient that is not finite ends the training.
+        # The norm is measured even without a limit, because a non-finite gradient ends the training.
         clip=math.inf if task.clip is None else task.clip,
     ).run()
 
 
 @dataclass(frozen=True)
 class PairBatches:
-    """The task's batches as updates; a pass is put together when it is asked for."""
+    """The task's batches as updates; passes are assembled on demand."""
 
     task: TranslationTask
 
     def count(self, epoch: int) -> int:
-        """How many updates an epoch has."""
+        """Number of updates in an epoch."""
         return self.task.batches.steps
 
     def updates(self, epoch: int, begin: int = 0) -> Iterator[Update[Batch]]:
-        """The updates of an epoch from number `begin` on; loss is divided by what the task says."""
+        """The updates of an epoch, starting with number `begin`; the loss is divided as defined by the task."""
         task = self.task
         for update in task.batches.updates(epoch, begin):
             passes = (collate(task.train, indices, task.padding, task.search.start) for indices in update.passes)
@@ -181,7 +182,7 @@ class PairBatches:
 
 @dataclass(frozen=True)
 class TranslationWork:
-    """Cross-entropy with label smoothing, summed over the words that are not padding."""
+    """Cross-entropy with label smoothing, summed over non-padding words."""
 
     world: World
     task: TranslationTask
@@ -191,7 +192,7 @@ class TranslationWork:
         return move_batch(part, self.world.device)
 
     def forward(self, model: nn.Module, data: Batch) -> Tensor:
-        """The decoder's features [B, T, D], before they become scores."""
+        """The decoder's features [B, T, D], before the output layer."""
         features: Tensor = model(data.source, data.lengths, data.target)
         return features
 
@@ -203,7 +204,7 @@ class TranslationWork:
 
 @dataclass
 class TranslationValidator:
-    """Translates the whole test set, each rank its share, and scores all translations at once on rank 0."""
+    """Translates the test set, each rank a share, and scores all translations together on rank 0."""
 
     world: World
     task: TranslationTask
@@ -212,7 +213,7 @@ class TranslationValidator:
 
     def __call__(self, epoch: int) -> Values:
         task = self.task
-        # Similar lengths together save padding; every k-th sentence keeps the shares alike.
+        # Sorting by length saves padding; taking every k-th sentence balances the shares.
         own = np.argsort(-task.test.source.lengths, kind="stable")[self.world.rank :: self.world.size]
         found: dict[int, list[int]] = {}
         mean = Mean("loss")
@@ -231,7 +232,7 @@ class TranslationValidator:
         return {"loss": loss, **{name: self.world.agree(scores.get(name, 0.0)) for name in names}}
 
     def facts(self) -> Mapping[str, Any]:
-        """What the result says of the last translations."""
+        """Facts about the last translations for the result."""
         return self.latest
 
     def _score(self, found: list[list[int]]) -> Values:
@@ -255,13 +256,13 @@ class TranslationValidator:
 
 
 def sum_loss(task: TranslationTask, features: Tensor, batch: Batch, smoothing: float) -> Tensor:
-    """features (B, T, width) of the batch -> cross-entropy summed over words that are not padding."""
+    """features [B, T, width] of the batch -> cross-entropy summed over non-padding words."""
     scores = task.model.scores(features.flatten(0, 1).index_select(0, batch.places))
     return F.cross_entropy(scores.float(), batch.expected, reduction="sum", label_smoothing=smoothing)
 
 
 def move_batch(batch: Batch, device: torch.device) -> Batch:
-    """The batch on `device`, but for the lengths, which packing wants on the CPU. The host does not wait for it."""
+    """The batch on `device`, transferred asynchronously, except the lengths, which packing needs on the CPU."""
     there = {
         name: pin(tensor, device).to(device, non_blocking=True)
         for name, tensor in batch._asdict().items()
@@ -271,13 +272,13 @@ def move_batch(batch: Batch, device: torch.device) -> Batch:
 
 
 def collate(pairs: Pairs, indices: Indices, padding: int, start: int) -> Batch:
-    """The pairs `indices` as tensors on the CPU, filled up with `padding` on the right."""
+    """The pairs `indices` as tensors on the CPU, padded with `padding` on the right."""
     lengths = pairs.source.lengths[indices]
     source = pairs.source.rows(indices, int(lengths.max()), padding)
     expected = pairs.target.rows(indices, int(pairs.target.lengths[indices].max()), padding)
     target = np.empty_like(expected)
     target[:, 0], target[:, 1:] = start, expected[:, :-1]
-    # An end is no input; where it was, and behind it, is padding.
+    # The end mark is not an input: replace it, and everything after it, by padding.
     ends = pairs.target.lengths[indices, None] <= np.arange(expected.shape[1])
     target[ends] = padding
     places = np.flatnonzero(expected != padding)
@@ -286,7 +287,7 @@ def collate(pairs: Pairs, indices: Indices, padding: int, start: int) -> Batch:
 
 
 def gather_sentences(world: World, own: dict[int, list[int]], count: int) -> list[list[int]]:
-    """Sentences of all ranks by their number in range(count), on every rank. Every number is on exactly one rank."""
+    """Sentences of all ranks, by number in range(count), on every rank. Each number must be on exactly one rank."""
     longest = int(world.max([max(map(len, own.values()), default=0)])[0])
     table = torch.zeros(count, longest + 1, dtype=torch.int64)  # length first
     for number, words in own.items():
