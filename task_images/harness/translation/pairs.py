@@ -4,9 +4,9 @@ Sentences are concatenated in a memory-mapped file of fixed-width integers; thei
 There are two official formats:
 
     indexed    NAME.bin (the numbers) and NAME.idx (TorchNet's index: magic, type, starts, lengths), one pair of files
-    per language; used by WMT17, and for cached text corpora
+               per language; used by WMT17, and for cached text corpora
     prepacked  one file: count, vocabulary size, shortest and longest length, source and target lengths, offset (all
-    int64), then fixed-width rows of source and target; used by WMT16
+               int64), then fixed-width rows of source and target; used by WMT16
 """
 
 import hashlib
