@@ -20,17 +20,18 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from browser import judge_in_browser
 
 from mlbench_cli.errors import MlbenchError
 from mlbench_cli.model.spec import canonical_json
@@ -41,13 +42,9 @@ from mlbench_cli.results.archive.pack import unpack
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.sample_blocks import expand
 from mlbench_cli.results.archive.verify import verify
-from mlbench_cli.results.site.build import SiteOptions, build_site
-from mlbench_cli.results.site.judge_here import check
 from mlbench_cli.tasks.catalog import find_rules
 from mlbench_cli.util.json_text import format_document, format_parsed, format_row
 from task_images.contract import PREFIX, format_event
-from tests.browser import open_browser
-from tests.pyodide import find_pyodide
 
 REFUSED, UNPROVEN, NO_LINE, NOT_CLOSED = "refused", "not proven", "no line", "not closed"
 FINDING, UNNOTICED = "finding", "unnoticed"
@@ -59,20 +56,6 @@ RUNS = {
     "reduce": ("2", "--task", "allreduce", "--preset", "tiny"),
 }
 Document = dict[str, Any]
-# Asks the worker of a site, as its button does, and returns its answer, or null as long as there is none.
-ASK = """
-const [number, judge] = arguments;
-if (!window.judging) {
-  window.answers = {};
-  window.judging = new Worker('/assets/judge-worker.js', { type: 'module' });
-  window.judging.onmessage = ({ data }) => { if (!data.progress) window.answers[data.id] = data; };
-}
-if (!(number in window.answers)) {
-  window.answers[number] = null;
-  window.judging.postMessage({ id: number, url: `/forged/${number}.zip`, judge, root: `${location.origin}/` });
-}
-return window.answers[number];
-"""
 
 
 class Forged:
@@ -522,42 +505,6 @@ def pack_as_it_is(folder: Path, target: Path) -> None:
         writer.finish()
 
 
-class Quiet(SimpleHTTPRequestHandler):
-    """Serves files without a line per request."""
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
-
-
-def compare_with_browser(original: Path, forged: Sequence[Path], place: Path) -> list[str]:
-    """Judge archives in a browser by the code that a site with the archive `original` ships.
-
-    A line for each of `forged` whose answer differs from that of this Python.
-    """
-    site = place / "site"
-    build_site([original], site, SiteOptions(pyodide=find_pyodide()))
-    judge = json.loads((site / "index.json").read_bytes())["judge"]
-    (site / "forged").mkdir()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(site)))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    different = []
-    try:
-        with open_browser() as browser:
-            browser.open(f"http://127.0.0.1:{server.server_address[1]}/index.html")
-            for number, path in enumerate(forged):
-                shutil.copyfile(path, site / "forged" / f"{number}.zip")
-                here: Document = json.loads(check(str(path)))
-                there = browser.wait_for(ASK, number, judge, seconds=300)
-                # Problems name the file, which a page calls archive.zip.
-                named = json.loads(json.dumps(here).replace(str(path), "/archive/archive.zip"))
-                if {name: there.get(name) for name in named} != named:
-                    different.append(f"{path.stem}: here {named}, in the browser {there}")
-    finally:
-        server.shutdown()
-        server.server_close()
-    return different
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument(
@@ -586,17 +533,20 @@ def main() -> int:
             counts[what] += 1
             is_explained &= what != UNNOTICED or bool(why)
             print(f"{what:11} {edit.name:44} {why or 'NOTHING NOTICED IT'}"[:200])
-        different = []
+        alike = len(forged)
         if options.browser:
             pack_as_it_is(base, place / "closed.zip")
-            different = compare_with_browser(place / "closed.zip", forged, place)
+            for path, answer in zip(forged, judge_in_browser(place / "closed.zip", forged, place), strict=True):
+                if answer["different"]:
+                    alike -= 1
+                    print(f"{path.stem}: in the browser {answer}")
     print(f"official line    {line}")
     print(f"edits            {counts.total()}")
     for what in (REFUSED, UNPROVEN, NO_LINE, NOT_CLOSED, FINDING, UNNOTICED):
         print(f"{what:16} {counts[what]}")
     if options.browser:
-        print(*different, f"{len(forged) - len(different)} of {len(forged)} judged alike in the browser", sep="\n")
-    return 0 if is_explained and not different else 1
+        print(f"in the browser   {alike} of {len(forged)} judged alike, word by word")
+    return 0 if is_explained and alike == len(forged) else 1
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ https://github.com/pyodide/pyodide, tag {PYODIDE}. It contains CPython, under th
 """
 _CLOSURE = """
 import json, sys
-import mlbench_cli.results.site.judge_here, mlbench_cli.util.yaml_text
+import mlbench_cli.results.site.judge_here, mlbench_cli.util.yaml_text, task_images.comm.presets
 from mlbench_cli.tasks.catalog import load_catalog
 load_catalog()
 own = [module.__file__ for name, module in sys.modules.items()

@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -20,6 +21,7 @@ from mlbench_cli.results.archive.sign import sign
 from mlbench_cli.results.archive.verify import verify
 from mlbench_cli.results.site.build import RefusedArchives, SiteOptions, build_site
 from mlbench_cli.results.site.bundle import make_judge
+from mlbench_cli.results.site.judge_here import check
 from tests.browser import open_browser
 from tests.pyodide import find_pyodide
 from tests.unit.results import runs
@@ -182,6 +184,27 @@ def test_the_command_builds_and_says_what_archives_tell(
     assert "is not a results site" in capsys.readouterr().err
 
 
+def test_the_judge_has_every_module_that_published_archives_need(tmp_path: Path) -> None:
+    """As in a browser, which has Python's own library and the judge, and nothing else."""
+    shutil.unpack_archive(write_judge_zip(tmp_path), tmp_path / "judge")
+    published = sorted((Path(__file__).parents[3] / "results" / "archives").glob("*-r1.zip"))
+    script = (
+        f"import sys; sys.path.insert(0, {str(tmp_path / 'judge')!r})\n"
+        "from mlbench_cli.results.site.judge_here import check\n"
+        "import json; print(json.dumps([json.loads(check(path)) for path in sys.argv[1:]]))"
+    )
+    command = [sys.executable, "-I", "-S", "-c", script, *map(str, published)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-1000:]
+    assert json.loads(done.stdout) == [json.loads(check(str(path))) for path in published]
+
+
+def write_judge_zip(folder: Path) -> Path:
+    path = folder / "judge.zip"
+    path.write_bytes(make_judge())
+    return path
+
+
 def test_equal_code_gives_an_equal_judge() -> None:
     assert make_judge() == make_judge()
 
@@ -290,8 +313,7 @@ def test_bit_flips_get_the_same_words_in_webassembly(archives: Path, tmp_path: P
     from mlbench_cli.results.site.bundle import unpack_pyodide
 
     unpack_pyodide(find_pyodide(), tmp_path)
-    (tmp_path / "judge.zip").write_bytes(make_judge())
-    assert zipfile.is_zipfile(tmp_path / "judge.zip")
+    assert zipfile.is_zipfile(write_judge_zip(tmp_path))
     good = sorted(archives.glob("*.zip"))[0].read_bytes()
     chance = random.Random(20261125)
     flips = tmp_path / "flips"
