@@ -69,7 +69,7 @@ class Launch:
 
     def plan(self, *, retry_failed: bool = False) -> "Plan":
         """The new and remaining runs of the experiment. New runs get new ids with every call."""
-        from mlbench_cli.runs.start import plan_experiment
+        from mlbench_cli.runs.recording import plan_experiment
 
         return plan_experiment(self.experiment, self.candidates, self.workspace.store, retry_failed=retry_failed)
 
@@ -185,8 +185,7 @@ class OpenExperiment:
 
         `search` goes into the provenance of new runs: what was tried to choose their parameters.
         """
-        from mlbench_cli.runs.recording import record
-        from mlbench_cli.runs.start import document_writer
+        from mlbench_cli.runs.recording import document_writer, record
 
         record(self.plan.experiment, self.plan.new, self.workspace.store, document_writer(self.command_line, search))
 

@@ -29,8 +29,7 @@ from mlbench_cli.runs.kubernetes_options import (
 )
 from mlbench_cli.runs.methods import check_method, refuse_method, resolve_method, resolve_servers_on, split_set
 from mlbench_cli.runs.network_options import add_network_method, check_network, resolve_network
-from mlbench_cli.runs.pinning import check_pinning
-from mlbench_cli.runs.preflight import check_run
+from mlbench_cli.runs.preflight import check_pinning, check_run
 from mlbench_cli.runs.request import KUBERNETES, OPTIONS, Request, flag, parse_duration
 from mlbench_cli.tasks.catalog import BACKENDS, BUDGET, Task, load_catalog, load_task, short, use_task_folder
 from mlbench_cli.tasks.images import LOCAL_REGISTRY, name_image, name_released_image

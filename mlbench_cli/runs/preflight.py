@@ -1,4 +1,4 @@
-"""A task's own check of its parameters, from numbers alone, before anything is touched.
+"""Checks of a run before anything is touched: --pin, the number of workers, and the task's own of its parameters.
 
 A task.yaml may name a module (`preflight`) with one function:
 
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from mlbench_cli.errors import NotFoundError, UsageError
+from mlbench_cli.model.run import Cluster
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.tasks.catalog import Task, WorkersRule, load_task
 
@@ -49,6 +50,23 @@ def _check_checkpoint(spec: RunSpec) -> None:
             f'{spec.name}: the checkpoint "{path}" does not exist.',
             hint="Runs with --set checkpoint=true, checkpoint_every or checkpoint_dir write "
             "checkpoints; mlbench tasks TASK lists these options.",
+        )
+
+
+def check_pinning(spec: RunSpec, cluster: Cluster, cores: int | None) -> None:
+    """Refuse --pin if somebody else starts the ranks, or if this machine has fewer usable cores (None: not known here)
+    than processes. Raises UsageError."""
+    if not spec.pin:
+        return
+    if cluster.provider not in ("local", "hosts"):
+        raise UsageError(
+            f"--pin works on this machine and hosts; {cluster.provider} binds ranks itself.",
+            hint="Leave it out.",
+        )
+    if cores is not None and spec.process_count > cores:
+        raise UsageError(
+            f"--pin: {spec.process_count} processes need one CPU each, but this machine has {cores}.",
+            hint="Use fewer workers, or remove --pin.",
         )
 
 

@@ -1,4 +1,4 @@
-"""Recording an experiment: run.json of every member and the rows of the store, all of it or nothing.
+"""Plan an experiment, and record it: run.json of every member and the rows of the store, all of it or nothing.
 
 The runs' folders are written first, under ids that nobody knows yet; one transaction makes them known. A client that is
 killed before leaves folders without rows and a list of them, which the next recording removes.
@@ -8,17 +8,58 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from mlbench_cli.errors import UsageError
-from mlbench_cli.model.run import Experiment, Run
+from mlbench_cli.model.run import Experiment, JsonObject, Run
+from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.results.archive.documents import write_run_document
+from mlbench_cli.runs.experiment import Candidate, MemberRow, Plan, make_plan
+from mlbench_cli.runs.finished import read_outcome
+from mlbench_cli.runs.select import members
 from mlbench_cli.storage.queue_folder import FOLDER, write_queued
 from mlbench_cli.storage.store import Store
+from mlbench_cli.util.times import now
 
-_INTENT = "recording-{}.json"  # in DATA/experiments, locked by the client that records
+_INTENT = "recording-{}.json"  # in DATA/experiments, while a client records
+_LOCK = "recording.lock"  # in DATA
+
+
+def plan_experiment(
+    experiment: Experiment, candidates: Sequence[Candidate], store: Store, *, retry_failed: bool = False
+) -> Plan:
+    """What is left to do of an experiment whose members the store knows; new runs get an id and a folder."""
+    rows = {row.run.id: row for row in members(store, experiment)}
+    existing = []
+    for member in experiment.members:
+        if (row := rows.get(member.run_id)) is not None:
+            existing.append(MemberRow(member, row.run, read_outcome(row)))
+
+    def make_run(spec: RunSpec) -> Run:
+        run_id = os.urandom(6).hex()
+        return Run(run_id, spec, store.folder / "runs" / run_id, now())
+
+    return make_plan(experiment, existing, candidates, make_run, retry_failed=retry_failed)
+
+
+def document_writer(command_line: Sequence[str], search: JsonObject | None = None) -> Callable[[Run], None]:
+    """Writes run.json with the provenance of the run, which is collected once for each program. `search`: what chose
+    its parameters."""
+    from mlbench_cli.tasks.provenance import collect_provenance
+
+    known: dict[tuple[str, tuple[str, ...]], JsonObject] = {}
+
+    def write(run: Run) -> None:
+        key = (run.spec.task, run.spec.argv)
+        if key not in known:
+            known[key] = collect_provenance(run.spec, command_line).to_dict()
+            if search is not None:
+                known[key]["search"] = search
+        write_run_document(run, known[key])
+
+    return write
 
 
 def record(
@@ -55,50 +96,31 @@ def record(
 
 @contextmanager
 def _intent(folder: Path, experiment: Experiment, runs: Sequence[Run]) -> Iterator[None]:
+    """List the folders of `runs` while they are written. Every client that writes some has the lock."""
     path = folder / _INTENT.format(f"{experiment.id}-{os.getpid()}")
-    descriptor = _create_locked(path)
-    try:
-        os.write(descriptor, json.dumps([run.id for run in runs]).encode())
-        os.fsync(descriptor)
-        yield
-    finally:
-        path.unlink(missing_ok=True)
-        os.close(descriptor)
-
-
-def _create_locked(path: Path) -> int:
-    """A new file, locked. Another client may take one that is not locked yet for abandoned, and remove it."""
-    while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        if os.fstat(descriptor).st_nlink:
-            return descriptor
-        os.close(descriptor)
+    with open(folder.parent / _LOCK, "ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        try:
+            with open(path, "wb") as listed:
+                listed.write(json.dumps([run.id for run in runs]).encode())
+                listed.flush()
+                os.fsync(listed.fileno())
+            yield
+        finally:
+            path.unlink(missing_ok=True)
 
 
 def _remove_abandoned(folder: Path, store: Store) -> None:
-    """Remove what clients that were killed while recording have left."""
-    for path in folder.glob(_INTENT.format("*")):
-        try:
-            descriptor = os.open(path, os.O_RDONLY)
-        except FileNotFoundError:
-            continue
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not os.fstat(descriptor).st_nlink:
-                continue  # its client has just ended, and has removed it
-            ids = json.loads(path.read_bytes() or b"[]")
-            _remove_unrecorded([run_id for run_id in ids if isinstance(run_id, str)], store)
-            path.unlink(missing_ok=True)
-        except BlockingIOError:
-            pass  # another client is recording just now
-        except ValueError:
-            path.unlink(missing_ok=True)  # killed before it had written anything
-        finally:
-            os.close(descriptor)
+    """Remove what clients that were killed while recording have left, unless another one is recording just now."""
+    with open(store.folder / _LOCK, "ab") as lock, suppress(BlockingIOError):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for path in folder.glob(_INTENT.format("*")):
+            with suppress(ValueError):  # killed before all of it was written, and so before the first folder
+                _remove_unrecorded(map(str, json.loads(path.read_bytes())), store)
+            path.unlink()
 
 
-def _remove_unrecorded(ids: Sequence[str], store: Store) -> None:
+def _remove_unrecorded(ids: Iterable[str], store: Store) -> None:
     for run_id in ids:
         if run_id.replace("-", "").isalnum() and store.find_run(run_id) is None:
             shutil.rmtree(store.folder / "runs" / run_id, ignore_errors=True)

@@ -164,7 +164,6 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "mlbench_cli.runs.kubernetes_options": (*BASE, "mlbench_cli.util.masking", "mlbench_cli.runs.request"),
     "mlbench_cli.runs.preflight": BASE,
-    "mlbench_cli.runs.pinning": BASE,
     **dict.fromkeys(("mlbench_cli.runs.experiment_file", "mlbench_cli.runs.forecast"), (*BASE, "mlbench_cli.runs")),
     **dict.fromkeys(
         ("mlbench_cli.runs.network_options", "mlbench_cli.runs.fault_options"),
@@ -173,7 +172,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "mlbench_cli.runs.launch": (
         *("mlbench_cli.runs.network_options", "mlbench_cli.runs.fault_options"),
         *(*BASE, "mlbench_cli.util.masking", "mlbench_cli.runs.request", "mlbench_cli.runs.kubernetes_options"),
-        *("mlbench_cli.runs.preflight", "mlbench_cli.runs.pinning", "mlbench_cli.runs.methods", "mlbench_cli.__init__"),
+        *("mlbench_cli.runs.preflight", "mlbench_cli.runs.methods", "mlbench_cli.__init__"),
         "mlbench_cli.agent.machine",  # which GPUs there are
     ),
     "mlbench_cli.runs.methods": (*BASE, "mlbench_cli.runs.request"),
@@ -225,7 +224,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *(*BASE, "mlbench_cli.tasks.provenance", "mlbench_cli.engines.base", "mlbench_cli.util.front"),
         "mlbench_cli.__init__",
     ),
-    "mlbench_cli.runs.start": (*BASE, "mlbench_cli.runs", "mlbench_cli.results", "mlbench_cli.tasks.provenance"),
+    "mlbench_cli.runs.recording": (*BASE, "mlbench_cli.runs", "mlbench_cli.results", "mlbench_cli.tasks.provenance"),
     "mlbench_cli.runs.hooks": (*BASE, "mlbench_cli.config.file", "mlbench_cli.runs.finished"),
     "mlbench_cli.runs.defaults": (*BASE, "mlbench_cli.config.file", "mlbench_cli.runs.request"),
     "mlbench_cli.runs": (

@@ -1,6 +1,5 @@
 """Recording an experiment: all of it or nothing, whenever the client is killed."""
 
-import fcntl
 import os
 import signal
 import sys
@@ -140,43 +139,24 @@ def countdown(moment: int) -> Callable[[], None]:
     return die
 
 
-def test_a_client_that_ends_while_another_begins_disturbs_neither(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The list of a recording is there when the next client looks, and gone when that has locked it."""
-    store, runs = Store(tmp_path), [run_of(tmp_path, 1)]
-    folder = tmp_path / "experiments"
-    folder.mkdir()
-    listed = folder / "recording-idother-1.json"
-    listed.write_text("[]")
-    flock = fcntl.flock
-
-    def end_first(descriptor: int, operation: int) -> None:
-        listed.unlink(missing_ok=True)
-        flock(descriptor, operation)
-
-    monkeypatch.setattr("mlbench_cli.runs.recording.fcntl.flock", end_first)
-    record(experiment_of(runs), runs, store)
-    assert store.find_experiment("demo") is not None
-
-
-def test_a_list_that_another_client_took_for_abandoned_is_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store, runs = Store(tmp_path), [run_of(tmp_path, 1)]
-    flock = fcntl.flock
-    lists: list[Path] = []
-
-    def lose_the_first(descriptor: int, operation: int) -> None:
-        lists.extend(tmp_path.glob("experiments/recording-*"))
-        if len(lists) == 1:
-            lists[0].unlink()
-        flock(descriptor, operation)
+def test_what_another_client_is_recording_is_left_alone(tmp_path: Path) -> None:
+    store, runs, other = Store(tmp_path), [run_of(tmp_path, 1)], [run_of(tmp_path, 1, "other")]
 
     def write(run: Run) -> None:
-        assert list(tmp_path.glob("experiments/recording-*"))  # killed now, the next client removes the run's folder
         write_run_document(run)
+        record(experiment_of(other, "other"), other, store)
+        assert (run.folder / "run.json").is_file()
 
-    monkeypatch.setattr("mlbench_cli.runs.recording.fcntl.flock", lose_the_first)
     record(experiment_of(runs), runs, store, write)
+    assert leftovers(tmp_path) == ["runs/demo1", "runs/other1"]
+
+
+def test_folders_that_version_4_0_0_had_begun_are_removed(tmp_path: Path) -> None:
+    """Its lists have the same form, and were locked themselves."""
+    store, runs = Store(tmp_path), [run_of(tmp_path, 1)]
+    for name in ("runs/abandoned", "experiments"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "experiments" / "recording-id-7.json").write_text('["abandoned", "never-begun"]')
+    (tmp_path / "experiments" / "recording-id-8.json").write_text("")
+    record(experiment_of(runs), runs, store)
     assert leftovers(tmp_path) == ["runs/demo1"]

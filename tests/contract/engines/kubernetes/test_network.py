@@ -23,7 +23,7 @@ from mlbench_cli.model.network import parse_network, worker_address
 from mlbench_cli.model.run import Ending, Observation, Outcome, Run
 from mlbench_cli.model.spec import KubernetesOptions, RunSpec
 from mlbench_cli.runs import supervise
-from mlbench_cli.runs.start import document_writer
+from mlbench_cli.runs.recording import document_writer
 from mlbench_cli.storage.store import Store
 from task_images.comm.presets import resolve
 from tests.fakes.kube_api import KubeApi
