@@ -1,6 +1,5 @@
 """Entry point of the `mlbench` command and of `python -m mlbench_cli`."""
 
-import contextlib
 import gc
 import os
 import sys
@@ -49,6 +48,8 @@ def _main(argv: list[str]) -> int:
 
 
 def _flush_and_exit(code: int) -> None:
+    import contextlib
+
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):
             stream.flush()

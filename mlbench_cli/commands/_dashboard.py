@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 import typer
 
 from mlbench_cli import console
-from mlbench_cli.api.dashboard import RemoteDashboard
 from mlbench_cli.commands._common import Format
 from mlbench_cli.errors import (
     CleanupError,
@@ -26,6 +25,7 @@ from mlbench_cli.runs.snapshot import ENDED, find_metric
 from mlbench_cli.util.times import parse_timestamp
 
 if TYPE_CHECKING:
+    from mlbench_cli.api.dashboard import RemoteDashboard
     from mlbench_cli.runs.request import Request
 
 POLL_SECONDS = 2.0
@@ -57,7 +57,7 @@ class LinePrinter(Protocol):
         """Flush the lines."""
 
 
-def connect(context: typer.Context, url: str, *usable: str) -> RemoteDashboard:
+def connect(context: typer.Context, url: str, *usable: str) -> "RemoteDashboard":
     """The dashboard at `url`. Raises UsageError for options on the command line that are not `usable` with it."""
     known = {"context", "dashboard", "output", "names", *usable}
     for parameter in context.command.params:
@@ -65,6 +65,8 @@ def connect(context: typer.Context, url: str, *usable: str) -> RemoteDashboard:
         if source is not None and source.name == "COMMANDLINE" and parameter.name not in known:
             word = next((word for word in parameter.opts if word.startswith("--")), parameter.human_readable_name)
             raise UsageError(f"{word} does not work with --dashboard-url.", hint=f"mlbench {context.info_name} --help")
+    from mlbench_cli.api.dashboard import RemoteDashboard  # it loads http, email and ssl
+
     dashboard = RemoteDashboard(url)
     if dashboard.is_exposed:
         console.warn(f"{dashboard.host} is contacted without TLS, so others on the network can read the token.")
@@ -72,7 +74,7 @@ def connect(context: typer.Context, url: str, *usable: str) -> RemoteDashboard:
 
 
 @contextmanager
-def _understood(dashboard: RemoteDashboard) -> Iterator[None]:
+def _understood(dashboard: "RemoteDashboard") -> Iterator[None]:
     """Answers of another mlbench version may lack fields."""
     try:
         yield
@@ -98,7 +100,7 @@ def _ask_of_either(ask: Callable[[str], JsonObject], name: str, action: str = ""
 # --- reading --------------------------------------------------------------------------------------------------------
 
 
-def find_runs(dashboard: RemoteDashboard, names: Sequence[str]) -> list[JsonObject]:
+def find_runs(dashboard: "RemoteDashboard", names: Sequence[str]) -> list[JsonObject]:
     """The runs of some names, in detail; a name is that of a run or of an experiment. Raises NotFoundError."""
     found: dict[str, JsonObject] = {}
     for name in names:
@@ -110,7 +112,7 @@ def find_runs(dashboard: RemoteDashboard, names: Sequence[str]) -> list[JsonObje
 
 
 def show_status(
-    dashboard: RemoteDashboard,
+    dashboard: "RemoteDashboard",
     names: Sequence[str],
     output: Format,
     *,
@@ -146,7 +148,7 @@ def show_status(
             console.note(f"{dashboard.host} has no such runs.")
 
 
-def show_clusters(dashboard: RemoteDashboard, output: Format) -> None:
+def show_clusters(dashboard: "RemoteDashboard", output: Format) -> None:
     """`mlbench list-clusters`."""
     with _understood(dashboard):
         clusters = dashboard.get("clusters")["clusters"]
@@ -158,7 +160,7 @@ def show_clusters(dashboard: RemoteDashboard, output: Format) -> None:
 
 
 def show_logs(
-    dashboard: RemoteDashboard,
+    dashboard: "RemoteDashboard",
     names: Sequence[str],
     output: Format,
     printer: Callable[[bool], LinePrinter],
@@ -202,7 +204,7 @@ def _write_lines(out: LinePrinter, lines: Iterable[tuple[int, str]]) -> None:
 class _LogReader:
     """Reads the logs of some ranks page by page, from where the last reading stopped."""
 
-    def __init__(self, dashboard: RemoteDashboard, name: str, ranks: Sequence[int], raw: bool) -> None:
+    def __init__(self, dashboard: "RemoteDashboard", name: str, ranks: Sequence[int], raw: bool) -> None:
         self._dashboard, self._name, self._raw = dashboard, name, raw
         self._offsets = dict.fromkeys(ranks, 0)
 
@@ -230,7 +232,7 @@ def _has_ended(run: JsonObject) -> bool:
 
 
 def wait_for(
-    dashboard: RemoteDashboard, names: Sequence[str], output: Format, *, timeout: float | None, require_goal: bool
+    dashboard: "RemoteDashboard", names: Sequence[str], output: Format, *, timeout: float | None, require_goal: bool
 ) -> int:
     """`mlbench wait`: the highest exit code of the runs, whose ends it prints."""
     with _understood(dashboard):
@@ -251,7 +253,7 @@ def wait_for(
         return max(codes, default=0)
 
 
-def _wait(dashboard: RemoteDashboard, names: Sequence[str], timeout: float | None) -> list[JsonObject]:
+def _wait(dashboard: "RemoteDashboard", names: Sequence[str], timeout: float | None) -> list[JsonObject]:
     deadline = None if timeout is None else time.monotonic() + timeout
     line = console.ProgressLine()
     ended: float | None = None  # all runs had ended, but an archive was incomplete
@@ -306,7 +308,7 @@ def _ended_row(run: JsonObject) -> list[object]:
 
 
 def start_run(
-    dashboard: RemoteDashboard, request: "Request", output: Format, *, detach: bool, dry_run: bool, require_goal: bool
+    dashboard: "RemoteDashboard", request: "Request", output: Format, *, detach: bool, dry_run: bool, require_goal: bool
 ) -> int:
     """`mlbench run`: start the runs there and, unless `detach`, wait for their end."""
     from mlbench_cli.runs.request import request_document
@@ -327,7 +329,7 @@ def start_run(
     return wait_for(dashboard, [str(answer["experiment"])], output, timeout=None, require_goal=require_goal)
 
 
-def cancel_runs(dashboard: RemoteDashboard, names: Sequence[str], output: Format) -> None:
+def cancel_runs(dashboard: "RemoteDashboard", names: Sequence[str], output: Format) -> None:
     """`mlbench cancel`."""
     with _understood(dashboard):
         answers = []
@@ -342,7 +344,7 @@ def cancel_runs(dashboard: RemoteDashboard, names: Sequence[str], output: Format
 
 
 def download_runs(
-    dashboard: RemoteDashboard, names: Sequence[str], target: Path | None, *, force: bool, as_json: bool
+    dashboard: "RemoteDashboard", names: Sequence[str], target: Path | None, *, force: bool, as_json: bool
 ) -> None:
     """`mlbench download`: one archive to a file, several to a folder."""
     with _understood(dashboard):

@@ -424,6 +424,7 @@ FOREIGN = {
     "jinja2",
 }
 FOREIGN |= {"rich"}
+NETWORKING = ("http", "email", "ssl", "socket")  # only with --dashboard-url
 PROBE = """
 import sys
 sys.argv = ["mlbench", *sys.argv[1:]]
@@ -436,11 +437,11 @@ print(*sys.modules, file=sys.stderr)
 @pytest.mark.parametrize(
     ("command", "more"),
     [
-        (["--version"], {"typer", "sqlite3", "yaml", "inspect", "json"}),
-        (["--help"], {"typer", "sqlite3", "yaml", "inspect"}),
-        (["status"], {"yaml"}),
-        (["status", "-o", "json"], {"yaml"}),
-        (["list-clusters"], {"yaml"}),
+        (["--version"], {"typer", "sqlite3", "yaml", "inspect", "json", "pathlib", "re"}),
+        (["--help"], {"typer", "sqlite3", "yaml", "inspect", "pathlib"}),
+        (["status"], {"yaml", *NETWORKING}),
+        (["status", "-o", "json"], {"yaml", *NETWORKING}),
+        (["list-clusters"], {"yaml", "task_images", *NETWORKING}),
         (["tasks"], set()),
         (["set-cluster", "local"], {"yaml"}),
         (["config"], {"yaml"}),
