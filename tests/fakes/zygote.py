@@ -5,6 +5,7 @@ The children are processes of their own, which may be killed; that is what they 
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -34,7 +35,12 @@ class Zygote:
             case = {"argv": argv, "environment": environment, "pidfile": str(pidfile), "output": output.name}
             self._process.stdin.write(json.dumps(case) + "\n")
             self._process.stdin.flush()
-            code = int(self._process.stdout.readline())
+            try:
+                code = int(self._process.stdout.readline())
+            except BaseException:  # the test's time limit: its answer would be taken for that of the next command
+                os.kill(int(pidfile.read_text()), signal.SIGKILL)
+                self._process.stdout.readline()
+                raise
             return code, output.read()
 
     def close(self) -> None:
