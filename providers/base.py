@@ -32,6 +32,7 @@ OWNER_TAG = "mlbench-owner"
 EXPIRES_TAG = "mlbench-expires"  # seconds since 1970
 REGISTRY_TAG = "mlbench-registry"  # "auto": an image repository was created with the cluster
 AUTO = "auto"  # of --registry
+ROLE_LABEL, WORKER, SYSTEM = "mlbench-role", "worker", "system"  # of nodes: what they are for
 FABRIC_TAG = "mlbench-fabric"  # kind of the fast network that was set up with the cluster
 CALL_SECONDS = 30.0
 # In the details of an error: the cloud was never set up on this machine, so searches skip it silently.
@@ -126,6 +127,20 @@ class Resource(Protocol):
     def delete(self) -> None:
         """Request its deletion. Idempotent: may be called when it does not exist or is already being deleted."""
         ...
+
+
+class Part(Resource):
+    """A resource that is deleted with another one (`goes_with`), and is ready as soon as it is found."""
+
+    missing = "the cloud does not show it yet"
+
+    def poll(self) -> Readiness:
+        """Ready when it is found."""
+        return Readiness(self.find() is not None, self.missing)
+
+    def delete(self) -> None:
+        """Do nothing: it goes with another resource."""
+        return
 
 
 @dataclass(frozen=True)

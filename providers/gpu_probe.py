@@ -12,7 +12,7 @@ from typing import Any
 
 from mlbench_cli.errors import MlbenchError, NotFoundError
 from mlbench_cli.kube.objects import condition
-from providers.base import Readiness, Resource, ResourceStatus
+from providers.base import ROLE_LABEL, WORKER, Readiness, Resource, ResourceStatus
 from providers.kubernetes_calls import Connect, open_young_cluster
 from templates import FOLDER, documents
 
@@ -44,7 +44,6 @@ class GpuProbe(Resource):
         connect: Connect,
         image: str,
         gpus: int,
-        node_selector: Mapping[str, str],
         needs: Sequence[Resource],
         goes_with: Resource,
         tolerations: Sequence[Mapping[str, str]] = (),
@@ -52,7 +51,6 @@ class GpuProbe(Resource):
         self.connect = connect
         self.image = image
         self.gpus = gpus
-        self.node_selector = dict(node_selector)
         self.needs = tuple(needs)
         self.goes_with = goes_with
         self.report: Mapping[str, str] = {}  # what the probe has found, once it was successful
@@ -81,7 +79,7 @@ class GpuProbe(Resource):
             "namespace": NAMESPACE,
             "image": self.image,
             "gpus": self.gpus,
-            "node_selector": self.node_selector,
+            "node_selector": {ROLE_LABEL: WORKER},
             "tolerations": self.tolerations,
             "seconds": int(PROBE_SECONDS),
             "script": (FOLDER / "kubernetes" / "gpu-probe.sh").read_text("utf-8"),

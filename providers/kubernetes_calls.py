@@ -1,14 +1,16 @@
-"""Requests of the providers to the Kubernetes API of a cluster that was created a moment ago."""
+"""Requests to the Kubernetes API of a cluster that was created a moment ago, and objects that mlbench puts there."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
-from mlbench_cli.errors import MlbenchError
+from mlbench_cli.errors import MlbenchError, NotFoundError
 from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.api import Api
-from providers.base import TransientError
+from providers.base import ROLE_LABEL, WORKER, Part, Resource, ResourceStatus, TransientError
 
 Connect = Callable[[], Access]
+Document = Mapping[str, Any]  # an object of Kubernetes
 
 
 @contextmanager
@@ -29,12 +31,63 @@ def open_young_cluster(connect: Connect) -> Iterator[Api]:
         raise
 
 
-def apply_object(api: Api, path: str, document: Mapping[str, object]) -> None:
-    """Create the object at `path`, or set its fields to those of the document: server-side apply, as mlbench."""
+def path_of(document: Document) -> str:
+    """The path of an object, by its version, kind, namespace and name."""
+    version, kind, metadata = document["apiVersion"], document["kind"].lower(), document["metadata"]
+    root = "/api/v1" if version == "v1" else f"/apis/{version}"
+    place = f"/namespaces/{metadata['namespace']}" if "namespace" in metadata else ""
+    return f"{root}{place}/{kind}{'es' if kind.endswith('s') else 's'}/{metadata['name']}"
+
+
+def apply_object(api: Api, document: Document) -> None:
+    """Create an object, or set its fields to those of the document: server-side apply, as mlbench."""
     api.request(
         "PATCH",
-        path,
+        path_of(document),
         params={"fieldManager": "mlbench", "force": True},
         body=document,
         content_type="application/apply-patch+yaml",
     )
+
+
+def list_workers(connect: Connect) -> list[dict[str, Any]]:
+    """The nodes of the workers. Raises NotFoundError if the cluster does not exist."""
+    with open_young_cluster(connect) as api:
+        nodes: list[dict[str, Any]] = api.get("/api/v1/nodes", labelSelector=f"{ROLE_LABEL}={WORKER}")["items"]
+        return nodes
+
+
+class ClusterObjects(Part):
+    """Objects that mlbench applies on a cluster and that go with it."""
+
+    create_seconds = 900.0
+    missing = "the cluster does not show it yet"
+
+    def __init__(self, connect: Connect, name: str, needs: Sequence[Resource], goes_with: Resource) -> None:
+        self.connect = connect
+        self.name = name
+        self.needs = tuple(needs)
+        self.goes_with = goes_with
+
+    def documents(self) -> Sequence[Document]:
+        """The objects, in the order in which they are applied."""
+        raise NotImplementedError
+
+    def find(self) -> ResourceStatus | None:
+        """Look for the last of the objects; None if it is missing, or with it the cluster."""
+        return ResourceStatus("there") if self.read(self.documents()[-1]) is not None else None
+
+    def create(self) -> None:
+        """Apply the objects on the server's side."""
+        with open_young_cluster(self.connect) as api:
+            for document in self.documents():
+                apply_object(api, document)
+
+    def read(self, document: Document) -> dict[str, Any] | None:
+        """The object of the cluster that the document names; None if it is missing, or with it the cluster."""
+        try:
+            with open_young_cluster(self.connect) as api:
+                found: dict[str, Any] = api.get(path_of(document))
+                return found
+        except NotFoundError:
+            return None

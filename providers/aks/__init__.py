@@ -12,16 +12,14 @@ from mlbench_cli.model.run import Cluster
 from providers.aks import api
 from providers.aks.compute import find_offer
 from providers.aks.discovery import discover_clusters
-from providers.aks.end_timer import AksHold, EndIdentity, EndTimer, can_assign
+from providers.aks.end_timer import AksEndIdentity, AksEndTimer, AksHold, EndTags, can_assign
 from providers.aks.errors import Message
 from providers.aks.machines import CPU_DEFAULT, FABRICS, Machine, choose_machine, find_machine, is_gpu_family
 from providers.aks.options import DEFAULT_REGION, AksDetails, AksOptions, split_zones
-from providers.aks.readiness import DevicePlugin, EndTags, gpu_probe
+from providers.aks.readiness import PLUGIN, SPOT, DevicePlugin
 from providers.aks.repository import ImageGroup, ImageRegistry, fetch_login, registry_of
 from providers.aks.resources import (
-    ROLE_LABEL,
     SPOT_TOLERATION,
-    WORKER,
     ControlPlane,
     Placement,
     PoolSize,
@@ -31,11 +29,11 @@ from providers.aks.resources import (
 )
 from providers.aks.rights import role_of
 from providers.aks.subnet import SubnetAccess
-from providers.base import Plan, Resource, check_ranges, check_tags, read_options, registry_details
-from providers.gpu_probe import NONE
+from providers.base import ROLE_LABEL, WORKER, Plan, Resource, check_ranges, check_tags, read_options, registry_details
+from providers.cluster_end import describe_hold
+from providers.gpu_probe import NONE, GpuProbe
 from providers.machine_checks import check_forced, require_vcpus, settle_gpus
 from providers.ready_machines import ReadyMachines
-from providers.worker_hold import describe_hold
 
 if TYPE_CHECKING:
     from providers.checks import Check
@@ -139,18 +137,19 @@ class AksProvider:
             found += [images, ImageRegistry(images, plane)]
         needs: list[Resource] = [pool]
         if machine.gpus:
-            found.append(plugin := DevicePlugin(plane, [plane]))
+            found.append(plugin := DevicePlugin(plane.access, PLUGIN, [plane], group))
             needs.append(plugin)
         if details.expires is not None:
-            identity = EndIdentity(group)
-            found += [identity, EndTimer(plane, identity)]
+            identity = AksEndIdentity(group)
+            found += [identity, AksEndTimer(plane, identity)]
             if count:
-                found.append(AksHold(plane, pool, identity, (identity, pool)))
+                found.append(AksHold(pool, identity))
         if count:
-            ready = ReadyMachines(plane, count, machine.gpus, needs, group)
+            ready = ReadyMachines(plane.access, plane.name, count, machine.gpus, needs, group)
             found.append(ready)
             if machine.gpus and options.probe_image != NONE:
-                found.append(gpu_probe(plane, machine.gpus, options.probe_image or PROBE_IMAGE, [ready]))
+                image = options.probe_image or PROBE_IMAGE
+                found.append(GpuProbe(plane.access, image, machine.gpus, [ready], group, [SPOT]))
         return found
 
     def list_zones(self, cluster: Cluster) -> Sequence[str]:
@@ -171,9 +170,9 @@ class AksProvider:
         group = ResourceGroup(cluster, _azure(cluster))
         plane = ControlPlane(group, read_options(cluster, AksOptions))
         if not details.end_problem:
-            return [EndTags(group), EndTimer(plane)]
+            return [EndTags(group), AksEndTimer(plane)]
         pool = WorkerPool(plane, _recorded_machine(cluster), details.nodes or 0, None, ())
-        return [EndTags(group), *([AksHold(plane, pool, None, ())] if pool.count else [])]
+        return [EndTags(group), *([AksHold(pool)] if pool.count else [])]
 
     def describe_end(self, cluster: Cluster) -> str:
         """Say which end Azure will keep by itself, and what stays; asks whether roles may be assigned."""
@@ -220,9 +219,10 @@ class AksProvider:
         pool = WorkerPool(plane, machine, nodes, None, ())
         size = PoolSize(pool, nodes)
         details = ClusterDetails.of(cluster)
-        hold = [AksHold(plane, pool, None, ())] if details.expires is not None and details.end_problem else []
+        hold = [AksHold(pool)] if details.expires is not None and details.end_problem else []
         size.needs = tuple(hold)
-        return [*hold, size, *([ReadyMachines(plane, nodes, machine.gpus, (size,), plane.group)] if nodes else [])]
+        ready = [ReadyMachines(plane.access, plane.name, nodes, machine.gpus, (size,), plane.group)] if nodes else []
+        return [*hold, size, *ready]
 
 
 def fabric_details(machine_type: str | None) -> dict[str, object]:

@@ -9,16 +9,8 @@ from providers.aks.api import Azure
 from providers.aks.errors import Message
 from providers.aks.machines import FABRICS, MACHINES
 from providers.aks.repository import IMAGES_SUFFIX, registry_of
-from providers.aks.resources import (
-    CREATED_TAG,
-    ROLE_LABEL,
-    SPOT_TOLERATION,
-    WORKER,
-    WORKER_POOL,
-    group_of,
-    state_of,
-)
-from providers.base import AUTO, CLUSTER_TAG, KEPT_TAG, details_from_tags, registry_details
+from providers.aks.resources import CREATED_TAG, SPOT_TOLERATION, WORKER_POOL, group_of, state_of
+from providers.base import AUTO, CLUSTER_TAG, KEPT_TAG, ROLE_LABEL, WORKER, details_from_tags, registry_details
 
 YOUNG_SECONDS = 900.0  # in which the cluster of a new group appears
 STATES = {"Creating": "creating", "Deleting": "deleting", "Failed": "failed", "Canceled": "failed"}

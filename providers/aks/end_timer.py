@@ -5,21 +5,16 @@ one service account of this cluster (workload identity federation, without a sec
 Who may not assign roles gets a cluster without a timer, and a warning. Sources: docs/clouds-assumptions.md.
 """
 
-from collections.abc import Sequence
-from types import MappingProxyType
+from collections.abc import Mapping
 
-from mlbench_cli.errors import CredentialError, MlbenchError, NotFoundError
-from mlbench_cli.model.cluster_details import ClusterDetails
+from mlbench_cli.errors import MlbenchError, NotFoundError
 from providers.aks.api import Azure
 from providers.aks.identities import assign_role, make_identity, name_assignment
-from providers.aks.resources import ROLE_LABEL, SYSTEM_POOL, WORKER, ControlPlane, ResourceGroup, WorkerPool
+from providers.aks.resources import ControlPlane, ResourceGroup, WorkerPool
 from providers.aks.rights import list_denied
-from providers.base import Readiness, Resource, ResourceStatus, TransientError
-from providers.kubernetes_calls import apply_object, open_young_cluster
-from providers.worker_hold import WorkerHold
-from templates import FOLDER, documents
+from providers.base import Readiness, ResourceStatus, TransientError
+from providers.cluster_end import NAME, EndIdentity, EndMark, EndTimer, WorkerHold
 
-NAME = "mlbench-end"
 NAMESPACE = "mlbench-end"
 # Microsoft's own registry: nodes reach it without an account.
 IMAGE = "mcr.microsoft.com/azurelinux/base/python:3.12"
@@ -28,23 +23,21 @@ PAUSE = "mcr.microsoft.com/oss/kubernetes/pause:3.6"
 ASSIGN = "Microsoft.Authorization/roleAssignments/write"
 CONTRIBUTOR = "b24988ac-6180-42a0-ab88-20f7382dd24c"  # the built-in role's ID, the same everywhere
 AUDIENCE = "api://AzureADTokenExchange"
-KINDS = {"Namespace": "namespaces", "ServiceAccount": "serviceaccounts", "CronJob": "cronjobs"}
 
 
-class EndIdentity(Resource):
+def _identity_path(group: ResourceGroup) -> str:
+    return f"{group.path}/providers/Microsoft.ManagedIdentity/userAssignedIdentities/{NAME}"
+
+
+class AksEndIdentity(EndIdentity):
     """The managed identity, and its right to delete the group."""
-
-    kind = "identity of the end"
-    create_seconds = delete_seconds = 600.0
 
     def __init__(self, group: ResourceGroup) -> None:
         self.group = group
         self.name = f"{group.name}/{NAME}"
         self.needs = (group,)
         self.goes_with = group
-        self.refused: str | None = None  # why it may not get the role
-        self.has_right = False
-        self.path = f"{group.path}/providers/Microsoft.ManagedIdentity/userAssignedIdentities/{NAME}"
+        self.path = _identity_path(group)
         self._assignment = name_assignment(group.path, self.path)
 
     def find(self) -> ResourceStatus | None:
@@ -58,106 +51,51 @@ class EndIdentity(Resource):
             return None
         return ResourceStatus("has its role")
 
-    def create(self) -> None:
+    def grant(self) -> None:
         principal = make_identity(self.group, self.path, "create the identity of the end")
-        try:
-            what = "give the identity of the end its role"
-            assign_role(self.group.azure, self._assignment, CONTRIBUTOR, principal, what)
-        except CredentialError as error:
-            self.refused = error.message
-
-    def poll(self) -> Readiness:
-        if self.refused is not None:
-            return Readiness(True, facts={"end_problem": self.refused})
-        self.has_right = self.find() is not None
-        return Readiness(self.has_right, "Azure does not show its role yet", {"end_problem": None})
-
-    def delete(self) -> None:
-        """Do nothing: identity and role go with the group."""
-        return
+        what = "give the identity of the end its role"
+        assign_role(self.group.azure, self._assignment, CONTRIBUTOR, principal, what)
 
 
-class EndTimer(Resource):
-    """Trust, namespace, account and CronJob. Applied again with another time when the end moves."""
+class AksEndTimer(EndTimer):
+    """The CronJob that asks Azure to delete the group, and the trust that the identity has in its account."""
 
-    kind = "scheduled end"
-    create_seconds = 600.0
+    image, script, audience = IMAGE, "aks_end.py", AUDIENCE
 
-    def __init__(self, plane: ControlPlane, identity: EndIdentity | None = None) -> None:
+    def __init__(self, plane: ControlPlane, identity: AksEndIdentity | None = None) -> None:
+        super().__init__(plane.cluster, plane.access, NAMESPACE, identity, (plane,), plane.group)
         self.plane = plane
-        self.identity = identity  # None: it has its role since the cluster's creation
-        self.name = f"{plane.name}/{NAME}"
-        self.needs = (plane, *((identity,) if identity else ()))
-        self.goes_with = plane.group
-        self.expires = int(ClusterDetails.of(plane.cluster).expires or 0)
-        self._identity_path = (identity or EndIdentity(plane.group)).path
 
-    def find(self) -> ResourceStatus | None:
-        if self.identity is not None and self.identity.refused is not None:
-            return ResourceStatus("not armed")
-        try:
-            with open_young_cluster(self.plane.access) as kubernetes:
-                found = kubernetes.get(f"{_path('batch/v1', NAMESPACE, 'cronjobs')}/{NAME}")
-        except NotFoundError:
-            return None
-        expires = (found["metadata"].get("annotations") or {}).get("mlbench/expires")
-        return ResourceStatus("armed") if expires == str(self.expires) else None
+    def environment(self) -> Mapping[str, str]:
+        path, what = _identity_path(self.plane.group), "arm the end of the cluster"
+        identity = self.plane.azure.get(path, what)["properties"]
+        return {
+            "MLBENCH_GROUP_PATH": self.plane.group.path,
+            "AZURE_CLIENT_ID": identity["clientId"],
+            "AZURE_TENANT_ID": identity["tenantId"],
+            "AZURE_FEDERATED_TOKEN_FILE": "/var/run/secrets/azure/tokens/token",
+        }
 
     def create(self) -> None:
-
-        azure, what = self.plane.azure, "arm the end of the cluster"
         issuer = (self.plane.require_raw()["properties"].get("oidcIssuerProfile") or {}).get("issuerURL")
         if not issuer:
             raise TransientError("AKS does not show the issuer of the cluster's service accounts yet.")
         subject = f"system:serviceaccount:{NAMESPACE}:{NAME}"
         trust = {"properties": {"issuer": issuer, "subject": subject, "audiences": [AUDIENCE]}}
-        azure.change("PUT", f"{self._identity_path}/federatedIdentityCredentials/{NAME}", what, trust)
-        identity = azure.get(self._identity_path, what)["properties"]
-        values = {
-            "name": NAME,
-            "account": NAME,
-            "namespace": NAMESPACE,
-            "expires": self.expires,
-            "path": self.plane.group.path,
-            "client": identity["clientId"],
-            "tenant": identity["tenantId"],
-            "audience": AUDIENCE,
-            "image": IMAGE,
-            "node_selector": {ROLE_LABEL: SYSTEM_POOL},
-            "script": (FOLDER / "kubernetes" / "aks_end.py").read_text("utf-8"),
-        }
-        with open_young_cluster(self.plane.access) as kubernetes:
-            for document in documents("kubernetes/aks-end.yaml.j2", values):
-                namespace = document["metadata"].get("namespace", "")
-                path = _path(document["apiVersion"], namespace, KINDS[document["kind"]])
-                apply_object(kubernetes, f"{path}/{document['metadata']['name']}", document)
-
-    def poll(self) -> Readiness:
-        return Readiness(self.find() is not None, "the CronJob is not there yet")
-
-    def delete(self) -> None:
-        """Do nothing: it goes with the cluster."""
-        return
+        path = f"{_identity_path(self.plane.group)}/federatedIdentityCredentials/{NAME}"
+        self.plane.azure.change("PUT", path, "arm the end of the cluster", trust)
+        super().create()
 
 
 class AksHold(WorkerHold):
     """The hold on the workers of a node pool, for callers who may not assign roles."""
 
     image = PAUSE
-    node_selector = MappingProxyType({ROLE_LABEL: WORKER})
 
-    def __init__(
-        self, plane: ControlPlane, pool: WorkerPool, identity: EndIdentity | None, needs: Sequence[Resource]
-    ) -> None:
-        super().__init__(
-            plane.cluster,
-            plane.access,
-            NAMESPACE,
-            pool.count,
-            needs,
-            plane.group,
-            lambda: identity is not None and identity.has_right,
-        )
+    def __init__(self, pool: WorkerPool, identity: AksEndIdentity | None = None) -> None:
+        plane = pool.plane
+        needs = (identity, pool) if identity else ()
+        super().__init__(plane.cluster, plane.access, NAMESPACE, pool.count, identity, needs, plane.group)
         self.pool = pool
 
     def let_shrink(self) -> None:
@@ -171,6 +109,26 @@ class AksHold(WorkerHold):
         return self.pool.poll_operation("made to shrink by itself")
 
 
+class EndTags(EndMark):
+    """The tags of the cluster's group."""
+
+    kind = "tag of the end"
+
+    def __init__(self, group: ResourceGroup) -> None:
+        super().__init__(group.cluster, group)
+        self.group = group
+
+    def read(self) -> Mapping[str, str]:
+        found = self.group.find_raw()
+        if found is None:
+            raise NotFoundError(f'There is no resource group "{self.group.name}".')
+        return dict(found.get("tags") or {})
+
+    def write(self, tags: Mapping[str, str]) -> None:
+        body = {"tags": {**self.read(), **tags}}
+        self.group.azure.change("PATCH", self.group.path, f"tag the group {self.group.name}", body)
+
+
 def can_assign(azure: Azure) -> bool | None:
     """Whether the caller may give the end its role; None if Azure cannot be asked, e.g. without credentials."""
     try:
@@ -178,8 +136,3 @@ def can_assign(azure: Azure) -> bool | None:
         return not list_denied([ASSIGN], azure.list_all(path, "list your permissions"))
     except MlbenchError:
         return None
-
-
-def _path(version: str, namespace: str, kind: str) -> str:
-    root = "/api/v1" if version == "v1" else f"/apis/{version}"
-    return f"{root}/namespaces/{namespace}/{kind}" if namespace else f"{root}/{kind}"

@@ -18,13 +18,20 @@ from providers.aks.errors import AGAIN, Message
 from providers.aks.kubeconfig import access_to
 from providers.aks.machines import Machine
 from providers.aks.options import AksOptions
-from providers.base import CLUSTER_TAG, BusyError, Readiness, Resource, ResourceStatus, ownership_tags
-from providers.kubernetes_calls import open_young_cluster
+from providers.base import (
+    CLUSTER_TAG,
+    ROLE_LABEL,
+    WORKER,
+    BusyError,
+    Readiness,
+    Resource,
+    ResourceStatus,
+    ownership_tags,
+)
+from providers.ready_machines import list_ready_workers
 
 SYSTEM_POOL = "system"
 WORKER_POOL = "workers"  # names of pools: at most 12 lower case letters and digits
-ROLE_LABEL = "mlbench-role"
-WORKER = "worker"
 GPU = "nvidia.com/gpu"
 GPU_LABEL = f"{GPU}.present"
 GPU_TAINT = f"{GPU}=present:NoSchedule"
@@ -177,12 +184,6 @@ class ControlPlane(AzureResource):
         """Open the cluster's API. Raises NotFoundError if the cluster does not exist."""
         return access_to(self.azure, self.path)
 
-    def list_ready_workers(self) -> list[Message]:
-        """The nodes of the workers that are Ready. Raises NotFoundError if the cluster does not exist."""
-        with open_young_cluster(self.access) as kubernetes:
-            nodes = kubernetes.get("/api/v1/nodes", labelSelector=f"{ROLE_LABEL}={WORKER}")["items"]
-        return [node for node in nodes if _is_ready(node)]
-
     def _identity(self) -> Message:
         """The identity by which AKS acts: the given one, its own, or one that has a role on the given subnet."""
         path = self.options.identity or (network_identity_of(self.group) if self.options.subnet else None)
@@ -295,7 +296,7 @@ class WorkerPool(AzureResource):
 
     def _describe_machines(self) -> str | None:
         try:
-            running = len(self.plane.list_ready_workers())
+            running = len(list_ready_workers(self.plane.access))
         except MlbenchError:  # the reason of the failure is worth more than this
             return None
         return f"{running} of {self.count} machines are running and cost money." if running else None
@@ -389,8 +390,3 @@ def _pool(options: AksOptions, tags: dict[str, str]) -> Message:
         "tags": tags,
     }
     return {**pool, "vnetSubnetID": options.subnet} if options.subnet else pool
-
-
-def _is_ready(node: Message) -> bool:
-    conditions = (node.get("status") or {}).get("conditions") or []
-    return any(item["type"] == "Ready" and item["status"] == "True" for item in conditions)

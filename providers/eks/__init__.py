@@ -12,7 +12,9 @@ from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.model.run import Cluster
 from providers.base import (
     REGISTRY_HELP,
+    ROLE_LABEL,
     TAG_HELP,
+    WORKER,
     ZONES_HELP,
     Plan,
     Resource,
@@ -25,7 +27,7 @@ from providers.base import (
 )
 from providers.eks.aws import REGION_VARIABLES, account_of, aws_in, region_of
 from providers.eks.control_plane import AddOn, Admin, ControlPlane, access_to
-from providers.eks.devices import Device, DevicePlugin, gpu_device, gpu_probe, network_card_device
+from providers.eks.devices import Device, DevicePlugin, gpu_device, network_card_device
 from providers.eks.discovery import discover_clusters
 from providers.eks.end_timer import EndTag, EndTimer, PlaneEnd, PlaneEndMoved, timers
 from providers.eks.given_subnets import split_subnets
@@ -47,8 +49,6 @@ from providers.eks.nodes import (
     EFA,
     HUGE_PAGES,
     IMAGES,
-    ROLE_LABEL,
-    WORKER,
     Group,
     LaunchTemplate,
     NodeGroup,
@@ -59,7 +59,7 @@ from providers.eks.orphans import list_orphans, orphan_command
 from providers.eks.repository import ImageRepository, fetch_login
 from providers.eks.topology import NodeTopology, has_topology
 from providers.eks.volumes import volume_resources
-from providers.gpu_probe import NONE
+from providers.gpu_probe import NONE, GpuProbe
 from providers.machine_checks import check_forced, require_vcpus, settle_gpus
 
 if TYPE_CHECKING:
@@ -316,7 +316,7 @@ class EksProvider:
         if has_topology(machine.name):
             found.append(NodeTopology(plane, working))
         if (gpus := ClusterDetails.of(cluster).gpus_per_node) and options.probe_image != NONE:
-            found.append(gpu_probe(plane, working, gpus, options.probe_image or PROBE_IMAGE, tuple(devices)))
+            found.append(GpuProbe(plane.access, options.probe_image or PROBE_IMAGE, gpus, devices, working))
         return found
 
     def list_zones(self, cluster: Cluster) -> Sequence[str]:

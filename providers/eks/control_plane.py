@@ -17,7 +17,16 @@ from mlbench_cli.errors import (
 from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.credentials import Token
 from mlbench_cli.model.run import Cluster
-from providers.base import CLUSTER_TAG, BusyError, Readiness, Resource, ResourceStatus, TransientError, ownership_tags
+from providers.base import (
+    CLUSTER_TAG,
+    BusyError,
+    Part,
+    Readiness,
+    Resource,
+    ResourceStatus,
+    TransientError,
+    ownership_tags,
+)
 from providers.eks.aws import Aws, error_from_code, session
 from providers.eks.network import Stack
 from providers.eks.versions import version_for
@@ -258,7 +267,7 @@ class AddOn(EksResource):
         self.aws.call("eks", "delete_addon", clusterName=self.plane.name, addonName=self.addon)
 
 
-class Admin(Resource):
+class Admin(Part):
     """Another principal that may do everything on the cluster."""
 
     kind = "access entry"
@@ -299,14 +308,6 @@ class Admin(Resource):
                 raise  # it is there, perhaps without its policy
         scope = {"type": "cluster"}
         self.aws.call("eks", "associate_access_policy", **self._named, policyArn=ADMIN_POLICY, accessScope=scope)
-
-    def poll(self) -> Readiness:
-        """Ready when the policy is listed."""
-        return Readiness(self.find() is not None, "its policy is not in force yet")
-
-    def delete(self) -> None:
-        """Do nothing: the entry goes with the control plane."""
-        return
 
 
 # --- reaching it ------------------------------------------------------------------------------------------------

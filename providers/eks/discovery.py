@@ -6,11 +6,11 @@ from typing import Any
 
 from mlbench_cli.errors import CredentialError, MlbenchError
 from mlbench_cli.model.run import Cluster
-from providers.base import CLUSTER_TAG, EXPIRES_TAG, PartialSearchError, details_from_tags
+from providers.base import CLUSTER_TAG, EXPIRES_TAG, ROLE_LABEL, WORKER, PartialSearchError, details_from_tags
 from providers.eks.aws import Aws, account_of, aws_in, region_of, tags_of
 from providers.eks.control_plane import find_raw_cluster
 from providers.eks.machines import GPU_MACHINES
-from providers.eks.nodes import ROLE_LABEL, WORKER, find_raw_group, worker_group
+from providers.eks.nodes import find_raw_group, worker_group
 
 MAX_PARALLEL_REGIONS = 8
 

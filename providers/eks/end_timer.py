@@ -14,7 +14,8 @@ from typing import Any
 
 from mlbench_cli.errors import CapacityError, CredentialError, NotFoundError, UsageError
 from mlbench_cli.model.cluster_details import ClusterDetails
-from providers.base import Readiness, Resource, ResourceStatus, TransientError, ownership_tags
+from providers.base import Part, Readiness, Resource, ResourceStatus, TransientError
+from providers.cluster_end import EndMark
 from providers.eks.control_plane import ControlPlane, find_raw_cluster
 from providers.eks.network import Stack
 from providers.eks.nodes import NodeGroup
@@ -24,7 +25,7 @@ EVERY = "rate(10 minutes)"  # a control plane can be deleted only after its node
 SCHEDULE_SECONDS = 12 * 3600.0  # for which Scheduler asks; then the schedules delete themselves
 
 
-class EndTimer(Resource):
+class EndTimer(Part):
     """The scheduled action that takes away the machines of one node group."""
 
     kind = "scheduled end"
@@ -68,14 +69,6 @@ class EndTimer(Resource):
                 MaxSize=0,
                 DesiredCapacity=0,
             )
-
-    def poll(self) -> Readiness:
-        """Ready when AWS lists the scheduled action with the right time."""
-        return Readiness(self.find() is not None, "AWS does not show it yet")
-
-    def delete(self) -> None:
-        """Do nothing: the action goes with the auto scaling group."""
-        return
 
     def _earliest_start(self) -> int:
         """AWS refuses a time that has passed: a cluster whose end came before it was ready ends at once."""
@@ -211,39 +204,26 @@ class PlaneEndMoved(PlaneEnd):
         return
 
 
-class EndTag(Resource):
-    """The tag that tells `mlbench gc` of every machine when the cluster ends."""
+class EndTag(EndMark):
+    """The tags of the control plane."""
 
     kind = "tag of the end"
-    create_seconds = 120.0
 
     def __init__(self, plane: ControlPlane) -> None:
+        super().__init__(plane.cluster, plane)
         self.plane = plane
-        self.name = f"{plane.name}/expires"
-        self.goes_with = plane
 
-    def find(self) -> ResourceStatus | None:
-        """Compare the tags of the control plane with those wanted. Raises UsageError if the cluster does not exist."""
+    def read(self) -> Mapping[str, str]:
+        return self._describe().get("tags") or {}
+
+    def write(self, tags: Mapping[str, str]) -> None:
+        self.plane.aws.call("eks", "tag_resource", resourceArn=self._describe()["arn"], tags=dict(tags))
+
+    def _describe(self) -> dict[str, Any]:
         found = find_raw_cluster(self.plane.aws, self.plane.name)
         if found is None:
             raise UsageError(f"There is no EKS cluster {self.plane.name} in {self.plane.aws.region}.")
-        wanted = ownership_tags(self.plane.cluster)
-        return ResourceStatus("set") if wanted.items() <= (found.get("tags") or {}).items() else None
-
-    def create(self) -> None:
-        """Write the ownership tags, with the new end, onto the control plane."""
-        found = find_raw_cluster(self.plane.aws, self.plane.name)
-        if found is None:
-            raise TransientError(f"AWS does not show the EKS cluster {self.plane.name}.")
-        self.plane.aws.call("eks", "tag_resource", resourceArn=found["arn"], tags=ownership_tags(self.plane.cluster))
-
-    def poll(self) -> Readiness:
-        """Ready when AWS shows the new tags."""
-        return Readiness(self.find() is not None, "AWS does not show it yet")
-
-    def delete(self) -> None:
-        """Do nothing: the tag goes with the control plane."""
-        return
+        return found
 
 
 def timers(cluster_details: ClusterDetails, groups: list[NodeGroup]) -> list[EndTimer]:

@@ -8,7 +8,17 @@ from typing import Any
 
 from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, NeverStartedError, NotFoundError
 from mlbench_cli.model.run import Cluster
-from providers.base import CLUSTER_TAG, Readiness, Resource, ResourceStatus, TransientError, ownership_tags
+from providers.base import (
+    CLUSTER_TAG,
+    ROLE_LABEL,
+    WORKER,
+    Part,
+    Readiness,
+    Resource,
+    ResourceStatus,
+    TransientError,
+    ownership_tags,
+)
 from providers.eks.aws import Aws, tag_list, tags_of
 from providers.eks.capacity import find_reservation
 from providers.eks.control_plane import (
@@ -22,8 +32,6 @@ from providers.eks.control_plane import (
 from providers.eks.machines import Machine
 from providers.eks.network import PlacementGroup, Stack
 
-ROLE_LABEL = "mlbench-role"
-WORKER = "worker"
 GPU_TAINT = {"key": "nvidia.com/gpu", "value": "present", "effect": "NO_SCHEDULE"}
 GPU, EFA = "nvidia.com/gpu", "vpc.amazonaws.com/efa"
 HUGE_PAGES = "hugepages-2Mi"
@@ -363,7 +371,7 @@ class NodeGroup(EksResource):
         return sum(len(group.get("Instances") or ()) for group in answer["AutoScalingGroups"])
 
 
-class NodeGroupSize(Resource):
+class NodeGroupSize(Part):
     """The number of machines in a node group."""
 
     kind = "size of node group"
@@ -408,10 +416,6 @@ class NodeGroupSize(Resource):
             raise error_from_issues(described, f"The node group {self.name} did not get its machines")
         reached = described["scalingConfig"]["desiredSize"] == self.count
         return Readiness(reached and described["status"] == "ACTIVE", f"it is {described['status']}")
-
-    def delete(self) -> None:
-        """Do nothing: a size is not deleted."""
-        return
 
 
 def find_raw_group(aws: Aws, cluster: str, name: str) -> dict[str, Any] | None:

@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mlbench_cli.errors import CredentialError, MlbenchError, UsageError
-from providers.base import Readiness, Resource, ResourceStatus, TransientError
+from providers.base import ROLE_LABEL, WORKER, Part, Readiness, Resource, ResourceStatus, TransientError
 from providers.eks.aws import Aws
 from providers.eks.control_plane import ControlPlane
-from providers.eks.nodes import ROLE_LABEL, WORKER, NodeGroup
+from providers.eks.nodes import NodeGroup
 from providers.kubernetes_calls import open_young_cluster
 
 LAYER_LABEL = "topology.k8s.aws/network-node-layer-{}"
@@ -25,7 +25,7 @@ MAX_INSTANCES = 100  # of one request, by their IDs
 GIVE_UP_SECONDS = 60.0  # after which a cluster that costs money no longer waits for labels
 
 
-class NodeTopology(Resource):
+class NodeTopology(Part):
     """Labels of all workers' nodes with their place in EC2's network; a cluster is of use without them, too."""
 
     kind = "network topology"
@@ -58,10 +58,6 @@ class NodeTopology(Resource):
     def poll(self) -> Readiness:
         """Ready after the attempt; the record says why places are not known."""
         return Readiness(True, facts={"topology_problem": self._problem})
-
-    def delete(self) -> None:
-        """Do nothing: labels go with their nodes."""
-        return
 
     def _label_nodes(self) -> str | None:
         """Why nodes are left without labels; None if none is."""

@@ -5,15 +5,15 @@ account: pods do not reach the machines' own role, because the metadata of AL202
 Sources: EKS' user guide (Pod Identity, EBS CSI driver), Kubernetes' storage classes.
 """
 
-from mlbench_cli.errors import NotFoundError
-from providers.base import Readiness, Resource, ResourceStatus
+from collections.abc import Sequence
+
+from providers.base import Resource
 from providers.eks.control_plane import AddOn, ControlPlane
-from providers.kubernetes_calls import apply_object, open_young_cluster
+from providers.kubernetes_calls import ClusterObjects, Document
 
 AGENT, DRIVER = "eks-pod-identity-agent", "aws-ebs-csi-driver"
 DRIVER_ACCOUNT = "ebs-csi-controller-sa"
 CLASS = "mlbench-gp3"
-PATH = f"/apis/storage.k8s.io/v1/storageclasses/{CLASS}"
 MANIFEST = {
     "apiVersion": "storage.k8s.io/v1",
     "kind": "StorageClass",
@@ -31,39 +31,17 @@ MANIFEST = {
 }
 
 
-class StorageClass(Resource):
-    """The default class of claims. It goes with the cluster."""
+class StorageClass(ClusterObjects):
+    """The default class of claims."""
 
     kind = "storage class"
-    create_seconds = 300.0
 
-    def __init__(self, plane: ControlPlane, needs: tuple[Resource, ...] = ()) -> None:
-        self.plane = plane
-        self.name = f"{plane.name}/{CLASS}"
-        self.needs = (plane, *needs)
-        self.goes_with = plane
-
-    def find(self) -> ResourceStatus | None:
-        try:
-            with open_young_cluster(self.plane.access) as kubernetes:
-                kubernetes.get(PATH)
-        except NotFoundError:
-            return None
-        return ResourceStatus("there")
-
-    def create(self) -> None:
-        with open_young_cluster(self.plane.access) as kubernetes:
-            apply_object(kubernetes, PATH, MANIFEST)
-
-    def poll(self) -> Readiness:
-        return Readiness(self.find() is not None, "the cluster does not show it yet")
-
-    def delete(self) -> None:
-        return
+    def documents(self) -> Sequence[Document]:
+        return [MANIFEST]
 
 
 def volume_resources(plane: ControlPlane, machines: Resource) -> list[Resource]:
     """What claims need, in the order of creation; `machines` are those that the driver's pods run on."""
     agent = AddOn(plane, AGENT)  # a DaemonSet: it is ACTIVE without machines, and made while these come
     driver = AddOn(plane, DRIVER, (plane, agent, machines), account=DRIVER_ACCOUNT)
-    return [agent, driver, StorageClass(plane)]
+    return [agent, driver, StorageClass(plane.access, f"{plane.name}/{CLASS}", (plane,), plane)]

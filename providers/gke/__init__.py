@@ -9,27 +9,35 @@ from mlbench_cli.errors import CredentialError, NotFoundError, UsageError
 from mlbench_cli.kube.access import Access
 from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.model.run import Cluster
-from providers.base import Plan, Resource, check_ranges, check_tags, read_options, registry_details, split_zones
+from providers.base import (
+    ROLE_LABEL,
+    WORKER,
+    Plan,
+    Resource,
+    check_ranges,
+    check_tags,
+    read_options,
+    registry_details,
+    split_zones,
+)
+from providers.cluster_end import describe_hold
 from providers.gke import api
 from providers.gke.api import Gke
 from providers.gke.compute import Compute
 from providers.gke.discovery import discover_clusters
-from providers.gke.end_timer import EndIdentity, EndTimer, GkeHold, can_bind
+from providers.gke.end_timer import EndLabel, GkeEndIdentity, GkeEndTimer, GkeHold, can_bind
 from providers.gke.fabric import NcclInstaller, NetworkObjects
 from providers.gke.families import FABRICS, FLEX_START_COMPACT, NOT_ON_DEMAND, FabricKind, fabric_facts
 from providers.gke.machines import CPU_DEFAULT, Machine, choose_machine, is_gpu_family
 from providers.gke.networks import list_networks
 from providers.gke.options import DEFAULT_ZONE, GkeDetails, GkeOptions
 from providers.gke.orphans import list_orphans, orphan_command
-from providers.gke.readiness import EndLabel, gpu_probe
 from providers.gke.repository import USER, ImageRepository, registry_of
 from providers.gke.reservations import parse_reservation
 from providers.gke.resources import (
     FLEX_START_LABEL,
     QUEUED_CLASS,
     QUEUED_TOLERATION,
-    ROLE_LABEL,
-    WORKER,
     ControlPlane,
     PoolSize,
     WorkerPool,
@@ -38,10 +46,9 @@ from providers.gke.resources import (
     setup_of,
 )
 from providers.gke.rights import role_of
-from providers.gpu_probe import NONE
+from providers.gpu_probe import NONE, GpuProbe
 from providers.machine_checks import check_forced, require_vcpus, settle_gpus
 from providers.ready_machines import ReadyMachines
-from providers.worker_hold import describe_hold
 
 if TYPE_CHECKING:
     from providers.checks import Check
@@ -146,19 +153,19 @@ class GkeProvider:
         if ClusterDetails.of(cluster).registry_made:
             found.insert(1, ImageRepository(plane))
         if ClusterDetails.of(cluster).expires is not None:
-            identity = EndIdentity(plane)
-            found += [identity, EndTimer(plane, identity)]
+            identity = GkeEndIdentity(plane)
+            found += [identity, GkeEndTimer(plane, identity)]
             if count and not options.flex_start:
-                found.append(GkeHold(plane, pool, identity, (identity, pool)))
+                found.append(GkeHold(pool, identity))
         kind = FabricKind(setup) if setup in list(FabricKind) else None
         if kind and networks:
             found.append(NetworkObjects(plane, kind, (plane, *networks)))
         probe = None
         if count and not options.flex_start:
-            ready = ReadyMachines(plane, count, machine.gpus, (pool,), plane)
+            ready = ReadyMachines(plane.access, plane.name, count, machine.gpus, (pool,), plane)
             found.append(ready)
             if machine.gpus and options.probe_image != NONE:
-                probe = gpu_probe(plane, machine.gpus, options.probe_image or PROBE_IMAGE, (ready,))
+                probe = GpuProbe(plane.access, options.probe_image or PROBE_IMAGE, machine.gpus, (ready,), plane)
                 found.append(probe)
         if kind:
             found.append(NcclInstaller(plane, kind, 0 if options.flex_start else count, pool, probe))
@@ -182,9 +189,9 @@ class GkeProvider:
         options, details = read_options(cluster, GkeOptions), ClusterDetails.of(cluster)
         plane = ControlPlane(cluster, _gke(cluster), options)
         if not details.end_problem:
-            return [EndLabel(plane), EndTimer(plane)]
+            return [EndLabel(plane), GkeEndTimer(plane)]
         pool = WorkerPool(plane, _recorded_machine(cluster), details.nodes or 0)
-        return [EndLabel(plane), *([GkeHold(plane, pool, None, ())] if pool.count and not options.flex_start else [])]
+        return [EndLabel(plane), *([GkeHold(pool)] if pool.count and not options.flex_start else [])]
 
     def describe_end(self, cluster: Cluster) -> str:
         """Say which end Google will keep by itself, and what stays; asks whether the policy may be changed."""
@@ -248,9 +255,10 @@ class GkeProvider:
         pool = WorkerPool(plane, machine, nodes)
         size = PoolSize(pool, nodes)
         details = ClusterDetails.of(cluster)
-        hold = [GkeHold(plane, pool, None, ())] if details.expires is not None and details.end_problem else []
+        hold = [GkeHold(pool)] if details.expires is not None and details.end_problem else []
         size.needs = tuple(hold)
-        return [*hold, size, *([ReadyMachines(plane, nodes, machine.gpus, (size,), plane)] if nodes else [])]
+        ready = [ReadyMachines(plane.access, plane.name, nodes, machine.gpus, (size,), plane)] if nodes else []
+        return [*hold, size, *ready]
 
 
 def _with_first_zone(options: GkeOptions) -> GkeOptions:

@@ -7,14 +7,23 @@ from typing import Any
 from mlbench_cli.errors import CredentialError
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.util.times import parse_timestamp
-from providers.base import AUTO, CLUSTER_TAG, FABRIC_TAG, PartialSearchError, details_from_tags, registry_details
+from providers.base import (
+    AUTO,
+    CLUSTER_TAG,
+    FABRIC_TAG,
+    ROLE_LABEL,
+    WORKER,
+    PartialSearchError,
+    details_from_tags,
+    registry_details,
+)
 from providers.gke.api import Gke, Message, region_of
 from providers.gke.end_timer import find_ended
 from providers.gke.families import fabric_facts
 from providers.gke.networks import LOCATION_TAG, NetworkMark, find_marks
 from providers.gke.orphans import LABEL, PLACE_LABEL, list_balancers, list_claimed_disks, list_places
 from providers.gke.repository import list_repositories, registry_of
-from providers.gke.resources import ROLE_LABEL, WORKER, WORKER_POOL
+from providers.gke.resources import WORKER_POOL
 
 YOUNG_SECONDS = 900.0  # in which a cluster appears that is created together with its networks
 STATES = {"PROVISIONING": "creating", "STOPPING": "deleting", "ERROR": "failed"}

@@ -9,29 +9,24 @@ warning. Sources: docs/clouds-assumptions.md.
 
 import os
 import re
-from collections.abc import Sequence
-from types import MappingProxyType
+from collections.abc import Mapping, Sequence
 
 from mlbench_cli.errors import CredentialError, MlbenchError, NotFoundError
-from mlbench_cli.model.cluster_details import ClusterDetails
-from providers.base import Readiness, Resource, ResourceStatus, TransientError, call_timeout
+from providers.base import Readiness, ResourceStatus, TransientError, call_timeout
+from providers.cluster_end import NAME, EndIdentity, EndMark, EndTimer, WorkerHold
 from providers.gke import api
 from providers.gke.api import Gke, Message
-from providers.gke.resources import ROLE_LABEL, SYSTEM_POOL, WORKER, ControlPlane, WorkerPool
-from providers.kubernetes_calls import apply_object, open_young_cluster
-from providers.worker_hold import WorkerHold
-from templates import FOLDER, documents
+from providers.gke.resources import ControlPlane, WorkerPool
 
 ENDPOINT = "https://cloudresourcemanager.googleapis.com"
 ROLE = "roles/container.clusterAdmin"
-ACCOUNT = NAME = "mlbench-end"
 # Google's mirror of the Python image: machines without an address of their own reach it, too.
 IMAGE = "mirror.gcr.io/library/python:3.12-slim-bookworm"
 # Waits for a signal. GKE's machines have it for their own pods.
 PAUSE = "gke.gcr.io/pause:3.8@sha256:880e63f94b145e46f1b1082bb71b85e21f16b99b180b9996407d61240ceb9830"
 PERMISSIONS_AT_ONCE = 100  # in one request, at most
 BINDING = ("resourcemanager.projects.getIamPolicy", "resourcemanager.projects.setIamPolicy")
-BOUND = re.compile(rf"/subject/ns/mlbench-end-(.+)/sa/{ACCOUNT}$")
+BOUND = re.compile(rf"/subject/ns/mlbench-end-(.+)/sa/{NAME}$")
 POLICY_VERSION = 3  # so that conditional bindings of others are read and written back as they are
 
 
@@ -40,18 +35,13 @@ def namespace_of(cluster: str) -> str:
     return f"mlbench-end-{cluster}"
 
 
-class EndIdentity(Resource):
+class GkeEndIdentity(EndIdentity):
     """The binding, in the project's policy, of the role that may delete clusters to the CronJob's account."""
 
     # It needs no cluster, and goes after it: a binding to an account that is gone costs nothing and allows nothing.
-    kind = "identity of the end"
-    create_seconds = delete_seconds = 300.0
-
     def __init__(self, plane: ControlPlane) -> None:
         self.plane = plane
-        self.name = f"{plane.name}/{ACCOUNT}"
-        self.refused: str | None = None  # why it cannot be bound
-        self.has_right = False
+        self.name = f"{plane.name}/{NAME}"
         self._stays: str | None = None  # why it cannot be removed
         self._project = Project(plane.gke)
 
@@ -64,20 +54,11 @@ class EndIdentity(Resource):
             return None
         return ResourceStatus("bound", kept=self._stays) if member in _members(policy) else None
 
-    def create(self) -> None:
-        try:
-            member = self._member()
-            policy = self._project.read_policy()
-            policy.setdefault("bindings", []).append({"role": ROLE, "members": [member]})
-            self._project.write_policy(policy)
-        except CredentialError as error:
-            self.refused = error.message
-
-    def poll(self) -> Readiness:
-        if self.refused is not None:
-            return Readiness(True, facts={"end_problem": self.refused})
-        self.has_right = self.find() is not None
-        return Readiness(self.has_right, "Google's IAM does not show it yet", {"end_problem": None})
+    def grant(self) -> None:
+        member = self._member()
+        policy = self._project.read_policy()
+        policy.setdefault("bindings", []).append({"role": ROLE, "members": [member]})
+        self._project.write_policy(policy)
 
     def delete(self) -> None:
         member = self._member()
@@ -93,85 +74,32 @@ class EndIdentity(Resource):
 
     def _member(self) -> str:
         pool = f"projects/{self._project.number()}/locations/global/workloadIdentityPools"
-        subject = f"subject/ns/{namespace_of(self.plane.name)}/sa/{ACCOUNT}"
+        subject = f"subject/ns/{namespace_of(self.plane.name)}/sa/{NAME}"
         return f"principal://iam.googleapis.com/{pool}/{self.plane.gke.project}.svc.id.goog/{subject}"
 
 
-class EndTimer(Resource):
-    """Namespace, account and CronJob. Applied again with another time when the end moves."""
+class GkeEndTimer(EndTimer):
+    """The CronJob that asks Google to delete the cluster."""
 
-    kind = "scheduled end"
-    create_seconds = 300.0
+    image, script = IMAGE, "gke_end.py"
 
-    def __init__(self, plane: ControlPlane, identity: EndIdentity | None = None) -> None:
+    def __init__(self, plane: ControlPlane, identity: GkeEndIdentity | None = None) -> None:
+        super().__init__(plane.cluster, plane.access, namespace_of(plane.name), identity, (plane,), plane)
         self.plane = plane
-        self.identity = identity  # None: it was bound before, or was refused
-        self.name = f"{plane.name}/{NAME}"
-        self.needs = (plane, *((identity,) if identity else ()))
-        self.goes_with = plane
-        self.expires = int(ClusterDetails.of(plane.cluster).expires or 0)
 
-    def find(self) -> ResourceStatus | None:
-        if self._is_refused():
-            return ResourceStatus("not armed")
-        try:
-            with open_young_cluster(self.plane.access) as kubernetes:
-                found = kubernetes.get(f"{_path('batch/v1', self._namespace(), 'cronjobs')}/{NAME}")
-        except NotFoundError:
-            return None
-        expires = (found["metadata"].get("annotations") or {}).get("mlbench/expires")
-        return ResourceStatus("armed") if expires == str(self.expires) else None
-
-    def create(self) -> None:
-
-        values = {
-            "name": NAME,
-            "account": ACCOUNT,
-            "namespace": self._namespace(),
-            "expires": self.expires,
-            "path": self.plane.path,
-            "image": IMAGE,
-            "node_selector": {ROLE_LABEL: SYSTEM_POOL},
-            "script": (FOLDER / "kubernetes" / "gke_end.py").read_text("utf-8"),
-        }
-        kinds = {"Namespace": "namespaces", "ServiceAccount": "serviceaccounts", "CronJob": "cronjobs"}
-        with open_young_cluster(self.plane.access) as kubernetes:
-            for document in documents("kubernetes/gke-end.yaml.j2", values):
-                namespace = document["metadata"].get("namespace", "")
-                path = _path(document["apiVersion"], namespace, kinds[document["kind"]])
-                apply_object(kubernetes, f"{path}/{document['metadata']['name']}", document)
-
-    def poll(self) -> Readiness:
-        return Readiness(self.find() is not None, "the CronJob is not there yet")
-
-    def delete(self) -> None:
-        return
-
-    def _is_refused(self) -> bool:
-        return self.identity is not None and self.identity.refused is not None
-
-    def _namespace(self) -> str:
-        return namespace_of(self.plane.name)
+    def environment(self) -> Mapping[str, str]:
+        return {"MLBENCH_CLUSTER_PATH": self.plane.path}
 
 
 class GkeHold(WorkerHold):
     """The hold on the workers of a node pool, for callers who may not change the project's policy."""
 
     image = PAUSE
-    node_selector = MappingProxyType({ROLE_LABEL: WORKER})
 
-    def __init__(
-        self, plane: ControlPlane, pool: WorkerPool, identity: EndIdentity | None, needs: Sequence[Resource]
-    ) -> None:
-        super().__init__(
-            plane.cluster,
-            plane.access,
-            namespace_of(plane.name),
-            pool.count,
-            needs,
-            plane,
-            lambda: identity is not None and identity.has_right,
-        )
+    def __init__(self, pool: WorkerPool, identity: GkeEndIdentity | None = None) -> None:
+        plane = pool.plane
+        needs = (identity, pool) if identity else ()
+        super().__init__(plane.cluster, plane.access, namespace_of(plane.name), pool.count, identity, needs, plane)
         self.pool = pool
         self.operation: str | None = None
 
@@ -185,6 +113,25 @@ class GkeHold(WorkerHold):
 
     def poll_shrinking(self) -> Readiness:
         return self.pool.poll_operation(self.operation, "made to shrink by itself")
+
+
+class EndLabel(EndMark):
+    """The cluster's labels."""
+
+    kind = "label of the end"
+
+    def __init__(self, plane: ControlPlane) -> None:
+        super().__init__(plane.cluster, plane)
+        self.plane = plane
+
+    def read(self) -> Mapping[str, str]:
+        return dict(self.plane.require_raw().resource_labels)
+
+    def write(self, tags: Mapping[str, str]) -> None:
+        found = self.plane.require_raw()
+        labels = {**dict(found.resource_labels), **tags}
+        fingerprint = found.label_fingerprint
+        self.plane.gke.call("set_labels", name=self.plane.path, resource_labels=labels, label_fingerprint=fingerprint)
 
 
 class Project:
@@ -253,8 +200,3 @@ def _members(policy: Message) -> set[str]:
     """Who has the role without a condition."""
     bindings = [item for item in policy.get("bindings", []) if item["role"] == ROLE and not item.get("condition")]
     return {member for binding in bindings for member in binding["members"]}
-
-
-def _path(version: str, namespace: str, kind: str) -> str:
-    root = "/api/v1" if version == "v1" else f"/apis/{version}"
-    return f"{root}/namespaces/{namespace}/{kind}" if namespace else f"{root}/{kind}"

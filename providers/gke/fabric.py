@@ -10,104 +10,56 @@ GPUDirect and on managed DRANET, as of 2026-11; assumptions: docs/clouds-assumpt
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mlbench_cli.errors import NotFoundError
 from mlbench_cli.kube.gpudirect import Release, choose_release
 from mlbench_cli.kube.objects import condition, is_true
 from mlbench_cli.model.cluster_details import ClusterDetails
-from providers.base import Readiness, Resource, ResourceStatus
-from providers.gke.api import Message
+from providers.base import ROLE_LABEL, WORKER, Readiness, Resource, ResourceStatus
 from providers.gke.families import FabricKind, name_networks
-from providers.gke.resources import ROLE_LABEL, WORKER, ControlPlane
+from providers.gke.resources import ControlPlane
 from providers.gpu_probe import GpuProbe, find_driver_branch
-from providers.kubernetes_calls import apply_object, open_young_cluster
+from providers.kubernetes_calls import ClusterObjects, Document
 from providers.pins import require_pin
 from templates import documents
 
 INSTALLER = "mlbench-nccl-installer"
-DAEMON_SETS = "/apis/apps/v1/namespaces/kube-system/daemonsets"
-NETWORKING = "/apis/networking.gke.io/v1"
 
 
-class FabricObject(Resource):
-    """Objects of Kubernetes that go with the cluster."""
-
-    create_seconds = 900.0
-
-    def __init__(self, plane: ControlPlane, kind: FabricKind, needs: Sequence[Resource]) -> None:
-        self.plane = plane
-        self.fabric = kind
-        self.needs = tuple(needs)
-        self.goes_with = plane
-
-    def documents(self) -> list[tuple[str, Message]]:
-        """Each object with its path."""
-        raise NotImplementedError
-
-    def find(self) -> ResourceStatus | None:
-        """Look for the last of the objects; None if it is missing, or with it the cluster."""
-        path, _ = self.documents()[-1]
-        return ResourceStatus("there") if self.read(path) is not None else None
-
-    def create(self) -> None:
-        """Apply the objects on the server's side."""
-        with open_young_cluster(self.plane.access) as kubernetes:
-            for path, document in self.documents():
-                apply_object(kubernetes, path, document)
-
-    def delete(self) -> None:
-        """Do nothing: the objects go with the cluster."""
-        return
-
-    def read(self, path: str) -> Mapping[str, Any] | None:
-        """An object of the cluster; None if it is missing, or with it the cluster."""
-        try:
-            with open_young_cluster(self.plane.access) as kubernetes:
-                found: Mapping[str, Any] = kubernetes.get(path)
-                return found
-        except NotFoundError:
-            return None
-
-
-class NetworkObjects(FabricObject):
+class NetworkObjects(ClusterObjects):
     """A `Network` with its `GKENetworkParamSet` for each additional network: pods name their interfaces by them."""
 
     kind = "Kubernetes' networks"
 
     def __init__(self, plane: ControlPlane, kind: FabricKind, needs: Sequence[Resource]) -> None:
-        super().__init__(plane, kind, needs)
         self.networks = {f"vpc{number}": name for number, name in enumerate(name_networks(plane.name, kind), 1)}
-        self.name = f"{plane.name}/vpc1…vpc{len(self.networks)}"
+        super().__init__(plane.access, f"{plane.name}/vpc1…vpc{len(self.networks)}", needs, plane)
 
-    def documents(self) -> list[tuple[str, Message]]:
+    def documents(self) -> Sequence[Document]:
         """First the parameters of a network, then the network that refers to them."""
-
-        plurals = {"GKENetworkParamSet": "gkenetworkparamsets", "Network": "networks"}
         networks = [{"name": name, "network": network} for name, network in self.networks.items()]
-        found = documents("kubernetes/gke-networks.yaml.j2", {"networks": networks})
-        return [(f"{NETWORKING}/{plurals[item['kind']]}/{item['metadata']['name']}", item) for item in found]
+        return documents("kubernetes/gke-networks.yaml.j2", {"networks": networks})
 
     def poll(self) -> Readiness:
         """Ready when GKE has accepted the parameters of every network."""
-        for name in self.networks:
-            found: Mapping[str, Any] = self.read(f"{NETWORKING}/gkenetworkparamsets/{name}") or {}
-            ready = condition(found, "Ready")
-            if not is_true(ready):
+        for document in self.documents():
+            ready = condition(self.read(document) or {}, "Ready")
+            if document["kind"] == "GKENetworkParamSet" and not is_true(ready):
                 said = ready.get("message") or "GKE has not processed it yet"
-                return Readiness(False, f"{name} is not ready: {said}")
+                return Readiness(False, f"{document['metadata']['name']} is not ready: {said}")
         return Readiness(True)
 
 
-class NcclInstaller(FabricObject):
+class NcclInstaller(ClusterObjects):
     """DaemonSets that bring NCCL's plugin to every worker; ready when it is on all of them."""
 
     kind = "NCCL plugin"
-    name = INSTALLER
 
     def __init__(
         self, plane: ControlPlane, kind: FabricKind, count: int, pool: Resource, probe: GpuProbe | None = None
     ) -> None:
         """`probe` tells the branch of the driver; without one the oldest release that is known is installed."""
-        super().__init__(plane, kind, (pool, *((probe,) if probe else ())))
+        super().__init__(plane.access, INSTALLER, (pool, *((probe,) if probe else ())), plane)
+        self.plane = plane
+        self.fabric = kind
         self.count = count
         self.probe = probe
 
@@ -124,13 +76,12 @@ class NcclInstaller(FabricObject):
 
     def find(self) -> ResourceStatus | None:
         """Look for the installer; None if it is missing, or installs a plugin for another driver."""
-        path, document = self.documents()[-1]
-        found = self.read(path)
+        document = self.documents()[-1]
+        found = self.read(document)
         return ResourceStatus("there") if found and _images(found) == _images(document) else None
 
-    def documents(self) -> list[tuple[str, Message]]:
+    def documents(self) -> Sequence[Document]:
         """The installer, after the device injector if pods reach the cards' devices through it."""
-
         values = {
             "kind": self.fabric.value,
             "name": INSTALLER,
@@ -139,16 +90,15 @@ class NcclInstaller(FabricObject):
             "injector": None if self.fabric is FabricKind.GIB else require_pin("gke", "nri-device-injector"),
             "pause": require_pin("gke", "pause"),
         }
-        found = documents("kubernetes/gke-nccl-installer.yaml.j2", values)
-        return [(f"{DAEMON_SETS}/{item['metadata']['name']}", item) for item in found]
+        return documents("kubernetes/gke-nccl-installer.yaml.j2", values)
 
     def poll(self) -> Readiness:
         """Count the workers on which each DaemonSet is ready. A wrong label would let it want no machine at all."""
-        for path, _ in self.documents():
-            status = (self.read(path) or {}).get("status") or {}
+        for document in self.documents():
+            status = (self.read(document) or {}).get("status") or {}
             ready = int(status.get("numberReady") or 0)
             if ready < self.count:
-                name = path.rpartition("/")[2]
+                name = document["metadata"]["name"]
                 return Readiness(False, f"{name} is ready on {ready} of {self.count} machines")
         fabric = {**ClusterDetails.of(self.plane.cluster).fabric, "driver_branch": self.branch}
         is_first = self.release == choose_release(self.fabric, None)  # which runs take by default

@@ -10,11 +10,10 @@ from typing import Any
 
 from mlbench_cli.errors import CapacityError, MlbenchError, NotFoundError, UsageError
 from mlbench_cli.kube.access import Access
-from mlbench_cli.kube.objects import condition, is_true
 from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.util.times import timestamp
-from providers.base import CLUSTER_TAG, Readiness, Resource, ResourceStatus, ownership_tags
+from providers.base import CLUSTER_TAG, ROLE_LABEL, WORKER, Part, Readiness, Resource, ResourceStatus, ownership_tags
 from providers.gke import api
 from providers.gke.api import Gke, Message
 from providers.gke.compute import Compute
@@ -22,12 +21,10 @@ from providers.gke.families import configure_pool, count_networks, default_disk_
 from providers.gke.machines import Machine
 from providers.gke.options import GkeOptions
 from providers.gke.reservations import parse_reservation
-from providers.kubernetes_calls import open_young_cluster
+from providers.ready_machines import list_ready_workers
 
 SYSTEM_POOL = "system"
 WORKER_POOL = "workers"
-ROLE_LABEL = "mlbench-role"
-WORKER = "worker"
 GPU = "nvidia.com/gpu"
 # By which pods make flex-start machines come, and what machines of queued provisioning are tainted with.
 FLEX_START_LABEL = "cloud.google.com/gke-flex-start"
@@ -148,12 +145,6 @@ class ControlPlane(GkeResource):
         """Open the cluster's API with Google's credentials. Raises NotFoundError if it does not exist."""
         return access_to(self.require_raw())
 
-    def list_ready_workers(self) -> list[Message]:
-        """The nodes of the workers that are Ready. Raises NotFoundError if the cluster does not exist."""
-        with open_young_cluster(self.access) as kubernetes:
-            nodes = kubernetes.get("/api/v1/nodes", labelSelector=f"{ROLE_LABEL}={WORKER}")["items"]
-        return [node for node in nodes if _is_ready(node)]
-
     def zones(self, machine: Machine) -> list[str]:
         """Where the workers are: as asked for, else with the cluster, in a region in the first zone that has them."""
         if self.options.worker_zone:
@@ -254,7 +245,7 @@ class WorkerPool(GkeResource):
             return self._partial
         self._counted, self._partial = now, None
         try:
-            running = len(self.plane.list_ready_workers())
+            running = len(list_ready_workers(self.plane.access))
         except MlbenchError:
             return None
         if 0 < running < self.count:
@@ -333,7 +324,7 @@ class WorkerPool(GkeResource):
         return ", ".join(differing) or None
 
 
-class PoolSize(Resource):
+class PoolSize(Part):
     """The number of machines in the pool of workers."""
 
     kind = "size of node pool"
@@ -362,10 +353,6 @@ class PoolSize(Resource):
     def poll(self) -> Readiness:
         """Ready when the resizing operation is done. Raises with Google's own error if it has failed."""
         return self.pool.poll_operation(self.operation, "resized")
-
-    def delete(self) -> None:
-        """Do nothing: a size is not deleted."""
-        return
 
 
 def setup_of(cluster: Cluster) -> str | None:
@@ -485,7 +472,3 @@ def _operation_error(message: str, said: list[str], project: str) -> MlbenchErro
 def _conditions(found: Any) -> str | None:
     messages = [f"{item.code.name}: {item.message}" for item in found.conditions] or [found.status_message]
     return "; ".join(text for text in messages if text) or None
-
-
-def _is_ready(node: Message) -> bool:
-    return is_true(condition(node, "Ready"))

@@ -24,8 +24,9 @@ from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.api import ObjectNotFound
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.storage.store import Store
-from providers.eks.devices import PATH, DevicePlugin, gpu_device
-from providers.eks.nodes import ROLE_LABEL, WORKER
+from providers.base import ROLE_LABEL, WORKER
+from providers.eks.devices import DevicePlugin, gpu_device
+from providers.kubernetes_calls import path_of
 from providers.lifecycle import up
 from tests.fakes.chart_repository import pack_chart, serving, write_chart
 from tests.fakes.gke import Google
@@ -218,7 +219,7 @@ def test_the_device_plugin_is_applied_and_waited_for(kind: Kind, tmp_path: Path)
     with pytest.raises(DeadlineError, match=r"not ready after 3 s: 0 of 1 machines show 1 × nvidia\.com/gpu"):
         up(cluster, [plugin], store)
     plugin.create()
-    path = f"{PATH}/{plugin.name}"
+    path = path_of(plugin.documents()[0])
     assert kind.get(path)["metadata"]["generation"] == 1
     assert kind.get(path)["metadata"]["managedFields"][0]["operation"] == "Apply"
     node = f"/api/v1/nodes/{NAME}-control-plane"
