@@ -1,14 +1,15 @@
 """Checks of a cloud before anything is created in it: `mlbench doctor PROVIDER`. Reads only, each with a deadline."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from email.utils import parsedate_to_datetime
 from importlib import metadata
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from mlbench_cli.config.extras import install_hint
 from mlbench_cli.errors import MlbenchError, UsageError, did_you_mean
 from mlbench_cli.model.cluster_details import ClusterDetails
+from mlbench_cli.model.run import Cluster
 from providers.checks import Check
 
 MAX_CLOCK_SKEW = 60.0  # seconds; clouds refuse signatures that are five minutes off
@@ -33,21 +34,30 @@ class Checklist:
 
     def __init__(self, provider: str) -> None:
         self._provider = provider
-        self.failed: Check | None = None  # of the last call, if it failed
 
-    def __call__(self, what: str, question: Callable[[], Answer], *, optional: bool = False) -> Answer | None:
-        """The result of the call; None if it failed, with the error in `failed`."""
-        self.failed = None
+    def ask(
+        self, what: str, question: Callable[[], Answer], *, optional: bool = False
+    ) -> Generator[Check, None, Answer | None]:
+        """The result of the call; None, after the line of its error, if it failed."""
         try:
             return question()
         except MlbenchError as error:
             state = "missing" if optional else "failed"
-            self.failed = Check(self.label(what), state, error.message, error.hint, error.exit_code)
+            yield Check(self.label(what), state, error.message, error.hint, error.exit_code)
         return None
 
     def result(self, what: str, found: str, hint: str | None = None, *, missing: bool = False) -> Check:
         """A line of the report: "ok", or "missing" for something that is only needed for a part of the work."""
         return Check(self.label(what), "missing" if missing else "ok", found, hint)
+
+    def rights(self, denied: Sequence[str], granted: str, lacking: str) -> Check:
+        """The line about rights: `granted` if none is denied, else those that are, after the words `lacking`."""
+        if not denied:
+            return self.result("rights", granted)
+        listed = ", ".join(denied[:10]) + (f" and {len(denied) - 10} more" if len(denied) > 10 else "")
+        policy = f"mlbench doctor {self._provider} --policy"
+        hint = f"As a role for an administrator: {policy}   For one command: --policy --for list-clusters"
+        return self.result("rights", f"{lacking} {listed}", hint, missing=True)
 
     def label(self, what: str) -> str:
         """The name of a check, with the provider before it: "gke quota"."""
@@ -88,32 +98,31 @@ def check_clock(checklist: Checklist, date: str | None, asked: float) -> Check:
     return Check(checklist.label("clock"), "failed", f"{abs(ahead):.0f} s {which} the cloud's", hint, exit_code=3)
 
 
-def check_prices(checklist: Checklist, provider: str, region: str) -> Check:
+def check_prices(checklist: Checklist, provider: str, region: str) -> Iterator[Check]:
     """Count the known prices of a region, with their date."""
     from providers.pricing import load_prices, user_price_file
 
-    found = checklist("prices", lambda: load_prices(provider))
+    found = yield from checklist.ask("prices", lambda: load_prices(provider))
     if found is None:
-        assert checklist.failed is not None
-        return checklist.failed
+        return
     known = found.count_prices(region)
     hint = f"Other prices are unknown; your price table: {user_price_file()}"
-    return checklist.result("prices", f"{known} known in {region}; {found.source}", hint, missing=known <= 1)
+    yield checklist.result("prices", f"{known} known in {region}; {found.source}", hint, missing=known <= 1)
 
 
-def check_clusters(checklist: Checklist, question: Callable[[], list[Any]]) -> Check:
+def check_clusters(checklist: Checklist, question: Callable[[], list[Cluster]]) -> Iterator[Check]:
     """List the clusters that bear our tags: forgotten ones cost money."""
-    found = checklist("clusters", question)
+    found = yield from checklist.ask("clusters", question)
     if found is None:
-        assert checklist.failed is not None
-        return checklist.failed
+        return
     late = [item.name for item in found if (ClusterDetails.of(item).expires or float("inf")) < time.time()]
     half = [item.name for item in found if item.state == "failed"]
     summary = f"{len(found)} of ours" + (f": {', '.join(item.name for item in found)}" if found else "")
     if late or half:
         hint = f"mlbench gc{' --expired' if not half else ''}   removes {', '.join(dict.fromkeys([*late, *half]))}"
-        return checklist.result("clusters", summary, hint, missing=True)
-    return checklist.result("clusters", summary)
+        yield checklist.result("clusters", summary, hint, missing=True)
+    else:
+        yield checklist.result("clusters", summary)
 
 
 def _numbers(version: str) -> list[int]:

@@ -1,12 +1,13 @@
 """What can be known of an AWS account in one region before a cluster is made in it."""
 
+import functools
 import json
 import re
 import time
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict, cast
+from typing import NotRequired, TypedDict, cast
 
 from mlbench_cli.errors import CredentialError, NotFoundError
 from providers import doctor
@@ -85,25 +86,23 @@ def run_checks(project: str | None, location: str | None) -> Iterator[Check]:
     yield (found := doctor.check_library(checklist, "boto3", "1.40", "eks"))
     if found.state == "failed":
         return
-    region = checklist("region", lambda: region_of(*_place(location)))
+    region = yield from checklist.ask("region", lambda: region_of(*_place(location)))
     if region is None:
-        yield checklist.failed or found
         return
     yield checklist.result("region", region)
     aws = aws_in(region)
-    caller = checklist("credentials", lambda: aws.call("sts", "get_caller_identity"))
+    caller = yield from checklist.ask("credentials", lambda: aws.call("sts", "get_caller_identity"))
     if caller is None:
-        yield checklist.failed or found
         return
     yield checklist.result("credentials", f"{caller['Arn']}, account {caller['Account']}")
     headers = (caller.get("ResponseMetadata") or {}).get("HTTPHeaders") or {}
     yield doctor.check_clock(checklist, headers.get("date"), time.time())
     yield from _services(checklist, aws)
-    yield _check_rights(checklist, aws, str(caller["Arn"]))
+    yield from _check_rights(checklist, aws, str(caller["Arn"]))
     yield from _check_offers(checklist, aws)
     yield from _quotas(checklist, aws)
-    yield doctor.check_clusters(checklist, lambda: _find_clusters(region))
-    yield doctor.check_prices(checklist, "eks", region)
+    yield from doctor.check_clusters(checklist, lambda: discover_clusters(region))
+    yield from doctor.check_prices(checklist, "eks", region)
     yield doctor.check_program(checklist, "aws", "hints name its commands")
 
 
@@ -112,21 +111,22 @@ def _place(location: str | None) -> tuple[str | None, str | None]:
     return (None, location) if location and location[-1].isalpha() else (location, None)
 
 
-def _check_rights(checklist: Checklist, aws: Aws, caller: str) -> Check:
+def _check_rights(checklist: Checklist, aws: Aws, caller: str) -> Iterator[Check]:
     """Ask IAM's policy simulator for every action of the policy that `doctor eks --policy` prints.
 
     Each statement is simulated with resources and conditions of its own: by default the simulator takes the resource
     "*", which a right for `role/mlbench-*` does not cover. It does not know the policies of the organization.
     """
     statements = load_policy()["Statement"]
-    denied = checklist("rights", lambda: _simulate(aws, find_principal(aws, caller), statements, caller), optional=True)
+    denied = yield from checklist.ask(
+        "rights", lambda: _simulate(aws, find_principal(aws, caller), statements, caller), optional=True
+    )
     if denied is None:
-        assert checklist.failed is not None
-        return checklist.failed
+        return
     hint = "mlbench doctor eks --policy   prints the policy to ask an administrator for"
     count = len({action for statement in statements for action in _simulated_actions(statement)})
     found = f"IAM would deny {', '.join(sorted(denied))}" if denied else f"IAM allows all {count} actions"
-    return checklist.result("rights", found, hint if denied else None, missing=bool(denied))
+    yield checklist.result("rights", found, hint if denied else None, missing=bool(denied))
 
 
 def _simulate(aws: Aws, principal: str, statements: Sequence[Statement], caller: str) -> set[str]:
@@ -193,30 +193,24 @@ def list_actions(statement: Statement) -> list[str]:
 
 def _services(checklist: Checklist, aws: Aws) -> Iterator[Check]:
     for service, operation, parameters in SERVICES:
-        if checklist(f"API {service}", lambda: aws.call(service, operation, **parameters)) is None:  # noqa: B023
-            if checklist.failed:
-                yield checklist.failed
-        else:
+        question = functools.partial(aws.call, service, operation, **parameters)
+        if (yield from checklist.ask(f"API {service}", question)) is not None:
             yield checklist.result(f"API {service}", "allowed")
 
 
 def _check_offers(checklist: Checklist, aws: Aws) -> Iterator[Check]:
     """Which Kubernetes and which machines with GPUs there are."""
-    versions = checklist("Kubernetes", lambda: aws.pages("eks", "describe_cluster_versions", "clusterVersions"))
-    if versions is None:
-        if checklist.failed:
-            yield checklist.failed
-    else:
+    question = ("eks", "describe_cluster_versions", "clusterVersions")
+    versions = yield from checklist.ask("Kubernetes", lambda: aws.pages(*question))
+    if versions is not None:
         standard = [item["clusterVersion"] for item in versions if item.get("versionStatus") == "STANDARD_SUPPORT"]
         default = next((item["clusterVersion"] for item in versions if item.get("defaultVersion")), None)
         by_default = f", {default} by default" if default else ""
         yield checklist.result("Kubernetes", f"{', '.join(sorted(standard))} with standard support{by_default}")
     filters = [{"Name": "instance-type", "Values": list(GPU_MACHINES)}]
-    question = ("ec2", "describe_instance_type_offerings", "InstanceTypeOfferings")
-    offers = checklist("GPUs", lambda: aws.pages(*question, Filters=filters), optional=True)
+    asked = ("ec2", "describe_instance_type_offerings", "InstanceTypeOfferings")
+    offers = yield from checklist.ask("GPUs", lambda: aws.pages(*asked, Filters=filters), optional=True)
     if offers is None:
-        if checklist.failed:
-            yield checklist.failed
         return
     families = sorted({offer["InstanceType"].partition(".")[0] for offer in offers})
     hint = "Choose another --region."
@@ -230,21 +224,9 @@ def _quotas(checklist: Checklist, aws: Aws) -> Iterator[Check]:
         for code, way in ((quota.on_demand, ""), (quota.spot, " spot"))
     }
     for name, service, code in [*by_code.values(), *OTHER_QUOTAS]:
-        quota = checklist(f"quota {name}", lambda: _quota(aws, service, code), optional=True)  # noqa: B023
-        if quota is None:
-            if checklist.failed:
-                yield checklist.failed
-            continue
-        found = f"{quota['Value']:g} in all ({code})"
-        yield checklist.result(f"quota {name}", found, MORE_QUOTA, missing=quota["Value"] <= 0)
-
-
-def _quota(aws: Aws, service: str, code: str) -> dict[str, Any]:
-    found: dict[str, Any] = aws.call("service-quotas", "get_service_quota", ServiceCode=service, QuotaCode=code)
-    quota: dict[str, Any] = found["Quota"]
-    return quota
-
-
-def _find_clusters(region: str) -> list[Any]:
-
-    return list(discover_clusters(region))
+        question = functools.partial(
+            aws.call, "service-quotas", "get_service_quota", ServiceCode=service, QuotaCode=code
+        )
+        if answer := (yield from checklist.ask(f"quota {name}", question, optional=True)):
+            value = answer["Quota"]["Value"]
+            yield checklist.result(f"quota {name}", f"{value:g} in all ({code})", MORE_QUOTA, missing=value <= 0)

@@ -32,16 +32,20 @@ def run_checks(project: str | None, location: str | None) -> Iterator[Check]:
     if found.state == "failed":
         return
     zone = location or DEFAULT_ZONE
-    name = checklist("credentials", lambda: _signed_in(project))
+    name = yield from checklist.ask("credentials", lambda: _signed_in(project))
     if name is None:
-        yield checklist.failed or found
         return
     yield checklist.result("credentials", f"{_kind()}, project {name}")
-    yield _check_rights(checklist, Gke(name, zone))
-    yield from _check_node_account(checklist, Gke(name, zone))
-    yield from _cluster_manager(checklist, Gke(name, zone))
+    gke = Gke(name, zone)
+    wanted = role_of(None)["includedPermissions"]
+    granted = yield from checklist.ask("rights", lambda: Project(gke).list_granted(wanted), optional=True)
+    if granted is not None:
+        denied = [right for right in wanted if right not in granted]
+        yield checklist.rights(denied, f"IAM grants all {len(wanted)} permissions", "IAM would deny")
+    yield from _check_node_account(checklist, gke)
+    yield from _cluster_manager(checklist, gke)
     yield from _compute(checklist, Compute(name), zone)
-    yield doctor.check_prices(checklist, "gke", api.region_of(zone))
+    yield from doctor.check_prices(checklist, "gke", api.region_of(zone))
     yield doctor.check_program(checklist, "gcloud", "hints name its commands")
 
 
@@ -58,27 +62,11 @@ def _kind() -> str:
     return f"{type(found).__module__.rpartition('.')[2].replace('_', ' ')}{f' {account}' if account else ''}"
 
 
-def _check_rights(checklist: Checklist, gke: Gke) -> Check:
-    """Ask IAM for the permissions of all commands at once."""
-    wanted = role_of(None)["includedPermissions"]
-    granted = checklist("rights", lambda: Project(gke).list_granted(wanted), optional=True)
-    if granted is None:
-        return checklist.failed or checklist.result("rights", "IAM does not say", missing=True)
-    denied = [name for name in wanted if name not in granted]
-    if not denied:
-        return checklist.result("rights", f"IAM grants all {len(wanted)} permissions")
-    listed = ", ".join(denied[:10]) + (f" and {len(denied) - 10} more" if len(denied) > 10 else "")
-    hint = "As a role for an administrator: mlbench doctor gke --policy   For one command: --policy --for list-clusters"
-    return checklist.result("rights", f"IAM would deny {listed}", hint, missing=True)
-
-
 def _check_node_account(checklist: Checklist, gke: Gke) -> Iterator[Check]:
     """Whether the default account of machines has a role by which it can pull images and write logs."""
     project = Project(gke)
-    policy = checklist("default node account", project.read_policy, optional=True)
+    policy = yield from checklist.ask("default node account", project.read_policy, optional=True)
     if policy is None:
-        if checklist.failed:
-            yield checklist.failed
         return
     account = node_account(gke, None)
     member = f"serviceAccount:{account}"
@@ -94,19 +82,12 @@ def _check_node_account(checklist: Checklist, gke: Gke) -> Iterator[Check]:
 
 def _cluster_manager(checklist: Checklist, gke: Gke) -> Iterator[Check]:
     """container.googleapis.com: enabled, allowed, which Kubernetes it has, and which clusters of ours."""
-    config = checklist("API container", lambda: gke.call("get_server_config", name=gke.parent))
+    config = yield from checklist.ask("API container", lambda: gke.call("get_server_config", name=gke.parent))
     if config is None:
-        if checklist.failed:
-            yield checklist.failed
         return
     yield checklist.result("API container", f"enabled and responding for {gke.location}")
     yield checklist.result("Kubernetes", _versions(config))
-    yield doctor.check_clusters(checklist, lambda: _find_clusters(gke.project))
-
-
-def _find_clusters(project: str) -> list[Any]:
-
-    return list(discover_clusters(project, "-"))
+    yield from doctor.check_clusters(checklist, lambda: discover_clusters(gke.project, "-"))
 
 
 def _versions(config: Any) -> str:
@@ -119,18 +100,14 @@ def _versions(config: Any) -> str:
 
 def _compute(checklist: Checklist, compute: Compute, place: str) -> Iterator[Check]:
     """compute.googleapis.com: enabled, the GPUs of the zone, and how much of each quota is left."""
-    quotas = checklist("API compute", lambda: compute.quotas(api.region_of(place)))
+    quotas = yield from checklist.ask("API compute", lambda: compute.quotas(api.region_of(place)))
     if quotas is None:
-        if checklist.failed:
-            yield checklist.failed
         return
     yield checklist.result("API compute", "enabled")
     yield doctor.check_clock(checklist, compute.date, compute.asked)
-    zone = checklist("GPUs", lambda: compute.gpus(place), optional=True)
+    zone = yield from checklist.ask("GPUs", lambda: compute.gpus(place), optional=True)
     if zone is not None:
         yield checklist.result("GPUs", f"in {place}: {', '.join(zone) or 'none'}", missing=not zone)
-    elif checklist.failed:
-        yield checklist.failed
     yield from _quotas(checklist, compute.project, quotas)
 
 
