@@ -1,10 +1,10 @@
-"""What a machine that was named has to have, for the numbers that were asked for beside its name."""
+"""Chooses the machine that has the GPUs asked for, and checks a machine that was named for the numbers beside it."""
 
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, Protocol, TypeVar
 
-from mlbench_cli.errors import UsageError
+from mlbench_cli.errors import UsageError, did_you_mean
 
 
 class Sized(Protocol):
@@ -23,17 +23,80 @@ class Sized(Protocol):
 M = TypeVar("M", bound=Sized)
 
 
-def require_gpus(machine: M, num_gpus: int | None, gpu: str | None, known: Mapping[str, M]) -> M:
-    """`machine`, if it has what was asked for. Raises UsageError, with one of `known` that has the number."""
-    if gpu is not None and gpu != machine.gpu:
-        raise UsageError(f"A {machine.name} has {machine.gpu}, not {gpu}.", hint="Remove --gpu-type or --machine-type.")
-    if num_gpus is not None and num_gpus != machine.gpus:
-        others = [name for name, other in known.items() if other.gpu == machine.gpu and other.gpus == num_gpus]
-        raise UsageError(
-            f"A {machine.name} has {machine.gpus} × {machine.gpu}, not {num_gpus}.",
-            hint=f"--machine-type {others[0]}" if others else "Leave out --num-gpus.",
-        )
-    return machine
+@dataclass(frozen=True)
+class GpuCatalog(Generic[M]):
+    """The machines with GPUs of one cloud by name, the smallest of equals first.
+
+    `names` are other names of the GPUs, in lower case; `too_old` are GPUs that current images do not support.
+    """
+
+    cloud: str
+    machines: Mapping[str, M]
+    names: Mapping[str, str] = field(default_factory=dict)
+    too_old: Sequence[str] = ()
+
+    @property
+    def gpus(self) -> list[str]:
+        """The table's names of all GPUs."""
+        return list(dict.fromkeys(machine.gpu for machine in self.machines.values() if machine.gpu))
+
+    def find_gpu(self, name: str) -> str:
+        """The table's name of a GPU. Raises UsageError for one that is unknown or too old."""
+        short = name.lower().removeprefix("nvidia-").removeprefix("tesla-")
+        known = {**{gpu.lower(): gpu for gpu in self.gpus}, **self.names}
+        hint = f"Available GPUs: {', '.join(self.gpus)}"
+        if short in self.too_old:
+            raise UsageError(
+                f"{short} is too old for the CUDA version of current images, or no longer offered.", hint=hint
+            )
+        found = known.get(name.lower()) or known.get(short)
+        if found is None:
+            raise UsageError(f'{self.cloud} has no GPU "{name}".{did_you_mean(short, list(known))}', hint=hint)
+        return found
+
+    def choose_smallest(self, gpu: str, count: int | None) -> M:
+        """The smallest machine with `count` of the GPUs; without a count, with as few as any machine has.
+
+        Raises UsageError if there is none.
+        """
+        fitting = [machine for machine in self.machines.values() if machine.gpu == gpu]
+        counts = sorted({machine.gpus for machine in fitting})
+        wanted = count or counts[0]
+        exact = [machine for machine in fitting if machine.gpus == wanted]
+        if not exact:
+            listed = ", ".join(map(str, counts[:-1])) + " or " if len(counts) > 1 else ""
+            raise UsageError(
+                f"No machine has {wanted} × {gpu}; there are some with {listed}{counts[-1]}.", hint=self.list_with(gpu)
+            )
+        return min(exact, key=lambda machine: machine.vcpus or 0)
+
+    def list_with(self, gpu: str) -> str:
+        """A hint with the machines that have a GPU."""
+        fitting = [f"{machine.name} ({machine.gpus})" for machine in self.machines.values() if machine.gpu == gpu]
+        return f"Machines with {gpu}: {', '.join(fitting)}"
+
+    def require_gpus(self, machine: M, num_gpus: int | None, gpu: str | None) -> M:
+        """`machine`, if it has what was asked for. Raises UsageError, with machines that have."""
+        if gpu is not None and gpu != machine.gpu:
+            raise UsageError(f"{machine.name} has {machine.gpu or 'no GPU'}, not {gpu}.", hint=self.list_with(gpu))
+        if num_gpus is not None and num_gpus != machine.gpus:
+            same = [item for item in self.machines.values() if item.gpu == machine.gpu and item.gpus == num_gpus]
+            raise UsageError(
+                f"{machine.name} has {describe_gpus(machine)}, not {num_gpus}; machines are sold whole.",
+                hint=f"--machine-type {same[0].name}, or leave out --num-gpus." if same else "Leave out --num-gpus.",
+            )
+        return machine
+
+
+def describe_gpus(machine: Sized) -> str:
+    """Number and type of a machine's GPUs, for messages."""
+    return f"{machine.gpus} × {machine.gpu}" if machine.gpu else "no GPU"
+
+
+def check_count(num_gpus: int | None) -> None:
+    """Raise UsageError for a --num-gpus below 0."""
+    if num_gpus is not None and num_gpus < 0:
+        raise UsageError(f"--num-gpus {num_gpus}: the minimum is 0.")
 
 
 def settle_gpus(

@@ -8,8 +8,8 @@ there.
 import re
 from dataclasses import dataclass
 
-from mlbench_cli.errors import UsageError, did_you_mean
-from providers.machine_checks import require_gpus
+from mlbench_cli.errors import UsageError
+from providers.machine_checks import GpuCatalog, check_count
 
 CPU_DEFAULT = "Standard_D4s_v5"
 GPU_DEFAULT = "t4"
@@ -17,7 +17,7 @@ GPU_DEFAULT = "t4"
 
 @dataclass(frozen=True)
 class Machine:
-    """`gpu` is a key of `GPU_NAMES`, None for a machine without. `vcpus` is None if the table does not know it."""
+    """`gpu` as in `--gpu-type`, None for a machine without. `vcpus` is None if the table does not know it."""
 
     name: str
     gpu: str | None = None
@@ -33,15 +33,6 @@ class Fabric:
     gbits: int
 
 
-GPU_NAMES = {
-    "t4": "NVIDIA T4",
-    "a10": "NVIDIA A10",
-    "a100": "NVIDIA A100 80 GB",
-    "a100-40gb": "NVIDIA A100 40 GB",
-    "h100": "NVIDIA H100 80 GB",
-    "h100-nvl": "NVIDIA H100 NVL 94 GB",
-    "h200": "NVIDIA H200 141 GB",
-}
 OTHER_NAMES = {"a100-80gb": "a100", "h100-80gb": "h100", "h100-94gb": "h100-nvl", "h200-141gb": "h200"}
 _TABLE = (
     ("Standard_NC4as_T4_v3", "t4", 1, 4),
@@ -79,27 +70,25 @@ FABRICS = {
     "Standard_ND96isr_H200_v5": Fabric(INFINIBAND, 3200),
 }
 # GPUs, and sizes that have them, for which today's torch wheels hold no code, or that Azure has retired.
-TOO_OLD = ("k80", "p40", "p100", "m60", "v100")
+CATALOG = GpuCatalog("Azure", GPU_MACHINES, OTHER_NAMES, ("k80", "p40", "p100", "m60", "v100"))
 TOO_OLD_SIZES = ("nc6", "nc12", "nc24", "nc6s_v3", "nc12s_v3", "nc24s_v3", "nc24rs_v3", "nd40rs_v2", "nd40s_v2")
 NOT_NVIDIA = ("mi300x", "v710", "v620")
 
 
 def choose_machine(machine_type: str | None, num_gpus: int | None, gpu_type: str | None) -> Machine:
     """The VM size that the options mean. Raises UsageError with what would fit for every pair that cannot be."""
-    if num_gpus is not None and num_gpus < 0:
-        raise UsageError(f"--num-gpus {num_gpus}: the minimum is 0.")
+    check_count(num_gpus)
     machine = find_machine(machine_type) if machine_type else None
     is_new = machine is not None and not machine.gpus and is_gpu_family(machine.name)
-    gpu = (gpu_type if is_new else _find_gpu(gpu_type)) if gpu_type else None
+    gpu = (gpu_type if is_new else CATALOG.find_gpu(gpu_type)) if gpu_type else None
     if machine is None:
-        return _smallest(gpu or GPU_DEFAULT, num_gpus) if gpu or num_gpus else MACHINES[CPU_DEFAULT]
+        return CATALOG.choose_smallest(gpu or GPU_DEFAULT, num_gpus) if gpu or num_gpus else MACHINES[CPU_DEFAULT]
     if machine.gpus:
-        return require_gpus(machine, num_gpus, gpu, GPU_MACHINES)
+        return CATALOG.require_gpus(machine, num_gpus, gpu)
     if is_gpu_family(machine.name):
         return Machine(machine.name, gpu or _gpu_of_name(machine.name))  # how many it has is asked of Azure
     if gpu or num_gpus:
-        fitting = [name for name, other in GPU_MACHINES.items() if other.gpu == (gpu or GPU_DEFAULT)]
-        raise UsageError(f"{machine.name} has no GPU.", hint=f"--machine-type: {', '.join(fitting)}")
+        raise UsageError(f"{machine.name} has no GPU.", hint=CATALOG.list_with(gpu or GPU_DEFAULT))
     return machine
 
 
@@ -132,32 +121,3 @@ def find_machine(name: str) -> Machine:
     if not full.replace("_", "").replace("-", "").isalnum():
         raise UsageError(f'--machine-type "{name}" is not the name of a VM size.', hint=f"For example {CPU_DEFAULT}")
     return Machine(full)
-
-
-def _find_gpu(name: str) -> str:
-    short = name.lower().removeprefix("nvidia-").removeprefix("tesla-")
-    short = OTHER_NAMES.get(short, short)
-    if short in TOO_OLD:
-        raise UsageError(
-            f"{short} is too old for the CUDA version of current images, or no longer offered.",
-            hint=f"Choose another --gpu-type: {', '.join(GPU_NAMES)}",
-        )
-    if short not in GPU_NAMES:
-        near = did_you_mean(short, [*GPU_NAMES, *OTHER_NAMES])
-        raise UsageError(f'Azure has no GPU "{name}".{near}', hint=f"--gpu-type: {', '.join(GPU_NAMES)}")
-    return short
-
-
-def _smallest(gpu: str, count: int | None) -> Machine:
-    """The smallest size with `count` of the GPUs; without a count, with as few as any size has."""
-    counts = sorted({machine.gpus for machine in GPU_MACHINES.values() if machine.gpu == gpu})
-    wanted = count or counts[0]
-    fitting = [machine for machine in GPU_MACHINES.values() if machine.gpu == gpu and machine.gpus == wanted]
-    if not fitting:
-        listed = " or ".join(map(str, counts))
-        others = sorted(
-            {item.gpu for item in GPU_MACHINES.values() if item.gpus == wanted and item.gpu and item.gpu[:4] == gpu[:4]}
-        )
-        hint = f"With {wanted}: --gpu-type {', '.join(others)}" if others else None
-        raise UsageError(f"No VM size has {wanted} × {GPU_NAMES[gpu]}; there are some with {listed}.", hint=hint)
-    return fitting[0]

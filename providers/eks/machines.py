@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from mlbench_cli.errors import CredentialError, UsageError, did_you_mean
 from providers.eks.aws import ASK_RIGHTS, Aws
+from providers.machine_checks import GpuCatalog, check_count, describe_gpus
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,7 @@ NOT_ON_DEMAND = ("p5e.", "p5en.")
 MIN_FABRIC_GBITS = 100  # of EFA; slower cards are not worth a warning
 # CUDA 13, which today's torch wheels bring, holds no code for them.
 TOO_OLD = ("V100",)
+CATALOG = GpuCatalog("AWS", GPU_MACHINES)
 CPU_DEFAULT = "m5.xlarge"
 GPU_DEFAULT = "T4"
 _CPUS = {"medium": 2, "large": 2, "xlarge": 4}  # of the burstable and general families; larger: 4 for each "N"
@@ -86,25 +88,15 @@ TYPE_NAME = re.compile(r"[a-z][a-z0-9-]*\.([a-z0-9-]+)")
 
 def choose_machine(machine_type: str | None, num_gpus: int | None, gpu_type: str | None) -> Machine:
     """The machine that the options mean. Raises UsageError with what would fit for every pair that cannot be."""
-    if num_gpus is not None and num_gpus < 0:
-        raise UsageError(f"--num-gpus {num_gpus}: the minimum is 0.")
+    check_count(num_gpus)
     if machine_type is None:
-        return _by_gpu(num_gpus, gpu_type)
+        if not num_gpus and gpu_type is None:
+            return machine_of(CPU_DEFAULT)
+        return CATALOG.choose_smallest(CATALOG.find_gpu(gpu_type or GPU_DEFAULT), num_gpus)
     machine = machine_of(machine_type)
     if is_gpu_family(machine_type) and not machine.gpus:
         return replace(machine, gpu=gpu_type)  # what it has is asked of EC2
-    if gpu_type is not None and _same(gpu_type) != _same(machine.gpu or ""):
-        raise UsageError(
-            f"{machine_type} has {machine.gpu or 'no GPU'}, not {gpu_type}.",
-            hint=_fitting(gpu_type) or f"Available GPUs: {', '.join(_gpus())}",
-        )
-    if num_gpus is not None and num_gpus != machine.gpus:
-        others = [item.name for item in GPU_MACHINES.values() if item.gpus == num_gpus and item.gpu == machine.gpu]
-        raise UsageError(
-            f"{machine_type} has {machine.gpus} GPUs, not {num_gpus}; EC2 sells only whole machines.",
-            hint=f"Remove --num-gpus, or use --machine-type {others[0]}" if others else "Leave out --num-gpus.",
-        )
-    return machine
+    return CATALOG.require_gpus(machine, num_gpus, CATALOG.find_gpu(gpu_type) if gpu_type else None)
 
 
 def machine_of(name: str) -> Machine:
@@ -122,7 +114,7 @@ def machine_of(name: str) -> Machine:
         )
     if re.fullmatch(r"(inf|trn|dl)\d.*|g4ad|vt1", family):
         raise UsageError(
-            f"{name} has no NVIDIA GPUs.", hint=f"Available GPUs: {', '.join(_gpus())}; for example --gpu-type L4"
+            f"{name} has no NVIDIA GPUs.", hint=f"Available GPUs: {', '.join(CATALOG.gpus)}; for example --gpu-type L4"
         )
     multiple = re.fullmatch(r"(\d+)xlarge", size)
     return Machine(name, 4 * int(multiple[1]) if multiple else _CPUS.get(size, 0))
@@ -136,7 +128,7 @@ def is_gpu_family(name: str) -> bool:
 def require_supported(machine: Machine) -> None:
     """Refuse machines whose GPUs today's task images cannot use. Not for clusters that exist: those can be deleted."""
     if machine.gpu in TOO_OLD:
-        newer = [gpu for gpu in _gpus() if gpu not in TOO_OLD]
+        newer = [gpu for gpu in CATALOG.gpus if gpu not in TOO_OLD]
         raise UsageError(
             f"{machine.name} has {machine.gpu} GPUs, which are too old for the CUDA version of current images.",
             hint=f"Choose another --gpu-type: {', '.join(newer)}",
@@ -164,7 +156,7 @@ def require_equivalent(machine: Machine, others: Sequence[str]) -> list[str]:
         other = machine_of(name)
         if (other.gpu, other.gpus) != (machine.gpu, machine.gpus):
             raise UsageError(
-                f"{name} ({_gpus_of(other)}) cannot replace {machine.name} ({_gpus_of(machine)}).",
+                f"{name} ({describe_gpus(other)}) cannot replace {machine.name} ({describe_gpus(machine)}).",
                 hint=f"Equivalent types: {', '.join(equivalent_types(machine))}",
             )
     return [machine.name, *others]
@@ -207,40 +199,3 @@ def describe_machine(aws: Aws, machine: Machine) -> Machine | None:
         int(speed[1]) if speed and int(speed[1]) >= MIN_FABRIC_GBITS else None,
         plain_first=0 < efa < int(network.get("MaximumNetworkCards") or 0),
     )
-
-
-def _by_gpu(num_gpus: int | None, gpu_type: str | None) -> Machine:
-    if not num_gpus and gpu_type is None:
-        return machine_of(CPU_DEFAULT)
-    wanted = _same(gpu_type or GPU_DEFAULT)
-    if wanted not in map(_same, _gpus()):
-        raise UsageError(
-            f"No machine in the table has {gpu_type} GPUs.{did_you_mean(gpu_type or '', _gpus())}",
-            hint=f"Available GPUs: {', '.join(_gpus())}",
-        )
-    fitting = [item for item in GPU_MACHINES.values() if _same(item.gpu or "") == wanted]
-    wanted_gpus = min(item.gpus for item in fitting) if num_gpus is None else num_gpus
-    exact = [item for item in fitting if item.gpus == wanted_gpus]
-    if not exact:
-        raise UsageError(
-            f"No machine has {num_gpus} {gpu_type or GPU_DEFAULT} GPUs.", hint=_fitting(gpu_type or GPU_DEFAULT)
-        )
-    return min(exact, key=lambda item: item.vcpus)
-
-
-def _fitting(gpu: str) -> str | None:
-    found = [f"{item.name} ({item.gpus})" for item in GPU_MACHINES.values() if _same(item.gpu or "") == _same(gpu)]
-    return f"Machines with {gpu}: {', '.join(found)}" if found else None
-
-
-def _gpus() -> list[str]:
-    return list(dict.fromkeys(item.gpu for item in GPU_MACHINES.values() if item.gpu))
-
-
-def _gpus_of(machine: Machine) -> str:
-    return f"{machine.gpus} × {machine.gpu}" if machine.gpu else "no GPU"
-
-
-def _same(gpu: str) -> str:
-    """The original's command line says nvidia-tesla-t4 for T4."""
-    return gpu.lower().removeprefix("nvidia-").removeprefix("tesla-")

@@ -8,8 +8,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mlbench_cli.errors import UsageError, did_you_mean
-from providers.machine_checks import require_gpus
+from mlbench_cli.errors import UsageError
+from providers.machine_checks import GpuCatalog, check_count
 
 CPU_DEFAULT = "n1-standard-4"
 GPU_DEFAULT = "nvidia-tesla-t4"
@@ -60,7 +60,12 @@ SHORT = {
     "h200": "nvidia-h200-141gb",
     "b200": "nvidia-b200",
 }
-TOO_OLD = tuple(f"nvidia-tesla-{name}" for name in ("k80", "p100", "p4", "v100"))
+CATALOG = GpuCatalog(
+    "Google Cloud",
+    {**SHAPED, **{name: Machine(name, GPU_DEFAULT, count) for count, name in ATTACHED_TO.items()}},
+    SHORT,
+    ("k80", "p100", "p4", "v100"),
+)
 
 
 def is_gpu_family(machine_type: str) -> bool:
@@ -70,14 +75,17 @@ def is_gpu_family(machine_type: str) -> bool:
 
 def choose_machine(machine_type: str | None, num_gpus: int | None, gpu_type: str | None) -> Machine:
     """The machine that the options mean. Raises UsageError with what would fit for every pair that cannot be."""
-    if num_gpus is not None and num_gpus < 0:
-        raise UsageError(f"--num-gpus {num_gpus}: the minimum is 0.")
+    check_count(num_gpus)
     is_new = machine_type is not None and machine_type not in SHAPED and is_gpu_family(machine_type)
-    gpu = (gpu_type if is_new else _gpu(gpu_type)) if gpu_type else None
+    gpu = (gpu_type if is_new else CATALOG.find_gpu(gpu_type)) if gpu_type else None
     if machine_type is None:
-        return _smallest(gpu or GPU_DEFAULT, num_gpus) if gpu or num_gpus else Machine(CPU_DEFAULT)
+        if not gpu and not num_gpus:
+            return Machine(CPU_DEFAULT)
+        machine = CATALOG.choose_smallest(gpu or GPU_DEFAULT, num_gpus)
+        # Of the smallest machines with one L4 the second is the first with enough memory for the tasks.
+        return SHAPED["g2-standard-8"] if machine.name == "g2-standard-4" else machine
     if machine_type in SHAPED:
-        return require_gpus(SHAPED[machine_type], num_gpus, gpu, SHAPED)
+        return CATALOG.require_gpus(SHAPED[machine_type], num_gpus, gpu)
     if is_gpu_family(machine_type):
         return Machine(machine_type, gpu)  # how many GPUs it has is asked of Compute Engine
     if not gpu and not num_gpus:
@@ -85,40 +93,11 @@ def choose_machine(machine_type: str | None, num_gpus: int | None, gpu_type: str
     return _attach(machine_type, num_gpus or 1, gpu or GPU_DEFAULT)
 
 
-def _gpu(name: str) -> str:
-    name = name.lower()
-    full = SHORT.get(name, SHORT.get(name.removeprefix("nvidia-").removeprefix("tesla-"), name))
-    if full in TOO_OLD or f"nvidia-tesla-{full}" in TOO_OLD:
-        raise UsageError(
-            f"{full} is too old for the CUDA version of current images, or no longer offered.",
-            hint=f"Choose another --gpu-type: {', '.join(SHORT)}",
-        )
-    if full not in SHORT.values():
-        near = did_you_mean(name, [*SHORT, *SHORT.values()])
-        raise UsageError(f'Google Cloud has no GPU "{name}".{near}', hint=f"--gpu-type: {', '.join(SHORT)}")
-    return full
-
-
-def _smallest(gpu: str, count: int | None) -> Machine:
-    """The smallest machine with `count` of the GPUs; without a count, with as few as any machine has."""
-    if gpu in ATTACHED:
-        count = count or 1
-        return _attach(ATTACHED_TO.get(count, ATTACHED_TO[1]), count, gpu)
-    counts = sorted({machine.gpus for machine in SHAPED.values() if machine.gpu == gpu})
-    wanted = count or counts[0]
-    fitting = [machine for machine in SHAPED.values() if machine.gpu == gpu and machine.gpus == wanted]
-    if not fitting:
-        raise UsageError(f"No machine has {wanted} × {gpu}; there are some with {_join_counts(counts)}.")
-    # Of the smallest machines with one L4 the second is the first with enough memory for the tasks.
-    return fitting[1] if gpu == "nvidia-l4" and wanted == 1 else fitting[0]
-
-
 def _attach(machine_type: str, count: int, gpu: str) -> Machine:
     if gpu not in ATTACHED:
-        fitting = [name for name, machine in SHAPED.items() if machine.gpu == gpu]
         raise UsageError(
             f"{gpu} cannot be attached to {machine_type}; it comes with its own machine types.",
-            hint=f"--machine-type: {', '.join(fitting)}",
+            hint=CATALOG.list_with(gpu),
         )
     if not machine_type.startswith("n1-"):
         raise UsageError(
@@ -126,9 +105,5 @@ def _attach(machine_type: str, count: int, gpu: str) -> Machine:
             hint=f"--machine-type {ATTACHED_TO.get(count, ATTACHED_TO[1])}",
         )
     if count not in ATTACHED[gpu]:
-        raise UsageError(f"A machine may have {_join_counts(ATTACHED[gpu])} × {gpu}, not {count}.")
+        raise UsageError(f"A machine may have {', '.join(map(str, ATTACHED[gpu]))} × {gpu}, not {count}.")
     return Machine(machine_type, gpu, count)
-
-
-def _join_counts(counts: tuple[int, ...] | list[int]) -> str:
-    return ", ".join(map(str, counts[:-1])) + f" or {counts[-1]}" if len(counts) > 1 else str(counts[0])

@@ -59,13 +59,13 @@ def test_machine_for_options(machine: str | None, gpus: int | None, gpu: str | N
 @pytest.mark.parametrize(
     ("machine", "gpus", "gpu", "message", "hint"),
     [
-        ("g4dn.xlarge", 4, None, "has 1 GPUs, not 4", "g4dn.12xlarge"),
-        ("g4dn.xlarge", 0, None, "only whole machines", "Leave out --num-gpus"),
-        ("m5.xlarge", 1, None, "has 0 GPUs, not 1", "Leave out"),
+        ("g4dn.xlarge", 4, None, "has 1 × T4, not 4", "g4dn.12xlarge"),
+        ("g4dn.xlarge", 0, None, "sold whole", "Leave out --num-gpus"),
+        ("m5.xlarge", 1, None, "has no GPU, not 1", "Leave out"),
         ("m5.xlarge", None, "T4", "has no GPU, not T4", "g4dn.xlarge"),
         ("g5.xlarge", None, "T4", "has A10G, not T4", "g4dn.xlarge"),
-        (None, 3, "T4", "No machine has 3 T4", "g4dn.12xlarge (4)"),
-        (None, 1, "T5", 'has T5 GPUs. Did you mean "T4"?', "A10G"),
+        (None, 3, "T4", "No machine has 3 × T4", "g4dn.12xlarge (4)"),
+        (None, 1, "T5", 'has no GPU "T5". Did you mean "t4"?', "A10G"),
         (None, -1, None, "the minimum is 0", ""),
         ("g5", None, None, "is not an instance type", "g5.xlarge"),
         ("c7g.xlarge", None, None, "is an ARM machine", "m5.xlarge"),
