@@ -71,8 +71,8 @@ def address(site: Path) -> Iterator[str]:
     yield from serve(site)
 
 
-def serve(folder: Path) -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder)))
+def serve(folder: Path, handler: type[Quiet] = Quiet) -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=str(folder)))
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     yield f"http://127.0.0.1:{server.server_address[1]}"
@@ -294,6 +294,51 @@ def test_a_browser_judges_archives_as_the_command_line_does(archives: Path, keys
             assert "Derived again" in text
             assert "does not have the key" in text
             assert browser.foreign_requests() == []
+            # A file of the reader's own, without a page that lists it.
+            browser.open(f"{address}/index.html")
+            browser.wait_for(
+                "return document.querySelector('.verify input') && !document.querySelector('.verify input').hidden"
+            )
+            browser.run(CHOOSE, results[2]["archives"][0]["file"])
+            assert "Derived again" in browser.wait_for(VERDICT, 0, seconds=120)
+    finally:
+        next(with_address, None)
+
+
+# Chooses a file of this name and content in the page's field.
+CHOOSE = """
+const field = document.querySelector('.verify input');
+fetch(arguments[0]).then(answer => answer.blob()).then(data => {
+  const chosen = new DataTransfer();
+  chosen.items.add(new File([data], 'mine.zip'));
+  field.files = chosen.files;
+  field.dispatchEvent(new Event('change'));
+});
+"""
+
+
+class WithoutWebAssembly(Quiet):
+    """Serves pages whose policy lets no WebAssembly run, as some companies' proxies do."""
+
+    def end_headers(self) -> None:
+        self.send_header("Content-Security-Policy", "script-src 'self'")
+        super().end_headers()
+
+
+@pytest.mark.slow
+def test_a_browser_without_webassembly_is_told_and_gets_the_command(archives: Path, tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    build_site([archives], site, SiteOptions(pyodide=find_pyodide()))
+    with_address = serve(site, WithoutWebAssembly)
+    address = next(with_address)
+    try:
+        with open_browser() as browser:
+            browser.open(f"{address}/{read_index(site)['results'][0]['page']}")
+            browser.wait_for("return document.querySelector('.verify button:not([hidden])')")
+            browser.run("document.querySelector('.verify button').click()")
+            text = browser.wait_for(VERDICT, 0)
+            assert "this browser or site forbids WebAssembly" in text
+            assert "mlbench verify FILE" in text
     finally:
         next(with_address, None)
 
