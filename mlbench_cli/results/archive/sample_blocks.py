@@ -10,7 +10,6 @@ integers. `values` are the values as they are, for numbers with more than six de
 the row, and the time is the row's to the millisecond.
 """
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
@@ -28,10 +27,9 @@ _NO_COLUMNS = ("rank", "kind")
 _INTEGERS = rb"%b(?:[1-9][0-9]{0,17}+|0|-[1-9][0-9]{0,17}+)"  # below _MAX_STEP
 _STEPS = rb'\{(?:"decimals":[1-6],)?"steps":\[%b(?:%b)*+\]\}' % (_INTEGERS % b"", _INTEGERS % b",")
 _TEXT = rb'"[ !#-\[\]-~]*+"'
-_BLOCK = re.compile(
-    rb'\{"kind":"samples","rank":(?:0|[1-9][0-9]{0,17})(?:,%b:(?:%b|%b))*+\}\n' % (_TEXT, _STEPS, _TEXT)
-)
-_TIME = re.compile(rb'"time":\{"decimals":3,"steps":\[([^]]*)\]')
+_BLOCK = re.compile(rb'\{"kind":"samples","rank":(0|[1-9][0-9]{0,17})(?:,%b:(?:%b|%b))*+\}\n' % (_TEXT, _STEPS, _TEXT))
+# Of a line that _BLOCK matches: name, and decimals and steps of a column.
+_FIELD = re.compile(rb'(%b):(?:\{(?:"decimals":([1-6]),)?"steps":\[([^]]*)\]\}|%b|[0-9]+)' % (_TEXT, _TEXT))
 
 Row = dict[str, Any]
 
@@ -102,22 +100,26 @@ def read_normal(line: bytes, last: Iterable[str] = ()) -> Row | None:
 
     Takes a third of the time of parsing, checking and formatting the line.
     """
-    if _BLOCK.fullmatch(line) is None or (time := _TIME.search(line)) is None:
+    block = _BLOCK.fullmatch(line)
+    if block is None:
         return None
-    parts = line.split(b'"')  # texts, and what stands between them: ":" or ":{" after the name of a text or column
-    names = [name for name, after in zip(parts[1::2], parts[2::2], strict=True) if after in (b":", b":{")]
-    if len({*names, b"rank"}) != len(names) + 1:  # a name is given twice
+    found = _FIELD.findall(line)
+    columns = {name: (decimals, steps) for name, decimals, steps in found}
+    decimals, times = columns.get(b'"time"', (b"", b""))
+    if len(columns) != len(found) or decimals != b"3":  # a name is given twice
         return None
-    moments = list(accumulate(map(int, time[1].split(b","))))
-    counts = {after.count(b",") - after.endswith(b",") + 1 for after in parts[2::2] if after.startswith(b":[")}
+    moments = list(accumulate(map(int, times.split(b","))))
     first, end = min(moments), max(moments)
-    if counts != {len(moments)} or first < 0 or end > 1000 * MAX_SECONDS:
+    if any(steps and steps.count(b",") != len(moments) - 1 for _, _, steps in found):
         return None
-    row: Row = {"kind": KIND, "rank": int(parts[6][1:-1]), "time": {"decimals": 3, "steps": [first, end - first]}}
+    if first < 0 or end > 1000 * MAX_SECONDS:
+        return None
+    row: Row = {"kind": KIND, "rank": int(block[1]), "time": {"decimals": 3, "steps": [first, end - first]}}
     for name in last:
-        if (text := name.encode()) in names and (place := line.find(b'"%b":{' % text)) >= 0:
-            column = json.loads(line[place + len(text) + 3 : line.index(b"}", place) + 1])
-            row[name] = {**column, "steps": [sum(column["steps"])]}
+        decimals, steps = columns.get(b'"%b"' % name.encode(), (b"", b""))
+        if steps:
+            unit = {"decimals": int(decimals)} if decimals else {}
+            row[name] = {**unit, "steps": [sum(map(int, steps.split(b",")))]}
     return row
 
 
