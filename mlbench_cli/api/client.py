@@ -230,14 +230,17 @@ class Client(Workspace):
         max_hours: float | None = None,
         max_cost: float | None = None,
         most: int | None = None,
+        only_list: bool = False,
     ) -> "Launch":
         """The runs of an experiment file: its path, the name of a shipped one, or that of an experiment which a file
         described; nothing is recorded or started.
 
-        Given options override those in the file. Raises UsageError that names file and key, NotFoundError.
+        Given options override those in the file. With `only_list`, runs for GPUs are listed on a machine without any,
+        where they cannot be started. Raises UsageError that names file and key, NotFoundError.
         """
         from mlbench_cli.api.launches import make_launch
         from mlbench_cli.results.analysis.rates import select_series
+        from mlbench_cli.runs import launch as launches
         from mlbench_cli.runs.defaults import default_cluster, with_defaults
         from mlbench_cli.runs.experiment_file import expand_file, find_file, parse_experiment_file, read_experiment_file
         from mlbench_cli.runs.matrix import MAX_MEMBERS
@@ -255,7 +258,11 @@ class Client(Workspace):
         )
         select_series(found.published)
         chosen = [self.store.cluster(name) for name in found.clusters] or [default_cluster(self.store)]
-        candidates = expand_file(found, chosen, with_defaults=with_defaults, most=MAX_MEMBERS if most is None else most)
+        machine = launches.local_machine()
+        if only_list and not machine.gpus:
+            machine = replace(machine, gpus=launches.MAX_LOCAL_RANKS)
+        limit = MAX_MEMBERS if most is None else most
+        candidates = expand_file(found, chosen, machine, with_defaults=with_defaults, most=limit)
         launch = make_launch(self, replace(found.common, name=found.name), candidates, found.to_document())
         return replace(launch, max_hours=found.max_hours, max_cost=found.max_cost)
 

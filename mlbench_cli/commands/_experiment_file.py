@@ -14,6 +14,7 @@ from mlbench_cli.errors import UsageError
 from mlbench_cli.model.run import JsonObject
 from mlbench_cli.results.analysis.experiment_table import Row, name_settings, to_csv, to_document, to_markdown
 from mlbench_cli.runs.forecast import Forecast
+from mlbench_cli.runs.launch import local_machine
 from mlbench_cli.runs.matrix import MAX_CONFIRMED, MAX_MEMBERS
 from mlbench_cli.util.files import write_atomically
 
@@ -47,8 +48,10 @@ def run_file(file: str, limits: Limits, how: How, to: Path | None, output: Forma
     """
     client = Client(notice=console.note)
     most = MAX_CONFIRMED if how.yes or how.dry_run else MAX_MEMBERS
-    launch = client.prepare_file(file, **limits._asdict(), most=most)
+    launch = client.prepare_file(file, **limits._asdict(), most=most, only_list=how.dry_run)
     if how.dry_run:
+        if not local_machine().gpus and any(spec.engine == "local" and spec.device == "gpu" for spec in launch.specs):
+            console.warn("This machine has no GPU, so it cannot start these runs: choose a cluster with --cluster.")
         _print_plan(launch, output)
         return 0
     if how.detach:
