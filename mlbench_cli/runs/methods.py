@@ -84,6 +84,11 @@ def check_method(spec: RunSpec) -> None:
     _check_server_options(spec)
     if not spec.method:
         return
+    if spec.backend == "jax":
+        raise UsageError(
+            "--method: with the backend jax, JAX's own all-reduce sums the gradients.",
+            hint="Leave out --method, or choose --backend gloo.",
+        )
     try:
         check(Method.from_dict(spec.method), spec.world_size)
     except MethodError as error:

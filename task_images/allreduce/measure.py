@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from task_images.allreduce import jax_operations
+from task_images.allreduce import framework_operations
 from task_images.allreduce.operations import COLLECTIVES, DTYPES, IN_PLACE, Buffers, Call
 from task_images.harness.distributed import World
 from task_images.harness.errors import WrongResultError
@@ -125,8 +125,8 @@ def make(world: World, buffers: Buffers, series: Series, elements: int) -> Call:
     """The call with its buffers. MemoryError on every rank if one has no room for them."""
     call = None
     try:
-        if world.backend == jax_operations.NAME:
-            call = jax_operations.make(series.collective, buffers, elements, series.place)
+        if world.backend in framework_operations.FRAMEWORKS:
+            call = framework_operations.make(series.collective, buffers, elements, series.place)
         else:
             call = COLLECTIVES[series.collective].make(buffers, elements, series.place)
     except RuntimeError as error:  # torch.OutOfMemoryError is one; the allocator of the CPU has no class of its own

@@ -4,7 +4,6 @@ The strategy is used for what it does best, collectives over gRPC or NCCL; model
 tracker sees forward, backward, communication and update apart.
 """
 
-import json
 import os
 import platform
 from collections.abc import Iterator, Sequence
@@ -25,7 +24,8 @@ except ImportError:  # said by open_world
 from task_images.cifar10_resnet20_tensorflow.rendezvous import free_port, rendezvous
 from task_images.contract import Contract
 from task_images.harness.errors import EnvironmentUnfitError, PeerLostError, install_hint
-from task_images.harness.ranks import GROUP_SECONDS, RENDEZVOUS_SECONDS, cpu_threads, resident_peak
+from task_images.harness.ranks import RENDEZVOUS_SECONDS, cpu_threads, resident_peak
+from task_images.harness.tensorflow_strategy import make_strategy
 
 
 class World:
@@ -210,11 +210,5 @@ def _strategy(contract: Contract, seconds: float) -> Any:
             f'TensorFlow has no communication backend "{contract.backend}"', "Choose --backend grpc."
         )
     addresses = rendezvous(contract, free_port(), seconds)
-    task = {"type": "worker", "index": contract.rank}
-    os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": addresses}, "task": task})
-    kinds = tf.distribute.experimental.CommunicationImplementation
-    options = tf.distribute.experimental.CommunicationOptions(
-        implementation=kinds.NCCL if contract.backend == "nccl" else kinds.RING, timeout_seconds=GROUP_SECONDS
-    )
     with lost_ranks():
-        return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+        return make_strategy(tf, addresses, contract.rank, is_nccl=contract.backend == "nccl")

@@ -6,6 +6,7 @@ from task_images.digits_resnet.settings import Settings
 from task_images.harness.classification import check_settings, train_classifier
 from task_images.harness.data import ArrayData
 from task_images.harness.models.resnet import resnet
+from task_images.harness.models.resnet_jax import make_resnet
 from task_images.harness.parameters import read_parameters
 from task_images.harness.schedules import Plateau, log2_warmup
 from task_images.harness.seeds import lasting_generator, seed_all
@@ -45,4 +46,5 @@ def main(contract: Contract) -> None:
                 threshold=settings.plateau_threshold,
                 floor=settings.learning_rate,
             ),
+            in_jax=make_resnet,
         )

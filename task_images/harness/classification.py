@@ -15,10 +15,12 @@ from torch import nn
 from task_images.comm.allreduce import GradientAllReduce
 from task_images.comm.base import Strategy
 from task_images.comm.prepare import prepare_strategy
+from task_images.harness import jax_ranks
 from task_images.harness.data import Data
 from task_images.harness.distributed import World
 from task_images.harness.errors import TaskUsageError
 from task_images.harness.goals import GoalWatch, make_accuracy_goal
+from task_images.harness.jax_training import MakeProgram, train_in_jax
 from task_images.harness.loop import Plan, Unit
 from task_images.harness.metrics import TopK
 from task_images.harness.models.counting import count_parameters
@@ -49,6 +51,7 @@ def train_classifier(
     measure: bool = False,
     groups: Callable[[nn.Module, float], Iterable[Any]] | None = None,
     strategy: Strategy | None = None,
+    in_jax: MakeProgram | None = None,
     name: str = "",
     identity: Mapping[str, Any] | None = None,
     details: Mapping[str, Any] | None = None,
@@ -61,6 +64,7 @@ def train_classifier(
     measure    measure throughput only, without validation and goal
     groups     (model, weight decay) -> parameter groups of the optimizer; None: a single group
     strategy   gradient exchange; None: one flat buffer after the backward pass
+    in_jax     the model's program in JAX, for tasks with the backend jax
     name       the task's name in checkpoints; identity: settings that must match to resume from one
     """
     model = model.to(world.device)
@@ -74,7 +78,7 @@ def train_classifier(
         _check_graphs(long, chosen, world.contract.calibrate)
         speed.apply(model)
         facts["options"] = speed.facts()
-    make_sample_trainer(
+    trainer = make_sample_trainer(
         world,
         report,
         data,
@@ -110,7 +114,8 @@ def train_classifier(
         details={**facts, **(details or {})},
         closing=closing,
         identity={**(identity or {}), **same},
-    ).run()
+    )
+    (train_in_jax(trainer, in_jax) if in_jax and world.backend == jax_ranks.NAME else trainer).run()
 
 
 def _check_graphs(settings: CheckpointedSettings, strategy: Strategy, calibrates: bool) -> None:

@@ -15,8 +15,9 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
 from task_images.contract import Contract, emit
-from task_images.harness import jax_ranks, nccl
+from task_images.harness import nccl
 from task_images.harness.errors import EnvironmentUnfitError, PeerLostError, TaskUsageError
+from task_images.harness.frameworks import FRAMEWORKS
 from task_images.harness.gpu_sampler import GpuSampler
 from task_images.harness.network import measure_network
 from task_images.harness.ranks import (
@@ -140,13 +141,15 @@ class World:
     def framework_facts(self) -> dict[str, Any]:
         """Versions of torch and of its communication libraries, and the device, for the environment event."""
         cuda = self.device.type == "cuda"
-        if self.backend == jax_ranks.NAME:
+        if self.backend in FRAMEWORKS:
+            facts = FRAMEWORKS[self.backend].facts()
+            name, version = next(iter(facts.items()))
             return {
-                "framework": "jax",
-                "framework_version": jax_ranks.facts()["jax"],
+                "framework": name,
+                "framework_version": version,
                 "device": str(self.device),
                 "device_name": platform.machine(),
-                "libraries": {**jax_ranks.facts(), "torch": torch.__version__},
+                "libraries": {**facts, "torch": torch.__version__},
             }
         return {
             "framework": "torch",
@@ -165,8 +168,9 @@ class World:
         """Facts about the backend for the result: with mpi, the library and the detours of tensors."""
         if self._grouped and self.backend == "nccl":
             return nccl.describe()
-        if self.backend == jax_ranks.NAME:
-            return {"collectives": "gloo of XLA", **jax_ranks.facts()}
+        if self.backend in FRAMEWORKS:
+            module = FRAMEWORKS[self.backend]
+            return {"collectives": module.TRANSPORT, **module.facts()}
         if not self._grouped or self.backend != "mpi":
             return {}
         from task_images.comm import mpi
@@ -276,8 +280,8 @@ def _find_backend(contract: Contract, device: torch.device) -> str:
         from task_images.comm import mpi
 
         return mpi.register()
-    if backend == jax_ranks.NAME:
-        return jax_ranks.find()
+    if backend in FRAMEWORKS:
+        return str(FRAMEWORKS[backend].find())
     if backend == "nccl" and device.type != "cuda":
         raise EnvironmentUnfitError(
             "the backend nccl needs a GPU and the run's device is cpu", "Choose --backend gloo, or --device gpu."

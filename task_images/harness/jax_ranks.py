@@ -1,17 +1,17 @@
 """JAX collectives between the ranks of a run: one process and one CPU device per rank, connected by XLA's gloo.
 
-Outside the timed part, ranks communicate over torch's gloo (rendezvous, barriers, bookkeeping), so figures differ only
-by the collectives. JAX arrays are immutable: "in place" means that the input's memory is donated to the result.
+JAX arrays are immutable: "in place" means that the input's memory is donated to the result.
 """
 
 from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,7 +20,11 @@ from torch import Tensor
 from task_images.harness.errors import EnvironmentUnfitError, install_hint
 from task_images.harness.ranks import Ranks
 
+if TYPE_CHECKING:
+    from task_images.harness.distributed import World
+
 NAME = "jax"
+TRANSPORT = "gloo of XLA"
 AXIS = "ranks"
 
 
@@ -39,6 +43,10 @@ def facts() -> dict[str, str]:
 class JaxRanks:
     """This process as a member of JAX's distributed runtime."""
 
+    title = "JAX"
+    collectives = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+    in_place = ("all_reduce",)
+
     def __init__(self, world: Ranks) -> None:
         if world.contract.device != "cpu":
             raise EnvironmentUnfitError("the backend jax is for CPUs", "Leave out --gpu, or choose --backend nccl.")
@@ -55,20 +63,42 @@ class JaxRanks:
         self.device = self.jax.local_devices()[0]
         self.mesh = sharding.Mesh(np.array(self.jax.devices()), (AXIS,))
         self.sharding = sharding.NamedSharding(self.mesh, sharding.PartitionSpec(AXIS))
+        self._sum: Any = None
 
     def put(self, host: Tensor) -> Any:
         """A distributed array [ranks, elements] with `host` [elements] as this rank's row."""
-        own = self.jax.device_put(_to_numpy(host).copy()[None], self.device)  # a copy, because JAX may keep its memory
         shape = (self.size, len(host))
-        return self.jax.make_array_from_single_device_arrays(shape, self.sharding, [own])
+        return self.jax.make_array_from_single_device_arrays(shape, self.sharding, [self.take(host[None])])
+
+    def take(self, host: Tensor) -> Any:
+        """A copy of `host` as an array of this rank's device. JAX may keep its memory."""
+        return self.jax.device_put(to_numpy(host.detach()).copy(), self.device)
 
     def get(self, array: Any) -> Tensor:
         """This rank's row of an array, [elements], on the host."""
         (shard,) = array.addressable_shards
-        row = np.array(shard.data)[0]
-        if row.dtype.name == "bfloat16":  # which torch cannot convert from numpy
-            return torch.from_numpy(row.view(np.int16)).view(torch.bfloat16)
-        return torch.from_numpy(row)
+        return from_numpy(np.array(shard.data)[0])
+
+    def collective(self, name: str, *, donate: bool) -> Callable[[Any], Any]:
+        """The collective from array to array, as `put` makes them, which returns when it is done."""
+        lax = self.jax.lax
+        functions = {
+            "all_reduce": lambda row: lax.psum(row, AXIS),
+            "all_gather": lambda row: lax.all_gather(row, AXIS, tiled=True),
+            "reduce_scatter": lambda row: lax.psum_scatter(row, AXIS, tiled=True),
+            "all_to_all": lambda row: lax.all_to_all(row, AXIS, 0, 0, tiled=True),
+        }
+        compiled = self.compile(functions[name], donate=donate)
+        return lambda array: compiled(array).block_until_ready()
+
+    def all_reduce(self, row: Any) -> Any:
+        """The sum of all ranks' rows, the same bits on each. `row` is an array of this rank's device (1-D)."""
+        if self._sum is None:
+            self._sum = self.collective("all_reduce", donate=True)
+        shape = (self.size, *row.shape)
+        rows = self.jax.make_array_from_single_device_arrays(shape, self.sharding, [row[None]])
+        (shard,) = self._sum(rows).addressable_shards
+        return shard.data[0]
 
     def compile(self, function: Any, *, donate: bool) -> Any:
         """Compile `function`, which maps this rank's row and may use collectives along AXIS, for distributed arrays."""
@@ -84,13 +114,33 @@ class JaxRanks:
             self.jax.distributed.shutdown()
 
 
-def _to_numpy(host: Tensor) -> Any:
+def find_addresses(world: World) -> list[str]:
+    """ "host:port" of every rank, each with a port that is free on its machine now. Collective."""
+    hosts, addresses = world.contract.hosts, []
+    for port, node in world.gather([_free_port(), world.contract.node_rank]):
+        host = hosts[int(node)] if node < len(hosts) else world.contract.master_addr
+        addresses.append(f"{'127.0.0.1' if host == 'localhost' else host}:{int(port)}")
+    return addresses
+
+
+def to_numpy(host: Tensor) -> Any:
+    """The memory of a tensor of the CPU as an array; numpy knows bfloat16 by the package ml_dtypes."""
     if host.dtype is not torch.bfloat16:
         return host.numpy()
     return host.view(torch.int16).numpy().view(import_module("ml_dtypes").bfloat16)
+
+
+def from_numpy(array: Any) -> Tensor:
+    """The same memory as a tensor, which takes no bfloat16 from numpy."""
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
 
 
 def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])
+
+
+connect = JaxRanks

@@ -16,8 +16,10 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from task_images.comm.base import MakeOptimizer
 from task_images.contract import Contract
+from task_images.harness import jax_ranks
 from task_images.harness.distributed import World
 from task_images.harness.errors import EnvironmentUnfitError, TaskUsageError
+from task_images.harness.jax_training import MakeProgram
 from task_images.harness.language.attention import choose_attention
 from task_images.harness.language.layout import Layout, LayoutError, Memory, check_memory
 from task_images.harness.language.parallel import Deviation, SpreadOptions, choose_runner, spread
@@ -96,8 +98,9 @@ class Program(Generic[S, P, M, B]):
     unit           unit of throughput
     details        additional facts for the result
     compiled       additional modules to compile
-    apart          modules before and after the blocks that are gathered separately make_optimizer (settings, world) ->
-                   function that creates the optimizer; None: AdamW
+    apart          modules before and after the blocks that are gathered separately
+    make_optimizer (settings, world) -> function that creates the optimizer; None: AdamW
+    in_jax         the model's program in JAX, for tasks with the backend jax
     check          raises TaskUsageError for settings that device or plan do not support
     """
 
@@ -118,6 +121,7 @@ class Program(Generic[S, P, M, B]):
     compiled: Callable[[M], Iterable[nn.Module]] = lambda model: ()
     apart: Callable[[M], tuple[Sequence[nn.Module], Sequence[nn.Module]]] = lambda model: ((), ())
     make_optimizer: Callable[[S, World], MakeOptimizer | None] = lambda settings, world: None
+    in_jax: Callable[[P, S], MakeProgram] | None = None
     check: Callable[[S, P, World], None] = lambda settings, plan, world: None
     details: Callable[[P, S], Mapping[str, object]] = lambda plan, settings: {}
 
@@ -174,6 +178,7 @@ class Program(Generic[S, P, M, B]):
                     **self.details(plan, settings),
                 },
                 make_optimizer=self.make_optimizer(settings, world),
+                in_jax=self.in_jax(plan, settings) if self.in_jax and world.backend == jax_ranks.NAME else None,
             ).run()
 
     def _read_settings(self, contract: Contract) -> S:

@@ -264,6 +264,7 @@ def test_hidden_gpus_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
         (DIGITS, {"set": {"momentum": "1.5"}}, "the most is 1"),
         (DIGITS, {"backend": "glo"}, 'Did you mean "gloo"?'),
         (DIGITS, {"backend": "nccl"}, "works only on GPUs"),
+        (DIGITS, {"backend": "jax", "method": "bsp"}, "own all-reduce sums"),
         (DIGITS, {"backend": "custom"}, "the name is missing"),
         (DIGITS, {"backend": "custom:a b"}, "is not a word"),
         (DIGITS, {"backend": "gloo", "custom_backend": "x"}, "exclude each other"),
