@@ -51,6 +51,7 @@ class JaxRanks:
         if world.contract.device != "cpu":
             raise EnvironmentUnfitError("the backend jax is for CPUs", "Leave out --gpu, or choose --backend nccl.")
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # hide informational messages
+        os.environ.setdefault("PJRT_NPROC", str(world.threads))  # else each rank takes all cores
         self.jax: Any = import_module("jax")
         self.rank, self.size = world.rank, world.size
         self.jax.config.update("jax_platforms", "cpu")

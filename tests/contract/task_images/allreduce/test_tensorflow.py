@@ -24,7 +24,7 @@ def test_without_tensorflow_it_says_how_to_get_it(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not HAS_TENSORFLOW, reason="TensorFlow, 1.2 GB, is not installed (extra: tensorflow)")
 @pytest.mark.timeout(2 * SECONDS)
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.nightly)])
 def test_what_tensorflow_has_is_measured_and_checked_like_all_others(tmp_path: Path, size: int) -> None:
     changes = {"collectives": "all", "dtypes": "all", "places": "all", "sizes": "100B,10KB", "samples": 3}
     parameters = load_task("allreduce").resolve("tiny", {**changes, "seconds_total": 0.0})
