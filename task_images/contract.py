@@ -27,6 +27,7 @@ MLBENCH_ATTEMPT                  how often the ranks of this run have been start
 MLBENCH_CHECKPOINT_DIR           folder for checkpoints that ranks are started again from; not there: none are
 MLBENCH_CHECKPOINT_EVERY         time between those checkpoints (30s, 5m), or their number of updates (200)
 MLBENCH_RESUME                   the checkpoint in that folder to go on from; empty: from the beginning
+MLBENCH_SURVIVE                  1 if a rank that loses another one is to wait for the next attempt; else not there
 MLBENCH_SHRUNK                   1 if there are fewer ranks than when that checkpoint was written; else not there
 MLBENCH_COLLECTIVE_SECONDS       longest time that a rank may keep the others waiting in a collective
 
@@ -143,6 +144,7 @@ class Contract:
         self.checkpoint_dir = environ.get("MLBENCH_CHECKPOINT_DIR") or None
         self.checkpoint_every = environ.get("MLBENCH_CHECKPOINT_EVERY") or None
         self.resume_from = environ.get("MLBENCH_RESUME") or None
+        self.survives = bool(environ.get("MLBENCH_SURVIVE"))
         self.is_shrunk = bool(environ.get("MLBENCH_SHRUNK"))
         self.collective_seconds = _integer(environ, "MLBENCH_COLLECTIVE_SECONDS", 0)
         if self.role not in ("trainer", "server"):

@@ -1,7 +1,8 @@
 """What agents do to their ranks on purpose, and how they start them again: faults, attempts, and the record of both.
 
 An *attempt* is one start of all ranks. A rank that fails ends its attempt; by the run's policy the run fails with it,
-or all ranks start again from the last whole checkpoint. faults.json in the run's folder says what was planned, what
+or all ranks start again from the last whole checkpoint; those that notice the loss may do so without a new process
+(`replace`, task_images/harness/survivors.py). faults.json in the run's folder says what was planned, what
 was done at which moment, and what became of each attempt. Its times are seconds since the first rank was started, by
 the monotonic clock.
 
@@ -66,9 +67,12 @@ if TYPE_CHECKING:
 
 PERIOD = 0.1  # seconds of one turn of a slowed rank: running, then stopped
 MARK_SECONDS = 0.05  # between two looks whether ranks train
+SURVIVOR_SECONDS = 30.0  # for ranks to notice that another one is gone; then they are started again, too
+LONELY_SECONDS = 2.0  # after which a rank that waits although no other has ended has lost its connections
 MAX_BARREN = 3  # attempts in a row that end without a new checkpoint
 # Exit codes that another attempt would give again: usage, wrong results, an unfit environment (task_images.contract).
 FINAL_CODES = (64, 70, 78, 126, 127)
+EXIT_LOST = 75  # of a rank whose connections are lost
 COLLECTIVE_FACTOR = 3  # the collectives' patience is this many times that of the watch on stopped ranks
 MAIN = "main.pt"
 UNCONFIRMED = "its machine has not confirmed it"
@@ -89,6 +93,7 @@ class FaultHands:
         self._guard = -1
         # What `attempt` said last: its number, how many ranks it has, and the checkpoint they go on from.
         self._attempt: Mapping[str, Any] = {"number": 0, "size": plan["ranks"], "resume": None, "resumed_size": None}
+        self._halted_at = self._next_rest = self._lonely_since = 0.0
         self._halted = self._is_idle = False  # between two attempts, and node 0 knows that nothing runs here any more
         self._is_over = self.policy is Policy.FAIL  # no other attempt will come
 
@@ -104,6 +109,8 @@ class FaultHands:
         found = {"MLBENCH_CHECKPOINT_DIR": self.folder}
         if self.policy is not Policy.FAIL:
             found["MLBENCH_CHECKPOINT_EVERY"] = str(self._plan["checkpoint_every"])
+        if self.policy is Policy.REPLACE:
+            found["MLBENCH_SURVIVE"] = "1"
         if self._detect is not None:
             found["MLBENCH_COLLECTIVE_SECONDS"] = str(max(10, round(COLLECTIVE_FACTOR * self._detect)))
         if number := self._attempt["number"]:
@@ -157,8 +164,8 @@ class FaultHands:
 
     def next_moment(self) -> float:
         """When `on_time` wants to be called next, by the monotonic clock."""
-        if self._halted and not self._is_idle and not self._running():
-            return 0.0
+        if self._halted and not self._is_idle:
+            return self._next_rest if self._running() else 0.0
         return min(self._next_look, *(lasting.next for lasting in self._lasting), float("inf"))
 
     def on_time(self, now: float) -> None:
@@ -166,7 +173,7 @@ class FaultHands:
         if self._agent.state["ended"] is not None:
             self._give_up()
             return
-        if self._halted and not self._is_idle and not self._running():
+        if self._halted and not self._is_idle and self._is_at_rest(now):
             self._is_idle = True
             self._report({"idle": self._list_checkpoints()})
         if now >= self._next_look:
@@ -175,9 +182,27 @@ class FaultHands:
             if now >= lasting.next and lasting.turn(now):
                 self._end_lasting(lasting)
 
+    def _is_at_rest(self, now: float) -> bool:
+        """Whether no rank works any more: they have ended, or wait for the next attempt."""
+        self._next_rest = now + MARK_SECONDS
+        working = [rank for rank in self._running() if not self._waits(rank)]
+        if now >= self._halted_at + SURVIVOR_SECONDS:
+            for rank in working:
+                processes.signal_group(rank.pid, signal.SIGKILL)
+        return not working
+
+    def _waits(self, rank: Rank) -> bool:
+        mark = f"{self.folder}/waiting-{self._attempt['number']}-{rank.number}"
+        return self.policy is Policy.REPLACE and os.path.exists(mark)
+
     def _look(self, now: float) -> None:
-        """Whether a rank is stopped."""
+        """Whether a rank is stopped, or waits for one that has not ended."""
         self._next_look = now + max(0.25, (self._detect or 40.0) / 8)
+        if self._halted or not (lonely := [rank for rank in self._running() if self._waits(rank)]):
+            self._lonely_since = now
+        elif now - self._lonely_since >= LONELY_SECONDS:
+            self._report({"end": lonely[0].number, "code": EXIT_LOST, "why": "failed", "is_final": False})
+            self._halt()
         if self._detect is None:
             return
         for rank in self._running():
@@ -200,6 +225,11 @@ class FaultHands:
     # --- faults -------------------------------------------------------------------------------------------------
 
     def _inject(self, event: int, fault: Fault) -> None:
+        if fault.kind == FaultKind.NODE and self._agent.count > 1:
+            self._report({"event": event, "facts": {"problem": None}})
+            for rank in self._running():
+                processes.signal_group(rank.pid, signal.SIGKILL)
+            os.kill(os.getpid(), signal.SIGKILL)
         problem = None
         try:
             problem = self._do(event, fault, time.monotonic())
@@ -322,8 +352,8 @@ class FaultHands:
     def _halt(self) -> None:
         """End what runs, before another attempt."""
         if not self._halted:
-            self._halted, self._is_idle = True, False
-            for rank in self._running():
+            self._halted, self._is_idle, self._halted_at = True, False, time.monotonic()
+            for rank in self._running() if self.policy is not Policy.REPLACE else ():
                 processes.signal_group(rank.pid, signal.SIGKILL)
 
     def _list_checkpoints(self) -> dict[str, list[str]]:
@@ -346,13 +376,23 @@ class FaultHands:
         self._agent.set_port(attempt["port"])
         try:
             for rank in self._agent.ranks:
-                if rank.number < attempt["size"]:
+                if rank.running:
+                    self._go_on(rank)
+                elif rank.number < attempt["size"]:
                     self._agent.start_again(rank)
                 elif rank.number in left_out:
                     self._agent.leave_out(rank)
         except OSError as error:
             self._report({"broken": error.strerror or str(error)})
         self._note_success()  # of a machine none of whose ranks takes part any more
+
+    def _go_on(self, rank: Rank) -> None:
+        """Tell a rank that waits what is different in this attempt. Raises OSError."""
+        place = f"{self.folder}/next-{self._attempt['number']}-{rank.number}.json"
+        variables = {**self.environment(rank), "MASTER_PORT": str(self._attempt["port"])}
+        with open(f"{place}.tmp", "w", encoding="utf-8") as file:
+            json.dump(variables, file)
+        os.replace(file.name, place)
 
     def _give_up(self) -> None:
         """The run ends: nobody is started again, and who is stopped shall hear of it."""

@@ -61,7 +61,8 @@ class Policy(StrEnum):
 
     FAIL = "fail"  # the run ends
     RESTART = "restart"  # all ranks start again from the last checkpoint
-    SHRINK = "shrink"  # the same, without the workers that failed
+    REPLACE = "replace"  # the same, but ranks that lost another one wait for it instead of starting again
+    SHRINK = "shrink"  # as restart, without the workers that failed
 
 
 @dataclass(frozen=True)
@@ -259,9 +260,19 @@ _EXAMPLES = {
     "node": "at 300s node 1 gone",
 }
 
+# What users may look for, and why there is none of it.
+_IMPOSSIBLE = {
+    "pod": "a pod may not delete another one, so none is deleted; a node that is gone ends its container",
+    "job": "a requeued job starts from the beginning as another run; a node that is gone ends its part of the job",
+    "disk slow": "slowing a disk takes rights on the machine's devices (io.max of a cgroup) that runs do not have",
+    "storage": "slowing storage takes rights on the machine's devices (io.max of a cgroup) that runs do not have",
+}
+
 
 def _parse_action(words: list[str], shown: str) -> Item:
     verb = words[0] if words else ""
+    if reason := _IMPOSSIBLE.get(verb) or _IMPOSSIBLE.get(" ".join(words[:2])):
+        raise _error(shown, reason, "at 60s node 1 gone, or at 60s disk full")
     if verb not in _EXAMPLES:
         near = did_you_mean(verb, list(_EXAMPLES)) if verb else ""
         problem = f'"{verb}" is none of {", ".join(_EXAMPLES)}' if verb else "it does not say what happens"

@@ -46,7 +46,7 @@ def resolve_faults(request: Request) -> dict[str, Any]:
     if request.checkpoint_every is not None:
         if policy is Policy.FAIL:
             raise UsageError(
-                "--checkpoint-every needs --on-failure restart or shrink.", hint="Add --on-failure restart."
+                "--checkpoint-every needs --on-failure restart, replace or shrink.", hint="Add --on-failure restart."
             )
         parse_every(request.checkpoint_every)
     if policy is not Policy.FAIL:
@@ -125,8 +125,20 @@ def _check_policy(spec: RunSpec, script: FaultScript | None) -> None:
             "checkpoints.",
             hint="Remove --set resume=...",
         )
+    if script is not None and FaultKind.NODE in script.kinds and spec.engine != "local":
+        raise UsageError(
+            f"--on-failure {spec.on_failure}: a node that is gone takes mlbench's agent along, and its ranks cannot be "
+            "started anywhere else.",
+            hint="Leave out --on-failure, or kill its ranks only: at 60s kill rank 1",
+        )
     if spec.on_failure == Policy.SHRINK:
         _check_shrinking(spec)
+    if spec.on_failure == Policy.REPLACE and not (spec.runs_task_program and spec.backend == "gloo"):
+        what = f"--backend {spec.backend}" if spec.runs_task_program else "your own command"
+        raise UsageError(
+            f"--on-failure replace: with {what}, a rank that loses another one ends, so it cannot wait for it.",
+            hint="--on-failure restart, which starts all ranks again",
+        )
     mtbf = None if script is None else script.mtbf
     seconds, _ = parse_every(spec.checkpoint_every or "60s")
     if mtbf is None or seconds is None or script is None or script.is_forced:

@@ -150,12 +150,12 @@ class Request:
         kind="switch",
     )
     faults: str | None = _option(
-        "inject faults: a script or the name of its file, e.g. 'at 60s kill rank 1; every ~10m kill any rank' (local)",
+        "inject faults: a script or the name of its file, e.g. 'at 60s kill rank 1; every ~10m kill any rank'",
         metavar="SCRIPT|FILE",
     )
     on_failure: str | None = _option(
-        "what happens when a rank fails: fail (default), restart (all ranks, from the last checkpoint) or shrink (the "
-        "same without the failed workers) (local)",
+        "what happens when a rank fails: fail (default), restart (all ranks, from the last checkpoint), replace (the "
+        "same, but surviving ranks keep their process) or shrink (without the failed workers)",
         metavar="POLICY",
     )
     checkpoint_every: str | None = _option(

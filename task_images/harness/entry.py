@@ -24,16 +24,30 @@ _LOST = (
 
 
 def run(main: Callable[[Contract], None]) -> NoReturn:
-    """Call `main` with the contract's variables and exit: 0, or the code of `harness.errors`.
+    """Call `main` with the contract's variables and exit: 0, or the code of `harness.errors`. With MLBENCH_SURVIVE, a
+    rank that loses another one calls it again in the next attempt instead.
 
     Expected errors print one line on standard error; anything else is a bug and keeps its traceback (exit 1).
     """
-    from task_images.harness.errors import TaskError
-
-    rank = 0
     try:
         contract = Contract()
-        rank = contract.rank
+        while (code := _call(main, contract)) == EXIT_RETRYABLE and contract.survives:
+            from task_images.harness.survivors import await_next_attempt
+
+            await_next_attempt(contract)
+            contract = Contract()
+    except ContractError as error:
+        _say(0, str(error))
+        code = EXIT_USAGE
+    sys.exit(code)
+
+
+def _call(main: Callable[[Contract], None], contract: Contract) -> int:
+    """What the process exits with after `main`."""
+    from task_images.harness.errors import TaskError
+
+    rank = contract.rank
+    try:
         if contract.role == "server":
             from task_images.comm.server import serve
 
@@ -42,21 +56,21 @@ def run(main: Callable[[Contract], None]) -> NoReturn:
             main(contract)
     except ContractError as error:
         _say(rank, str(error))
-        sys.exit(EXIT_USAGE)
+        return EXIT_USAGE
     except TaskError as error:
         _say(rank, str(error), error.hint)
-        sys.exit(error.exit_code)
+        return error.exit_code
     except RuntimeError as error:
         if not tells_of_lost_peer(error):
             traceback.print_exc()
-            sys.exit(1)
+            return 1
         _say(
             rank,
             f"another rank is gone: {' '.join(str(error).split())[:300]}",
             "The log of the rank that failed first says why.",
         )
-        sys.exit(EXIT_RETRYABLE)
-    sys.exit(0)
+        return EXIT_RETRYABLE
+    return 0
 
 
 def tells_of_lost_peer(error: Exception) -> bool:

@@ -12,9 +12,29 @@ import pytest
 from mlbench_cli.model.run import Run
 from mlbench_cli.runs.finalize import finalize
 from tests.contract.engines.labs import EngineLab, install_commands
-from tests.contract.local_runs import shell, until
+from tests.contract.local_runs import python, shell, until
 
 SECOND_TRY = 'test -n "$MLBENCH_ATTEMPT" && exit 0; exec sleep 60'
+
+
+# Rank 0 loses rank 1 and waits for it, as task_images.harness.survivors does; whoever is started again ends well.
+SURVIVOR = """
+import json, os, time
+folder, rank = os.environ["MLBENCH_CHECKPOINT_DIR"], os.environ["RANK"]
+if os.environ.get("MLBENCH_ATTEMPT"):
+    print("again", os.environ["MASTER_PORT"], flush=True)
+    raise SystemExit
+if rank == "1":
+    time.sleep(300)
+assert os.environ["MLBENCH_SURVIVE"] == "1"
+print("waits", flush=True)
+time.sleep(DELAY)
+open(f"{folder}/waiting-0-{rank}", "x").close()
+while not os.path.exists(f"{folder}/next-1-{rank}.json"):
+    time.sleep(0.02)
+found = json.load(open(f"{folder}/next-1-{rank}.json"))
+print("goes on", found["MLBENCH_ATTEMPT"], found["MASTER_PORT"], flush=True)
+"""
 
 
 @pytest.fixture(params=["hosts", "slurm"])
@@ -58,6 +78,34 @@ def test_a_rank_killed_on_another_machine_starts_all_ranks_again(lab: EngineLab)
     assert len(logs) == 1  # the second attempt meets at one port, too
     (log,) = logs
     assert log.split()[1].startswith(b"1:")
+
+
+@pytest.mark.parametrize("lab", ["local", "hosts", "slurm"], indirect=True)
+def test_a_rank_that_lost_another_waits_for_it_in_the_same_process(lab: EngineLab) -> None:
+    run = lab.start(
+        python(SURVIVOR.replace("DELAY", "1")), workers=2, faults="at 0.5s kill rank 1", on_failure="replace"
+    )
+    end = lab.end(run)
+    assert end.ended == "exited"
+    assert [(worker.exit_code, worker.restarts) for worker in end.workers] == [(0, 0), (0, 1)]
+    conclude(lab, run)
+    survivor, other = (lab.log(run, rank).split() for rank in range(2))
+    assert survivor[:4] == [b"waits", b"goes", b"on", b"1"]
+    assert survivor[4] == other[1]  # they meet at one port
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+def test_ranks_that_notice_no_loss_are_started_again_with_the_one_that_did(lab: EngineLab) -> None:
+    """Rank 0 waits although rank 1 has not ended: a connection was lost. Rank 1 has half a minute to notice."""
+    run = lab.start(python(SURVIVOR.replace("DELAY", "0")), workers=2, on_failure="replace")
+    end = lab.end(run)
+    assert end.ended == "exited"
+    assert [(worker.exit_code, worker.restarts) for worker in end.workers] == [(0, 0), (0, 1)]
+    conclude(lab, run)
+    attempts = read_record(run)["attempts"]
+    assert [(attempt["rank"], attempt["exit_code"]) for attempt in attempts] == [(0, 75), (None, None)]
+    assert attempts[1]["started"] - attempts[0]["ended"] >= 30
 
 
 def test_a_rank_that_has_ended_well_starts_again_with_the_others(lab: EngineLab) -> None:
@@ -129,6 +177,15 @@ def test_a_cancelled_run_is_not_started_again(lab: EngineLab) -> None:
     lab.engine.cancel(run)
     assert lab.end(run).ended == "cancelled"
     until(lambda: not lab.processes(run))
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_node_that_is_gone_ends_the_run_everywhere(lab: EngineLab, node: int) -> None:
+    run = lab.start(shell("sleep 77 & sleep 77"), workers=2, faults=f"at 0.3s node {node} gone")
+    assert lab.end(run).ended in ("lost", "failed")
+    until(lambda: not lab.processes(run))
+    gone = lab.agents(run)[node]
+    until(lambda: not Path(f"/proc/{gone}").exists())
 
 
 @pytest.mark.parametrize("node", [0, 1])

@@ -45,14 +45,16 @@ def run(home: Path, name: str, *options: str) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.timeout(1900)
 @pytest.mark.parametrize(
-    ("task", "method"),
+    ("task", "method", "policy"),
     [
-        *(("digits_resnet", method) for method in ("bsp", "powersgd", "localsgd")),
-        *(("gpt_pretraining", method) for method in ("powersgd", "localsgd")),
+        *(("digits_resnet", method, "restart") for method in ("bsp", "powersgd", "localsgd")),
+        *(("gpt_pretraining", method, "restart") for method in ("powersgd", "localsgd")),
+        *(("digits_resnet", method, "replace") for method in ("bsp", "powersgd")),
+        ("gpt_pretraining", "powersgd", "replace"),
     ],
 )
-def test_the_loss_curve_is_that_of_a_run_without_faults(tmp_path: Path, task: str, method: str) -> None:
-    options = ("--task", task, *TASKS[task], "--method", method, "--on-failure", "restart")
+def test_the_loss_curve_is_that_of_a_run_without_faults(tmp_path: Path, task: str, method: str, policy: str) -> None:
+    options = ("--task", task, *TASKS[task], "--method", method, "--on-failure", policy)
     every = ("--checkpoint-every", "5")
     calm = run(tmp_path, "calm", *options, *every)
     faulted = run(tmp_path, "faulted", *options, *every, "--faults", f"{MOMENT}; at 2s kill rank 0")

@@ -101,7 +101,7 @@ def test_shrinking_ends_well_although_a_rank_was_left_out(tmp_path: Path) -> Non
 
 def test_several_processes_of_a_pod(tmp_path: Path) -> None:
     script = f"echo $RANK $LOCAL_RANK $NODE_RANK {{rank}} >$MLBENCH_OUTPUT_DIR/who; {SECOND_TRY}"
-    pods = Pods(tmp_path, script, processes_per_worker=2, faults="at 0.3s node 1 gone", on_failure="restart")
+    pods = Pods(tmp_path, script, processes_per_worker=2, faults="at 0.3s kill rank 3", on_failure="restart")
     assert [code for code, _ in pods.end()] == [0, 0]
     assert (tmp_path / "1/output/rank-3/who").read_text() == "3 1 1 3\n"
     assert pods.read_record()["attempts"][0]["why"] == "killed"
@@ -112,6 +112,15 @@ def test_without_a_policy_the_pod_fails_by_its_rank(tmp_path: Path) -> None:
     (first, _), (second, _) = pods.end()
     assert second == 137
     assert first != 0
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_node_that_is_gone_takes_the_others_along(tmp_path: Path, node: int) -> None:
+    pods = Pods(tmp_path, "sleep 77 & sleep 77", faults=f"at 0.3s node {node} gone")
+    ends = pods.end()
+    assert ends[node][0] == 137
+    assert all(code for code, _ in ends)
+    until(lambda: not processes_below(str(tmp_path)))
 
 
 def test_a_stopped_rank_is_found(tmp_path: Path) -> None:
@@ -170,6 +179,14 @@ def test_an_image_without_python_says_so(tmp_path: Path) -> None:
     assert "need Python" in log
 
 
-def test_links_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="links cannot be changed on Kubernetes"):
-        Pods(tmp_path, "true", faults="at 1s link 1 down")
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"faults": "at 1s link 1 down"}, "links cannot be changed on Kubernetes"),
+        ({"faults": "at 1s node 1 gone", "on_failure": "restart"}, "takes mlbench's agent along"),
+        ({"on_failure": "replace"}, "with your own command, a rank that loses another one ends"),
+    ],
+)
+def test_what_pods_cannot_do_is_refused(tmp_path: Path, options: dict[str, Any], reason: str) -> None:
+    with pytest.raises(UsageError, match=reason):
+        Pods(tmp_path, "true", **options)
