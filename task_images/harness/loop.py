@@ -160,7 +160,9 @@ class Loop(Generic[P]):
         if self._elastic is not None:
             earlier = _count_lost_time(earlier, self._elastic.begin_training())
         self.tracker.restart(earlier)
-        self._begin, self._looked, self._next_look = self.tracker.snapshot(), (self._wall(), self.position.total), 0
+        self._begin, self._next_look = self.tracker.snapshot(), 0
+        # Rank 0's, or ranks whose clocks differ would take different numbers of updates until they look again.
+        self._looked = (self.world.agree(self._wall()) if self.plan.budget else 0.0, self.position.total)
         measured = self._measure() if self.plan.protocol.is_on else None
         while measured is None and self.position.epoch <= self.plan.epochs and not self._is_done:
             self._train(self.position.epoch)

@@ -165,6 +165,36 @@ def test_a_budget_is_held_against_the_time_that_the_result_names(tmp_path: Path)
     assert result["details"]["measured_at_seconds"] >= 0.05
 
 
+def test_ranks_whose_clocks_differ_look_at_the_budget_after_the_same_updates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[tuple[int, float]] = []  # after which update rank 0 gave which time
+    plan = Plan(10**9, budget=0.5)
+
+    def lead(trainer: MeanTrainer) -> None:
+        def agree(value: float) -> float:
+            said.append((trainer.position.total, value))
+            return value
+
+        trainer.after_update = lambda: time.sleep(0.02)
+        monkeypatch.setattr(trainer.world, "agree", agree)
+
+    def follow(trainer: MeanTrainer) -> None:
+        wall, left = trainer._wall, iter(said)
+
+        def agree(value: float) -> float:
+            update, agreed = next(left)
+            assert update == trainer.position.total
+            return agreed
+
+        monkeypatch.setattr(trainer, "_wall", lambda: wall() + 1)
+        monkeypatch.setattr(trainer.world, "agree", agree)
+
+    _, first = train(tmp_path, plan, goal=100.0, prepare=lead)
+    _, second = train(tmp_path, plan, goal=100.0, prepare=follow)
+    assert first["updates"] == second["updates"]
+
+
 def test_speed_is_measured_in_blocks(tmp_path: Path) -> None:
     _, result = train(tmp_path, Plan(1, protocol=Protocol(1, 2, 3)))
     assert (result["outcome"], result["updates"]) == ("completed", 6)
