@@ -17,7 +17,7 @@ BACKEND = {"MLBENCH_BACKEND": "grpc"}
 @pytest.mark.skipif(HAS_TENSORFLOW, reason="TensorFlow is installed here")
 def test_without_tensorflow_it_says_how_to_get_it(tmp_path: Path) -> None:
     parameters = load_task("allreduce").resolve("tiny", {})
-    (ended,) = launch("task_images.allreduce", 1, tmp_path, parameters, **BACKEND)
+    (ended,) = launch("task_images.allreduce", 1, tmp_path, parameters, MLBENCH_BACKEND="grpc")
     assert ended.code == 78
     assert "pip install 'mlbench-cli[tensorflow]'" in ended.stderr
 
