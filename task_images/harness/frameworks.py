@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from task_images.harness import jax_ranks, tensorflow_ranks
-
-if TYPE_CHECKING:
-    from task_images.harness.distributed import World
+from task_images.harness.ranks import Ranks
 
 # By the name of the backend. Each has find(), facts() and connect(world).
 FRAMEWORKS: dict[str, ModuleType] = {module.NAME: module for module in (jax_ranks, tensorflow_ranks)}
@@ -42,6 +40,12 @@ class FrameworkRanks(Protocol):
 
     def close(self) -> None:
         """Leave together with the others."""
+
+
+class World(Ranks, Protocol):
+    """Ranks with companions, which leave with them."""
+
+    companions: list[Any]
 
 
 def open_framework(world: World) -> Any:

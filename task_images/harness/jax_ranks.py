@@ -11,7 +11,7 @@ from collections.abc import Callable
 from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,9 +19,6 @@ from torch import Tensor
 
 from task_images.harness.errors import EnvironmentUnfitError, install_hint
 from task_images.harness.ranks import Ranks
-
-if TYPE_CHECKING:
-    from task_images.harness.distributed import World
 
 NAME = "jax"
 TRANSPORT = "gloo of XLA"
@@ -115,7 +112,7 @@ class JaxRanks:
             self.jax.distributed.shutdown()
 
 
-def find_addresses(world: World) -> list[str]:
+def find_addresses(world: Ranks) -> list[str]:
     """ "host:port" of every rank, each with a port that is free on its machine now. Collective."""
     hosts, addresses = world.contract.hosts, []
     for port, node in world.gather([_free_port(), world.contract.node_rank]):

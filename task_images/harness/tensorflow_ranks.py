@@ -7,16 +7,14 @@ from collections.abc import Callable
 from importlib import import_module
 from importlib.metadata import distributions
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from task_images.harness.errors import EnvironmentUnfitError, install_hint
 from task_images.harness.jax_ranks import find_addresses, from_numpy, to_numpy
+from task_images.harness.ranks import Ranks
 from task_images.harness.tensorflow_strategy import make_strategy
-
-if TYPE_CHECKING:
-    from task_images.harness.distributed import World
 
 NAME = "grpc"
 TRANSPORT = "ring over gRPC"
@@ -43,7 +41,7 @@ class TensorFlowRanks:
     collectives = ("all_reduce", "all_gather")
     in_place = ()  # tensors cannot be changed
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Ranks) -> None:
         if world.contract.device != "cpu":
             raise EnvironmentUnfitError("the backend grpc is for CPUs here", "Leave out --gpu, or --backend nccl.")
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # its own notices are no errors
