@@ -48,8 +48,11 @@ def _key_of_member(experiment: Experiment, run: Run, point: Mapping[str, str]) -
 
 def _key_alone(run: Run) -> _Key:
     """Of a run without an experiment, such as one found on a cluster: equal settings and a common name."""
+    common = common_name(run.name)
+    if common is None:
+        return run.id, ""
     content = {name: value for name, value in run.spec.content().items() if name != _SEED}
-    return common_name(run.name) or run.id, canonical_json(content).decode()
+    return common, canonical_json(content).decode()
 
 
 def _find_alike(store: Store, row: RunRow, key: _Key) -> dict[str, RunRow]:

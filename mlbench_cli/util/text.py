@@ -46,7 +46,7 @@ def clean(text: str, *, keep: str = "") -> str:
     White space becomes spaces; control, format and bidirectional characters become escapes (\\x1b, \\u202e).
     Characters in `keep` are unchanged.
     """
-    if text.isprintable():
+    if (text.translate(dict.fromkeys(map(ord, keep))) if keep else text).isprintable():
         return text
     return "".join(
         character
