@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlbench_cli.commands._report import describe, format_eta
-from mlbench_cli.engines.fake import FakeEngine
 from mlbench_cli.errors import NotFoundError
 from mlbench_cli.model.goals import Goal
 from mlbench_cli.model.run import Ending, Observation, Run, WorkerState
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.runs.progress import EventReader, Progress, ProgressTracker, find_goal
 from task_images.contract import format_event
+from tests.fakes.engine import FakeEngine
 
 SPEC = RunSpec("r-2", "local", "local", "custom", "custom", ("prog",), "gloo", 2)
 

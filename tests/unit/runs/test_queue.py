@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from mlbench_cli.engines.fake import FakeEngine
 from mlbench_cli.errors import NeverStartedError, NotFoundError, UsageError
 from mlbench_cli.model.run import Cluster, Ending, Experiment, Member, Observation, Run, RunState, WorkerState
 from mlbench_cli.model.spec import RunSpec
@@ -19,6 +18,7 @@ from mlbench_cli.runs.snapshot import read_states
 from mlbench_cli.storage.queue_folder import QueueFolder, QueueState, read_queued, write_queued
 from mlbench_cli.storage.run_folder import RunFolder
 from mlbench_cli.storage.store import Store
+from tests.fakes.engine import FakeEngine
 
 CREATED = "2026-01-01T00:00:00.000Z"
 
