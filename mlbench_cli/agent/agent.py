@@ -147,7 +147,6 @@ class Agent:
             "run_id": request["run_id"],
             "name": plan["name"],
             "spec_hash": plan["spec_hash"],
-            "attached": leash >= 0,
             "pid": note["pid"],
             "start_time": note["start_time"],
             "host": note["host"],

@@ -38,13 +38,8 @@ BOOT = (
 )
 SERVER_PACKAGES = ("mlbench_cli", "mlbench_cli.util", "mlbench_cli.agent")
 SERVER_MODULES = (  # each after those that it imports
-    *(
-        "mlbench_cli.util.files",
-        "mlbench_cli.agent.processes",
-        "mlbench_cli.agent.machine",
-        "mlbench_cli.agent.interfaces",
-        "mlbench_cli.agent.serve",
-    ),
+    *("mlbench_cli.util.files", "mlbench_cli.agent.processes"),
+    *("mlbench_cli.agent.interfaces", "mlbench_cli.agent.serve"),
 )
 LOADER = """import sys, types
 def load(name, text):

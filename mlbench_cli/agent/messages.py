@@ -133,7 +133,6 @@ if TYPE_CHECKING:  # `typing` would cost the agent a tenth of its start
         run_id: str
         name: str
         spec_hash: str
-        attached: bool  # ends with its client
         master_port: int
         started: float | None
         finished: float | None
@@ -161,7 +160,6 @@ if TYPE_CHECKING:  # `typing` would cost the agent a tenth of its start
         gpus: list[str]
         bound: list[BoundRank]
         first: Cause | None  # only node 0 knows the order
-        signalled: bool
         clock_start: ClockOffset | None  # None of node 0
         clock_end: ClockOffset | None
         slurm: dict[str, str]

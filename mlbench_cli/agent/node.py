@@ -121,7 +121,6 @@ class NodeAgent(Agent):
                 "gpus": machine.visible_gpus(os.environ),
                 "bound": [],
                 "first": None,
-                "signalled": False,
                 "clock_start": None,
                 "clock_end": None,
                 "slurm": {name: os.environ[name] for name in SLURM_FACTS if name in os.environ},
@@ -452,10 +451,6 @@ class NodeAgent(Agent):
         if self.cancelled:
             self._stop("cancelled", GRACE)
         super()._on_exit(rank)
-
-    def _on_cancel(self, *_: object) -> None:
-        self.state["signalled"] = True
-        super()._on_cancel()
 
     def _on_time(self, now: float) -> None:
         if self.state["started"] and not self.state["finished"]:

@@ -20,12 +20,11 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tarfile
 import time
 from pathlib import Path
 
-from mlbench_cli.agent import machine, processes
+from mlbench_cli.agent import processes
 from mlbench_cli.agent.interfaces import interface_addresses
 from mlbench_cli.util.files import remove_folder
 
@@ -59,23 +58,17 @@ def expand(path: str) -> str:
 # --- requests -------------------------------------------------------------------------------------------------------
 
 
-def hello(base: str = "~", python: str = "") -> Answer:
+def hello(base: str = "~") -> Answer:
     """Facts of this machine that cost nothing to find."""
     folder = expand(base)
     parent = folder
     while not os.path.isdir(parent):
         parent = os.path.dirname(parent)
     return {
-        "host": socket.gethostname(),
-        "user": str(os.getuid()),
         "home": expand("~"),
         "time": time.time(),
-        "boot_id": processes.boot_id(),
-        "python": sys.version.split()[0],
         "free_bytes": shutil.disk_usage(parent).free,
         "writable": os.access(parent, os.W_OK),
-        "gpus": len(machine.visible_gpus({})),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "addresses": [{"interface": name, "address": own, "mask": mask} for name, own, mask in interface_addresses()],
         "connection": os.environ.get("SSH_CONNECTION", ""),
     }, b""
@@ -205,8 +198,8 @@ def sync(folder: str, nodes: Mapping[str, Mapping[str, int]], limit: int = 8 * B
                 pieces.append([int(rank), offset, len(piece)])
                 data.append(piece)
         reports[node] = report
-    marks = {name: os.path.exists(f"{folder}/{name}") for name in ("cancel", "started", "fetched")}
-    return {"exists": True, "nodes": reports, "pieces": pieces, "time": time.time(), **marks}, b"".join(data)
+    is_cancelled = os.path.exists(f"{folder}/cancel")
+    return {"exists": True, "nodes": reports, "pieces": pieces, "cancel": is_cancelled}, b"".join(data)
 
 
 def await_file(path: str, timeout: float) -> Answer:
@@ -296,7 +289,6 @@ def list_runs(base: str) -> Answer:
                         for node in list_folder(os.path.join(folder, "nodes"))
                         if (state := read_json(os.path.join(folder, "nodes", node, ".state", "state.json"))) is not None
                     ),
-                    "age": time.time() - os.stat(folder).st_mtime,
                 }
             )
     return {"runs": runs}, b""

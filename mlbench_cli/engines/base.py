@@ -22,10 +22,9 @@ class Submission:
 
 @dataclass(frozen=True)
 class Cursor:
-    """A place in a rank's log: bytes already taken (local), or time stamp of the last line (kubernetes)."""
+    """A place in a rank's log: how many bytes come before it."""
 
     offset: int = 0
-    timestamp: str | None = None
 
 
 @dataclass(frozen=True)

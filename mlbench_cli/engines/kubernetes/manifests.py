@@ -55,7 +55,6 @@ NETWORK_ANNOTATION = "mlbench/network"  # on the Job: how far the network is tha
 SET_UID = "jobset.sigs.k8s.io/jobset-uid"  # annotation of all pods of a JobSet
 TOKEN_ANNOTATION = "mlbench/run-uid"  # on pods of other Jobs: the Job's uid, which workers know from a label of theirs
 
-CONTAINER = "main"
 WORK_DIR = "/results"
 PORT = 29500
 GRACE_SECONDS = 60  # the command has 10 of them to end; in the rest a client can still bring the results home

@@ -7,9 +7,6 @@ from typing import TypedDict
 from mlbench_cli.agent.channel import Target
 from mlbench_cli.model.cluster_details import ClusterDetails, fact
 
-SLURM, HOSTS = "slurm", "hosts"
-PROVIDERS = (SLURM, HOSTS)
-
 
 class PartitionRecord(TypedDict):
     """One partition: `max_seconds` is None without a limit, `gpus_per_node` 0 without GPUs."""
