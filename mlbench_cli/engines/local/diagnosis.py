@@ -1,18 +1,15 @@
 """From an agent's records to findings. Pure, so every ending can be tested from facts alone."""
 
-import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from mlbench_cli.engines.memory import GPU_MEMORY, describe_gpu_peak, describe_peak
+from mlbench_cli.engines import crashes
 from mlbench_cli.model.network import NOT_AS_ASKED, NOT_AS_ASKED_HINT
 from mlbench_cli.model.run import Finding
 from mlbench_cli.util.files import read_end
-from task_images import contract
 
 EVIDENCE_LINES = 10
-EVIDENCE_WIDTH = 300
 
 Facts = Mapping[str, Any]
 
@@ -55,30 +52,8 @@ def diagnose(
 
 
 def read_last_lines(path: Path) -> list[str]:
-    """`last_lines` of a file; none if it cannot be read."""
-    return last_lines(read_end(path))
-
-
-def last_lines(data: bytes) -> list[str]:
-    """The last lines of a log as evidence: no events, no control characters, of bounded width."""
-    lines = []
-    for line in reversed(data.split(b"\n")):
-        if contract.parse_event(line) is not None:
-            continue
-        text = "".join(char if char.isprintable() else " " for char in line.decode("utf-8", "replace")).strip()
-        if text:
-            lines.append(text[:EVIDENCE_WIDTH])
-        if len(lines) == EVIDENCE_LINES:
-            break
-    return lines[::-1]
-
-
-def signal_name(number: int) -> str:
-    """The name of a signal, for example SIGKILL for 9; "signal N" for a number without one."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+    """The last lines of a file as evidence; none if it cannot be read."""
+    return crashes.last_lines(read_end(path).decode("utf-8", "replace"), EVIDENCE_LINES)
 
 
 def describe_exit(facts: Facts) -> str:
@@ -86,7 +61,7 @@ def describe_exit(facts: Facts) -> str:
     if facts["start_error"]:
         return f"could not be started: {facts['start_error']}"
     if facts["signal"] is not None:
-        return f"was killed by {signal_name(facts['signal'])}"
+        return crashes.describe_signal(facts["signal"])
     return f"exited with {facts['exit_code']}"
 
 
@@ -104,20 +79,15 @@ def _failure_finding(name: str, facts: Facts, lines: list[str]) -> Finding:
         )
     if facts["out_of_memory"]:
         surely = "" if facts["out_of_memory"] == "cgroup" else "likely "
-        peak = describe_peak(facts.get("peak_rss_bytes"), facts.get("memory_limit_bytes"))
+        peak = crashes.describe_peak(facts.get("peak_rss_bytes"), facts.get("memory_limit_bytes"))
         return Finding(
             "out_of_memory",
             f"Rank {rank} was killed by the system, {surely}out of memory{peak}.",
             hint="Use fewer workers or a smaller batch, or close other programs.",
             evidence=evidence,
         )
-    if GPU_MEMORY.search(text := "\n".join(lines)):
-        return Finding(
-            "gpu_out_of_memory",
-            f"Rank {rank} ran out of GPU memory{describe_gpu_peak(text)}.",
-            hint="Use a smaller batch.",
-            evidence=evidence,
-        )
+    if found := crashes.explain_gpu_memory(f"Rank {rank}", "\n".join(lines), evidence):
+        return found
     if code == 127:
         return Finding(
             "command_not_found",
@@ -125,32 +95,7 @@ def _failure_finding(name: str, facts: Facts, lines: list[str]) -> Finding:
             hint=logs,
             evidence=evidence,
         )
-    if code == contract.EXIT_USAGE:
-        return Finding("usage", f"Rank {rank} rejected its arguments (exit code {code}).", hint=logs, evidence=evidence)
-    if code == contract.EXIT_WRONG:
-        return Finding(
-            "wrong_result",
-            f"A check on rank {rank} found that communication between ranks gives wrong results (exit code {code}).",
-            hint=f"Do not trust any result of this run. Details: {logs}",
-            evidence=evidence,
-        )
-    if code == contract.EXIT_ENVIRONMENT:
-        return Finding(
-            "bad_environment",
-            f"Rank {rank} cannot run in this environment (exit code {code}).",
-            hint=logs,
-            evidence=evidence,
-        )
-    if code == contract.EXIT_RETRYABLE:
-        return Finding(
-            "retryable",
-            f"Rank {rank} failed for a reason that may be temporary (exit code {code}).",
-            hint=f"Run it again. {logs}",
-            retryable=True,
-            evidence=evidence,
-        )
-    by_whom = ", possibly because memory ran out" if facts["signal"] == signal.SIGKILL else ""
-    return Finding("rank_crashed", f"Rank {rank} {describe_exit(facts)}{by_whom}.", hint=logs, evidence=evidence)
+    return crashes.explain_exit(f"Rank {rank}", code, describe_exit(facts), logs, evidence)
 
 
 def _deadline(state: Facts, timeout: float) -> Finding:

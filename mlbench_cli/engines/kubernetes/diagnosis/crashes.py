@@ -4,12 +4,10 @@ import re
 import signal
 from collections.abc import Callable
 
-from mlbench_cli.engines.memory import GPU_MEMORY, describe_gpu_peak
+from mlbench_cli.engines.crashes import describe_signal, explain_exit, explain_gpu_memory, last_lines
 from mlbench_cli.model.run import Finding
-from task_images import contract
 
 EVIDENCE_LINES = 40
-EVIDENCE_WIDTH = 300
 
 SHARED_MEMORY = re.compile(
     r"unable to (write to|open|mmap \d+ bytes from) (the )?(file|shared memory)[^\n]*torch_"
@@ -34,7 +32,7 @@ def crash(name: str, worker: int, code: int, reason: str, message: str, log: str
     `reason` and `message` are the container's; `log` is the end of the worker's log, if it is at hand; `memory` is its
     limit, which it has reached when the kernel kills it for memory.
     """
-    lines = _lines(log or message)
+    lines = last_lines(log or message, EVIDENCE_LINES)
     evidence = {"worker": worker, "exit_code": code, "reason": reason or None, "log": lines}
     text = f"{message}\n{log}"
     logs = f"mlbench logs {name} --rank {worker}"
@@ -55,9 +53,8 @@ def crash(name: str, worker: int, code: int, reason: str, message: str, log: str
         return finding("command_not_found", f"The command of worker {worker} could not be started: {words}", logs)
     if ARCHITECTURE.search(text):
         return _architecture(finding, worker)
-    if GPU_MEMORY.search(text):
-        summary = f"Worker {worker} ran out of GPU memory{describe_gpu_peak(text)}."
-        return finding("gpu_out_of_memory", summary, "Use a smaller batch.")
+    if found := explain_gpu_memory(f"Worker {worker}", text, evidence):
+        return found
     if code == 128 + signal.SIGBUS or SHARED_MEMORY.search(text):
         return finding("shm_exhausted", f"Worker {worker} ran out of shared memory (/dev/shm).", "Raise --shm.")
     if DRIVER.search(text):
@@ -74,27 +71,7 @@ def crash(name: str, worker: int, code: int, reason: str, message: str, log: str
         return finding(
             "disk_full", f"Worker {worker} ran out of disk space.", f"Write less to the output folder. {logs}"
         )
-    if code == contract.EXIT_USAGE:
-        return finding("usage", f"Worker {worker} rejected its arguments (exit code {code}).", logs)
-    if code == contract.EXIT_WRONG:
-        return finding(
-            "wrong_result",
-            f"A check on worker {worker} found that communication between ranks gives wrong results (exit code "
-            f"{code}).",
-            f"Do not trust any result of this run. Details: {logs}",
-        )
-    if code == contract.EXIT_ENVIRONMENT:
-        return finding("bad_environment", f"Worker {worker} cannot run in this environment (exit code {code}).", logs)
-    if code == contract.EXIT_RETRYABLE:
-        return finding(
-            "retryable",
-            f"Worker {worker} failed for a reason that may be temporary (exit code {code}).",
-            f"Run it again. {logs}",
-            retryable=True,
-        )
-    if code == 128 + signal.SIGKILL:
-        return finding("rank_crashed", f"Worker {worker} was killed by SIGKILL, possibly because memory ran out.", logs)
-    return finding("rank_crashed", f"Worker {worker} {_how(code)}.", logs)
+    return explain_exit(f"Worker {worker}", code, _how(code), logs, evidence)
 
 
 def _architecture(finding: Callable[..., Finding], worker: int) -> Finding:
@@ -107,21 +84,5 @@ def _architecture(finding: Callable[..., Finding], worker: int) -> Finding:
 
 
 def _how(code: int) -> str:
-    if code < 128:
-        return f"exited with {code}"
-    try:
-        return f"was killed by {signal.Signals(code - 128).name}"
-    except ValueError:
-        return f"exited with {code}"
-
-
-def _lines(text: str) -> list[str]:
-    """The last lines as evidence: no events, no control characters, of bounded width."""
-    lines = []
-    for line in text.splitlines():
-        if contract.parse_event(line) is not None:
-            continue
-        clean = "".join(char if char.isprintable() else " " for char in line).strip()
-        if clean:
-            lines.append(clean[:EVIDENCE_WIDTH])
-    return lines[-EVIDENCE_LINES:]
+    """As a shell tells it: code 128 + N stands for signal N, if there is one."""
+    return describe_signal(code - 128) if code - 128 in set(signal.Signals) else f"exited with {code}"

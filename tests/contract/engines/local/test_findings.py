@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mlbench_cli.agent.machine import free_port, gpus_of_worker, memory_kills, risen, visible_gpus
-from mlbench_cli.engines.local.diagnosis import diagnose, last_lines
+from mlbench_cli.engines.local.diagnosis import diagnose, read_last_lines
 from tests.contract.local_runs import Lab, python
 
 
@@ -68,10 +68,11 @@ def test_all_reasons_are_given_the_failed_rank_first() -> None:
     assert (code, "no more processes" in summary) == ("not_started", True)
 
 
-def test_evidence_is_the_last_readable_lines() -> None:
+def test_evidence_is_the_last_readable_lines(tmp_path: Path) -> None:
     event = b'@mlbench {"v":1,"event":"metric","rank":0,"time":1,"name":"a","value":1}'
     log = b"".join(b"line %d\n" % number for number in range(20)) + event + b"\n\n\xff\x1b[31mred\n" + b"z" * 1000
-    lines = last_lines(log)
+    (tmp_path / "log").write_bytes(log)
+    lines = read_last_lines(tmp_path / "log")
     assert len(lines) == 10
     assert lines[0] == "line 12"
     assert lines[-2] == "� [31mred"

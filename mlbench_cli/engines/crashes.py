@@ -1,0 +1,80 @@
+"""What a failed process means, on every engine: by its exit code and the last lines of its log."""
+
+import re
+import signal
+from collections.abc import Mapping
+
+from mlbench_cli.model.run import Finding
+from mlbench_cli.util.text import size
+from task_images import contract
+
+EVIDENCE_WIDTH = 300
+GPU_MEMORY = re.compile(r"(CUDA|HIP) out of memory|torch\.(cuda\.)?OutOfMemoryError|(CU|HIP)BLAS_STATUS_ALLOC_FAILED")
+_SIZE = r"([\d.]+ [KMG]iB)"
+_CAPACITY = re.compile(rf"total capacity of {_SIZE}")
+_IN_USE = re.compile(rf"has {_SIZE} memory in use")
+
+
+def explain_gpu_memory(who: str, text: str, evidence: Mapping[str, object]) -> Finding | None:
+    """The finding on a process whose `text` says that a GPU has no memory left; `who` is e.g. "Rank 3"."""
+    if not GPU_MEMORY.search(text):
+        return None
+    used, capacity = _IN_USE.search(text), _CAPACITY.search(text)
+    numbers = _join_facts(used and f"it used {used[1]}", capacity and f"the GPU has {capacity[1]}")
+    summary = f"{who} ran out of GPU memory{numbers}."
+    return Finding("gpu_out_of_memory", summary, hint="Use a smaller batch.", evidence=evidence)
+
+
+def explain_exit(who: str, code: int, how: str, logs: str, evidence: Mapping[str, object]) -> Finding:
+    """The finding on a process that ended with this code of the task contract, or in another way.
+
+    `how` is e.g. "exited with 3" or "was killed by SIGSEGV"; `logs` is the command that shows its log.
+    """
+
+    def finding(kind: str, summary: str, hint: str, *, retryable: bool = False) -> Finding:
+        return Finding(kind, f"{summary} (exit code {code}).", hint=hint, retryable=retryable, evidence=evidence)
+
+    if code == contract.EXIT_USAGE:
+        return finding("usage", f"{who} rejected its arguments", logs)
+    if code == contract.EXIT_WRONG:
+        summary = f"A check on {who.lower()} found that communication between ranks gives wrong results"
+        return finding("wrong_result", summary, f"Do not trust any result of this run. Details: {logs}")
+    if code == contract.EXIT_ENVIRONMENT:
+        return finding("bad_environment", f"{who} cannot run in this environment", logs)
+    if code == contract.EXIT_RETRYABLE:
+        summary = f"{who} failed for a reason that may be temporary"
+        return finding("retryable", summary, f"Run it again. {logs}", retryable=True)
+    why = ", possibly because memory ran out" if how.endswith("SIGKILL") else ""
+    return Finding("rank_crashed", f"{who} {how}{why}.", hint=logs, evidence=evidence)
+
+
+def describe_signal(number: int) -> str:
+    """ "was killed by SIGKILL" for 9; "was killed by signal N" for a number without a name."""
+    try:
+        return f"was killed by {signal.Signals(number).name}"
+    except ValueError:
+        return f"was killed by signal {number}"
+
+
+def describe_peak(peak: int | None, limit: int | None) -> str:
+    """Peak and limit, in bytes, as the end of a sentence; empty if neither is known."""
+    return _join_facts(peak and f"its largest process used {size(peak)}", limit and f"the limit is {size(limit)}")
+
+
+def last_lines(text: str, count: int) -> list[str]:
+    """The last lines of a log as evidence: no events, no control characters, of bounded width."""
+    lines: list[str] = []
+    for line in reversed(text.split("\n")):
+        if contract.parse_event(line) is not None:
+            continue
+        clean = "".join(char if char.isprintable() else " " for char in line).strip()
+        if clean:
+            lines.append(clean[:EVIDENCE_WIDTH])
+        if len(lines) == count:
+            break
+    return lines[::-1]
+
+
+def _join_facts(*facts: object) -> str:
+    known = [str(fact) for fact in facts if fact]
+    return f": {', '.join(known)}" if known else ""
