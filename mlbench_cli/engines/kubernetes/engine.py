@@ -13,10 +13,11 @@ from functools import partial
 from typing import Any
 
 from mlbench_cli.engines.base import Cursor, Fetched, FoundRun, LogLine, Submission, UnreadableRun
+from mlbench_cli.engines.fetch import FetchError
 from mlbench_cli.engines.follow import check_rank, follow_log
 from mlbench_cli.engines.kubernetes.collector import LogCollector
 from mlbench_cli.engines.kubernetes.ending import is_over, is_stopped, is_unreleased
-from mlbench_cli.engines.kubernetes.fetch import FetchError, acknowledge
+from mlbench_cli.engines.kubernetes.fetch import acknowledge
 from mlbench_cli.engines.kubernetes.follower import RunFollower
 from mlbench_cli.engines.kubernetes.keeper import Keeper
 from mlbench_cli.engines.kubernetes.logs import log_gap, position_file, read_position

@@ -2,23 +2,24 @@
 
 import json
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
+from mlbench_cli.engines import fetch
 from mlbench_cli.engines.base import Fetched
+from mlbench_cli.engines.fetch import FetchError
 from mlbench_cli.engines.kubernetes.ending import active, will_be_stopped
 from mlbench_cli.engines.kubernetes.fetch import (
     ARCHIVE,
-    FetchError,
     HeldArchive,
     acknowledge,
     download,
     parse_held_archive,
     read_summary,
-    unpack,
+    split_output,
 )
 from mlbench_cli.engines.kubernetes.follower import RunFollower
 from mlbench_cli.engines.kubernetes.keeper import Keeper, KeptWorker, kept_file, why_gone
@@ -105,9 +106,8 @@ class Results:
 
     def _bring(self, worker: int) -> tuple[int, int] | None:
         """Files and bytes of one worker's output, in the run's folder; None if it is lost."""
-        known = _read(self._fetched_file(worker))
-        if known is not None:
-            return int(known["files"]), int(known["bytes"])
+        if (known := fetch.read_fetched(self._fetched_file(worker))) is not None:
+            return known
         for _ in range(2):  # a worker that held may hand over while it is being fetched from
             source = self._find_source(worker)
             if source is None or source.what is None:
@@ -123,11 +123,9 @@ class Results:
         return self._missing(worker)
 
     def _unpack(self, worker: int, part: Path) -> tuple[int, int]:
-        ranks = self._run.spec.ranks_of(worker)
-        files, size = unpack(part, self._run.folder / "output", ranks, self._resources_file(worker))
-        write_atomically(self._fetched_file(worker), json.dumps({"files": files, "bytes": size}).encode())
-        part.unlink()
-        return files, size
+        split = partial(split_output, ranks=self._run.spec.ranks_of(worker))
+        resources, marker = self._resources_file(worker), self._fetched_file(worker)
+        return fetch.unpack(part, self._run.folder, split, resources, marker=marker, first=worker == 0)
 
     def _find_source(self, worker: int) -> Source | None:
         """Who has a worker's archive: the keeper, or the worker that holds it.
@@ -311,14 +309,6 @@ def _hands_over(summary: Summary, end: float) -> bool:
 def is_fetched(run: Run) -> bool:
     """Whether this folder has the results of every worker that held some."""
     return all((run.folder / ".state" / f"fetched-{worker}.json").exists() for worker in holders(run.spec))
-
-
-def _read(path: Path) -> Mapping[str, Any] | None:
-    try:
-        document = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return None
-    return document if isinstance(document, dict) else None
 
 
 def _lines(path: Path) -> list[str]:

@@ -16,6 +16,7 @@ from typing import TypeVar
 from mlbench_cli.agent.channel import Channel, ChannelRequest, Document, RemoteError
 from mlbench_cli.config.settings import unreachable_timeout
 from mlbench_cli.engines.base import Cursor, Fetched, FoundRun, LogLine, Submission, UnreadableRun
+from mlbench_cli.engines.fetch import FetchError
 from mlbench_cli.engines.follow import follow_log
 from mlbench_cli.engines.local.diagnosis import read_last_lines
 from mlbench_cli.engines.machines import results
@@ -236,7 +237,7 @@ class MachinesEngine(ABC):
             snapshot = self._sync(run)
             again, _ = results.check_logs(run, snapshot.nodes.values())
             if again:
-                raise results.FetchError(
+                raise FetchError(
                     f"The logs of ranks {again} of {run.name} differ from the digests of their machines.",
                     hint=f"mlbench wait {run.name}   tries again",
                 )

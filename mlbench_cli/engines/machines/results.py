@@ -1,29 +1,19 @@
 """Fetches the output of a run's machines into its folder, verified by digest."""
 
-import hashlib
 import json
-import os
-import shutil
-import tarfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from mlbench_cli.agent.channel import Channel
+from mlbench_cli.engines import fetch
 from mlbench_cli.engines.base import LOG_GAP
 from mlbench_cli.engines.machines.observe import NodeReport
-from mlbench_cli.engines.members import unpack_members
-from mlbench_cli.errors import MlbenchError
 from mlbench_cli.model.run import Finding, Run
-from mlbench_cli.storage.run_folder import FAULTS, STDERR_INDEX, RunFolder
+from mlbench_cli.storage.run_folder import RunFolder
 from mlbench_cli.util.files import write_atomically
 
 PIECE = 4 << 20
-ATTEMPTS = 3
-
-
-class FetchError(MlbenchError):
-    """Existing results could not be fetched; a retry may help."""
 
 
 def fetch_archive(channel: Channel, place: str, report: NodeReport, node: int, run: Run) -> tuple[int, int] | None:
@@ -34,68 +24,27 @@ def fetch_archive(channel: Channel, place: str, report: NodeReport, node: int, r
     packed = (report.results or {}).get("archive")
     if packed is None:
         return None
-    marker = RunFolder(run.folder).state / f"fetched-{node}.json"
-    if marker.exists():
-        files, size = json.loads(marker.read_bytes())
-        return int(files), int(size)
-    part = RunFolder(run.folder).state / f"output-{node}.tar"
+    state = RunFolder(run.folder).state
+    marker, part = state / f"fetched-{node}.json", state / f"output-{node}.tar"
+    if (known := fetch.read_fetched(marker)) is not None:
+        return known
     download(channel, f"{place}/.state/archive.tar", packed, part)
-    files, size = unpack(part, run, node)
-    write_atomically(marker, json.dumps([files, size]).encode())
-    part.unlink()
-    return files, size
+    resources = state / f"resources-{node}.jsonl"
+    return fetch.unpack(part, run.folder, _split_output, resources, marker=marker, first=node == 0)
 
 
 def download(channel: Channel, path: str, facts: Mapping[str, Any], part: Path) -> None:
-    """Copy a file whose size and SHA-256 are known; resumes a partial copy."""
-    free = shutil.disk_usage(part.parent).free
-    if free < facts["size"] * 2:
-        raise FetchError(
-            f"The results need {facts['size'] * 2 >> 20} MiB, and {part.parent} has {free >> 20} MiB free.",
-            hint="Free up disk space, or set MLBENCH_HOME to another folder; the results stay on the machines for now.",
-        )
-    for _ in range(ATTEMPTS):
-        with open(part, "ab") as file:
-            while (have := file.tell()) < facts["size"]:
-                answer, data = channel.exchange("get", path=path, offset=have, size=PIECE)
-                if answer["size"] is None or not data:
-                    break
-                file.write(data)
-        if digest_file(part) == facts["sha256"]:
-            return
-        part.unlink()
-    raise FetchError(
-        f"{path} from {channel.target.name} differs from what was packed there.",
-        hint="Try again. If this persists, the disk there may be damaged.",
-    )
+    """Copy a file whose size and SHA-256 are known; resumes a partial copy. Raises FetchError."""
 
+    def receive(file: BinaryIO, _: fetch.Digest) -> None:
+        while (have := file.tell()) < facts["size"]:
+            answer, data = channel.exchange("get", path=path, offset=have, size=PIECE)
+            if answer["size"] is None or not data:
+                break
+            file.write(data)
 
-def unpack(part: Path, run: Run, node: int) -> tuple[int, int]:
-    """output/rank-N and the samples of one machine, in place of what was there; what could escape is left out."""
-    fresh = part.with_suffix(".unpacked")
-    shutil.rmtree(fresh, ignore_errors=True)
-    fresh.mkdir()
-    with tarfile.open(part, "r:") as archive:
-        unpack_members(archive, fresh, _is_result)
-    files = size = 0
-    outputs = run.folder / "output"
-    outputs.mkdir(exist_ok=True)
-    for folder in sorted((fresh / "output").glob("rank-*")):
-        for path in folder.rglob("*"):
-            if path.is_file() and not path.is_symlink():
-                files, size = files + 1, size + path.stat().st_size
-        target = outputs / folder.name
-        if target.exists():
-            shutil.rmtree(target)
-        os.replace(folder, target)
-    if (fresh / "resources.jsonl").exists():
-        os.replace(fresh / "resources.jsonl", RunFolder(run.folder).state / f"resources-{node}.jsonl")
-    for path in fresh.glob(f"{STDERR_INDEX}*"):
-        os.replace(path, RunFolder(run.folder).state / path.name)
-    if node == 0 and (fresh / FAULTS).exists():
-        os.replace(fresh / FAULTS, run.folder / FAULTS)
-    shutil.rmtree(fresh, ignore_errors=True)
-    return files, size
+    source = f"{path} from {channel.target.name}"
+    fetch.download(part, facts["size"], facts["sha256"], receive, source=source, keeper="the machines")
 
 
 def merge_resources(run: Run, nodes: int) -> None:
@@ -125,7 +74,7 @@ def check_logs(run: Run, reports: Iterable[NodeReport]) -> tuple[list[int], list
             if facts is None:
                 unknown.append(rank)
             elif (path.stat().st_size if path.exists() else 0) != facts["size"] or (
-                facts["size"] and digest_file(path) != facts["sha256"]
+                facts["size"] and fetch.digest_file(path) != facts["sha256"]
             ):
                 wrong.append(rank)
     findings = []
@@ -141,11 +90,6 @@ def check_logs(run: Run, reports: Iterable[NodeReport]) -> tuple[list[int], list
     return wrong, findings
 
 
-def digest_file(path: Path) -> str:
-    """SHA-256 of a file, as hexadecimal digits."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _is_result(name: str) -> bool:
-    return name in ("output", "resources.jsonl", FAULTS) or name.startswith(("output/rank-", STDERR_INDEX))
+def _split_output(output: Path) -> dict[int, Path]:
+    found = {path.name.removeprefix("rank-"): path for path in output.glob("rank-*")}
+    return {int(rank): path for rank, path in found.items() if rank.isdigit()}

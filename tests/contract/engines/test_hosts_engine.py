@@ -11,6 +11,7 @@ import pytest
 
 from mlbench_cli.agent.channel import Channel, Target
 from mlbench_cli.agent.messages import pending_facts
+from mlbench_cli.engines.fetch import FetchError
 from mlbench_cli.engines.hosts.engine import HostsEngine
 from mlbench_cli.engines.hosts.hostfile import MAX_HOSTS
 from mlbench_cli.engines.machines import results
@@ -110,11 +111,11 @@ def test_a_host_whose_results_cannot_be_brought_fails_the_fetch(
 
     def fetch(channel: Channel, place: str, report: NodeReport, node: int, run: Run) -> tuple[int, int]:
         if node == 1:
-            raise results.FetchError("differs from what was packed")
+            raise FetchError("differs from what was packed")
         return 1, 10
 
     monkeypatch.setattr(results, "fetch_archive", fetch)
-    with pytest.raises(results.FetchError, match="differs from what was packed"):
+    with pytest.raises(FetchError, match="differs from what was packed"):
         engine.fetch(run)
 
 

@@ -4,20 +4,21 @@ import hashlib
 import io
 import tarfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from mlbench_cli.engines.fetch import BLOCK, FetchError, read_fetched
+from mlbench_cli.engines.fetch import unpack as unpack_archive
 from mlbench_cli.engines.kubernetes import fetch
 from mlbench_cli.engines.kubernetes.fetch import (
-    BLOCK,
-    FetchError,
     HeldArchive,
     acknowledge,
     download,
     parse_held_archive,
     read_summary,
-    unpack,
+    split_output,
 )
 from mlbench_cli.kube.api import ApiError
 from mlbench_cli.kube.execute import ExecBroken, execute
@@ -147,14 +148,21 @@ def tar_of(path: Path, *members: tuple[str, bytes | str]) -> Path:
     return path
 
 
+def unpack(part: Path, output: Path, ranks: list[int], resources: Path) -> tuple[int, int]:
+    split, marker = partial(split_output, ranks=ranks), part.with_name("fetched")
+    found = unpack_archive(part, output.parent, split, resources, marker=marker, first=ranks[0] == 0)
+    assert read_fetched(marker) == found
+    assert not part.exists()
+    return found
+
+
 def test_unpack(tmp_path: Path) -> None:
-    part = tar_of(
-        tmp_path / "part.tar", ("output/a/b.txt", b"12345"), ("output/.hidden", b""), ("resources.jsonl", b"{}\n")
-    )
+    members: tuple[tuple[str, bytes], ...] = (("output/a/b.txt", b"12345"), ("output/.hidden", b""))
     output, resources = tmp_path / "run/output/rank-0", tmp_path / "resources-0.jsonl"
     (tmp_path / "run").mkdir()
     for _ in range(2):  # a killed client does it again
-        assert unpack(part, output.parent, [0], resources) == (2, 8)
+        part = tar_of(tmp_path / "part.tar", *members, ("resources.jsonl", b"{}\n"))
+        assert unpack(part, output.parent, [0], resources) == (2, 5)
         assert (output / "a/b.txt").read_bytes() == b"12345"
         assert resources.read_bytes() == b"{}\n"
         assert sorted(path.name for path in output.iterdir()) == [".hidden", "a"]

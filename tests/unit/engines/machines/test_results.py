@@ -13,16 +13,10 @@ from typing import Any
 import pytest
 
 from mlbench_cli.engines.base import LOG_GAP
+from mlbench_cli.engines.fetch import ATTEMPTS, FetchError
 from mlbench_cli.engines.machines import results
 from mlbench_cli.engines.machines.observe import NodeReport
-from mlbench_cli.engines.machines.results import (
-    ATTEMPTS,
-    FetchError,
-    check_logs,
-    download,
-    fetch_archive,
-    merge_resources,
-)
+from mlbench_cli.engines.machines.results import check_logs, download, fetch_archive, merge_resources
 from mlbench_cli.model.run import Run
 from mlbench_cli.storage.run_folder import FAULTS
 from tests.unit.results.runs import new_run
@@ -111,7 +105,7 @@ def test_damaged_bytes_are_fetched_again_from_the_beginning(tmp_path: Path) -> N
 def test_bytes_that_stay_damaged_are_an_error_that_names_the_machine(tmp_path: Path) -> None:
     machine = Machine(b"0123456789")
     machine.spoil = [b"012345678x"] * ATTEMPTS
-    with pytest.raises(FetchError, match=r"/place/\.state/archive\.tar from m1 differs"):
+    with pytest.raises(FetchError, match=r"/place/\.state/archive\.tar from m1 arrived damaged"):
         machine.download(tmp_path / "part")
     assert machine.offsets == [0] * ATTEMPTS
     assert not (tmp_path / "part").exists()
