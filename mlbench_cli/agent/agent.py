@@ -564,15 +564,8 @@ class Agent:
             document: NodeState = {**self.state, "ended": None, "stopping": self.state["ended"]}
         else:
             document = self.state
-        data = json.dumps(document).encode()
-        path = f"{self.folder}/.state/state.json"
         try:
-            with open(f"{path}.tmp", "wb") as file:
-                file.write(data)
-                if last:
-                    file.flush()
-                    os.fsync(file.fileno())
-            os.replace(f"{path}.tmp", path)
+            machine.replace_file(f"{self.folder}/.state/state.json", document, is_durable=last)
         except OSError as error:
             self.on_write_error(error)
 

@@ -186,6 +186,7 @@ def try_lock(descriptor: int, path: str, *, shared: bool) -> bool:
 
 
 def flock(descriptor: int, operation: int) -> bool:
+    """Whether the lock could be had at once."""
     try:
         fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import sys
 import time
@@ -132,6 +133,17 @@ def memory_kills() -> dict[str, int]:
 def risen(before: Mapping[str, int], after: Mapping[str, int]) -> str | None:
     """Which of the two counters of memory kills, "cgroup" or "machine", is higher than it was; None if neither is."""
     return next((kind for kind in ("cgroup", "machine") if after.get(kind, 0) > before.get(kind, 0)), None)
+
+
+def replace_file(path: str, document: object, *, is_private: bool = False, is_durable: bool = False) -> None:
+    """Write a JSON document so that every reader finds the old one or the new one. Raises OSError."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    with open(os.open(f"{path}.part", flags, 0o600 if is_private else 0o644), "w", encoding="utf-8") as file:
+        file.write(json.dumps(document))
+        if is_durable:
+            file.flush()
+            os.fsync(file.fileno())
+    os.replace(f"{path}.part", path)
 
 
 def is_full(error: OSError) -> bool:

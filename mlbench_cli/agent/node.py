@@ -512,11 +512,7 @@ class NodeAgent(Agent):
         except OSError as error:
             results["problem"] = error.strerror or str(error)
         with contextlib.suppress(OSError):
-            with open(f"{self.folder}/.state/results.part", "w", encoding="utf-8") as file:
-                json.dump(results, file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(f"{self.folder}/.state/results.part", f"{self.folder}/.state/results.json")
+            machine.replace_file(f"{self.folder}/.state/results.json", results, is_durable=True)
 
     def _linger(self) -> None:
         """Node 0 passes on what ends the run until the others have left; they leave at once."""

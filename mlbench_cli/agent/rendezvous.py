@@ -12,6 +12,8 @@ import selectors
 import socket
 import time
 
+from mlbench_cli.agent import machine
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -116,10 +118,7 @@ def open_hub(folder: str, addresses: list[str], known: Message | None = None) ->
 def write_rendezvous(folder: str, addresses: list[str], port: int, token: str) -> None:
     """Write into the run's folder how to reach the hub."""
     note = {"addresses": addresses, "port": port, "token": token}
-    path = os.path.join(folder, RENDEZVOUS)
-    with open(os.open(f"{path}.part", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-        json.dump(note, file)
-    os.replace(f"{path}.part", path)
+    machine.replace_file(os.path.join(folder, RENDEZVOUS), note, is_private=True)
 
 
 def read_rendezvous(folder: str) -> Message | None:

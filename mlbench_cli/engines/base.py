@@ -4,6 +4,7 @@ from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+from mlbench_cli.errors import UsageError
 from mlbench_cli.model.run import Finding, Observation, Run
 from mlbench_cli.model.spec import RunSpec
 
@@ -99,6 +100,21 @@ class Engine(Protocol):
     def delete(self, run: Run, *, force: bool = False) -> None:
         """Remove everything the run has on the cluster. Refuses unfetched results without `force`."""
         ...
+
+
+def refuse_running(run: Run) -> UsageError:
+    """The error of deleting a run that goes on."""
+    return UsageError(
+        f'The run "{run.name}" is still running.', hint=f"mlbench cancel {run.name}, then: mlbench delete {run.name}"
+    )
+
+
+def refuse_unfetched(run: Run) -> UsageError:
+    """The error of deleting results that exist nowhere else."""
+    return UsageError(
+        f'The results of the run "{run.name}" have not been fetched.',
+        hint=f"mlbench download {run.name}, or: mlbench delete {run.name} --force",
+    )
 
 
 @dataclass(frozen=True)

@@ -63,39 +63,24 @@ class ApiError(MlbenchError):
         self.reason = reason
 
 
-class AccessDenied(ApiError, CredentialError):
+class AccessDenied(CredentialError, ApiError):
     """401 or 403 of the API server."""
 
-    code = CredentialError.code
-    exit_code = CredentialError.exit_code
 
-
-class ObjectNotFound(ApiError, NotFoundError):
+class ObjectNotFound(NotFoundError, ApiError):
     """404 of the API server."""
 
-    code = NotFoundError.code
-    exit_code = NotFoundError.exit_code
 
-
-class QuotaExceeded(ApiError, CapacityError):
+class QuotaExceeded(CapacityError, ApiError):
     """A ResourceQuota of the namespace refuses the object."""
 
-    code = CapacityError.code
-    exit_code = CapacityError.exit_code
 
-
-class RequestRejected(ApiError, UsageError):
+class RequestRejected(UsageError, ApiError):
     """The object is invalid, or exists already."""
 
-    code = UsageError.code
-    exit_code = UsageError.exit_code
 
-
-class ServerUnreachable(ApiError, UnreachableError):
+class ServerUnreachable(UnreachableError, ApiError):
     """The API server does not answer, or is temporarily unavailable (429, 502, 503, 504, no etcd)."""
-
-    code = UnreachableError.code
-    exit_code = UnreachableError.exit_code
 
 
 class NodeUnreachable(ApiError):

@@ -11,7 +11,7 @@ import shutil
 import socket
 import struct
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 NEW_USER = 0x10000000
 NEW_NETWORK = 0x40000000
@@ -77,16 +77,6 @@ def new_network() -> int:
     """Move this process into a new, empty network namespace; its descriptor."""
     unshare(NEW_NETWORK, "a network namespace")
     return open_network()
-
-
-@contextlib.contextmanager
-def inside(descriptor: int, outside: int) -> Iterator[None]:
-    """Be in one network namespace for the block, and in `outside` again after it."""
-    enter(descriptor, NEW_NETWORK)
-    try:
-        yield
-    finally:
-        enter(outside, NEW_NETWORK)
 
 
 def find_tool(name: str) -> str:

@@ -10,6 +10,7 @@ from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import IO, Any
 
+from mlbench_cli.agent.lock import flock
 from mlbench_cli.engines.kubernetes.logs import Copying, LogFile, Position, position_file, read_position
 from mlbench_cli.engines.kubernetes.workers import Pod, Summary, has_ended, has_started, is_cut_off
 from mlbench_cli.kube.access import Access
@@ -173,12 +174,10 @@ class LogCollector:
         path = self._folder / ".state" / "logs.lock"
         path.parent.mkdir(parents=True, exist_ok=True)
         file = open(path, "w")  # noqa: SIM115
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            file.close()
-            return None
-        return file
+        if flock(file.fileno(), fcntl.LOCK_EX):
+            return file
+        file.close()
+        return None
 
     def _serve(self) -> None:
         """Thread body: serve whichever log is due."""

@@ -12,7 +12,16 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from mlbench_cli.engines.base import Cursor, Fetched, FoundRun, LogLine, Submission, UnreadableRun
+from mlbench_cli.engines.base import (
+    Cursor,
+    Fetched,
+    FoundRun,
+    LogLine,
+    Submission,
+    UnreadableRun,
+    refuse_running,
+    refuse_unfetched,
+)
 from mlbench_cli.engines.fetch import FetchError
 from mlbench_cli.engines.follow import check_rank, follow_log
 from mlbench_cli.engines.kubernetes.collector import LogCollector
@@ -481,16 +490,10 @@ def _without_job(run: Run, seen: Observation) -> Observation:
 
 def _refuse_loss(run: Run, job: dict[str, Any]) -> None:
     if not is_over(job) and not is_stopped(job) and not is_fetched(run):
-        raise UsageError(
-            f'The run "{run.name}" is still running.',
-            hint=f"mlbench cancel {run.name}, then: mlbench delete {run.name}",
-        )
+        raise refuse_running(run)
     annotations = job["metadata"].get("annotations") or {}
     if FETCHED_ANNOTATION not in annotations and not is_fetched(run) and job.get("status", {}).get("startTime"):
-        raise UsageError(
-            f'The results of the run "{run.name}" have not been fetched.',
-            hint=f"mlbench download {run.name}, or: mlbench delete {run.name} --force",
-        )
+        raise refuse_unfetched(run)
 
 
 def _remove(api: Api, namespace: str, spec: RunSpec) -> None:

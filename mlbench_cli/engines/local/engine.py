@@ -23,7 +23,7 @@ from mlbench_cli.agent.agent import AT_START, main
 from mlbench_cli.agent.lock import MachineLock
 from mlbench_cli.agent.messages import fill_in
 from mlbench_cli.agent.processes import kill_processes, signal_process
-from mlbench_cli.engines.base import Cursor, Fetched, LogLine, Submission
+from mlbench_cli.engines.base import Cursor, Fetched, LogLine, Submission, refuse_running
 from mlbench_cli.engines.environment import contract_environment, plan_rank, plan_ranks
 from mlbench_cli.engines.follow import follow_log
 from mlbench_cli.engines.local.diagnosis import read_last_lines
@@ -103,16 +103,12 @@ class LocalEngine:
                 lease.close()
 
     def _start(self, run: Run, submission: Submission, lease: MachineLock, detach: bool) -> None:
-        lock = os.open(run.folder / ".state" / "submit.lock", os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with _hold_submission(run) as lock:
             if is_abandoned(run):
                 raise UsageError(f'The run "{run.name}" was canceled before it started.')
             if not _adopt(run):
                 _prepare(run, submission, self._finalizer, lease)
                 self._launch(run, lock, lease, detach)
-        finally:
-            os.close(lock)
 
     def _launch(self, run: Run, lock: int, lease: MachineLock, detach: bool) -> None:
         """Start the agent. It inherits both locks: the folder's, which it drops once its state is on disk, so that
@@ -236,26 +232,18 @@ class LocalEngine:
 
     def _abandon(self, run: Run) -> bool:
         """Remove a waiting run from the queue; False if it has already started."""
-        with _explain_os_errors(run, "changed"):
-            lock = os.open(run.folder / ".state" / "submit.lock", os.O_RDWR | os.O_CREAT, 0o600)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX)
-                if read_state(run.folder) is not None:
-                    return False
-                abandon(run)
-                return True
-            finally:
-                os.close(lock)
+        with _explain_os_errors(run, "changed"), _hold_submission(run):
+            if read_state(run.folder) is not None:
+                return False
+            abandon(run)
+            return True
 
     def delete(self, run: Run, *, force: bool = False) -> None:
         """Remove the run's folder. A running run is refused, or with `force` ended first."""
         watch = Watch(run)
         watch.look()
         if watch.running and not force:
-            raise UsageError(
-                f'The run "{run.name}" is still running.',
-                hint=f"mlbench cancel {run.name}, then: mlbench delete {run.name}",
-            )
+            raise refuse_running(run)
         self.cancel(run)
         end = time.monotonic() + ENDING
         while watch.running and time.monotonic() < end:
@@ -339,6 +327,17 @@ def _spawn(folder: Path, leash: int, ready: int, lock: int, machine_lock: int) -
         (os.POSIX_SPAWN_DUP2, 1, 2),
     ]
     return os.posix_spawn(sys.executable, words, os.environ, file_actions=actions, setsid=True)
+
+
+@contextlib.contextmanager
+def _hold_submission(run: Run) -> Iterator[int]:
+    """The lock of the run's submission, for the block; an agent that inherits the descriptor keeps it longer."""
+    lock = os.open(run.folder / ".state" / "submit.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield lock
+    finally:
+        os.close(lock)
 
 
 @contextlib.contextmanager

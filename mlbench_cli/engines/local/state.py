@@ -1,6 +1,5 @@
 """The state that a local run's agent writes for other processes, and whether the agent is alive."""
 
-import fcntl
 import json
 import os
 import time
@@ -137,16 +136,9 @@ def _waits_for_machine(run: Run) -> bool:
 def _is_submitting(run: Run) -> bool:
     """Whether a client, or the agent that it has started, is about to write the run's first state."""
     try:
-        lock = os.open(run.folder / ".state" / "submit.lock", os.O_RDONLY)
+        return is_lock_held(run.folder / ".state" / "submit.lock")
     except OSError:
         return False
-    try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(lock)
-    return False
 
 
 def is_queued(run: Run) -> bool:
@@ -249,16 +241,15 @@ def _worker(state: Mapping[str, Any], facts: Mapping[str, Any], lost: bool) -> W
         reason = diagnosis.describe_exit(facts)
     elif facts["pid"] is None:
         reason = "only rank 0 runs the command"
+    return make_worker(facts, phase, reason, os.uname().nodename)
+
+
+def make_worker(facts: Mapping[str, Any], phase: str, reason: str | None, node: str | None) -> WorkerState:
+    """A rank's state from the facts of its agent, with what follows from those of other ranks and of the agent."""
+    times = facts["started"], facts["finished"]
+    restarts = facts.get("restarts", 0)
     return WorkerState(
-        rank=facts["rank"],
-        phase=phase,
-        reason=reason,
-        node=os.uname().nodename,
-        exit_code=facts["exit_code"],
-        started=facts["started"],
-        finished=facts["finished"],
-        restarts=facts.get("restarts", 0),
-        seconds=facts.get("seconds"),
+        facts["rank"], phase, reason, node, facts["exit_code"], *times, restarts=restarts, seconds=facts.get("seconds")
     )
 
 

@@ -15,7 +15,16 @@ from typing import TypeVar
 
 from mlbench_cli.agent.channel import Channel, ChannelRequest, Document, RemoteError
 from mlbench_cli.config.settings import unreachable_timeout
-from mlbench_cli.engines.base import Cursor, Fetched, FoundRun, LogLine, Submission, UnreadableRun
+from mlbench_cli.engines.base import (
+    Cursor,
+    Fetched,
+    FoundRun,
+    LogLine,
+    Submission,
+    UnreadableRun,
+    refuse_running,
+    refuse_unfetched,
+)
 from mlbench_cli.engines.fetch import FetchError
 from mlbench_cli.engines.follow import follow_log
 from mlbench_cli.engines.local.diagnosis import read_last_lines
@@ -305,15 +314,9 @@ class MachinesEngine(ABC):
             return  # including leftovers of a delete that was killed
         observation = self.look(run)
         if observation.ended is None:
-            raise UsageError(
-                f'The run "{run.name}" is still running.',
-                hint=f"mlbench cancel {run.name}, then: mlbench delete {run.name}",
-            )
+            raise refuse_running(run)
         if observation.ended is not Ending.NEVER_STARTED:
-            raise UsageError(
-                f'The results of the run "{run.name}" have not been fetched.',
-                hint=f"mlbench download {run.name}, or: mlbench delete {run.name} --force",
-            )
+            raise refuse_unfetched(run)
 
     # --- runs of others -------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from mlbench_cli.agent.messages import pending_facts
 from mlbench_cli.engines.local import diagnosis
-from mlbench_cli.engines.local.state import find_clocks
+from mlbench_cli.engines.local.state import find_clocks, make_worker
 from mlbench_cli.model.run import Ending, Finding, Observation, Phase, WorkerState
 from mlbench_cli.model.spec import RunSpec
 
@@ -224,14 +224,4 @@ def _worker(own: Facts, report: NodeReport, name: str | None, snapshot: Snapshot
         reason = diagnosis.describe_exit(own)
     elif phase is Phase.PENDING and report.state is not None and not report.state["ended"]:
         phase, reason = Phase.STARTING, find_wait(snapshot) or "waiting for the other machines"
-    return WorkerState(
-        rank=own["rank"],
-        phase=phase,
-        reason=reason,
-        node=report.state["node_name"] if report.state is not None else name,
-        exit_code=own["exit_code"],
-        started=own["started"],
-        finished=own["finished"],
-        seconds=own.get("seconds"),
-        restarts=own.get("restarts", 0),
-    )
+    return make_worker(own, phase, reason, report.state["node_name"] if report.state is not None else name)
