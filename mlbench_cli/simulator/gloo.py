@@ -40,15 +40,6 @@ class Message:
     size: float
 
 
-@dataclass(frozen=True)
-class Event:
-    """One step of a trace: what happened at which second, in which message."""
-
-    seconds: float
-    what: str
-    message: int
-
-
 @dataclass
 class _Collective:
     """The state of one collective on the rank that stands for all."""
@@ -68,17 +59,11 @@ def split(ranks: int, size: float) -> tuple[int, float]:
     return segments - segments // ranks, size / segments
 
 
-def simulate(
-    messages: Sequence[Message],
-    ranks: int,
-    link: Link,
-    threads: int = WORKER_THREADS,
-    trace: Callable[[Event], None] | None = None,
-) -> list[float]:
+def simulate(messages: Sequence[Message], ranks: int, link: Link, threads: int = WORKER_THREADS) -> list[float]:
     """When each all-reduce ends, in seconds. They start in their order, at most `threads` at a time."""
     if ranks == 1:
         return [message.ready for message in messages]
-    return _Ring(messages, [split(ranks, message.size) for message in messages], ranks, link, threads, trace).run()
+    return _Ring(messages, [split(ranks, message.size) for message in messages], ranks, link, threads).run()
 
 
 @lru_cache(maxsize=4096)
@@ -103,7 +88,7 @@ def _take(phases: int, count: int, segment: float, ranks: int, link: Link) -> fl
 
 
 def _alone(phases: int, count: int, segment: float, ranks: int, link: Link) -> float:
-    (end,) = _Ring([Message(0.0, segment * count)], [(count, segment)], ranks, link, 1, None, phases).run()
+    (end,) = _Ring([Message(0.0, segment * count)], [(count, segment)], ranks, link, 1, phases).run()
     return end - LAUNCH_SECONDS
 
 
@@ -115,14 +100,12 @@ class _Ring:
         ranks: int,
         link: Link,
         threads: int,
-        trace: Callable[[Event], None] | None,
         phases: int = 2,
     ) -> None:
         self._messages = messages
         self._link = link
         # Two ranks have one connection between them: "ready" messages wait for data that left before.
         self._shares_connection = ranks == 2
-        self._trace = trace
         self._free_threads = threads
         self._collectives = [_Collective(_program(*shape, phases)) for shape in shapes]
         self._queue: list[tuple[float, int, Callable[[float, int], None], int]] = []
@@ -146,21 +129,13 @@ class _Ring:
         self._number += 1
         heapq.heappush(self._queue, (seconds, self._number, handle, number))
 
-    def _note(self, seconds: float, what: str, number: int) -> None:
-        if self._trace is not None:
-            self._trace(Event(seconds, what, number))
-
     def _launch(self, now: float, _: int) -> None:
         while self._free_threads and self._next < len(self._messages):
             if self._messages[self._next].ready > now + 1e-12:
                 return
             number, self._next = self._next, self._next + 1
             self._free_threads -= 1
-            self._note(now, "launch", number)
-            self._push(now + LAUNCH_SECONDS, self._begin, number)
-
-    def _begin(self, now: float, number: int) -> None:
-        self._advance(now, number)
+            self._push(now + LAUNCH_SECONDS, self._advance, number)
 
     def _advance(self, now: float, number: int) -> None:
         """Run a collective's program until it has to wait."""
@@ -179,7 +154,6 @@ class _Ring:
             if what == "end":
                 self._ends[number] = now
                 self._free_threads += 1
-                self._note(now, "end", number)
                 self._launch(now, number)
                 return
             if what == "announce":
@@ -211,7 +185,6 @@ class _Ring:
         while self._sent and self._sent_bytes - self._sent[0][0] > SOCKET_BUFFER:
             written = max(written, self._sent.popleft()[1])
         self._sent.append((self._sent_bytes, arrival + link.alpha))
-        self._note(now, "send", number)
         self._push(arrival + link.overhead, self._on_data, number)
         self._push(written, self._on_written, number)
 
@@ -223,7 +196,6 @@ class _Ring:
             state.ready += 1
 
     def _on_data(self, now: float, number: int) -> None:
-        self._note(now, "receive", number)
         self._collectives[number].received += 1
         self._advance(now, number)
 
