@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ import pytest
 
 from mlbench_cli.agent.machine import free_port
 from mlbench_cli.engines.environment import plan_faults
-from mlbench_cli.engines.kubernetes.fetch import unpack
+from mlbench_cli.engines.fetch import unpack
+from mlbench_cli.engines.kubernetes.fetch import split_output
 from mlbench_cli.engines.kubernetes.manifests import manifests
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.spec import RunSpec
@@ -70,7 +72,8 @@ class Pods:
             assert "faults.json" in archive.getnames()
         home = self.folder / "home"
         home.mkdir()
-        unpack(self.folder / "0" / "archive.tar", home / "output", self.spec.ranks_of(0), home / "resources.jsonl")
+        part, split = self.folder / "0" / "archive.tar", partial(split_output, ranks=self.spec.ranks_of(0))
+        unpack(part, home, split, home / "resources.jsonl", marker=home / "fetched", first=True)
         record: dict[str, Any] = json.loads((home / "faults.json").read_bytes())
         return record
 
