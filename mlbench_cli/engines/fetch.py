@@ -13,7 +13,7 @@ from typing import BinaryIO
 from mlbench_cli.engines.members import unpack_members
 from mlbench_cli.errors import MlbenchError
 from mlbench_cli.storage.run_folder import FAULTS, STDERR_INDEX
-from mlbench_cli.util.files import sync_folder, write_atomically
+from mlbench_cli.util.files import size_of, sync_folder, write_atomically
 
 BLOCK = 1 << 20
 ATTEMPTS = 2
@@ -137,8 +137,7 @@ def _is_result(name: str) -> bool:
 
 
 def _check_room(part: Path, size: int, keeper: str) -> None:
-    have = part.stat().st_size if part.exists() else 0
-    needed = 2 * size - have  # once as the archive, once unpacked
+    needed = 2 * size - size_of(part)  # once as the archive, once unpacked
     free = shutil.disk_usage(part.parent).free
     if free < needed:
         raise FetchError(

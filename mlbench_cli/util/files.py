@@ -43,6 +43,14 @@ def read_end(path: Path, limit: int = 1 << 16) -> bytes:
         return b""
 
 
+def size_of(path: Path) -> int:
+    """The size of a file in bytes; 0 if there is none."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
 def remove_folder(folder: Path) -> None:
     """Remove a folder. It is renamed first, so readers never see it half deleted. Symbolic links are kept."""
     if folder.is_symlink() or not folder.is_dir():

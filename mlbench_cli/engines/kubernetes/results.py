@@ -30,7 +30,8 @@ from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.api import Api, ApiError, NodeUnreachable, ObjectNotFound
 from mlbench_cli.kube.objects import object_path
 from mlbench_cli.model.run import Finding, Run
-from mlbench_cli.util.files import write_atomically
+from mlbench_cli.storage.run_folder import RunFolder
+from mlbench_cli.util.files import size_of, write_atomically
 from mlbench_cli.util.times import now
 
 MAX_PARALLEL_FETCHES = 4  # files fetched at the same time
@@ -232,16 +233,11 @@ class Results:
         kept = {worker: item.log for worker, item in ours.items() if item.log}
         late = self._wait_for_logs(KEPT_LOG_SECONDS, kept)
         # Copied or handed over, a whole log has the same bytes.
-        wanted = [worker for worker, item in kept.items() if worker in late or self._log_size(worker) < item.size]
+        logs = [RunFolder(self._run.folder).log(rank) for rank in self._ranks]
+        wanted = [worker for worker, item in kept.items() if worker in late or size_of(logs[worker]) < item.size]
         with ThreadPoolExecutor(MAX_PARALLEL_FETCHES) as pool:
             for _ in pool.map(lambda worker: self._take_log(worker, results.pod, ours[worker]), wanted):
                 pass
-
-    def _log_size(self, worker: int) -> int:
-        try:
-            return (self._run.folder / "logs" / f"rank-{self._ranks[worker]}.log").stat().st_size
-        except FileNotFoundError:
-            return 0
 
     def _take_log(self, worker: int, pod: str, kept: KeptWorker) -> None:
         """One worker's log, and its samples of resources if there are none yet.

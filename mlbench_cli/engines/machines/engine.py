@@ -5,6 +5,7 @@ any client that reaches the machines may go on. Logs are copied by offset: two c
 """
 
 import json
+import os
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -30,7 +31,6 @@ from mlbench_cli.engines.follow import follow_log
 from mlbench_cli.engines.local.diagnosis import read_last_lines
 from mlbench_cli.engines.machines import results
 from mlbench_cli.engines.machines.details import MachineDetails
-from mlbench_cli.engines.machines.log_files import size_of, write_at
 from mlbench_cli.engines.machines.observe import NodeReport, Snapshot, observe
 from mlbench_cli.engines.machines.placement import NodeShare
 from mlbench_cli.engines.machines.plan import pack_code
@@ -39,7 +39,7 @@ from mlbench_cli.model.run import Ending, Finding, Observation, Run
 from mlbench_cli.model.silence import Silence
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.storage.run_folder import RunFolder
-from mlbench_cli.util.files import remove_folder, write_atomically
+from mlbench_cli.util.files import remove_folder, size_of, write_atomically
 from mlbench_cli.util.text import rough_duration
 
 POLL_SECONDS = 0.5
@@ -176,7 +176,9 @@ class MachinesEngine(ABC):
             )
             position = 0
             for rank, offset, size in answer["pieces"]:
-                write_at(folder.log(rank), offset, data[position : position + size])
+                # By offset, so that two clients write the same.
+                with open(os.open(folder.log(rank), os.O_WRONLY | os.O_CREAT, 0o644), "wb") as file:
+                    os.pwrite(file.fileno(), data[position : position + size], offset)
                 position += size
             if position < 8 * BLOCK:
                 return answer

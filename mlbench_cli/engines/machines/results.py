@@ -11,7 +11,7 @@ from mlbench_cli.engines.base import LOG_GAP
 from mlbench_cli.engines.machines.observe import NodeReport
 from mlbench_cli.model.run import Finding, Run
 from mlbench_cli.storage.run_folder import RunFolder
-from mlbench_cli.util.files import write_atomically
+from mlbench_cli.util.files import size_of, write_atomically
 
 PIECE = 4 << 20
 
@@ -73,9 +73,7 @@ def check_logs(run: Run, reports: Iterable[NodeReport]) -> tuple[list[int], list
             facts = known.get(str(rank))
             if facts is None:
                 unknown.append(rank)
-            elif (path.stat().st_size if path.exists() else 0) != facts["size"] or (
-                facts["size"] and fetch.digest_file(path) != facts["sha256"]
-            ):
+            elif size_of(path) != facts["size"] or (facts["size"] and fetch.digest_file(path) != facts["sha256"]):
                 wrong.append(rank)
     findings = []
     if unknown:
