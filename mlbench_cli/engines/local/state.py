@@ -173,7 +173,7 @@ def observation(run: Run, watch: Watch) -> Observation:
         return Observation(
             time.time(),
             workers,
-            diagnosis.diagnose(state, _no_lines, timeout=run.spec.timeout),
+            diagnosis.diagnose(state, lambda rank: [], timeout=run.spec.timeout),
             Ending.NEVER_STARTED,
         )
     state = watch.state
@@ -251,7 +251,3 @@ def make_worker(facts: Mapping[str, Any], phase: str, reason: str | None, node: 
     return WorkerState(
         facts["rank"], phase, reason, node, facts["exit_code"], *times, restarts=restarts, seconds=facts.get("seconds")
     )
-
-
-def _no_lines(rank: int) -> list[str]:
-    return []

@@ -134,7 +134,7 @@ class MachinesEngine(ABC):
                 silence.end()
             except (UnreachableError, RemoteError) as error:
                 silence.bear(error, begun)
-                observation = silence.observe(last or observe(run.spec, (), Snapshot(time.time(), {}), _no_lines))
+                observation = silence.observe(last or observe(run.spec, (), Snapshot(time.time(), {}), lambda rank: []))
             last = observation
             yield observation
             if observation.ended:
@@ -471,7 +471,3 @@ def _process_names(spec: RunSpec, shares: Sequence[NodeShare]) -> list[str | Non
     """Name of the node of each process, ranks first, as far as it is known before the run."""
     names = {rank: share.name for share in shares for rank in share.ranks(spec)}
     return [names[rank] for rank in range(spec.process_count)]
-
-
-def _no_lines(rank: int) -> list[str]:
-    return []
