@@ -113,6 +113,7 @@ def unpack(
     moves |= {f"{STDERR_INDEX}{rank}": resources.with_name(f"{STDERR_INDEX}{rank}") for rank in own}
     for name, target in moves.items():
         if (fresh / name).is_file():
+            _sync_file(fresh / name)
             os.replace(fresh / name, target)
     for rank, path in own.items():
         target = outputs / f"rank-{rank}"
@@ -120,7 +121,7 @@ def unpack(
             shutil.rmtree(target)
         os.replace(path, target)
     sync_folder(outputs)
-    shutil.rmtree(fresh)
+    shutil.rmtree(fresh, ignore_errors=True)
     write_atomically(marker, json.dumps({"files": files, "bytes": size}).encode())
     part.unlink()
     return files, size
@@ -154,8 +155,13 @@ def _sync(folder: Path) -> tuple[int, int]:
             path = Path(parent, name)
             if path.is_symlink():
                 continue
-            with open(path, "rb") as file:
-                os.fsync(file.fileno())
-                files, size = files + 1, size + os.fstat(file.fileno()).st_size
+            files, size = files + 1, size + _sync_file(path)
         sync_folder(Path(parent))
     return files, size
+
+
+def _sync_file(path: Path) -> int:
+    """Write a file to disk; returns its size."""
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+        return os.fstat(file.fileno()).st_size
