@@ -57,9 +57,15 @@ def test_the_loss_curve_is_that_of_a_run_without_faults(tmp_path: Path, task: st
     options = ("--task", task, *TASKS[task], "--method", method, "--on-failure", policy)
     every = ("--checkpoint-every", "5")
     calm = run(tmp_path, "calm", *options, *every)
-    faulted = run(tmp_path, "faulted", *options, *every, "--faults", f"{MOMENT}; at 2s kill rank 0")
+    script = f"{MOMENT}; at 2s kill rank 0"
+    if task == "gpt_pretraining":  # in the middle, after some checkpoints
+        script = f"at {0.4 * calm['task_seconds']['wall']:.2f}s kill rank 1"
+    faulted = run(tmp_path, "faulted", *options, *every, "--faults", script)
     assert faulted["faults"]["injected"] >= 1
     assert faulted["faults"]["attempts"] >= 2
+    if task == "gpt_pretraining":
+        records = [json.loads(path.read_bytes()) for path in tmp_path.glob("runs/*/faults.json")]
+        assert max(each["resumed_update"] or 0 for record in records for each in record["attempts"]) >= 5
     for one, other in zip(calm["details"]["curve"], faulted["details"]["curve"], strict=True):
         assert {"update", "train_loss", "loss"} <= set(one)
         for name in set(one) - set(TIMES):
