@@ -29,6 +29,7 @@ ENTRY = "entry.json"  # next to an archive: the submitter's statements
 WITHDRAWN = "withdrawn.jsonl"  # at the top of a folder: withdrawn archives
 MAX_ENTRY_BYTES = 64 << 10
 ENTRY_FIELDS = ("submitter", "hardware", "note", "supersedes")
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"  # how the file begins that stands for one in git LFS
 MANY = 24  # number of archives from which several processes are used
 _FILE_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}", re.IGNORECASE)
 
@@ -147,6 +148,10 @@ def read_entry(path: Path, site: Path, signers: Path | None) -> Entry | Refusal:
             pack(path, copy)
         else:
             shutil.copyfile(path, copy)
+        with open(copy, "rb") as file:
+            if file.read(len(LFS_POINTER)) == LFS_POINTER:
+                copy.unlink()
+                return Refusal(str(path), "pointer", "it is a pointer of git LFS, not the archive: git lfs pull")
         with open_verified(copy) as archive:
             entry = _read(path, archive, copy, signers)
         copy.replace(site / entry.file)

@@ -41,6 +41,7 @@ from mlbench_cli.util.yaml_text import read_yaml
 
 TEMPLATES = Path(__file__).parent / "repository"
 RESULTS, RULES, SIGNERS = "results", "rules", "allowed_signers"
+LARGE = ".lfs.zip"  # the names of archives that git LFS keeps, see .gitattributes
 MAX_MISSING = 5  # repeats listed by name
 _REPEAT = re.compile(r"(.+)-r(\d+)")
 _CLAIM = re.compile(r"\d{4}-\d{2}-\d{2}_[a-z0-9][a-z0-9._-]{0,60}")
@@ -52,6 +53,7 @@ class Rules:
 
     repeats         minimum number of successful runs
     max_megabytes   of one archive
+    max_lfs_megabytes   of one that git LFS keeps
     signed          whether every archive must be signed by one of allowed_signers
     divisions       accepted divisions; empty: any or none
     synthetic       whether generated data are allowed
@@ -60,6 +62,7 @@ class Rules:
 
     repeats: int = 3
     max_megabytes: float = 10.0
+    max_lfs_megabytes: float = 200.0
     signed: bool = True
     divisions: tuple[str, ...] = ()
     synthetic: bool = False
@@ -236,8 +239,11 @@ def _check_entry(entry: Entry, where: str, rules: Rules, task: str, preset: str)
     key = entry.measurement.key
     if (key.task, key.preset) != (task, preset):
         yield Objection(where, f"it is {key.task} ({key.preset}), not {task} ({preset})")
-    if entry.size > rules.max_megabytes * 1e6:
-        yield Objection(where, f"it has {entry.size / 1e6:.1f} MB; at most {rules.max_megabytes:g} are allowed")
+    is_large = entry.source.endswith(LARGE)
+    most = rules.max_lfs_megabytes if is_large else rules.max_megabytes
+    if entry.size > most * 1e6:
+        more = "" if is_large else f"; up to {rules.max_lfs_megabytes:g} if its name ends with {LARGE}, for git LFS"
+        yield Objection(where, f"it has {entry.size / 1e6:.1f} MB; at most {most:g} are allowed{more}")
     if rules.signed and entry.signer is None:
         yield Objection(where, f"it is not signed by anyone in {SIGNERS}: {entry.origin}")
     if rules.divisions and key.division not in rules.divisions:

@@ -203,3 +203,21 @@ def run_step(folder: Path, script: str) -> "subprocess.CompletedProcess[str]":
         text=True,
         check=False,
     )
+
+
+def test_large_archives_have_a_name_that_git_lfs_keeps(
+    repository: Path, key: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "*.lfs.zip filter=lfs" in (repository / ".gitattributes").read_text()
+    assert "lfs: true" in (repository / ".github/workflows/results.yml").read_text()
+    (repository / "rules/mnist.yaml").write_text("max_megabytes: 0.001\n")
+    claim = add_claim(repository, key)
+    found = objections(repository, capsys)
+    assert len(found) == 3
+    assert all("up to 200 if its name ends with .lfs.zip, for git LFS" in message for _, message in found)
+    for path in claim.glob("*.zip"):
+        path.rename(path.with_suffix(".lfs.zip"))
+    assert objections(repository, capsys) == []
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+    next(claim.glob("*.lfs.zip")).write_text(pointer)
+    assert any("git lfs pull" in message for _, message in objections(repository, capsys))
