@@ -73,7 +73,6 @@ class GpuProbe(Resource):
         return ResourceStatus(phase, broken=broken)
 
     def create(self) -> None:
-
         values = {
             "name": NAME,
             "namespace": NAMESPACE,

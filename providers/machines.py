@@ -1,4 +1,4 @@
-"""Slurm clusters and plain hosts: machines that mlbench uses and never creates. They have no Kubernetes."""
+"""Machines that mlbench uses and never creates: this one, Slurm clusters, plain hosts. They have no Kubernetes."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,7 +9,7 @@ from providers.base import Resource
 
 
 class MachinesProvider:
-    """The provider "slurm" or "hosts": nothing to create, find or delete."""
+    """Nothing to create, find or delete."""
 
     name = "machines"
 
@@ -27,6 +27,12 @@ class MachinesProvider:
             f'The cluster "{cluster.name}" has no Kubernetes API: it is a {cluster.provider} cluster.',
             hint="mlbench list-clusters",
         )
+
+
+class LocalProvider(MachinesProvider):
+    """The provider "local": this machine, the cluster that always exists."""
+
+    name = "local"
 
 
 class SlurmProvider(MachinesProvider):

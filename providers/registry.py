@@ -7,7 +7,7 @@ from providers.base import CanCreate, HasDoctor, Provider
 
 # A new provider is one line here and one module, whose class declares by its members what it can do (see `base`).
 PROVIDERS = {
-    "local": "providers.local:LocalProvider",
+    "local": "providers.machines:LocalProvider",
     "kind": "providers.kind:KindProvider",
     "gke": "providers.gke:GkeProvider",
     "eks": "providers.eks:EksProvider",

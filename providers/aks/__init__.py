@@ -194,12 +194,10 @@ class AksProvider:
 
     def compose_policy(self, command: str | None) -> Mapping[str, object]:
         """The document of `mlbench doctor aks --policy`."""
-
         return role_of(command)
 
     def discover(self, scope: Mapping[str, str]) -> list[Cluster]:
         """Find the resource groups with our tag in the subscription and region of `scope`."""
-
         return discover_clusters(api.subscription_of(scope.get("project")), scope.get("location"))
 
     def connect(self, cluster: Cluster) -> Access:

@@ -14,6 +14,7 @@ from mlbench_cli.errors import CredentialError, MlbenchError, NotFoundError
 from mlbench_cli.kube.tls import explain_connection_failure
 from providers.aks import api
 from providers.aks.errors import UNREACHED, Message
+from providers.aks.identities import assign_role, name_assignment
 from providers.aks.resources import AzureResource, ControlPlane, ResourceGroup
 from providers.base import (
     KEPT_TAG,
@@ -102,12 +103,15 @@ class ImageRegistry(AzureResource):
         if not progress.ready:
             return progress
         machines = self._find_machines()
-        assignment = uuid.uuid5(uuid.NAMESPACE_URL, f"{self.path}/{machines}".lower())
-        role = f"{self.path}/providers/Microsoft.Authorization/roleAssignments/{assignment}"
+        assignment = name_assignment(self.path, f"{self.path}/{machines}")
         try:
-            self.azure.get(role, "show the role of the machines")
+            self.azure.get(assignment, "show the role of the machines")
         except NotFoundError:
-            self._let_machines_pull(machines, role)
+            try:
+                assign_role(self.azure, assignment, PULL, machines, "let the machines pull images")
+            except CredentialError as error:
+                hint = "Ask for a role that can assign roles, or use your own registry: --registry PREFIX"
+                raise CredentialError(error.message, hint=hint) from None
             return Readiness(False, "Azure does not show the machines' role yet")
         found = self.find_raw() or {}
         server = (found.get("properties") or {}).get("loginServer")
@@ -120,19 +124,6 @@ class ImageRegistry(AzureResource):
         if not machines:
             raise TransientError("AKS does not show the identity of the machines yet.")
         return str(machines)
-
-    def _let_machines_pull(self, machines: str, role: str) -> None:
-        properties = {
-            "roleDefinitionId": f"{self.azure.root}/providers/Microsoft.Authorization/roleDefinitions/{PULL}",
-            "principalId": machines,
-            "principalType": "ServicePrincipal",
-        }
-        what = "let the machines pull images"
-        try:
-            self.azure.change("PUT", role, what, {"properties": properties})
-        except CredentialError as error:
-            hint = "Ask for a role that can assign roles, or use your own registry: --registry PREFIX"
-            raise CredentialError(error.message, hint=hint) from None
 
 
 def fetch_login(registry: str) -> tuple[str, str]:

@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from mlbench_cli.errors import UsageError, did_you_mean
@@ -11,16 +11,12 @@ from mlbench_cli.kube.access import Access
 from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.model.run import Cluster
 from providers.base import (
-    REGISTRY_HELP,
     ROLE_LABEL,
-    TAG_HELP,
     WORKER,
-    ZONES_HELP,
     Plan,
     Resource,
     check_ranges,
     check_tags,
-    option,
     read_options,
     registry_details,
     split_zones,
@@ -55,6 +51,7 @@ from providers.eks.nodes import (
     NodeGroupSize,
     worker_group,
 )
+from providers.eks.options import EksDetails, EksOptions
 from providers.eks.orphans import list_orphans, orphan_command
 from providers.eks.repository import ImageRepository, fetch_login
 from providers.eks.topology import NodeTopology, has_topology
@@ -74,87 +71,6 @@ BEFORE_NODES = ("vpc-cni", "kube-proxy")
 AFTER_NODES = "coredns"
 # AWS' mirror of the Python image that task images stand on.
 PROBE_IMAGE = "public.ecr.aws/docker/library/python:3.12-slim-bookworm"
-
-
-@dataclass(frozen=True)
-class EksDetails(ClusterDetails):
-    """What only clusters on EKS have."""
-
-    machine: Mapping[str, Any] = field(default_factory=dict, metadata={"types": (dict,)})  # fields of Machine
-
-
-@dataclass(frozen=True)
-class EksOptions:
-    """The options of `mlbench create-cluster eks`; fields are declared once, for flags, plans and the record."""
-
-    machine_type: str | None = option(
-        None, "--machine-type", "-t", help="instance type of each worker; default: one with the requested GPUs"
-    )
-    num_gpus: int | None = option(
-        None, "--num-gpus", "-g", help="number of GPUs per worker; default: all of its instance type"
-    )
-    gpus_per_node: int | None = option(
-        None, "--gpus-per-node", help="number of GPUs of the machine type, if the cloud reports none or a wrong one"
-    )
-    gpu_type: str | None = option(None, "--gpu-type", help="T4, A10G, L4, A100, H100, …; selects the instance type")
-    num_cpus: int | None = option(None, "--num-cpus", "-c", help="minimum number of vCPUs per worker")
-    disk_size: int = option(100, "--disk-size", "-d", help="disk size per worker in GB")
-    kubernetes_version: str | None = option(
-        None, "--kubernetes-version", "-k", help="Kubernetes X.Y; default: EKS' own default version"
-    )
-    region: str | None = option(
-        None, "--region", help="AWS region; default: the zone's, the environment's or the profile's"
-    )
-    zone: str | None = option(None, "--zone", "-z", help="zone of the workers; default: the first with such machines")
-    zones: str | None = option(None, "--zones", help=ZONES_HELP)
-    spot: bool = option(False, "--spot", "--preemptible", "-e", help="cheaper machines that may be interrupted")
-    spot_type: tuple[str, ...] = option(
-        (),
-        "--spot-type",
-        help="with --spot: another acceptable instance type; repeatable; default: those with the same GPUs",
-    )
-    capacity_reservation: str | None = option(
-        None, "--capacity-reservation", help="capacity reservation or Capacity Block (cr-…) for the workers"
-    )
-    placement_group: bool = option(False, "--placement-group", help="put the workers close together")
-    subnets: str | None = option(
-        None,
-        "--subnets",
-        help="subnet IDs of a network that others made, one for each of two zones or more; default: a network made "
-        "with the cluster",
-    )
-    private_nodes: bool = option(
-        False, "--private-nodes", help="machines without public addresses, behind a NAT gateway"
-    )
-    permissions_boundary: str | None = option(
-        None, "--permissions-boundary", help="ARN of the IAM policy that limits the roles created for the cluster"
-    )
-    tag: tuple[str, ...] = option((), "--tag", help=TAG_HELP)
-    efa: bool = option(False, "--efa", help="EFA network cards, with a placement group; runs request them")
-    node_image: str = option(
-        "al2023",
-        "--node-image",
-        help="node image of the workers: al2023, or bottlerocket, which has a GPU device plugin",
-    )
-    probe_image: str | None = option(
-        None,
-        "--probe-image",
-        help="image of the GPU probe after creation, preferably with torch; none: no probe",
-    )
-    admin: tuple[str, ...] = option(
-        (), "--admin", help="ARN of another principal with administrator access; repeatable"
-    )
-    no_network_policies: bool = option(
-        False, "--no-network-policies", help="omit the agent that enforces the network policies of runs"
-    )
-    no_volumes: bool = option(False, "--no-volumes", help="omit the EBS driver and the default storage class")
-    registry: str | None = option(None, "--registry", help=REGISTRY_HELP)
-    allow_from: tuple[str, ...] = option(
-        (), "--allow-from", help="CIDR with access to the Kubernetes API; repeatable; default: any"
-    )
-    system_machine_type: str = option(
-        "t3.medium", "--system-machine-type", help="instance type of the two system nodes (DNS, Helm charts)"
-    )
 
 
 class EksProvider:
@@ -365,12 +281,10 @@ class EksProvider:
 
     def list_orphans(self, cluster: Cluster, objects: "Sequence[WorkloadObject]") -> "list[OrphanedResource]":
         """Ask AWS for volumes and load balancers of `objects` that are still there after the cluster's deletion."""
-
         return list_orphans(cluster, objects)
 
     def orphan_command(self, cluster: Cluster, item: "WorkloadObject | None") -> str:
         """The `aws` command that deletes the item, or lists candidates if its handle is unknown."""
-
         return orphan_command(cluster, item)
 
     def compose_policy(self, command: str | None) -> Mapping[str, object]:
@@ -381,7 +295,6 @@ class EksProvider:
 
     def discover(self, scope: Mapping[str, str]) -> list[Cluster]:
         """Find the clusters with our tag in the region of `scope["location"]`, or in all regions in use."""
-
         return discover_clusters(scope.get("location"))
 
     def connect(self, cluster: Cluster) -> Access:

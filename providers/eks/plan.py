@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Protocol
 
 from mlbench_cli.errors import CapacityError, MlbenchError, UsageError
 from mlbench_cli.model.run import Cluster
@@ -16,6 +15,7 @@ from providers.eks.given_subnets import split_subnets
 from providers.eks.machines import Machine, machine_of
 from providers.eks.network import zones_for
 from providers.eks.nodes import Group
+from providers.eks.options import EksOptions
 from providers.eks.prices import ask_price
 from providers.eks.subnet_checks import check_subnets
 from providers.eks.versions import check_version
@@ -51,31 +51,7 @@ DRIVER_WARNING = (
 )
 
 
-class PlannedOptions(Protocol):
-    """The options on which the plan depends; `providers.eks.EksOptions` has them."""
-
-    @property
-    def zone(self) -> str | None:
-        """Where the workers are to be; None for the first zone that has them."""
-
-    @property
-    def efa(self) -> bool:
-        """Whether machines get fast network cards."""
-
-    @property
-    def spot(self) -> bool:
-        """Whether machines may be taken away."""
-
-    @property
-    def subnets(self) -> str | None:
-        """Subnets of a network that others made; None for a network of the cluster's own."""
-
-    @property
-    def kubernetes_version(self) -> str | None:
-        """Kubernetes X.Y; None for EKS' own default."""
-
-
-def make_plan(cluster: Cluster, options: PlannedOptions, groups: tuple[Group, Group], machine: Machine) -> Plan:
+def make_plan(cluster: Cluster, options: EksOptions, groups: tuple[Group, Group], machine: Machine) -> Plan:
     """Raises CredentialError, UsageError or CapacityError for what cannot work; what may not work is a warning."""
     aws = aws_in(cluster.location)
     aws.call("sts", "get_caller_identity")
@@ -133,7 +109,7 @@ UNCHECKED = (
 )
 
 
-def sketch_plan(cluster: Cluster, options: PlannedOptions, groups: tuple[Group, Group], machine: Machine) -> Plan:
+def sketch_plan(cluster: Cluster, options: EksOptions, groups: tuple[Group, Group], machine: Machine) -> Plan:
     """The plan for somebody without an account: nothing is asked."""
     workers = groups[1]
     line = None
@@ -144,7 +120,7 @@ def sketch_plan(cluster: Cluster, options: PlannedOptions, groups: tuple[Group, 
     return _price(groups, cluster.location, zone, warnings, line, is_given=bool(options.subnets))
 
 
-def _fabric_warnings(options: PlannedOptions, workers: Group, machine: Machine) -> list[str]:
+def _fabric_warnings(options: EksOptions, workers: Group, machine: Machine) -> list[str]:
     """What to know of the machines' fast network before money is spent."""
     if options.efa:
         return [EFA_WARNING]

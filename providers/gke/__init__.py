@@ -213,22 +213,18 @@ class GkeProvider:
 
     def list_orphans(self, cluster: Cluster, objects: "Sequence[WorkloadObject]") -> "list[OrphanedResource]":
         """Ask Google for disks and load balancers of `objects` that are still there after the cluster's deletion."""
-
         return list_orphans(cluster, objects)
 
     def orphan_command(self, cluster: Cluster, item: "WorkloadObject | None") -> str:
         """The `gcloud` command that deletes the item, or lists candidates if its handle is unknown."""
-
         return orphan_command(cluster, item)
 
     def compose_policy(self, command: str | None) -> Mapping[str, object]:
         """The document of `mlbench doctor gke --policy`."""
-
         return role_of(command)
 
     def discover(self, scope: Mapping[str, str]) -> list[Cluster]:
         """Find the clusters with our label in the project and location of `scope`; "-" is every location."""
-
         return discover_clusters(api.project_of(scope.get("project")), scope.get("location", "-"))
 
     def connect(self, cluster: Cluster) -> Access:

@@ -10,7 +10,7 @@ from typing import Any
 from mlbench_cli.errors import MlbenchError, UsageError
 from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.model.run import Cluster
-from providers.base import CLUSTER_TAG, Readiness, Resource, ResourceStatus, TransientError, ownership_tags
+from providers.base import CLUSTER_TAG, Part, Readiness, Resource, ResourceStatus, TransientError, ownership_tags
 from providers.kind.tools import KIND_LABEL, call, container_program, creation_lock, inspect, lines, succeeds
 from templates import render
 
@@ -229,7 +229,7 @@ class Registry(Resource):
         return f"used by {', '.join(others)}" if others else None
 
 
-class RegistryEntry(Resource):
+class RegistryEntry(Part):
     """What makes the registry known to nodes and tools: containerd's certs.d, the network, a ConfigMap."""
 
     kind = "registry entry"
@@ -255,7 +255,6 @@ class RegistryEntry(Resource):
 
     def create(self) -> None:
         """Connect the registry's network, write the entry on every node, and apply KIND's ConfigMap about it."""
-
         if not self._is_connected():
             call(["docker", "network", "connect", self.network, self.registry.name])
         for node in nodes_of(self.nodes.name):
@@ -265,20 +264,12 @@ class RegistryEntry(Resource):
         apply = ["docker", "exec", "--interactive", control_plane_of(self.nodes.name), "sh", "-c"]
         call([*apply, f"{KUBECTL} apply -f -"], text=hosting)
 
-    def poll(self) -> Readiness:
-        """Ready when every node has the entry."""
-        return Readiness(self.find() is not None)
-
-    def delete(self) -> None:
-        """Do nothing: the entry is deleted with the nodes."""
-        return
-
     def _is_connected(self) -> bool:
         container: Any = inspect("container", self.registry.name)
         return container is not None and self.network in container["NetworkSettings"]["Networks"]
 
 
-class LoadedImage(Resource):
+class LoadedImage(Part):
     """An image of this machine's Docker on every node that takes runs."""
 
     kind = "image"
@@ -317,10 +308,6 @@ class LoadedImage(Resource):
         nodes = workers_of(self.nodes.name)
         missing = [node for node in nodes if not self._on(node, self.name)]
         return Readiness(not missing, f"it is not yet on {', '.join(missing)}")
-
-    def delete(self) -> None:
-        """Do nothing: the image is deleted with the nodes."""
-        return
 
     def _on(self, node: str, image: str) -> bool:
         return succeeds(["docker", "exec", node, "crictl", "inspecti", image])
