@@ -7,6 +7,7 @@ second one; that is waited for.
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from mlbench_cli.errors import CapacityError, MlbenchError, NotFoundError
 from mlbench_cli.kube.access import Access
@@ -111,10 +112,8 @@ class AzureResource(Resource):
 
     def delete(self) -> None:
         """Request the deletion. Absent is success."""
-        try:
+        with suppress(NotFoundError):
             self.azure.change("DELETE", self.path, f"delete the {self.kind} {self.name}")
-        except NotFoundError:
-            return
 
 
 class ResourceGroup(AzureResource):

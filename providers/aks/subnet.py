@@ -5,6 +5,8 @@ has no role there at first, and the creation is refused; so the identity is made
 docs/clouds-assumptions.md.
 """
 
+from contextlib import suppress
+
 from mlbench_cli.errors import CredentialError, NotFoundError
 from providers.aks.identities import assign_role, make_identity, name_assignment
 from providers.aks.resources import ResourceGroup, network_identity_of
@@ -63,7 +65,5 @@ class SubnetAccess(Resource):
 
     def delete(self) -> None:
         """Take the role away; the identity goes with the group."""
-        try:
+        with suppress(NotFoundError):
             self.group.azure.change("DELETE", self._assignment, "remove the role on the subnet")
-        except NotFoundError:
-            return

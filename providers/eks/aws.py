@@ -88,6 +88,13 @@ class Aws:
             raise map_cloud_errors(error, f"{service} {operation.replace('_', '-')}", self.region) from None
         return answer
 
+    def find(self, service: str, operation: str, key: str, **parameters: Any) -> Any:
+        """The part `key` of an answer; None if AWS has no such thing, or an empty list of them."""
+        try:
+            return self.call(service, operation, **parameters)[key] or None
+        except NotFoundError:
+            return None
+
     def pages(self, service: str, operation: str, key: str, **parameters: Any) -> list[Any]:
         """All items of an answer that comes in pages; `key` is what the list is called in each."""
         client = self.client(service)

@@ -209,11 +209,8 @@ class AddOn(EksResource):
 
     def find_raw(self) -> dict[str, Any] | None:
         """Describe the add-on in AWS' own fields; None if it is not installed."""
-        try:
-            answer = self.aws.call("eks", "describe_addon", clusterName=self.plane.name, addonName=self.addon)
-        except NotFoundError:
-            return None
-        addon: dict[str, Any] = answer["addon"]
+        names = {"clusterName": self.plane.name, "addonName": self.addon}
+        addon: dict[str, Any] | None = self.aws.find("eks", "describe_addon", "addon", **names)
         return addon
 
     def create(self) -> None:
@@ -315,11 +312,7 @@ class Admin(Part):
 
 def find_raw_cluster(aws: Aws, name: str) -> dict[str, Any] | None:
     """Describe the EKS cluster of that name in AWS' own fields; None if it does not exist."""
-    try:
-        answer = aws.call("eks", "describe_cluster", name=name)
-    except NotFoundError:
-        return None
-    cluster: dict[str, Any] = answer["cluster"]
+    cluster: dict[str, Any] | None = aws.find("eks", "describe_cluster", "cluster", name=name)
     return cluster
 
 

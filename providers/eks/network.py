@@ -199,11 +199,8 @@ class Stack(Resource):
         return {zone: by_zone[zone] for zone in sorted(by_zone, key=[*offered, *by_zone].index)}
 
     def _describe(self) -> dict[str, Any] | None:
-        try:
-            stacks = self.aws.call("cloudformation", "describe_stacks", StackName=self.name)["Stacks"]
-        except NotFoundError:
-            return None
-        present = [stack for stack in stacks if stack["StackStatus"] != "DELETE_COMPLETE"]
+        stacks = self.aws.find("cloudformation", "describe_stacks", "Stacks", StackName=self.name)
+        present = [stack for stack in stacks or () if stack["StackStatus"] != "DELETE_COMPLETE"]
         return present[0] if present else None
 
     def _difference(self, stack: dict[str, Any]) -> str | None:

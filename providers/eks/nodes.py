@@ -3,6 +3,7 @@
 import re
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,12 +122,9 @@ class LaunchTemplate(Resource):
 
     def find(self) -> ResourceStatus | None:
         """Look for the template by its name; None if it does not exist."""
-        try:
-            names = [self.name]
-            found = self.aws.call("ec2", "describe_launch_templates", LaunchTemplateNames=names)["LaunchTemplates"]
-        except NotFoundError:
-            return None
-        if not found:
+        question = ("ec2", "describe_launch_templates", "LaunchTemplates")
+        found = self.aws.find(*question, LaunchTemplateNames=[self.name])
+        if found is None:
             return None
         return ResourceStatus("there", ours=tags_of(found[0].get("Tags")).get(CLUSTER_TAG) == self.cluster.name)
 
@@ -162,10 +160,8 @@ class LaunchTemplate(Resource):
     def delete(self) -> None:
         """Delete the template with all versions. Absent is success."""
         self.token = uuid.uuid4().hex
-        try:
+        with suppress(NotFoundError):
             self.aws.call("ec2", "delete_launch_template", LaunchTemplateName=self.name)
-        except NotFoundError:
-            return
 
     def _interfaces(self, machine: Machine) -> list[dict[str, Any]]:
         """The cluster's own security group lets all through between its members, as EFA wants it.
@@ -420,11 +416,8 @@ class NodeGroupSize(Part):
 
 def find_raw_group(aws: Aws, cluster: str, name: str) -> dict[str, Any] | None:
     """Describe a node group in AWS' own fields; None if it does not exist."""
-    try:
-        answer = aws.call("eks", "describe_nodegroup", clusterName=cluster, nodegroupName=name)
-    except NotFoundError:
-        return None
-    group: dict[str, Any] = answer["nodegroup"]
+    names = {"clusterName": cluster, "nodegroupName": name}
+    group: dict[str, Any] | None = aws.find("eks", "describe_nodegroup", "nodegroup", **names)
     return group
 
 

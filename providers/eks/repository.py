@@ -5,6 +5,7 @@ delete and to count. Sources: ECR's API reference; eksctl's policies for the nod
 """
 
 import base64
+from contextlib import suppress
 
 from mlbench_cli.errors import MlbenchError, NotFoundError
 from providers.base import CLUSTER_TAG, Readiness, Resource, ResourceStatus, ownership_tags, reason_to_keep_images
@@ -47,18 +48,14 @@ class ImageRepository(Resource):
         )
 
     def delete(self) -> None:
-        try:
+        with suppress(NotFoundError):
             self.aws.call("ecr", "delete_repository", repositoryName=self.name, force=True)
-        except NotFoundError:
-            return
 
     def _describe(self) -> dict[str, str] | None:
-        try:
-            answer = self.aws.call("ecr", "describe_repositories", repositoryNames=[self.name])
-        except NotFoundError:
-            return None
-        repositories: list[dict[str, str]] = answer["repositories"]
-        return repositories[0] if repositories else None
+        found: list[dict[str, str]] | None = self.aws.find(
+            "ecr", "describe_repositories", "repositories", repositoryNames=[self.name]
+        )
+        return found[0] if found else None
 
 
 def fetch_login(aws: Aws) -> tuple[str, str]:

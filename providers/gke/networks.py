@@ -82,10 +82,8 @@ class ComputeResource(Resource):
 
     def delete(self) -> None:
         """Request the deletion. Absent is success. Raises BusyError while something else uses it."""
-        try:
+        with suppress(NotFoundError):
             self._removal = self.compute.change("DELETE", self.path)
-        except NotFoundError:
-            return
 
 
 class FastNetwork(ComputeResource):

@@ -7,6 +7,7 @@ library is needed. MLBENCH_ARTIFACT_ENDPOINT moves the API, for tests and proxie
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 from mlbench_cli.errors import CredentialError, NotFoundError
 from providers.base import (
@@ -117,10 +118,8 @@ class ImageRepository(Resource):
         self._ask("POST", f"{self._parent}/{self.name}:setIamPolicy", {"policy": policy})
 
     def delete(self) -> None:
-        try:
+        with suppress(NotFoundError):
             self._ask("DELETE", f"{self._parent}/{self.name}")
-        except NotFoundError:
-            return
 
     def _ask(self, method: str, path: str, body: Message | None = None) -> Message:
         return _ask(self.plane.gke.project, method, path, f"{method.lower()} the image repository {self.name}", body)

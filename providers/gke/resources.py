@@ -6,6 +6,7 @@ one operation at a time and refuses a second one, also while it upgrades a clust
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from mlbench_cli.errors import CapacityError, MlbenchError, NotFoundError, UsageError
@@ -81,10 +82,8 @@ class GkeResource(Resource):
 
     def delete(self) -> None:
         """Request the deletion. Absent is success."""
-        try:
+        with suppress(NotFoundError):
             self.gke.call(self.removing, name=self.path)
-        except NotFoundError:
-            return
 
     def find_flaw(self, found: Any) -> str | None:
         """Why it will never be ready."""
