@@ -178,6 +178,29 @@ def test_several_platforms_are_built_by_buildx_with_the_base_in_the_registry(
     assert f"BASE=ghcr.io/me/base:{__version__}" in built
 
 
+@pytest.mark.parametrize(
+    ("laptop", "arm_workers", "platform"),
+    [("arm64", False, "linux/amd64"), ("x86_64", True, "linux/arm64"), ("x86_64", False, None)],
+)
+def test_images_for_a_cloud_are_built_for_its_workers(
+    registry: FakeRegistry,
+    docker: FakeDocker,
+    mlbench: Callable[..., Answer],
+    monkeypatch: pytest.MonkeyPatch,
+    laptop: str,
+    arm_workers: bool,
+    platform: str | None,
+) -> None:
+    details = {"registry": "ghcr.io/me", "arm": arm_workers}
+    Store().record_cluster(Cluster("rel-2", "eks", details=details))
+    monkeypatch.setattr("mlbench_cli.commands.images.machine", lambda: laptop)
+    answer = mlbench("images", "push", "allreduce", "--cluster", "rel-2", "--base", "python:3.12")
+    assert answer.code == 0, answer.err
+    used = {words[words.index("--platform") + 1] for call in docker.calls if "--platform" in (words := call.words)}
+    assert used == ({platform} if platform else set())
+    assert (f"Building images for {platform}" in answer.err) is bool(platform)
+
+
 OWN_TASK = """
 name: line
 number: "0"
