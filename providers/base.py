@@ -359,6 +359,51 @@ def option(default: Any, *flags: str, help: str) -> Any:
     return field(default=default, metadata={"flags": flags, "help": help})
 
 
+@dataclass(frozen=True)
+class CloudOptions:
+    """The options of `create-cluster` of every cloud, in the order of its help.
+
+    A cloud adds its own, and declares those again of which there is more to say.
+    """
+
+    machine_type: str | None = option(
+        None, "--machine-type", "-t", help="machine type of each worker; default: one with the requested GPUs"
+    )
+    num_gpus: int | None = option(
+        None, "--num-gpus", "-g", help="number of GPUs per worker; default: all of its machine type"
+    )
+    gpus_per_node: int | None = option(
+        None, "--gpus-per-node", help="number of GPUs of the machine type, if the cloud reports none or a wrong one"
+    )
+    gpu_type: str | None = option(None, "--gpu-type", help="t4, a100, h100, …; selects the machine type")
+    num_cpus: int | None = option(None, "--num-cpus", "-c", help="minimum number of vCPUs per worker")
+    disk_size: int = option(100, "--disk-size", "-d", help="disk size per worker in GB")
+    kubernetes_version: str | None = option(
+        None, "--kubernetes-version", "-k", help="Kubernetes X.Y; default: the cloud's own default version"
+    )
+    region: str | None = option(None, "--region", help="region of the cluster")
+    zones: str | None = option(
+        None, "--zones", help="zones of one region to try for the workers, in turn until one has capacity: a,b,c"
+    )
+    spot: bool = option(False, "--spot", "--preemptible", "-e", help="cheaper machines that may be interrupted")
+    probe_image: str | None = option(
+        None, "--probe-image", help="image of the GPU probe after creation, preferably with torch; none: no probe"
+    )
+    registry: str | None = option(
+        None,
+        "--registry",
+        help="source of the task images: a prefix, e.g. ghcr.io/me, or auto: a repository created with the cluster",
+    )
+    allow_from: tuple[str, ...] = option(
+        (), "--allow-from", help="CIDR with access to the Kubernetes API; repeatable; default: any"
+    )
+    tag: tuple[str, ...] = option(
+        (),
+        "--tag",
+        help="NAME=VALUE for all that is created, such as the tags that your organization demands; repeatable",
+    )
+
+
 def read_options(cluster: Cluster, cls: type[Any]) -> Any:
     """The options that a cluster was created with; options missing from its record have their defaults."""
     known = {item.name for item in fields(cls)}
@@ -423,13 +468,6 @@ def registry_details(registry: str | None, made: str | None = None) -> dict[str,
 def reason_to_keep_images(cluster: Cluster, command: str) -> str | None:
     """Why the cluster's image repository stays; `command` deletes it. None if it is deleted with the cluster."""
     return f"--keep-images; {command}   deletes it" if ClusterDetails.of(cluster).keeps_images else None
-
-
-TAG_HELP = "NAME=VALUE for all that is created, such as the tags that your organization demands; repeatable"
-REGISTRY_HELP = "source of the task images: a prefix, e.g. ghcr.io/me, or auto: a repository created with the cluster"
-
-
-ZONES_HELP = "zones of one region to try for the workers, in turn until one has capacity: a,b,c"
 
 
 def split_zones(text: str | None) -> tuple[str, ...]:

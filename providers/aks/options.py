@@ -4,14 +4,14 @@ from dataclasses import dataclass
 
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.cluster_details import ClusterDetails, fact
-from providers.base import REGISTRY_HELP, TAG_HELP, option
+from providers.base import CloudOptions, option
 
 DEFAULT_REGION = "eastus"
 DEFAULT_SYSTEM = "Standard_D2s_v5"
 
 
 @dataclass(frozen=True)
-class AksOptions:
+class AksOptions(CloudOptions):
     """The options of `mlbench create-cluster aks`; fields are declared once, for flags, plans and the record."""
 
     machine_type: str | None = option(
@@ -20,16 +20,9 @@ class AksOptions:
         "-t",
         help="VM size of each worker; default: Standard_D4s_v5, or one with the requested GPUs",
     )
-    num_gpus: int | None = option(
-        None, "--num-gpus", "-g", help="number of GPUs per worker; default: all of its VM size"
-    )
-    gpus_per_node: int | None = option(
-        None, "--gpus-per-node", help="number of GPUs of the machine type, if the cloud reports none or a wrong one"
-    )
     gpu_type: str | None = option(
         None, "--gpu-type", help="t4, a10, a100, a100-40gb, h100, h100-nvl, h200; selects the VM size"
     )
-    num_cpus: int | None = option(None, "--num-cpus", "-c", help="minimum number of vCPUs per worker")
     disk_size: int = option(128, "--disk-size", "-d", help="OS disk size per worker in GB (a managed premium disk)")
     kubernetes_version: str | None = option(
         None, "--kubernetes-version", "-k", help="X.Y or X.Y.Z; default: the region's default version"
@@ -43,7 +36,6 @@ class AksOptions:
     subscription: str | None = option(
         None, "--subscription", "-p", help="Azure subscription (its ID); default: that of az account set"
     )
-    spot: bool = option(False, "--spot", "--preemptible", "-e", help="cheaper machines that may be interrupted")
     compact_placement: bool = option(
         False, "--compact-placement", help="put the workers close together (a proximity placement group)"
     )
@@ -52,18 +44,9 @@ class AksOptions:
         "--slow-network-ok",
         help="allow several machines of a size with InfiniBand, although NCCL will use TCP",
     )
-    probe_image: str | None = option(
-        None,
-        "--probe-image",
-        help="image of the GPU probe after creation, preferably with torch; none: no probe",
-    )
     tier: str = option("free", "--tier", help="tier of the control plane: free, or standard (with an SLA)")
     system_machine_type: str = option(
         DEFAULT_SYSTEM, "--system-machine-type", help="VM size of the two system nodes (DNS, Helm charts)"
-    )
-    registry: str | None = option(None, "--registry", help=REGISTRY_HELP)
-    allow_from: tuple[str, ...] = option(
-        (), "--allow-from", help="CIDR with access to the Kubernetes API; repeatable; default: all"
     )
     subnet: str | None = option(None, "--subnet", help="resource ID of a subnet for the nodes; default: a new network")
     identity: str | None = option(
@@ -71,7 +54,6 @@ class AksOptions:
         "--identity",
         help="resource ID of a user-assigned identity for the cluster, with its roles; default: one made with it",
     )
-    tag: tuple[str, ...] = option((), "--tag", help=TAG_HELP)
 
 
 @dataclass(frozen=True)

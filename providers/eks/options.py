@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mlbench_cli.model.cluster_details import ClusterDetails
-from providers.base import REGISTRY_HELP, TAG_HELP, ZONES_HELP, option
+from providers.base import CloudOptions, option
 
 
 @dataclass(frozen=True)
@@ -16,21 +16,10 @@ class EksDetails(ClusterDetails):
 
 
 @dataclass(frozen=True)
-class EksOptions:
+class EksOptions(CloudOptions):
     """The options of `mlbench create-cluster eks`; fields are declared once, for flags, plans and the record."""
 
-    machine_type: str | None = option(
-        None, "--machine-type", "-t", help="instance type of each worker; default: one with the requested GPUs"
-    )
-    num_gpus: int | None = option(
-        None, "--num-gpus", "-g", help="number of GPUs per worker; default: all of its instance type"
-    )
-    gpus_per_node: int | None = option(
-        None, "--gpus-per-node", help="number of GPUs of the machine type, if the cloud reports none or a wrong one"
-    )
     gpu_type: str | None = option(None, "--gpu-type", help="T4, A10G, L4, A100, H100, …; selects the instance type")
-    num_cpus: int | None = option(None, "--num-cpus", "-c", help="minimum number of vCPUs per worker")
-    disk_size: int = option(100, "--disk-size", "-d", help="disk size per worker in GB")
     kubernetes_version: str | None = option(
         None, "--kubernetes-version", "-k", help="Kubernetes X.Y; default: EKS' own default version"
     )
@@ -38,8 +27,6 @@ class EksOptions:
         None, "--region", help="AWS region; default: the zone's, the environment's or the profile's"
     )
     zone: str | None = option(None, "--zone", "-z", help="zone of the workers; default: the first with such machines")
-    zones: str | None = option(None, "--zones", help=ZONES_HELP)
-    spot: bool = option(False, "--spot", "--preemptible", "-e", help="cheaper machines that may be interrupted")
     spot_type: tuple[str, ...] = option(
         (),
         "--spot-type",
@@ -61,17 +48,11 @@ class EksOptions:
     permissions_boundary: str | None = option(
         None, "--permissions-boundary", help="ARN of the IAM policy that limits the roles created for the cluster"
     )
-    tag: tuple[str, ...] = option((), "--tag", help=TAG_HELP)
     efa: bool = option(False, "--efa", help="EFA network cards, with a placement group; runs request them")
     node_image: str = option(
         "al2023",
         "--node-image",
         help="node image of the workers: al2023, or bottlerocket, which has a GPU device plugin",
-    )
-    probe_image: str | None = option(
-        None,
-        "--probe-image",
-        help="image of the GPU probe after creation, preferably with torch; none: no probe",
     )
     admin: tuple[str, ...] = option(
         (), "--admin", help="ARN of another principal with administrator access; repeatable"
@@ -80,10 +61,6 @@ class EksOptions:
         False, "--no-network-policies", help="omit the agent that enforces the network policies of runs"
     )
     no_volumes: bool = option(False, "--no-volumes", help="omit the EBS driver and the default storage class")
-    registry: str | None = option(None, "--registry", help=REGISTRY_HELP)
-    allow_from: tuple[str, ...] = option(
-        (), "--allow-from", help="CIDR with access to the Kubernetes API; repeatable; default: any"
-    )
     system_machine_type: str = option(
         "t3.medium", "--system-machine-type", help="instance type of the two system nodes (DNS, Helm charts)"
     )

@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 
 from mlbench_cli.model.cluster_details import ClusterDetails, fact
-from providers.base import REGISTRY_HELP, TAG_HELP, ZONES_HELP, option
+from providers.base import CloudOptions, option
 
 DEFAULT_ZONE = "europe-west1-b"
 
 
 @dataclass(frozen=True)
-class GkeOptions:
+class GkeOptions(CloudOptions):
     """The options of `mlbench create-cluster gke`; fields are declared once, for flags, plans and the record."""
 
     machine_type: str | None = option(
@@ -18,14 +18,7 @@ class GkeOptions:
         "-t",
         help="machine type of each worker; default: n1-standard-4, or one with the requested GPUs",
     )
-    num_gpus: int | None = option(
-        None, "--num-gpus", "-g", help="number of GPUs per worker; default: all of its machine type"
-    )
-    gpus_per_node: int | None = option(
-        None, "--gpus-per-node", help="number of GPUs of the machine type, if the cloud reports none or a wrong one"
-    )
     gpu_type: str | None = option(None, "--gpu-type", help="t4, l4, a100, a100-80gb, h100, …; selects the machine type")
-    num_cpus: int | None = option(None, "--num-cpus", "-c", help="minimum number of vCPUs per worker")
     disk_size: int = option(100, "--disk-size", "-d", help="boot disk size per worker in GB")
     disk_type: str | None = option(
         None, "--disk-type", help="boot disk type of the workers; default: the machine type's"
@@ -42,9 +35,7 @@ class GkeOptions:
         "--worker-zone",
         help="zone of the workers; repeatable; default: the cluster's, or the first with such machines",
     )
-    zones: str | None = option(None, "--zones", help=ZONES_HELP)
     project: str | None = option(None, "--project", "-p", help="Google project; default: the credentials' own")
-    spot: bool = option(False, "--spot", "--preemptible", "-e", help="cheaper machines that may be interrupted")
     flex_start: bool = option(False, "--flex-start", help="queue for machines (DWS flex-start); runs wait for them")
     reservation: str | None = option(
         None,
@@ -58,18 +49,12 @@ class GkeOptions:
         help="GPUDirect-TCPX, TCPXO or RDMA between the workers (A3 with 8 GPUs, A4); runs use it",
     )
     gpu_driver: str = option("latest", "--gpu-driver", help="GPU driver version: latest or default, as GKE calls them")
-    probe_image: str | None = option(
-        None,
-        "--probe-image",
-        help="image of the GPU probe after creation, preferably with torch; none: no probe",
-    )
     release_channel: str = option(
         "regular", "--release-channel", help="release channel: rapid, regular, stable or extended"
     )
     system_machine_type: str = option(
         "e2-standard-2", "--system-machine-type", help="machine type of the two system nodes (DNS, Helm charts)"
     )
-    registry: str | None = option(None, "--registry", help=REGISTRY_HELP)
     service_account: str | None = option(
         None, "--service-account", help="service account of the machines; default: the project's"
     )
@@ -98,7 +83,6 @@ class GkeOptions:
     secure_boot: bool = option(
         False, "--secure-boot", help="machines that start signed code only, for organizations that demand it"
     )
-    tag: tuple[str, ...] = option((), "--tag", help=TAG_HELP)
 
 
 @dataclass(frozen=True)
