@@ -85,7 +85,8 @@ def _gke(wait: float, home: Path) -> Iterator[tuple[Any, Any]]:
 
 @contextmanager
 def _eks(wait: float, home: Path) -> Iterator[tuple[Any, Any]]:
-    from providers.eks import EksOptions, EksProvider
+    from providers.eks import EksProvider
+    from providers.eks.options import EksOptions
     from tests.contract.providers.eks_world import forget
     from tests.fakes.aws_server import AwsServer
 

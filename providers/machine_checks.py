@@ -65,8 +65,11 @@ class GpuCatalog(Generic[M]):
         exact = [machine for machine in fitting if machine.gpus == wanted]
         if not exact:
             listed = ", ".join(map(str, counts[:-1])) + " or " if len(counts) > 1 else ""
+            having = {machine.gpu: None for machine in self.machines.values() if machine.gpus == wanted}
+            alike = [other for other in having if other and _model_of(other) == _model_of(gpu)]
             raise UsageError(
-                f"No machine has {wanted} × {gpu}; there are some with {listed}{counts[-1]}.", hint=self.list_with(gpu)
+                f"No machine has {wanted} × {gpu}; there are some with {listed}{counts[-1]}.",
+                hint=f"With {wanted}: --gpu-type {', '.join(alike)}" if alike else self.list_with(gpu),
             )
         return min(exact, key=lambda machine: machine.vcpus or 0)
 
@@ -86,6 +89,11 @@ class GpuCatalog(Generic[M]):
                 hint=f"--machine-type {same[0].name}, or leave out --num-gpus." if same else "Leave out --num-gpus.",
             )
         return machine
+
+
+def _model_of(gpu: str) -> str:
+    """The name of a GPU without its maker and variant: "h100" of "nvidia-h100-80gb" and of "h100-nvl"."""
+    return gpu.lower().removeprefix("nvidia-").removeprefix("tesla-").partition("-")[0]
 
 
 def describe_gpus(machine: Sized) -> str:

@@ -18,9 +18,10 @@ from mlbench_cli.errors import (
     UsageError,
 )
 from mlbench_cli.storage.store import Store
-from providers.eks import EksOptions, EksProvider
+from providers.eks import EksProvider
 from providers.eks.aws import Aws
 from providers.eks.network import Stack
+from providers.eks.options import EksOptions
 from tests.contract.providers.eks_world import REGION, become_for_a_test, forget, make, remove
 from tests.fakes.aws_server import AwsClient, AwsServer
 from tests.fakes.azure_arm import World as AzureWorld
@@ -383,7 +384,7 @@ EKS = {
         CapacityError, "m5.nano is offered in no zone of eu-west-1", "another --region", ("-t", "m5.nano")
     ),
     "GPU count that does not fit": Case(
-        UsageError, "g4dn.xlarge has 1 GPUs, not 4", "g4dn.12xlarge", ("-t", "g4dn.xlarge", "-g", "4")
+        UsageError, "g4dn.xlarge has 1 × T4, not 4", "g4dn.12xlarge", ("-t", "g4dn.xlarge", "-g", "4")
     ),
     "version not offered": Case(UsageError, "does not offer Kubernetes 1.30", "It has: 1.36", ("-k", "1.30")),
     "no quota": Case(

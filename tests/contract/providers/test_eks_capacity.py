@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from providers.eks import EksOptions
+from providers.eks.options import EksOptions
 from tests.contract.providers.eks_world import make, remove
 from tests.fakes.aws_server import AwsServer
 

@@ -12,9 +12,9 @@ import pytest
 import templates
 from mlbench_cli.errors import MlbenchError
 from providers import eks
-from providers.eks import EksOptions
 from providers.eks.aws import aws_in
 from providers.eks.doctor import find_principal, list_actions, load_policy, policy_of
+from providers.eks.options import EksOptions
 from providers.rights import load_rights
 from tests.contract.providers.eks_world import make, remove
 from tests.fakes.aws_server import AwsServer

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from mlbench_cli.errors import CapacityError, CredentialError, NotFoundError, UsageError
-from providers.eks import EksOptions, EksProvider
+from providers.eks import EksProvider
 from providers.eks.aws import aws_in
+from providers.eks.options import EksOptions
 from tests.contract.providers.eks_world import REGION, make, remove
 from tests.fakes.aws_server import AwsServer
 

@@ -12,7 +12,8 @@ from mlbench_cli.engines.kubernetes.topology import find_topology
 from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.storage.store import Store
-from providers.eks import EksOptions, EksProvider
+from providers.eks import EksProvider
+from providers.eks.options import EksOptions
 from providers.lifecycle import up
 from tests.contract.providers.eks_world import REGION, make, remove
 from tests.fakes.aws_server import AwsServer

@@ -7,7 +7,7 @@ import pytest
 
 from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.storage.store import Store
-from providers.eks import EksOptions
+from providers.eks.options import EksOptions
 from providers.gpu_probe import NAME, find_driver_problem, parse_report
 from templates import FOLDER
 from tests.contract.providers.eks_world import make, remove

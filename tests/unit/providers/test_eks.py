@@ -13,11 +13,12 @@ from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, Not
 from mlbench_cli.model.run import Cluster
 from providers import registry
 from providers.base import TransientError
-from providers.eks import EksOptions, EksProvider
+from providers.eks import EksProvider
 from providers.eks.aws import error_from_code, map_cloud_errors
 from providers.eks.control_plane import error_from_message
 from providers.eks.machines import GPU_MACHINES, choose_machine, equivalent_types, machine_of
 from providers.eks.nodes import LaunchTemplate
+from providers.eks.options import EksOptions
 from providers.pins import require_pin
 
 ROOT = Path(__file__).parents[3]
