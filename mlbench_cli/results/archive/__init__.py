@@ -1,1 +1,2 @@
-"""A run's archive: its files and documents, sealing, verifying, packing."""
+"""Archives of runs: files and documents (`layout`, `documents`), deriving them (`judge`), sealing (`seal`), verifying
+(`verify`), packing (`pack`)."""

@@ -1,7 +1,7 @@
-"""Evidence without what it tells of its author: host names, command line, most packages, home folders.
+"""Removes the author's traces from evidence: host names, command line, most packages, home folders.
 
-It is changed before it is judged and sealed, so that every figure follows from it. What the figures rest on stays:
-hardware, versions of what computes, settings, times.
+Evidence is changed before it is judged and sealed, so all figures still follow from it. Facts that affect figures stay:
+hardware, versions of computing libraries, settings, times.
 """
 
 import json
@@ -21,18 +21,18 @@ from mlbench_cli.util.files import replace_file
 from mlbench_cli.util.json_text import format_parsed, format_row
 from task_images.contract import PREFIX, format_event, parse_event
 
-# Packages that compute or communicate; all others say something of the author only.
+# Packages that compute or communicate; all others only describe the author.
 KEPT_PACKAGES = re.compile(
     r"(torch|torchvision|triton|numpy|scipy|scikit-learn|pillow|mpi4py|mpich|openmpi|tensorflow.*|keras|jax.*|sacrebleu"
     r"|sacremoses|mlbench-cli|nvidia-.*|cuda-.*|intel-.*|mkl|oneccl.*)"
 )
 _HOME = re.compile(r"(/home/|/Users/)[^/\s\"']+|/root(?=/)")
-# Folders of a plan for hosts or of a job of Slurm: of the interpreter, the runs, the --setup. Those of the system stay.
+# Folders in a hosts plan or Slurm job: of the interpreter, the runs, the --setup. System folders stay.
 _FOLDER = re.compile(rb"(?<![\w./$-])/(?!(?:bin|dev|etc|proc|sbin|sys|usr)/)(?:[^\s\"'/:=,]+/)+(?=[^\s\"'/:=,])")
 
 
 def anonymize(folder: Path) -> None:
-    """Change the evidence in a folder that is not sealed."""
+    """Anonymize the evidence in a folder that is not sealed."""
     scrub = _make_scrubber(folder)
     document = _clean_run(_read(folder / run_folder.RUN), scrub)
     _write(folder / run_folder.RUN, document)
@@ -51,7 +51,7 @@ def anonymize(folder: Path) -> None:
 
 
 def _make_scrubber(folder: Path) -> Callable[[str], str]:
-    """Replaces the names of hosts by node-0, node-1, ..., and the owner of a home folder by "user"."""
+    """A function that replaces host names by node-0, node-1, ..., and the owner of a home folder by "user"."""
     observation = _read(folder / run_folder.OBSERVATION) if (folder / run_folder.OBSERVATION).is_file() else {}
     names = [str(worker["node"]) for worker in observation.get("workers", ()) if worker.get("node")]
     for path in RunFolder(folder).logs().values():
@@ -100,7 +100,7 @@ def _clean_log_line(line: bytes, scrub: Callable[[str], str]) -> bytes:
 
 
 def _rewrite_samples(path: Path, scrub: Callable[[str], str], logs: Mapping[int, "_Moved"]) -> None:
-    """Clean the samples, whose sizes of logs become those that the changed logs had."""
+    """Clean the samples, and adjust their log sizes to the changed logs."""
 
     def change(row: Mapping[str, Any]) -> dict[str, Any]:
         changed: dict[str, Any] = _walk(dict(row), scrub)
@@ -116,13 +116,13 @@ def _rewrite_samples(path: Path, scrub: Callable[[str], str], logs: Mapping[int,
 
 @dataclass
 class _Moved:
-    """Where the bytes of a file are after lines of it were changed: for each changed line where it began and ended, and
-    where it begins and ends now."""
+    """Maps offsets of a file to those after lines were changed: for each changed line, old start and end, and new start
+    and end."""
 
     lines: list[tuple[int, int, int, int]] = field(default_factory=list)  # ascending
 
     def find(self, offset: int) -> int:
-        """The size that the changed file had when the original had `offset` bytes."""
+        """The size of the changed file when the original had `offset` bytes."""
         index = bisect_right(self.lines, offset, key=lambda line: line[0])
         if index == 0:
             return offset
@@ -151,7 +151,8 @@ def _walk(value: Any, scrub: Callable[[str], str]) -> Any:
 
 
 def _rewrite(path: Path, change: Callable[[bytes], bytes]) -> _Moved:
-    """Replace each line of a file; lines of any length are read whole, because a name may be anywhere in them."""
+    """Apply `change` to each line of a file. Lines of any length are read completely, because a name may be anywhere in
+    them."""
     moved, old, new = _Moved(), 0, 0
     if not path.is_file():
         return moved

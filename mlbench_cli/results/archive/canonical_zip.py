@@ -1,11 +1,11 @@
-"""Zip files of which every byte follows from the names and contents of their files.
+"""Canonical zip files: every byte is determined by the names and contents of the files.
 
-Entries are sorted by name and stored uncompressed; time stamps, attributes and versions are constants; there are no
-comments, no gaps and no optional fields. Hence equal contents give equal bytes on every machine, and a reader that
-rebuilds the headers from what it has read finds a flipped bit in any of them. Any unzip program reads such a file.
+Entries are sorted by name and stored uncompressed; timestamps, attributes and versions are constants; there are no
+comments, gaps or optional fields. Equal contents therefore give equal bytes on every machine, and a reader that
+rebuilds the headers detects every flipped bit in them. Any unzip program can read the files.
 
-Layout and constants are those of PKWARE's APPNOTE 6.3.10, sections 4.3.7, 4.3.12, 4.3.14-16 and 4.5.3. Zip64 fields
-appear exactly when a number does not fit without them.
+Layout and constants follow PKWARE's APPNOTE 6.3.10, sections 4.3.7, 4.3.12, 4.3.14-16 and 4.5.3. Zip64 fields are used
+only if a number does not fit otherwise.
 """
 
 import os
@@ -32,13 +32,13 @@ _LOCAL_MARK, _CENTRAL_MARK, _END_MARK, _END64_MARK, _LOCATOR_MARK = (
 )
 _FULL32, _FULL16 = 0xFFFFFFFF, 0xFFFF
 _UTF8_FLAG, _ENCRYPTED_FLAG = 0x800, 0x1
-_DATE = (1 << 5) | 1  # 1980-01-01, the earliest that the format knows
+_DATE = (1 << 5) | 1  # 1980-01-01, the earliest date of the format
 _UNIX = 3 << 8
 _ATTRIBUTES = (stat.S_IFREG | 0o644) << 16
 
 
 class ZipDamage(ValueError):
-    """The file is not a canonical zip. `code` as in `verify.Problem`, `name` the entry or an empty text."""
+    """The file is not a canonical zip. `code` as in `verify.Problem`; `name`: the entry, or ""."""
 
     def __init__(self, code: str, name: str, message: str) -> None:
         super().__init__(message)
@@ -48,7 +48,7 @@ class ZipDamage(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One stored file: size in bytes, CRC-32, and where its local header begins."""
+    """One stored file: size in bytes, CRC-32, and the offset of its local header."""
 
     name: str
     size: int
@@ -62,14 +62,14 @@ class Entry:
 
 
 class Writer:
-    """Writes a canonical zip to a seekable file: `add` every file in the order of names, then `finish`."""
+    """Writes a canonical zip to a seekable file: `add` every file, sorted by name, then `finish`."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self._entries: list[Entry] = []
 
     def add(self, name: str, size: int, chunks: Iterator[bytes]) -> None:
-        """Store a file of exactly `size` bytes. Raises ZipDamage if it turned out to be longer or shorter."""
+        """Store a file of exactly `size` bytes. Raises ZipDamage if it is longer or shorter."""
         start, crc, written = self._file.tell(), 0, 0
         self._file.write(local_header(Entry(name, size, 0, start)))
         for chunk in chunks:
@@ -86,15 +86,16 @@ class Writer:
         self._entries.append(entry)
 
     def finish(self) -> None:
-        """Write the directory of entries, which ends the zip."""
+        """Write the central directory, which ends the zip."""
         for piece in directory(self._entries, self._file.tell()):
             self._file.write(piece)
 
 
 def read_entries(file: BinaryIO) -> list[Entry]:
-    """The entries of a canonical zip, every header byte checked; the data (and so the CRCs) are not read.
+    """The entries of a canonical zip. Checks every byte of the headers, but does not read data, so CRCs are not
+    checked.
 
-    Raises ZipDamage. Memory is bounded by MAX_FILES entries whatever the file declares.
+    Raises ZipDamage. Memory is bounded by MAX_FILES entries for any file.
     """
     total = file.seek(0, os.SEEK_END)
     entries: list[Entry] = []
@@ -121,11 +122,11 @@ def read_entries(file: BinaryIO) -> list[Entry]:
 
 
 def read_data(file: BinaryIO, entry: Entry) -> Iterator[bytes]:
-    """The entry's data in chunks. Raises ZipDamage at the end if they do not have its CRC-32."""
+    """The entry's data in chunks. Raises ZipDamage at the end if the CRC-32 is wrong."""
     at, crc = entry.data_offset, 0
     end = at + entry.size
     while at < end:
-        file.seek(at)  # before each chunk: several entries may be read in turns
+        file.seek(at)  # before each chunk, because several entries may be read alternately
         chunk = file.read(min(CHUNK, end - at))
         if not chunk:
             raise ZipDamage("truncated", entry.name, "the file ends within it")
@@ -137,7 +138,7 @@ def read_data(file: BinaryIO, entry: Entry) -> Iterator[bytes]:
 
 
 def local_header(entry: Entry) -> bytes:
-    """The bytes before a file's content, with a Zip64 field from 4 GiB on (APPNOTE.TXT 4.3.7)."""
+    """The bytes before a file's content, with a Zip64 field from 4 GiB (APPNOTE.TXT 4.3.7)."""
     name, flags = _name(entry)
     big = entry.size >= _FULL32
     extra = struct.pack("<HHQQ", 1, 16, entry.size, entry.size) if big else b""
@@ -147,7 +148,7 @@ def local_header(entry: Entry) -> bytes:
 
 
 def directory(entries: Sequence[Entry], start: int) -> Iterator[bytes]:
-    """The central directory that begins at offset `start`, and the end records, in pieces."""
+    """The central directory at offset `start`, and the end records, in pieces."""
     length = 0
     for entry in entries:
         piece = _central_header(entry)

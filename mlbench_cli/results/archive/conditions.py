@@ -1,16 +1,16 @@
-"""Under which conditions a run's times were taken: whether it had its CPUs to itself, as far as that was measured.
+"""The conditions of a run's measurements: whether it had its CPUs to itself, as far as known.
 
-Pure: from the spec, the provenance and the samples in resources.jsonl. The rows of kind "machine" are described in
-agent/load.py; on Kubernetes templates/kubernetes/worker.sh writes them, one meter for each worker. Labels:
+Derived only from the spec, the provenance and the samples in resources.jsonl. Rows of kind "machine" are described in
+agent/load.py; on Kubernetes, templates/kubernetes/worker.sh writes them, one meter per worker. Labels:
 
-    crowded        more ranks, or more CPUs for them, than the machine has usable cores; or more ranks than GPUs
+    crowded        more ranks, or CPUs for them, than usable cores; or more ranks than GPUs
     contended      other processes (or other virtual machines) used more than MAX_OTHER_SHARE of the usable CPUs
-    quota_limited  the kernel paused the run because a CPU quota of its control groups was used up
-    shared         the run did not have the machine's lock, so that other runs of mlbench may have run at the same time
-    slow_network   NCCL did not use the fast network that the machines have
+    quota_limited  the kernel throttled the run because of a CPU quota of its control groups
+    shared         the run did not have the machine's lock, so other runs of mlbench may have run at the same time
+    slow_network   NCCL did not use the machines' fast network
 
-A machine with a fast network works without it, too: NCCL falls back to TCP, sums are right, and the bandwidth between
-machines is a fraction of what the machine is sold for.
+If the fast network does not work, NCCL silently falls back to TCP: results are correct, but the bandwidth between
+machines is a fraction of the advertised one.
 """
 
 import math
@@ -23,13 +23,13 @@ from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.util.text import one_line
 
 LABELS = ("crowded", "contended", "quota_limited", "shared", "slow_network")
-# Documents of older versions lack these; they are left out unless they apply.
+# Missing in older documents, so omitted unless they apply.
 LATER_LABELS = ("slow_network",)
 MAX_OTHER_SHARE = 0.10  # of the usable CPUs, on average over the run
-MIN_OTHER_SECONDS = 0.5  # CPU time; below it is the client that follows a short run
-MIN_PEAK_SECONDS = 0.5  # /proc/stat counts hundredths of a second, so shorter intervals say little
-# Beginnings of the names of networks that go past the kernel's TCP, of aws-ofi-nccl ("Libfabric", formerly "AWS
-# Libfabric"), Google's plugins ("FasTrak" is TCPXO) and NCCL itself. Anything else, "FastSocket" too, is slower.
+MIN_OTHER_SECONDS = 0.5  # CPU time; less than this may be the client that follows a short run
+MIN_PEAK_SECONDS = 0.5  # /proc/stat counts hundredths of a second, so shorter intervals are inaccurate
+# Prefixes of the names of networks that bypass the kernel's TCP: those of aws-ofi-nccl ("Libfabric", formerly "AWS
+# Libfabric"), Google's plugins ("FasTrak" is TCPXO) and NCCL itself. All others, including "FastSocket", are slower.
 FAST_NETWORKS = ("AWS Libfabric", "Libfabric", "GPUDirectTCPX", "FasTrak", "gIB", "IB")
 _COUNTERS = (
     *("elapsed_seconds", "busy_seconds", "own_seconds", "steal_seconds"),
@@ -39,7 +39,7 @@ _COUNTERS = (
 
 @dataclass(frozen=True)
 class Condition:
-    """One label with its reason in plain words, and the figures behind it (units in their names)."""
+    """One label with its reason in words, and the figures behind it (with units in their names)."""
 
     label: str
     reason: str
@@ -53,7 +53,7 @@ class Condition:
 
 @dataclass(frozen=True)
 class Conditions:
-    """The labels of a run; None for each that does not apply. `measured` is False if nothing was sampled."""
+    """The conditions of a run; None for each that does not apply. `measured` is False if nothing was sampled."""
 
     crowded: Condition | None = None
     contended: Condition | None = None
@@ -64,18 +64,18 @@ class Conditions:
 
     @property
     def found(self) -> tuple[Condition, ...]:
-        """Those conditions that apply."""
+        """The conditions that apply."""
         every = (self.crowded, self.contended, self.quota_limited, self.shared, self.slow_network)
         return tuple(condition for condition in every if condition is not None)
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Those of LABELS that apply, in that order."""
+        """The LABELS that apply, in that order."""
         return tuple(condition.label for condition in self.found)
 
     @property
     def phrase(self) -> str:
-        """ "crowded: 4 ranks on 2 cores; shared: --share-machine"; empty if there is nothing to say."""
+        """ "crowded: 4 ranks on 2 cores; shared: --share-machine"; empty if no condition applies."""
         return "; ".join(condition.phrase for condition in self.found)
 
     def to_dict(self) -> dict[str, Any]:
@@ -92,7 +92,7 @@ class Conditions:
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> "Conditions":
-        """The conditions in a dictionary as `to_dict` makes it. Raises KeyError, TypeError for any other."""
+        """The inverse of `to_dict`. Raises KeyError or TypeError for anything else."""
         present = [label for label in LABELS if label in document or label not in LATER_LABELS]
         found = {label: entry for label in present if (entry := document[label]) is not None}
         each = {
@@ -109,12 +109,12 @@ def assess_conditions(
     is_alone: bool = True,
     environments: Mapping[int, Mapping[str, Any]] | None = None,
 ) -> Conditions:
-    """The conditions of a run from its spec (as an object or as in run.json), its provenance and its resource samples.
+    """The conditions of a run, from its spec (an object, or as in run.json), its provenance and its resource samples.
 
-    Samples are read once, in memory that does not grow with them. Rows that are malformed, or of another kind, are
-    skipped. `is_alone`: whether each worker of a cluster run has a node of its own; if not, what other processes of its
-    node used may be the run's own, and says nothing. Without rows of kind "machine" the number of cores comes from the
-    provenance (`machine.cores`), if there. `environments` are the facts that ranks reported of themselves.
+    Samples are read once, in constant memory. Malformed rows, and rows of other kinds, are skipped. `is_alone`: whether
+    each worker of a cluster run has its own node; if not, other processes on the node may belong to the run and are
+    ignored. Without rows of kind "machine", the number of cores is that of the provenance (`machine.cores`), if known.
+    `environments` are the facts that ranks reported.
     """
     meters: dict[int, _Meter] = {}
     for row in samples:
@@ -124,7 +124,7 @@ def assess_conditions(
     meters = {worker: meter for worker, meter in meters.items() if meter.last}
     facts = next((meter.facts for meter in meters.values() if meter.facts), {})
     local = _fact(spec, "engine", "local") == "local"
-    locks = [meter.facts for meter in meters.values() if local or meter.facts.get("lock")]  # pods know of none
+    locks = [meter.facts for meter in meters.values() if local or meter.facts.get("lock")]  # pods have no lock
     return Conditions(
         crowded=_check_crowding(spec, provenance, _amount(facts.get("cores"))) if local else None,
         contended=_worst([_check_contention(meter) for meter in meters.values() if local or is_alone], "other_cpus"),
@@ -136,7 +136,7 @@ def assess_conditions(
 
 
 class _Meter:
-    """The first and last counters of one machine, and the highest load in between."""
+    """First and last counters of one machine, and the highest load in between."""
 
     def __init__(self) -> None:
         self.facts: Mapping[str, Any] = {}
@@ -198,7 +198,7 @@ def _check_contention(meter: _Meter) -> Condition | None:
 
 
 def _other_seconds(counters: Mapping[str, float]) -> float:
-    """CPU seconds that this run could not have."""
+    """CPU seconds not available to this run."""
     busy, own = counters.get("busy_seconds"), counters.get("own_seconds", 0.0)
     others = 0.0 if busy is None else max(0.0, busy - own)
     return others + counters.get("steal_seconds", 0.0)
@@ -217,7 +217,7 @@ def _quota_limited(meter: _Meter) -> Condition | None:
 
 
 def _check_sharing(spec: RunSpec | Mapping[str, Any], machines: Iterable[Mapping[str, Any]]) -> Condition | None:
-    """The condition of a run without the lock of all of its machines; machines without facts say nothing."""
+    """The condition of a run without the locks of all of its machines; machines without facts are ignored."""
     if _fact(spec, "share_machine", False):
         return Condition("shared", "--share-machine")
     facts = next((item for item in machines if item and item.get("lock") != "held"), None)
@@ -227,9 +227,9 @@ def _check_sharing(spec: RunSpec | Mapping[str, Any], machines: Iterable[Mapping
 
 
 def check_fabric(spec: RunSpec, environments: Mapping[int, Mapping[str, Any]]) -> Condition | None:
-    """The condition of a run on several machines that used a slower network than they have; None if it did not.
+    """The condition of a run whose machines have a faster network than it used; None if it used the fast one.
 
-    Ranks that did not tell their network, because they ended early or used no NCCL, are left out.
+    Ranks that did not report their network, because they ended early or did not use NCCL, are ignored.
     """
     fabric = spec.kubernetes.fabric
     gbits = fabric.get("gbits")
@@ -245,7 +245,7 @@ def check_fabric(spec: RunSpec, environments: Mapping[int, Mapping[str, Any]]) -
 
 
 def _find_network(facts: Mapping[str, Any]) -> str | None:
-    """The network that a rank's NCCL chose, of its environment event."""
+    """The network that a rank's NCCL chose, from its environment event."""
     found = facts.get("nccl")
     network = found.get("network") if isinstance(found, Mapping) else None
     return one_line(network) if isinstance(network, str) else None
@@ -261,7 +261,7 @@ def _fact(spec: RunSpec | Mapping[str, Any], name: str, default: Any) -> Any:
 
 
 def _amount(value: Any) -> float | None:
-    """A JSON value as a float if it is a finite number from 0 on; a boolean is none."""
+    """A JSON value as a float if it is a finite number of at least 0, and not a boolean."""
     known = (type(value) is float and math.isfinite(value)) or (type(value) is int and value < 1 << 63)
     return float(value) if known and value >= 0 else None
 

@@ -1,16 +1,15 @@
-"""The two divisions of the benchmark: which results may be held against which.
+"""The two divisions of the benchmark, which say which results can be compared.
 
-closed  The task's own program with its preset `spec`. Free are the hardware, the number of workers, the backend, the
-        seed, the choice of the full or the light goal, a time budget, and the parameters that the task names as `free`:
-        they leave the mathematics as it is. Results of this division compare systems.
-open    The task's data and goal, by any model and any training: another preset, a changed parameter, another method of
-        communication, another image,
-        or a command of one's own (`mlbench run NAME N --task TASK --command ...`). The goal's metric and threshold, and
-        the validation set that it is measured on, may not be changed; what a command of one's own measures it on is its
-        author's word. Results of this division compare ways to train.
+closed  The task's own program with its preset `spec`. Hardware, number of workers, backend, seed, full or light goal,
+        time budget, and the parameters that the task lists as `free` may be chosen, because they do not change the
+        mathematics. Results of this division compare systems.
+open    The task's data and goal, with any model and training: another preset, a changed parameter, another
+        communication method, another image, or a custom command (`mlbench run NAME N --task TASK --command ...`). The
+        goal's metric, threshold and validation set must not be changed; for a custom command, mlbench relies on its
+        author for that. Results of this division compare ways to train.
 
-A run has no division if it has no goal of a task, if a threshold was changed, or if its data were made up, a part of
-the official data, or other data. The closed division needs official data: data of which nobody can tell are open.
+A run has no division if it has no goal of a task, if a threshold was changed, or if its data are synthetic, a part of
+the official data, or other data. The closed division needs official data: data of unknown origin are open.
 """
 
 from collections.abc import Iterator
@@ -26,7 +25,7 @@ _THRESHOLDS = ("goal_full", "goal_light")
 
 
 class Code(Enum):
-    """Whether the ranks ran the code of the mlbench that recorded the run, as far as both told a digest of it."""
+    """Whether the ranks ran the code of the mlbench that recorded the run, judged by the digests of both."""
 
     SAME = "the task's code"
     OTHER = "another version of the task's code"
@@ -35,13 +34,13 @@ class Code(Enum):
 
 @dataclass(frozen=True)
 class Division:
-    """`word` is closed, open or None; `reason` says why it is not closed."""
+    """`word` is "closed", "open" or None; `reason` says why it is not closed."""
 
     word: str | None
     reason: str | None = None
 
     def to_dict(self) -> dict[str, str | None]:
-        """The division as result.json has it."""
+        """The division's entry in result.json."""
         return {"word": self.word, "reason": self.reason}
 
 
@@ -54,8 +53,8 @@ def find_division(
 ) -> Division:
     """The division of a run under `spec` of a task with `rules`.
 
-    `synthetic` says that its data were generated, `data` which data they were (None: the task did not report it), and
-    `code` whether its ranks ran this version of the task.
+    `synthetic`: whether its data were generated; `data`: their identity (None: not reported by the task); `code`:
+    whether its ranks ran this version of the task.
     """
     if spec.task == CUSTOM:
         return Division(None, "a command without a task's goal")
@@ -105,7 +104,7 @@ def _changes(spec: RunSpec, rules: TaskRules) -> Iterator[str]:
             yield f"{name} {value} instead of {rules.preset.get(name)}"
     if spec.argv != rules.command:
         yield "another command"
-    # The tag is the tool's version, and the prefix says where an image was copied to.
+    # Ignore the tag (mlbench's version) and the prefix (the registry to which the image was copied).
     image = None if spec.image is None else spec.image.rpartition("/")[2].partition("@")[0].partition(":")[0]
     if image not in (None, rules.image):
         yield f"image {spec.image}"

@@ -1,6 +1,6 @@
-"""The documents of an archive: their shapes, and those parts of them that follow from one fact each.
+"""The documents of an archive: their types, and the parts that are derived from a single fact.
 
-run.json is evidence, written when a run is recorded. The others are what `judge` makes of the evidence.
+run.json is evidence, written when a run is recorded. `judge` derives the others from the evidence.
 """
 
 import json
@@ -19,10 +19,10 @@ from mlbench_cli.tasks.catalog import find_rules
 from mlbench_cli.util.json_text import SCHEMA_VERSION, format_document, make_strict
 from mlbench_cli.util.times import timestamp
 
-# The version of the rules in `judge`. A change that gives another result for the same evidence is a new version.
+# The version of the rules in `judge`. A change that gives a different result for the same evidence needs a new version.
 JUDGE_VERSION = 3
 
-# A task may report its environment variables; only these are kept, since the others may hold secrets.
+# Tasks may report environment variables; only these are kept, because others may contain secrets.
 KEPT_VARIABLES = {
     "CUDA_VISIBLE_DEVICES",
     "KMP_AFFINITY",
@@ -38,7 +38,7 @@ _MAX_ENVIRONMENT = 8 << 20
 
 
 class RunDocument(TypedDict):
-    """run.json: what was asked for, by whom, and the rules of the task as they were then."""
+    """run.json: the request, its provenance, and the task's rules at that time."""
 
     id: str
     name: str
@@ -51,14 +51,14 @@ class RunDocument(TypedDict):
 
 
 class SecondsDocument(TypedDict):
-    """Seconds on the wall clock of rank 0's training, and the original's sum over training steps only."""
+    """Wall-clock seconds of rank 0's training, and the sum over its training steps, which the original reported."""
 
     wall: float | None
     training: float | None
 
 
 class GoalDocument(TypedDict):
-    """`value` is that which reached the goal, else the best; `last` the one at the end of a budget."""
+    """`value` is the one that reached the goal, else the best; `last` the one at the end of a budget."""
 
     metric: str
     comparison: str
@@ -72,7 +72,7 @@ class GoalDocument(TypedDict):
 
 
 class WorkerDocument(TypedDict):
-    """As WorkerState, with times as RFC 3339."""
+    """Like WorkerState, with times as RFC 3339."""
 
     rank: int
     phase: str
@@ -87,7 +87,7 @@ class WorkerDocument(TypedDict):
 
 
 class ResultDocument(TypedDict):
-    """result.json. All times in seconds; `timings` are seconds over ranks (min, mean, max, rank0) by category."""
+    """result.json. All times in seconds; `timings` has min, mean, max and rank0 over ranks, by category."""
 
     judge: int
     run: str
@@ -101,7 +101,7 @@ class ResultDocument(TypedDict):
     world_size: int
     device: str
     outcome: str
-    exit_code: int | None  # the first of a rank that is not 0
+    exit_code: int | None  # of the rank that failed first
     summary: str
     started: str | None
     finished: str
@@ -115,13 +115,13 @@ class ResultDocument(TypedDict):
     epochs: float | None
     synthetic: bool
     data: str | None
-    data_identity: DataIdentityDocument | None  # None: the task reported none
+    data_identity: DataIdentityDocument | None  # None: not reported by the task
     label: dict[str, str | None]
     division: dict[str, str | None]
     conditions: dict[str, Any]  # Conditions.to_dict
-    method: NotRequired[str]  # name of the method of communication, if it was not the task's own
-    network: NotRequired[SummaryDocument]  # if it was measured or asked for
-    faults: NotRequired[FaultsDocument]  # if it met faults, or might have been started again
+    method: NotRequired[str]  # name of the communication method, unless it was the task's own
+    network: NotRequired[SummaryDocument]  # if it was measured or requested
+    faults: NotRequired[FaultsDocument]  # if faults occurred, or ranks could be restarted
     first_failed: int | None
     ended: str | None
     worker_states: list[WorkerDocument]
@@ -129,12 +129,12 @@ class ResultDocument(TypedDict):
     progress: dict[str, Any]  # rank 0's last phase: phase, epoch, epochs, step, steps
     details: dict[str, Any]
     price: dict[str, Any] | None
-    doubts: NotRequired[list[str]]  # codes of the findings that take away the official line
+    doubts: NotRequired[list[str]]  # codes of the findings that remove the official line
     official_line: str | None
 
 
 class EnvironmentDocument(TypedDict):
-    """environment.json: what the ranks reported of themselves, by rank."""
+    """environment.json: the facts that ranks reported, by rank."""
 
     ranks: dict[str, dict[str, Any]]
     ranks_left_out: int
@@ -144,7 +144,7 @@ class EnvironmentDocument(TypedDict):
 
 
 def run_document(run: Run, provenance: Mapping[str, Any] | None = None) -> RunDocument:
-    """run.json without its schema version, plain JSON values."""
+    """run.json without its schema version, as plain JSON values."""
     spec = run.spec
     rules = find_rules(spec.task, spec.preset)
     return {
@@ -160,7 +160,7 @@ def run_document(run: Run, provenance: Mapping[str, Any] | None = None) -> RunDo
 
 
 def write_run_document(run: Run, provenance: Mapping[str, Any] | None = None) -> None:
-    """Write run.json into the run's folder, before anything is started for it."""
+    """Write run.json into the run's folder, before anything is started."""
     document = format_document(run_document(run, provenance))
     try:
         RunFolder(run.folder).write(RUN, document)
@@ -172,7 +172,7 @@ def write_run_document(run: Run, provenance: Mapping[str, Any] | None = None) ->
 
 
 def complete_run_document(run: Run) -> Mapping[str, Any]:
-    """The run.json in the run's folder; written again, without provenance, if it is missing or another run's."""
+    """The run.json in the run's folder; rewritten without provenance if it is missing or belongs to another run."""
     folder = RunFolder(run.folder)
     document = folder.read_json(RUN)
     if document is not None and _describes_run(document, run):
@@ -194,7 +194,7 @@ def _describes_run(document: Mapping[str, Any], run: Run) -> bool:
 
 
 def find_exit_code(observation: Observation) -> int | None:
-    """That of the rank that failed first, else the first one that is not 0; None if no rank ended."""
+    """The exit code of the rank that failed first, else the first non-zero one; None if no rank ended."""
     first = [worker.exit_code for worker in observation.workers if worker.rank == observation.first_failed]
     codes = [worker.exit_code for worker in observation.workers]
     nothing_ended = all(code is None for code in codes)
@@ -202,7 +202,7 @@ def find_exit_code(observation: Observation) -> int | None:
 
 
 def price_of(price: Mapping[str, Any], wall_seconds: float | None) -> dict[str, object] | None:
-    """What the whole cluster cost from the start of the first worker to the end of the last, as far as it is known."""
+    """The cost of the whole cluster from the start of the first worker to the end of the last; None if unknown."""
     if not price:
         return None
     hours = None if wall_seconds is None else wall_seconds / 3600
@@ -211,12 +211,12 @@ def price_of(price: Mapping[str, Any], wall_seconds: float | None) -> dict[str, 
 
 
 def label_of(functional_only: str | None) -> dict[str, str | None]:
-    """What the figures of a run may be taken for: "performance", or "functional" with the reason."""
+    """The label of a run's figures: "performance", or "functional" with the reason."""
     return {"word": "functional" if functional_only else "performance", "reason": functional_only}
 
 
 def worker_document(worker: WorkerState) -> WorkerDocument:
-    """A worker's state as observation.json has it, with times as RFC 3339 UTC."""
+    """A worker's state for observation.json, with times as RFC 3339 UTC."""
     times = {"started": worker.started, "finished": worker.finished}
     moments = {key: None if value is None else timestamp(value) for key, value in times.items()}
     return {**worker.to_dict(), **moments}  # type: ignore[typeddict-item]
@@ -226,7 +226,7 @@ def worker_document(worker: WorkerState) -> WorkerDocument:
 
 
 def environment_document(ranks: Mapping[int, Mapping[str, Any]]) -> EnvironmentDocument:
-    """environment.json without its schema version; variables that may hold secrets are left out."""
+    """environment.json without its schema version, and without variables that may contain secrets."""
     reported: dict[str, Any] = {}
     size = 0
     for rank in sorted(ranks):

@@ -1,4 +1,5 @@
-"""From the logs of ranks to events, metrics and the task's own result. Foreign text: malformed events are ignored."""
+"""Reads events, metrics and the task's result from the logs of ranks. Logs are untrusted: malformed events are
+ignored."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from mlbench_cli.util.text import one_line
 from mlbench_cli.util.times import MAX_SECONDS, parse_timestamp, timestamp
 from task_images import contract
 
-# A longer event is ignored, and counted, so that a log without line ends needs no memory.
+# Longer events are ignored and counted, so that a log without line ends needs no memory.
 MAX_LINE_BYTES = 1 << 20
 SPREAD = ("min", "mean", "max", "rank0")
 _MARK = contract.PREFIX.encode() + b"{"
@@ -20,14 +21,14 @@ _SPECIAL = ("nan", "inf", "-inf")
 
 @dataclass
 class LogCounts:
-    """What one pass over a log has counted."""
+    """Counters of one pass over a log."""
 
     bytes: int = 0
     too_long: int = 0  # events of more than MAX_LINE_BYTES, which are ignored
 
 
 def read_events(log: BinaryIO, counts: LogCounts | None = None) -> Iterator[JsonObject]:
-    """Every event in a log, in its order. Lines without one cost a search of bytes and nothing more."""
+    """The events in a log, in order. Lines without an event cost only a byte search."""
     for block in _read_whole_lines(log, counts or LogCounts()):
         position = 0
         while (found := block.find(_MARK, position)) >= 0:
@@ -37,15 +38,15 @@ def read_events(log: BinaryIO, counts: LogCounts | None = None) -> Iterator[Json
 
 
 def _read_whole_lines(log: BinaryIO, counts: LogCounts) -> Iterator[bytes]:
-    """Blocks that end at a line's end, or at the end of the log.
+    """Yield blocks that end at a line end, or at the end of the log.
 
-    Of an unfinished line that is longer than a block, all before the first mark of an event is left out, since a
-    progress bar may be there.
+    If an unfinished line is longer than a block, everything before its first event marker is skipped, because it may be
+    a progress bar.
     """
     rest, skips = b"", False
     while block := log.read(MAX_LINE_BYTES):
         counts.bytes += len(block)
-        if skips:  # to the end of an event that is too long
+        if skips:  # until the end of an event that is too long
             _, found, block = block.partition(b"\n")
             skips = not found
         data = rest + block
@@ -64,9 +65,9 @@ def _read_whole_lines(log: BinaryIO, counts: LogCounts) -> Iterator[bytes]:
 
 
 class DataIdentityDocument(TypedDict):
-    """Which data a run trained on: number of samples by part, digest of the decoded data, whether they are official.
+    """A run's data: number of samples by part, digest of the decoded data, and whether they are official.
 
-    `official` is None if the task cannot tell; `reason` says why they are not, or not known to be, official.
+    `official` is None if unknown; `reason` says why they are not, or not known to be, official.
     """
 
     counts: dict[str, float]
@@ -77,12 +78,12 @@ class DataIdentityDocument(TypedDict):
 
 @dataclass(frozen=True)
 class ReportedFacts:
-    """What is known once all logs of a run are read.
+    """The facts in all logs of a run.
 
-    `result` is the last one that rank 0 reported in its own log, as `parse_result` gives it; if it reported none and
-    was watched, the result that follows from its metrics. `environments` are facts by rank, `metrics` the last finite
-    values of rank 0 by name, `phase` its last phase event, `probes` its events of the network. `is_watched`: the result
-    is that of its metrics.
+    `result` is the last result in rank 0's own log, as returned by `parse_result`; if there is none and rank 0 was
+    watched, the result derived from its metrics. `environments` are facts by rank, `metrics` the last finite values of
+    rank 0 by name, `phase` its last phase event, `probes` its network events. `is_watched`: the result was derived from
+    metrics.
     """
 
     result: JsonObject | None
@@ -96,9 +97,9 @@ class ReportedFacts:
 
 @dataclass
 class LogFacts:
-    """What one rank's log says of itself. Times of events are seconds since 1970; `backward` is the largest step back
-    from one event of a rank to its next; `last_seconds` is that of the last metric, on the clock of the result;
-    `foreign` counts events of ranks that do not write into this log; `is_measured_late`: a metric is after the result.
+    """The facts in one rank's log. Times of events are seconds since 1970; `backward` is the largest backward step
+    between consecutive events of a rank; `last_seconds` is the time of the last metric on the result's clock; `foreign`
+    counts events of ranks that do not write to this log; `is_measured_late`: a metric follows the result.
     """
 
     counts: LogCounts
@@ -112,7 +113,7 @@ class LogFacts:
     _moments: dict[int, float] = field(default_factory=dict)
 
     def take(self, event: Mapping[str, Any]) -> None:
-        """Take the next event that counts."""
+        """Record the next valid event."""
         moment, rank = float(event["time"]), event["rank"]
         self.backward = max(self.backward, self._moments.get(rank, moment) - moment)
         self._moments[rank] = moment
@@ -133,11 +134,11 @@ def collect_events(
     watcher: "GoalWatcher | None" = None,
     writers: Callable[[int], Collection[int]] | None = None,
 ) -> ReportedFacts:
-    """Read the logs of all ranks once, in bounded memory. Events of ranks outside the run are ignored.
+    """Read the logs of all ranks once, in bounded memory. Ignores events of ranks outside the run.
 
-    `write_metric` gets the lines of metrics.jsonl one by one, in the order of logs and of lines in them. `watcher`
-    finds the result of a program that reports none. `writers` are the ranks that write into the log of a number: events
-    of others in it are ignored (None: any rank may write into any log).
+    `write_metric` is called with each line of metrics.jsonl, in the order of logs and of lines in them. `watcher` finds
+    the result of a program that does not report one. `writers` returns the ranks that write to the log with a number:
+    events of others are ignored (None: any rank may write to any log).
     """
     collector = _EventCollector(world_size, watcher, writers)
     for rank, open_log in logs.items():
@@ -173,7 +174,7 @@ class _EventCollector:
         self.probes: list[Mapping[str, Any]] = []
 
     def read(self, number: int, log: BinaryIO) -> Iterator[bytes]:
-        """Read rank `number`'s log to its end; yields the lines of metrics.jsonl that follow from it."""
+        """Read rank `number`'s log to its end; yields its lines for metrics.jsonl."""
         facts = self.logs[number] = LogFacts(LogCounts())
         own = None if self._writers is None else self._writers(number)
         for event in read_events(log, facts.counts):
@@ -204,23 +205,22 @@ class _EventCollector:
 
 
 class GoalWatcher:
-    """What a program that only reports its metric has reached: its result, by the goal that it is held to.
+    """Derives the result of a program that only reports a metric, for a given goal.
 
-    `started` is when the workers started (RFC 3339), from which the seconds count: nothing else is known of the
-    program's clock.
+    `started` is when the workers started (RFC 3339). Seconds count from then, because the program's clock is unknown.
     """
 
     def __init__(self, goal: Goal, kind: str, started: str | None) -> None:
         self._goal = goal
         self._kind = kind
         self._started = None if started is None else parse_timestamp(started)
-        self._value: float | None = None  # that which reached the goal, else the best
+        self._value: float | None = None  # the value that reached the goal, else the best one
         self._last: float | None = None
         self._moment = ""  # of the goal, else of the last value
         self._reached = False
 
     def take(self, metric: Mapping[str, Any]) -> None:
-        """Take rank 0's next metric, as `parse_metric` gives it."""
+        """Record rank 0's next metric, as returned by `parse_metric`."""
         value = metric["value"]
         if metric["name"] not in self._goal.metric_names or not is_finite_number(value):
             return
@@ -233,7 +233,7 @@ class GoalWatcher:
             self._value = value
 
     def result(self) -> JsonObject | None:
-        """As `parse_result` gives it; None if the metric was not reported."""
+        """The result in the form of `parse_result`; None if the metric was not reported."""
         if self._value is None:
             return None
         seconds = None
@@ -264,20 +264,20 @@ def parse_metric(event: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def parse_phase(event: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, object]:
-    """`phase` with its finite epoch, epochs, step, steps; epochs that the event leaves out are those of `before`."""
+    """`phase` with its finite epoch, epochs, step, steps; if the event has no epochs, those of `before`."""
     phase = event.get("phase")
     if not isinstance(phase, str) or not phase:
         return dict(before)
     numbers = {key: event[key] for key in ("epoch", "epochs", "step", "steps") if is_finite_number(event.get(key))}
-    # A step belongs to its epoch; epochs that an event leaves out have not changed.
+    # A step belongs to its epoch; omitted epochs are unchanged.
     kept = {key: before[key] for key in ("epoch", "epochs") if key in before}
     return {**kept, **numbers, "phase": one_line(phase, 40)}
 
 
 def parse_result(event: Mapping[str, Any]) -> dict[str, object] | None:
-    """A result event with every field present and of its type (None if it was not reported), or None.
+    """A result event with every field present and valid (None if not reported); None for an invalid event.
 
-    Only outcomes of the contract count; any other field that is malformed is treated as not reported.
+    The outcome must be one of the contract; other malformed fields are treated as not reported.
     """
     if event.get("outcome") not in contract.OUTCOMES:
         return None
@@ -309,7 +309,7 @@ def _amount(value: Any) -> Any:
 
 
 def _parse_data_identity(document: Any) -> DataIdentityDocument | None:
-    """What the task reported of its data; None if it reported nothing, or no object."""
+    """The data's identity as reported by the task; None if it reported none, or something invalid."""
     if not isinstance(document, dict):
         return None
     counts, official = document.get("counts"), document.get("official")

@@ -1,4 +1,4 @@
-"""The evidence of a run: completed in its folder, and read from there or from its archive."""
+"""The evidence of a run: completed in its folder, and read from the folder or its archive."""
 
 import io
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -20,12 +20,12 @@ from mlbench_cli.util.files import read_end, replace_file
 from mlbench_cli.util.json_text import format_row, make_strict, parse_document
 from mlbench_cli.util.times import MAX_SECONDS, parse_timestamp, timestamp
 
-MAX_ROW_BYTES = 1 << 20  # of resources.jsonl; what is longer is no row
+MAX_ROW_BYTES = 1 << 20  # of resources.jsonl; longer lines are not rows
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a run left behind as it happened. `logs` opens each rank's log for reading, as often as asked."""
+    """The evidence that a run left behind. `logs` opens each rank's log for reading, repeatedly if needed."""
 
     id: str
     name: str
@@ -34,19 +34,19 @@ class Evidence:
     rules: TaskRules | None
     observation: Observation
     provenance: Mapping[str, Any]  # Provenance.to_dict
-    samples: Callable[[], Iterable[Mapping[str, Any]]]  # the rows of resources.jsonl, blocks of samples as they are
+    samples: Callable[[], Iterable[Mapping[str, Any]]]  # the rows of resources.jsonl, with unexpanded blocks of samples
     logs: Mapping[int, Callable[[], BinaryIO]]
-    shaping: Mapping[str, Any] | None = None  # shaping.json, if the engine made the network
-    faults: Mapping[str, Any] | None = None  # faults.json, if the run met faults or may have been started again
+    shaping: Mapping[str, Any] | None = None  # shaping.json, if the engine emulated the network
+    faults: Mapping[str, Any] | None = None  # faults.json, if faults occurred, or ranks could be restarted
 
     @property
     def goal(self) -> Goal | None:
-        """The goal that the run was asked to reach; None for a task without one."""
+        """The run's goal; None for a task without one."""
         return None if self.rules is None else self.rules.find_goal(self.spec.parameters, self.spec.goal)
 
     @property
     def span(self) -> tuple[float | None, float]:
-        """Start of the first worker and end of the last, in seconds since 1970; the start is None if none began."""
+        """Start of the first worker and end of the last, in seconds since 1970; the start is None if none started."""
         workers = self.observation.workers
         started = min((worker.started for worker in workers if worker.started is not None), default=None)
         ends = [worker.finished for worker in workers if worker.finished is not None]
@@ -55,13 +55,13 @@ class Evidence:
 
     @property
     def is_alone(self) -> bool:
-        """Whether each worker has a node of its own, so that what others use there is not the run's."""
+        """Whether each worker has its own node, so that other processes there do not belong to the run."""
         nodes = [worker.node for worker in self.observation.workers]
         return not self.spec.functional_only and len(set(nodes)) == len(nodes)
 
 
 def collect_evidence(run: Run, document: Mapping[str, Any], observation: Observation) -> Evidence:
-    """The evidence in a run's folder that is not sealed yet; `document` is its run.json."""
+    """The evidence in the folder of a run that is not yet sealed; `document` is its run.json."""
     folder = RunFolder(run.folder)
     logs: dict[int, Callable[[], BinaryIO]] = {rank: partial(_open, path) for rank, path in folder.logs().items()}
     rules, provenance = _rules(document), document.get("provenance") or {}
@@ -72,7 +72,7 @@ def collect_evidence(run: Run, document: Mapping[str, Any], observation: Observa
 
 
 def load_evidence(archive: Archive) -> Evidence:
-    """The evidence in an archive. Raises DamagedArchive that names the file and what is wrong with it."""
+    """The evidence in an archive. Raises DamagedArchive, which names the file and the problem."""
     run = archive.run
     try:
         spec = RunSpec.from_dict(run["spec"])
@@ -93,7 +93,7 @@ def load_evidence(archive: Archive) -> Evidence:
 
 
 def _rules(document: Mapping[str, Any]) -> TaskRules | None:
-    """The rules that run.json was written with."""
+    """The task's rules in run.json."""
     rules = document["task"]
     return None if rules is None else TaskRules.from_dict(rules)
 
@@ -110,7 +110,7 @@ def _load_observation(archive: Archive) -> Observation:
 
 
 def keep_observation(run: Run, observation: Observation, renamed: list[Finding]) -> Observation:
-    """Write how the run ended, with what sealing has renamed, now or when it was interrupted; that is returned."""
+    """Write the observation with the files renamed by sealing, now or before an interruption, and return it."""
     folder = RunFolder(run.folder)
     before = folder.read_observation()
     found = [*(before.findings if before else ()), *renamed]
@@ -121,7 +121,7 @@ def keep_observation(run: Run, observation: Observation, renamed: list[Finding])
 
 
 def normalize_samples(path: Path) -> None:
-    """Bring resources.jsonl to the archive's form: times as RFC 3339, samples in blocks, no torn lines.
+    """Convert resources.jsonl to the archive's format: times as RFC 3339, samples in blocks, no truncated lines.
 
     The file is empty if nothing was sampled.
     """
@@ -130,15 +130,15 @@ def normalize_samples(path: Path) -> None:
 
 
 def read_samples(path: Path) -> Iterator[Mapping[str, object]]:
-    """The rows of resources.jsonl with times as RFC 3339, also for a file that is not normalized yet."""
+    """The rows of resources.jsonl with times as RFC 3339, also from a file that is not yet normalized."""
     return sample_blocks.expand(_read_rows(path))
 
 
 def read_last_samples(path: Path, limit: int = 64 * 1024) -> Iterator[Mapping[str, object]]:
-    """The whole rows in the last `limit` bytes of resources.jsonl; none without the file."""
+    """The complete rows in the last `limit` bytes of resources.jsonl; none if the file is missing."""
     data = read_end(path, limit)
     if len(data) == limit:
-        data = data[data.find(b"\n") + 1 :]  # the first row may be cut
+        data = data[data.find(b"\n") + 1 :]  # the first row may be truncated
     return sample_blocks.expand(_whole_rows(io.BytesIO(data)))
 
 
@@ -149,7 +149,7 @@ def _read_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _whole_rows(samples: BinaryIO) -> Iterator[dict[str, Any]]:
-    """The rows of resources.jsonl with times as RFC 3339, without those that are torn, and without damaged blocks."""
+    """The rows of resources.jsonl with times as RFC 3339, without truncated rows and damaged blocks."""
     while line := samples.readline(MAX_ROW_BYTES):
         try:
             row = parse_document(line)

@@ -1,4 +1,4 @@
-"""The finding that a node or a link is slow, from the search that the task `allreduce` makes among pairs of ranks."""
+"""The finding about a slow node or link, from the search of the task `allreduce` among pairs of ranks."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +10,7 @@ SLOW = {"node": "slow_node", "link": "slow_link", "several": "slow_nodes"}
 
 
 def find_slow_links(details: Mapping[str, Any]) -> Finding | None:
-    """The finding that follows from a search among pairs; None if nothing is slow, or nobody searched."""
+    """The finding from a search among pairs; None if nothing is slow, or there was no search."""
     found = details.get("search")
     verdict = found.get("verdict") if isinstance(found, Mapping) else None
     if not isinstance(found, Mapping) or not isinstance(verdict, Mapping):

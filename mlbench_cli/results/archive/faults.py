@@ -1,14 +1,14 @@
-"""What the faults of a run cost: from faults.json and the checkpoints that rank 0 reported to a part of result.json.
+"""The cost of a run's faults, for result.json: derived from faults.json and the checkpoints that rank 0 reported.
 
 Every second from the start of the first rank to the end of the run is in exactly one of PARTS:
 
     startup       until the first attempt trains
-    useful        training and validation that the result rests on
-    checkpointing steps that waited for a checkpoint
-    waiting       a rank was stopped or slowed, and came back by itself
-    lost          work after the checkpoint that the next attempt went on from
+    useful        training and validation that led to the result
+    checkpointing waiting for a checkpoint to be written
+    waiting       a rank was stopped or slowed, and recovered by itself
+    lost          work after the checkpoint from which the next attempt resumed
     detection     from a fault to the end of its attempt
-    restart       from the end of an attempt until the next one trains, without loading
+    restart       from the end of an attempt until the next one trains, excluding loading
     loading       reading the checkpoint
 """
 
@@ -31,7 +31,7 @@ MAX_EVENTS = 10_000
 
 
 class RecoveryDocument(TypedDict):
-    """One attempt that ended early: seconds from the fault until the next attempt had made up for what was lost."""
+    """One attempt that ended early: seconds from the fault until the next attempt had redone the lost work."""
 
     at: float
     rank: int | None
@@ -48,18 +48,18 @@ class FaultsDocument(TypedDict):
 
     script: str | None
     policy: str
-    planned: int  # whose time came
+    planned: int  # whose time was reached
     injected: int
     attempts: int
-    ranks: int  # of the last attempt
+    ranks: int  # in the last attempt
     wall_seconds: float
     seconds: dict[str, float]  # by PARTS
     goodput: float | None  # useful share of the wall time
     checkpoints: int
-    checkpoint_seconds: float | None  # that one kept the ranks waiting, on average
+    checkpoint_seconds: float | None  # mean time for which a checkpoint kept the ranks waiting
     recoveries: list[RecoveryDocument]
-    timeline: list[list[Any]]  # part, begin, end; checkpointing and waiting are within useful
-    events: list[list[Any]]  # what was injected: kind, target, begin, end
+    timeline: list[list[Any]]  # part, begin, end; checkpointing and waiting are parts of useful
+    events: list[list[Any]]  # injected faults: kind, target, begin, end
 
 
 class CheckpointMarks:
@@ -70,7 +70,7 @@ class CheckpointMarks:
         self.read: list[tuple[float, float, float]] = []
 
     def take(self, line: bytes) -> None:
-        """Take a line of metrics.jsonl."""
+        """Record a line of metrics.jsonl."""
         if b"_seconds" not in line or not (b"checkpoint_" in line or b"restore_" in line):
             return
         row = parse_document(line)
@@ -83,7 +83,7 @@ class CheckpointMarks:
 
 
 def faults_document(record: Mapping[str, Any] | None, marks: CheckpointMarks) -> FaultsDocument | None:
-    """What the faults of a run cost; None if it has no record of any, or a malformed one."""
+    """The cost of a run's faults; None without a record of faults, or with a malformed one."""
     attempts = _rows((record or {}).get("attempts"))
     ended = (record or {}).get("ended")
     if record is None or not attempts:
@@ -95,7 +95,7 @@ def faults_document(record: Mapping[str, Any] | None, marks: CheckpointMarks) ->
     seconds = dict.fromkeys(PARTS, 0.0)
     recoveries: list[RecoveryDocument] = []
     timeline: list[list[Any]] = []
-    before = None  # the recovery that the attempt before left unfinished
+    before = None  # unfinished recovery of the previous attempt
     for number, attempt in enumerate(attempts):
         following = attempts[number + 1] if number + 1 < len(attempts) else None
         start, end = _number(attempt.get("started")), ends[number] if following is not None else wall
@@ -169,7 +169,7 @@ def faults_document(record: Mapping[str, Any] | None, marks: CheckpointMarks) ->
 
 
 def _find_fault(events: list[Mapping[str, Any]], attempt: Mapping[str, Any], training: float, end: float) -> float:
-    """When the fault began that ended an attempt; the end itself if nobody injected one."""
+    """When the fault that ended an attempt began; the end itself if none was injected."""
     ending = (FaultKind.KILL, FaultKind.STOP, FaultKind.NODE, FaultKind.DISK)
     moments = [
         _number(event.get("at"))
@@ -187,7 +187,7 @@ def _find_kept(
     training: float,
     fault: float,
 ) -> float:
-    """Up to when the work of an attempt was kept: the checkpoint that the next one went on from."""
+    """Until when the work of an attempt was kept: the checkpoint from which the next one resumed."""
     update = following.get("resumed_update")
     if update is None or update == attempt.get("resumed_update"):
         return training
@@ -197,7 +197,7 @@ def _find_kept(
 
 
 def _find_waiting(events: list[Mapping[str, Any]], begin: float, end: float) -> float:
-    """Seconds in which some rank was stopped, or its part of those in which it was slowed."""
+    """Seconds for which a rank was stopped; for slowed ranks, the corresponding share."""
     total = 0.0
     for event in events:
         kind = event["planned"].get("kind")
@@ -211,7 +211,8 @@ def _find_waiting(events: list[Mapping[str, Any]], begin: float, end: float) -> 
 
 
 def find_not_injected(spec: RunSpec, record: Mapping[str, Any] | None, is_success: bool) -> Finding | None:
-    """The finding that the run was milder than its script; None if every fault whose time came was carried out."""
+    """The finding that faults of the script were not injected; None if every fault whose time was reached was
+    injected."""
     if spec.faults is None or not is_success:
         return None
     problems = [
@@ -236,7 +237,7 @@ def find_not_injected(spec: RunSpec, record: Mapping[str, Any] | None, is_succes
 
 
 def find_fault_contradictions(spec: RunSpec, record: Mapping[str, Any] | None) -> Iterator[str]:
-    """What faults.json says that does not follow from the spec."""
+    """Contradictions between faults.json and the spec."""
     if record is None:
         return
     if record.get("script") != spec.faults or record.get("policy") != (spec.on_failure or Policy.FAIL):

@@ -55,16 +55,16 @@ from mlbench_cli.util.json_text import make_strict
 from mlbench_cli.util.text import one_line
 from mlbench_cli.util.times import timestamp
 
-# libfabric's EFA provider dies of "Cannot allocate memory" at 8 MiB (awslabs/awsome-distributed-ai#647).
+# libfabric's EFA provider fails with "Cannot allocate memory" at 8 MiB (awslabs/awsome-distributed-ai#647).
 MIN_MEMLOCK = 1 << 30
 
 _NO_RESULT: Mapping[str, Any] = {"timings": {}, "details": {}, "synthetic": False}
-STILL_RUNNING = "still_running"  # finding of an archive that was written before its run ended
+STILL_RUNNING = "still_running"  # finding in archives written before the run ended
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """The documents that follow from the evidence, without schema versions. metrics.jsonl went to the sink."""
+    """The documents derived from the evidence, without schema versions. metrics.jsonl was passed to `write_metric`."""
 
     outcome: Outcome
     result: ResultDocument
@@ -75,7 +75,7 @@ class Judgement:
 
     @property
     def documents(self) -> dict[str, Mapping[str, Any]]:
-        """The JSON documents by their file names, without schema versions."""
+        """The JSON documents by file name, without schema versions."""
         documents: dict[str, Mapping[str, Any]] = {
             run_folder.RESULT: self.result,
             run_folder.ENVIRONMENT: self.environment,
@@ -95,10 +95,10 @@ class Judgement:
 def judge(
     evidence: Evidence, write_metric: Callable[[bytes], object] = lambda line: None, version: int = JUDGE_VERSION
 ) -> Judgement:
-    """The documents that follow from the evidence of a run that has ended, by the rules of `version`, 2 or later.
+    """Derive the documents from the evidence of a run that has ended, by the rules of `version`, 2 or later.
 
-    `write_metric` gets the lines of metrics.jsonl one by one, in the order of logs and of lines in them. Logs are read
-    in bounded memory; each a second time only to prove a claimed goal. Raises ValueError if the run has not ended.
+    `write_metric` is called with each line of metrics.jsonl, in the order of logs and of lines in them. Logs are read
+    in bounded memory, and a second time only to prove a claimed goal. Raises ValueError if the run has not ended.
     """
     spec = evidence.spec
     if evidence.observation.ended is None:
@@ -220,7 +220,7 @@ def _without_left_out(evidence: Evidence) -> Observation:
 
 
 def _must_report(evidence: Evidence) -> bool:
-    """Whether the run's program is that of a task that must report a result."""
+    """Whether the run's program belongs to a task that must report a result."""
     rules = evidence.rules
     return evidence.spec.runs_task_program and rules is not None and (rules.origin is None or rules.goal is not None)
 
@@ -232,7 +232,7 @@ def _writers(evidence: Evidence) -> Callable[[int], Collection[int]]:
     def find(number: int) -> Collection[int]:
         if number >= spec.process_count:
             return ()
-        if not spec.run_on_all:  # a launcher on rank 0 prints what all ranks write
+        if not spec.run_on_all:  # a launcher on rank 0 prints the output of all ranks
             return range(spec.world_size) if number == 0 else ()
         ranks = spec.ranks_of(spec.unit_of(number))
         return {number, *(rank for rank in ranks if number == ranks[0] and rank not in numbers)}
@@ -241,9 +241,9 @@ def _writers(evidence: Evidence) -> Callable[[int], Collection[int]]:
 
 
 def _find_goal(evidence: Evidence, reported: Mapping[str, Any] | None) -> tuple[JsonObject | None, list[Finding]]:
-    """The goal of a run without `reached` and `seconds`: what was asked for, with the values that the task reported.
+    """The goal of a run, without `reached` and `seconds`: the requested goal with the values that the task reported.
 
-    A reported goal that is not the one that was asked for proves nothing: its value is dropped, and a finding says so.
+    If the reported goal is not the requested one, its value is dropped, and a finding says so.
     """
     spec, rules, goal = evidence.spec, evidence.rules, evidence.goal
     if goal is None or rules is None or rules.goal is None:
@@ -265,10 +265,10 @@ def _find_goal(evidence: Evidence, reported: Mapping[str, Any] | None) -> tuple[
 
 
 def _find_doubts(evidence: Evidence, decision: _Decision) -> list[str]:
-    """The codes of those findings that take away the official line.
+    """The codes of findings that remove the official line.
 
-    A step of the clock does so only if the seconds of the line may be differences of wall times. The catalogue's own
-    programs measure with the monotonic clock.
+    A clock step does so only if the line's seconds may be differences of wall times. Catalogue tasks use the monotonic
+    clock.
     """
     spec, rules = evidence.spec, evidence.rules
     is_own = rules is not None and rules.origin is None and spec.argv == rules.command and not decision.has_other_code
@@ -340,7 +340,7 @@ def _claimed_outcome(spec: RunSpec, observation: Observation, reported: Mapping[
     if (outcome := ending.outcome) is not None:
         never_started = all(worker.started is None for worker in observation.workers)
         if ending is Ending.CANCELLED and never_started and any(found.permanent for found in observation.findings):
-            return Outcome.NEVER_STARTED  # the client gave up because waiting could not help
+            return Outcome.NEVER_STARTED  # the client gave up, because waiting was pointless
         return outcome
     if ending is not Ending.EXITED or len(observation.workers) < spec.workers:
         return Outcome.FAILED
@@ -404,8 +404,8 @@ def _is_reported(
     key: str,
     writers: Callable[[int], Collection[int]] | None,
 ) -> bool:
-    """Whether a metric event of rank 0 in its own log has the goal's `value` or `last`; of any rank without `writers`,
-    as before the third version of the rules.
+    """Whether a metric event of rank 0 in its own log has the goal's `value` or `last`. Without `writers`, of any rank,
+    as before version 3 of the rules.
     """
     if goal is None or goal[key] is None:
         return False
@@ -438,7 +438,7 @@ def _result(
     division: dict[str, str | None],
     conditions: JsonObject,
 ) -> ResultDocument:
-    """result.json but for its official line, method and network."""
+    """result.json without its official line, method and network."""
     spec, observation = evidence.spec, evidence.observation
     facts = reported.result or _NO_RESULT
     seconds: SecondsDocument = {"wall": facts.get("wall_seconds"), "training": facts.get("training_seconds")}
@@ -504,8 +504,8 @@ def _seconds_to_goal(
 ) -> SecondsDocument | None:
     """Seconds to a goal that was reached.
 
-    Those of the whole training if it ended at the goal, or those noted when the goal was passed if it ran to the end of
-    a budget; None if the goal was not reached.
+    The seconds of the whole training if it ended at the goal, or those recorded at the goal if it ran to the end of a
+    budget; None if the goal was not reached.
     """
     if goal is None:
         return None
@@ -523,7 +523,7 @@ def _amount(value: Any) -> float | None:
     return value if is_finite_number(value) and value >= 0 else None
 
 
-# --- the sentence ---------------------------------------------------------------------------------------------------
+# --- the summary ---------------------------------------------------------------------------------------------------
 
 
 def _summarize(evidence: Evidence, decision: _Decision, reported: Mapping[str, Any] | None) -> str:

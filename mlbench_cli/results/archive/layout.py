@@ -1,7 +1,7 @@
-"""What an archive is made of: its file names, which of them are safe everywhere, and their digests.
+"""The files of an archive: their names, which names are portable, and their digests.
 
-The names below are relative to the run's folder, with "/" between parts. A part that begins with a dot is the tool's
-own and no part of the archive; only below output/ such files are a task's and belong to it.
+Names are relative to the run's folder, with "/" between parts. Parts that begin with a dot belong to mlbench and are
+not in the archive, except below output/, where they belong to the task.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ from mlbench_cli.storage.run_folder import (
 from mlbench_cli.util.files import replace_file, sync_folder
 
 REQUIRED = (RUN, RESULT, OFFICIAL, METRICS, ENVIRONMENT, RESOURCES, FINDINGS)
-DOCUMENTS = (RESULT, OFFICIAL, METRICS, ENVIRONMENT, FINDINGS)  # what the judge makes of the rest
+DOCUMENTS = (RESULT, OFFICIAL, METRICS, ENVIRONMENT, FINDINGS)  # derived by the judge from the other files
 
 MAX_FILES = 250_000
 MAX_NAME_BYTES = 1024
@@ -49,7 +49,7 @@ CHUNK = 1 << 20
 
 _SUMS_LINE = re.compile(r"([0-9a-f]{64})  ([^\n]+)\n")
 _UNPORTABLE = re.compile(r"[\x00-\x1f\x7f\\]|[\ud800-\udfff]")
-# Controls of ISO 6429, marks and overrides of the direction of writing (UAX #9), separators of lines, byte order marks.
+# Control characters of ISO 6429, bidirectional marks and overrides (UAX #9), line separators, byte order marks.
 _MISREAD = re.compile("[\x80-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
 # "Naming Files, Paths, and Namespaces" of the Windows API.
 _RESERVED = re.compile(r'[<>:"|?*]')
@@ -57,7 +57,7 @@ _DEVICE = re.compile(r"(CON|PRN|AUX|NUL|CONIN\$|CONOUT\$|(COM|LPT)[0-9\u00b9\u00
 
 
 def find_name_problem(name: str) -> str | None:
-    """Why `name` may not be the name of an archive's file; None if it may."""
+    """Why an archive's file must not be named `name`; None if it may."""
     if not name:
         return "the name is empty"
     if name.startswith("/"):
@@ -75,9 +75,9 @@ def find_name_problem(name: str) -> str | None:
 
 
 def find_portability_problem(name: str) -> str | None:
-    """Why a file of that name is another one on some system, or none, or reads as something else; None if it is not so.
+    """Why a file name is not portable: it is invalid, ambiguous or misleading on some system. None if it is portable.
 
-    Archives of judges before the third may have such names.
+    Archives judged by version 1 or 2 may have such names.
     """
     if _MISREAD.search(name):
         return "the name contains a control or bidirectional character"
@@ -88,14 +88,14 @@ def find_portability_problem(name: str) -> str | None:
 
 
 def is_in_layout(name: str) -> bool:
-    """Whether an archive has a file of that name."""
+    """Whether a file with this name belongs in an archive."""
     known = {*REQUIRED, OBSERVATION, NETWORK, SHAPING, FAULTS, SUMS, SIGNATURE}
     return name in known or name.startswith(("output/", "manifests/")) or LOG_PATTERN.fullmatch(name) is not None
 
 
 def find_collisions(names: Iterable[str]) -> dict[str, str]:
-    """The names that are also another one's, or that of a folder in another one, where case or the normal form of
-    Unicode do not count; each with that other one. Of several the first in order keeps its name.
+    """Names that collide with another name, or with a folder of one, if case or Unicode normalization are ignored; each
+    with the other name. The first name of a group is not listed.
     """
     found: dict[str, str] = {}
     files: dict[str, str] = {}
@@ -115,7 +115,7 @@ def find_collisions(names: Iterable[str]) -> dict[str, str]:
 
 
 def portable_part(part: str) -> str:
-    """A file name with every character that an archive cannot hold written as %XX, and cut to its greatest length."""
+    """A file name with every invalid character written as %XX, truncated to the maximum length."""
     last = len(part) - 1
     text = "".join(
         "".join(f"%{byte:02X}" for byte in char.encode("utf-8", "surrogateescape"))
@@ -134,7 +134,8 @@ def portable_part(part: str) -> str:
 
 
 def walk(folder: Path, below: str = "") -> Iterator[tuple[str, int]]:
-    """Name and `st_mode` of everything but directories in an archive's folder, in no order. Links are not followed."""
+    """Name and `st_mode` of everything except directories in an archive's folder, in no particular order. Links are not
+    followed."""
     with os.scandir(folder / below) as entries:
         for entry in entries:
             name = f"{below}/{entry.name}" if below else entry.name
@@ -148,14 +149,14 @@ def walk(folder: Path, below: str = "") -> Iterator[tuple[str, int]]:
 
 
 def remove_temporary_files(folder: Path) -> None:
-    """Remove what a killed writer has left."""
+    """Remove temporary files of a killed writer."""
     for name in (*REQUIRED, OBSERVATION, SUMS):
         for temporary in folder.glob(f".{name}.*.tmp"):
             temporary.unlink(missing_ok=True)
 
 
 def make_portable(folder: Path) -> list[Finding]:
-    """Rename files that no archive can hold by that name, and put links and devices aside; idempotent."""
+    """Rename files with invalid names, and move links and devices aside. Idempotent."""
     findings = []
     for parent, folders, _ in os.walk(folder):
         for name in folders:
@@ -198,20 +199,20 @@ def _name_collision(colliding: Mapping[str, str], name: str) -> str | None:
 
 
 def _let_read(path: Path, needed: int) -> None:
-    """A task may have taken away its owner's right to read what it wrote."""
+    """Make a file readable: a task may have removed its owner's read permission."""
     mode = path.lstat().st_mode
     if not stat.S_ISLNK(mode) and mode & needed != needed:
         path.chmod(stat.S_IMODE(mode) | needed)
 
 
 def log_names(names: Iterable[str]) -> dict[int, str]:
-    """Rank to name of its log, in the order of ranks, for those of `names` that are logs."""
+    """Rank -> name of its log, ordered by rank, for the logs among `names`."""
     matches = [match for name in names if (match := LOG_PATTERN.fullmatch(name))]
     return {int(match[1]): match[0] for match in sorted(matches, key=lambda match: int(match[1]))}
 
 
 def digest(file: BinaryIO) -> str:
-    """Hex SHA-256 of what is left to read in `file`."""
+    """Hex SHA-256 of the rest of `file`."""
     sha = hashlib.sha256()
     while chunk := file.read(CHUNK):
         sha.update(chunk)
@@ -219,7 +220,7 @@ def digest(file: BinaryIO) -> str:
 
 
 def write_sums(folder: Path) -> None:
-    """Write SHA256SUMS of a folder's files, after all of them are on disk: from then on the folder is sealed."""
+    """Write SHA256SUMS of a folder's files after all of them are on disk. This seals the folder."""
     sync_folder(folder)
     sums = format_sums(_digest_files(folder))
     with replace_file(folder / SUMS) as file:
@@ -228,12 +229,12 @@ def write_sums(folder: Path) -> None:
 
 
 def _digest_files(folder: Path) -> dict[str, str]:
-    """Name to digest of every file, each of them on disk when this returns."""
+    """Name -> digest of every file. All files are on disk when this returns."""
     digests = {}
     for name, _ in walk(folder):
         if name == SUMS:
             continue
-        if name == SIGNATURE:  # of what was not sealed yet
+        if name == SIGNATURE:  # an old signature
             (folder / name).unlink()
             continue
         with open(folder / name, "rb") as file:
@@ -248,12 +249,12 @@ def _digest_files(folder: Path) -> dict[str, str]:
 
 
 def format_sums(digests: Mapping[str, str]) -> bytes:
-    """SHA256SUMS in the form of coreutils, sorted by name: `sha256sum -c SHA256SUMS` checks it."""
+    """SHA256SUMS in the format of coreutils, sorted by name, to be checked with `sha256sum -c SHA256SUMS`."""
     return "".join(f"{digests[name]}  {name}\n" for name in sorted(digests)).encode()
 
 
 def parse_sums(data: bytes, path: Path | str) -> dict[str, str]:
-    """Name to digest. Raises DamagedArchive unless `data` is exactly what `format_sums` makes of safe names."""
+    """Name -> digest. Raises DamagedArchive unless `data` is exactly the output of `format_sums` for safe names."""
     try:
         digests = {name: value for value, name in _SUMS_LINE.findall(data.decode())}
     except UnicodeDecodeError:
@@ -273,7 +274,7 @@ def parse_sums(data: bytes, path: Path | str) -> dict[str, str]:
 
 @contextmanager
 def naming_file_on_os_error(path: Path, action: str) -> Iterator[None]:
-    """Turn an operating-system error below into a message that names the file."""
+    """Convert an OSError in the block into an MlbenchError that names the file."""
     try:
         yield
     except OSError as error:

@@ -1,10 +1,10 @@
-"""When the lines of a rank's log were written, as far as a run's evidence says.
+"""Estimates when the lines of a rank's log were written, from a run's evidence.
 
-A line that holds an event carries its own time, to the millisecond. Of all other lines it is known that they were
-written no later than the next event of their rank, and no later than the moment at which the log was first found to
-reach beyond them: resources.jsonl holds the logs' sizes once a second ("log_bytes"), measured by the local engine, and
-on clusters from the nodes' time stamps of the lines. The earlier of the two is taken for the line's time. If there is
-neither, a line has the time of the event before it; before the first event its time is unknown.
+Event lines have their own time, in milliseconds. Other lines were written no later than the next event of their rank,
+and no later than the first time at which the log was known to extend beyond them: resources.jsonl has the logs' sizes
+once a second ("log_bytes"), measured by the local engine, or on clusters derived from the nodes' timestamps of lines.
+The earlier of the two is the line's time. Without either, a line has the time of the previous event; before the first
+event its time is unknown.
 """
 
 from bisect import bisect_left
@@ -21,15 +21,15 @@ from mlbench_cli.util.json_text import parse_document
 from mlbench_cli.util.times import MAX_SECONDS
 from task_images import contract
 
-SLACK_SECONDS = 2.0  # by which an event may claim to be later than the sample that has found its line
+SLACK_SECONDS = 2.0  # by which an event's time may be later than the sample that includes its line
 _EVENT = contract.PREFIX.encode()
 
 
 @dataclass(frozen=True)
 class LogBlock:
-    """Successive lines of one rank that have the same time in seconds since 1970 (None: unknown).
+    """Consecutive lines of one rank with the same time, in seconds since 1970 (None: unknown).
 
-    `is_exact` tells whether that is the time of an event, else the time is the latest possible one.
+    `is_exact`: the time is that of an event; otherwise it is an upper bound.
     """
 
     rank: int
@@ -40,21 +40,21 @@ class LogBlock:
 
 @dataclass(frozen=True)
 class LogSizes:
-    """`times[i]`: the first moment at which the log was known to have `offsets[i]` bytes; both ascend."""
+    """`times[i]`: the first time at which the log was known to have `offsets[i]` bytes; both ascend."""
 
     offsets: list[int]
     times: list[float]
 
     def find_time(self, offset: int) -> float | None:
-        """The first moment at which the log reached `offset`; None if no sample says so."""
+        """The first time at which the log reached `offset`; None without such a sample."""
         index = bisect_left(self.offsets, offset)
         return self.times[index] if index < len(self.times) else None
 
 
 def read_log_sizes(folder: Path) -> dict[int, LogSizes]:
-    """The sizes of the ranks' logs over time, as the folder of a run has them; empty if it holds none."""
+    """The sizes of the ranks' logs over time, from the folder of a run; may be empty."""
     found: dict[int, LogSizes] = {}
-    samples = folder / RESOURCES  # a running run on a cluster has none yet, but the times of each log
+    samples = folder / RESOURCES  # missing for a running run on a cluster, which has the times of each log instead
     for path in [samples] if samples.exists() else (folder / STATE_FOLDER).glob(f"{LOG_TIMES}*.jsonl"):
         with suppress(OSError), open(path, "rb") as file:
             for line in file:
@@ -64,9 +64,9 @@ def read_log_sizes(folder: Path) -> dict[int, LogSizes]:
 
 
 def split_blocks(rank: int, lines: Iterable[bytes], sizes: LogSizes | None) -> Iterator[LogBlock]:
-    """The lines of a rank's log, from its beginning, as blocks in their order; times never decrease."""
+    """The lines of a rank's log, from its beginning, as blocks in order; times never decrease."""
     offset, latest = 0, None
-    waiting: list[bytes] = []  # lines whose time is still open: the next event may be before `limit`
+    waiting: list[bytes] = []  # lines whose time is undecided: the next event may be before `limit`
     limit: float | None = None
     for line in lines:
         offset += len(line)
@@ -91,7 +91,7 @@ def split_blocks(rank: int, lines: Iterable[bytes], sizes: LogSizes | None) -> I
 
 
 def _event_time(line: bytes, rank: int, limit: float | None) -> float | None:
-    """The time of the rank's own event in the line; None if there is none, or if it claims what cannot be."""
+    """The time of the rank's own event in the line; None if there is none, or its time is impossible."""
     event = contract.parse_event(line)
     if event is None or event["rank"] != rank:
         return None
@@ -128,7 +128,7 @@ def _take_size(rank: object, size: object, time: float | None, found: dict[int, 
 
 
 def _seconds(value: Any) -> float | None:
-    """A sample's time, which is RFC 3339 in an archive and seconds while the run is running."""
+    """A sample's time, which is RFC 3339 in an archive, and seconds while the run is running."""
     if isinstance(value, str):
         return datetime.fromisoformat(value).timestamp()
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

@@ -1,7 +1,7 @@
-"""The zip that mlbench 3 gave for a run, so that scripts written for it read runs of today.
+"""Export to the zip format of MLBench 3, so that scripts written for it can read today's runs.
 
 Entries: official_result.txt, and one JSON list of {date, value, cumulative} per metric: "result_<metric> @ <rank>.json"
-for what the task measured, "<pod>_<metric>.json" for what its machine used. Values are texts, dates have milliseconds.
+for the task's metrics, "<pod>_<metric>.json" for the machine's. Values are strings, dates have milliseconds.
 """
 
 import json
@@ -18,7 +18,7 @@ from mlbench_cli.results.archive.official import legacy_official_text
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.util import files
 
-# Category of the tracker -> the original's name of that step of a batch.
+# Category of the tracker -> the original's name of that part of a step.
 STEPS = {
     "preprocessing": "batch_load",
     "forward": "fwd_pass",
@@ -29,7 +29,7 @@ STEPS = {
     "metrics": "comp_metrics",
 }
 _MIB = 1 << 20
-# Original name -> our field of resources.jsonl, and what one unit of the original is.
+# Original name -> field of resources.jsonl, and the size of the original's unit.
 _GAUGES = {"memory": ("rss_bytes", _MIB), "network_in": ("received_bytes", _MIB), "network_out": ("sent_bytes", _MIB)}
 _CUMULATIVE = ("network_in", "network_out")
 _EPOCH = (1980, 1, 1, 0, 0, 0)
@@ -38,7 +38,7 @@ Sample = dict[str, object]
 
 
 def export_v3(archive: Archive, target: Path) -> None:
-    """Write the archive's content to `target` as such a zip: the same archive, the same bytes."""
+    """Write the archive's content to `target` in this format. Equal archives give equal bytes."""
     if target.is_dir():
         raise UsageError(f"{target} is a folder.", hint=f"Give a file name, for example {target / 'results.zip'}.")
     series = task_series(archive) | machine_series(archive)
@@ -55,7 +55,7 @@ def export_v3(archive: Archive, target: Path) -> None:
 
 
 def task_series(archive: Archive) -> dict[str, list[Sample]]:
-    """What the task measured: "result_<metric> @ <rank>" to samples, in the order of the archive."""
+    """The task's metrics: "result_<metric> @ <rank>" -> samples, in the order of the archive."""
     series: dict[str, list[Sample]] = {}
     goal = archive.result["goal"]
     for metric in archive.metrics():
@@ -69,7 +69,7 @@ def task_series(archive: Archive) -> dict[str, list[Sample]]:
 
 
 def original_names(metric: Mapping[str, Any], goal_metric: str | None) -> Iterator[str]:
-    """What the original called a metric: its plotting reads val_loss, its `status` val_global_loss and val_global_X."""
+    """The original's names of a metric: its plots read val_loss, its `status` val_global_loss and val_global_X."""
     name = metric["name"]
     if name == goal_metric:
         name = f"val_global_{name}"
@@ -83,11 +83,11 @@ def original_names(metric: Mapping[str, Any], goal_metric: str | None) -> Iterat
 
 
 def _totals(result: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """The seconds of rank 0 that the original's charts are made of, alphabetically as it posted them."""
+    """The seconds of rank 0 for the original's charts, in alphabetical order, as it posted them."""
     training = result["task_seconds"]["training"]
     steps = {STEPS[name]: spread["rank0"] for name, spread in result["timings"].items() if name in STEPS}
     if result["workers"] == 1 and not steps.get("agg", 0):
-        steps.pop("agg", None)  # nothing was aggregated, so it was not recorded
+        steps.pop("agg", None)  # the original recorded it only if something was aggregated
     if training is not None:
         steps["CumulativeTrainTimeEpoch"] = training
         steps["end"] = max(
@@ -100,7 +100,7 @@ def _totals(result: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 def machine_series(archive: Archive) -> dict[str, list[Sample]]:
-    """What the machines used: "<pod>_<metric>" to samples."""
+    """The machines' metrics: "<pod>_<metric>" -> samples."""
     series: dict[str, list[Sample]] = {}
     before: dict[str, tuple[float, float]] = {}
     for row in archive.resources():
@@ -123,7 +123,7 @@ def _pod(archive: Archive, row: Mapping[str, Any]) -> str:
 
 
 def _rate(before: dict[str, tuple[float, float]], pod: str, date: str, seconds: float) -> float | None:
-    """Cores in use since the pod's sample before this one, or None at the first."""
+    """Cores in use since the pod's previous sample; None for the first one."""
     from datetime import datetime
 
     moment = datetime.fromisoformat(date).timestamp()
@@ -139,5 +139,5 @@ def _sample(date: str, value: Any, cumulative: bool = False) -> Sample:
 
 
 def _safe(name: str) -> str:
-    """A task may call a metric "a/b"; the entry of a zip had better not."""
+    """A metric's name for a zip entry: tasks may use names such as "a/b"."""
     return re.sub(r"[^\w.@ ()+=,%-]", "_", name)[:150]

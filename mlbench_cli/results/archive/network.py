@@ -1,9 +1,9 @@
-"""network.json: what the network between the ranks was, from the probes in the logs or from the engine that shaped it.
+"""network.json: the network between the ranks, from the probes in the logs, or from the engine that shaped it.
 
-Evidence is either the `network` events of rank 0 (a probe before the task and one after it; on a cluster, if the
-network was shaped there, an event of the stage "setup" before them), or shaping.json, which the local engine writes if
-it made the network itself (`--network`) and probed it before the ranks started and after they ended.
-Foreign values: whatever is malformed is left out.
+The evidence is either the `network` events of rank 0 (a probe before the task and one after it; on a cluster with a
+shaped network, an event of the stage "setup" before them), or shaping.json, which the local engine writes if it
+emulated the network (`--network`) and probed it before the ranks started and after they ended. Values are untrusted:
+malformed ones are omitted.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +17,7 @@ from mlbench_cli.util.text import one_line
 
 MAX_LINKS = 64
 SETUP = "setup"
-MIN_COUNTED = 0.95  # of the bytes that the ranks must have sent, else some took another way
+MIN_COUNTED = 0.95  # share of the bytes that the ranks must have sent; if less was counted, some took another route
 _LINK_FIGURES = (
     *("rtt_p50_seconds", "rtt_p90_seconds", "alone_bits_per_second", "together_bits_per_second"),
     *("first_bits_per_second", "first_bytes"),
@@ -26,22 +26,22 @@ _COUNTERS = (*("rx_bytes", "rx_packets", "rx_dropped", "tx_bytes", "tx_packets",
 
 
 class ProbeDocument(TypedDict):
-    """One probe. `links` go from a rank to its right neighbour; `counters` are of each rank's interface, since boot."""
+    """One probe. `links` are from a rank to its right neighbor; `counters` are of each rank's interface, since boot."""
 
     stage: str
     form: str | None
     ranks: int
-    networks: int  # network stacks that the ranks run on; 1: all share one
+    networks: int  # network stacks of the ranks; 1: all share one
     links: list[dict[str, float]]
     counters: list[Mapping[str, str | float]]
-    drained_bytes: NotRequired[int]  # that each rank sent first, to empty token buckets of the cluster's network
+    drained_bytes: NotRequired[int]  # sent by each rank first, to empty token buckets of the cluster's network
     drained_bits_per_second: NotRequired[float]
     seconds: float | None
     error: str | None
 
 
 class TrafficDocument(TypedDict):
-    """What the interfaces of the ranks counted between the two probes; maxima over ranks, sums for losses."""
+    """Traffic of the ranks' interfaces between the two probes: maxima over ranks, sums for losses."""
 
     max_sent_bytes: int
     max_received_bytes: int
@@ -50,7 +50,7 @@ class TrafficDocument(TypedDict):
 
 
 class SummaryDocument(TypedDict):
-    """`network` of result.json. Of the probe before the task the lowest rates, and the median of the round trips."""
+    """`network` of result.json: the lowest rates and the median round trip of the probe before the task."""
 
     asked: str | None
     method: str
@@ -59,7 +59,7 @@ class SummaryDocument(TypedDict):
     alone_bits_per_second: float | None
     together_bits_per_second: float | None
     first_bits_per_second: float | None
-    held: bool | None  # None: nothing was asked for, or nothing was measured
+    held: bool | None  # None: nothing was requested, or nothing was measured
     problems: list[str]
 
 
@@ -71,7 +71,7 @@ class NetworkDocument(TypedDict):
     probes: list[ProbeDocument]
     traffic: TrafficDocument | None
     summary: SummaryDocument
-    setup: NotRequired[Mapping[str, Any]]  # what the engine did to shape it
+    setup: NotRequired[Mapping[str, Any]]  # how the engine shaped it
 
 
 def network_document(
@@ -80,9 +80,9 @@ def network_document(
     shaping: Mapping[str, Any] | None,
     least_sent: float | None = None,
 ) -> NetworkDocument | None:
-    """network.json without its schema version; None if nothing was asked for and nothing measured.
+    """network.json without its schema version; None if nothing was requested or measured.
 
-    `least_sent` are the bytes that some rank must have sent to others by its method's own count; None: not known.
+    `least_sent`: bytes that a rank must have sent to others according to its method; None: unknown.
     """
     reports = _rows(list(events) if shaping is None else shaping.get("probes"))
     probes = [parse_probe(report) for report in reports if report.get("stage") != SETUP]
@@ -113,7 +113,7 @@ def _is_setup(report: Mapping[str, Any]) -> bool:
 
 
 def parse_probe(report: Mapping[str, Any]) -> ProbeDocument:
-    """A probe's report with every field present and of its type."""
+    """A probe's report with every field present and valid."""
     links = report.get("links")
     counters = report.get("counters")
     error = report.get("error")
@@ -144,7 +144,7 @@ def _method(asked: str | None, shaping: Mapping[str, Any] | None) -> str:
 def _problems(
     asked: str | None, method: str, probes: Sequence[ProbeDocument], setup: Mapping[str, Any] | None
 ) -> list[str]:
-    """Why a shaped network was not what was asked for; of several probes of a stage, one has to fit."""
+    """Why a shaped network differs from the request; of several probes of a stage, one must fit."""
     if asked is None or method == MODELLED:
         return []
     if not probes:
@@ -159,9 +159,10 @@ def _problems(
 
 
 def find_least_sent(spec: RunSpec, details: Mapping[str, Any]) -> float | None:
-    """Bytes that rank 0 must have sent to other workers, by its method's count of messages; None if that is not known.
+    """Bytes that rank 0 must have sent to other workers according to its method's counters; None if unknown.
 
-    Of a message, at least the other ranks' shares leave a rank: a reduce-scatter. Ranks of one worker share a link.
+    At least the other ranks' shares of a message leave a rank, as in a reduce-scatter. Ranks of one worker share a
+    link.
     """
     communication = details.get("communication")
     count = communication.get("bytes") if isinstance(communication, Mapping) else None
@@ -173,7 +174,7 @@ def find_least_sent(spec: RunSpec, details: Mapping[str, Any]) -> float | None:
 def _find_detour(
     least_sent: float | None, setup: Mapping[str, Any] | None, traffic: TrafficDocument | None
 ) -> list[str]:
-    """Whether the ranks' data went another way than the links that were shaped: shared memory, another interface."""
+    """Whether the ranks' data bypassed the shaped links, through shared memory or another interface."""
     task = (setup or {}).get("task")
     by_switch: Any = task.get("sent_bytes") if isinstance(task, Mapping) else None
     counted = [value for value in by_switch if _is_amount(value)] if _is_list(by_switch) else []
@@ -206,8 +207,8 @@ def _summary(asked: str | None, method: str, probes: Sequence[ProbeDocument], pr
 
 
 def _traffic(probes: Sequence[ProbeDocument]) -> TrafficDocument | None:
-    """The difference of the counters of the probe before the task and the first one after it; None if ranks share one
-    interface."""
+    """The difference of the counters between the probe before the task and the first one after it; None if ranks share
+    an interface."""
     after = next((probe for probe in probes[1:] if probe["stage"] == "after"), None)
     if after is None or probes[0]["networks"] < 2 or len(probes[0]["counters"]) != len(after["counters"]):
         return None

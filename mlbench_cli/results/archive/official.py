@@ -1,4 +1,4 @@
-"""official_result.txt: the one line that the original benchmark gave, or why there is none."""
+"""official_result.txt: the single line of the original benchmark, or the reason why there is none."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -21,17 +21,18 @@ def official_line(result: Mapping[str, Any], add: Sum = math.fsum) -> str | None
     """The line of a result.json, without newline; None without goal.
 
     "80% Top 1 Validation Accuracy reached in 150.2 seconds (training steps: 106.912), Compute: 52.97 seconds, ...".
-    Seconds are rank 0's wall clock from the first training step to the goal, waiting for data and validation included;
-    in brackets the sum over its training steps alone, which MLBench 3 reported. Parts that are 0 are left out.
-    Of a run that spent its time budget: "81.25% Top 1 Validation Accuracy after 7200.125 seconds (budget 7200), ...".
-    None also if something takes the line away (`doubts`). Lines of judges before the third hold sums to their last
-    digit, which depends on how Python adds (`add`).
+    Seconds are rank 0's wall clock from the first training step to the goal, including validation and waiting for data;
+    in parentheses the sum over its training steps only, which MLBench 3 reported. Parts that are 0 are omitted. For a
+    run with a time budget: "81.25% Top 1 Validation Accuracy after 7200.125 seconds (budget 7200), ...". Also None if
+    findings remove the line (`doubts`). Lines by version 1 or 2 of the judge have sums with all digits, which depend on
+    how Python adds (`add`).
     """
     return _line(result, "wall", add)
 
 
 def legacy_official_line(result: Mapping[str, Any]) -> str | None:
-    """The same line as MLBench 3 had it: seconds are the sum over training steps, without data wait and validation."""
+    """The line in the format of MLBench 3: seconds are the sum over training steps, without data wait and
+    validation."""
     return _line(result, "training", math.fsum)
 
 
@@ -42,7 +43,7 @@ def _line(result: Mapping[str, Any], clock: str, add: Sum) -> str | None:
     if result["outcome"] == "budget_spent" and goal and goal["last"] is not None:
         value = result_wording(goal, goal["last"])
         seconds = result["task_seconds"]["wall"] or 0.0
-        budget = result["budget_seconds"]  # None if a command of one's own did not report it
+        budget = result["budget_seconds"]  # None if a custom command did not report it
         return f"{value} after {seconds:.3f} seconds" + (f" (budget {budget:g})" if budget else "") + parts
     if result["outcome"] != "goal_reached" or not goal or not goal["reached"]:
         return None
@@ -68,12 +69,12 @@ def _parts(result: Mapping[str, Any], add: Sum) -> str:
 
 
 def official_text(result: Mapping[str, Any], add: Sum = math.fsum) -> str:
-    """The content of official_result.txt, which follows from result.json alone. `add`: see `official_line`."""
+    """The content of official_result.txt, derived only from result.json. `add`: see `official_line`."""
     return _with_notes(official_line(result, add), result)
 
 
 def legacy_official_text(result: Mapping[str, Any]) -> str:
-    """official_result.txt of MLBench 3's format."""
+    """official_result.txt in MLBench 3's format."""
     return _with_notes(legacy_official_line(result), result)
 
 
@@ -108,7 +109,7 @@ def _has_other_data(result: Mapping[str, Any]) -> bool:
 
 
 def result_wording(goal: Mapping[str, Any], value: float) -> str:
-    """ "81.25% Top 1 Validation Accuracy": the goal's wording with a value in the threshold's place."""
+    """ "81.25% Top 1 Validation Accuracy": the goal's wording with a value instead of the threshold."""
     if goal["wording"] == goal_wording(goal, None):
         return f"{goal['metric']} of {value:.6g}"
     return str(goal["wording"]).replace(f"{goal['threshold']:g}", f"{value:.6g}", 1)

@@ -1,4 +1,5 @@
-"""An archive as a zip, and back. The zip is canonical: equal contents give equal bytes on every machine."""
+"""Packs an archive into a zip, and unpacks it. The zip is canonical: equal contents give equal bytes on every
+machine."""
 
 import hashlib
 import os
@@ -16,9 +17,9 @@ from mlbench_cli.util import files
 
 
 def pack(folder: Path, target: Path) -> None:
-    """Write a sealed folder as a canonical zip to `target`, which appears only when it is whole.
+    """Write a sealed folder as a canonical zip to `target`, which appears only when complete.
 
-    Equal contents give equal bytes on every machine. Raises DamagedArchive if a file is not what was sealed.
+    Raises DamagedArchive if a file is not what was sealed.
     """
     if target.is_dir():
         raise UsageError(f"{target} is a folder.", hint=f"Give a file name, for example {target / 'results.zip'}.")
@@ -36,9 +37,9 @@ def pack(folder: Path, target: Path) -> None:
 def write_zip(
     archive: Archive, target: Path, changes: Mapping[str, bytes], sums: Mapping[str, str] | None = None
 ) -> None:
-    """Write the files of `archive`, with those of `changes` in place of or beside them, as a canonical zip.
+    """Write the files of `archive`, replaced or supplemented by those of `changes`, as a canonical zip.
 
-    Raises DamagedArchive for a file whose SHA-256 is not that in `sums`, if that has one.
+    Raises DamagedArchive for a file whose SHA-256 differs from that in `sums`, if listed there.
     """
     with layout.naming_file_on_os_error(target, "written"):
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -54,7 +55,7 @@ def write_zip(
 
 
 def unpack(path: Path, folder: Path) -> None:
-    """Write the files of a verified zip to `folder`, which must be new or empty and appears only when it is whole."""
+    """Write the files of a verified zip to `folder`, which must be new or empty, and appears only when complete."""
     with open_verified(path) as archive, layout.naming_file_on_os_error(folder, "written"):
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise UsageError(f"{folder} exists and is not empty.", hint="Give the name of a new folder.")

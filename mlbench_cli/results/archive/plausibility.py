@@ -22,24 +22,24 @@ from mlbench_cli.util.times import parse_timestamp
 CLOCK_STEPPED = "clock_stepped"
 NO_RESULT = "no_result"
 PREFIX = "implausible_"
-# Two clocks of one machine, read together, differ by less than this even on a busy machine.
+# Two clocks of a machine, read together, differ by less than this even if it is busy.
 MAX_CLOCK_ERROR = 0.1
-MAX_SLEW = 0.0005  # seconds per second by which NTP slews a clock at most
-SLACK_SECONDS = 5.0  # error of times noted by processes that had to wait for a CPU in between
-RECORD_SLACK_SECONDS = 3600.0  # a run may be recorded long before it starts, and the clock corrected in between
-SHARE = 0.01  # relative difference of sums from one clock, added in different ways
+MAX_SLEW = 0.0005  # maximum slew rate of NTP in seconds per second
+SLACK_SECONDS = 5.0  # error of times recorded by processes that had to wait for a CPU
+RECORD_SLACK_SECONDS = 3600.0  # a run may be recorded long before it starts, and the clock may be corrected in between
+SHARE = 0.01  # relative difference between sums of the same times, added in different ways
 SHORT_SECONDS = 0.05
-END_SECONDS = 60.0  # time for an agent to end leftover processes and take its last sample
+END_SECONDS = 60.0  # for an agent to end leftover processes and take its last sample
 MAX_REASONS = 5
-_OWN_LOGS = ("local", "hosts", "slurm")  # engines on which each rank's log is kept whole, and its size sampled
+_OWN_LOGS = ("local", "hosts", "slurm")  # engines that keep each rank's complete log, and sample its size
 # Options that a trainer reports as used, not as requested.
 _AS_USED = ("precision", "compile")
 LAST_VALUES = ("log_bytes",)  # columns of samples whose last value counts
-_HELD, _SHARED = "held", "shared"  # as agent/lock.py says of a machine's lock
+_HELD, _SHARED = "held", "shared"  # states of a machine's lock, see agent/lock.py
 
 
 class SampleWatch:
-    """Facts about a run's clocks and logs from resources.jsonl, collected while another reader passes the rows through.
+    """Collects facts about a run's clocks and logs from the rows of resources.jsonl, which it passes through.
 
     `log_bytes` is the last size of each rank's log, `machines` the number of rows about machine load, `locks` the lock
     states of the machines, `first` and `last` the times of the earliest and latest row.
@@ -52,10 +52,10 @@ class SampleWatch:
         self.locks: set[str] = set()
         self.first: float | None = None
         self.last: float | None = None
-        self._clocks: dict[int, tuple[float, float]] = {}  # worker: the row's time, and its seconds since the start
+        self._clocks: dict[int, tuple[float, float]] = {}  # worker -> the row's time, and its seconds since the start
 
     def watch(self, rows: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-        """Yield the rows unchanged, and note their facts."""
+        """Yield the rows unchanged, and record their facts."""
         for row in rows:
             if row.get("kind") == sample_blocks.KIND:
                 self._watch_block(row)
@@ -162,7 +162,7 @@ def find_contradictions(
 
 
 def find_too_long(reported: ReportedFacts) -> Finding | None:
-    """The finding that events were ignored because they are too long."""
+    """The finding that events were ignored because they were too long."""
     logs = {rank: facts.counts.too_long for rank, facts in reported.logs.items() if facts.counts.too_long}
     if not logs:
         return None
@@ -181,7 +181,7 @@ def _check_task_time(evidence: Evidence, reported: ReportedFacts) -> Iterator[st
     seconds = evidence.observation.seconds
     if seconds is None:
         started, finished = evidence.span
-        seconds = None if started is None else finished - started + 1  # Kubernetes gives whole seconds
+        seconds = None if started is None else finished - started + 1  # Kubernetes reports whole seconds
     is_resumed = bool(evidence.spec.parameters.get("resume"))  # the clock then continues from the earlier run
     if wall is not None and seconds is not None and not is_resumed and wall > seconds + SHORT_SECONDS:
         yield f"the task took {wall:.6g} s, longer than the run ({seconds:.6g} s)"
@@ -248,7 +248,7 @@ def _check_order(evidence: Evidence, reported: ReportedFacts) -> Iterator[str]:
     is_own = evidence.spec.runs_task_program and rules is not None and rules.origin is None
     attempts = (evidence.faults or {}).get("attempts")
     if isinstance(attempts, list) and len(attempts) > 1:
-        return  # rank 0 had reported its result when another rank failed, and all started again
+        return  # another rank failed after rank 0's result, and all ranks restarted
     if is_own and 0 in reported.logs and reported.logs[0].is_measured_late:
         yield "rank 0 reported a metric after its result"
 
@@ -336,7 +336,7 @@ def _check_settings(evidence: Evidence, reported: ReportedFacts, samples: Sample
         return
     for name, asked in spec.parameters.items():
         if name == "batch_size" and spec.on_failure == Policy.SHRINK:
-            continue  # the global batch is kept by fewer ranks
+            continue  # fewer ranks keep the global batch size
         if name in options and name not in _AS_USED and asked != "auto" and options[name] != asked:
             yield f"the task used {name} {one_line(str(options[name]), 40)}, but the run has {one_line(str(asked), 40)}"
 
@@ -390,7 +390,7 @@ def _have_all_ended(observation: Observation) -> bool:
 
 
 def _moment(value: Any) -> float | None:
-    """The time of a row, as RFC 3339 in an archive."""
+    """The time of a row, RFC 3339 in an archive."""
     if not isinstance(value, str):
         return float(value) if is_finite_number(value) else None
     try:

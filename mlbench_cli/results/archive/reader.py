@@ -1,4 +1,4 @@
-"""A run's archive, in a folder or a zip, read as it is; `verify` checks it first."""
+"""Reads a run's archive, in a folder or a zip. It does not verify the archive; see `verify`."""
 
 import io
 import stat
@@ -24,7 +24,7 @@ UNPROVEN = "(unproven)"
 
 
 class Container(Protocol):
-    """Where an archive's files are: a folder or a zip."""
+    """The container of an archive's files: a folder or a zip."""
 
     names: tuple[str, ...]
 
@@ -35,11 +35,11 @@ class Container(Protocol):
         """The size of a file in bytes."""
 
     def close(self) -> None:
-        """Close what is open."""
+        """Close open files."""
 
 
 class Folder:
-    """An archive as a folder; its names are those of regular files, in order."""
+    """An archive in a folder; `names` are those of regular files, sorted."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -54,11 +54,11 @@ class Folder:
         return (self._path / name).stat().st_size
 
     def close(self) -> None:
-        """Do nothing: nothing of a folder stays open."""
+        """Does nothing."""
 
 
 class Zip:
-    """A canonical zip in a seekable file. Raises ZipDamage. Each opened entry checks its CRC-32 at its end."""
+    """A canonical zip in a seekable file. Raises ZipDamage. Reading an entry to its end checks its CRC-32."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file = file
@@ -66,7 +66,7 @@ class Zip:
         self.names = tuple(self.entries)
 
     def open(self, name: str) -> BinaryIO:
-        """Open an entry for reading; its CRC is checked when its end is read."""
+        """Open an entry for reading; its CRC is checked at its end."""
         return cast(BinaryIO, io.BufferedReader(_EntryReader(self.file, self.entries[name]), 1 << 16))
 
     def size(self, name: str) -> int:
@@ -79,13 +79,13 @@ class Zip:
 
 
 class Archive:
-    """Read-only view of an archive in a folder or a zip. Every trouble is a DamagedArchive that names the file.
+    """Read-only view of an archive in a folder or a zip. All errors are DamagedArchive, with the name of the file.
 
-    `not_derived` says what could not be derived from the evidence. If it says anything, the names of run and task, the
-    summary and the official line are marked as UNPROVEN, so that whatever shows the archive shows that, too. With
-    `is_shown` every text in documents, metrics, samples and events is cleaned for the same reason: no presenter can
-    forget to. `document`, `rows` and `read` give what the file holds. `has_checked_samples`: the blocks of samples have
-    been checked, and are not checked again.
+    `not_derived` lists what could not be derived from the evidence. If it is not empty, the names of run and task, the
+    summary and the official line are marked as UNPROVEN, so that everything that shows the archive shows this, too.
+    With `is_shown`, all strings in documents, metrics, samples and events are cleaned for display, so that no presenter
+    can forget it. `document`, `rows` and `read` return unchanged contents. `has_checked_samples`: the blocks of samples
+    were already checked.
     """
 
     def __init__(
@@ -100,7 +100,8 @@ class Archive:
 
     @classmethod
     def open(cls, path: Path, *, not_derived: Sequence[str] = (), is_shown: bool = False) -> "Archive":
-        """The archive at `path`, not verified here. Raises NotFoundError, or DamagedArchive for what is no archive."""
+        """The archive at `path`, without verifying it. Raises NotFoundError, or DamagedArchive if it is not an
+        archive."""
         with layout.naming_file_on_os_error(path, "read"):
             if path.is_dir():
                 return cls(path, Folder(path), not_derived, is_shown=is_shown)
@@ -135,12 +136,12 @@ class Archive:
 
     @property
     def logs(self) -> dict[int, str]:
-        """Rank to name of its log."""
+        """Rank -> name of its log."""
         return layout.log_names(self.names)
 
     @cached_property
     def run(self) -> "RunDocument":
-        """run.json: the spec, the rules of the task and the provenance."""
+        """run.json: the spec, the task's rules and the provenance."""
         document = cast("RunDocument", self._show(self.document(run_folder.RUN)))
         if self.not_derived:
             spec = {**document["spec"], "task": f"{document['spec']['task']} {UNPROVEN}"}
@@ -149,7 +150,7 @@ class Archive:
 
     @cached_property
     def result(self) -> "ResultDocument":
-        """result.json: what the judge derived."""
+        """result.json, derived by the judge."""
         document = cast("ResultDocument", self._show(self.document(run_folder.RESULT)))
         if self.not_derived:
             run, task = (f"{document[key]} {UNPROVEN}" for key in ("run", "task"))
@@ -170,15 +171,15 @@ class Archive:
         return found if isinstance(found, list) else []
 
     def metrics(self) -> Iterator[JsonObject]:
-        """The lines of metrics.jsonl, as `events.metric_of` makes them."""
+        """The lines of metrics.jsonl, see `events.parse_metric`."""
         return map(self._show, self.rows(run_folder.METRICS))
 
     def resources(self) -> Iterator[JsonObject]:
-        """The rows of resources.jsonl; blocks of samples as the rows that they stand for."""
+        """The rows of resources.jsonl, with expanded blocks of samples."""
         return map(self._show, sample_blocks.expand(self.samples()))
 
     def samples(self) -> Iterator[JsonObject]:
-        """The lines of resources.jsonl: rows, and blocks of samples, in which only numbers may be shown."""
+        """The lines of resources.jsonl: rows and blocks of samples. Only numbers of blocks may be displayed."""
         for row in self.rows(run_folder.RESOURCES):
             if not self.has_checked_samples and row.get("kind") == sample_blocks.KIND:
                 try:
@@ -188,7 +189,7 @@ class Archive:
             yield row
 
     def events(self, rank: int | None = None) -> Iterator[JsonObject]:
-        """The events in one rank's log, or in all logs one after the other."""
+        """The events in one rank's log, or in all logs."""
         for number, name in self.logs.items():
             if rank in (None, number):
                 with self.open_file(name) as log:
@@ -198,7 +199,7 @@ class Archive:
         return cast(JsonObject, clean_values(document)) if self._is_shown else document
 
     def open_file(self, name: str) -> BinaryIO:
-        """One file for reading, bytes."""
+        """Open one file for reading, in binary mode."""
         if name not in self._names:
             raise DamagedArchive(self.path, name, self._missing(name), problem="missing")
         try:
@@ -209,7 +210,7 @@ class Archive:
             ) from None
 
     def size(self, name: str) -> int:
-        """Bytes of a file that is there."""
+        """The size of an existing file in bytes."""
         return self._container.size(name)
 
     def read(self, name: str, limit: int = layout.MAX_DOCUMENT_BYTES) -> bytes:
@@ -262,7 +263,7 @@ class Archive:
 
 
 class _EntryReader(io.RawIOBase):
-    """One entry of a zip as a stream. The zip's file is shared, so its position is set before each read."""
+    """One entry of a zip as a stream. The zip's file is shared, so each read sets its position."""
 
     def __init__(self, file: BinaryIO, entry: Entry) -> None:
         self._chunks = canonical_zip.read_data(file, entry)

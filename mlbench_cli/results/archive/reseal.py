@@ -1,4 +1,4 @@
-"""Archives whose evidence is changed, judged again and sealed anew. A signature of the original no longer fits."""
+"""Changes the evidence of archives, judges it again and reseals it. The original's signature becomes invalid."""
 
 import json
 import shutil
@@ -29,7 +29,7 @@ _UNFINISHED = Finding(
 
 
 def write_anonymous(source: Path, target: Path) -> None:
-    """Write the archive at `source` as a zip to `target`, without what it tells of its author.
+    """Write the archive at `source` as an anonymous zip to `target`.
 
     Raises DamagedArchive or UnprovenArchive for a source that does not verify.
     """
@@ -38,9 +38,9 @@ def write_anonymous(source: Path, target: Path) -> None:
 
 
 def seal_partial(run: Run, observation: Observation, target: Path) -> None:
-    """Write what a run that has not ended has left in its folder so far as an archive that says so; the run goes on.
+    """Write a partial archive of a running run, marked as such. The run continues.
 
-    Raises CannotTellError if no archive can be made of it.
+    Raises CannotTellError if no archive can be made yet.
     """
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as name:
         folder, packed = Path(name, "run"), Path(name, "run.zip")
@@ -52,9 +52,10 @@ def seal_partial(run: Run, observation: Observation, target: Path) -> None:
 
 
 def seal_anew(archive: Archive, target: Path, change: Callable[[Path], None]) -> None:
-    """Change the evidence of an archive, judge it by today's judge, and write it to `target`, which may be itself.
+    """Change the evidence of an archive, judge it by the current rules, and write it to `target`, which may be the same
+    file.
 
-    `change` gets the folder with the evidence. Raises CannotTellError if documents cannot be derived even then.
+    `change` is called with the folder of the evidence. Raises CannotTellError if the documents still cannot be derived.
     """
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as name:
         folder, packed = Path(name, "run"), Path(name, "run.zip")
@@ -66,14 +67,14 @@ def seal_anew(archive: Archive, target: Path, change: Callable[[Path], None]) ->
 
 
 def _pack(folder: Path, packed: Path, refusal: str) -> None:
-    """Write the sealed folder as a zip. Raises CannotTellError, `refusal` and the reason, if it does not verify."""
+    """Write the sealed folder as a zip. Raises CannotTellError with `refusal` and the reason if it does not verify."""
     pack(folder, packed)
     if not (found := verify(packed)).ok:
         raise CannotTellError(f"{refusal}: {[*found.problems, *found.not_derived][0]}")
 
 
 def _copy(archive: Archive, folder: Path) -> None:
-    """The evidence of an archive; documents and checksums are made again."""
+    """Copy the evidence of an archive, without documents and checksums."""
     made = {*layout.DOCUMENTS, run_folder.NETWORK, run_folder.SUMS, run_folder.SIGNATURE}
     for name in archive.names:
         if name not in made:

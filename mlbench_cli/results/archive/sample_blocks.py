@@ -1,13 +1,13 @@
-"""Blocks of resource samples: 60 rows of one rank in a line of resources.jsonl, in a sixth of the room.
+"""Blocks of resource samples: 60 rows of one rank in one line of resources.jsonl, in a sixth of the space.
 
-A row of kind "samples" has, for each field of the rows, its column or, for texts, their common value:
+A row of kind "samples" has, for each field of the rows, its column, or the common value of a string field:
 
     {"kind":"samples","rank":3,"time":{"decimals":3,"steps":[1760000000000,1000,1001]},
      "cpu_seconds":{"decimals":2,"steps":[0,98,99]},"rss_bytes":{"steps":[4096,0,0]},"pod":"demo-2-3"}
 
-`steps` are the first value and then the differences, in units of 10^-decimals; without `decimals` the values are
-integers. `values` are the values as they are, for numbers with more than six decimals. Each value is the same as in
-the row, and the time is the row's to the millisecond.
+`steps` are the first value and the differences after it, in units of 10^-decimals; without `decimals`, values are
+integers. `values` are unencoded, for numbers with more than six decimals. The encoding is lossless, except that times
+are rounded down to milliseconds.
 """
 
 import re
@@ -21,7 +21,7 @@ from mlbench_cli.util.times import MAX_SECONDS, parse_timestamp, timestamp
 KIND = "samples"
 BLOCK_ROWS = 60
 _MAX_DECIMALS = 6
-_MAX_EXACT = 2**53  # below it integers and their quotients by powers of ten have one float
+_MAX_EXACT = 2**53  # up to here, integers and their quotients by powers of ten are unique floats
 _MAX_STEP = 2**63
 _NO_COLUMNS = ("rank", "kind")
 _INTEGERS = rb"%b(?:[1-9][0-9]{0,17}+|0|-[1-9][0-9]{0,17}+)"  # below _MAX_STEP
@@ -35,12 +35,12 @@ Row = dict[str, Any]
 
 
 def pack(rows: Iterable[Row]) -> Iterator[Row]:
-    """The rows with every 60 samples of a rank that have the same fields as one block; all others stay as they are.
+    """Pack every 60 samples of a rank with the same fields into a block; all other rows stay unchanged.
 
-    Rows of one rank stay in their order, and rows that are in no block stay in theirs.
+    The order of a rank's rows is kept, and that of rows outside blocks.
     """
     waiting: dict[int, Row] = {}
-    ranks: dict[int, list[int]] = {}  # numbers of each rank's rows that wait for a block
+    ranks: dict[int, list[int]] = {}  # indices of each rank's rows that are not yet in a block
     others: list[int] = []
     for number, row in enumerate(rows):
         waiting[number] = row
@@ -61,7 +61,7 @@ def pack(rows: Iterable[Row]) -> Iterator[Row]:
 
 
 def expand(rows: Iterable[Row]) -> Iterator[Row]:
-    """The rows with each block, which `check` accepts, as the rows that it stands for."""
+    """Expand blocks, which `check` must accept, into rows."""
     for row in rows:
         if row.get("kind") != KIND:
             yield row
@@ -106,7 +106,7 @@ def read_normal(line: bytes, last: Iterable[str] = ()) -> Row | None:
     found = _FIELD.findall(line)
     columns = {name: (decimals, steps) for name, decimals, steps in found}
     decimals, times = columns.get(b'"time"', (b"", b""))
-    if len(columns) != len(found) or decimals != b"3":  # a name is given twice
+    if len(columns) != len(found) or decimals != b"3":  # duplicate name
         return None
     moments = list(accumulate(map(int, times.split(b","))))
     first, end = min(moments), max(moments)
@@ -124,7 +124,7 @@ def read_normal(line: bytes, last: Iterable[str] = ()) -> Row | None:
 
 
 def check(row: Mapping[str, Any]) -> None:
-    """Raises ValueError for a block that is none: without rank or time, or with columns of different lengths."""
+    """Raises ValueError for an invalid block: without rank or time, or with columns of different lengths."""
     if type(row.get("rank")) is not int:
         raise ValueError("a block of samples without a rank")
     counts = {len(_read_numbers(column)) for column in row.values() if isinstance(column, dict)}
@@ -136,7 +136,7 @@ def check(row: Mapping[str, Any]) -> None:
 
 
 def _read_numbers(column: Mapping[str, Any]) -> Sequence[float]:
-    """The numbers that a column is made of: its values or steps. Raises ValueError for what is no column."""
+    """The encoded numbers of a column: its values or steps. Raises ValueError if it is not a column."""
     if "values" in column:
         values = column["values"]
         if type(values) is not list or not all(map(is_finite_number, values)):
@@ -164,7 +164,7 @@ def _is_sample(row: Row) -> bool:
 
 
 def _is_alike(first: Row, row: Row) -> bool:
-    """Whether two samples of a rank have the same fields, and the same values of those that are no numbers."""
+    """Whether two samples of a rank have the same fields, and the same values of non-numeric fields."""
     return first.keys() == row.keys() and all(
         is_finite_number(value) == is_finite_number(other) and (is_finite_number(value) or value == other)
         for (name, value), other in zip(first.items(), map(row.get, first), strict=True)
@@ -178,7 +178,7 @@ def _make_block(rows: Sequence[Row]) -> Row:
     for name, value in first.items():
         if name == "time":
             moments = [_moment(row["time"]) or 0.0 for row in rows]
-            # As `timestamp` gives them: rounded to microseconds, and cut to milliseconds.
+            # Like `timestamp`: rounded to microseconds, then truncated to milliseconds.
             block[name] = {"decimals": 3, "steps": _steps([round(1e6 * moment) // 1000 for moment in moments])}
         elif name not in _NO_COLUMNS:
             block[name] = _make_column([row[name] for row in rows]) if is_finite_number(value) else value
@@ -195,7 +195,7 @@ def _make_column(values: Sequence[float]) -> dict[str, Any]:
 
 
 def _count_decimals(value: float) -> int:
-    """Decimals of the shortest text of a number, at least one; more than _MAX_DECIMALS for one with an exponent."""
+    """Number of decimals in a number's shortest form, at least one; more than _MAX_DECIMALS if it has an exponent."""
     text = repr(value)
     return _MAX_DECIMALS + 1 if "e" in text else max(1, len(text.partition(".")[2]))
 
@@ -205,7 +205,7 @@ def _steps(values: Sequence[float]) -> list[float]:
 
 
 def _moment(value: object) -> float | None:
-    """Seconds since 1970 of a sample's time, which is RFC 3339 once it is normalized."""
+    """A sample's time in seconds since 1970; normalized samples have RFC 3339."""
     if isinstance(value, str):
         try:
             return parse_timestamp(value)

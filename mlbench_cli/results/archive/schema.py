@@ -1,6 +1,6 @@
-"""JSON Schemas of an archive's documents, and a validator of the part of JSON Schema that they use.
+"""JSON Schemas of an archive's documents, and a validator for the subset of JSON Schema that they use.
 
-The same schemas are published under docs/schemas. `validate` knows type, enum, minimum, format date-time, required,
+The schemas are published in docs/schemas. `validate` supports type, enum, minimum, format date-time, required,
 properties, additionalProperties and items.
 """
 
@@ -260,12 +260,12 @@ RECEIPT = _object(
     original=_list(_RUN_OF_RECEIPT),
     reproduction=_list(_RUN_OF_RECEIPT),
 )
-# Every schema that is published: those of an archive's documents, and that of a receipt, which is none of them.
+# All published schemas: those of an archive's documents, and that of receipts.
 PUBLISHED: Mapping[str, Schema] = {**SCHEMAS, "receipt.json": RECEIPT}
 
 
 def publish(name: str) -> dict[str, Any]:
-    """The JSON Schema of the document `name`, as docs/schemas has it."""
+    """The JSON Schema of the document `name`, as published in docs/schemas."""
     schema = PUBLISHED[name]
     version = {"schema_version": {"type": "integer", "enum": [1]}}
     return {
@@ -278,7 +278,7 @@ def publish(name: str) -> dict[str, Any]:
 
 
 def validate(value: Any, schema: Schema, path: str = "") -> Iterator[str]:
-    """What `value` violates of `schema`, one sentence each that names the field."""
+    """The violations of `schema` by `value`, one sentence each with the name of the field."""
     shown = f'"{path}"' if path else "the document"
     if not _has_type(value, schema["type"]) or ("enum" in schema and value not in schema["enum"]):
         yield f"{shown} is {brief(value)}, which it cannot be"
@@ -330,6 +330,6 @@ def _join(path: str, key: str) -> str:
 
 
 def brief(value: Any) -> str:
-    """The value as Python writes it, cut to 80 characters."""
+    """The value's repr, truncated to 80 characters."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,7 +1,7 @@
-"""From a run's folder to its archive.
+"""Turns a run's folder into an archive.
 
-An archive is sealed if and only if its SHA256SUMS is there: that file is written last, when everything it lists is on
-disk. A crash before leaves a folder that is sealed by sealing it again.
+An archive is sealed if and only if it has SHA256SUMS, which is written last, when everything it lists is on disk. After
+a crash before that, sealing can be repeated.
 """
 
 from collections.abc import Mapping
@@ -24,10 +24,10 @@ from mlbench_cli.util.json_text import format_document
 
 
 def seal(run: Run, observation: Observation) -> Judgement:
-    """Complete the run's folder to an archive and return what was judged. Hold the folder's lock.
+    """Complete the run's folder to an archive, and return the judgement. The caller must hold the folder's lock.
 
-    The observation is kept as evidence, with what sealing itself has found. Logs are read in bounded memory. Raises
-    UsageError for a folder that is sealed already.
+    The observation is stored as evidence, with the findings of sealing. Logs are read in bounded memory. Raises
+    UsageError for a sealed folder.
     """
     folder = RunFolder(run.folder)
     if folder.is_sealed:
@@ -50,7 +50,7 @@ def seal(run: Run, observation: Observation) -> Judgement:
 
 
 def _anonymize(run: Run, observation: Observation) -> tuple[Run, Mapping[str, Any], Observation]:
-    """Change the evidence in the run's folder; what is to be judged then."""
+    """Anonymize the evidence in the run's folder, and return what to judge."""
     anonymize(run.folder)
     folder = RunFolder(run.folder)
     document = folder.read_json(run_folder.RUN) or {}

@@ -1,7 +1,7 @@
-"""The documents of a sealed folder, each checked by itself: what a list of many runs can afford to read.
+"""Reads single documents of a sealed folder, each checked by itself: fast enough for lists of many runs.
 
-`verify` reads everything and judges again. This proves only that a document is the one that was sealed and has the
-fields that it must have, so that a damaged folder is found where it is first read.
+`verify` reads everything and judges again. This proves only that a document is the sealed one and has the required
+fields, so that damage is detected on first reading.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from mlbench_cli.util.json_text import SCHEMA_VERSION, parse_document
 
 
 def read_documents(folder: Path, names: Sequence[str]) -> list[JsonObject]:
-    """The documents of these names in a sealed folder. Raises DamagedArchive for the first that is not as sealed."""
+    """The documents `names` in a sealed folder. Raises DamagedArchive for the first one that is not as sealed."""
     sums = _read(folder, run_folder.SUMS, MAX_SUMS_BYTES)
     return [_read_document(folder, name, sums) for name in names]
 

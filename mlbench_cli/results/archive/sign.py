@@ -1,9 +1,8 @@
-"""Origin: who vouches for an archive. OpenSSH signatures, made and checked by ssh-keygen.
+"""Signatures of archives, which prove their origin: OpenSSH signatures, made and checked by ssh-keygen.
 
-What is signed is SHA256SUMS, and with it every file of the archive. The signature is the file SHA256SUMS.sig beside it,
-in the folder or in the zip, the only one that SHA256SUMS does not list. The signers that a reader trusts stand in a
-file as git's gpg.ssh.allowedSignersFile (ssh-keygen(1), ALLOWED SIGNERS); those whose lines name namespaces must name
-NAMESPACE.
+SHA256SUMS is signed, and thereby every file of the archive. The signature is SHA256SUMS.sig, next to it in the folder
+or zip, and the only other file that SHA256SUMS does not list. Trusted signers are in a file like git's
+gpg.ssh.allowedSignersFile (ssh-keygen(1), ALLOWED SIGNERS); if a line lists namespaces, they must include NAMESPACE.
 """
 
 import os
@@ -26,7 +25,7 @@ from mlbench_cli.results.archive.verify import open_verified
 from mlbench_cli.storage import run_folder
 from mlbench_cli.util import files
 
-SIGN_SECONDS = 120.0  # in which a person can type a passphrase, or touch a hardware key
+SIGN_SECONDS = 120.0  # for a person to type a passphrase or touch a hardware key
 CHECK_SECONDS = 30.0
 
 _GOOD = re.compile(r'Good "[^"]*" signature for (.+) with (\S+) key (\S+)')
@@ -36,7 +35,7 @@ _SIGNERS_HINT = 'Write one line per signer, as for git: echo "me@example.org $(c
 
 
 class OriginError(CredentialError):
-    """Nobody whom the reader trusts is proven to vouch for an archive. `details["problem"]` says why not:
+    """The origin of an archive is not proven. `details["problem"]` says why:
 
     unsigned, malformed, tampered, unknown_signer, expired or namespace.
     """
@@ -46,7 +45,7 @@ class OriginError(CredentialError):
 
 @dataclass(frozen=True)
 class Signer:
-    """Who signed an archive: the principal of the signers' file, and the key (type, SHA256 fingerprint)."""
+    """The signer of an archive: the principal in the signers file, and the key (type, SHA256 fingerprint)."""
 
     principal: str
     key_type: str
@@ -58,10 +57,10 @@ class Signer:
 
 
 def sign(path: Path, key: Path, *, force: bool = False) -> None:
-    """Sign the archive in a folder or zip with the private OpenSSH key in file `key` (or its public key, if an agent
-    holds the private one). A zip is written again, in canonical form, and replaced when it is whole.
+    """Sign the archive in a folder or zip with the private OpenSSH key in the file `key` (or its public key, if an
+    agent has the private one). A zip is rewritten in canonical form and replaced atomically.
 
-    Raises DamagedArchive for an archive that does not verify, UsageError if it is signed already (unless `force`) or
+    Raises DamagedArchive for an archive that does not verify, UsageError if it is already signed (unless `force`) or
     the key cannot sign, CredentialError for a wrong passphrase, DeadlineError after SIGN_SECONDS.
     """
     require_key(key)
@@ -77,9 +76,9 @@ def sign(path: Path, key: Path, *, force: bool = False) -> None:
 
 
 def check_origin(archive: Archive, signers: Path) -> Signer:
-    """Who of `signers` signed the archive. What SHA256SUMS says of its files must be checked besides (`verify`).
+    """The signer of the archive among `signers`. Does not check the files against SHA256SUMS: use `verify`, too.
 
-    Raises OriginError if nobody is proven to, UsageError or NotFoundError if that cannot be checked.
+    Raises OriginError if the origin is not proven, UsageError or NotFoundError if this cannot be checked.
     """
     require_signers(signers)
     if run_folder.SIGNATURE not in archive.names:
@@ -91,7 +90,8 @@ def check_origin(archive: Archive, signers: Path) -> Signer:
 def find_signer(
     data: bytes, signature: bytes, signers: Path, *, name: str = run_folder.SUMS, namespace: str = NAMESPACE
 ) -> Signer:
-    """Who of `signers` made `signature` of `data`, which is called `name`. Raises as `check_origin`."""
+    """The one of `signers` who made `signature` of `data`, named `name` in errors. Raises the errors of
+    `check_origin`."""
     if problem := find_signature_problem(signature, namespace):
         raise _not_proven("malformed", f"{name}.sig: {problem}")
     with tempfile.TemporaryDirectory() as folder:
@@ -106,13 +106,13 @@ def refuse_unsigned(path: Path) -> OriginError:
 
 
 def require_key(key: Path) -> None:
-    """Raise NotFoundError if there is no key to sign with."""
+    """Raises NotFoundError if the key does not exist."""
     if not key.is_file():
         raise NotFoundError(f"There is no key {key}.", hint=f"ssh-keygen -t ed25519 -f {key}")
 
 
 def require_signers(signers: Path) -> None:
-    """Raise NotFoundError or UsageError if there is no file of signers, or no program to use it."""
+    """Raises NotFoundError if the signers file does not exist, UsageError if ssh-keygen is missing."""
     if not signers.is_file():
         raise NotFoundError(f"The signers file {signers} does not exist.", hint=_SIGNERS_HINT)
     _find_program()
@@ -122,7 +122,7 @@ def require_signers(signers: Path) -> None:
 
 
 def make_signature(data: bytes, key: Path, namespace: str = NAMESPACE) -> bytes:
-    """The signature of `data`. Raises as `sign`."""
+    """The signature of `data`. Raises the errors of `sign`."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "data"
         file.write_bytes(data)
@@ -135,7 +135,7 @@ def make_signature(data: bytes, key: Path, namespace: str = NAMESPACE) -> bytes:
 
 
 def _sign_error(key: Path, stderr: str) -> MlbenchError:
-    """What ssh-keygen's words mean. They are for people and differ between versions, so they are quoted, too."""
+    """The error for ssh-keygen's message. Messages differ between versions, so they are quoted, too."""
     quoted = f'ssh-keygen says: "{_last_line(stderr)}".'
     if "passphrase" in stderr:
         return CredentialError(
@@ -161,7 +161,7 @@ def _sign_error(key: Path, stderr: str) -> MlbenchError:
 
 
 def _find_signer(file: Path, signers: Path, name: str, namespace: str) -> Signer:
-    """The signature of `file` is beside it, in a file whose name ends with .sig."""
+    """The signer of `file`. The signature is in the same folder, with the suffix .sig."""
     signature = f"{file}.sig"
     found = _ssh_keygen(["find-principals", "-f", str(signers), "-s", signature], CHECK_SECONDS)
     answer = found.stderr
@@ -219,11 +219,11 @@ def _find_program() -> str:
 def _ssh_keygen(
     words: Sequence[str], seconds: float, file: IO[bytes] | None = None, *, asks: bool = False
 ) -> "subprocess.CompletedProcess[str]":
-    """Run `ssh-keygen -Y WORDS`, with `file` as standard input, or the terminal if there is one and it `asks`.
+    """Run `ssh-keygen -Y WORDS`, with `file` as standard input, or the terminal if there is one and `asks` is set.
 
-    Raises UsageError if there is no such program, DeadlineError after `seconds`.
+    Raises UsageError if ssh-keygen is missing, DeadlineError after `seconds`.
     """
-    # From a standard input that is no terminal ssh-keygen would read the passphrase.
+    # If standard input is not a terminal, ssh-keygen would read the passphrase from it.
     interactive = asks and sys.stdin is not None and sys.stdin.isatty()
     try:
         return subprocess.run(

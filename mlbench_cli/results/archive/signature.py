@@ -1,4 +1,4 @@
-"""The form of a signature: an armored OpenSSH signature (PROTOCOL.sshsig) for the namespace of archives or receipts."""
+"""The format of signatures: armored OpenSSH signatures (PROTOCOL.sshsig) for the namespace of archives or receipts."""
 
 import base64
 import binascii
@@ -13,7 +13,7 @@ _MAGIC = b"SSHSIG\0\0\0\1"
 
 
 def find_signature_problem(data: bytes, namespace: str = NAMESPACE) -> str | None:
-    """Why `data` is no OpenSSH signature for `namespace`, or None. Whether it is right, only `check_origin` can say."""
+    """Why `data` is not an OpenSSH signature for `namespace`, or None. Only `check_origin` checks its validity."""
     match = _ARMOR.fullmatch(data)
     try:
         blob = base64.b64decode(match[1].replace(b"\n", b""), validate=True) if match else b""

@@ -1,4 +1,4 @@
-"""Whether an archive is what was sealed, every byte of it, and whether its documents follow from its evidence."""
+"""Verifies that every byte of an archive is what was sealed, and that its documents follow from its evidence."""
 
 import hashlib
 import stat
@@ -31,7 +31,7 @@ _SECOND_EDITION = 2
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong with an archive. `file` is its name in the archive, empty for the whole.
+    """One problem of an archive. `file` is the file's name in the archive, empty for the whole archive.
 
     `code` is one of: unsealed missing extra changed truncated malformed_sums unsafe_name link special duplicate order
     encrypted compressed header trailing_data too_large unreadable not_an_archive signature schema inconsistent.
@@ -42,7 +42,7 @@ class Problem:
     message: str
 
     def to_dict(self) -> dict[str, str]:
-        """Code, file and text as plain values."""
+        """Code, file and message as plain values."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -51,9 +51,9 @@ class Problem:
 
 @dataclass(frozen=True)
 class Verification:
-    """What `verify` has found. `not_derived` says, one sentence each, what the evidence could not confirm.
+    """The result of `verify`. `not_derived` lists, in one sentence each, what the evidence could not confirm.
 
-    `notes` are sentences that take nothing away.
+    `notes` are sentences that do not affect the result.
     """
 
     problems: tuple[Problem, ...]
@@ -69,8 +69,8 @@ class Verification:
 def verify(path: Path) -> Verification:
     """Check the archive in a folder or zip: every byte against its checksum, every document against the evidence.
 
-    A zip must have, byte for byte, the canonical form of its contents. Memory is bounded whatever the file declares.
-    Raises NotFoundError if there is nothing at `path`.
+    A zip must be, byte for byte, the canonical form of its contents. Memory is bounded for any file. Raises
+    NotFoundError if `path` does not exist.
     """
     try:
         mode = path.stat().st_mode
@@ -91,21 +91,21 @@ def verify(path: Path) -> Verification:
 
 
 def verify_zip(file: BinaryIO, path: Path | str = "zip") -> Verification:
-    """As `verify`, for a zip in an open, seekable file."""
+    """Like `verify`, for a zip in an open, seekable file."""
     return _collect(_zip_problems(file, path))
 
 
 def find_problems(path: Path) -> list[Problem]:
-    """The problems that `verify` finds; empty for an archive that is as it was sealed."""
+    """The problems that `verify` finds; empty for an intact archive."""
     return list(verify(path).problems)
 
 
 def open_verified(path: Path, *, unproven: bool = False) -> Archive:
-    """The archive at `path`; every command that presents an archive opens it here.
+    """Verify and open the archive at `path`. All commands that present archives use this.
 
     Raises DamagedArchive with the first problem if there is one, UnprovenArchive if something could not be derived from
-    the evidence. With `unproven` that archive is opened, and the names of its run and task say so. Texts of the archive
-    are cleaned for display.
+    the evidence. With `unproven`, such an archive is opened, and the names of its run and task are marked. Strings in
+    the archive are cleaned for display.
     """
     found = verify(path)
     if found.problems:
@@ -123,11 +123,12 @@ def _refuse(code: str, message: str) -> Verification:
 
 
 class _Note(str):
-    """A sentence on an archive that takes nothing away from it."""
+    """A sentence about an archive that does not affect the result."""
 
 
 def _collect(problems: "Iterator[Problem | str]") -> Verification:
-    """Collect problems and, as texts, what could not be derived; unreadable damage ends the search and comes last."""
+    """Collect problems, and sentences (strings) about what could not be derived. Unreadable damage ends the search and
+    is last."""
     found: list[Problem] = []
     not_derived: list[str] = []
     notes: list[str] = []
@@ -202,7 +203,7 @@ def _zip_problems(file: BinaryIO, path: Path | str) -> Iterator[Problem | str]:
 
 
 def _archive_problems(archive: Archive, digest: Callable[[str], str], damaged: bool) -> Iterator[Problem | str]:
-    """Files against SHA256SUMS; if all of them are as they were, the documents against the evidence."""
+    """Check files against SHA256SUMS and, if all match, documents against the evidence."""
     sums = layout.parse_sums(archive.read(run_folder.SUMS, layout.MAX_SUMS_BYTES), archive.path)
     names = {*archive.names} - {run_folder.SUMS, run_folder.SIGNATURE}
     if run_folder.SIGNATURE in archive.names and (reason := _find_signature_problem(archive, digest)):
@@ -230,9 +231,9 @@ def _archive_problems(archive: Archive, digest: Callable[[str], str], damaged: b
 
 
 def _find_signature_problem(archive: Archive, digest: Callable[[str], str]) -> str | None:
-    """Why SHA256SUMS.sig cannot be a signature. Whose it is, is another question (results/archive/sign.py)."""
+    """Why SHA256SUMS.sig cannot be a signature. results/archive/sign.py checks who made it."""
     try:
-        digest(run_folder.SIGNATURE)  # of a zip, that checks its CRC
+        digest(run_folder.SIGNATURE)  # for a zip, this checks its CRC
         return find_signature_problem(archive.read(run_folder.SIGNATURE, MAX_SIGNATURE_BYTES))
     except ZipDamage as damage:
         return str(damage)
@@ -264,7 +265,7 @@ def _content_problems(archive: Archive) -> Iterator[Problem | str]:
 class _CheckedSamples:
     """The rows of resources.jsonl for the judge, each checked as it is read; blocks are cut to what the judge reads.
 
-    `unusual`: number of the first line that is not in the form of a row. Raises DamagedArchive for a line that is no
+    `unusual`: number of the first line that is not in the form of a row. Raises DamagedArchive for a line that is not a
     JSON object, and for a damaged block of samples.
     """
 
@@ -299,7 +300,7 @@ class _CheckedSamples:
 
 
 def _derivation_problems(archive: Archive, samples: _CheckedSamples) -> Iterator[Problem | str]:
-    """Judge the archive's evidence again, and compare what follows from it with every field of the documents."""
+    """Judge the archive's evidence again, and compare every field of the documents with the result."""
     run = archive.run
     if run["spec_hash"] != hashlib.sha256(canonical_json(run["spec"])).hexdigest()[:16]:
         yield Problem("inconsistent", run_folder.RUN, "spec_hash is not the hash of spec")
@@ -346,8 +347,8 @@ def _derivation_problems(archive: Archive, samples: _CheckedSamples) -> Iterator
 
 
 def _form_problems(archive: Archive, evidence: Evidence) -> Iterator[Problem]:
-    """Names that are not those of an archive, and documents that are not in the one form in which they are written, so
-    that two readers could read two things in them."""
+    """Problems of names that are not allowed in an archive, and of documents that are not in canonical form, which
+    readers could interpret differently."""
     for name, other in layout.find_collisions(archive.names).items():
         shown = f"on some systems it is the same as {_printable_name(other)}"
         yield Problem("unsafe_name", _printable_name(name), shown)
@@ -368,7 +369,7 @@ def _form_problems(archive: Archive, evidence: Evidence) -> Iterator[Problem]:
 
 
 def _rules_problems(run: Mapping[str, Any], evidence: Evidence) -> Iterator[Problem | str]:
-    """Whether the task's rules in run.json are those of the catalogue."""
+    """Problems of the task's rules in run.json, compared with the catalogue."""
     if "task" not in run:
         return
     spec, rules = evidence.spec, evidence.rules
@@ -386,7 +387,8 @@ def _rules_problems(run: Mapping[str, Any], evidence: Evidence) -> Iterator[Prob
 
 
 def _judge_again(archive: Archive, evidence: Evidence, version: int) -> Judgement:
-    """Raises DamagedArchive at the first line of metrics.jsonl that does not follow from the logs."""
+    """Judge the evidence again. Raises DamagedArchive at the first line of metrics.jsonl that does not follow from the
+    logs."""
     lines, index = archive.lines(run_folder.METRICS), 0
 
     def compare(expected: bytes | None) -> None:
@@ -406,9 +408,9 @@ def _judge_again(archive: Archive, evidence: Evidence, version: int) -> Judgemen
 
 
 def _with_sums_of(archive: Archive, judgement: Judgement) -> Judgement:
-    """The judgement with the sums in its official line as the Python that sealed the archive made them.
+    """The judgement, with the sums in its official line computed like the Python that sealed the archive.
 
-    The second version of the rules gave sums to their last digit. Since 3.12 `sum` compensates for rounding.
+    Version 2 of the rules printed all digits of sums. Since Python 3.12, `sum` compensates for rounding.
     """
     for add in (_add_plainly, _add_compensated):
         line = official_line(judgement.result, add)
@@ -419,7 +421,7 @@ def _with_sums_of(archive: Archive, judgement: Judgement) -> Judgement:
 
 
 def _add_plainly(values: Iterable[float]) -> float:
-    """As `sum` of Python 3.11."""
+    """Like `sum` of Python 3.11."""
     total = 0.0
     for value in values:
         total += value
@@ -427,7 +429,7 @@ def _add_plainly(values: Iterable[float]) -> float:
 
 
 def _add_compensated(values: Iterable[float]) -> float:
-    """As `sum` of Python 3.12 and later: Neumaier's algorithm."""
+    """Like `sum` of Python 3.12 and later: Neumaier's algorithm."""
     total = lost = 0.0
     for value in values:
         higher = total + value
@@ -437,7 +439,7 @@ def _add_compensated(values: Iterable[float]) -> float:
 
 
 def _differences(file: str, found: Any, expected: Any, path: str = "") -> Iterator[Problem]:
-    """The fields of a document that are not what the evidence gives."""
+    """The fields of a document that differ from those derived from the evidence."""
     if isinstance(found, dict) and isinstance(expected, dict):
         for key in sorted({*found, *expected} - ({"schema_version"} if not path else set())):
             inner = f"{path}.{key}" if path else key
@@ -455,5 +457,5 @@ def _differences(file: str, found: Any, expected: Any, path: str = "") -> Iterat
 
 
 def _printable_name(name: str) -> str:
-    """A foreign name without control characters or broken Unicode."""
+    """An untrusted name without control characters or invalid Unicode."""
     return name if name.isprintable() else ascii(name)[1:-1]
