@@ -22,9 +22,9 @@ TREND = 4  # values of the goal's metric that its straight trend is drawn from; 
 @dataclass(frozen=True)
 class Progress:
     """How far a run is. `value` is the goal's metric as last reported, `best` the best so far; `elapsed` and `eta` are
-    seconds. `eta` (None if nothing tells) goes by the last straight trend, which is too early while the curve still
-    bends; `eta_high` by how it bends, or by the last epoch (None if neither bounds it). Everything but `observation`
-    and `elapsed` may be None: a task that reports nothing is a valid task.
+    seconds. `eta` follows the last linear trend of the goal's metric, which is too early while the curve flattens
+    (None without a trend); `eta_high` follows its bend or the last epoch (None if neither bounds it). Everything except
+    `observation` and `elapsed` may be None, because tasks need not report anything.
     """
 
     observation: Observation
@@ -181,12 +181,14 @@ class ProgressTracker:
         self._trend = [*self._trend[1 - 2 * TREND :], (moment, value)]
 
     def _eta(self) -> tuple[float | None, float | None]:
-        """Seconds to the end, at the earliest and at the latest as far as is known; None if nothing tells."""
+        """Earliest and latest end in seconds from now; None for each that is unknown."""
         by_steps = self._eta_by_steps()
         if self._budget:
             known = [eta for eta in (self._eta_by_budget(), by_steps) if eta is not None]
             return (round(min(known), 1), round(min(known), 1)) if known else (None, None)
         early, late = self._eta_by_trend(), self._eta_by_bent_trend()
+        if early is None and by_steps is not None and self.goal is not None and self._phase.get("epochs"):
+            return None, round(by_steps, 1)  # the last epoch is far behind most goals
         lows = [eta for eta in (early, by_steps) if eta is not None]
         if not lows:
             return None, None
@@ -200,7 +202,7 @@ class ProgressTracker:
         return max(0.0, self._budget - (self._last - self._training_since))
 
     def _eta_by_trend(self) -> float | None:
-        """Straight on through the last values: too early wherever the curve is flattening."""
+        """From a linear trend of the last values: too early if the curve flattens."""
         if self.goal is None or not self._trend:
             return None
         (begun, first), (now, value) = self._trend[-TREND:][0], self._trend[-1]
@@ -210,11 +212,11 @@ class ProgressTracker:
         gained = self.goal.distance(first) - gap
         if gained <= 0 or now <= begun:
             return None
-        return gap * (now - begun) / gained
+        return max(0.0, gap * (now - begun) / gained - (self._last - now))
 
     def _eta_by_bent_trend(self) -> float | None:
-        """By a speed that falls exponentially, as it did between the two halves of the last values; None if that
-        leads past the goal or nowhere near it.
+        """From a speed that falls exponentially, as between the two halves of the last values; None if the goal is out
+        of reach at this rate, or should have been reached by now.
 
         With speeds s1 > s2 in the halves, whose middles are c apart, the speed falls at the rate k = ln(s1 / s2) / c.
         It is v now, and covers v / k (1 - exp(-k t)) in a time t.
@@ -231,12 +233,14 @@ class ProgressTracker:
         after = (gaps[middle] - gap) / (times[-1] - times[middle])
         if after <= 0:
             return None
+        waited = self._last - times[-1]
         if before <= after:
-            return gap / after
+            return gap / after - waited if gap / after > waited else None
         rate = math.log(before / after) / ((times[-1] - times[0]) / 2)
         speed = after * math.exp(-rate * (times[-1] - times[middle]) / 2)
         left = 1 - gap * rate / speed if speed > 0 else 0.0
-        return -math.log(left) / rate if left > 0 else None
+        seconds = -math.log(left) / rate if left > 0 else 0.0
+        return seconds - waited if seconds > waited else None
 
     def _eta_by_steps(self) -> float | None:
         """By the share of all epochs that is done; of a measurement, which has none, by that of its steps."""

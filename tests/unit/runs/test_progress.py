@@ -55,15 +55,35 @@ def test_progress_knows_the_last_of_everything() -> None:
 def test_eta_is_the_earlier_of_trend_and_epochs() -> None:
     begun = event("phase", 0, phase="training", epoch=1, epochs=10)
     half = event("phase", 50, phase="training", epoch=6, epochs=10, step=0, steps=10)
-    assert track(begun, half).progress(RUNNING, 0.0).eta == 50.0
+    assert track(begun, half, goal=None).progress(RUNNING, 0.0).eta == 50.0
     rising = [event("metric", 10 + at, name="val_Prec@1", value=50.0 + at) for at in (0, 10, 20)]
     assert track(*rising).progress(RUNNING, 0.0).eta == 10.0
-    assert track(begun, *rising, half).progress(RUNNING, 0.0).eta == 10.0
+    soon = event("phase", 34, phase="training", epoch=4, epochs=10)
+    assert track(begun, *rising, soon).progress(RUNNING, 0.0).eta == 6.0
     falling = [event("metric", 10 + at, name="val_Prec@1", value=50.0 - at) for at in (0, 10)]
     assert track(*falling).progress(RUNNING, 0.0).eta is None
-    assert track(begun, *falling, half).progress(RUNNING, 0.0).eta == 50.0
     assert track().progress(RUNNING, 0.0).eta is None
     assert track(begun, half).progress(replace(RUNNING, ended=Ending.EXITED), 0.0).eta is None
+
+
+def test_without_a_trend_to_the_goal_the_last_epoch_is_only_an_upper_bound() -> None:
+    """It was "about 3 h 45 min left" before the first validation, and reached the goal after 7 minutes."""
+    begun = event("phase", 0, phase="training", epoch=1, epochs=10)
+    later = event("phase", 50, phase="training", epoch=6, epochs=10, step=0, steps=10)
+    falling = [event("metric", 10 + at, name="val_Prec@1", value=50.0 - at) for at in (0, 10)]
+    for events in ((begun, later), (begun, *falling, later)):
+        progress = track(*events).progress(RUNNING, 0.0)
+        assert (progress.eta, progress.eta_high) == (None, 50.0)
+
+
+def test_an_overdue_estimate_does_not_stand_still() -> None:
+    """ "about 43 s left" was shown for 100 s."""
+    rising = [event("metric", at, name="val_Prec@1", value=40.0 + at) for at in (0, 10, 20, 30)]
+    begun, late = (event("phase", at, phase="training", epoch=1 + at // 10, epochs=100) for at in (0, 50))
+    progress = track(begun, *rising, late).progress(RUNNING, 0.0)
+    assert progress.eta == 0.0
+    assert progress.eta_high is not None
+    assert progress.eta_high > 500
 
 
 def test_a_measurement_has_steps_and_no_epochs() -> None:
@@ -109,6 +129,7 @@ def test_under_a_budget_the_budget_is_what_is_left() -> None:
         (40.0, 65.0, "40 s to 1 min 5 s left"),
         (40.0, 180.0, "estimating time left"),
         (40.0, None, "estimating time left"),
+        (None, 180.0, "estimating time left"),
         (0.0, 0.0, "almost done"),
     ],
 )
