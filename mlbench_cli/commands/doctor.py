@@ -182,10 +182,10 @@ def _store() -> Check:
 
     try:
         store = Store(notice=console.note)
-        runs = len(store.runs())
+        runs, clusters = len(store.runs()), len(store.clusters())
     except MlbenchError as error:
         return Check("store", "failed", error.message, error.hint)
-    return Check("store", "ok", f"{store.folder}: {runs} runs, {len(store.clusters())} clusters")
+    return Check("store", "ok", f"{store.folder}: runs: {runs}, clusters: {clusters}")
 
 
 def _disk() -> Check:
