@@ -1,5 +1,6 @@
 """Hints that name a package of mlbench name the right distribution, an extra that exists, and a command that works."""
 
+import json
 import re
 import sys
 import tomllib
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mlbench_cli.config.extras import DISTRIBUTION, install_hint
+from mlbench_cli.config.extras import DISTRIBUTION, find_checkout, install_hint
 
 ROOT = Path(__file__).parents[3]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
@@ -21,6 +22,20 @@ TEXTS = sorted(
 
 def test_the_distribution_has_the_name_that_hints_give() -> None:
     assert PROJECT["name"] == DISTRIBUTION
+
+
+def test_what_pip_installed_from_a_checkout_gets_its_extras_from_there(tmp_path: Path) -> None:
+    """README installs from a checkout, and hints named a package that is on no index."""
+    record = tmp_path / "site" / "mlbench_cli-4.0.0.dist-info" / "direct_url.json"
+    record.parent.mkdir(parents=True)
+    checkout = tmp_path / "checkout"
+    record.write_text(json.dumps({"dir_info": {}, "url": f"file://{checkout}"}))
+    assert find_checkout(tmp_path / "site") is None  # deleted after the installation
+    checkout.mkdir()
+    (checkout / "pyproject.toml").touch()
+    assert find_checkout(tmp_path / "site") == str(checkout)
+    record.write_text(json.dumps({"archive_info": {}, "url": f"file://{checkout}/mlbench_cli.whl"}))
+    assert find_checkout(tmp_path / "site") is None
 
 
 def test_extras_that_include_other_extras_name_this_distribution() -> None:
