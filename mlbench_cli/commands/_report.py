@@ -107,8 +107,8 @@ def describe(progress: "Progress", name: str = "", width: int | None = None, *, 
 
 
 def format_eta(low: float | None, high: float | None) -> str | None:
-    """ "about 40 s left" or "40 s to 1 min 5 s left"; "estimating time left" without a lower bound, or if the bounds are
-    a factor of two or more apart; None if both are unknown.
+    """ "about 40 s left" or "40 s to 1 min 5 s left"; "estimating time left" without a lower bound, or if the bounds
+    are a factor of two or more apart; None if both are unknown.
     """
     if low is None:
         return None if high is None else "estimating time left"
