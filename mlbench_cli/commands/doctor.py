@@ -185,7 +185,7 @@ def _store() -> Check:
         runs, clusters = len(store.runs()), len(store.clusters())
     except MlbenchError as error:
         return Check("store", "failed", error.message, error.hint)
-    return Check("store", "ok", f"{store.folder}: runs: {runs}, clusters: {clusters}")
+    return Check("store", "ok", f"{store.folder} (runs: {runs}, clusters: {clusters})")
 
 
 def _disk() -> Check:

@@ -138,9 +138,9 @@ def _meaning(parameter: Parameter) -> str:
     if low is None and high is None:
         return f"{parameter.help} ({parameter.type})"
     bounds = (
-        f"{low:g}..{high:g}"
+        f"{low:.10g}..{high:.10g}"
         if low is not None and high is not None
-        else (f">= {low:g}" if low is not None else f"<= {high:g}")
+        else (f">= {low:.10g}" if low is not None else f"<= {high:.10g}")
     )
     return f"{parameter.help} ({parameter.type}, {bounds})"
 
