@@ -203,7 +203,7 @@ def _times(run: RunData, points: Sequence[MetricPoint]) -> list[float]:
 def _with_goal(figure: Figure, goal: Goal) -> Figure:
     xs = [x for line in figure.lines for x in line.xs]
     ends = (0.0, max(xs, default=1.0))
-    line = Line(f"goal {goal.comparison} {goal.threshold:g}", ends, (goal.threshold, goal.threshold), reference=True)
+    line = Line(f"goal: {goal.threshold:g}", ends, (goal.threshold, goal.threshold), reference=True)
     return Figure(figure.key, figure.title, figure.x, figure.y, (*figure.lines, line), figure.caption)
 
 

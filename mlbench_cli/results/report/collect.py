@@ -144,7 +144,8 @@ def _context(series: Series, runs: Sequence[RunData]) -> str:
 def _headline(jobs: Sequence[Job], verdicts: Sequence[Verdict | None], runs: Sequence[RunData]) -> Iterator[str]:
     """The sentences below the title: details of a single job, or that several jobs are not compared."""
     if len(jobs) == 1 and len(runs) > 1:
-        yield from sentences_of(jobs[0], verdicts[0])
+        title = title_of(jobs[0], verdicts[0])
+        yield from (text for text in sentences_of(jobs[0], verdicts[0]) if text.rstrip(".") not in title)
     elif len(jobs) > 1:
         yield "Only runs of one job are compared: equal task, preset, goal and data."
 

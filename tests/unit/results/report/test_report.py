@@ -85,7 +85,7 @@ def test_its_numbers_are_those_of_the_runs(archives: Callable[..., list[Archive]
 
 def test_the_goal_is_a_line_of_its_own(archives: Callable[..., list[Archive]]) -> None:
     *_, goal = figures_of(collect(archives()))["job1-goal-metric"].lines
-    assert (goal.label, goal.ys, goal.reference) == ("goal >= 80", (80.0, 80.0), True)
+    assert (goal.label, goal.ys, goal.reference) == ("goal: 80", (80.0, 80.0), True)
 
 
 def test_the_table_of_results_leaves_out_what_is_the_same_for_all(archives: Callable[..., list[Archive]]) -> None:
