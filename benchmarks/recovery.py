@@ -1,13 +1,14 @@
 """Seconds until a training goes on after a rank was killed or stopped, by cluster: two ranks of digits_resnet that
 write a checkpoint every five updates.
 
-    python -m benchmarks.recovery [--clusters local] [--repeats 5]
+    python -m benchmarks.recovery [--clusters local] [--policies restart,replace] [--repeats 5]
 
 Other clusters are those that are attached: `mlbench list-clusters`. Detection, restart (processes, imports, data) and
 loading are those of result.json. A run takes about 20 s on an idle machine.
 """
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -26,20 +27,23 @@ def main(arguments: list[str]) -> int:
     """Print a line for each cluster and fault."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--clusters", default="local")
+    parser.add_argument("--policies", default="restart,replace")
     parser.add_argument("--repeats", type=int, default=5)
     given = parser.parse_args(arguments)
     for cluster in given.clusters.split(","):
-        for name, script in FAULTS.items():
-            found = [measure(cluster, f"recovery-{cluster}-{name}-{n}", script) for n in range(given.repeats)]
+        for policy, name in itertools.product(given.policies.split(","), FAULTS):
+            names = [f"recovery-{cluster}-{policy}-{name}-{n}" for n in range(given.repeats)]
+            found = [measure(cluster, each, FAULTS[name], policy) for each in names]
             medians = {part: round(statistics.median(each[part] for each in found), 3) for part in PARTS}
-            print(json.dumps({"cluster": cluster, "fault": name, "runs": len(found), **medians}), flush=True)
+            facts = {"cluster": cluster, "policy": policy, "fault": name, "runs": len(found)}
+            print(json.dumps({**facts, **medians}), flush=True)
     return 0
 
 
-def measure(cluster: str, name: str, script: str) -> dict[str, Any]:
+def measure(cluster: str, name: str, script: str, policy: str) -> dict[str, Any]:
     """The one recovery of a run, which is deleted."""
     command = [sys.executable, "-m", "mlbench_cli"]
-    faults = ("--faults", script, "--detect", "2s", "--on-failure", "restart", "--checkpoint-every", "5")
+    faults = ("--faults", script, "--detect", "2s", "--on-failure", policy, "--checkpoint-every", "5")
     words = [*command, "run", name, "2", "--cluster", cluster, *SETTINGS, "8s", *faults, "--yes"]
     done = subprocess.run(
         words, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False
