@@ -59,7 +59,7 @@ REGION = re.compile(r"[a-z]+-[a-z]+\d+")
 ZONE = re.compile(rf"{REGION.pattern}-[a-z]")
 CHANNELS = ("rapid", "regular", "stable", "extended")
 DRIVERS = ("latest", "default")
-# Google's mirror of the Python image that task images stand on: nodes reach it without an address of their own.
+# Google's mirror of the base image of task images, which nodes reach without public addresses.
 PROBE_IMAGE = "mirror.gcr.io/library/python:3.12-slim-bookworm"
 
 
@@ -71,10 +71,10 @@ class GkeProvider:
     options = GkeOptions
 
     def new_cluster(self, name: str, nodes: int, options: GkeOptions) -> Cluster:
-        """Check all options and return the cluster to create, without a call that changes anything.
+        """Check all options and return the cluster to create. Calls only read.
 
-        `nodes` is the number of workers, from 0, shared evenly by the zones. Raises UsageError for options that do not
-        go together.
+        `nodes` is the number of workers, at least 0, divided evenly among the zones. Raises UsageError for conflicting
+        options.
         """
         if not 0 <= nodes <= MAX_NODES:
             raise UsageError(f"{nodes} workers: a GKE cluster can have 0 to {MAX_NODES}.")
@@ -104,7 +104,7 @@ class GkeProvider:
         return Cluster(name, self.name, "creating", details=details, account=project, location=place_of(options))
 
     def describe_machines(self, cluster: Cluster) -> Cluster:
-        """The cluster with the GPUs that Compute Engine tells of its machine type; see DescribesMachines."""
+        """The cluster with the GPUs of its machine type, as reported by Compute Engine; see DescribesMachines."""
         options, machine = read_options(cluster, GkeOptions), _recorded_machine(cluster)
         told, arm = None, {}
         try:
@@ -113,7 +113,7 @@ class GkeProvider:
             told = compute.find_gpus(zone, machine)
             arm = {"arm": compute.is_arm(zone, machine)}
         except CredentialError as error:
-            if error.hint in (api.LOGIN, api.SET_CLOCK):  # not a missing right: the credentials are nobody's
+            if error.hint in (api.LOGIN, api.SET_CLOCK):  # not a missing permission: the credentials are invalid
                 raise
         machine = settle_gpus(
             machine,
@@ -125,23 +125,23 @@ class GkeProvider:
         return replace(cluster, details={**cluster.details, "gpu": machine.gpu, "gpus_per_node": machine.gpus, **arm})
 
     def plan(self, cluster: Cluster) -> Plan:
-        """List what is about to be created, with prices per hour; checks quotas with calls that only read."""
+        """The plan: what will be created, with prices per hour. Checks quotas with read-only calls."""
         from providers.gke.plan import make_plan
 
         return make_plan(cluster, read_options(cluster, GkeOptions), _recorded_machine(cluster), _gke(cluster))
 
     def fill_place(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The options with a project, which credentials would have named."""
+        """The options with a project, which otherwise comes from the credentials."""
         return {**options, "project": options.get("project") or "your-project"}
 
     def sketch(self, cluster: Cluster) -> Plan:
-        """Sizes and prices for somebody without an account. Asks nobody."""
+        """Sizes and prices for users without an account. Makes no calls."""
         from providers.gke.plan import sketch_plan
 
         return sketch_plan(cluster, read_options(cluster, GkeOptions), _recorded_machine(cluster))
 
     def resources(self, cluster: Cluster) -> Sequence[Resource]:
-        """The resources in the order of their creation: control plane, networks, pool, wait for machines, probe."""
+        """The resources in the order of creation: control plane, networks, pool, wait for machines, probe."""
         options = read_options(cluster, GkeOptions)
         machine = _recorded_machine(cluster)
         plane = ControlPlane(cluster, _gke(cluster), options)
@@ -176,16 +176,16 @@ class GkeProvider:
         return split_zones(read_options(cluster, GkeOptions).zones)
 
     def place_workers(self, cluster: Cluster, zone: str) -> Cluster:
-        """The cluster with its node pool in `zone`; the control plane stays."""
+        """The cluster with its node pool in `zone`; the control plane is unchanged."""
         options = {**ClusterDetails.of(cluster).options, "worker_zone": [zone]}
         return replace(cluster, details={**cluster.details, "options": options, "location": zone})
 
     def fetch_registry_login(self, cluster: Cluster) -> tuple[str, str]:
-        """A user name that stands for access tokens, and this process' token."""
+        """The user name for access tokens, and this process's token."""
         return USER, api.token()()
 
     def extend(self, cluster: Cluster) -> Sequence[Resource]:
-        """The resource that holds the end of the cluster: its label, to be set again."""
+        """The resources that store the cluster's expiry: its label, to be updated."""
         options, details = read_options(cluster, GkeOptions), ClusterDetails.of(cluster)
         plane = ControlPlane(cluster, _gke(cluster), options)
         if not details.end_problem:
@@ -194,7 +194,8 @@ class GkeProvider:
         return [EndLabel(plane), *([GkeHold(pool)] if pool.count and not options.flex_start else [])]
 
     def describe_end(self, cluster: Cluster) -> str:
-        """Say which end Google will keep by itself, and what stays; asks whether the policy may be changed."""
+        """Describe how the cluster expires without this machine, and what remains; checks whether the policy may be
+        changed."""
         may = can_bind(_gke(cluster))
         if may is False:
             return describe_hold(cluster, "You are not allowed to change the IAM policy of the project.")
@@ -206,7 +207,7 @@ class GkeProvider:
         )
 
     def run_checks(self, project: str | None, location: str | None) -> "Iterator[Check]":
-        """Check credentials, APIs, rights, quotas and prices; yields the lines of `mlbench doctor gke`."""
+        """Check credentials, APIs, permissions, quotas and prices; yields the lines of `mlbench doctor gke`."""
         from providers.gke.doctor import run_checks
 
         return run_checks(project, location)
@@ -228,7 +229,8 @@ class GkeProvider:
         return discover_clusters(api.project_of(scope.get("project")), scope.get("location", "-"))
 
     def connect(self, cluster: Cluster) -> Access:
-        """Open the cluster's API with Google's credentials. Raises NotFoundError if it does not exist."""
+        """Connect to the cluster's API with Google's credentials. Raises NotFoundError if the cluster does not
+        exist."""
         gke = _gke(cluster)
         try:
             found = gke.call("get_cluster", name=gke.cluster(cluster.name))
@@ -237,9 +239,9 @@ class GkeProvider:
         return access_to(found)
 
     def scale(self, cluster: Cluster, nodes: int) -> Sequence[Resource]:
-        """The resources that bring the pool to `nodes` machines.
+        """The resources that resize the pool to `nodes` machines.
 
-        Raises UsageError with flex-start or above the largest size.
+        Raises UsageError with flex-start, or above the maximum size.
         """
         if nodes > MAX_NODES:
             raise UsageError(f"{nodes} workers: a GKE cluster can have at most {MAX_NODES}.")
@@ -258,7 +260,7 @@ class GkeProvider:
 
 
 def _with_first_zone(options: GkeOptions) -> GkeOptions:
-    """The options with the workers in the first of --zones, and the control plane there, too, unless it has a place."""
+    """The options with the workers in the first of --zones, and also the control plane unless it has a location."""
     zones = split_zones(options.zones)
     if not zones:
         return options
@@ -269,14 +271,14 @@ def _with_first_zone(options: GkeOptions) -> GkeOptions:
 
 
 def _fabric_details(options: GkeOptions, machine: Machine) -> dict[str, object]:
-    """The fast network that the machines have, and its kind if it is set up."""
+    """The machines' fast network, and its kind if it is set up."""
     fabric = FABRICS.get(machine.name)
     facts = fabric_facts(machine.name, fabric.kind if fabric and options.fast_network else None)
     return {"fabric": facts} if facts else {}
 
 
 def _flex_start_details(options: GkeOptions, nodes: int) -> dict[str, object]:
-    """What runs need so that machines of flex-start come for them: all at once, if they are several."""
+    """The details with which runs request flex-start machines: all at once if there are several."""
     if not options.flex_start:
         return {}
     details: dict[str, object] = {"node_selector": {ROLE_LABEL: WORKER, FLEX_START_LABEL: "true"}}
@@ -286,21 +288,22 @@ def _flex_start_details(options: GkeOptions, nodes: int) -> dict[str, object]:
 
 
 def place_of(options: GkeOptions) -> str:
-    """The zone or region that the cluster is in."""
+    """The cluster's zone or region."""
     return options.region or options.zone or DEFAULT_ZONE
 
 
 def machine_of(options: GkeOptions) -> Machine:
-    """The machine type that the options choose.
+    """The machine type selected by the options.
 
-    Raises UsageError if it has fewer vCPUs or other GPUs than asked for.
+    Raises UsageError if it has fewer vCPUs or other GPUs than requested.
     """
     machine = choose_machine(options.machine_type, options.num_gpus, options.gpu_type)
     return require_vcpus(machine, options.num_cpus)
 
 
 def _recorded_machine(cluster: Cluster) -> Machine:
-    """Not judged again: what exists has to be found and removed whatever today's table says of it."""
+    """The machine type of an existing cluster, without checks: it must be found and deleted even if the table has
+    changed."""
     details = ClusterDetails.of(cluster)
     return Machine(details.machine_type or CPU_DEFAULT, details.gpu, details.gpus_per_node or 0)
 
@@ -344,7 +347,8 @@ def _check(options: GkeOptions, machine: Machine) -> None:
 
 
 def _check_network(options: GkeOptions) -> None:
-    """A shared network's host project gives its secondary ranges; GKE may add none there."""
+    """Check network options. GKE cannot add secondary ranges to a shared network, so its host project must provide
+    them."""
     ranges = (options.pods_range, options.services_range)
     if any(ranges) and not options.subnetwork:
         raise UsageError("--pods-range and --services-range need the --subnetwork that has them.")

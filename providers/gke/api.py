@@ -1,6 +1,6 @@
-"""Calls of Google's APIs: one client for each process, every refusal turned into an error of mlbench's tree.
+"""Calls of Google's APIs: one client per process, with errors mapped to mlbench's.
 
-For tests and proxies two environment variables move the APIs: MLBENCH_GKE_ENDPOINT ("HOST:PORT", gRPC without TLS) and
+Environment variables for tests and proxies: MLBENCH_GKE_ENDPOINT ("HOST:PORT", gRPC without TLS) and
 MLBENCH_COMPUTE_ENDPOINT (a URL).
 """
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from google.auth.credentials import Credentials
     from google.cloud import container_v1
 
-# A message of Google's APIs, as the SDK takes it and as JSON answers hold it.
+# A message of Google's APIs, as accepted by the SDK and returned as JSON.
 Message = dict[str, Any]
 
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
@@ -31,20 +31,20 @@ SET_CLOCK = "Google rejects signatures that are minutes off: set this machine's 
 SKEWED = ("iat and exp", "reasonable timeframe", "used too early", "Token expired")
 UNREACHED = "Check the network (mlbench doctor gke), then repeat the command to resume."
 QUOTAS = "https://console.cloud.google.com/iam-admin/quotas?project="
-# How Google says that a zone has no such machine left, as opposed to a quota, which a person can have raised.
+# Messages about a lack of machines in a zone, as opposed to a quota, which can be raised on request.
 STOCK_OUT = ("ZONE_RESOURCE_POOL_EXHAUSTED", "GCE_STOCKOUT", "does not have enough resources", "out of resources")
-# What is over in a minute, though it is called a quota, too.
+# Rate limits, also called quotas, which reset within a minute.
 TOO_OFTEN = ("RATE_LIMIT", "rateLimitExceeded", "requests per minute", "per minute per")
-# How Google says that a quota or a limit of the project is too small. Not the "quota project" of credentials.
+# Messages about exceeded quotas or limits of the project. Not the "quota project" of credentials.
 QUOTA_REFUSAL = re.compile(
     r"Insufficient (regional|project|global) quota|[Qq]uota '?\w+'? exceeded|QUOTA_EXCEEDED|"
     r"exceeds? (the |its |your )?(\w+ )?quota|cannot create more than \d+ (clusters|nodes)"
 )
-SHORT_QUOTA = re.compile(  # in both of the forms that public reports quote
+SHORT_QUOTA = re.compile(  # in both forms found in public reports
     r"resource:? \"(?P<quota>\w+)\"(?::|\. The) request requires '[\d.]+' and is short '(?P<short>[\d.]+)'"
     r"(?:\. (?:project has a quota of|The regional quota is) '(?P<limit>[\d.]+)')?"
 )
-# Other refusals whose words tell the cause: the error that each becomes, and what to do next.
+# Other errors recognized by their message: the error class, and what to do next.
 CAUSES: tuple[Cause, ...] = (
     (
         re.compile(r"constraints/compute\.vmExternalIpAccess"),
@@ -124,7 +124,7 @@ CAUSES: tuple[Cause, ...] = (
         "get-serial-port-output INSTANCE   tells more. Then repeat the create-cluster command: it removes what failed.",
     ),
 )
-# One operation at a time changes a cluster.
+# A cluster allows only one changing operation at a time.
 BUSY = (
     "incompatible operation",
     "operation in progress",
@@ -143,11 +143,11 @@ class Gke:
         self.parent = f"projects/{project}/locations/{location}"
 
     def cluster(self, name: str) -> str:
-        """The path of a cluster in Google's API."""
+        """The resource path of a cluster in Google's API."""
         return f"{self.parent}/clusters/{name}"
 
     def call(self, method: str, **request: Any) -> Any:
-        """One request, answered once: what is to be repeated is the life-cycle's to decide. Raises MlbenchError."""
+        """One request without retries: the life-cycle decides about retries. Raises MlbenchError."""
         with map_cloud_errors(f"{method.replace('_', ' ')} in {self.location}", self.project):
             return getattr(client(), method)(request=request, retry=None, timeout=call_timeout())
 
@@ -156,7 +156,7 @@ class Gke:
 def client() -> "container_v1.ClusterManagerClient":
     """A client of the Kubernetes Engine API.
 
-    Raises UsageError with the installer's command if the library is missing.
+    Raises UsageError with the install command if the library is missing.
     """
     try:
         from google.cloud import container_v1
@@ -177,7 +177,7 @@ def client() -> "container_v1.ClusterManagerClient":
 
 @cache
 def credentials() -> tuple["Credentials", str | None]:
-    """The machine's credentials and the project that they name. Raises CredentialError."""
+    """The machine's credentials and their project. Raises CredentialError."""
     try:
         import google.auth
         from google.auth.exceptions import DefaultCredentialsError
@@ -197,7 +197,7 @@ def credentials() -> tuple["Credentials", str | None]:
 
 
 def project_of(given: str | None) -> str:
-    """The project to work in: the one given, else the credentials' own."""
+    """The project: the given one, else that of the credentials."""
     project = given or os.environ.get("GOOGLE_CLOUD_PROJECT") or credentials()[1]
     if not project:
         raise UsageError(
@@ -209,12 +209,12 @@ def project_of(given: str | None) -> str:
 
 @cache
 def token() -> Token:
-    """The access token of this process, renewed in time."""
+    """This process's access token, renewed before it expires."""
     return Token(_refresh_token)
 
 
 def _refresh_token() -> tuple[str, float | None]:
-    """A fresh access token, and when it expires. Raises CredentialError."""
+    """A new access token, and when it expires. Raises CredentialError."""
     import calendar
 
     found, _ = credentials()
@@ -224,7 +224,7 @@ def _refresh_token() -> tuple[str, float | None]:
 
 
 def sign_in() -> Any:
-    """What google-auth asks for tokens with; its own would wait two minutes for each answer."""
+    """The transport of google-auth for tokens; its default one has a timeout of two minutes."""
     from google.auth.transport.requests import Request
 
     class Impatient(Request):  # type: ignore[misc,unused-ignore]
@@ -235,20 +235,20 @@ def sign_in() -> Any:
 
 
 def open_session() -> Any:
-    """A session for Google's REST APIs, with this machine's credentials. Raises CredentialError without any."""
+    """A session for Google's REST APIs with this machine's credentials. Raises CredentialError if there are none."""
     from google.auth.transport.requests import AuthorizedSession
 
     return AuthorizedSession(credentials()[0], auth_request=sign_in())
 
 
 def region_of(place: str) -> str:
-    """The region of a zone; a region itself."""
+    """The region of a zone; regions are returned unchanged."""
     return place.rpartition("-")[0] if place.count("-") == 2 else place
 
 
 @contextmanager
 def map_cloud_errors(what: str, project: str) -> Iterator[None]:
-    """Google's exceptions as mlbench's, with Google's own words."""
+    """Map Google's exceptions in the block to mlbench's, with Google's message."""
     from google.api_core import exceptions as api
     from google.auth import exceptions as auth
 
@@ -270,7 +270,7 @@ def map_cloud_errors(what: str, project: str) -> Iterator[None]:
 
 @contextmanager
 def map_rest_errors(service: str, what: str, project: str) -> Iterator[None]:
-    """As `map_cloud_errors`, for a request of a session: a connection that fails may work later."""
+    """Like `map_cloud_errors`, for requests of a session: failed connections are transient."""
     from requests import exceptions as http
 
     with map_cloud_errors(what, project):
@@ -282,7 +282,7 @@ def map_rest_errors(service: str, what: str, project: str) -> Iterator[None]:
 
 
 def require_success(answer: Any) -> None:
-    """Raise Google's exception for a session's answer that is a refusal; `map_rest_errors` maps it."""
+    """Raise Google's exception for an error response of a session, to be mapped by `map_rest_errors`."""
     from google.api_core import exceptions
 
     if answer.status_code >= 400:
@@ -290,11 +290,11 @@ def require_success(answer: Any) -> None:
 
 
 def error_from_exception(error: Any, what: str, project: str) -> MlbenchError:
-    """The error for a refused call."""
+    """The error for a rejected call."""
     from google.api_core import exceptions as api
 
     message = f'Google refused to {what}: "{_words(error)}"'
-    # Words before class: GKE refuses a lack of quota as PERMISSION_DENIED (kubeflow/examples 597).
+    # Check the message before the class: GKE reports exceeded quotas as PERMISSION_DENIED (kubeflow/examples 597).
     if known := error_from_words(message, str(error), project):
         return known
     passing = (api.ServerError, api.TooManyRequests, api.Aborted, api.Cancelled, api.Unknown, api.RetryError)
@@ -319,14 +319,14 @@ def error_from_exception(error: Any, what: str, project: str) -> MlbenchError:
 
 
 def error_from_words(message: str, said: str, project: str) -> MlbenchError | None:
-    """The error for a refusal whose words tell its cause, whatever its class or code; None for other words."""
+    """The error for a message with a known cause, independent of class and code; None for other messages."""
     if QUOTA_REFUSAL.search(said) and "quota project" not in said:
         return capacity_error(message, project, said)
     return error_from_causes(CAUSES, message, said)
 
 
 def raise_quota(project: str, quota: str, value: float | None, region: str | None) -> str:
-    """The hint for a quota that is too small: the command that asks Google for `value`, and the page."""
+    """The hint for an exceeded quota: the command that requests `value`, and the console page."""
     page = f"{QUOTAS}{project}"
     everywhere = quota.endswith("_ALL_REGIONS")
     if value is None or not re.fullmatch(r"[A-Z0-9_]+", quota) or not (everywhere or region):
@@ -341,7 +341,8 @@ def raise_quota(project: str, quota: str, value: float | None, region: str | Non
 
 
 def capacity_error(message: str, project: str, said: str = "") -> CapacityError:
-    """Quota, which can be raised, and stock-out, which cannot, distinguished by the message and what else was said."""
+    """The error for exceeded quotas, which can be raised, or for stock-outs, which cannot, decided by the message and
+    `said`."""
     if any(phrase in f"{message} {said}" for phrase in STOCK_OUT):
         return CapacityError(
             message,

@@ -1,4 +1,4 @@
-"""Compute Engine's REST API: machine types of the zone and quotas before anything is created; changes of networks."""
+"""Compute Engine's REST API: checks machine types and quotas before anything is created, and changes networks."""
 
 import os
 import time
@@ -16,7 +16,7 @@ from providers.gke.families import DISK_QUOTAS, cpu_quota_names
 from providers.gke.machines import Machine
 
 ENDPOINT = "https://compute.googleapis.com"
-# What the quota of a GPU is called, in a region; a spot machine's has PREEMPTIBLE_ before it.
+# GPU -> name of its regional quota; for spot machines with the prefix PREEMPTIBLE_.
 QUOTA_OF = {
     "nvidia-tesla-t4": "NVIDIA_T4_GPUS",
     "nvidia-l4": "NVIDIA_L4_GPUS",
@@ -28,25 +28,25 @@ QUOTA_OF = {
     "nvidia-b200": "NVIDIA_B200_GPUS",
     "nvidia-rtx-pro-6000": "NVIDIA_RTX_PRO_6000_GPUS",
 }
-# Granted on demand by a quota of the GPU's family, which a region may or may not list. There the other quota is 0.
+# On demand, these GPUs have a quota per GPU family, which regions may not list. The quota above is 0 then.
 BY_FAMILY = ("nvidia-h100-80gb", "nvidia-h100-mega-80gb", "nvidia-h200-141gb", "nvidia-b200", "nvidia-rtx-pro-6000")
 ALL_GPUS, ALL_CPUS = "GPUS_ALL_REGIONS", "CPUS_ALL_REGIONS"
-NETWORK_QUOTAS = ("NETWORKS", "SUBNETWORKS", "FIREWALLS")  # of a project
-# Reasons of refusals, as errors and operations spell them, less case and underscores: something else has to end first.
+NETWORK_QUOTAS = ("NETWORKS", "SUBNETWORKS", "FIREWALLS")  # per project
+# Reasons of errors and operations, without case and underscores, meaning that something else must end first.
 IN_USE = frozenset({"resourceinusebyanotherresource", "resourcenotready"})
 
 
 class Purchase(StrEnum):
-    """How machines are bought, which decides whose quota they use."""
+    """How machines are purchased, which determines their quota."""
 
     ON_DEMAND = "on demand"
     SPOT = "spot"
     FLEX_START = "flex-start"
 
     def order_quotas(self, name: str, limits: Mapping[str, float]) -> tuple[str, ...]:
-        """The names of the quota to look for, first the one that Google applies.
+        """Names of the quotas to check, first the one that Google applies.
 
-        Spot machines use the preemptible quota only if one was granted, flex-start machines use nothing else.
+        Spot machines use the preemptible quota only if one was granted; flex-start machines always use it.
         """
         preemptible = f"PREEMPTIBLE_{name}"
         if self is Purchase.FLEX_START:
@@ -58,7 +58,7 @@ class Purchase(StrEnum):
 
 @dataclass(frozen=True)
 class Demand:
-    """Machines that a cluster needs: their type, number and boot disks."""
+    """Machines needed by a cluster: type, number and boot disks."""
 
     machine: Machine
     count: int
@@ -69,7 +69,7 @@ class Demand:
 
 @dataclass(frozen=True)
 class Shortage:
-    """A quota with less left than is needed."""
+    """A quota with less remaining than needed."""
 
     quota: str
     left: float
@@ -80,10 +80,10 @@ class Shortage:
 def check_machines(
     project: str, zones: list[str], demands: Sequence[Demand], *, public_addresses: bool, networks: int = 0
 ) -> list[str]:
-    """Warnings about what may not work. Raises UsageError or CapacityError for what certainly will not.
+    """Warnings about possible problems. Raises UsageError or CapacityError for certain ones.
 
-    The last demand is that of the workers, which are in `zones`; the machines of the system are in the first of them.
-    `networks` are VPC networks, each with a subnetwork and a firewall rule.
+    The last demand is for the workers in `zones`; the system's machines are in the first zone. `networks` is the number
+    of VPC networks, each with a subnetwork and a firewall rule.
     """
     compute = Compute(project)
     try:
@@ -97,7 +97,7 @@ def check_machines(
     except TransientError:
         raise
     except MlbenchError as error:
-        if error.hint in (api.LOGIN, api.SET_CLOCK):  # not a missing right: the credentials are nobody's
+        if error.hint in (api.LOGIN, api.SET_CLOCK):  # not a missing permission: the credentials are invalid
             raise
         return [
             f"Whether {', '.join(zones)} has the machines and the quota allows them could not be checked: "
@@ -110,15 +110,15 @@ class Compute:
 
     def __init__(self, project: str) -> None:
         self.project = project
-        self.date: str | None = None  # the time in the last answer, and when it came
+        self.date: str | None = None  # the time in the last response, and when it arrived
         self.asked = 0.0
         self._session = api.open_session()
         self._base = f"{os.environ.get('MLBENCH_COMPUTE_ENDPOINT', ENDPOINT)}/compute/v1/projects/{project}"
 
     def check_offer(self, zone: str, machine: Machine) -> int:
-        """The vCPUs of the machine, 0 if Google does not tell.
+        """The number of vCPUs of the machine, 0 if unknown.
 
-        Raises UsageError if the zone has no such machine, or not the GPU that is to be attached to it.
+        Raises UsageError if the zone does not offer the machine, or the GPU to attach to it.
         """
         found = self.find_offer(zone, "machineTypes", machine.name)
         if machine.gpu and machine.name.startswith("n1-"):
@@ -126,9 +126,9 @@ class Compute:
         return int(found.get("guestCpus") or 0)
 
     def find_gpus(self, zone: str, machine: Machine) -> tuple[str | None, int] | None:
-        """Type and number of the GPUs that are part of a machine; None if they are attached to it by request.
+        """Type and number of a machine's built-in GPUs; None if GPUs are attached on request.
 
-        Raises UsageError if the zone has no such machine.
+        Raises UsageError if the zone does not offer the machine.
         """
         if machine.gpu and machine.name.startswith("n1-"):
             return None
@@ -139,11 +139,11 @@ class Compute:
         return str(listed[0].get("guestAcceleratorType")), sum(int(i.get("guestAcceleratorCount") or 0) for i in listed)
 
     def is_arm(self, zone: str, machine: Machine) -> bool:
-        """Whether the machine has Arm processors, as Axion's and Grace's are."""
+        """Whether the machine has Arm processors, such as Axion or Grace."""
         return self.find_offer(zone, "machineTypes", machine.name).get("architecture") == "ARM64"
 
     def zone_with(self, region: str, machine: Machine) -> str:
-        """The first zone of a region that has the machine. Raises UsageError if none has, or there is no region."""
+        """The first zone of a region with the machine. Raises UsageError if there is none, or no such region."""
         try:
             zones = sorted(str(url).rpartition("/")[2] for url in self.get(f"/regions/{region}").get("zones", []))
         except NotFoundError:
@@ -160,7 +160,7 @@ class Compute:
         )
 
     def find_offer(self, zone: str, collection: str, name: str) -> Message:
-        """The machine or GPU as Compute Engine describes it. Raises UsageError if the zone does not have it."""
+        """Compute Engine's description of the machine or GPU. Raises UsageError if the zone does not offer it."""
         try:
             return self.get(f"/zones/{zone}/{collection}/{name}")
         except NotFoundError:
@@ -171,12 +171,12 @@ class Compute:
             ) from None
 
     def quotas(self, region: str) -> Message:
-        """What Compute Engine tells of each quota of the project, in the region and in all: limit and usage."""
+        """Limit and usage of each quota of the project, regional and global."""
         answers = (self.get(f"/regions/{region}"), self.get(""))
         return {item["metric"]: item for answer in answers for item in answer.get("quotas", [])}
 
     def gpus(self, place: str) -> list[str]:
-        """The GPUs that a zone offers, those that mlbench knows. Raises UsageError if there is no such zone."""
+        """The GPUs offered in a zone that mlbench knows. Raises UsageError if there is no such zone."""
         if api.region_of(place) == place:
             raise UsageError(f"{place} is a region.", hint="GPU types are listed per zone: use --zone")
         self._zone(place)
@@ -192,9 +192,9 @@ class Compute:
         *,
         public_addresses: bool,
     ) -> list[str]:
-        """Warnings for quotas that are not known. Raises CapacityError naming every quota that is too small.
+        """Warnings about unknown quotas. Raises CapacityError with all quotas that are too small.
 
-        `cpus` are those of each demand's machine, 0 if not known; `others` is what is needed besides machines.
+        `cpus` are the vCPUs of each demand's machine, 0 if unknown; `others` are needs other than machines.
         """
         found = self.quotas(region)
         limits = {name: float(item["limit"]) for name, item in found.items()}
@@ -223,7 +223,7 @@ class Compute:
             raise UsageError(f'There is no zone "{zone}".', hint="gcloud compute zones list") from None
 
     def get(self, path: str) -> Message:
-        """What Compute Engine answers for a path below the project. Raises NotFoundError, and mapped errors."""
+        """The response for a path below the project. Raises NotFoundError, and mapped errors."""
         with api.map_rest_errors("Compute Engine", f"tell of {path or self.project}", self.project):
             answer = self._session.get(f"{self._base}{path}", timeout=call_timeout())
             self.date, self.asked = answer.headers.get("Date"), time.time()
@@ -234,7 +234,7 @@ class Compute:
     def change(self, method: str, path: str, body: Message | None = None) -> str:
         """Request a change below the project. Returns the path of the operation to poll.
 
-        Raises BusyError while something else uses the resource or works on it, CapacityError for a quota.
+        Raises BusyError while something else uses or changes the resource, CapacityError for an exceeded quota.
         """
         with api.map_rest_errors("Compute Engine", f"{method.lower()} {path}", self.project):
             answer = self._session.request(method, f"{self._base}{path}", json=body, timeout=call_timeout())
@@ -256,7 +256,7 @@ class Compute:
         return True
 
     def _raise_known(self, error: Message) -> None:
-        """Raise for the reasons of a refusal that waiting or a larger quota helps against."""
+        """Raise BusyError or CapacityError for errors that waiting or a larger quota can fix."""
         message = f'Compute Engine refused: "{error.get("message")}"'
         reasons = {str(item.get("reason")).replace("_", "").lower() for item in error.get("errors") or ()}
         if reasons & IN_USE:
@@ -266,7 +266,7 @@ class Compute:
 
 
 def read_error(answer: Any) -> Message:
-    """The error in a refusal's document; empty for the answer of something else on the way, such as a proxy."""
+    """The error in an error response; empty if it comes from something else, such as a proxy."""
     try:
         document = answer.json()
     except ValueError:
@@ -282,7 +282,7 @@ def _gcloud(collection: str) -> str:
 def _count_needs(
     demands: Sequence[Demand], cpus: Sequence[int], limits: Mapping[str, float], public_addresses: bool
 ) -> Counter[str]:
-    """How much of each quota the machines take: CPUs, disks, addresses, instances."""
+    """The machines' use of each quota: CPUs, disks, addresses, instances."""
     needs: Counter[str] = Counter()
     for demand, vcpus in zip(demands, cpus, strict=True):
         if not demand.count:
@@ -302,7 +302,7 @@ def _count_needs(
 
 
 def _gpu_needs(demand: Demand, limits: Mapping[str, float]) -> tuple[dict[str, int], list[str]]:
-    """The quotas of the workers' GPUs with the number needed, and warnings."""
+    """The workers' GPU quotas with the number needed, and warnings."""
     gpu, wanted = demand.machine.gpu, demand.count * demand.machine.gpus
     if not gpu or not wanted:
         return {}, []

@@ -1,4 +1,4 @@
-"""Finds the clusters on GKE that bear our tags, whoever created them."""
+"""Finds GKE clusters with mlbench's tags, also those created on other machines."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -25,21 +25,21 @@ from providers.gke.orphans import LABEL, PLACE_LABEL, list_balancers, list_claim
 from providers.gke.repository import list_repositories, registry_of
 from providers.gke.resources import WORKER_POOL
 
-YOUNG_SECONDS = 900.0  # in which a cluster appears that is created together with its networks
+YOUNG_SECONDS = 900.0  # within which a cluster appears after its networks
 STATES = {"PROVISIONING": "creating", "STOPPING": "deleting", "ERROR": "failed"}
 
 
 def discover_clusters(project: str, location: str) -> list[Cluster]:
-    """All of a project, in one location or ("-") everywhere; also those of which only networks are left.
+    """All clusters of a project, in one location or everywhere ("-"), including those of which only networks remain.
 
-    Raises PartialSearchError if a zone does not answer.
+    Raises PartialSearchError if a zone does not respond.
     """
     answer = Gke(project, location).call("list_clusters", parent=f"projects/{project}/locations/{location}")
     found = [_cluster(item, project) for item in answer.clusters if item.resource_labels.get(CLUSTER_TAG) == item.name]
-    if answer.missing_zones:  # whose clusters may be those of networks that seem to have none
+    if answer.missing_zones:  # clusters there may own networks that seem to have none
         missing = ", ".join(answer.missing_zones)
         raise PartialSearchError(f"Google did not answer for {missing}, so clusters there are unknown.", found)
-    # Also those that are not ours: a network bears the name of a cluster that mlbench made, or was about to make.
+    # Also clusters of others: a network has the name of a cluster that mlbench created, or was about to create.
     there = {(item.name, item.location) for item in answer.clusters}
     try:
         repositories = list_repositories(project)
@@ -54,7 +54,7 @@ def discover_clusters(project: str, location: str) -> list[Cluster]:
 def _list_remains(
     project: str, location: str, there: set[tuple[str, str]], repositories: Sequence[Message]
 ) -> Iterator[Cluster]:
-    """Clusters that do not exist, by the networks that they have left or that are made before them, and by images."""
+    """Clusters that do not exist, found by their remaining (or not yet used) networks and image repositories."""
     listed: set[tuple[str, str]] = set()
     for found in repositories:
         tags = found["labels"]
@@ -91,9 +91,9 @@ def _list_remains(
 
 
 def _list_claimants(project: str, location: str, known: set[tuple[str, str]]) -> Iterator[Cluster]:
-    """Clusters that have deleted themselves and have left disks of claims or load balancers.
+    """Clusters that deleted themselves and left disks of claims or load balancers.
 
-    A name of somebody else's is none.
+    Ignores names of other clusters.
     """
     names = find_ended(Gke(project, location)) - {name for name, _ in known}
     try:
@@ -106,7 +106,7 @@ def _list_claimants(project: str, location: str, known: set[tuple[str, str]]) ->
     except CredentialError:
         balancers, places = {}, {}
     found = {(labels.get(LABEL, ""), labels.get(PLACE_LABEL, "")) for disk in disks if (labels := disk.get("labels"))}
-    # Of a load balancer only the region is known, so the zone of a disk goes before.
+    # Only the region of a load balancer is known, so the zone of a disk has priority.
     placed = {(name, region_of(place)) for name, place in found}
     found |= {(balancers[rule], region) for rule, region in places.items() if (balancers[rule], region) not in placed}
     for name, place in sorted(found):
@@ -114,13 +114,13 @@ def _list_claimants(project: str, location: str, known: set[tuple[str, str]]) ->
             continue
         options = {"region" if region_of(place) == place else "zone": place, "project": project}
         details = {"project": project, "location": place, "nodes": 0, "options": options}
-        # Its clock has deleted it, so its end has come.
+        # Its end timer has deleted it, so it has expired.
         details["expires"] = int(time.time()) - 1
         yield Cluster(name, "gke", "failed", "", details, project, place)
 
 
 def _is_young(mark: NetworkMark) -> bool:
-    """Whether the cluster may be about to be created, at the same time as the network."""
+    """Whether the network is so new that its cluster may still be being created."""
     try:
         return time.time() - parse_timestamp(mark.created) < YOUNG_SECONDS
     except ValueError:

@@ -1,4 +1,4 @@
-"""What can be known of a Google project before a cluster is made in it."""
+"""Checks a Google project before a cluster is created in it."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -15,17 +15,17 @@ from providers.gke.options import DEFAULT_ZONE
 from providers.gke.repository import node_account
 from providers.gke.rights import role_of
 
-# Roles that let machines pull from the project's registries and report. GKE's own, and the one that older
-# organizations grant by themselves.
+# Roles with which machines can pull from the project's registries and write logs: GKE's own, and the one that older
+# organizations grant automatically.
 NODE_ROLES = {"roles/container.defaultNodeServiceAccount", "roles/editor", "roles/owner"}
-# Quotas that every cluster needs something of, besides those of GPUs.
+# Quotas that every cluster uses, in addition to those of GPUs.
 COMMON_QUOTAS = ("CPUS", "IN_USE_ADDRESSES", "SSD_TOTAL_GB")
 
 
 def run_checks(project: str | None, location: str | None) -> Iterator[Check]:
-    """Check library, credentials, both APIs, rights, quotas and prices, in this order; yields one line per check.
+    """Check library, credentials, both APIs, permissions, quotas and prices, in this order; yields one line per check.
 
-    Stops at the first check without which the next ones mean nothing. Reads only.
+    Stops at the first failed check on which the next ones depend. Read-only.
     """
     checklist = Checklist("gke")
     yield (found := doctor.check_library(checklist, "google-cloud-container", "2.65", "gke"))
@@ -50,7 +50,7 @@ def run_checks(project: str | None, location: str | None) -> Iterator[Check]:
 
 
 def _signed_in(project: str | None) -> str:
-    """The project, once a token was really given out for the credentials."""
+    """The project, after obtaining a token with the credentials."""
     name = api.project_of(project)
     api.token()()
     return name
@@ -63,7 +63,7 @@ def _kind() -> str:
 
 
 def _check_node_account(checklist: Checklist, gke: Gke) -> Iterator[Check]:
-    """Whether the default account of machines has a role by which it can pull images and write logs."""
+    """Check that the machines' default account has a role for pulling images and writing logs."""
     project = Project(gke)
     policy = yield from checklist.ask("default node account", project.read_policy, optional=True)
     if policy is None:
@@ -81,7 +81,7 @@ def _check_node_account(checklist: Checklist, gke: Gke) -> Iterator[Check]:
 
 
 def _cluster_manager(checklist: Checklist, gke: Gke) -> Iterator[Check]:
-    """container.googleapis.com: enabled, allowed, which Kubernetes it has, and which clusters of ours."""
+    """container.googleapis.com: whether it is enabled and allowed, its Kubernetes versions, and mlbench's clusters."""
     config = yield from checklist.ask("API container", lambda: gke.call("get_server_config", name=gke.parent))
     if config is None:
         return
@@ -99,7 +99,7 @@ def _versions(config: Any) -> str:
 
 
 def _compute(checklist: Checklist, compute: Compute, place: str) -> Iterator[Check]:
-    """compute.googleapis.com: enabled, the GPUs of the zone, and how much of each quota is left."""
+    """compute.googleapis.com: whether it is enabled, the GPUs of the zone, and remaining quotas."""
     quotas = yield from checklist.ask("API compute", lambda: compute.quotas(api.region_of(place)))
     if quotas is None:
         return

@@ -1,10 +1,10 @@
-"""The end of a cluster on GKE, kept by the cluster itself: a CronJob that asks Google to delete it.
+"""The end timer of a GKE cluster: a CronJob in the cluster that asks Google to delete it.
 
-GKE has no timer of its own: a machine's longest run time (`max_run_duration`) only has it created again, and changing
-it re-creates every machine. So a CronJob on the system's machines deletes the whole cluster. It acts by a Kubernetes
-service account that is bound to the role container.clusterAdmin (Workload Identity Federation: IAM knows the principal
-without a service account of Google). Who may not change the project's policy gets a cluster without a timer, and a
-warning. Sources: docs/clouds-assumptions.md.
+GKE has no such timer: machines that exceed their maximum run time (`max_run_duration`) are recreated, and changing it
+recreates every machine. So a CronJob on the system's machines deletes the whole cluster. Its Kubernetes service account
+is bound to the role container.clusterAdmin (with Workload Identity Federation, which needs no Google service account).
+Users who may not change the project's policy get a cluster without a timer, and a warning. Sources:
+docs/clouds-assumptions.md.
 """
 
 import os
@@ -20,33 +20,34 @@ from providers.gke.resources import ControlPlane, WorkerPool
 
 ENDPOINT = "https://cloudresourcemanager.googleapis.com"
 ROLE = "roles/container.clusterAdmin"
-# Google's mirror of the Python image: machines without an address of their own reach it, too.
+# Google's mirror of the Python image, which machines reach without public addresses.
 IMAGE = "mirror.gcr.io/library/python:3.12-slim-bookworm"
-# Waits for a signal. GKE's machines have it for their own pods.
+# Waits for a signal. GKE's machines already have it for their own pods.
 PAUSE = "gke.gcr.io/pause:3.8@sha256:880e63f94b145e46f1b1082bb71b85e21f16b99b180b9996407d61240ceb9830"
-PERMISSIONS_AT_ONCE = 100  # in one request, at most
+PERMISSIONS_AT_ONCE = 100  # maximum per request
 BINDING = ("resourcemanager.projects.getIamPolicy", "resourcemanager.projects.setIamPolicy")
 BOUND = re.compile(rf"/subject/ns/mlbench-end-(.+)/sa/{NAME}$")
-POLICY_VERSION = 3  # so that conditional bindings of others are read and written back as they are
+POLICY_VERSION = 3  # so that conditional bindings of others are preserved
 
 
 def namespace_of(cluster: str) -> str:
-    """A namespace of each cluster's own: IAM knows an account by namespace and name, in all clusters of a project."""
+    """A namespace unique to the cluster: IAM identifies accounts by namespace and name, across all clusters of a
+    project."""
     return f"mlbench-end-{cluster}"
 
 
 class GkeEndIdentity(EndIdentity):
-    """The binding, in the project's policy, of the role that may delete clusters to the CronJob's account."""
+    """The binding in the project's policy that allows the CronJob's account to delete clusters."""
 
-    # It needs no cluster, and goes after it: a binding to an account that is gone costs nothing and allows nothing.
+    # Does not need the cluster and is deleted after it: a binding to a deleted account is free and grants nothing.
     def __init__(self, plane: ControlPlane) -> None:
         self.plane = plane
         self.name = f"{plane.name}/{NAME}"
-        self._stays: str | None = None  # why it cannot be removed
+        self._stays: str | None = None  # why removal failed
         self._project = Project(plane.gke)
 
     def find(self) -> ResourceStatus | None:
-        """None also for somebody who may not read the policy: a binding to an account that is gone costs nothing."""
+        """Also None for users who may not read the policy: a binding to a deleted account is free."""
         try:
             member = self._member()
             policy = self._project.read_policy()
@@ -69,7 +70,7 @@ class GkeEndIdentity(EndIdentity):
         policy["bindings"] = [binding for binding in policy.get("bindings", []) if binding["members"]]
         try:
             self._project.write_policy(policy)
-        except CredentialError as error:  # the cluster, which costs money, is not to wait for it
+        except CredentialError as error:  # the cluster, which costs money, must not wait for it
             self._stays = f"{error.message} It costs nothing."
 
     def _member(self) -> str:
@@ -92,7 +93,7 @@ class GkeEndTimer(EndTimer):
 
 
 class GkeHold(WorkerHold):
-    """The hold on the workers of a node pool, for callers who may not change the project's policy."""
+    """The worker hold of a node pool, for callers who may not change the project's policy."""
 
     image = PAUSE
 
@@ -104,7 +105,7 @@ class GkeHold(WorkerHold):
         self.operation: str | None = None
 
     def let_shrink(self) -> None:
-        """Give the pool an autoscaler; its limits count in each zone."""
+        """Enable autoscaling of the pool; its limits are per zone."""
         found = self.pool.find_raw()
         zones = len(found.locations) if found is not None else 1
         limits = {"enabled": True, "min_node_count": 0, "max_node_count": max(1, -(-self.pool.count // zones))}
@@ -135,7 +136,7 @@ class EndLabel(EndMark):
 
 
 class Project:
-    """A Google project, by its REST API: its number, and its policy."""
+    """A Google project: its number and its policy, by the REST API."""
 
     def __init__(self, gke: Gke) -> None:
         self.name = gke.project
@@ -151,7 +152,7 @@ class Project:
         return self._ask("POST", f"/v1/projects/{self.name}:getIamPolicy", options)
 
     def list_granted(self, permissions: Sequence[str]) -> set[str]:
-        """Those of the permissions that the caller has in the project; anybody may ask."""
+        """The subset of `permissions` that the caller has in the project. Needs no permission itself."""
         granted: set[str] = set()
         for start in range(0, len(permissions), PERMISSIONS_AT_ONCE):
             asked = {"permissions": list(permissions[start : start + PERMISSIONS_AT_ONCE])}
@@ -160,7 +161,7 @@ class Project:
         return granted
 
     def write_policy(self, policy: Message) -> None:
-        """Raises TransientError if somebody else has changed the policy since it was read: its etag tells."""
+        """Write the policy. Raises TransientError if it has changed since it was read, according to its etag."""
         body = {"policy": {**policy, "version": POLICY_VERSION}}
         self._ask("POST", f"/v1/projects/{self.name}:setIamPolicy", body)
 
@@ -177,7 +178,7 @@ class Project:
 
 
 def can_bind(gke: Gke) -> bool | None:
-    """Whether the caller may give the end its role; None if Google cannot be asked, e.g. without credentials."""
+    """Whether the caller may bind the end timer's role; None if unknown, e.g. without credentials."""
     try:
         return set(BINDING) <= Project(gke).list_granted(BINDING)
     except MlbenchError:
@@ -185,9 +186,9 @@ def can_bind(gke: Gke) -> bool | None:
 
 
 def find_ended(gke: Gke) -> set[str]:
-    """Names of clusters that the policy lets delete themselves; empty if the caller may not read it.
+    """Names of clusters that the policy allows to delete themselves; empty if the caller may not read it.
 
-    A binding outlives its cluster, and tells by whom disks were made that bear the cluster's name.
+    A binding outlives its cluster, and shows that disks with the cluster's name are mlbench's.
     """
     try:
         policy = Project(gke).read_policy()
@@ -197,6 +198,6 @@ def find_ended(gke: Gke) -> set[str]:
 
 
 def _members(policy: Message) -> set[str]:
-    """Who has the role without a condition."""
+    """Members that have the role without a condition."""
     bindings = [item for item in policy.get("bindings", []) if item["role"] == ROLE and not item.get("condition")]
     return {member for binding in bindings for member in binding["members"]}

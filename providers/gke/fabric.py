@@ -1,10 +1,10 @@
-"""What makes the fast network of A3 and A4 usable by pods: Kubernetes' names of the networks, and NCCL's plugin.
+"""Makes the fast network of A3 and A4 usable by pods: Kubernetes network objects and NCCL's plugin.
 
-GPUDirect-TCPX and TCPXO take a network for each card (`networks.py`), which Kubernetes knows by a pair of objects, and
-a program that lets pods reach the cards' devices. RDMA's networks are made by GKE (`accelerator_network_profile`), and
-pods claim its cards. On all of them a DaemonSet puts NCCL's plugin into a folder of the machine.
-Sources: GoogleCloudPlatform/container-engine-accelerators, GoogleCloudPlatform/cluster-toolkit, Google's pages on
-GPUDirect and on managed DRANET, as of 2026-11; assumptions: docs/clouds-assumptions.md.
+GPUDirect-TCPX and TCPXO need one network per card (`networks.py`), a pair of Kubernetes objects for each, and a program
+that gives pods access to the cards' devices. For RDMA, GKE creates the networks (`accelerator_network_profile`), and
+pods claim cards. In all cases a DaemonSet installs NCCL's plugin in a folder of the machine. Sources:
+GoogleCloudPlatform/container-engine-accelerators, GoogleCloudPlatform/cluster-toolkit, Google's pages on GPUDirect and
+on managed DRANET, as of 2026-11; assumptions: docs/clouds-assumptions.md.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ INSTALLER = "mlbench-nccl-installer"
 
 
 class NetworkObjects(ClusterObjects):
-    """A `Network` with its `GKENetworkParamSet` for each additional network: pods name their interfaces by them."""
+    """A `Network` and its `GKENetworkParamSet` for each additional network, to which pods' interfaces refer."""
 
     kind = "Kubernetes' networks"
 
@@ -34,7 +34,7 @@ class NetworkObjects(ClusterObjects):
         super().__init__(plane.access, f"{plane.name}/vpc1…vpc{len(self.networks)}", needs, plane)
 
     def documents(self) -> Sequence[Document]:
-        """First the parameters of a network, then the network that refers to them."""
+        """For each network, its parameters and the network that refers to them."""
         networks = [{"name": name, "network": network} for name, network in self.networks.items()]
         return documents("kubernetes/gke-networks.yaml.j2", {"networks": networks})
 
@@ -49,14 +49,14 @@ class NetworkObjects(ClusterObjects):
 
 
 class NcclInstaller(ClusterObjects):
-    """DaemonSets that bring NCCL's plugin to every worker; ready when it is on all of them."""
+    """DaemonSets that install NCCL's plugin on every worker; ready when it is on all of them."""
 
     kind = "NCCL plugin"
 
     def __init__(
         self, plane: ControlPlane, kind: FabricKind, count: int, pool: Resource, probe: GpuProbe | None = None
     ) -> None:
-        """`probe` tells the branch of the driver; without one the oldest release that is known is installed."""
+        """`probe` reports the driver branch; without it, the oldest known release is installed."""
         super().__init__(plane.access, INSTALLER, (pool, *((probe,) if probe else ())), plane)
         self.plane = plane
         self.fabric = kind
@@ -65,17 +65,17 @@ class NcclInstaller(ClusterObjects):
 
     @property
     def branch(self) -> int | None:
-        """The branch of the workers' driver, as far as it is known by now."""
+        """The workers' driver branch, if already known."""
         details = ClusterDetails.of(self.plane.cluster)
         return find_driver_branch(self.probe.report if self.probe and self.probe.report else details.gpu_probe)
 
     @property
     def release(self) -> Release:
-        """The plugin that is installed."""
+        """The plugin release to install."""
         return choose_release(self.fabric, self.branch)
 
     def find(self) -> ResourceStatus | None:
-        """Look for the installer; None if it is missing, or installs a plugin for another driver."""
+        """Look for the installer; None if it is missing, or installs a plugin for another driver branch."""
         document = self.documents()[-1]
         found = self.read(document)
         return ResourceStatus("there") if found and _images(found) == _images(document) else None
@@ -93,7 +93,8 @@ class NcclInstaller(ClusterObjects):
         return documents("kubernetes/gke-nccl-installer.yaml.j2", values)
 
     def poll(self) -> Readiness:
-        """Count the workers on which each DaemonSet is ready. A wrong label would let it want no machine at all."""
+        """Count the workers on which each DaemonSet is ready. Uses the expected number, because with a wrong label a
+        DaemonSet would want no machine."""
         for document in self.documents():
             status = (self.read(document) or {}).get("status") or {}
             ready = int(status.get("numberReady") or 0)
@@ -101,10 +102,10 @@ class NcclInstaller(ClusterObjects):
                 name = document["metadata"]["name"]
                 return Readiness(False, f"{name} is ready on {ready} of {self.count} machines")
         fabric = {**ClusterDetails.of(self.plane.cluster).fabric, "driver_branch": self.branch}
-        is_first = self.release == choose_release(self.fabric, None)  # which runs take by default
+        is_first = self.release == choose_release(self.fabric, None)  # the default of runs
         return Readiness(True, facts={} if is_first else {"fabric": fabric})
 
 
 def _images(daemon_set: Mapping[str, Any]) -> list[str]:
-    """The images of what it runs before its containers start."""
+    """The images of its init containers."""
     return [str(item["image"]) for item in daemon_set["spec"]["template"]["spec"].get("initContainers") or ()]

@@ -1,7 +1,7 @@
-"""Which machine of Compute Engine has which GPUs: checked before any call, so that a wrong pair costs nothing.
+"""Compute Engine's machine types and their GPUs, to check combinations before any call.
 
-Source: Google's list of GPU machine types, as of 2026-11. A type that is not in the table is asked of Compute Engine
-when the cluster is planned.
+Source: Google's list of GPU machine types, as of 2026-11. Types missing here are looked up in Compute Engine when the
+cluster is planned.
 """
 
 import re
@@ -17,7 +17,7 @@ GPU_DEFAULT = "nvidia-tesla-t4"
 
 @dataclass(frozen=True)
 class Machine:
-    """`gpu` is an accelerator type of Compute Engine, None for a machine without."""
+    """A machine type. `gpu` is a Compute Engine accelerator type, None without GPUs."""
 
     name: str
     gpu: str | None = None
@@ -25,7 +25,7 @@ class Machine:
 
     @property
     def vcpus(self) -> int | None:
-        """As its name tells; None if it tells something else."""
+        """The number of vCPUs in its name; None if the name has none."""
         size = re.fullmatch(r"[a-z0-9]+-(?:standard|highmem|highcpu|custom)-(\d+)(?:-.*)?", self.name)
         return int(size[1]) if size else None
 
@@ -34,7 +34,7 @@ def _shapes(family: str, gpu: str, sizes: Mapping[str, int]) -> dict[str, Machin
     return {f"{family}-{size}": Machine(f"{family}-{size}", gpu, count) for size, count in sizes.items()}
 
 
-# Machines whose GPUs are part of their shape.
+# Machine types with built-in GPUs.
 SHAPED: dict[str, Machine] = {
     **_shapes("g2-standard", "nvidia-l4", {"4": 1, "8": 1, "12": 1, "16": 1, "32": 1, "24": 2, "48": 4, "96": 8}),
     **_shapes("g4-standard", "nvidia-rtx-pro-6000", {"48": 1, "96": 2, "192": 4, "384": 8}),
@@ -46,7 +46,7 @@ SHAPED: dict[str, Machine] = {
     **_shapes("a3-ultragpu", "nvidia-h200-141gb", {"8g": 8}),
     **_shapes("a4-highgpu", "nvidia-b200", {"8g": 8}),
 }
-# GPUs that are attached to general machines of the N1 family, and how many of them may be.
+# GPUs that can be attached to N1 machines, and the possible numbers.
 ATTACHED = {"nvidia-tesla-t4": (1, 2, 4)}
 ATTACHED_TO = {1: "n1-standard-8", 2: "n1-standard-16", 4: "n1-standard-32"}
 SHORT = {
@@ -69,12 +69,12 @@ CATALOG = GpuCatalog(
 
 
 def is_gpu_family(machine_type: str) -> bool:
-    """Whether machines of the type have GPUs by their shape: families A and G, such as a4x and g4."""
+    """Whether the machine type has built-in GPUs: families A and G, such as a4x and g4."""
     return re.match(r"[ag]\d+x?-", machine_type) is not None
 
 
 def choose_machine(machine_type: str | None, num_gpus: int | None, gpu_type: str | None) -> Machine:
-    """The machine that the options mean. Raises UsageError with what would fit for every pair that cannot be."""
+    """The machine selected by the options. Raises UsageError with valid alternatives for impossible combinations."""
     check_count(num_gpus)
     is_new = machine_type is not None and machine_type not in SHAPED and is_gpu_family(machine_type)
     gpu = (gpu_type if is_new else CATALOG.find_gpu(gpu_type)) if gpu_type else None
@@ -82,12 +82,12 @@ def choose_machine(machine_type: str | None, num_gpus: int | None, gpu_type: str
         if not gpu and not num_gpus:
             return Machine(CPU_DEFAULT)
         machine = CATALOG.choose_smallest(gpu or GPU_DEFAULT, num_gpus)
-        # Of the smallest machines with one L4 the second is the first with enough memory for the tasks.
+        # The smallest machine with one L4 has too little memory for the tasks, so take the second smallest.
         return SHAPED["g2-standard-8"] if machine.name == "g2-standard-4" else machine
     if machine_type in SHAPED:
         return CATALOG.require_gpus(SHAPED[machine_type], num_gpus, gpu)
     if is_gpu_family(machine_type):
-        return Machine(machine_type, gpu)  # how many GPUs it has is asked of Compute Engine
+        return Machine(machine_type, gpu)  # Compute Engine reports the number of GPUs
     if not gpu and not num_gpus:
         return Machine(machine_type)
     return _attach(machine_type, num_gpus or 1, gpu or GPU_DEFAULT)

@@ -1,10 +1,9 @@
-"""The VPC networks that machines with GPUDirect-TCPX or TCPXO have besides the cluster's own, one for each card.
+"""The additional VPC networks for machines with GPUDirect-TCPX or TCPXO, one per card.
 
-Each has a subnetwork for the machines and a firewall rule that lets them through. They cost nothing, but a project has
-few of them (quota NETWORKS), and GKE leaves them when it deletes a cluster. Compute Engine takes no labels for any of
-the three, so their description holds our tags, from which they are found even if no cluster is left.
-Sources: Google's page on GPUDirect-TCPX and TCPXO, cluster-toolkit (MTU, one network for each card), Compute Engine's
-REST reference.
+Each has a subnetwork and a firewall rule for the machines. They are free, but limited per project (quota NETWORKS), and
+GKE does not delete them with a cluster. Compute Engine does not support labels for them, so mlbench's tags are in their
+descriptions, by which they are found even without a cluster. Sources: Google's page on GPUDirect-TCPX and TCPXO,
+cluster-toolkit (MTU, one network per card), Compute Engine's REST reference.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,18 +19,18 @@ from providers.gke.compute import Compute
 from providers.gke.families import name_networks
 from providers.gke.resources import ControlPlane
 
-MTU = 8244  # the largest for which the cards split headers from data
-# Shared evenly by at most 8 networks: a machine's cards may not have overlapping ranges.
+MTU = 8244  # the largest MTU with header-data split on the cards
+# Divided among at most 8 networks: a machine's cards must not have overlapping ranges.
 RANGE, SUBNET_BITS = "192.168.0.0/16", 19
 LOCATION_TAG = "mlbench-location"
 PREFIX = "mlbench-"
 
 
 class ComputeResource(Resource):
-    """A part of a network, read and changed by Compute Engine's REST API, whose changes are operations."""
+    """A part of a network, read and changed by Compute Engine's REST API (changes are operations)."""
 
     create_seconds = delete_seconds = 900.0
-    collection: str  # path below the project
+    collection: str  # API path below the project
 
     def __init__(self, plane: ControlPlane, name: str, open_compute: Callable[[], Compute]) -> None:
         self.plane = plane
@@ -42,20 +41,20 @@ class ComputeResource(Resource):
 
     @property
     def compute(self) -> Compute:
-        """Compute Engine, asked for at the first call only: plans are made without credentials."""
+        """The Compute Engine client, created on first use, because plans need no credentials."""
         return self.open_compute()
 
     @property
     def path(self) -> str:
-        """Its path below the project."""
+        """Its API path below the project."""
         return f"{self.collection}/{self.name}"
 
     def body(self) -> Message:
-        """The request for it, without name and description."""
+        """The request body, without name and description."""
         raise NotImplementedError
 
     def find(self) -> ResourceStatus | None:
-        """Read it; it is being deleted while the operation that this process has requested for that goes on."""
+        """Read its status; deleting while this process's delete operation runs."""
         if self._removal is not None:
             operation, self._removal = self._removal, None
             if not self.compute.is_done(operation):
@@ -68,12 +67,12 @@ class ComputeResource(Resource):
         return ResourceStatus("there", ours=read_marks(found).get(CLUSTER_TAG) == self.plane.name)
 
     def create(self) -> None:
-        """Request it with our tags in its description, and remember the operation to poll."""
+        """Request it with mlbench's tags in its description, and store the operation to poll."""
         request = {"name": self.name, "description": describe_owner(self.plane), **self.body()}
         self._creation = self.compute.change("POST", self.collection, request)
 
     def poll(self) -> Readiness:
-        """Ready when the creating operation is done. Raises with Compute Engine's words if it has failed."""
+        """Ready when the create operation is done. Raises with Compute Engine's message if it failed."""
         if self._creation is not None and not self.compute.is_done(self._creation):
             return Readiness(False, "Compute Engine is creating it")
         self._creation = None
@@ -87,7 +86,7 @@ class ComputeResource(Resource):
 
 
 class FastNetwork(ComputeResource):
-    """A network without subnetworks of its own making, for one card of each machine."""
+    """A network without automatic subnetworks, for one card of each machine."""
 
     kind = "fast network"
     collection = "/global/networks"
@@ -97,14 +96,14 @@ class FastNetwork(ComputeResource):
         self.remove_command = f"gcloud compute networks delete {self.name} --project {plane.gke.project}"
 
     def body(self) -> Message:
-        """A network in custom mode: only our subnetwork is in it."""
+        """A custom-mode network, with only mlbench's subnetwork."""
         return {"autoCreateSubnetworks": False, "mtu": MTU, "routingConfig": {"routingMode": "REGIONAL"}}
 
     def delete(self) -> None:
-        """As other resources, after the firewall rules that others, such as GKE, have put into this network.
+        """Like other resources, after deleting firewall rules that others, such as GKE, created in this network.
 
-        What else may use it, such as a load balancer's endpoint group, belongs to somebody: it is waited for, and named
-        with Google's words if it stays.
+        Other users of the network, such as a load balancer's endpoint group, are not deleted: mlbench waits for them,
+        and reports Google's message if they remain.
         """
         wanted = quote(f'network eq ".*/networks/{self.name}"')
         rules = self.compute.get("/global/firewalls?filter=" + wanted).get("items") or []
@@ -117,12 +116,12 @@ class FastNetwork(ComputeResource):
 
     @property
     def url(self) -> str:
-        """How other resources refer to it."""
+        """The URL by which other resources refer to it."""
         return f"https://www.googleapis.com/compute/v1/projects/{self.plane.gke.project}{self.path}"
 
 
 class FastSubnetwork(ComputeResource):
-    """The addresses of one card of each machine; `card` counts from 0."""
+    """The subnetwork of one card of each machine; `card` counts from 0."""
 
     kind = "fast subnetwork"
 
@@ -138,12 +137,12 @@ class FastSubnetwork(ComputeResource):
         )
 
     def body(self) -> Message:
-        """A range of addresses in the network."""
+        """The address range in the network."""
         return {"network": self.network.url, "ipCidrRange": self.range}
 
 
 class FastFirewallRule(ComputeResource):
-    """Lets the machines' cards through to each other."""
+    """The rule that allows traffic between the machines' cards."""
 
     kind = "fast network's firewall rule"
     collection = "/global/firewalls"
@@ -155,13 +154,13 @@ class FastFirewallRule(ComputeResource):
         self.remove_command = f"gcloud compute firewall-rules delete {self.name} --project {network.plane.gke.project}"
 
     def body(self) -> Message:
-        """All protocols of the machines, from their own addresses only."""
+        """All protocols, only from the machines' addresses."""
         allowed = [{"IPProtocol": protocol} for protocol in ("tcp", "udp", "icmp")]
         return {"network": self.network.url, "sourceRanges": [RANGE], "allowed": allowed, "direction": "INGRESS"}
 
 
 def list_networks(plane: ControlPlane, kind: str | None) -> list[ComputeResource]:
-    """The networks of a cluster with such a fast network, each before its subnetwork and its firewall rule."""
+    """The networks of a cluster with this fast network, each followed by its subnetwork and firewall rule."""
     open_compute = cache(lambda: Compute(plane.gke.project))
     parts: list[ComputeResource] = []
     for card, name in enumerate(name_networks(plane.name, kind)):
@@ -171,29 +170,29 @@ def list_networks(plane: ControlPlane, kind: str | None) -> list[ComputeResource
 
 
 def describe_owner(plane: ControlPlane) -> str:
-    """Our tags as the text of a description."""
+    """mlbench's tags as a description."""
     tags = {**ownership_tags(plane.cluster), LOCATION_TAG: plane.gke.location}
     return " ".join(f"{key}={value}" for key, value in tags.items())
 
 
 def read_marks(found: Mapping[str, object]) -> dict[str, str]:
-    """The tags in the description of a part of a network; empty for those of others."""
+    """The tags in the description of a part of a network; empty if it is not mlbench's."""
     words = (word.partition("=") for word in str(found.get("description") or "").split())
     return {key: value for key, equals, value in words if equals and key.startswith(PREFIX)}
 
 
 @dataclass(frozen=True)
 class NetworkMark:
-    """What a network of ours says of its cluster: its tags, and when it was created (RFC 3339)."""
+    """The marks of one of mlbench's networks: its tags, and when it was created (RFC 3339)."""
 
     tags: Mapping[str, str]
     created: str
 
 
 def find_marks(project: str) -> list[NetworkMark]:
-    """Those of all networks of ours in the project.
+    """The marks of all of mlbench's networks in the project.
 
-    Empty for somebody who may not list networks: who may not do that has made none.
+    Empty for users who may not list networks, because they cannot have created any.
     """
     try:
         listed = Compute(project).get("/global/networks?filter=" + quote(f'name eq "{PREFIX}.*"'))

@@ -1,4 +1,4 @@
-"""What may be asked of a cluster on GKE, and what its record adds to that of other clusters."""
+"""The options of GKE clusters, and the additional details in their records."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Disks and load balancers that a cluster's workloads have left in Google Cloud, and networks that GKE has left."""
+"""Finds disks and load balancers left by a cluster's workloads, and networks left by GKE."""
 
 import re
 from collections.abc import Collection, Sequence
@@ -14,13 +14,12 @@ from providers.gke.families import FabricKind
 from providers.gke.options import GkeDetails
 from providers.workloads import OrphanedResource, WorkloadObject
 
-# What GKE puts on the disks of a cluster's volumes.
-BALANCER_RULE, MACHINE_TAG = "k8s-fw-", r"gke-(.+)-[0-9a-f]{8}-node"  # of firewall rules and of machines
-LABEL, PLACE_LABEL = "goog-k8s-cluster-name", "goog-k8s-cluster-location"
+BALANCER_RULE, MACHINE_TAG = "k8s-fw-", r"gke-(.+)-[0-9a-f]{8}-node"  # names of firewall rules, tags of machines
+LABEL, PLACE_LABEL = "goog-k8s-cluster-name", "goog-k8s-cluster-location"  # labels of disks
 
 
 def list_orphans(cluster: Cluster, objects: Sequence[WorkloadObject]) -> list[OrphanedResource]:
-    """Those that still exist. Raises MlbenchError if Google cannot be asked."""
+    """The resources that still exist. Raises MlbenchError if Google cannot be asked."""
     compute = Compute(_project(cluster))
     orphans = []
     paths = {item.handle.partition("/zones/")[2] for item in objects if item.kind == "PersistentVolume"}
@@ -59,22 +58,23 @@ def orphan_command(cluster: Cluster, item: WorkloadObject | None) -> str:
 
 
 def _list_labelled_disks(compute: Compute, cluster: Cluster) -> list[dict[str, Any]]:
-    """Disks of all zones, as a regional cluster has machines in several, but not those of a namesake elsewhere."""
+    """Disks in all zones (a regional cluster has machines in several), but not those of a cluster with the same name
+    elsewhere."""
     wanted = f"(labels.{LABEL}={cluster.name}) (labels.{PLACE_LABEL}={_location(cluster)})"
     zones = compute.get(f"/aggregated/disks?filter={quote(wanted)}").get("items") or {}
     return [disk for found in zones.values() for disk in found.get("disks") or ()]
 
 
 def list_claimed_disks(project: str) -> list[dict[str, Any]]:
-    """Disks of claims of any cluster of GKE in a project, also of clusters that are gone."""
+    """Disks of claims of all GKE clusters in a project, including deleted ones."""
     zones = Compute(project).get(f"/aggregated/disks?filter={quote(f'labels.{LABEL}:*')}").get("items") or {}
     return [disk for found in zones.values() for disk in found.get("disks") or ()]
 
 
 def _list_gke_networks(compute: Compute, cluster: Cluster) -> list[OrphanedResource]:
-    """Networks of RDMA that GKE made for the cluster and did not remove with it.
+    """RDMA networks that GKE created for the cluster and did not delete with it.
 
-    Only those that are younger than the cluster: a user's own network may bear such a name.
+    Only those newer than the cluster, because a user's network may have such a name.
     """
     wanted = quote(f'name eq "gke-{cluster.name}-.*"')
     orphans = []
@@ -95,10 +95,10 @@ def _find_disk(compute: Compute, path: str) -> dict[str, object] | None:
 
 
 def list_balancers(project: str) -> dict[str, str]:
-    """The names of load balancers of Services, and of the clusters whose machines they were for.
+    """Names of Services' load balancers -> names of their clusters.
 
-    Their parts have no labels, but a firewall rule tells both: by its name and by the machines' tag. It outlives the
-    cluster with them. Source: docs/clouds-assumptions.md.
+    Their parts have no labels, but a firewall rule has both names: in its own name and in the machines' tag. It
+    outlives the cluster. Source: docs/clouds-assumptions.md.
     """
     wanted = quote(f'name eq "{BALANCER_RULE}.*"')
     rules = Compute(project).get(f"/global/firewalls?filter={wanted}").get("items") or ()
@@ -107,7 +107,7 @@ def list_balancers(project: str) -> dict[str, str]:
 
 
 def list_places(project: str, balancers: Collection[str]) -> dict[str, str]:
-    """The regions of those load balancers that still have an address."""
+    """The regions of the given load balancers that still have an address."""
     found = Compute(project).get("/aggregated/forwardingRules").get("items") or {}
     rules = [rule for place in found.values() for rule in place.get("forwardingRules") or ()]
     return {
@@ -118,7 +118,7 @@ def list_places(project: str, balancers: Collection[str]) -> dict[str, str]:
 
 
 def _list_forwarding_rules(compute: Compute, cluster: Cluster, key: str, value: str) -> list[OrphanedResource]:
-    """The part of a load balancer that has an address and costs money."""
+    """Forwarding rules: the part of a load balancer that has an address and costs money."""
     region = api.region_of(_location(cluster))
     orphans = []
     for place, flag in ((f"/regions/{region}", f"--region {region}"), ("/global", "--global")):

@@ -1,4 +1,4 @@
-"""What a cluster on GKE will be and cost, and whether Google is going to allow it. Reads only."""
+"""Plans a GKE cluster: parts, prices, and whether Google will allow it. Read-only."""
 
 import re
 
@@ -23,7 +23,8 @@ UNCHECKED = (
 
 
 def make_plan(cluster: Cluster, options: GkeOptions, machine: Machine, gke: Gke) -> Plan:
-    """Raises CredentialError, UsageError or CapacityError for what cannot work; what may not work is a warning."""
+    """The plan. Raises CredentialError, UsageError or CapacityError for certain problems; possible ones are
+    warnings."""
     _check_version(options, gke, machine)
     count = ClusterDetails.of(cluster).nodes or 0
     system_type = options.system_machine_type
@@ -51,7 +52,7 @@ def make_plan(cluster: Cluster, options: GkeOptions, machine: Machine, gke: Gke)
 
 
 def sketch_plan(cluster: Cluster, options: GkeOptions, machine: Machine) -> Plan:
-    """The plan for somebody without an account: nothing is asked."""
+    """The plan for users without an account. Makes no calls."""
     zones = list(options.worker_zone) or [cluster.location]
     return _price(cluster, options, machine, zones, [UNCHECKED], "a project of yours")
 
@@ -59,7 +60,7 @@ def sketch_plan(cluster: Cluster, options: GkeOptions, machine: Machine) -> Plan
 def _price(
     cluster: Cluster, options: GkeOptions, machine: Machine, zones: list[str], found: list[str], project: str
 ) -> Plan:
-    """The priced parts, with the warnings that follow from the options alone after those `found`."""
+    """The priced parts, with the warnings `found` and those that depend only on the options."""
     count = ClusterDetails.of(cluster).nodes or 0
     system_type = options.system_machine_type
     warnings = [*found, *_network_warnings(options, machine, count)]
@@ -93,7 +94,7 @@ def _price(
 
 
 def purchase_of(options: GkeOptions) -> Purchase:
-    """How the workers are bought: on demand, spot or flex-start."""
+    """How the workers are purchased: on demand, spot or flex-start."""
     if options.flex_start:
         return Purchase.FLEX_START
     return Purchase.SPOT if options.spot else Purchase.ON_DEMAND
@@ -119,7 +120,7 @@ def _network_warnings(options: GkeOptions, machine: Machine, count: int) -> list
 
 
 def _explain_fast_network(fabric: Fabric) -> str:
-    """What runs need for the fast network of their machines, and what the cluster has besides for it."""
+    """Explain what the fast network adds to the cluster, and what runs need to use it."""
     words = f"--fast-network: runs use {fabric.gbits} Gbit/s of {fabric.name}, if each worker has a whole machine."
     if fabric.networks:
         return (
@@ -133,7 +134,7 @@ def _explain_fast_network(fabric: Fabric) -> str:
 
 
 def _check_version(options: GkeOptions, gke: Gke, machine: Machine) -> None:
-    """Also the first call of all: it fails if credentials, project, zone or API are not as they must be."""
+    """Check the Kubernetes version. As the first call, it fails if credentials, project, zone or API are unusable."""
     config = gke.call("get_server_config", name=gke.parent)
     wanted = options.kubernetes_version
     channel = next((item for item in config.channels if item.channel.name == options.release_channel.upper()), None)
@@ -152,7 +153,7 @@ def _check_version(options: GkeOptions, gke: Gke, machine: Machine) -> None:
 
 
 def _check_since(fabric: Fabric, wanted: str | None, offered: list[str], default: str) -> None:
-    """Refuse a version of GKE that does not make the networks of RDMA by itself yet."""
+    """Reject versions of GKE that do not create RDMA networks."""
     chosen = [version for version in offered if wanted and version.startswith((wanted, f"{wanted}-"))] or [default]
     if all(_numbers(version) >= fabric.since for version in chosen if version):
         return

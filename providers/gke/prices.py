@@ -1,6 +1,6 @@
-"""Prices of Compute Engine from the Cloud Billing catalogue, for `mlbench prices update`.
+"""Prices of Compute Engine from the Cloud Billing catalog, for `mlbench prices update`.
 
-Google sells vCPUs, memory and GPUs one by one; a machine's price is their sum. Local SSDs of A3 and A4 are not counted.
+Google bills vCPUs, memory and GPUs separately; a machine's price is their sum, without local SSDs of A3 and A4.
 """
 
 import os
@@ -15,7 +15,7 @@ from providers.gke.machines import SHAPED, Machine
 from providers.pricing import FetchedPrices
 
 ENDPOINT = "https://cloudbilling.googleapis.com"
-COMPUTE_ENGINE = "6F81-5844-456A"  # its service; a wrong number answers 200 with an empty list
+COMPUTE_ENGINE = "6F81-5844-456A"  # service ID; a wrong one returns 200 with an empty list
 SOURCE = "Cloud Billing catalogue"
 OTHER_MACHINES = (
     "e2-standard-2",
@@ -25,11 +25,11 @@ OTHER_MACHINES = (
     "n1-standard-16",
     "n1-standard-32",
 )
-# GiB of memory for each vCPU, or for each GPU of a machine that is named by its GPUs.
+# GiB of memory per vCPU, or per GPU for machines named by their GPUs.
 MEMORY_PER_CPU = {"e2": 4.0, "n1": 3.75, "g2": 4.0, "g4": 3.75}
 CPUS_PER_GPU = {"a2-highgpu": 12, "a2-megagpu": 6, "a2-ultragpu": 12, "a3-highgpu": 26, "a3-megagpu": 26}
 MEMORY_PER_GPU = {"a2-highgpu": 85, "a2-megagpu": 85, "a2-ultragpu": 170, "a3-highgpu": 234, "a3-megagpu": 234}
-# What the catalogue calls a GPU, and the vCPUs and memory of a family.
+# The catalog's names of GPUs, and of a family's vCPUs and memory.
 GPU_WORDS = {
     "nvidia-tesla-t4": "Nvidia Tesla T4",
     "nvidia-l4": "Nvidia L4",
@@ -42,7 +42,7 @@ FAMILY_WORDS = {
     "e2": "E2 Instance", "n1": "N1 Predefined Instance", "g2": "G2 Instance", "g4": "G4 Instance",
     "a2": "A2 Instance", "a3-highgpu": "A3 Instance", "a3-megagpu": "A3Plus Instance",
 }  # fmt: skip
-# Other ways to buy the same; those of DWS say that they are on demand.
+# Other offers for the same; those of DWS are described as on demand.
 OTHER_OFFERS = re.compile(
     r"Commit|Sole Tenancy|Reserved|Custom|Premium|suspended|DWS|Calendar Mode|Defined Duration", re.IGNORECASE
 )
@@ -51,7 +51,7 @@ USAGE = {"OnDemand": "on-demand", "Preemptible": "spot"}
 
 @dataclass(frozen=True)
 class Sku:
-    """One thing that is sold: its name without the place, regions, way of sale, and price in USD per hour (and GiB)."""
+    """A billed item: its name without the location, regions, purchase type, and price in USD per hour (and GiB)."""
 
     name: str
     regions: tuple[str, ...]
@@ -60,7 +60,7 @@ class Sku:
 
 
 def fetch_prices(regions: Sequence[str]) -> FetchedPrices:
-    """Prices per hour of all machines of the table in the regions. A machine of which a part is unknown is left out."""
+    """Prices per hour of all machines of the table in the regions, except those with an unknown part."""
     skus = list(parse_skus(_list_skus()))
     tables: dict[str, dict[str, dict[str, float]]] = {"on-demand": {}, "spot": {}}
     for way, table in tables.items():
@@ -72,7 +72,7 @@ def fetch_prices(regions: Sequence[str]) -> FetchedPrices:
 
 
 def price_machines(parts: Mapping[str, float]) -> dict[str, float]:
-    """Machines, and GPUs that are attached to others, priced by the parts of one region."""
+    """Prices of machines and attachable GPUs from the parts of one region."""
     prices = {}
     for machine in (*SHAPED.values(), *(Machine(name) for name in OTHER_MACHINES)):
         amount = _price_machine(machine, parts)
@@ -84,7 +84,7 @@ def price_machines(parts: Mapping[str, float]) -> dict[str, float]:
 
 
 def parse_skus(items: Sequence[Message]) -> Iterator[Sku]:
-    """What of the catalogue is a vCPU, memory or a GPU, bought on demand or as spot."""
+    """The catalog's items for vCPUs, memory and GPUs, on demand or spot."""
     for item in items:
         description = str(item["description"])
         way = USAGE.get(item.get("category", {}).get("usageType", ""))
@@ -98,7 +98,7 @@ def parse_skus(items: Sequence[Message]) -> Iterator[Sku]:
 
 
 def _unit_price(item: Message) -> float:
-    """USD per hour: units is a text in JSON, and a free tier comes first."""
+    """USD per hour. `units` is a string in JSON, and a free tier may come first."""
     rates = item["pricingInfo"][-1]["pricingExpression"]["tieredRates"]
     price = rates[-1]["unitPrice"]
     return int(price.get("units") or 0) + int(price.get("nanos") or 0) / 1e9

@@ -1,7 +1,7 @@
-"""The repository of Artifact Registry that `create-cluster gke --registry auto` makes for a cluster's images.
+"""The Artifact Registry repository that `create-cluster gke --registry auto` creates for a cluster's images.
 
-Source: Artifact Registry's REST reference, as of 2026-11. It is asked by google-auth's session, so that no further
-library is needed. MLBENCH_ARTIFACT_ENDPOINT moves the API, for tests and proxies.
+Source: Artifact Registry's REST reference, as of 2026-11. Uses google-auth's session, so no other library is needed.
+MLBENCH_ARTIFACT_ENDPOINT sets the API's address, for tests and proxies.
 """
 
 import os
@@ -28,8 +28,8 @@ from providers.gke.networks import LOCATION_TAG
 from providers.gke.resources import ControlPlane
 
 ENDPOINT = "https://artifactregistry.googleapis.com"
-AT_ONCE = 16  # regions that are asked at the same time
-RETRY_WAITS = (0.5, 2.0)  # seconds before a transient error is asked about again
+AT_ONCE = 16  # concurrent requests for regions
+RETRY_WAITS = (0.5, 2.0)  # seconds before retries after transient errors
 READER = "roles/artifactregistry.reader"
 USER = "oauth2accesstoken"  # Artifact Registry's user name for access tokens
 
@@ -39,17 +39,17 @@ def repository_id(cluster: str) -> str:
 
 
 def registry_of(project: str, location: str, cluster: str) -> str:
-    """The prefix of the images' names, for nodes and for `docker push`."""
+    """The prefix of image names, for nodes and `docker push`."""
     return f"{region_of(location)}-docker.pkg.dev/{project}/{repository_id(cluster)}"
 
 
 def node_account(gke: Gke, given: str | None) -> str:
-    """The service account of a cluster's machines: the one given, else Compute Engine's default of the project."""
+    """The service account of a cluster's machines: the given one, else the project's Compute Engine default."""
     return given or f"{Project(gke).number()}-compute@developer.gserviceaccount.com"
 
 
 class ImageRepository(Resource):
-    """A Docker repository in the cluster's region. It is deleted before the cluster, which is how it is found again."""
+    """A Docker repository in the cluster's region. It is deleted before the cluster, by which it is found."""
 
     kind = "image repository"
     create_seconds = delete_seconds = 300.0
@@ -82,7 +82,7 @@ class ImageRepository(Resource):
         self._ask("POST", f"{self._parent}?repositoryId={self.name}", body)
 
     def poll(self) -> Readiness:
-        """Ready when it exists and the machines' account may read it; the record says if that could not be granted."""
+        """Ready when it exists and the machines' account may read it; if that cannot be granted, the record says so."""
         if self.find() is None:
             return Readiness(False, "Google does not show it yet")
         try:
@@ -98,15 +98,15 @@ class ImageRepository(Resource):
         return Readiness(True, facts={"registry_problem": None})
 
     def keep(self) -> None:
-        """Mark it, so that gc leaves it alone although its cluster is gone."""
+        """Mark it, so that gc keeps it after its cluster is deleted."""
         found = self._ask("GET", f"{self._parent}/{self.name}")
         labels = {**(found.get("labels") or {}), KEPT_TAG: "true"}
         self._ask("PATCH", f"{self._parent}/{self.name}?updateMask=labels", {"labels": labels})
 
     def _let_machines_read(self) -> None:
-        """Bind the reader's role to the machines' account, on this repository alone.
+        """Bind the reader role to the machines' account, only on this repository.
 
-        In organizations that were made since May 2024 the project's default account has no role at all
+        In organizations created since May 2024, the project's default account has no roles
         (iam.automaticIamGrantsForDefaultServiceAccounts).
         """
         member = f"serviceAccount:{node_account(self.plane.gke, self.plane.options.service_account)}"
@@ -126,9 +126,9 @@ class ImageRepository(Resource):
 
 
 def list_repositories(project: str) -> list[Message]:
-    """The repositories of the project with our label, in all regions; those that --keep-images has kept are left out.
+    """The project's repositories with mlbench's label, in all regions, except those kept by --keep-images.
 
-    None if the API is off: then there are none. Raises MlbenchError if Google cannot be asked.
+    Empty if the API is disabled. Raises MlbenchError if Google cannot be asked.
     """
     try:
         answer = _list(project, f"/v1/projects/{project}/locations?pageSize=500", "list regions of repositories")
@@ -145,7 +145,7 @@ def list_repositories(project: str) -> list[Message]:
 
 
 def _list(project: str, path: str, what: str) -> Message:
-    """The answer to a list request. One refusal in many regions is likely, so a transient one is retried."""
+    """The response of a list request. With many regions a transient error is likely, so it is retried."""
     for wait in RETRY_WAITS:
         try:
             return _ask(project, "GET", path, what)

@@ -1,8 +1,8 @@
-"""Machines that were reserved at Compute Engine before, also a block of a reservation (A3 Ultra, A4).
+"""Machines from Compute Engine reservations, or from a block of one (A3 Ultra, A4).
 
-A reservation is of one zone and one machine type; only what it has left can be taken. mlbench uses reservations and
-never makes any. Sources: Compute Engine's API reference (`reservations`, `reservationBlocks`), cluster-toolkit's
-`gke-node-pool` for the form of the affinity's value.
+A reservation is for one zone and one machine type, and only its unused machines are available. mlbench uses existing
+reservations and does not create any. Sources: Compute Engine's API reference (`reservations`, `reservationBlocks`),
+cluster-toolkit's `gke-node-pool` for the format of the affinity.
 """
 
 import re
@@ -24,14 +24,14 @@ EXAMPLES = "For example RESERVATION, projects/PROJECT/reservations/RESERVATION, 
 
 @dataclass(frozen=True)
 class ReservationName:
-    """A reservation, of another project if `project` is given; `block` limits it to one of its blocks."""
+    """A reservation, of another project if `project` is given; `block` selects one of its blocks."""
 
     name: str
     project: str | None = None
     block: str | None = None
 
     def affinity(self, project: str) -> Message:
-        """What a node pool in `project` needs so that its machines come from the reservation."""
+        """The reservation affinity of a node pool in `project`."""
         value = self.name
         if self.project or self.block:
             value = f"projects/{self.project or project}/reservations/{self.name}"
@@ -41,7 +41,7 @@ class ReservationName:
 
 
 def parse_reservation(text: str) -> ReservationName:
-    """The reservation that --reservation names. Raises UsageError for what cannot be one."""
+    """The reservation named by --reservation. Raises UsageError for invalid names."""
     match = FORM.fullmatch(text)
     if match is None:
         raise UsageError(f'--reservation "{text}" is not the name of a reservation.', hint=EXAMPLES)
@@ -49,7 +49,7 @@ def parse_reservation(text: str) -> ReservationName:
 
 
 def check_reservation(name: ReservationName, project: str, zone: str, machine: Machine, count: int) -> list[str]:
-    """Warnings. Raises UsageError or CapacityError if `count` machines cannot come from the reservation in the zone."""
+    """Warnings. Raises UsageError or CapacityError if the reservation cannot provide `count` machines in the zone."""
     compute = Compute(name.project or project)
     path = f"/zones/{zone}/reservations/{name.name}"
     listing = f"gcloud compute reservations list --project {compute.project}"

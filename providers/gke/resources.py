@@ -1,7 +1,7 @@
-"""What a cluster on GKE consists of: the control plane with a small pool for the system, then the pool of workers.
+"""The resources of a GKE cluster: the control plane with a small system pool, then the worker pool.
 
-Two steps, since a pool without stock or quota then leaves a healthy cluster to try again on. GKE changes a cluster by
-one operation at a time and refuses a second one, also while it upgrades a cluster by itself: that is waited for.
+They are separate, so that if the pool fails for lack of stock or quota, the cluster remains for another try. GKE runs
+one operation at a time on a cluster and rejects others, also during automatic upgrades: mlbench waits for these.
 """
 
 import time
@@ -27,24 +27,24 @@ from providers.ready_machines import list_ready_workers
 SYSTEM_POOL = "system"
 WORKER_POOL = "workers"
 GPU = "nvidia.com/gpu"
-# By which pods make flex-start machines come, and what machines of queued provisioning are tainted with.
+# Label with which pods request flex-start machines, and taint of machines of queued provisioning.
 FLEX_START_LABEL = "cloud.google.com/gke-flex-start"
 QUEUED_TOLERATION = "cloud.google.com/gke-queued=true:NoSchedule"
 QUEUED_CLASS = "queued-provisioning.gke.io"
 GPU_TAINT = {"key": GPU, "value": "present", "effect": "NO_SCHEDULE"}
-# The system pool has no taint, so that Helm charts and controllers find a place; runs select the workers' label. Two
+# The system pool has no taint, so that Helm charts and controllers can run there; runs select the workers' label. Two
 # machines, so that DNS survives the upgrade of one.
 SYSTEM_NODES = 2
 SYSTEM_DISK = 50  # GB
-# Deleting may have to wait for the end of an operation, such as a pool that looks for stock.
+# Deleting may have to wait for another operation, such as a pool that is waiting for stock.
 DELETE_SECONDS = 3600.0
-# How often the machines of a pool that is being made are counted: Google itself reports a stock-out of some much later.
+# Interval for counting machines of a pool in creation: Google reports a partial stock-out much later.
 PARTIAL_SECONDS = 15.0
 CAPACITY_CODES = ("GCE_STOCKOUT", "GCE_QUOTA_EXCEEDED")
 
 
 class GkeResource(Resource):
-    """A resource that GKE creates by an operation: read by its path, with a state and conditions that explain it."""
+    """A resource that GKE creates by an operation: identified by its path, with a state and explaining conditions."""
 
     reading: str  # the cluster manager's methods
     removing: str
@@ -58,18 +58,19 @@ class GkeResource(Resource):
         self.operation: str | None = None
 
     def find_raw(self) -> Any | None:
-        """Read the resource by its path, as Google's message; None if it does not exist."""
+        """Read the resource as Google's message; None if it does not exist."""
         try:
             return self.gke.call(self.reading, name=self.path)
         except NotFoundError:
             return None
 
     def poll(self) -> Readiness:
-        """Ready when the creating operation is done. Raises with Google's own error if it has failed."""
+        """Ready when the create operation is done. Raises Google's error if it failed."""
         return self.poll_operation(self.operation, "made")
 
     def poll_operation(self, operation: str | None, doing: str) -> Readiness:
-        """How far an operation on it is. Raises with Google's words if it, or what it works on, has failed."""
+        """The progress of an operation on it. Raises with Google's message if the operation or the resource has
+        failed."""
         what = f'The {self.kind} "{self.name}" was not {doing}'
         found = self.find_raw()
         done, detail = _operation(self.gke, operation, what)
@@ -86,13 +87,13 @@ class GkeResource(Resource):
             self.gke.call(self.removing, name=self.path)
 
     def find_flaw(self, found: Any) -> str | None:
-        """Why it will never be ready."""
+        """Why it will never be ready; None if it may be."""
         state = found.status.name
         return (_conditions(found) or f"it is in the state {state}") if state in self.failed else None
 
 
 class ControlPlane(GkeResource):
-    """The cluster itself, with its system pool."""
+    """The cluster with its system pool."""
 
     kind = "GKE cluster"
     create_seconds = 1800.0
@@ -109,7 +110,7 @@ class ControlPlane(GkeResource):
         )
 
     def find(self) -> ResourceStatus | None:
-        """Translate the cluster's state and label; busy while an operation on it goes on."""
+        """The status from the cluster's state and labels; busy during an operation."""
         found = self.find_raw()
         if found is None:
             return None
@@ -129,35 +130,37 @@ class ControlPlane(GkeResource):
         return "it was created without --fast-network, which cannot be added" if missing else None
 
     def create(self) -> None:
-        """Request the cluster with its system pool and labels, and remember the operation to poll."""
+        """Request the cluster with its system pool and labels, and store the operation to poll."""
         answer = self.gke.call("create_cluster", parent=self.gke.parent, cluster=self.request())
         self.operation = answer.name
 
     def require_raw(self) -> Any:
-        """Read the cluster, as Google's message. Raises NotFoundError if it does not exist."""
+        """Read the cluster as Google's message. Raises NotFoundError if it does not exist."""
         found = self.find_raw()
         if found is None:
             raise NotFoundError(f'There is no GKE cluster "{self.name}".')
         return found
 
     def access(self) -> Access:
-        """Open the cluster's API with Google's credentials. Raises NotFoundError if it does not exist."""
+        """Connect to the cluster's API with Google's credentials. Raises NotFoundError if the cluster does not
+        exist."""
         return access_to(self.require_raw())
 
     def zones(self, machine: Machine) -> list[str]:
-        """Where the workers are: as asked for, else with the cluster, in a region in the first zone that has them."""
+        """The workers' zones: as requested, else the cluster's zone, or in a region the first zone with the machine
+        type."""
         if self.options.worker_zone:
             return list(self.options.worker_zone)
         place = self.gke.location
         return [place] if api.region_of(place) != place else [Compute(self.gke.project).zone_with(place, machine)]
 
     def request(self) -> Message:
-        """The cluster as GKE is asked for it; its marks are labels, which Google also puts on the bill."""
+        """The create request. mlbench's marks are labels, which also appear on Google's bill."""
         labels = ownership_tags(self.cluster)
         options = self.options
         place = self.gke.location
         regional = api.region_of(place) == place
-        # One zone, also in a region: further machines for the system would only cost.
+        # One zone, also in a region: more system machines would only add cost.
         zones = self.zones(Machine(options.system_machine_type))[:1] if regional else [place]
         request: Message = {
             "name": self.name,
@@ -167,7 +170,7 @@ class ControlPlane(GkeResource):
             "ip_allocation_policy": _ranges(options),
             "network_config": {
                 "datapath_provider": "ADVANCED_DATAPATH",
-                # Only at the creation: pods of a cluster that has it may have interfaces in several networks.
+                # Can only be set at creation: allows pods with interfaces in several networks.
                 **({"enable_multi_networking": True} if count_networks(setup_of(self.cluster)) else {}),
                 **({"default_enable_private_nodes": True} if options.private_nodes else {}),
             },
@@ -197,7 +200,7 @@ class ControlPlane(GkeResource):
 
 
 class WorkerPool(GkeResource):
-    """The machines of the runs, all of one type, in one zone or spread evenly over several."""
+    """The machines for runs, all of one type, in one zone or spread evenly over several."""
 
     kind = "node pool"
     create_seconds = 2400.0
@@ -218,7 +221,7 @@ class WorkerPool(GkeResource):
         )
 
     def find(self) -> ResourceStatus | None:
-        """Translate the pool's state; names how it differs from what was asked for."""
+        """The status from the pool's state, with differences from the request."""
         found = self.find_raw()
         if found is None:
             return None
@@ -227,7 +230,7 @@ class WorkerPool(GkeResource):
         return ResourceStatus(state, deleting=state == "STOPPING", broken=flaw, differs=differs)
 
     def poll(self) -> Readiness:
-        """As other resources; machines that have come while others are looked for are named, with what they cost."""
+        """Like other resources; if only some machines have started, reports them and their cost."""
         try:
             progress = super().poll()
         except CapacityError as error:
@@ -238,7 +241,7 @@ class WorkerPool(GkeResource):
         return Readiness(False, f"{here}; Google looks for the others") if here else progress
 
     def _describe_machines(self, pause: float) -> str | None:
-        """How many machines run, if only some do; asked at most every `pause` seconds. None: none, or not known."""
+        """How many machines run, if only some do; checked at most every `pause` seconds. None: none, or unknown."""
         now = time.monotonic()
         if now - self._counted < pause:
             return self._partial
@@ -252,7 +255,7 @@ class WorkerPool(GkeResource):
         return self._partial
 
     def _price(self, machines: int) -> str:
-        """The price of so many of the pool's machines: their share of the plan's lines for workers and GPUs."""
+        """The price of a number of the pool's machines: their share of the plan's lines for workers and GPUs."""
         plan = ClusterDetails.of(self.plane.cluster).plan
         lines = [line for line in plan.get("lines", []) if line["what"].startswith(("worker ", "GPU "))]
         known = [line["count"] * line["price_per_hour"] for line in lines if line["price_per_hour"] is not None]
@@ -261,12 +264,12 @@ class WorkerPool(GkeResource):
         return f"{sum(known) * machines / self.count:.2f} {plan.get('currency', 'USD')}/h"
 
     def create(self) -> None:
-        """Request the pool, and remember the operation to poll."""
+        """Request the pool, and store the operation to poll."""
         answer = self.gke.call("create_node_pool", parent=self.plane.path, node_pool=self.request())
         self.operation = answer.name
 
     def request(self) -> Message:
-        """The message of the create call: machines, disks, GPUs with their driver, zones, labels."""
+        """The create request: machines, disks, GPUs with their driver, zones, labels."""
         options, machine = self.plane.options, self.machine
         config: Message = {
             **_node_config(options, ownership_tags(self.plane.cluster), machine.name, options.disk_type),
@@ -290,7 +293,7 @@ class WorkerPool(GkeResource):
         zones = self.plane.zones(machine)
         request: Message = {
             "name": WORKER_POOL,
-            "initial_node_count": self.count // len(zones),  # GKE counts in each zone
+            "initial_node_count": self.count // len(zones),  # GKE counts per zone
             "locations": zones,
             "config": config,
             "management": {"auto_repair": True, "auto_upgrade": True},
@@ -301,7 +304,7 @@ class WorkerPool(GkeResource):
             request["network_config"], labels = configure_pool(self.plane.name, kind)
             config["labels"].update(labels)
         if options.flex_start:
-            # Such machines come when pods ask for them, and cannot be counted out beforehand.
+            # Such machines start when pods request them, so the pool starts empty.
             request["initial_node_count"] = 0
             request["autoscaling"] = {"enabled": True, "total_max_node_count": self.count, "location_policy": "ANY"}
             request["management"] = {"auto_repair": False, "auto_upgrade": True}
@@ -324,7 +327,7 @@ class WorkerPool(GkeResource):
 
 
 class PoolSize(Part):
-    """The number of machines in the pool of workers."""
+    """The number of machines in the worker pool."""
 
     kind = "size of node pool"
     create_seconds = 2400.0
@@ -337,11 +340,12 @@ class PoolSize(Part):
         self.operation: str | None = None
 
     def find(self) -> ResourceStatus | None:
-        """Always None: GKE does not report a pool's size reliably, and setting it again does no harm."""
+        """Always None: GKE does not report a pool's size reliably, and setting it again is harmless."""
         return None
 
     def create(self) -> None:
-        """Request the new number of machines, shared evenly by the zones. Raises UsageError if it cannot be."""
+        """Request the new number of machines, divided evenly among the zones. Raises UsageError if that is
+        impossible."""
         found = self.pool.find_raw()
         zones = len(found.locations) if found is not None else 0
         if self.count % (zones or 1):
@@ -350,26 +354,27 @@ class PoolSize(Part):
         self.operation = self.pool.gke.call("set_node_pool_size", name=self.pool.path, node_count=each).name
 
     def poll(self) -> Readiness:
-        """Ready when the resizing operation is done. Raises with Google's own error if it has failed."""
+        """Ready when the resize operation is done. Raises Google's error if it failed."""
         return self.pool.poll_operation(self.operation, "resized")
 
 
 def setup_of(cluster: Cluster) -> str | None:
-    """The kind of fast network that the cluster is set up with; None without one."""
+    """The kind of the cluster's fast network; None without one."""
     kind = ClusterDetails.of(cluster).fabric.get("setup")
     return str(kind) if kind else None
 
 
 def is_queued(options: GkeOptions, workers: int) -> bool:
-    """Whether flex-start machines come all at once: else those that come first would wait, paid for, for the last.
+    """Whether flex-start machines start all at once, so that the first ones do not cost money while waiting for the
+    last.
 
-    Not with a compact placement, which queued provisioning does not take.
+    Not with compact placement, which queued provisioning does not support.
     """
     return options.flex_start and workers > 1 and not options.compact_placement
 
 
 def access_to(found: Any) -> Access:
-    """The way to the Kubernetes API of a described cluster: by its DNS name if that is open, else by address."""
+    """Access to a cluster's Kubernetes API: by DNS name if enabled, else by IP address."""
     import base64
 
     dns = found.control_plane_endpoints_config.dns_endpoint_config
@@ -384,7 +389,7 @@ def access_to(found: Any) -> Access:
 
 
 def _ranges(options: GkeOptions) -> Message:
-    """Where pods and Services get their addresses: from ranges that GKE adds to the subnetwork, or from those named."""
+    """The address ranges of pods and Services: added to the subnetwork by GKE, or the named ones."""
     named = {
         "cluster_secondary_range_name": options.pods_range,
         "services_secondary_range_name": options.services_range,
@@ -393,7 +398,7 @@ def _ranges(options: GkeOptions) -> Message:
 
 
 def _endpoints(allowed: Sequence[str]) -> Message:
-    """How the Kubernetes API is reached: by DNS name, which Google's IAM guards, or by address from some networks."""
+    """The endpoints of the Kubernetes API: by DNS name, protected by IAM, or by IP address from given networks."""
     if not allowed:
         return {"dns_endpoint_config": {"allow_external_traffic": True}, "ip_endpoints_config": {"enabled": False}}
     networks = {"enabled": True, "cidr_blocks": [{"cidr_block": block} for block in allowed]}
@@ -408,7 +413,7 @@ def _endpoints(allowed: Sequence[str]) -> Message:
 
 
 def _maintenance_policy() -> Message:
-    """No upgrade of the machines while the version is supported: one that is drained fails its run."""
+    """No upgrades of machines while the version is supported, because draining a machine fails its run."""
     exclusion = {
         "start_time": timestamp(time.time()),
         "maintenance_exclusion_options": {
@@ -438,9 +443,9 @@ def _node_config(options: Any, labels: dict[str, str], machine_type: str, disk_t
 
 
 def _operation(gke: Gke, name: str | None, what: str) -> tuple[bool, str]:
-    """Whether an operation is done, and what it is at. There is no state "failed": a done one may hold an error.
+    """Whether an operation is done, and its progress. There is no state "failed": a done operation may have an error.
 
-    Of what another process began nothing is known; the state of what it makes has to do.
+    Operations of other processes are unknown; then the resource's state is used.
     """
     if name is None:
         return True, ""

@@ -1,4 +1,4 @@
-"""The permissions of Google's IAM that commands need, as a custom role for an administrator."""
+"""The IAM permissions that commands need, as a custom role for administrators."""
 
 from typing import TypedDict
 
@@ -6,7 +6,7 @@ from providers.rights import list_rights
 
 
 class Role(TypedDict):
-    """A custom role, as `gcloud iam roles create mlbench --project PROJECT --file FILE` takes it."""
+    """A custom role for `gcloud iam roles create mlbench --project PROJECT --file FILE`."""
 
     title: str
     description: str
@@ -15,7 +15,8 @@ class Role(TypedDict):
 
 
 def role_of(command: str | None) -> Role:
-    """The role for one command, or without one for all. Raises UsageError for one that asks nothing of Google."""
+    """The role for one command, or for all without a command. Raises UsageError for commands that do not use Google
+    Cloud."""
     return {
         "title": f"mlbench {command}" if command else "mlbench",
         "description": f"What mlbench {command} needs" if command else "What all commands of mlbench need",
