@@ -47,7 +47,7 @@ IDENTITY = re.compile(
 )
 TAG = r"[^<>%&\\?/=]{1,256}"
 SUBNET = re.compile(r"/subscriptions/[^/]+/resourceGroups/[^/]+/providers/Microsoft.Network/.+/subnets/[^/]+", re.I)
-# Microsoft's own registry: nodes reach it without an account, and it does not limit how often.
+# Microsoft's registry, which nodes can use without an account and without rate limits.
 PROBE_IMAGE = "mcr.microsoft.com/azurelinux/base/python:3.12"
 PLACE_HOLDER = "00000000-0000-0000-0000-000000000000"
 
@@ -60,9 +60,9 @@ class AksProvider:
     options = AksOptions
 
     def new_cluster(self, name: str, nodes: int, options: AksOptions) -> Cluster:
-        """Check all options and return the cluster to create, without a call that changes anything.
+        """Check all options and return the cluster to create. Calls only read.
 
-        `nodes` is the number of workers, from 0. Raises UsageError for options that do not go together.
+        `nodes` is the number of workers, at least 0. Raises UsageError for conflicting options.
         """
         if not 0 <= nodes <= MAX_NODES:
             raise UsageError(f"{nodes} workers: an AKS cluster can have 0 to {MAX_NODES}.")
@@ -90,7 +90,7 @@ class AksProvider:
         return Cluster(name, self.name, "creating", details=details, account=subscription, location=region)
 
     def describe_machines(self, cluster: Cluster) -> Cluster:
-        """The cluster with the GPUs that Azure tells of its VM size; see DescribesMachines."""
+        """The cluster with the GPUs of its VM size, as reported by Azure; see DescribesMachines."""
         options, machine = read_options(cluster, AksOptions), _recorded_machine(cluster)
         offer = find_offer(_azure(cluster), machine.name)
         machine = settle_gpus(
@@ -104,23 +104,23 @@ class AksProvider:
         return replace(cluster, details={**cluster.details, **facts})
 
     def plan(self, cluster: Cluster) -> Plan:
-        """List what is about to be created, with prices per hour; checks sizes and quotas with calls that only read."""
+        """The plan: what will be created, with prices per hour. Checks sizes and quotas with read-only calls."""
         from providers.aks.plan import make_plan
 
         return make_plan(cluster, read_options(cluster, AksOptions), _recorded_machine(cluster), _azure(cluster))
 
     def fill_place(self, options: Mapping[str, Any]) -> Message:
-        """The options with a subscription, which credentials would have named."""
+        """The options with a subscription, which otherwise comes from the credentials."""
         return {**options, "subscription": options.get("subscription") or PLACE_HOLDER}
 
     def sketch(self, cluster: Cluster) -> Plan:
-        """Sizes and prices for somebody without an account. Asks nobody."""
+        """Sizes and prices for users without an account. Makes no calls."""
         from providers.aks.plan import sketch_plan
 
         return sketch_plan(cluster, read_options(cluster, AksOptions), _recorded_machine(cluster))
 
     def resources(self, cluster: Cluster) -> Sequence[Resource]:
-        """The resources in the order of their creation: group, cluster, pool, device plugin, machines, probe."""
+        """The resources in the order of creation: group, cluster, pool, device plugin, machines, probe."""
         options = read_options(cluster, AksOptions)
         machine = _recorded_machine(cluster)
         details = ClusterDetails.of(cluster)
@@ -157,7 +157,7 @@ class AksProvider:
         return split_zones(read_options(cluster, AksOptions).zones, cluster.location)
 
     def place_workers(self, cluster: Cluster, zone: str) -> Cluster:
-        """The cluster with its workers in `zone`; the control plane stays."""
+        """The cluster with its workers in `zone`; the control plane is unchanged."""
         return replace(cluster, details={**cluster.details, "location": zone})
 
     def fetch_registry_login(self, cluster: Cluster) -> tuple[str, str]:
@@ -165,7 +165,7 @@ class AksProvider:
         return fetch_login(ClusterDetails.of(cluster).registry or registry_of(*_place_of(cluster)))
 
     def extend(self, cluster: Cluster) -> Sequence[Resource]:
-        """The resources that hold the end of the cluster: the group's tag and the clock inside."""
+        """The resources that store the cluster's expiry: the group's tag and the end timer in the cluster."""
         details = ClusterDetails.of(cluster)
         group = ResourceGroup(cluster, _azure(cluster))
         plane = ControlPlane(group, read_options(cluster, AksOptions))
@@ -175,7 +175,8 @@ class AksProvider:
         return [EndTags(group), *([AksHold(pool)] if pool.count else [])]
 
     def describe_end(self, cluster: Cluster) -> str:
-        """Say which end Azure will keep by itself, and what stays; asks whether roles may be assigned."""
+        """Describe how the cluster expires without this machine, and what remains; checks whether roles may be
+        assigned."""
         may = can_assign(_azure(cluster))
         if may is False:
             return describe_hold(cluster, "You are not allowed to assign roles in the subscription.")
@@ -187,7 +188,7 @@ class AksProvider:
         )
 
     def run_checks(self, project: str | None, location: str | None) -> "Iterator[Check]":
-        """Check credentials, services, rights, quotas and prices; yields the lines of `mlbench doctor aks`."""
+        """Check credentials, services, permissions, quotas and prices; yields the lines of `mlbench doctor aks`."""
         from providers.aks.doctor import run_checks
 
         return run_checks(project, location)
@@ -201,7 +202,7 @@ class AksProvider:
         return discover_clusters(api.subscription_of(scope.get("project")), scope.get("location"))
 
     def connect(self, cluster: Cluster) -> Access:
-        """Open the cluster's API. Raises NotFoundError if it does not exist."""
+        """Connect to the cluster's API. Raises NotFoundError if the cluster does not exist."""
         plane = ControlPlane(ResourceGroup(cluster, _azure(cluster)), read_options(cluster, AksOptions))
         try:
             return plane.access()
@@ -209,7 +210,7 @@ class AksProvider:
             raise NotFoundError(error.message, hint=f"mlbench delete-cluster aks {cluster.name}") from None
 
     def scale(self, cluster: Cluster, nodes: int) -> Sequence[Resource]:
-        """The resources that bring the pool to `nodes` machines. Raises UsageError above the largest size."""
+        """The resources that resize the pool to `nodes` machines. Raises UsageError above the maximum size."""
         if nodes > MAX_NODES:
             raise UsageError(f"{nodes} workers: an AKS cluster can have at most {MAX_NODES}.")
         machine = _recorded_machine(cluster)
@@ -224,19 +225,20 @@ class AksProvider:
 
 
 def fabric_details(machine_type: str | None) -> dict[str, object]:
-    """The fast network that the machines have, for the cluster's record; it is not set up."""
+    """The machines' fast network, for the cluster's record; mlbench does not set it up."""
     fabric = FABRICS.get(machine_type or "")
     return {"fabric": {"name": fabric.name, "gbits": fabric.gbits}} if fabric else {}
 
 
 def machine_of(options: AksOptions) -> Machine:
-    """The VM size that the options choose. Raises UsageError if it has fewer vCPUs or other GPUs than asked for."""
+    """The VM size selected by the options. Raises UsageError if it has fewer vCPUs or other GPUs than requested."""
     machine = choose_machine(options.machine_type, options.num_gpus, options.gpu_type)
     return require_vcpus(machine, options.num_cpus)
 
 
 def _recorded_machine(cluster: Cluster) -> Machine:
-    """Not judged again: what exists has to be found and removed whatever today's table says of it."""
+    """The VM size of an existing cluster, without checks: it must be found and deleted even if the table has
+    changed."""
     details = ClusterDetails.of(cluster)
     return Machine(details.machine_type or CPU_DEFAULT, details.gpu, details.gpus_per_node or 0)
 
@@ -278,7 +280,7 @@ def _check(options: AksOptions, system: Machine) -> None:
 
 
 def _check_network(options: AksOptions, machine: Machine, nodes: int) -> None:
-    """Refuse several machines whose InfiniBand, most of what they cost, would not be used."""
+    """Reject several machines with InfiniBand, which would be unused although it is most of their price."""
     fabric = FABRICS.get(machine.name)
     if fabric and nodes > 1 and not options.slow_network_ok:
         raise UsageError(

@@ -1,8 +1,8 @@
-"""Calls of Azure's resource manager (ARM) by its REST API: one client for each process, each refusal an error of ours.
+"""Calls of Azure Resource Manager (ARM) by its REST API: one client per process, with errors mapped to mlbench's.
 
-One client serves all services: groups, clusters, quotas, identities, registries. So it needs azure-core and
-azure-identity only, and says itself when to ask again. MLBENCH_AZURE_ENDPOINT moves the API, for tests and proxies;
-AZURE_AUTHORITY_HOST moves the sign-in, as for all of Azure's libraries.
+One client serves all services: groups, clusters, quotas, identities, registries. It needs only azure-core and azure-
+identity. MLBENCH_AZURE_ENDPOINT sets the API's address, for tests and proxies; AZURE_AUTHORITY_HOST sets the sign-in,
+as for all Azure libraries.
 """
 
 import json
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 ENDPOINT = "https://management.azure.com"
 SCOPE = "https://management.azure.com/.default"
-# Of each service the version of its API that requests are written for. "": subscriptions and resource groups.
+# API version per service. "": subscriptions and resource groups.
 VERSIONS = {
     "": "2022-12-01",
     "resourcegroups": "2021-04-01",
@@ -41,7 +41,7 @@ VERSIONS = {
     "Microsoft.ContainerRegistry": "2023-07-01",
 }
 SUBSCRIPTION = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", re.IGNORECASE)
-# The clouds that azure-identity knows; any other authority is a cloud of somebody's own, or a test.
+# The public clouds of azure-identity; any other authority is a private cloud, or a test.
 KNOWN_AUTHORITIES = ("login.microsoftonline.com", "login.microsoftonline.us", "login.chinacloudapi.cn")
 MANAGED_HINTS = ("AZURE_SUBSCRIPTION_ID", "AZURE_TOKEN_CREDENTIALS", "IDENTITY_ENDPOINT", "MSI_ENDPOINT")
 MAX_RETRY_AFTER = 30.0  # seconds; ARM asks for 10 to 30
@@ -49,14 +49,14 @@ MAX_RETRY_AFTER = 30.0  # seconds; ARM asks for 10 to 30
 
 @dataclass
 class Operation:
-    """A change that Azure works on: its URL, and when to ask next."""
+    """An asynchronous operation: its URL, and when to poll next."""
 
     url: str
     next_time: float = 0.0
 
     @property
     def is_due(self) -> bool:
-        """Whether the time that Azure asked to wait for has passed."""
+        """Whether the requested waiting time has passed."""
         return time.monotonic() >= self.next_time
 
 
@@ -67,7 +67,7 @@ class Azure:
         self.subscription = subscription
         self.location = location
         self.root = f"/subscriptions/{subscription}"
-        self.date: str | None = None  # the time in the last answer, and when it came
+        self.date: str | None = None  # the time in the last response, and when it arrived
         self.asked = 0.0
         self._status = 0  # of the last answer
 
@@ -76,11 +76,11 @@ class Azure:
         return f"{self.root}/resourcegroups/{name}"
 
     def get(self, path: str, what: str) -> Message:
-        """What Azure answers for a path. Raises NotFoundError, and mapped errors."""
+        """The response for a path. Raises NotFoundError, and mapped errors."""
         return self.send("GET", path, what)[0]
 
     def list_all(self, path: str, what: str) -> list[Message]:
-        """All items of a list, of all its pages."""
+        """All items of a list, from all pages."""
         found: list[Message] = []
         url: str | None = path
         while url:
@@ -90,11 +90,11 @@ class Azure:
         return found
 
     def change(self, method: str, path: str, what: str, body: Message | None = None) -> Operation | None:
-        """Request a change. Returns the operation to poll, None if Azure has none."""
+        """Request a change. Returns the operation to poll, or None."""
         return self.send(method, path, what, body)[1]
 
     def send(self, method: str, path: str, what: str, body: Message | None = None) -> tuple[Message, Operation | None]:
-        """One request, answered once: what is to be repeated is the life-cycle's to decide. Raises MlbenchError."""
+        """One request without retries: the life-cycle decides about retries. Raises MlbenchError."""
         from azure.core.rest import HttpRequest
 
         request = HttpRequest(method, _url_of(path), json=body)
@@ -107,10 +107,10 @@ class Azure:
         return document, _operation_of(answer)
 
     def poll(self, operation: Operation | None, what: str) -> bool:
-        """Whether an operation is done. Raises with Azure's own words if it has failed.
+        """Whether an operation is done. Raises with Azure's message if it failed.
 
-        Azure is not asked earlier than it wants to be. An operation that it has forgotten counts as done: the state of
-        what it has made tells more.
+        Respects Azure's polling interval. An operation that no longer exists counts as done, because the resource has
+        its own state.
         """
         if operation is None:
             return True
@@ -121,7 +121,7 @@ class Azure:
         except NotFoundError:
             return True
         operation.next_time = later.next_time if later else 0.0
-        if self._status == 202:  # the URL of a Location: without a document until it is done
+        if self._status == 202:  # a Location URL returns no document until the operation is done
             return False
         state = str(document.get("status", "Succeeded"))
         if state in ("Failed", "Canceled"):
@@ -130,7 +130,7 @@ class Azure:
 
 
 def _url_of(path: str) -> str:
-    """The URL of a path, with the version of its service's API; links that Azure has given stay as they are."""
+    """The URL of a path, with its service's API version; links from Azure are returned unchanged."""
     if path.startswith("https://"):
         return path
     url = f"{os.environ.get('MLBENCH_AZURE_ENDPOINT', ENDPOINT)}{path}"
@@ -146,13 +146,13 @@ def _url_of(path: str) -> str:
 def _parse(answer: Any) -> Message:
     try:
         document = json.loads(answer.content or b"{}")
-    except ValueError:  # of something on the way, such as a proxy
+    except ValueError:  # from something else, such as a proxy
         return {"code": "", "message": str(answer.text())[:300]}
     return document if isinstance(document, dict) else {"value": document}
 
 
 def _operation_of(answer: Any) -> Operation | None:
-    """The operation that an answer names in its headers; when to ask next if it names only that."""
+    """The operation in a response's headers, or None."""
     url = answer.headers.get("Azure-AsyncOperation") or answer.headers.get("Location")
     wait = answer.headers.get("Retry-After", "")
     if not url and not wait:
@@ -167,7 +167,8 @@ def _timeouts() -> dict[str, float]:
 
 @cache
 def client() -> "PipelineClient[Any, Any]":
-    """A client of Azure's APIs that signs in by itself. Raises UsageError with the installer's command without it."""
+    """A client of Azure's APIs that signs in automatically. Raises UsageError with the install command if libraries are
+    missing."""
     credential = credentials()
     from azure.core import PipelineClient
     from azure.core.pipeline.policies import BearerTokenCredentialPolicy, UserAgentPolicy
@@ -187,7 +188,7 @@ def credentials() -> "TokenCredential":
             hint=install_hint("aks"),
             details=NOT_CONFIGURED,
         ) from None
-    # It would write to stderr what is an error of ours, with more words.
+    # It would print errors to stderr that mlbench reports itself.
     logging.getLogger("azure.identity").setLevel(logging.ERROR)
     authority = os.environ.get("AZURE_AUTHORITY_HOST", KNOWN_AUTHORITIES[0])
     return DefaultAzureCredential(
@@ -195,7 +196,7 @@ def credentials() -> "TokenCredential":
         exclude_powershell_credential=True,
         exclude_visual_studio_code_credential=True,
         exclude_shared_token_cache_credential=True,
-        # Whether this machine is one of Azure's, only a question to the network tells: asked if something hints at it.
+        # Detecting a managed identity needs a network request, so it is made only if something hints at one.
         exclude_managed_identity_credential=not any(os.environ.get(name) for name in MANAGED_HINTS),
         disable_instance_discovery=not any(name in authority for name in KNOWN_AUTHORITIES),
         process_timeout=int(call_timeout()) or 1,
@@ -212,7 +213,7 @@ def get_token(scope: str = SCOPE) -> str:
 
 @contextmanager
 def map_cloud_errors() -> Iterator[None]:
-    """The exceptions of Azure's libraries as mlbench's, with their own words."""
+    """Map exceptions of Azure's libraries in the block to mlbench's, with their messages."""
     from azure.core import exceptions as core
     from azure.identity import CredentialUnavailableError
 
@@ -231,12 +232,12 @@ def map_cloud_errors() -> Iterator[None]:
         words = _words(error)
         hint = explain_connection_failure(words) or UNREACHED
         raise TransientError(f"Azure cannot be reached: {words}", hint=hint) from None
-    except ValueError as error:  # of the sign-in, for a tenant or authority that there is not
+    except ValueError as error:  # from the sign-in, for an unknown tenant or authority
         raise CredentialError(f"The Azure credentials cannot be used: {_words(error)}", hint=LOGIN) from None
 
 
 def _no_token_error(words: str) -> CredentialError:
-    """None of the sources has a token: because nobody has signed in, or because a configured one was refused."""
+    """The error if no source has a token, because nobody has signed in, or a configured source was rejected."""
     if "EnvironmentCredential: Authentication failed" in words or os.environ.get("AZURE_CLIENT_ID"):
         return CredentialError(f"Azure rejected the credentials: {words}", hint=LOGIN)
     cli = re.search(r"AzureCliCredential: (.*?)(?: \w+Credential: | To mitigate|$)", words)
@@ -247,9 +248,9 @@ def _no_token_error(words: str) -> CredentialError:
 
 
 def subscription_of(given: str | None) -> str:
-    """The subscription to work in: the one given, else that of the environment, the Azure CLI's, the only one.
+    """The subscription: the given one, else that of the environment, the Azure CLI's, or the only one.
 
-    Raises UsageError if it is none, or one of several.
+    Raises UsageError if there is none, or several.
     """
     named = given or os.environ.get("AZURE_SUBSCRIPTION_ID") or _subscription_of_cli()
     if named:
@@ -274,7 +275,7 @@ def _is_enabled(subscription: Message) -> bool:
 
 
 def _subscription_of_cli() -> str | None:
-    """The subscription that `az account set` has chosen, by the CLI's own file."""
+    """The subscription selected by `az account set`, from the CLI's file."""
     folder = os.environ.get("AZURE_CONFIG_DIR")
     file = (Path(folder) if folder else Path.home() / ".azure") / "azureProfile.json"
     try:

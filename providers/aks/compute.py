@@ -1,4 +1,4 @@
-"""What Azure offers and allows: VM sizes of a region with their restrictions, and quotas. Reads only."""
+"""Azure's VM sizes of a region with their restrictions, and quotas. Read-only."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -10,13 +10,13 @@ from providers.aks.errors import QUOTAS, Message
 from providers.aks.machines import Machine
 from providers.base import TransientError
 
-# Names of the quotas besides those of families. Spot machines use one of the region for all families.
+# Names of quotas other than those of families. Spot machines of all families share one per region.
 ALL_CPUS, SPOT_CPUS, MACHINES_QUOTA = "cores", "lowPriorityCores", "virtualMachines"
 
 
 @dataclass(frozen=True)
 class Demand:
-    """Machines that a cluster needs: their size, their number, and whether they are bought as spot."""
+    """Machines needed by a cluster: size, number, and whether they are spot."""
 
     machine: Machine
     count: int
@@ -25,7 +25,7 @@ class Demand:
 
 @dataclass(frozen=True)
 class Offer:
-    """What a region says of a VM size: the quota of its family, vCPUs, GPUs, zones, and whether it may be spot."""
+    """A region's offer of a VM size: quota of its family, vCPUs, GPUs, zones, and whether it can be spot."""
 
     name: str
     family: str
@@ -40,7 +40,7 @@ class Offer:
 
 @dataclass(frozen=True)
 class Shortage:
-    """A quota with less left than is needed."""
+    """A quota with less remaining than needed."""
 
     quota: str
     left: int
@@ -49,9 +49,9 @@ class Shortage:
 
 
 def check_machines(azure: Azure, demands: Sequence[Demand], zones: Sequence[str]) -> list[str]:
-    """Warnings about what may not work. Raises UsageError or CapacityError for what certainly will not.
+    """Warnings about possible problems. Raises UsageError or CapacityError for certain ones.
 
-    The last demand is that of the workers, which are in one of `zones` (numbers) if it names any.
+    The last demand is for the workers, in one of `zones` (numbers) if given.
     """
     try:
         offers = list_offers(azure)
@@ -74,14 +74,14 @@ def check_machines(azure: Azure, demands: Sequence[Demand], zones: Sequence[str]
 
 
 def list_offers(azure: Azure) -> dict[str, Offer]:
-    """The VM sizes of the region, by their names in lower case."""
+    """The VM sizes of the region, by lowercase name."""
     path = f"{azure.root}/providers/Microsoft.Compute/skus?$filter=location%20eq%20%27{azure.location}%27"
     items = azure.list_all(path, f"list the VM sizes of {azure.location}")
     return {item["name"].lower(): _offer(item) for item in items if item.get("resourceType") == "virtualMachines"}
 
 
 def find_offer(azure: Azure, name: str) -> Offer | None:
-    """What the region says of a VM size; None if it does not have it, or if the size list may not be read."""
+    """The region's offer of a VM size; None if it has none, or the list of sizes may not be read."""
     try:
         return list_offers(azure).get(name.lower())
     except CredentialError as error:
@@ -91,7 +91,7 @@ def find_offer(azure: Azure, name: str) -> Offer | None:
 
 
 def list_quotas(azure: Azure) -> dict[str, Message]:
-    """Limit and current value of each quota of the region, by its name in lower case."""
+    """Limit and current value of each quota of the region, by lowercase name."""
     path = f"{azure.root}/providers/Microsoft.Compute/locations/{azure.location}/usages"
     return {item["name"]["value"].lower(): item for item in azure.list_all(path, f"list quotas of {azure.location}")}
 

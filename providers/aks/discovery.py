@@ -1,4 +1,4 @@
-"""Finds the clusters on AKS that bear our tags, whoever created them: by their resource groups."""
+"""Finds AKS clusters by the tags of their resource groups, also those created on other machines."""
 
 import time
 from dataclasses import replace
@@ -12,12 +12,12 @@ from providers.aks.repository import IMAGES_SUFFIX, registry_of
 from providers.aks.resources import CREATED_TAG, SPOT_TOLERATION, WORKER_POOL, group_of, state_of
 from providers.base import AUTO, CLUSTER_TAG, KEPT_TAG, ROLE_LABEL, WORKER, details_from_tags, registry_details
 
-YOUNG_SECONDS = 900.0  # in which the cluster of a new group appears
+YOUNG_SECONDS = 900.0  # within which the cluster of a new group appears
 STATES = {"Creating": "creating", "Deleting": "deleting", "Failed": "failed", "Canceled": "failed"}
 
 
 def discover_clusters(subscription: str, location: str | None) -> list[Cluster]:
-    """All of a subscription, in one region or everywhere; also groups whose cluster does not exist, or not yet."""
+    """All clusters of a subscription, in one region or everywhere, including groups without a cluster (yet)."""
     azure = Azure(subscription, location or "")
     wanted = f"tagName eq '{CLUSTER_TAG}'".replace(" ", "%20").replace("'", "%27")
     groups = azure.list_all(f"{azure.root}/resourcegroups?$filter={wanted}", "list resource groups")
@@ -28,12 +28,12 @@ def discover_clusters(subscription: str, location: str | None) -> list[Cluster]:
     for group in groups:
         name = (group.get("tags") or {}).get(CLUSTER_TAG, "")
         own = group_of(name, group["location"]).lower()
-        # The cluster ended by its own clock, or was deleted elsewhere: its registry goes on costing money.
+        # The cluster expired or was deleted elsewhere, but its registry still costs money.
         left = group["name"].lower() == f"{own}{IMAGES_SUFFIX}" and own not in there
         if left and KEPT_TAG not in (group.get("tags") or {}) and location in (None, group["location"]):
             found.append(_remains(group, name, subscription))
             continue
-        # The group that AKS makes for the machines may have inherited the tags.
+        # AKS' group for the machines may have inherited the tags.
         if group["name"].lower() != group_of(name, group["location"]).lower():
             continue
         if location in (None, group["location"]):
@@ -42,7 +42,7 @@ def discover_clusters(subscription: str, location: str | None) -> list[Cluster]:
 
 
 def _remains(group: Message, name: str, subscription: str) -> Cluster:
-    """A cluster that does not exist any more, of which a registry with images is left."""
+    """A deleted cluster with a remaining image registry."""
     region = str(group["location"])
     cluster = _cluster(group, name, None, subscription)
     details = {**cluster.details, **registry_details(AUTO, registry_of(subscription, region, name))}
@@ -50,7 +50,7 @@ def _remains(group: Message, name: str, subscription: str) -> Cluster:
 
 
 def _place_of(plane: Message) -> tuple[str, str]:
-    """Resource group, in lower case as Azure's own documents disagree, and name."""
+    """Resource group, in lowercase because Azure is inconsistent, and name."""
     parts = str(plane["id"]).split("/")
     return parts[4].lower(), str(plane["name"])
 

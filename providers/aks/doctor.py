@@ -1,4 +1,4 @@
-"""What can be known of an Azure subscription before a cluster is made in it."""
+"""Checks an Azure subscription before a cluster is created in it."""
 
 from collections.abc import Iterator
 
@@ -15,7 +15,7 @@ from providers.aks.rights import list_denied, role_of
 from providers.checks import Check
 from providers.doctor import Checklist
 
-# Services that have to be registered in a subscription, and what of a cluster needs each.
+# Services that must be registered in a subscription, and what they are for.
 SERVICES = {
     "Microsoft.ContainerService": "clusters",
     "Microsoft.Compute": "machines",
@@ -26,9 +26,9 @@ SERVICES = {
 
 
 def run_checks(project: str | None, location: str | None) -> Iterator[Check]:
-    """Check library, credentials, rights, services, quotas and prices, in this order; yields one line per check.
+    """Check library, credentials, permissions, services, quotas and prices, in this order; yields one line per check.
 
-    Stops at the first check without which the next ones mean nothing. Reads only.
+    Stops at the first failed check on which the next ones depend. Read-only.
     """
     checklist = Checklist("aks")
     yield (found := doctor.check_library(checklist, "azure-identity", "1.25", "aks"))
@@ -59,7 +59,7 @@ def run_checks(project: str | None, location: str | None) -> Iterator[Check]:
 
 
 def _check_rights(checklist: Checklist, azure: Azure) -> Iterator[Check]:
-    """Compare the actions of all commands with those that the caller's roles grant in the subscription."""
+    """Compare the actions of all commands with those granted by the caller's roles in the subscription."""
     wanted = role_of(None)["Actions"]
     path = f"{azure.root}/providers/Microsoft.Authorization/permissions"
     granted = yield from checklist.ask("rights", lambda: azure.list_all(path, "list your permissions"), optional=True)
@@ -78,7 +78,7 @@ def _check_service(checklist: Checklist, azure: Azure, service: str, use: str) -
 
 
 def _check_compute(checklist: Checklist, azure: Azure) -> Iterator[Check]:
-    """The GPUs of the region, and how much of each quota is left."""
+    """Check the GPUs of the region, and remaining quotas."""
     offers = yield from checklist.ask("GPUs", lambda: list_offers(azure), optional=True)
     if offers is None:
         return

@@ -1,8 +1,8 @@
-"""The end of a cluster on AKS, kept by the cluster itself: a CronJob that asks Azure to delete its resource group.
+"""The end timer of an AKS cluster: a CronJob in the cluster that asks Azure to delete its resource group.
 
-It acts by a managed identity in the group, which has the role Contributor on nothing but the group, and which trusts
-one service account of this cluster (workload identity federation, without a secret). All of that goes with the group.
-Who may not assign roles gets a cluster without a timer, and a warning. Sources: docs/clouds-assumptions.md.
+It uses a managed identity in the group, with the role Contributor only on the group, and federated with one service
+account of this cluster (workload identity federation, without a secret). All of this is deleted with the group. Users
+who may not assign roles get a cluster without a timer, and a warning. Sources: docs/clouds-assumptions.md.
 """
 
 from collections.abc import Mapping
@@ -16,9 +16,9 @@ from providers.base import Readiness, ResourceStatus, TransientError
 from providers.cluster_end import NAME, EndIdentity, EndMark, EndTimer, WorkerHold
 
 NAMESPACE = "mlbench-end"
-# Microsoft's own registry: nodes reach it without an account.
+# Microsoft's registry, which nodes can use without an account.
 IMAGE = "mcr.microsoft.com/azurelinux/base/python:3.12"
-# Waits for a signal. AKS' machines have it for their own pods.
+# Waits for a signal. AKS' machines already have it for their own pods.
 PAUSE = "mcr.microsoft.com/oss/kubernetes/pause:3.6"
 ASSIGN = "Microsoft.Authorization/roleAssignments/write"
 CONTRIBUTOR = "b24988ac-6180-42a0-ab88-20f7382dd24c"  # the built-in role's ID, the same everywhere
@@ -30,7 +30,7 @@ def _identity_path(group: ResourceGroup) -> str:
 
 
 class AksEndIdentity(EndIdentity):
-    """The managed identity, and its right to delete the group."""
+    """The managed identity, and its permission to delete the group."""
 
     def __init__(self, group: ResourceGroup) -> None:
         self.group = group
@@ -58,7 +58,7 @@ class AksEndIdentity(EndIdentity):
 
 
 class AksEndTimer(EndTimer):
-    """The CronJob that asks Azure to delete the group, and the trust that the identity has in its account."""
+    """The CronJob that asks Azure to delete the group, and the identity's federation with its account."""
 
     image, script, audience = IMAGE, "aks_end.py", AUDIENCE
 
@@ -88,7 +88,7 @@ class AksEndTimer(EndTimer):
 
 
 class AksHold(WorkerHold):
-    """The hold on the workers of a node pool, for callers who may not assign roles."""
+    """The worker hold of a node pool, for callers who may not assign roles."""
 
     image = PAUSE
 
@@ -99,7 +99,7 @@ class AksHold(WorkerHold):
         self.pool = pool
 
     def let_shrink(self) -> None:
-        """Give the pool the cluster's autoscaler. A PUT takes what is left out for its default."""
+        """Enable autoscaling of the pool. A PUT resets omitted properties to their defaults."""
         what = f"let the {self.pool.kind} {self.pool.name} shrink"
         found = self.pool.azure.get(self.pool.path, what)["properties"]
         limits = {"enableAutoScaling": True, "minCount": 0, "maxCount": max(1, self.pool.count)}
@@ -110,7 +110,7 @@ class AksHold(WorkerHold):
 
 
 class EndTags(EndMark):
-    """The tags of the cluster's group."""
+    """The expiry in the tags of the cluster's group."""
 
     kind = "tag of the end"
 
@@ -130,7 +130,7 @@ class EndTags(EndMark):
 
 
 def can_assign(azure: Azure) -> bool | None:
-    """Whether the caller may give the end its role; None if Azure cannot be asked, e.g. without credentials."""
+    """Whether the caller may assign the end timer's role; None if unknown, e.g. without credentials."""
     try:
         path = f"{azure.root}/providers/Microsoft.Authorization/permissions"
         return not list_denied([ASSIGN], azure.list_all(path, "list your permissions"))

@@ -1,4 +1,4 @@
-"""Azure's refusals as mlbench's errors: what a person can do about each code.
+"""Maps Azure's errors to mlbench's, with hints for each code.
 
 Sources: Azure's page on common deployment errors, karpenter-provider-azure `offerings`, issues of AKS, azure-cli and
 cilium that quote the answers; docs/clouds-assumptions.md.
@@ -13,7 +13,7 @@ from mlbench_cli.kube.tls import explain_connection_failure
 from providers.base import BusyError, TransientError
 from providers.refusals import Cause, error_from_causes
 
-# A JSON document of Azure's.
+# A JSON document of Azure.
 Message = dict[str, Any]
 
 LOGIN = "az login, or set AZURE_CLIENT_ID, AZURE_TENANT_ID and AZURE_CLIENT_SECRET of a service principal"
@@ -31,16 +31,16 @@ STOCK_OUT = frozenset(
 )
 QUOTA = frozenset({"quotaexceeded", "errcode_insufficientvcpuquota", "insufficientvcpuquota", "insufficientquota"})
 QUOTA_WORDS = ("exceeding approved", "Insufficient vcpu quota", "exceeding quota")
-# Something has to end first. A cluster is changed by one operation at a time; a group that is being deleted takes none.
+# Something else must end first. A cluster allows one operation at a time; a group in deletion none.
 BUSY_WORDS = ("in progress", "is being deleted", "deprovisioning state")
-# PrincipalNotFound: Entra does not know a new identity everywhere yet.
+# PrincipalNotFound: a new identity is not yet visible everywhere in Entra.
 BUSY = frozenset({"resourcegroupbeingdeleted", "etagmismatch", "conflictingserveroperation", "principalnotfound"})
 NO_SUBSCRIPTION = frozenset({"subscriptionnotfound", "invalidsubscriptionid", "missingsubscription"})
-# The code may be within the words: AKS wraps it in PreconditionFailed or ReconcileResourceGroupError, also with 400,
-# and operations fail with it later (Azure/AKS 211 and 4308, dotnet/core 3612, MicrosoftDocs/azure-docs 99846).
+# The code may be in the message: AKS wraps it in PreconditionFailed or ReconcileResourceGroupError, also with 400, and
+# operations fail with it later (Azure/AKS 211 and 4308, dotnet/core 3612, MicrosoftDocs/azure-docs 99846).
 POLICY = re.compile(r"RequestDisallowedByPolicy|was disallowed by policy", re.IGNORECASE)
 ASSIGNMENT = re.compile(r'policyAssignment\W+name\W+([^"\\]+)|policyAssignments/([^"\\]+)')
-# Other refusals whose words tell the cause: the error that each becomes, and what to do next.
+# Other errors recognized by their message: the error class, and what to do next.
 CAUSES: tuple[Cause, ...] = (
     (
         re.compile(r"RequestDisallowedByAzure|best available regions"),
@@ -72,7 +72,7 @@ PLACE = frozenset({"locationnotavailableforresourcetype", "noregisteredproviderf
 
 
 def error_from_answer(what: str, status: int, document: object, subscription: str) -> MlbenchError:
-    """The error for a refusal. `status` is that of HTTP, or 0 for an operation that failed later."""
+    """The error for an error response. `status` is the HTTP status, or 0 for an operation that failed later."""
     found = list(_walk(document))
     codes = {code.lower() for code, _ in found}
     words = _join(found) or f"status {status}"
@@ -117,7 +117,8 @@ def _lasting_error(message: str, words: str, codes: set[str], status: int, subsc
 
 
 def _policy_error(message: str, words: str) -> UsageError:
-    """A refusal by Azure Policy: which assignment it is, and the option that does without what it forbids, if any."""
+    """The error for a rejection by Azure Policy, with its assignment, and the option that avoids what it forbids, if
+    any."""
     match = ASSIGNMENT.search(words)
     name = f'the policy assignment "{match[1] or match[2]}"' if match else "a policy of the organization"
     ask = f"ask who administers the subscription for an exemption from {name}: az policy assignment list -o table"
@@ -131,7 +132,7 @@ def _policy_error(message: str, words: str) -> UsageError:
 
 
 def capacity_error(message: str, codes: set[str]) -> CapacityError | None:
-    """Quota, which can be raised, and stock-out, which cannot; None if the refusal is about neither."""
+    """The error for exceeded quotas, which can be raised, or stock-outs, which cannot; None for other errors."""
     if codes & QUOTA or any(phrase in message for phrase in QUOTA_WORDS):
         return CapacityError(
             message,
@@ -149,14 +150,14 @@ def capacity_error(message: str, codes: set[str]) -> CapacityError | None:
 
 
 def register_command(words: str, subscription: str) -> str:
-    """The command that registers the provider that a refusal names."""
+    """The command that registers the provider named in an error."""
     start = words.find("Microsoft.")
     name = words[start:].split("'")[0].split()[0].rstrip(".") if start >= 0 else "Microsoft.ContainerService"
     return f"az provider register --namespace {name.partition('/')[0]} --wait --subscription {subscription}"
 
 
 def rights_hint(subscription: str) -> str:
-    """Which role a person needs."""
+    """The hint about the required role."""
     return (
         f"You need the role Contributor on the subscription {subscription}: mlbench doctor aks --policy "
         "  prints a narrower one"
@@ -164,7 +165,7 @@ def rights_hint(subscription: str) -> str:
 
 
 def _walk(document: object) -> Iterator[tuple[str, str]]:
-    """Codes and messages of an error: {"error": {...}} of ARM, or the same without that of AKS, with its details."""
+    """Codes and messages of an error and its details, in the form {"error": {...}} of ARM, or the bare error of AKS."""
     if not isinstance(document, Mapping):
         return
     error = document.get("error", document)

@@ -1,4 +1,4 @@
-"""Managed identities of a cluster, and the built-in roles that they get."""
+"""Managed identities of a cluster, and their built-in roles."""
 
 import uuid
 
@@ -9,7 +9,7 @@ from providers.base import ownership_tags
 
 
 def make_identity(group: ResourceGroup, path: str, what: str) -> str:
-    """Make the identity `path` in the cluster's group; the ID by which roles name it."""
+    """Create the identity `path` in the cluster's group; returns its principal ID."""
     azure = group.azure
     body: Message = {"location": azure.location, "tags": ownership_tags(group.cluster)}
     azure.change("PUT", path, what, body)
@@ -17,13 +17,13 @@ def make_identity(group: ResourceGroup, path: str, what: str) -> str:
 
 
 def name_assignment(scope: str, seed: str) -> str:
-    """The path of a role assignment on `scope`. A GUID names it, derived from `seed` so that a repetition finds it."""
+    """The path of a role assignment on `scope`, whose GUID is derived from `seed`, so that it is found again."""
     guid = uuid.uuid5(uuid.NAMESPACE_URL, seed.lower())
     return f"{scope}/providers/Microsoft.Authorization/roleAssignments/{guid}"
 
 
 def assign_role(azure: Azure, assignment: str, role: str, principal: str, what: str) -> None:
-    """Give an identity the built-in role with the ID `role`. Raises CredentialError if the caller may not give it."""
+    """Assign the built-in role `role` (ID) to an identity. Raises CredentialError if the caller may not assign it."""
     properties = {
         "roleDefinitionId": f"{azure.root}/providers/Microsoft.Authorization/roleDefinitions/{role}",
         "principalId": principal,

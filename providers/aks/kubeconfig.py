@@ -1,4 +1,4 @@
-"""The way to the Kubernetes API of a cluster on AKS: the kubeconfig that Azure gives out, held in memory."""
+"""Access to the Kubernetes API of an AKS cluster, with the kubeconfig from Azure, kept in memory."""
 
 import base64
 from typing import Any
@@ -11,7 +11,7 @@ from providers.base import TransientError
 
 
 def access_to(azure: Azure, path: str) -> Access:
-    """Server, trust and credentials of the cluster at `path`. Raises NotFoundError if it does not exist."""
+    """Server, CA and credentials of the cluster at `path`. Raises NotFoundError if it does not exist."""
     first = [_read_kubeconfig(azure, path)]
     cluster = first[0]["clusters"][0]["cluster"]
     ca = base64.b64decode(cluster["certificate-authority-data"])
@@ -41,7 +41,7 @@ def _read_kubeconfig(azure: Azure, path: str) -> Any:
 
 
 def _credential_of(user: Any) -> Credential:
-    """A client certificate, a token, or both. Raises CredentialError for a kubeconfig that calls a program."""
+    """A client certificate, a token, or both. Raises CredentialError for a kubeconfig that runs a program."""
     certificate, key, token = (user.get(name) for name in ("client-certificate-data", "client-key-data", "token"))
     if not token and not certificate:
         raise CredentialError(

@@ -1,8 +1,8 @@
-"""Which VM size of Azure has which GPUs: checked before any call, so that a wrong pair costs nothing.
+"""Azure's VM sizes and their GPUs, to check combinations before any call.
 
 Sources: Microsoft's pages on VM sizes as of 2026-11; karpenter-provider-azure `supported-gpus.yaml` (sizes for which
-AKS installs a driver). Sizes with a part of a GPU, with AMD's and Arm machines are left out: the task images do not run
-there.
+AKS installs a driver). Sizes with a fraction of a GPU, with AMD GPUs, and Arm machines are omitted, because task images
+do not run there.
 """
 
 import re
@@ -27,7 +27,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Fabric:
-    """The network between machines of a size: its name and its bandwidth in Gbit/s."""
+    """The fast network of a VM size: name and bandwidth in Gbit/s."""
 
     name: str
     gbits: int
@@ -69,14 +69,14 @@ FABRICS = {
     "Standard_ND96isr_H100_v5": Fabric(INFINIBAND, 3200),
     "Standard_ND96isr_H200_v5": Fabric(INFINIBAND, 3200),
 }
-# GPUs, and sizes that have them, for which today's torch wheels hold no code, or that Azure has retired.
+# The last are GPUs that current torch wheels do not support, or that Azure has retired.
 CATALOG = GpuCatalog("Azure", GPU_MACHINES, OTHER_NAMES, ("k80", "p40", "p100", "m60", "v100"))
 TOO_OLD_SIZES = ("nc6", "nc12", "nc24", "nc6s_v3", "nc12s_v3", "nc24s_v3", "nc24rs_v3", "nd40rs_v2", "nd40s_v2")
 NOT_NVIDIA = ("mi300x", "v710", "v620")
 
 
 def choose_machine(machine_type: str | None, num_gpus: int | None, gpu_type: str | None) -> Machine:
-    """The VM size that the options mean. Raises UsageError with what would fit for every pair that cannot be."""
+    """The VM size selected by the options. Raises UsageError with valid alternatives for impossible combinations."""
     check_count(num_gpus)
     machine = find_machine(machine_type) if machine_type else None
     is_new = machine is not None and not machine.gpus and is_gpu_family(machine.name)
@@ -86,28 +86,28 @@ def choose_machine(machine_type: str | None, num_gpus: int | None, gpu_type: str
     if machine.gpus:
         return CATALOG.require_gpus(machine, num_gpus, gpu)
     if is_gpu_family(machine.name):
-        return Machine(machine.name, gpu or _gpu_of_name(machine.name))  # how many it has is asked of Azure
+        return Machine(machine.name, gpu or _gpu_of_name(machine.name))  # the number is looked up in Azure
     if gpu or num_gpus:
         raise UsageError(f"{machine.name} has no GPU.", hint=CATALOG.list_with(gpu or GPU_DEFAULT))
     return machine
 
 
 def is_gpu_family(size: str) -> bool:
-    """Whether a VM size is of the families with GPUs, whose names begin with N."""
+    """Whether a VM size belongs to a GPU family, whose names begin with N."""
     return size.lower().startswith("standard_n")
 
 
 def _gpu_of_name(size: str) -> str:
-    """The GPU that Azure's name of a size holds, "GB200" of Standard_ND128isr_NDR_GB200_v6; Azure lists no types."""
+    """The GPU in a size's name, e.g. "GB200" in Standard_ND128isr_NDR_GB200_v6; Azure does not list types."""
     words = [word for word in re.split(r"_", size) if re.search(r"[A-Z]+\d{2,}", word) and not word.startswith("N")]
     short = words[-1].lower() if words else "gpu"
     return "rtx-pro-6000" if short.startswith("rtxpro6000") else short
 
 
 def find_machine(name: str) -> Machine:
-    """The size of that name, with Azure's upper and lower case; an unknown one is asked of Azure when it is planned.
+    """The size with this name, in Azure's capitalization; unknown ones are looked up when the cluster is planned.
 
-    Raises UsageError for a name that no size of Azure can have, or whose GPUs cannot run the tasks.
+    Raises UsageError for invalid names, and for sizes whose GPUs cannot run the tasks.
     """
     full = name if name.lower().startswith("standard_") else f"Standard_{name}"
     known = {size.lower(): machine for size, machine in MACHINES.items()}

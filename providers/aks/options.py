@@ -1,4 +1,4 @@
-"""The options of `create-cluster aks`, and the facts that only its clusters have."""
+"""The options of `create-cluster aks`, and the details that only AKS clusters have."""
 
 from dataclasses import dataclass
 
@@ -64,9 +64,9 @@ class AksDetails(ClusterDetails):
 
 
 def split_zones(text: str | None, region: str) -> tuple[str, ...]:
-    """The zones of --zones with their region's name, "eastus-1", as Kubernetes calls them.
+    """The zones of --zones in Kubernetes' form, e.g. "eastus-1".
 
-    Raises UsageError for others than different ones of 1, 2 and 3.
+    Raises UsageError unless they are distinct and among 1, 2 and 3.
     """
     if text is None:
         return ()

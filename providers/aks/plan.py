@@ -1,4 +1,4 @@
-"""What a cluster on AKS will be and cost, and whether Azure is going to allow it. Reads only."""
+"""Plans an AKS cluster: parts, prices, and whether Azure will allow it. Read-only."""
 
 from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.model.cluster_details import ClusterDetails
@@ -17,14 +17,15 @@ UNCHECKED = (
     "Not checked, because there are no credentials: versions, quotas, and whether the region has these machines. To be "
     "asked: az login"
 )
-# Premium disks are sold by size: the smallest that holds so many GB.
+# Premium disks are sold in sizes: the smallest with this many GB is used.
 DISKS = ((32, "disk-p4"), (64, "disk-p6"), (128, "disk-p10"), (256, "disk-p15"), (512, "disk-p20"), (1024, "disk-p30"))
 LARGEST_DISK = "disk-p40"
-SMALL = 10  # machines that Microsoft recommends at most for the free tier
+SMALL = 10  # maximum number of machines recommended for the free tier
 
 
 def make_plan(cluster: Cluster, options: AksOptions, machine: Machine, azure: Azure) -> Plan:
-    """Raises CredentialError, UsageError or CapacityError for what cannot work; what may not work is a warning."""
+    """The plan. Raises CredentialError, UsageError or CapacityError for certain problems; possible ones are
+    warnings."""
     _check_version(options, azure)
     _check_identity(options, azure)
     count = ClusterDetails.of(cluster).nodes or 0
@@ -35,16 +36,16 @@ def make_plan(cluster: Cluster, options: AksOptions, machine: Machine, azure: Az
 
 
 def sketch_plan(cluster: Cluster, options: AksOptions, machine: Machine) -> Plan:
-    """The plan for somebody without an account: nothing is asked."""
+    """The plan for users without an account. Makes no calls."""
     return _price(cluster, options, machine, [UNCHECKED], "a subscription of yours")
 
 
 def _price(
     cluster: Cluster, options: AksOptions, machine: Machine, found: list[str], account: str, ask: bool = False
 ) -> Plan:
-    """The priced parts, with the warnings that follow from the options alone after those `found`.
+    """The priced parts, with the warnings `found` and those that depend only on the options.
 
-    `ask`: Azure for the machines that the table has not.
+    `ask`: look up prices of machines missing in the table.
     """
     details = ClusterDetails.of(cluster)
     count, region = details.nodes or 0, cluster.location
@@ -73,7 +74,7 @@ def _price(
 
 
 def disk_of(gigabytes: int) -> str:
-    """The price table's name of a premium disk of this size."""
+    """The name of a premium disk of this size in the price table."""
     return next((name for size, name in DISKS if gigabytes <= size), LARGEST_DISK)
 
 
@@ -112,7 +113,8 @@ def _branch(driver: str) -> int:
 
 
 def _check_version(options: AksOptions, azure: Azure) -> None:
-    """Also the first call of all: it fails if credentials, subscription, region or service are not as they must be."""
+    """Check the Kubernetes version. As the first call, it fails if credentials, subscription, region or service are
+    unusable."""
     offered = list_versions(azure)
     wanted = options.kubernetes_version
     if wanted is None:
@@ -135,7 +137,7 @@ def _check_identity(options: AksOptions, azure: Azure) -> None:
 
 
 def list_versions(azure: Azure) -> dict[str, list[str]]:
-    """The minor versions that the region offers to everybody, with their patches."""
+    """The generally available minor versions of the region, with their patches."""
     path = f"{azure.root}/providers/Microsoft.ContainerService/locations/{azure.location}/kubernetesVersions"
     values = azure.get(path, f"list Kubernetes' versions in {azure.location}").get("values") or []
     plans = {item["version"]: (item.get("capabilities") or {}).get("supportPlan") or [] for item in values}

@@ -1,4 +1,4 @@
-"""Prices of Azure's machines from its retail price list, which is open to everybody, for `mlbench prices update`."""
+"""Prices of Azure's machines from its public retail price list, for `mlbench prices update`."""
 
 import json
 import os
@@ -16,14 +16,14 @@ from providers.pricing import FetchedPrices
 ENDPOINT = "https://prices.azure.com"
 VERSION = "2023-01-01-preview"
 SOURCE = "Azure retail prices"
-# Other ways to buy the same machine, by words of the product, and of the size.
+# Other offers for the same machine, by words in the product and size names.
 OTHER_PRODUCTS = ("windows", "cloud services")
 OTHER_SIZES = ("low priority", "expired")
-MACHINES_AT_ONCE = 12  # in one request: its filter has to fit into a URL
+MACHINES_AT_ONCE = 12  # per request, because the filter must fit into a URL
 
 
 def fetch_prices(regions: Sequence[str]) -> FetchedPrices:
-    """Prices per hour of all machines of the table in the regions, on demand and as spot."""
+    """Prices per hour of all machines of the table in the regions, on demand and spot."""
     on_demand: dict[str, dict[str, float]] = {}
     spot: dict[str, dict[str, float]] = {}
     names = list(MACHINES)
@@ -37,7 +37,7 @@ def fetch_prices(regions: Sequence[str]) -> FetchedPrices:
 
 
 def ask_price(machine: str, region: str, spot: bool) -> float | None:
-    """The price of one machine per hour, for a plan; None if Azure's list has none or does not answer."""
+    """The price of one machine per hour, for a plan; None if it is unknown or cannot be looked up."""
     try:
         prices = [read_price(item) for item in _list_items(region, [machine]) if _is_spot(item) is spot]
     except MlbenchError:
@@ -46,7 +46,7 @@ def ask_price(machine: str, region: str, spot: bool) -> float | None:
 
 
 def read_price(item: Message) -> float | None:
-    """USD per hour of a machine with Linux; None for another way to buy it, or another thing."""
+    """USD per hour of a Linux machine; None for other offers and products."""
     product, size = str(item.get("productName")).lower(), str(item.get("skuName")).lower()
     if item.get("type") != "Consumption" or item.get("unitOfMeasure") != "1 Hour" or item.get("tierMinimumUnits"):
         return None
@@ -72,7 +72,7 @@ def _list_items(region: str, names: Sequence[str]) -> Iterator[Message]:
 
 
 def _get(url: str) -> Message:
-    """One page. Raises UsageError for a region that the list does not understand, TransientError without an answer."""
+    """One page. Raises UsageError for an unknown region, TransientError without a response."""
     try:
         from azure.core import PipelineClient
         from azure.core.exceptions import AzureError

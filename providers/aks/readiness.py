@@ -11,15 +11,15 @@ SPOT = {"key": "kubernetes.azure.com/scalesetpriority", "operator": "Exists", "e
 
 
 class DevicePlugin(ClusterObjects):
-    """NVIDIA's device plugin, which shows the GPUs to Kubernetes: AKS installs the driver only.
+    """NVIDIA's device plugin, which registers GPUs with Kubernetes: AKS installs only the driver.
 
-    It is ready as soon as it is there; its effect is waited for with the machines.
+    It is ready once it exists; waiting for the machines includes waiting for their GPUs.
     """
 
     kind = "GPU device plugin"
 
     def documents(self) -> Sequence[Document]:
-        """The DaemonSet, which runs on spot machines, too."""
+        """The DaemonSet, which also runs on spot machines."""
         (manifest,) = documents("kubernetes/nvidia-device-plugin.yaml", {"image": require_pin("devices", PLUGIN)})
         spec = manifest["spec"]["template"]["spec"]
         spec["tolerations"] = [*spec.get("tolerations", []), SPOT]

@@ -1,8 +1,8 @@
-"""The registry that `create-cluster aks --registry auto` makes for a cluster's images, in a resource group of its own.
+"""The registry that `create-cluster aks --registry auto` creates for a cluster's images, in its own resource group.
 
-So it can stay when the cluster goes (--keep-images). It is deleted before the cluster's group, by which the cluster is
-found again. Sources: Azure Container Registry's REST reference and its page on authentication, as of 2026-11.
-MLBENCH_ACR_ENDPOINT moves the registry's own sign-in, for tests and proxies.
+This way it can outlive the cluster (--keep-images). It is deleted before the cluster's group, by which the cluster is
+found. Sources: Azure Container Registry's REST reference and its page on authentication, as of 2026-11.
+MLBENCH_ACR_ENDPOINT sets the address of the registry's sign-in, for tests and proxies.
 """
 
 import os
@@ -27,18 +27,18 @@ from providers.base import (
 )
 
 USER = "00000000-0000-0000-0000-000000000000"  # the registry's user name for tokens
-IMAGES_SUFFIX = "-images"  # of the group's name
-FOLDER = "mlbench"  # a name without one would be of Docker Hub
+IMAGES_SUFFIX = "-images"  # suffix of the group's name
+FOLDER = "mlbench"  # a name without a folder would refer to Docker Hub
 PULL = "7f951dda-4ed3-4680-a7ca-43fe172d538d"  # the built-in role AcrPull, the same everywhere
 
 
 def registry_name(subscription: str, region: str, cluster: str) -> str:
-    """A name of letters and digits that no other registry in the world has, and that follows from the cluster's."""
+    """A globally unique name of letters and digits, derived from the cluster's name."""
     return f"mlbench{uuid.uuid5(uuid.NAMESPACE_URL, f'{subscription}/{region}/{cluster}'.lower()).hex[:20]}"
 
 
 def registry_of(subscription: str, region: str, cluster: str) -> str:
-    """The prefix of the images' names, for nodes and for `docker push`."""
+    """The prefix of image names, for nodes and `docker push`."""
     return f"{registry_name(subscription, region, cluster)}.azurecr.io/{FOLDER}"
 
 
@@ -55,20 +55,20 @@ class ImageGroup(ResourceGroup):
         self.remove_command = f"az group delete --name {self.name} --subscription {self.azure.subscription}"
 
     def find(self) -> ResourceStatus | None:
-        """As the cluster's own group; kept if the images are to stay."""
+        """Like the cluster's own group; kept if the images are kept."""
         found = super().find()
         kept = reason_to_keep_images(self.cluster, self.remove_command)
         return replace(found, kept=kept) if found else None
 
     def keep(self) -> None:
-        """Mark it, so that gc leaves it alone although its cluster is gone."""
+        """Mark it, so that gc keeps it after its cluster is deleted."""
         found = self.find_raw() or {}
         tags = {**(found.get("tags") or {}), KEPT_TAG: "true"}
         self.azure.change("PATCH", self.path, f"mark the group {self.name}", {"tags": tags})
 
 
 class ImageRegistry(AzureResource):
-    """The registry, and the right of the cluster's machines to pull from it."""
+    """The registry, and the permission of the cluster's machines to pull from it."""
 
     kind = "image registry"
     create_seconds = delete_seconds = 600.0
@@ -83,13 +83,13 @@ class ImageRegistry(AzureResource):
         self.remove_command = f"az acr delete --name {name} --subscription {azure.subscription}"
 
     def find(self) -> ResourceStatus | None:
-        """As other resources; kept with its group."""
+        """Like other resources; kept with its group."""
         found = super().find()
         kept = reason_to_keep_images(self.plane.cluster, self.remove_command)
         return replace(found, kept=kept) if found else None
 
     def request(self) -> Message:
-        """The cheapest kind, without the user that everybody would share."""
+        """The cheapest tier, without the shared admin user."""
         return {
             "location": self.azure.location,
             "tags": ownership_tags(self.plane.cluster),
@@ -98,7 +98,7 @@ class ImageRegistry(AzureResource):
         }
 
     def poll(self) -> Readiness:
-        """Ready when the machines may pull. Raises CredentialError if the caller may not give them that right."""
+        """Ready when the machines may pull. Raises CredentialError if the caller may not grant this."""
         progress = super().poll()
         if not progress.ready:
             return progress
@@ -118,7 +118,7 @@ class ImageRegistry(AzureResource):
         return Readiness(True, facts={"registry": f"{server}/{FOLDER}"} if server else {})
 
     def _find_machines(self) -> str:
-        """The identity by which the machines pull images."""
+        """The identity with which the machines pull images."""
         profile = self.plane.require_raw()["properties"].get("identityProfile") or {}
         machines = (profile.get("kubeletidentity") or {}).get("objectId")
         if not machines:
@@ -127,7 +127,7 @@ class ImageRegistry(AzureResource):
 
 
 def fetch_login(registry: str) -> tuple[str, str]:
-    """User and password of a registry: its own token in exchange for one of Azure's."""
+    """User and password of a registry: its own token, exchanged for an Azure token."""
     from azure.core import PipelineClient
     from azure.core.exceptions import AzureError
     from azure.core.rest import HttpRequest

@@ -1,8 +1,7 @@
-"""What a cluster on AKS consists of: a resource group of its own, the cluster with a system pool, the pool of workers.
+"""The resources of an AKS cluster: a resource group, the cluster with a system pool, the worker pool.
 
-Everything lies in the group, and the group that AKS makes for the machines goes with the cluster: so a cluster is
-deleted by deleting its group, and nothing is left. AKS changes a cluster by one operation at a time and refuses a
-second one; that is waited for.
+Everything is in the group, and AKS deletes its own group for the machines with the cluster, so deleting the group
+deletes everything. AKS allows one operation at a time on a cluster and rejects others: mlbench waits for these.
 """
 
 import time
@@ -32,14 +31,14 @@ from providers.base import (
 from providers.ready_machines import list_ready_workers
 
 SYSTEM_POOL = "system"
-WORKER_POOL = "workers"  # names of pools: at most 12 lower case letters and digits
+WORKER_POOL = "workers"  # pool names: at most 12 lowercase letters and digits
 GPU = "nvidia.com/gpu"
 GPU_LABEL = f"{GPU}.present"
 GPU_TAINT = f"{GPU}=present:NoSchedule"
 # AKS itself taints the machines of spot pools.
 SPOT_TOLERATION = "kubernetes.azure.com/scalesetpriority=spot:NoSchedule"
-CREATED_TAG = "mlbench-created"  # seconds since 1970; groups do not tell when they were made
-# The system pool has no taint, so that Helm charts and controllers find a place. Two machines, so that DNS survives
+CREATED_TAG = "mlbench-created"  # seconds since 1970; Azure does not report when groups were created
+# The system pool has no taint, so that Helm charts and controllers can run there. Two machines, so that DNS survives
 # the loss of one.
 SYSTEM_NODES = 2
 SYSTEM_DISK = 128  # GB
@@ -47,17 +46,17 @@ READY, FAILED = ("Succeeded",), ("Failed", "Canceled")
 
 
 def network_identity_of(group: "ResourceGroup") -> str:
-    """The path of the identity of a cluster in a subnet that is not its own."""
+    """The path of a cluster's identity for an existing subnet."""
     return f"{group.path}/providers/Microsoft.ManagedIdentity/userAssignedIdentities/mlbench-network"
 
 
 def group_of(name: str, location: str) -> str:
-    """The resource group of a cluster. Groups are unique in a subscription, clusters in a region of it."""
+    """The resource group of a cluster. Group names are unique per subscription, cluster names per region."""
     return f"mlbench-{name}-{location}"
 
 
 class AzureResource(Resource):
-    """A resource that Azure creates by an operation: read by its path, with a provisioning state."""
+    """A resource that Azure creates by an operation: identified by its path, with a provisioning state."""
 
     def __init__(self, azure: Azure, name: str, path: str) -> None:
         self.azure = azure
@@ -66,18 +65,18 @@ class AzureResource(Resource):
         self.operation: Operation | None = None
 
     def find_raw(self) -> Message | None:
-        """Read the resource by its path; None if it does not exist."""
+        """Read the resource; None if it does not exist."""
         try:
             return self.azure.get(self.path, f"show the {self.kind} {self.name}")
         except NotFoundError:
             return None
 
     def request(self) -> Message:
-        """The document of the create call."""
+        """The body of the create request."""
         raise NotImplementedError
 
     def find(self) -> ResourceStatus | None:
-        """Translate the provisioning state."""
+        """The status from the provisioning state."""
         found = self.find_raw()
         if found is None:
             return None
@@ -86,7 +85,7 @@ class AzureResource(Resource):
         return ResourceStatus(state, deleting=state == "Deleting", broken=broken)
 
     def create(self) -> None:
-        """Request it, and remember the operation to poll."""
+        """Request it, and store the operation to poll."""
         what = f"create the {self.kind} {self.name}"
         self.operation = self.azure.change("PUT", self.path, what, self.request())
 
@@ -95,7 +94,8 @@ class AzureResource(Resource):
         return self.poll_operation("created")
 
     def poll_operation(self, doing: str) -> Readiness:
-        """How far the operation on it is. Raises with Azure's words if it, or what it works on, has failed."""
+        """The progress of the operation on it. Raises with Azure's message if the operation or the resource has
+        failed."""
         what = f'The {self.kind} "{self.name}" was not {doing}'
         if self.operation is not None and not self.operation.is_due:
             return Readiness(False, "Azure is working on it")
@@ -106,7 +106,7 @@ class AzureResource(Resource):
             raise NotFoundError(f'The {self.kind} "{self.name}" disappeared while it was being {doing}.')
         state = state_of(found)
         if state in FAILED:
-            # Another process has asked for it, and only that one can read why it failed.
+            # Another process requested it, and only that process can read why it failed.
             raise MlbenchError(f"{what}: it is in the state {state}.", hint=AGAIN)
         return Readiness(state in READY, f"it is {state}")
 
@@ -117,11 +117,11 @@ class AzureResource(Resource):
 
 
 class ResourceGroup(AzureResource):
-    """The group of all that belongs to the cluster, with its tags. It is found by them, and deleted with all in it."""
+    """The group of everything that belongs to the cluster. It is found by its tags, and deleted with its contents."""
 
     kind = "resource group"
     create_seconds = 300.0
-    delete_seconds = 3600.0  # it waits for the cluster and for its machines
+    delete_seconds = 3600.0  # includes the cluster and its machines
 
     def __init__(self, cluster: Cluster, azure: Azure) -> None:
         name = group_of(cluster.name, azure.location)
@@ -130,7 +130,7 @@ class ResourceGroup(AzureResource):
         self.remove_command = f"az group delete --name {name} --subscription {azure.subscription}"
 
     def find(self) -> ResourceStatus | None:
-        """Translate state and tags."""
+        """The status from state and tags."""
         found = self.find_raw()
         if found is None:
             return None
@@ -145,7 +145,7 @@ class ResourceGroup(AzureResource):
 
 
 class ControlPlane(AzureResource):
-    """The cluster itself, with its system pool."""
+    """The cluster with its system pool."""
 
     kind = "AKS cluster"
     create_seconds = 1800.0
@@ -166,7 +166,7 @@ class ControlPlane(AzureResource):
         )
 
     def find(self) -> ResourceStatus | None:
-        """As other resources. Raises BusyError while it is not there and cannot be requested yet."""
+        """Like other resources. Raises BusyError while it does not exist and cannot be requested yet."""
         found = super().find()
         if found is None and (reason := next(filter(None, (ask() for ask in self.obstacles)), None)):
             raise BusyError(reason)
@@ -180,16 +180,16 @@ class ControlPlane(AzureResource):
         return found
 
     def access(self) -> Access:
-        """Open the cluster's API. Raises NotFoundError if the cluster does not exist."""
+        """Connect to the cluster's API. Raises NotFoundError if the cluster does not exist."""
         return access_to(self.azure, self.path)
 
     def _identity(self) -> Message:
-        """The identity by which AKS acts: the given one, its own, or one that has a role on the given subnet."""
+        """The identity used by AKS: the given one, its own, or one with a role on the given subnet."""
         path = self.options.identity or (network_identity_of(self.group) if self.options.subnet else None)
         return {"type": "UserAssigned", "userAssignedIdentities": {path: {}}} if path else {"type": "SystemAssigned"}
 
     def request(self) -> Message:
-        """The cluster as AKS is asked for it."""
+        """The create request of the cluster."""
         options, tags = self.options, ownership_tags(self.cluster)
         properties: Message = {
             "dnsPrefix": self.name,
@@ -215,7 +215,7 @@ class ControlPlane(AzureResource):
                 "outboundType": "loadBalancer",
             },
             "oidcIssuerProfile": {"enabled": True},
-            # A machine that is upgraded fails its run.
+            # Upgrading a machine would fail its run.
             "autoUpgradeProfile": {"upgradeChannel": "none", "nodeOSUpgradeChannel": "None"},
         }
         if options.kubernetes_version:
@@ -232,7 +232,7 @@ class ControlPlane(AzureResource):
 
 
 class Placement(AzureResource):
-    """The proximity placement group of the workers: machines of one data centre."""
+    """The proximity placement group of the workers: machines in one data center."""
 
     kind = "proximity placement group"
     create_seconds = delete_seconds = 300.0
@@ -254,7 +254,7 @@ class Placement(AzureResource):
 
 
 class WorkerPool(AzureResource):
-    """The machines of the runs, all of one size."""
+    """The machines for runs, all of one size."""
 
     kind = "node pool"
     create_seconds = 2400.0
@@ -275,7 +275,7 @@ class WorkerPool(AzureResource):
         )
 
     def find(self) -> ResourceStatus | None:
-        """Translate the pool's state; names how it differs from what was asked for."""
+        """The status from the pool's state, with differences from the request."""
         found = self.find_raw()
         if found is None:
             return None
@@ -285,7 +285,7 @@ class WorkerPool(AzureResource):
         return ResourceStatus(state, deleting=state == "Deleting", broken=broken, differs=differs)
 
     def poll(self) -> Readiness:
-        """As other resources; machines that have come although the pool failed are named: they cost money."""
+        """Like other resources; if the pool failed, reports machines that are running and cost money."""
         try:
             return super().poll()
         except CapacityError as error:
@@ -296,12 +296,12 @@ class WorkerPool(AzureResource):
     def _describe_machines(self) -> str | None:
         try:
             running = len(list_ready_workers(self.plane.access))
-        except MlbenchError:  # the reason of the failure is worth more than this
+        except MlbenchError:  # the reason of the failure is more important
             return None
         return f"{running} of {self.count} machines are running and cost money." if running else None
 
     def request(self) -> Message:
-        """The document of the create call: machines, disks, GPUs with their driver, zones, labels, taints."""
+        """The create request: machines, disks, GPUs with their driver, zones, labels, taints."""
         options, machine = self.plane.options, self.machine
         properties: Message = {
             "mode": "User",
@@ -332,7 +332,7 @@ class WorkerPool(AzureResource):
 
 
 class PoolSize(AzureResource):
-    """The number of machines in the pool of workers."""
+    """The number of machines in the worker pool."""
 
     kind = "size of node pool"
     create_seconds = 2400.0
@@ -343,11 +343,11 @@ class PoolSize(AzureResource):
         self.goes_with = pool.plane.group
 
     def find(self) -> ResourceStatus | None:
-        """Always None: setting the size again does no harm."""
+        """Always None: setting the size again is harmless."""
         return None
 
     def request(self) -> Message:
-        """The pool as it is, with the new number: what a PUT leaves out, AKS takes for its default."""
+        """The current pool with the new number: a PUT resets omitted properties to their defaults."""
         found = self.find_raw()
         if found is None:
             raise NotFoundError(f'There is no node pool "{self.name.partition("=")[0]}".')
@@ -368,7 +368,7 @@ def state_of(found: Message) -> str:
 
 
 def zone_of(cluster: Cluster) -> str | None:
-    """The number of the zone that the workers are in; None if Azure chooses."""
+    """The number of the workers' zone; None if Azure chooses."""
     location = ClusterDetails.of(cluster).location or ""
     region, _, zone = location.rpartition("-")
     return zone if region and zone.isdecimal() else None
@@ -380,7 +380,7 @@ def azure_of(cluster: Cluster, subscription: str | None, region: str) -> Azure:
 
 
 def _pool(options: AksOptions, tags: dict[str, str]) -> Message:
-    """What all pools have in common."""
+    """The common properties of all pools."""
     pool: Message = {
         "type": "VirtualMachineScaleSets",
         "osType": "Linux",

@@ -1,4 +1,4 @@
-"""The actions of Azure's role-based access that commands need, as a custom role for an administrator."""
+"""The Azure RBAC actions that commands need, as a custom role for administrators."""
 
 import fnmatch
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from providers.rights import list_rights
 
 
 class Role(TypedDict):
-    """A custom role, as `az role definition create --role-definition FILE` takes it."""
+    """A custom role for `az role definition create --role-definition FILE`."""
 
     Name: str
     Description: str
@@ -18,7 +18,7 @@ class Role(TypedDict):
 
 
 def role_of(command: str | None) -> Role:
-    """The role for one command, or without one for all. Raises UsageError for one that asks nothing of Azure."""
+    """The role for one command, or for all without a command. Raises UsageError for commands that do not use Azure."""
     return {
         "Name": f"mlbench {command}" if command else "mlbench",
         "Description": f"What mlbench {command} needs" if command else "What all commands of mlbench need",
@@ -28,7 +28,7 @@ def role_of(command: str | None) -> Role:
 
 
 def list_denied(wanted: Sequence[str], granted: Sequence[Message]) -> list[str]:
-    """Those of the actions that none of the granted permissions (with `actions` and `notActions`) allows."""
+    """The actions that are not allowed by any of the granted permissions (with `actions` and `notActions`)."""
     return [name for name in wanted if not any(_allows(permission, name) for permission in granted)]
 
 

@@ -1,7 +1,7 @@
-"""The right of a cluster to use a subnet that is not its own (`--subnet`): an identity with a role on nothing else.
+"""A cluster's permission to use an existing subnet (`--subnet`): an identity with a role only on it.
 
-AKS makes network cards and load balancers in the subnet by the cluster's identity. One that AKS makes with the cluster
-has no role there at first, and the creation is refused; so the identity is made before. Sources:
+AKS creates network cards and load balancers in the subnet with the cluster's identity. An identity that AKS creates
+with the cluster would have no role there, and creation would fail, so the identity is created first. Sources:
 docs/clouds-assumptions.md.
 """
 
@@ -16,7 +16,7 @@ NETWORK_CONTRIBUTOR = "4d97b98b-1d4f-4787-a291-c67834d212e7"  # the built-in rol
 
 
 class SubnetAccess(Resource):
-    """The identity in the cluster's group, and its role on the subnet, which is deleted before the group."""
+    """The identity in the cluster's group, and its role on the subnet, which is removed before the group."""
 
     kind = "access to the subnet"
     create_seconds = delete_seconds = 600.0
@@ -39,7 +39,7 @@ class SubnetAccess(Resource):
         return ResourceStatus("has its role")
 
     def create(self) -> None:
-        """Make the identity and give it its role. Raises CredentialError if the caller may not give it."""
+        """Create the identity and assign its role. Raises CredentialError if the caller may not assign it."""
         self._is_being_made = True
         principal = make_identity(self.group, self._identity, "create the cluster's identity")
         try:
@@ -58,7 +58,7 @@ class SubnetAccess(Resource):
         return Readiness(self.find() is not None, "Azure does not show its role yet")
 
     def describe_wait(self) -> str | None:
-        """What the cluster has to wait for while this is being made; None otherwise, also in a deletion."""
+        """What the cluster must wait for while this is being created; None otherwise, also during deletion."""
         if self._is_being_made and self.find() is None:
             return "its identity has no role on the subnet yet"
         return None

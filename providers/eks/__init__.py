@@ -69,7 +69,7 @@ SYSTEM_DISK = 20
 SMALLEST_DISK = 20  # GB; the image with the GPU driver alone takes most of it
 BEFORE_NODES = ("vpc-cni", "kube-proxy")
 AFTER_NODES = "coredns"
-# AWS' mirror of the Python image that task images stand on.
+# AWS' mirror of the base image of task images.
 PROBE_IMAGE = "public.ecr.aws/docker/library/python:3.12-slim-bookworm"
 
 
@@ -81,10 +81,10 @@ class EksProvider:
     options = EksOptions
 
     def new_cluster(self, name: str, nodes: int, options: EksOptions) -> Cluster:
-        """Check all options and return the cluster to create, without a call of AWS.
+        """Check all options and return the cluster to create. Makes no calls.
 
-        `nodes` is the number of workers, from 0. Raises UsageError for machines, disks, versions and networks that do
-        not go together.
+        `nodes` is the number of workers, at least 0. Raises UsageError for incompatible machines, disks, versions and
+        networks.
         """
         if not 0 <= nodes <= MAX_NODES:
             raise UsageError(f"{nodes} workers: an EKS cluster can have 0 to {MAX_NODES}.")
@@ -114,7 +114,8 @@ class EksProvider:
         return Cluster(name, self.name, "creating", details=details, location=region)
 
     def describe_machines(self, cluster: Cluster) -> Cluster:
-        """The cluster with the GPUs, EFA cards and vCPUs that EC2 tells of its type; see DescribesMachines."""
+        """The cluster with the GPUs, EFA cards and vCPUs of its machine type, as reported by EC2; see
+        DescribesMachines."""
         options = read_options(cluster, EksOptions)
         machine = _recorded_machine(cluster, options)
         told = describe_machine(aws_in(_region(cluster)), machine)
@@ -130,31 +131,31 @@ class EksProvider:
         return replace(cluster, details={**cluster.details, **_machine_details(options, machine)})
 
     def find_account(self, cluster: Cluster) -> str:
-        """Ask AWS for the number of the account that the credentials belong to. Raises CredentialError without any."""
+        """The account number of the credentials, from AWS. Raises CredentialError without credentials."""
         return account_of(aws_in(_region(cluster)))
 
     def plan(self, cluster: Cluster) -> Plan:
-        """List what is about to be created, with prices per hour; checks quotas with calls that only read."""
+        """The plan: what will be created, with prices per hour. Checks quotas with read-only calls."""
         from providers.eks.plan import make_plan
 
         options = read_options(cluster, EksOptions)
         return make_plan(cluster, options, self.groups(cluster), _recorded_machine(cluster, options))
 
     def fill_place(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The options with a region, which environment or profile would have named."""
+        """The options with a region, which otherwise comes from environment or profile."""
         if options.get("region") or options.get("zone") or any(os.environ.get(name) for name in REGION_VARIABLES):
             return dict(options)
         return {**options, "region": "us-east-1"}
 
     def sketch(self, cluster: Cluster) -> Plan:
-        """Sizes and prices for somebody without an account. Asks nobody."""
+        """Sizes and prices for users without an account. Makes no calls."""
         from providers.eks.plan import sketch_plan
 
         options = read_options(cluster, EksOptions)
         return sketch_plan(cluster, options, self.groups(cluster), _recorded_machine(cluster, options))
 
     def groups(self, cluster: Cluster) -> tuple[Group, Group]:
-        """The machines of the system, and the workers."""
+        """The groups of system machines and workers."""
         options = read_options(cluster, EksOptions)
         machine = _recorded_machine(cluster, options)
         types = require_equivalent(machine, options.spot_type) if options.spot_type else equivalent_types(machine)
@@ -183,7 +184,7 @@ class EksProvider:
         return system, workers
 
     def resources(self, cluster: Cluster) -> Sequence[Resource]:
-        """The resources in the order of their creation: stack, control plane, add-ons, node groups, device plugins."""
+        """The resources in the order of creation: stack, control plane, add-ons, node groups, device plugins."""
         options = read_options(cluster, EksOptions)
         aws = aws_in(_region(cluster))
         machine = _recorded_machine(cluster, options)
@@ -195,7 +196,7 @@ class EksProvider:
         )
         plane = ControlPlane(cluster, aws, stack, options.kubernetes_version, options.allow_from)
         before = tuple(AddOn(plane, addon, plain=options.no_network_policies) for addon in BEFORE_NODES)
-        # A cluster of which nothing but the name is known may have any of the optional resources.
+        # A cluster of which only the name is known may have any of the optional resources.
         repository = [ImageRepository(stack)] if ClusterDetails.of(cluster).registry_made or not cluster.details else []
         found: list[Resource] = [
             stack,
@@ -205,10 +206,10 @@ class EksProvider:
             *(Admin(plane, principal) for principal in options.admin),
         ]
         template = None
-        # What is only found by its marks may have any of these.
+        # Clusters found only by their tags may have any of these.
         wants_template = options.efa or options.placement_group or options.capacity_reservation
         if wants_template or not options_known(cluster):
-            # Machines of a reservation are where it was made: EC2 has none for another placement group.
+            # EC2 has no capacity of a reservation for another placement group than the reservation's own.
             placement = None if options.capacity_reservation else PlacementGroup(cluster, aws, stack)
             cards = machine if options.efa else None
             template = LaunchTemplate(
@@ -240,16 +241,16 @@ class EksProvider:
         return split_zones(read_options(cluster, EksOptions).zones)
 
     def place_workers(self, cluster: Cluster, zone: str) -> Cluster:
-        """The cluster with its node group in `zone`; network and control plane stay."""
+        """The cluster with its node group in `zone`; network and control plane are unchanged."""
         options = {**ClusterDetails.of(cluster).options, "zone": zone}
         return replace(cluster, details={**cluster.details, "options": options, "location": zone})
 
     def fetch_registry_login(self, cluster: Cluster) -> tuple[str, str]:
-        """The login that ECR gives for twelve hours."""
+        """The login for ECR, valid for twelve hours."""
         return fetch_login(aws_in(_region(cluster)))
 
     def extend(self, cluster: Cluster) -> Sequence[Resource]:
-        """The resources that hold the end of the cluster: the tag and one timer per node group, to be set again."""
+        """The resources that store the cluster's expiry: the tag and a timer per node group, to be updated."""
         aws = aws_in(_region(cluster))
         system, workers = self.groups(cluster)
         stack = Stack(cluster, aws, list(workers.types))
@@ -264,7 +265,7 @@ class EksProvider:
         ]
 
     def describe_end(self, cluster: Cluster) -> str:
-        """Say what AWS ends by itself when the time is up, and what stays and costs money."""
+        """Describe what AWS deletes by itself at the expiry, and what remains and costs money."""
         has_gateway = self.groups(cluster)[1].private and not read_options(cluster, EksOptions).subnets
         gateway = " and the NAT gateway" if has_gateway else ""
         return (
@@ -274,7 +275,7 @@ class EksProvider:
         )
 
     def run_checks(self, project: str | None, location: str | None) -> "Iterator[Check]":
-        """Check credentials, region, rights, quotas and prices; yields the lines of `mlbench doctor eks`."""
+        """Check credentials, region, permissions, quotas and prices; yields the lines of `mlbench doctor eks`."""
         from providers.eks.doctor import run_checks
 
         return run_checks(project, location)
@@ -298,16 +299,16 @@ class EksProvider:
         return discover_clusters(scope.get("location"))
 
     def connect(self, cluster: Cluster) -> Access:
-        """Open the cluster's API with a token of the caller's AWS identity.
+        """Connect to the cluster's API with a token of the caller's AWS identity.
 
         Raises NotFoundError if it does not exist.
         """
         return access_to(aws_in(_region(cluster)), cluster.name)
 
     def scale(self, cluster: Cluster, nodes: int) -> Sequence[Resource]:
-        """The resources that bring the group of workers to `nodes` machines, devices included.
+        """The resources that resize the worker group to `nodes` machines, including devices.
 
-        Raises UsageError above the largest size.
+        Raises UsageError above the maximum size.
         """
         if nodes > MAX_NODES:
             raise UsageError(f"{nodes} workers: an EKS cluster can have at most {MAX_NODES}.")
@@ -326,7 +327,7 @@ class EksProvider:
 
 
 def _devices(cluster: Cluster) -> list[Device]:
-    """What each worker has to show before the cluster is of use."""
+    """The devices that each worker must show before the cluster is ready."""
     details = ClusterDetails.of(cluster)
     each, cards = details.gpus_per_node or 0, details.devices_per_node.get(EFA, 0)
     built_in = read_options(cluster, EksOptions).node_image == BOTTLEROCKET
@@ -334,30 +335,30 @@ def _devices(cluster: Cluster) -> list[Device]:
 
 
 def options_known(cluster: Cluster) -> bool:
-    """Whether the options of the cluster were recorded; not so for a cluster that was found by its tags only."""
+    """Whether the cluster's options were recorded; False for a cluster found only by its tags."""
     return bool(ClusterDetails.of(cluster).options)
 
 
 def _machine_details(options: EksOptions, machine: Machine) -> dict[str, object]:
-    """What the record and runs have to know of the workers' machines."""
+    """The workers' machine details for the record and for runs."""
     details: dict[str, object] = {
         "gpus_per_node": machine.gpus,
         "gpu": machine.gpu,
         "machine_type": machine.name,
-        "arm": False,  # `machine_of` refuses such types
+        "arm": False,  # `machine_of` rejects such types
         "machine": asdict(machine),
     }
     if machine.fabric_gbits:
         details["fabric"] = {"name": "EFA", "gbits": machine.fabric_gbits}
     if options.efa:
-        # The image with EFA's driver has 5128 of these pages; NCCL's plugin takes them for its buffers.
+        # The image with EFA's driver has 5,128 of these pages; NCCL's plugin uses them for its buffers.
         pages = {HUGE_PAGES: 5120 << 20} if options.node_image == AL2023 else {}
         details["devices_per_node"] = {EFA: machine.efa, **pages}
     return details
 
 
 def _recorded_machine(cluster: Cluster, options: EksOptions) -> Machine:
-    """The workers' machine as it was when the cluster was planned; of older records as today's table has it."""
+    """The workers' machine as recorded when the cluster was planned; for older records, from today's table."""
     facts = EksDetails.of(cluster).machine
     known = {item.name for item in fields(Machine)}
     return Machine(**{key: facts[key] for key in known & set(facts)}) if "name" in facts else _machine(options)
@@ -451,7 +452,7 @@ def _check_network(options: EksOptions, machine: Machine) -> None:
 
 
 def _private(options: EksOptions, machine: Machine) -> bool:
-    """Also because EC2 gives no public address to a machine with several network interfaces."""
+    """Whether machines are private, also because EC2 assigns no public address to machines with several interfaces."""
     return options.private_nodes or (options.efa and machine.efa > 1)
 
 

@@ -29,7 +29,7 @@ ELSEWHERE = (
     "there"
 )
 
-# AWS' error codes and the errors of mlbench that they become. The first match counts.
+# AWS' error codes -> mlbench's error classes. The first match counts.
 CODES: tuple[tuple[str, type[MlbenchError], str | None], ...] = (
     (r"RequestLimitExceeded|Throttl\w*|TooManyRequests\w*|SlowDown|BandwidthLimitExceeded", TransientError, None),
     (r"RequestTimeTooSkewed|RequestExpired", CredentialError, SET_CLOCK),
@@ -44,7 +44,7 @@ CODES: tuple[tuple[str, type[MlbenchError], str | None], ...] = (
         CredentialError,
         ASK_RIGHTS,
     ),
-    # EKS' word for a request that its caller, or a role that it names, has no right to.
+    # EKS' code for requests for which the caller, or a named role, lacks permission.
     (r"ClientException", CredentialError, ASK_RIGHTS),
     (
         r"InsufficientInstanceCapacity|InsufficientHostCapacity|InsufficientCapacity\w*|UnfulfillableCapacity|"
@@ -66,21 +66,21 @@ CODES: tuple[tuple[str, type[MlbenchError], str | None], ...] = (
 YOUNG_ROLE = re.compile(
     r"[Rr]ole .*(could not be assumed|does not exist|not valid|must allow AWS EventBridge Scheduler)"
 )
-# What STS of a region that an account has not opted in to says of its credentials, and a region that is never off.
+# STS' errors in regions that the account has not enabled, and a region that is always enabled.
 OFF_CODES = ("InvalidClientTokenId", "UnrecognizedClientException")
 ALWAYS_ON = "us-east-1"
 SKEWED = re.compile(r"Signature (expired|not yet current)")
 
 
 class Aws:
-    """AWS in one region, as the environment's credentials see it."""
+    """AWS in one region, with the environment's credentials."""
 
     def __init__(self, region: str) -> None:
         self.region = region
         self._clients: dict[str, object] = {}
 
     def call(self, service: str, operation: str, **parameters: Any) -> dict[str, Any]:
-        """The answer to one request. Raises MlbenchError with AWS' words, TransientError if repeating may help."""
+        """The response to one request. Raises MlbenchError with AWS' message, TransientError if a retry may help."""
         client = self.client(service)
         try:
             answer: dict[str, Any] = getattr(client, operation)(**parameters)
@@ -96,7 +96,7 @@ class Aws:
             return None
 
     def pages(self, service: str, operation: str, key: str, **parameters: Any) -> list[Any]:
-        """All items of an answer that comes in pages; `key` is what the list is called in each."""
+        """All items of a paginated response; `key` is the name of the list in each page."""
         client = self.client(service)
         try:
             return [item for page in client.get_paginator(operation).paginate(**parameters) for item in page[key]]
@@ -106,8 +106,8 @@ class Aws:
     def client(self, service: str) -> Any:
         """The client of a service, created at its first use.
 
-        Waits at most `call_timeout()` seconds for an answer. Raises a mapped MlbenchError if credentials or the region
-        cannot be used.
+        Its timeout is `call_timeout()` seconds. Raises a mapped MlbenchError if credentials or the region cannot be
+        used.
         """
         if service not in self._clients:
             from botocore.config import Config
@@ -127,13 +127,13 @@ class Aws:
 
 @cache
 def aws_in(region: str) -> Aws:
-    """AWS in a region, with its clients, once for this process."""
+    """AWS in a region, cached with its clients for this process."""
     return Aws(region)
 
 
 @cache
 def session() -> Any:
-    """boto3's session of this process, which has read what describes the services: for EC2 that takes a while."""
+    """boto3's session of this process, with loaded service models (EC2's takes a while)."""
     try:
         import boto3
     except ImportError:
@@ -147,9 +147,9 @@ def session() -> Any:
 
 
 def account_of(aws: Aws) -> str:
-    """The number of the account that today's credentials belong to. Asks STS, which everybody may.
+    """The account number of the current credentials, from STS, for which no permission is needed.
 
-    Raises UsageError for a region that is switched off for the account, whose STS calls good credentials invalid.
+    Raises UsageError for a region that is disabled for the account, where STS rejects valid credentials.
     """
     try:
         return str(aws.call("sts", "get_caller_identity")["Account"])
@@ -169,7 +169,7 @@ def account_of(aws: Aws) -> str:
 
 
 def region_of(asked: str | None, zone: str | None = None) -> str:
-    """The region that is meant: as asked for, the zone's, the environment's, or the profile's. No call is made."""
+    """The region: as requested, else the zone's, the environment's, or the profile's. Makes no calls."""
     from_zone = re.fullmatch(r"([a-z]{2}(?:-[a-z]+)+-\d+)[a-z]", zone or "")
     if zone and not from_zone:
         raise UsageError(f'--zone "{zone}" is not the name of a zone.', hint="For example: --zone eu-west-1a")
@@ -196,7 +196,7 @@ def region_of(asked: str | None, zone: str | None = None) -> str:
 
 
 def map_cloud_errors(error: Exception, doing: str, region: str) -> Exception:
-    """Map an exception of boto3 to mlbench's errors; unexpected exceptions come back unchanged."""
+    """Map an exception of boto3 to mlbench's errors; unexpected exceptions are returned unchanged."""
     from botocore import exceptions
     from botocore.parsers import ResponseParserError
 
@@ -241,13 +241,13 @@ def _refusal(response: dict[str, Any], doing: str, region: str) -> MlbenchError:
 def error_from_code(
     code: str, message: str, said: str, status: int = 0, details: dict[str, Any] | None = None
 ) -> MlbenchError:
-    """The error for one of AWS' codes, wherever it stands: in an answer, in a node group's health, in an activity."""
+    """The error for one of AWS' codes, from a response, a node group's health, or an activity."""
     if SKEWED.search(said):
         return CredentialError(message, hint=SET_CLOCK, details=details)
     if code in ("ValidationError", "ValidationException") and "does not exist" in said:
         return NotFoundError(message, details=details)
     if code in ("InvalidParameterException", "ValidationException") and YOUNG_ROLE.search(said):
-        # What IAM has just made is not known everywhere at once.
+        # IAM is eventually consistent: new roles are not visible everywhere at once.
         return TransientError(message, details=details)
     for pattern, kind, hint in CODES:
         if re.fullmatch(pattern, code):
@@ -258,7 +258,7 @@ def error_from_code(
 
 
 def tag_list(tags: dict[str, str]) -> list[dict[str, str]]:
-    """Tags as EC2 and CloudFormation take them: a list of `{"Key": …, "Value": …}`."""
+    """Tags in the format of EC2 and CloudFormation: a list of `{"Key": …, "Value": …}`."""
     return [{"Key": key, "Value": value} for key, value in tags.items()]
 
 

@@ -1,8 +1,8 @@
-"""Capacity that was reserved before: On-Demand Capacity Reservations, and Capacity Blocks for ML.
+"""Reserved capacity: On-Demand Capacity Reservations, and Capacity Blocks for ML.
 
-A block is paid for in advance, is in one zone, and begins and ends at fixed times: before its beginning nothing starts,
-and EC2 takes the machines away half an hour before its end. mlbench uses reservations and never buys any. Sources:
-EC2's API reference, EKS' user guide for Capacity Blocks with managed node groups.
+A block is prepaid, in one zone, and has a fixed start and end: no machine starts before, and EC2 terminates machines
+half an hour before the end. mlbench uses existing reservations and does not buy any. Sources: EC2's API reference, EKS'
+user guide for Capacity Blocks with managed node groups.
 """
 
 import time
@@ -17,7 +17,7 @@ BLOCK = "capacity-block"
 
 @dataclass(frozen=True)
 class Reservation:
-    """What EC2 says of a reservation. Times are in seconds since 1970, None for one without an end."""
+    """A reservation, as described by EC2. Times are in seconds since 1970; the end may be None."""
 
     identifier: str
     machine: str
@@ -26,20 +26,20 @@ class Reservation:
     is_block: bool
     begins: float | None = None
     ends: float | None = None
-    placement_group: str | None = None  # that it was made in
+    placement_group: str | None = None  # in which it was created
 
     @property
     def template(self) -> dict[str, object]:
-        """What a launch template needs so that its machines come from the reservation."""
+        """The launch template's settings for machines from the reservation."""
         target = {"CapacityReservationTarget": {"CapacityReservationId": self.identifier}}
         market = {"InstanceMarketOptions": {"MarketType": BLOCK}} if self.is_block else {}
-        # In any other group EC2 has no capacity for them, although the reservation is free (eksctl 7949).
+        # EC2 provides the reservation's capacity in no other group (eksctl 7949).
         placement = {"Placement": {"GroupName": self.placement_group}} if self.placement_group else {}
         return {"CapacityReservationSpecification": target, "InstanceType": self.machine, **market, **placement}
 
 
 def find_reservation(aws: Aws, identifier: str) -> Reservation:
-    """Ask EC2 for a reservation. Raises NotFoundError without one, UsageError for one that has ended."""
+    """Look up a reservation in EC2. Raises NotFoundError if it does not exist, UsageError if it has ended."""
     listing = f"aws ec2 describe-capacity-reservations --region {aws.region}"
     try:
         answer = aws.call("ec2", "describe_capacity_reservations", CapacityReservationIds=[identifier])

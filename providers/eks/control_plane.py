@@ -1,4 +1,4 @@
-"""The control plane of a cluster, its add-ons, and who else may use it."""
+"""The control plane of a cluster, its add-ons, and its additional administrators."""
 
 import base64
 import re
@@ -33,10 +33,10 @@ from providers.eks.versions import version_for
 from providers.pins import find_pin
 from providers.refusals import Cause, error_from_causes
 
-# The server takes a token for 15 minutes; Token renews at three quarters of what is said here.
+# The server accepts a token for 15 minutes; Token renews after three quarters of this time.
 TOKEN_SECONDS = 13 * 60
 ADMIN_POLICY = "arn:aws:eks::aws:cluster-access-policy/AmazonEKSClusterAdminPolicy"
-# Without this agent nothing enforces the NetworkPolicy that a run brings along.
+# Without this agent, a run's NetworkPolicy would not be enforced.
 SETTINGS = {"vpc-cni": '{"enableNetworkPolicy": "true"}'}
 CREATION_STATES = ("PENDING", "CREATING", "UPDATING")
 
@@ -48,10 +48,10 @@ class EksResource(Resource):
         self.cluster = cluster
         self.aws = aws
         self.token = uuid.uuid4().hex
-        self.refused: str | None = None  # why EKS refused its deletion the last time
+        self.refused: str | None = None  # why EKS last rejected its deletion
 
     def find_raw(self) -> dict[str, Any] | None:
-        """Describe the resource in AWS' own fields; None if it does not exist."""
+        """AWS' description of the resource; None if it does not exist."""
         raise NotImplementedError
 
     def remove(self) -> None:
@@ -59,15 +59,15 @@ class EksResource(Resource):
         raise NotImplementedError
 
     def find_difference(self, described: dict[str, Any]) -> str | None:
-        """How the resource differs from the requested settings, for a refusal; None if it does not."""
+        """How the resource differs from the request; None if it does not."""
         return None
 
     def find_flaw(self, described: dict[str, Any]) -> str | None:
-        """Why it will never be ready."""
+        """Why it will never be ready; None if it may be."""
         return _issues(described) or described["status"] if described["status"] == "CREATE_FAILED" else None
 
     def find(self) -> ResourceStatus | None:
-        """Translate AWS' description into a status; a failed deletion and reported issues count as broken."""
+        """The status from AWS' description; a failed deletion and reported issues count as broken."""
         described = self.find_raw()
         if described is None:
             return None
@@ -76,14 +76,15 @@ class EksResource(Resource):
             state,
             ours=(described.get("tags") or {}).get(CLUSTER_TAG) == self.cluster.name,
             deleting=state == "DELETING",
-            # EKS may refuse to delete a resource that it is creating: request it, and wait if it is refused.
+            # EKS may reject deleting a resource that it is creating: try, and wait if rejected.
             busy=self.refused if state in CREATION_STATES else None,
             broken=self.find_flaw(described) or (_issues(described) or state if state == "DELETE_FAILED" else None),
             differs=self.find_difference(described),
         )
 
     def delete(self) -> None:
-        """Request the deletion. Absent is success; raises BusyError while another operation uses the resource."""
+        """Request the deletion; succeeds if it does not exist. Raises BusyError while another operation uses the
+        resource."""
         self.token = uuid.uuid4().hex
         self.refused = None
         try:
@@ -97,7 +98,7 @@ class EksResource(Resource):
             raise BusyError(error.message) from None
 
     def require_raw(self) -> dict[str, Any]:
-        """Describe the resource. Raises TransientError if AWS does not show it (yet)."""
+        """AWS' description of the resource. Raises TransientError if AWS does not show it (yet)."""
         found = self.find_raw()
         if found is None:
             raise TransientError(f'AWS does not show the {self.kind} "{self.name}" yet.')
@@ -105,7 +106,7 @@ class EksResource(Resource):
 
 
 class ControlPlane(EksResource):
-    """The EKS cluster itself, without machines; created in 7 to 12 minutes."""
+    """The EKS cluster without machines; creation takes 7 to 12 minutes."""
 
     kind = "EKS cluster"
     create_seconds = 2400.0
@@ -120,15 +121,15 @@ class ControlPlane(EksResource):
         self.needs = (stack,)
         self.version = version
         self.allowed = allowed
-        self.addons: dict[str, str] = {}  # versions of those that are ready
+        self.addons: dict[str, str] = {}  # versions of the ready add-ons
         self.remove_command = f"aws eks delete-cluster --region {aws.region} --name {self.name}"
 
     def find_raw(self) -> dict[str, Any] | None:
-        """Describe the cluster in AWS' own fields; None if it does not exist."""
+        """AWS' description of the cluster; None if it does not exist."""
         return find_raw_cluster(self.aws, self.name)
 
     def create(self) -> None:
-        """Request the cluster with access by API entries, standard support only and no add-ons of AWS' choice."""
+        """Request the cluster with API access entries, standard support only, and without default add-ons."""
         network = self.stack.network()
         access: dict[str, Any] = {"subnetIds": list(network.subnets.values())[:2]}
         access |= {"endpointPublicAccess": True, "endpointPrivateAccess": True}
@@ -168,18 +169,18 @@ class ControlPlane(EksResource):
         return _issues(described) or "FAILED" if described["status"] == "FAILED" else None
 
     def find_difference(self, described: dict[str, Any]) -> str | None:
-        """Name the version of Kubernetes that the cluster has, if another one was asked for."""
+        """The cluster's version of Kubernetes, if it differs from the requested one."""
         if self.version and described.get("version") != self.version:
             return f"it has Kubernetes {described.get('version')}, not {self.version}"
         return None
 
     def access(self) -> Access:
-        """Open the cluster's API with a token of the caller's AWS identity."""
+        """Connect to the cluster's API with a token of the caller's AWS identity."""
         return access_to(self.aws, self.name)
 
 
 class AddOn(EksResource):
-    """A part of Kubernetes that EKS installs and that goes with `goes_with`."""
+    """A part of Kubernetes installed by EKS and deleted with `goes_with`."""
 
     kind = "add-on"
     create_seconds = 1200.0
@@ -193,7 +194,8 @@ class AddOn(EksResource):
         account: str | None = None,
         plain: bool = False,
     ) -> None:
-        """`account`: the service account that gets the stack's role for volumes. `plain`: without own settings."""
+        """`account`: the service account that gets the stack's role for volumes. `plain`: without mlbench's
+        settings."""
         super().__init__(plane.cluster, plane.aws)
         self.addon = addon
         self.account = account
@@ -201,7 +203,7 @@ class AddOn(EksResource):
         self.name = f"{plane.name}/{addon}"
         self.plane = plane
         self.needs = needs or (plane,)
-        # Deleted with the machines it runs on, because those are deleted before the control plane.
+        # Deleted with its machines, which are deleted before the control plane.
         self.goes_with = self.needs[-1]
         self.remove_command = (
             f"aws eks delete-addon --region {self.aws.region} --cluster-name {plane.name} --addon-name {addon}"
@@ -214,7 +216,7 @@ class AddOn(EksResource):
         return addon
 
     def create(self) -> None:
-        """Request the add-on with the settings of `SETTINGS`, over whatever objects have its names."""
+        """Request the add-on with `SETTINGS`, overwriting existing objects with its names."""
         settings: dict[str, Any] = {"configurationValues": self.settings} if self.settings else {}
         if self.account and (role := self.plane.stack.network().volume_role):
             settings["podIdentityAssociations"] = [{"serviceAccount": self.account, "roleArn": role}]
@@ -232,7 +234,7 @@ class AddOn(EksResource):
         )
 
     def poll(self) -> Readiness:
-        """Ready when ACTIVE; DEGRADED until its pods run. Raises with AWS' issues if the creation has failed."""
+        """Ready when ACTIVE; DEGRADED until its pods run. Raises with AWS' issues if the creation failed."""
         found = self.require_raw()
         if found["status"] == "ACTIVE":
             self.plane.addons[self.addon] = str(found.get("addonVersion") or "")
@@ -242,13 +244,13 @@ class AddOn(EksResource):
         return Readiness(False, _issues(found) or f"it is {found['status']}")  # DEGRADED, until its pods run
 
     def _choose_version(self) -> str | None:
-        """One known to work, if EKS offers it, else EKS' default for the cluster's Kubernetes; None: EKS chooses."""
+        """The pinned version if EKS offers it, else EKS' default for the cluster's Kubernetes; None: EKS chooses."""
         version = (self.plane.find_raw() or {}).get("version")
         if not version:
             return None
         try:
             answer = self.aws.call("eks", "describe_addon_versions", addonName=self.addon, kubernetesVersion=version)
-        except CredentialError:  # a right that mlbench did without before
+        except CredentialError:  # a permission that earlier versions of mlbench did not need
             return None
         offered = {item["addonVersion"]: item for group in answer["addons"] for item in group["addonVersions"]}
         known = find_pin("eks", self.addon, str(version))
@@ -265,7 +267,7 @@ class AddOn(EksResource):
 
 
 class Admin(Part):
-    """Another principal that may do everything on the cluster."""
+    """Another principal with administrator access to the cluster."""
 
     kind = "access entry"
     create_seconds = 120.0
@@ -281,7 +283,7 @@ class Admin(Part):
         self._named = {"clusterName": plane.name, "principalArn": principal}
 
     def find(self) -> ResourceStatus | None:
-        """Look for the administrator policy among the principal's policies on the cluster."""
+        """Find the administrator policy among the principal's policies on the cluster."""
         try:
             policies = self.aws.pages(
                 "eks", "list_associated_access_policies", "associatedAccessPolicies", **self._named
@@ -302,12 +304,12 @@ class Admin(Part):
             )
         except UsageError as error:
             if not str(error.details.get("aws", "")).startswith("ResourceInUse"):
-                raise  # it is there, perhaps without its policy
+                raise  # it exists, perhaps without its policy
         scope = {"type": "cluster"}
         self.aws.call("eks", "associate_access_policy", **self._named, policyArn=ADMIN_POLICY, accessScope=scope)
 
 
-# --- reaching it ------------------------------------------------------------------------------------------------
+# --- access ------------------------------------------------------------------------------------------------
 
 
 def find_raw_cluster(aws: Aws, name: str) -> dict[str, Any] | None:
@@ -317,7 +319,7 @@ def find_raw_cluster(aws: Aws, name: str) -> dict[str, Any] | None:
 
 
 def access_to(aws: Aws, name: str) -> Access:
-    """Access to the cluster's API: endpoint and CA as EKS reports them, tokens signed in this process."""
+    """Access to the cluster's API: endpoint and CA from EKS, tokens signed in this process."""
     found = find_raw_cluster(aws, name)
     if found is None:
         raise NotFoundError(
@@ -334,7 +336,7 @@ def access_to(aws: Aws, name: str) -> Access:
 
 
 def sign_token(aws: Aws, name: str) -> str:
-    """A token for the Kubernetes API: a request to STS, signed here and sent by the API server to learn who we are.
+    """A token for the Kubernetes API: a signed request to STS, which the API server sends to identify the caller.
 
     Source: aws-iam-authenticator and `aws eks get-token`.
     """
@@ -358,15 +360,15 @@ def sign_token(aws: Aws, name: str) -> str:
 
 
 def error_from_issues(described: dict[str, Any], what: str, region: str = "REGION") -> MlbenchError:
-    """The error for a resource that EKS calls unhealthy, by its first issue."""
+    """The error for a resource that EKS reports as unhealthy, from its first issue."""
     issues = (described.get("health") or {}).get("issues") or [{}]
     said = str(issues[0].get("message") or described["status"])
     return error_from_message(str(issues[0].get("code") or described["status"]), f'{what}: "{said}"', said, region)
 
 
-# Why machines do not start or join, other than a lack of capacity or quota: words in an activity of the auto scaling
-# group or in an issue of EKS, the error that each becomes, and the next step. {region} is filled in.
-# Sources: EC2 Auto Scaling's user guide ("Troubleshoot"), EKS' user guide, reports of karpenter and eksctl.
+# Causes of machines that do not start or join, other than lack of capacity or quota: message in an activity of the auto
+# scaling group or in an EKS issue, error class, and next step. {region} is replaced. Sources: EC2 Auto Scaling's user
+# guide ("Troubleshoot"), EKS' user guide, reports of karpenter and eksctl.
 LAUNCH_CAUSES: tuple[Cause, ...] = (
     (
         re.compile(r"ServiceLinkedRoleCreationNotPermitted"),
@@ -427,12 +429,12 @@ LAUNCH_CAUSES: tuple[Cause, ...] = (
 
 
 def error_from_cause(message: str, said: str, region: str) -> MlbenchError | None:
-    """The error for a launch that fails for a known reason; None for other words."""
+    """The error for a launch with a known cause of failure; None for other messages."""
     return error_from_causes(LAUNCH_CAUSES, message, said, region=region)
 
 
 def error_from_message(code: str, message: str, said: str, region: str = "REGION") -> MlbenchError:
-    """The error for a message of EKS that quotes EC2 or IAM: classified by its words, then by the quoted code."""
+    """The error for an EKS message that quotes EC2 or IAM: classified by its text, then by the quoted code."""
     if known := error_from_cause(message, f"{code}: {said}", region):
         return known
     quoted = re.search(r"\b([A-Z]\w+(?:\.\w+)*) - ", said)

@@ -1,4 +1,4 @@
-"""Makes GPUs and fast network cards known to Kubernetes: device plugins, and the wait until all machines show them."""
+"""Device plugins for GPUs and fast network cards, and waiting until all machines show their devices."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,12 +16,12 @@ from templates import documents
 
 @dataclass(frozen=True)
 class Device:
-    """What a machine has `each` of, by Kubernetes' name for it; `manifest` is the plugin that shows it."""
+    """A device by Kubernetes' name, with `each` per machine; `manifest` is its device plugin."""
 
     resource: str
     words: str
     each: int
-    manifest: str | None  # None: the machines' image brings the plugin along
+    manifest: str | None  # None: the machines' image includes the plugin
 
 
 def gpu_device(each: int, *, built_in: bool = False) -> Device:
@@ -35,7 +35,7 @@ def network_card_device(each: int) -> Device:
 
 
 class DevicePlugin(ClusterObjects):
-    """Applied by us, unless the machines' image has it; ready when all machines show their devices."""
+    """A device plugin, applied unless the machines' image includes it; ready when all machines show their devices."""
 
     def __init__(
         self, plane: ControlPlane, workers: NodeGroup, count: int, device: Device, needs: tuple[Resource, ...] = ()
@@ -49,23 +49,23 @@ class DevicePlugin(ClusterObjects):
         self.kind = f"{device.words} device{' plugin' if self.manifest else 's'}"
 
     def documents(self) -> Sequence[Document]:
-        """The DaemonSet; nothing if the image has it."""
+        """The DaemonSet; empty if the image includes it."""
         image = require_pin("devices", Path(self.manifest).stem) if self.manifest else None
         return documents(self.manifest, {"image": image}) if self.manifest else []
 
     def find(self) -> ResourceStatus | None:
-        """Look for the DaemonSet on the cluster; None if it is missing, built into the image, or out of reach."""
+        """Find the DaemonSet; None if it is missing, included in the image, or the cluster is unreachable."""
         return super().find() if self.manifest else None
 
     def create(self) -> None:
-        """Apply the DaemonSet on the server's side. Raises TransientError while the cluster cannot be reached."""
+        """Apply the DaemonSet (server-side apply). Raises TransientError while the cluster is unreachable."""
         try:
             super().create()
         except NotFoundError:
             raise TransientError(f"The EKS cluster {self.plane.name} cannot be reached yet.") from None
 
     def poll(self) -> Readiness:
-        """Count the workers that show all their devices; ready when `count` do."""
+        """Ready when `count` workers show all their devices."""
         try:
             nodes = list_workers(self.connect)
         except NotFoundError:

@@ -1,4 +1,4 @@
-"""Finds the clusters in AWS that bear our tags, in one region or in all regions that the account uses."""
+"""Finds clusters in AWS with mlbench's tags, in one region or in all regions that the account uses."""
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -16,9 +16,9 @@ MAX_PARALLEL_REGIONS = 8
 
 
 def discover_clusters(region: str | None) -> list[Cluster]:
-    """Every cluster whose tag any resource bears. Regions that the account may not use are left out.
+    """All clusters whose tag is on any resource. Skips regions that the account may not use.
 
-    Raises the error of the only region, or of one's own; PartialSearchError if others did not answer.
+    Raises the error of a single region, or of the caller's own; PartialSearchError if others failed.
     """
     if region:
         return _search_region(aws_in(region_of(region)))
@@ -47,7 +47,7 @@ def _with_clients(region: str) -> Aws:
 
 
 def _search_if_allowed(aws: Aws, own: str) -> list[Cluster] | MlbenchError:
-    """The clusters of a region, or why it did not answer. Raises the error of one's own region."""
+    """The clusters of a region, or its error. Raises the error of the caller's own region."""
     try:
         return _search_region(aws)
     except MlbenchError as error:
@@ -57,7 +57,8 @@ def _search_if_allowed(aws: Aws, own: str) -> list[Cluster] | MlbenchError:
 
 
 def _search_region(aws: Aws) -> list[Cluster]:
-    """Stacks are created first and deleted last. The other kinds find clusters whose stack a person has deleted."""
+    """The clusters of a region. Stacks are created first and deleted last; other resources reveal clusters whose stack
+    was deleted manually."""
     tags_by_cluster: dict[str, dict[str, str]] = {}
     whole: dict[str, dict[str, Any]] = {}
     stacks = {stack["StackName"]: stack for stack in aws.pages("cloudformation", "describe_stacks", "Stacks")}
@@ -84,7 +85,7 @@ def _search_region(aws: Aws) -> list[Cluster]:
 def _note(tags_by_cluster: dict[str, dict[str, str]], tags: Mapping[str, str]) -> None:
     if name := tags.get(CLUSTER_TAG):
         known = tags_by_cluster.setdefault(name, dict(tags))
-        # `mlbench extend` sets the tag of the EKS cluster only: the latest end counts.
+        # `mlbench extend` changes only the tag of the EKS cluster, so the latest expiry counts.
         if int(tags.get(EXPIRES_TAG, 0)) > int(known.get(EXPIRES_TAG, 0)) and EXPIRES_TAG in known:
             known[EXPIRES_TAG] = tags[EXPIRES_TAG]
 

@@ -1,4 +1,4 @@
-"""What can be known of an AWS account in one region before a cluster is made in it."""
+"""Checks an AWS account in one region before a cluster is created in it."""
 
 import functools
 import json
@@ -19,14 +19,14 @@ from providers.eks.machines import GPU_MACHINES
 from providers.eks.plan import QUOTAS
 from providers.rights import list_rights
 
-# A question to each service that clusters are made with: who may not even ask will not be let make anything.
+# A read request to each service that clusters need: without read permission, creating anything will fail, too.
 SERVICES: tuple[tuple[str, str, dict[str, object]], ...] = (
     ("cloudformation", "describe_stacks", {}),
     ("eks", "list_clusters", {}),
     ("ec2", "describe_availability_zones", {}),
     ("autoscaling", "describe_scaling_activities", {"MaxRecords": 1}),
 )
-# Of the network of each cluster: its VPC, and the address of the NAT gateway that machines with several cards need.
+# Quotas for each cluster's network: its VPC, and the address of the NAT gateway for machines with several cards.
 OTHER_QUOTAS = (
     ("VPCs", "vpc", "L-F678F1CE"),
     ("elastic addresses", "ec2", "L-0263D0A3"),
@@ -34,7 +34,7 @@ OTHER_QUOTAS = (
 )
 
 
-SIMULATED_AT_ONCE = 50  # actions in one request of the policy simulator
+SIMULATED_AT_ONCE = 50  # actions per request to the policy simulator
 
 
 class _Condition(TypedDict, total=False):
@@ -51,21 +51,21 @@ class Statement(TypedDict):
 
 
 class Policy(TypedDict):
-    """An IAM policy document, in AWS' spelling."""
+    """An IAM policy document, with AWS' names."""
 
     Version: str
     Statement: list[Statement]
 
 
 def load_policy() -> Policy:
-    """The IAM policy that all commands together need. A test holds the recorded calls against it."""
+    """The IAM policy that all commands together need. A test compares recorded calls with it."""
     text = Path(__file__).with_name("policy.json").read_text("utf-8")
     policy: Policy = json.loads(text)
     return policy
 
 
 def policy_of(command: str) -> Policy:
-    """The part of the policy that one command needs. Raises UsageError for a command that asks nothing of AWS."""
+    """The part of the policy that one command needs. Raises UsageError for commands that do not use AWS."""
     wanted = list_rights("eks", command, "rights of AWS")
     policy = load_policy()
     statements = []
@@ -78,9 +78,9 @@ def policy_of(command: str) -> Policy:
 
 
 def run_checks(project: str | None, location: str | None) -> Iterator[Check]:
-    """Check library, region, credentials, rights, quotas and prices, in this order; yields one line per check.
+    """Check library, region, credentials, permissions, quotas and prices, in this order; yields one line per check.
 
-    Stops at the first check without which the next ones mean nothing. Reads only.
+    Stops at the first failed check on which the next ones depend. Read-only.
     """
     checklist = Checklist("eks")
     yield (found := doctor.check_library(checklist, "boto3", "1.40", "eks"))
@@ -107,15 +107,15 @@ def run_checks(project: str | None, location: str | None) -> Iterator[Check]:
 
 
 def _place(location: str | None) -> tuple[str | None, str | None]:
-    """A zone ends with a letter."""
+    """Region and zone of a location; a zone ends with a letter."""
     return (None, location) if location and location[-1].isalpha() else (location, None)
 
 
 def _check_rights(checklist: Checklist, aws: Aws, caller: str) -> Iterator[Check]:
-    """Ask IAM's policy simulator for every action of the policy that `doctor eks --policy` prints.
+    """Check every action of the policy of `doctor eks --policy` with IAM's policy simulator.
 
-    Each statement is simulated with resources and conditions of its own: by default the simulator takes the resource
-    "*", which a right for `role/mlbench-*` does not cover. It does not know the policies of the organization.
+    Each statement is simulated with its own resources and conditions: the simulator's default resource is "*", which a
+    permission for `role/mlbench-*` does not cover. It ignores policies of the organization.
     """
     statements = load_policy()["Statement"]
     denied = yield from checklist.ask(
@@ -130,7 +130,7 @@ def _check_rights(checklist: Checklist, aws: Aws, caller: str) -> Iterator[Check
 
 
 def _simulate(aws: Aws, principal: str, statements: Sequence[Statement], caller: str) -> set[str]:
-    """The actions that IAM would not allow the principal on the resources that mlbench uses."""
+    """The actions that IAM would deny to the principal on mlbench's resources."""
     denied: set[str] = set()
     for statement in statements:
         actions = _simulated_actions(statement)
@@ -152,7 +152,7 @@ def _simulated_actions(statement: Statement) -> list[str]:
 
 
 def _example_resource(pattern: str, region: str, caller: str) -> str:
-    """A resource that a statement's pattern covers, in the caller's account and partition."""
+    """An example of a resource that matches a statement's pattern, in the caller's account and partition."""
     if pattern == "*":
         return pattern
     _, partition, _, _, account, _ = caller.split(":", 5)
@@ -161,7 +161,8 @@ def _example_resource(pattern: str, region: str, caller: str) -> str:
 
 
 def _contexts(statement: Statement) -> list[list[dict[str, object]]]:
-    """The facts of a request that the statement's condition allows, one list for each value; one empty without any."""
+    """Request contexts that satisfy the statement's condition, one list per value; a single empty list without
+    conditions."""
     equals = statement.get("Condition", {}).get("StringEquals", {})
     found: list[list[dict[str, object]]] = [
         [{"ContextKeyName": key, "ContextKeyValues": [value], "ContextKeyType": "string"}]
@@ -172,9 +173,9 @@ def _contexts(statement: Statement) -> list[list[dict[str, object]]]:
 
 
 def find_principal(aws: Aws, caller: str) -> str:
-    """The ARN whose policies are simulated: that of the role behind a session, else the caller's own.
+    """The ARN whose policies to simulate: that of the session's role, else the caller's own.
 
-    A session's ARN lacks the path of its role, which all roles of IAM Identity Center have; IAM is asked for it.
+    A session's ARN lacks the path of its role, which all roles of IAM Identity Center have, so it is looked up in IAM.
     """
     match = re.fullmatch(r"arn:(aws[a-z-]*):sts::(\d{12}):assumed-role/([^/]+)/.+", caller)
     if not match:
@@ -186,7 +187,7 @@ def find_principal(aws: Aws, caller: str) -> str:
 
 
 def list_actions(statement: Statement) -> list[str]:
-    """The actions of one statement, of which a single one may stand without a list."""
+    """The actions of one statement; a single action need not be in a list."""
     action = statement["Action"]
     return [action] if isinstance(action, str) else action
 
@@ -199,7 +200,7 @@ def _services(checklist: Checklist, aws: Aws) -> Iterator[Check]:
 
 
 def _check_offers(checklist: Checklist, aws: Aws) -> Iterator[Check]:
-    """Which Kubernetes and which machines with GPUs there are."""
+    """Check which Kubernetes versions and GPU machines are available."""
     question = ("eks", "describe_cluster_versions", "clusterVersions")
     versions = yield from checklist.ask("Kubernetes", lambda: aws.pages(*question))
     if versions is not None:

@@ -1,9 +1,9 @@
-"""The end of a cluster, kept by AWS itself: scheduled actions of auto scaling groups, and EventBridge Scheduler.
+"""The end timer of an EKS cluster, in AWS: scheduled actions of auto scaling groups, and EventBridge Scheduler.
 
-A scheduled action takes all machines of a group away, on the second; EKS makes the groups, which take their actions
-with them. Then Scheduler deletes node groups, control plane and NAT gateway by a role of the stack, asking every ten
-minutes until each has gone. The stack itself, which costs nothing then, and volumes of claims stay until `mlbench gc`
-or `delete-cluster`. Sources: docs/clouds-assumptions.md.
+A scheduled action removes all machines of a group at the exact time; it is deleted with its group, which belongs to
+EKS. Then Scheduler deletes node groups, control plane and NAT gateway with a role of the stack, every ten minutes until
+each is gone. The stack itself, which is then free, and volumes of claims remain until `mlbench gc` or `delete-
+cluster`. Sources: docs/clouds-assumptions.md.
 """
 
 import json
@@ -22,11 +22,11 @@ from providers.eks.nodes import NodeGroup
 
 ACTION = "mlbench-end"
 EVERY = "rate(10 minutes)"  # a control plane can be deleted only after its node groups
-SCHEDULE_SECONDS = 12 * 3600.0  # for which Scheduler asks; then the schedules delete themselves
+SCHEDULE_SECONDS = 12 * 3600.0  # for which Scheduler retries; then the schedules delete themselves
 
 
 class EndTimer(Part):
-    """The scheduled action that takes away the machines of one node group."""
+    """The scheduled action that removes the machines of one node group."""
 
     kind = "scheduled end"
     create_seconds = 300.0
@@ -40,7 +40,7 @@ class EndTimer(Part):
         self.goes_with = group
 
     def find(self) -> ResourceStatus | None:
-        """None if a group has no such action, or one for another time: creating it sets the time."""
+        """None if a group has no such action, or one for another time, which `create` changes."""
         names = self._scaling_groups()
         if not names:
             return None
@@ -71,7 +71,8 @@ class EndTimer(Part):
             )
 
     def _earliest_start(self) -> int:
-        """AWS refuses a time that has passed: a cluster whose end came before it was ready ends at once."""
+        """The earliest valid start: AWS rejects past times, so a cluster that expires before it is ready ends at
+        once."""
         return int(time.time()) + 60
 
     def _scaling_groups(self) -> list[str]:
@@ -87,7 +88,7 @@ class EndTimer(Part):
 
 
 class PlaneEnd(Resource):
-    """The schedules that delete node groups, control plane and NAT gateway. Without the right to make them: none."""
+    """The schedules that delete node groups, control plane and NAT gateway; none without permission to create them."""
 
     kind = "scheduled deletion"
     create_seconds = delete_seconds = 300.0
@@ -99,11 +100,11 @@ class PlaneEnd(Resource):
         self.groups = groups
         self.expires = int(expires)
         self.needs = tuple(needs)
-        self.refused: str | None = None  # why there are none
+        self.refused: str | None = None  # why they could not be created
         self.remove_command = f"aws scheduler list-schedules --region {self.aws.region} --name-prefix {self.name}"
 
     def find(self) -> ResourceStatus | None:
-        """None also for somebody who may not ask: schedules cost nothing, and delete themselves."""
+        """Also None without permission to read them: schedules are free, and delete themselves."""
         if self.refused is not None:
             return ResourceStatus("not armed")
         try:
@@ -115,12 +116,12 @@ class PlaneEnd(Resource):
         found = [self._find_one(name) for name in self._names()]
         if not any(found):
             return None
-        # The schedule of a NAT gateway is there only if the stack has one.
+        # The schedule of a NAT gateway exists only if the stack has one.
         lacking = [name for name, item in zip(self._names()[:-1], found[:-1], strict=True) if item is None]
         return ResourceStatus("scheduled", broken=f"{', '.join(lacking)} are missing" if lacking else None)
 
     def create(self) -> None:
-        """Make the schedules, or move them. Raises TransientError while IAM does not know the role everywhere."""
+        """Create or update the schedules. Raises TransientError while the new role is not visible everywhere in IAM."""
         network = self.stack.network()
         if not network.end_role:
             self.refused = "The stack is from an older version of mlbench and has no role for it."
@@ -132,8 +133,8 @@ class PlaneEnd(Resource):
             self.refused = error.message
 
     def poll(self) -> Readiness:
-        """Ready once AWS lists them, or accepted them from a caller who may not list them; the record says if they
-        could not be made.
+        """Ready once AWS lists them, or has accepted them if the caller may not list them; the record says if they
+        could not be created.
         """
         if self.refused is not None:
             return Readiness(True, facts={"end_problem": self.refused})
@@ -144,7 +145,7 @@ class PlaneEnd(Resource):
         return Readiness(is_shown, "AWS does not show them yet", {"end_problem": None})
 
     def delete(self) -> None:
-        """Delete those that there are."""
+        """Delete the existing ones."""
         for name in self._names():
             try:
                 self.aws.call("scheduler", "delete_schedule", Name=name)
@@ -158,7 +159,7 @@ class PlaneEnd(Resource):
         ]
 
     def _targets(self, nat: str) -> dict[str, tuple[str, dict[str, str]]]:
-        """Calls and their parameters, spelled as the members of the service's model with a capital."""
+        """Calls and their parameters, with the capitalized names of the service's model."""
         cluster = self.stack.cluster.name
         calls = [("eks:deleteNodegroup", {"ClusterName": cluster, "NodegroupName": name}) for name in self.groups]
         calls.append(("eks:deleteCluster", {"Name": cluster}))
@@ -189,18 +190,18 @@ class PlaneEnd(Resource):
 
 
 class PlaneEndMoved(PlaneEnd):
-    """The same schedules at another time."""
+    """The same schedules with another time."""
 
     def find(self) -> ResourceStatus | None:
-        """None, so that they are written again, which does no harm."""
+        """None, so that they are rewritten, which is harmless."""
         return None if self.refused is None else ResourceStatus("not armed")
 
     def poll(self) -> Readiness:
-        """Ready at once: AWS has taken the new time."""
+        """Ready at once: AWS has accepted the new time."""
         return Readiness(True, facts={"end_problem": self.refused})
 
     def delete(self) -> None:
-        """Do nothing: they are deleted by the cluster's own resource."""
+        """Does nothing: the cluster's own resource deletes them."""
         return
 
 

@@ -1,4 +1,4 @@
-"""Subnets that others made (`--subnets`), as EC2 describes them."""
+"""Existing subnets (`--subnets`), as described by EC2."""
 
 import re
 from collections.abc import Sequence
@@ -13,16 +13,16 @@ BLOCK = "aws ec2 describe-subnets --query 'Subnets[].[SubnetId,VpcId,Availabilit
 
 @dataclass(frozen=True)
 class Subnets:
-    """The given subnets by zone, in the order in which they were given, and what they are like."""
+    """The given subnets by zone, in the given order, with their properties."""
 
     vpc: str
     by_zone: dict[str, str]
-    public: frozenset[str]  # zones whose machines get a public address
-    free: dict[str, int]  # addresses by zone
+    public: frozenset[str]  # zones whose machines get public addresses
+    free: dict[str, int]  # free addresses by zone
 
 
 def split_subnets(text: str | None) -> tuple[str, ...]:
-    """The IDs of --subnets. Raises UsageError for what is none, or fewer than two."""
+    """The IDs of --subnets. Raises UsageError for invalid IDs, or fewer than two."""
     names = tuple(part.strip() for part in (text or "").split(",") if part.strip())
     wrong = [name for name in names if not re.fullmatch(PATTERN, name)]
     if wrong or len(set(names)) != len(names) or len(names) == 1:
@@ -32,7 +32,7 @@ def split_subnets(text: str | None) -> tuple[str, ...]:
 
 
 def find_subnets(aws: Aws, names: Sequence[str]) -> Subnets:
-    """Describe the subnets. Raises UsageError unless they are of one network, each in a zone of its own."""
+    """Look up the subnets. Raises UsageError unless they belong to one network and are in different zones."""
     try:
         answer = aws.call("ec2", "describe_subnets", SubnetIds=list(names))
     except NotFoundError as error:

@@ -1,7 +1,7 @@
-"""What others leave in the network of a cluster: endpoints of AWS' own services, interfaces, security groups.
+"""Deletes leftovers of others in a cluster's network: endpoints of AWS services, interfaces, security groups.
 
-GuardDuty puts an endpoint and a security group into every network with machines of EKS, and puts them there again as
-long as there are machines. Groups of load balancers and of the control plane refer to each other. Sources: eksctl
+GuardDuty creates an endpoint and a security group in every network with EKS machines, and recreates them while there
+are machines. Security groups of load balancers and of the control plane refer to each other. Sources: eksctl
 `pkg/elb/cleanup.go`, terraform-provider-aws pull request 46953.
 """
 
@@ -12,14 +12,14 @@ from mlbench_cli.errors import NotFoundError, UsageError
 from providers.base import BusyError
 from providers.eks.aws import Aws
 
-Item = Mapping[str, Any]  # of an answer of EC2
-# Nobody but its owner can delete such an interface, and it goes with its owner: the stack, or an endpoint.
+Item = Mapping[str, Any]  # an item of an EC2 response
+# Only its owner can delete such an interface, and does so with itself: the stack, or an endpoint.
 OWNED_INTERFACES = ("nat_gateway", "vpc_endpoint", "interface_endpoint")
 GONE = ("deleted", "deleting")
 
 
 def clear_network(aws: Aws, vpcs: Sequence[str]) -> None:
-    """Delete what is left in the networks. Raises BusyError while something of it still exists."""
+    """Delete leftovers in the networks. Raises BusyError while some still exist."""
     if not vpcs:
         return
     _delete_endpoints(aws, vpcs)
@@ -35,9 +35,9 @@ def clear_network(aws: Aws, vpcs: Sequence[str]) -> None:
 
 
 def clear_cluster(aws: Aws, name: str) -> None:
-    """Delete what EKS and its network plugin made for a cluster in a network that others made.
+    """Delete what EKS and its network plugin created for a cluster in an existing network.
 
-    Raises BusyError while something of it still exists. Sources: docs/clouds-assumptions.md.
+    Raises BusyError while some still exist. Sources: docs/clouds-assumptions.md.
     """
     marked = [{"Name": "tag:cluster.k8s.amazonaws.com/name", "Values": [name]}]
     for interface in aws.pages("ec2", "describe_network_interfaces", "NetworkInterfaces", Filters=marked):
@@ -48,7 +48,7 @@ def clear_cluster(aws: Aws, name: str) -> None:
 
 
 def list_interfaces(aws: Aws, vpcs: Sequence[str]) -> list[Item]:
-    """The network interfaces that are not deleted together with their owner."""
+    """The network interfaces that are not deleted with their owner."""
     if not vpcs:
         return []
     found = aws.pages("ec2", "describe_network_interfaces", "NetworkInterfaces", Filters=_within(vpcs))
@@ -56,7 +56,7 @@ def list_interfaces(aws: Aws, vpcs: Sequence[str]) -> list[Item]:
 
 
 def _is_owned(interface: Item) -> bool:
-    """Whether it goes with what it belongs to."""
+    """Whether it is deleted with its owner."""
     of_endpoint = str(interface.get("Description", "")).startswith("VPC Endpoint Interface ")
     return of_endpoint or interface.get("InterfaceType") in OWNED_INTERFACES
 
@@ -67,7 +67,7 @@ def is_in_use(interface: Item) -> bool:
 
 
 def _delete_endpoints(aws: Aws, vpcs: Sequence[str]) -> None:
-    """The stack has no endpoints, so all were put there by others."""
+    """Delete all endpoints: the stack has none, so others created them."""
     found = aws.pages("ec2", "describe_vpc_endpoints", "VpcEndpoints", Filters=_within(vpcs))
     waiting = [item for item in found if item["State"].lower() not in GONE]
     if waiting:
@@ -78,7 +78,8 @@ def _delete_endpoints(aws: Aws, vpcs: Sequence[str]) -> None:
 
 
 def _delete_groups(aws: Aws, filters: Sequence[Item]) -> None:
-    """Revoke the rules between groups before the groups are deleted: AWS deletes none that another refers to."""
+    """Delete security groups after revoking the rules between them: AWS does not delete a group while another refers to
+    it."""
     groups = aws.pages("ec2", "describe_security_groups", "SecurityGroups", Filters=filters)
     for group in groups:
         for key, operation in (
@@ -100,7 +101,7 @@ def _delete_groups(aws: Aws, filters: Sequence[Item]) -> None:
 
 
 def _rules_with_groups(rules: Sequence[Item]) -> list[Item]:
-    """Of each rule the part that names other groups."""
+    """The part of each rule that names other groups."""
     keys = ("IpProtocol", "FromPort", "ToPort", "UserIdGroupPairs")
     return [{key: rule[key] for key in keys if key in rule} for rule in rules if rule.get("UserIdGroupPairs")]
 
@@ -111,7 +112,7 @@ def _delete(aws: Aws, operation: str, **parameters: Any) -> None:
     except NotFoundError:
         return
     except UsageError as error:
-        raise BusyError(error.message) from None  # in use a moment longer
+        raise BusyError(error.message) from None  # still in use for a moment
 
 
 def _within(vpcs: Sequence[str]) -> list[Item]:

@@ -1,7 +1,7 @@
-"""Which machine of EC2 has which GPUs: checked before any call, so that a wrong pair costs nothing.
+"""EC2's machine types and their GPUs, to check combinations before any call.
 
-Source: AWS' lists of accelerated instance types and of EFA (network cards), as of 2026-11. A type that is not in the
-table is asked of EC2 when the cluster is planned.
+Source: AWS' lists of accelerated instance types and of EFA (network cards), as of 2026-11. Types missing here are
+looked up in EC2 when the cluster is planned.
 """
 
 import re
@@ -22,12 +22,12 @@ class Machine:
     gpu: str | None = None
     gpus: int = 0
     efa: int = 0
-    gbits: int | None = None  # as EC2 tells; None: as the table knows
-    plain_first: bool = False  # the first network card has no EFA, and is there besides
+    gbits: int | None = None  # from EC2; None: use the table
+    plain_first: bool = False  # has an additional first network card without EFA
 
     @property
     def fabric_gbits(self) -> int | None:
-        """Bandwidth of its EFA cards together in Gbit/s; None without EFA, or if it is not known."""
+        """Total bandwidth of its EFA cards in Gbit/s; None without EFA, or if unknown."""
         known = EFA_GBITS.get(self.name)
         return (known or self.gbits) if self.efa else None
 
@@ -73,21 +73,21 @@ GPU_MACHINES: dict[str, Machine] = {
     **_sizes("p5en", "H200", "48xlarge:192:8:16"),
     **_sizes("p6-b200", "B200", "48xlarge:192:8:8"),
 }
-# Sold as Capacity Blocks for ML or spot only.
+# Available only as Capacity Blocks for ML or spot.
 NOT_ON_DEMAND = ("p5e.", "p5en.")
-MIN_FABRIC_GBITS = 100  # of EFA; slower cards are not worth a warning
-# CUDA 13, which today's torch wheels bring, holds no code for them.
+MIN_FABRIC_GBITS = 100  # minimum EFA bandwidth for which a warning is worthwhile
+# CUDA 13 of current torch wheels does not support them.
 TOO_OLD = ("V100",)
 CATALOG = GpuCatalog("AWS", GPU_MACHINES)
 CPU_DEFAULT = "m5.xlarge"
 GPU_DEFAULT = "T4"
-_CPUS = {"medium": 2, "large": 2, "xlarge": 4}  # of the burstable and general families; larger: 4 for each "N"
+_CPUS = {"medium": 2, "large": 2, "xlarge": 4}  # vCPUs of burstable and general families; larger sizes: 4 for each "N"
 _ARM = re.compile(r"[a-z]+\d+[a-z]*g[a-z]*|t4g|g5g|a1")
 TYPE_NAME = re.compile(r"[a-z][a-z0-9-]*\.([a-z0-9-]+)")
 
 
 def choose_machine(machine_type: str | None, num_gpus: int | None, gpu_type: str | None) -> Machine:
-    """The machine that the options mean. Raises UsageError with what would fit for every pair that cannot be."""
+    """The machine selected by the options. Raises UsageError with valid alternatives for impossible combinations."""
     check_count(num_gpus)
     if machine_type is None:
         if not num_gpus and gpu_type is None:
@@ -95,12 +95,12 @@ def choose_machine(machine_type: str | None, num_gpus: int | None, gpu_type: str
         return CATALOG.choose_smallest(CATALOG.find_gpu(gpu_type or GPU_DEFAULT), num_gpus)
     machine = machine_of(machine_type)
     if is_gpu_family(machine_type) and not machine.gpus:
-        return replace(machine, gpu=gpu_type)  # what it has is asked of EC2
+        return replace(machine, gpu=gpu_type)  # looked up in EC2
     return CATALOG.require_gpus(machine, num_gpus, CATALOG.find_gpu(gpu_type) if gpu_type else None)
 
 
 def machine_of(name: str) -> Machine:
-    """The machine of that name; one without a GPU if the table does not know it and its family has none."""
+    """The machine with this name; without GPUs if it is not in the table and its family has none."""
     if name in GPU_MACHINES:
         return GPU_MACHINES[name]
     match = TYPE_NAME.fullmatch(name)
@@ -126,7 +126,7 @@ def is_gpu_family(name: str) -> bool:
 
 
 def require_supported(machine: Machine) -> None:
-    """Refuse machines whose GPUs today's task images cannot use. Not for clusters that exist: those can be deleted."""
+    """Reject machines whose GPUs current task images cannot use. Not for existing clusters, which must be deletable."""
     if machine.gpu in TOO_OLD:
         newer = [gpu for gpu in CATALOG.gpus if gpu not in TOO_OLD]
         raise UsageError(
@@ -136,7 +136,7 @@ def require_supported(machine: Machine) -> None:
 
 
 def equivalent_types(machine: Machine) -> list[str]:
-    """What would do as well for a spot request: the same GPUs, and as many; the machine itself first."""
+    """Equivalent types for a spot request, with the same GPUs and number of them; the machine itself first."""
     if machine.gpu is None:
         return [machine.name]
     others = [
@@ -148,7 +148,7 @@ def equivalent_types(machine: Machine) -> list[str]:
 
 
 def require_equivalent(machine: Machine, others: Sequence[str]) -> list[str]:
-    """The machine's name and those of its stand-ins.
+    """The names of the machine and its alternatives.
 
     Raises UsageError if one has other GPUs or another number of them.
     """
@@ -163,9 +163,9 @@ def require_equivalent(machine: Machine, others: Sequence[str]) -> list[str]:
 
 
 def describe_machine(aws: Aws, machine: Machine) -> Machine | None:
-    """The machine as EC2 describes it, with the table's name of its GPU; None if one may not ask.
+    """The machine as described by EC2, with the table's name of its GPU; None without permission to ask.
 
-    Raises UsageError for a type that EC2 does not know, or whose GPUs are not NVIDIA's.
+    Raises UsageError for a type unknown to EC2, or whose GPUs are not NVIDIA's.
     """
     try:
         items = aws.call("ec2", "describe_instance_types", InstanceTypes=[machine.name])["InstanceTypes"]
@@ -175,7 +175,7 @@ def describe_machine(aws: Aws, machine: Machine) -> Machine | None:
         return None
     except UsageError as error:
         if not is_gpu_family(machine.name):
-            return None  # the search for its zone tells
+            return None  # the search for its zone reports the error
         near = did_you_mean(machine.name, list(GPU_MACHINES))
         raise UsageError(f"{error.message}{near}", hint="Choose another --machine-type.") from None
     if not items:

@@ -1,4 +1,4 @@
-"""The network and the roles of a cluster, in one CloudFormation stack; and what keeps its machines close together."""
+"""A cluster's network and roles, in one CloudFormation stack, and its placement group."""
 
 import re
 import time
@@ -18,7 +18,7 @@ from templates import render
 TEMPLATE = "cloudformation/network.yaml"
 ZONE_PARAMETERS = ("FirstZone", "SecondZone", "ThirdZone", "FourthZone")
 MAX_ZONES = len(ZONE_PARAMETERS)
-# What policies of organizations commonly deny, and the option that does without it.
+# What organizations' policies commonly deny, and the option that avoids it.
 FORBIDDEN = (
     (
         r"\biam:(CreateRole|AttachRolePolicy|PutRolePolicy)\b",
@@ -32,35 +32,35 @@ FORBIDDEN = (
     ),
 )
 CREATE_MINUTES = 20
-# After this the stack's deletion is requested although interfaces are still attached: its NAT gateway and address,
-# which cost money, go at once; subnets and network, which do not, follow when the interfaces are gone.
+# After this time the stack's deletion is requested even if interfaces are still attached: its NAT gateway and address,
+# which cost money, are deleted at once; subnets and network, which are free, once the interfaces are gone.
 OCCUPIED_SECONDS = 600.0
 BROKEN = ("CREATE_FAILED", "ROLLBACK_COMPLETE", "ROLLBACK_FAILED", "DELETE_FAILED")
-# Also if a person has changed something with CloudFormation.
+# Includes stacks changed by users in CloudFormation.
 WHOLE = ("CREATE_COMPLETE", "UPDATE_COMPLETE", "UPDATE_ROLLBACK_COMPLETE")
 
 
 @dataclass(frozen=True)
 class Network:
-    """What the stack has made: subnets by zone, and the roles' ARNs."""
+    """The stack's outputs: subnets by zone, and the roles' ARNs."""
 
     vpc: str
-    subnets: dict[str, str]  # public ones, by zone; the first is where the machines are meant to be
-    private_subnets: dict[str, str]  # by zone; empty unless machines need one
+    subnets: dict[str, str]  # public subnets by zone; the first is for the machines
+    private_subnets: dict[str, str]  # by zone; empty unless machines need them
     control_role: str
     machine_role: str
     volume_role: str  # "" for a stack of an older version
-    end_role: str  # as that
-    nat: str  # its NAT gateway; "" without one
-    public: frozenset[str]  # zones where machines get a public address
+    end_role: str  # likewise
+    nat: str  # ID of its NAT gateway; "" without one
+    public: frozenset[str]  # zones where machines get public addresses
 
 
 class Stack(Resource):
-    """Network and roles. Everything else of the cluster needs it; it is created first and deleted last."""
+    """Network and roles. All other resources need it; it is created first and deleted last."""
 
     kind = "CloudFormation stack"
     create_seconds = CREATE_MINUTES * 60.0
-    # Interfaces that AWS' own services have put into the network detach after up to 22 minutes.
+    # Interfaces of AWS services in the network take up to 22 minutes to detach.
     delete_seconds = 3600.0
 
     def __init__(
@@ -74,7 +74,8 @@ class Stack(Resource):
         subnets: Sequence[str] = (),
         boundary: str | None = None,
     ) -> None:
-        """`subnets`: of a network that others made; then the stack has roles only, within `boundary`."""
+        """`subnets`: of an existing network; then the stack has only roles, with the permissions boundary
+        `boundary`."""
         self.cluster = cluster
         self.aws = aws
         self.name = f"mlbench-{cluster.name}"
@@ -83,21 +84,21 @@ class Stack(Resource):
         self.machine_types = machine_types
         self.zone = zone
         self.private = private
-        self.zones = zones  # that the machines may move to
+        self.zones = zones  # to which machines may move
         self.token = uuid.uuid4().hex
         self.remove_command = f"aws cloudformation delete-stack --region {aws.region} --stack-name {self.name}"
         self._network: Network | None = None
         self._occupied_since: float | None = None
-        self._requested = False  # its deletion, by this process
+        self._requested = False  # whether this process has requested its deletion
 
     def find(self) -> ResourceStatus | None:
-        """Translate the stack's state: rolled back is broken, a foreign tag is never touched."""
+        """The status from the stack's state: rolled back is broken; stacks without mlbench's tag are not touched."""
         stack = self._describe()
         if stack is None:
             return None
         state = stack["StackStatus"]
         found = ResourceStatus(state, ours=tags_of(stack.get("Tags")).get(CLUSTER_TAG) == self.cluster.name)
-        # While it is rolled back it cannot be used any more, and not be removed yet.
+        # During a rollback it can neither be used nor deleted.
         if not found.ours or state in ("DELETE_IN_PROGRESS", "ROLLBACK_IN_PROGRESS"):
             return ResourceStatus(state, found.ours, deleting=True)
         if state in BROKEN:
@@ -107,9 +108,9 @@ class Stack(Resource):
         return ResourceStatus(state, busy=self._find_users(), differs=self._difference(stack))
 
     def create(self) -> None:
-        """Request the stack in the first two zones that have the machine types.
+        """Request the stack in the first two zones with the machine types.
 
-        CloudFormation itself gives up in time.
+        CloudFormation has its own timeout.
         """
 
         offered = zones_for(self.aws, self.machine_types, self.zone)
@@ -136,7 +137,7 @@ class Stack(Resource):
         )
 
     def poll(self) -> Readiness:
-        """Ready when the stack is complete. Raises with the first failed event of CloudFormation."""
+        """Ready when the stack is complete. Raises with CloudFormation's first failed event."""
         stack = self._describe()
         if stack is None:
             raise MlbenchError(f"The stack {self.name} disappeared while it was being created.")
@@ -148,7 +149,7 @@ class Stack(Resource):
         raise self._failure(stack)
 
     def delete(self) -> None:
-        """Delete what others have left in the network, which would block the deletion, then the stack itself."""
+        """Delete leftovers of others in the network, which would block the deletion, then the stack."""
         self.token = uuid.uuid4().hex
         self._network = None
         self._raise_denied()
@@ -162,7 +163,8 @@ class Stack(Resource):
         self._requested = True
 
     def _raise_denied(self) -> None:
-        """Raise CredentialError if CloudFormation could not delete the stack for want of a right: it acts by ours."""
+        """Raises CredentialError if CloudFormation, which uses the caller's permissions, lacked one for deleting the
+        stack."""
         stack = self._describe() if self._requested else None
         reason = str(stack.get("StackStatusReason")) if stack and stack["StackStatus"] == "DELETE_FAILED" else ""
         if "not authorized" in reason:
@@ -172,7 +174,7 @@ class Stack(Resource):
             )
 
     def network(self) -> Network:
-        """What the stack has made; asked for once. Raises NotFoundError if it is not there in whole."""
+        """The stack's outputs, cached. Raises NotFoundError if it is incomplete."""
         if self._network is None:
             stack = self._describe() or {}
             made = {item["OutputKey"]: item["OutputValue"] for item in stack.get("Outputs", [])}
@@ -194,7 +196,7 @@ class Stack(Resource):
         return self._network
 
     def _order_subnets(self, offered: Sequence[str]) -> dict[str, str]:
-        """The given subnets by zone, first those where the machines are."""
+        """The given subnets by zone, starting with those that offer the machines."""
         by_zone = find_subnets(self.aws, self.subnets).by_zone
         return {zone: by_zone[zone] for zone in sorted(by_zone, key=[*offered, *by_zone].index)}
 
@@ -220,7 +222,7 @@ class Stack(Resource):
         return None
 
     def _failure(self, stack: dict[str, Any]) -> MlbenchError:
-        """The first failure, in CloudFormation's words."""
+        """The first failure, with CloudFormation's message."""
         events = self.aws.pages("cloudformation", "describe_stack_events", "StackEvents", StackName=self.name)
         causes = [
             f"{event['LogicalResourceId']} ({event['ResourceType']}): {event.get('ResourceStatusReason')}"
@@ -241,10 +243,10 @@ class Stack(Resource):
                 return CredentialError(message, hint=hint) if hint and isinstance(error, CredentialError) else error
         return MlbenchError(message, hint=f"aws cloudformation describe-stack-events --stack-name {self.name}")
 
-    # --- what others leave in the network -----------------------------------------------------------------------
+    # --- leftovers in the network -----------------------------------------------------------------------
 
     def _find_users(self) -> str | None:
-        """What is still attached in the network and will disappear by itself, e.g. machines being terminated."""
+        """What is still attached to the network and will detach by itself, e.g. machines being terminated."""
         used = [item for item in list_interfaces(self.aws, self._vpcs()) if is_in_use(item)]
         if not used or self._is_late():
             return None
@@ -253,19 +255,19 @@ class Stack(Resource):
         return f"{len(used)} network interfaces are still in use, one is {first['NetworkInterfaceId']} ({what})"
 
     def _is_late(self) -> bool:
-        """Whether interfaces have kept the network for so long that its paid parts are to go first."""
+        """Whether interfaces have blocked the network for so long that its paid parts should be deleted first."""
         if self._occupied_since is None:
             self._occupied_since = time.monotonic()
         return time.monotonic() - self._occupied_since > OCCUPIED_SECONDS
 
     def _vpcs(self) -> list[str]:
-        """Found by tag, because a half-deleted stack does not list its outputs."""
+        """The VPCs, found by tag, because a partly deleted stack has no outputs."""
         filters = [{"Name": f"tag:{CLUSTER_TAG}", "Values": [self.cluster.name]}]
         return [item["VpcId"] for item in self.aws.pages("ec2", "describe_vpcs", "Vpcs", Filters=filters)]
 
 
 class PlacementGroup(Resource):
-    """Puts the machines close together, for the shortest way between them."""
+    """A placement group, which puts machines close together for low latency."""
 
     kind = "placement group"
     create_seconds = delete_seconds = 120.0
@@ -278,7 +280,7 @@ class PlacementGroup(Resource):
         self.remove_command = f"aws ec2 delete-placement-group --region {aws.region} --group-name {self.name}"
 
     def find(self) -> ResourceStatus | None:
-        """Describe the placement group; None if it does not exist or is deleted."""
+        """The status of the placement group; None if it does not exist or is deleted."""
         filters = [{"Name": "group-name", "Values": [self.name]}]
         groups = self.aws.call("ec2", "describe_placement_groups", Filters=filters)["PlacementGroups"]
         if not groups:
@@ -293,30 +295,31 @@ class PlacementGroup(Resource):
         self.aws.call("ec2", "create_placement_group", GroupName=self.name, Strategy="cluster", TagSpecifications=tags)
 
     def poll(self) -> Readiness:
-        """Ready when AWS calls it available."""
+        """Ready when its state is available."""
         found = self.find()
         return Readiness(
             found is not None and found.state == "available", found.state if found else "it is not there yet"
         )
 
     def delete(self) -> None:
-        """Request the deletion. Absent is success; raises BusyError while machines in it are ending."""
+        """Request the deletion; succeeds if it does not exist. Raises BusyError while machines in it are
+        terminating."""
         try:
             self.aws.call("ec2", "delete_placement_group", GroupName=self.name)
         except NotFoundError:
             return
         except UsageError as error:
-            raise BusyError(error.message) from None  # machines in it are just ending
+            raise BusyError(error.message) from None  # machines in it are still terminating
 
 
 def _subnets_by_zone(made: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
-    """The subnets among the stack's outputs, by their zone. A stack of an older version has fewer outputs."""
+    """The subnets among the stack's outputs, by zone. Stacks of older versions have fewer outputs."""
     pairs = ((made.get(zone), made.get(name)) for zone, name in zip(ZONE_PARAMETERS, names, strict=True))
     return {zone: subnet for zone, subnet in pairs if zone and subnet}
 
 
 def zones_for(aws: Aws, machine_types: list[str], zone: str | None) -> list[str]:
-    """At least two zones of the region; first `zone`, or else one that has a machine of these types.
+    """At least two zones of the region; first `zone`, or else one with these machine types.
 
     Raises UsageError if `zone` does not have them, CapacityError if no zone of the region does.
     """
@@ -324,7 +327,7 @@ def zones_for(aws: Aws, machine_types: list[str], zone: str | None) -> list[str]
     zones = sorted(
         item["ZoneName"]
         for item in aws.call("ec2", "describe_availability_zones", Filters=filters)["AvailabilityZones"]
-        # us-east-1e and its like: EKS has no control planes there.
+        # us-east-1e and others: EKS has no control planes there.
         if item.get("ZoneId") not in ("use1-az3", "usw1-az2", "cac1-az3")
     )
     offering = zones_with(aws, machine_types)
@@ -339,7 +342,7 @@ def zones_for(aws: Aws, machine_types: list[str], zone: str | None) -> list[str]
 
 
 def zones_with(aws: Aws, machine_types: list[str]) -> set[str]:
-    """The zones of the region that have the first of these types. Raises CapacityError if none has."""
+    """The zones of the region with the first of these types. Raises CapacityError if there are none."""
     offers = aws.pages(
         "ec2",
         "describe_instance_type_offerings",

@@ -1,4 +1,4 @@
-"""The machines of a cluster: node groups that EKS manages, and the template that those with fast networks need."""
+"""A cluster's machines: managed node groups, and the launch template for those with fast networks."""
 
 import re
 import uuid
@@ -42,13 +42,13 @@ IMAGES = {
     AL2023: ("AL2023_x86_64_STANDARD", "AL2023_x86_64_NVIDIA"),
     BOTTLEROCKET: ("BOTTLEROCKET_x86_64", "BOTTLEROCKET_x86_64_NVIDIA"),
 }
-# Where images and logs go. Bottlerocket's own system has a small disk of its own before it.
+# The disk for images and logs. Bottlerocket's system has its own small disk before it.
 DISKS = {AL2023: "/dev/xvda", BOTTLEROCKET: "/dev/xvdb"}
 
 
 @dataclass(frozen=True)
 class Group:
-    """What a node group is to be. Several `types` are for spot only: any of them will do."""
+    """The request for a node group. Several `types` are only for spot: any of them may be used."""
 
     name: str
     types: tuple[str, ...]
@@ -58,10 +58,10 @@ class Group:
     worker: bool = True
     spot: bool = False
     zone: str | None = None
-    zones: tuple[str, ...] = ()  # all that are tried
+    zones: tuple[str, ...] = ()  # all zones to try
     private: bool = False
     efa: bool = False
-    reservation: str | None = None  # of capacity, by its ID
+    reservation: str | None = None  # ID of a capacity reservation
     system: str = AL2023  # the operating system
 
     @property
@@ -78,18 +78,18 @@ class Group:
 
     @property
     def taints(self) -> list[dict[str, str]]:
-        """The taint that keeps other pods off machines with GPUs; none for machines without."""
-        # The machines of the system have none, so that Helm charts find a place; runs select the workers' label.
+        """The taint that keeps other pods off GPU machines; none for other machines."""
+        # System machines have no taint, so that Helm charts can run there; runs select the workers' label.
         return [GPU_TAINT] if self.gpu else []
 
 
 CONSOLE_TROUBLE = re.compile(r"error|fail|timed? ?out|denied|refused|unreachable", re.IGNORECASE)
-# Of an auto scaling group, newest first: each machine that is started is one, and a failure may be among them.
+# Newest activities of an auto scaling group to check for failures; each started machine is one.
 MAX_ACTIVITIES = 50
 
 
 class LaunchTemplate(Resource):
-    """How each machine starts: close to the others, with one EFA interface for each of its network cards."""
+    """How machines start: close together, with one EFA interface per network card."""
 
     kind = "launch template"
     create_seconds = delete_seconds = 120.0
@@ -129,7 +129,7 @@ class LaunchTemplate(Resource):
         return ResourceStatus("there", ours=tags_of(found[0].get("Tags")).get(CLUSTER_TAG) == self.cluster.name)
 
     def create(self) -> None:
-        """Request the template: disk, tags of what it starts, IMDSv2, placement, an interface per network card."""
+        """Request the template: disk, tags of started machines, IMDSv2, placement, an interface per network card."""
         tags = tag_list(ownership_tags(self.cluster))
         kinds = ("instance", "volume", "network-interface")
         volume = {"VolumeSize": self.disk, "VolumeType": "gp3", "DeleteOnTermination": True}
@@ -158,13 +158,14 @@ class LaunchTemplate(Resource):
         return Readiness(self.find() is not None, "it is not shown yet")
 
     def delete(self) -> None:
-        """Delete the template with all versions. Absent is success."""
+        """Delete the template with all versions; succeeds if it does not exist."""
         self.token = uuid.uuid4().hex
         with suppress(NotFoundError):
             self.aws.call("ec2", "delete_launch_template", LaunchTemplateName=self.name)
 
     def _interfaces(self, machine: Machine) -> list[dict[str, Any]]:
-        """The cluster's own security group lets all through between its members, as EFA wants it.
+        """Network interfaces in the cluster's security group, which allows all traffic between members, as EFA
+        requires.
 
         A first card without EFA (P6-B300) is an ordinary one, the others are for EFA only: aws-parallelcluster 7143.
         """
@@ -184,14 +185,14 @@ class LaunchTemplate(Resource):
             }
             for card, kind in enumerate(kinds)
         ]
-        # With more, EC2 gives no public address, and they are in the private subnet.
+        # With several, EC2 assigns no public address, so machines are in the private subnet.
         if cards == 1 and not self.private and self.plane.stack.network().public:
             interfaces[0]["AssociatePublicIpAddress"] = True
         return interfaces
 
 
 class NodeGroup(EksResource):
-    """Equal machines in one zone, all that were asked for or none: EKS manages their auto scaling group."""
+    """Equal machines in one zone, all requested ones or none: EKS manages their auto scaling group."""
 
     kind = "node group"
     create_seconds = 2400.0
@@ -218,7 +219,7 @@ class NodeGroup(EksResource):
         )
 
     def find_raw(self) -> dict[str, Any] | None:
-        """Describe the node group in AWS' own fields; None if it does not exist."""
+        """AWS' description of the node group; None if it does not exist."""
         return find_raw_group(self.aws, self.plane.name, self.name)
 
     def create(self) -> None:
@@ -233,7 +234,7 @@ class NodeGroup(EksResource):
             subnets=[self._subnet()],
             amiType=group.image,
             capacityType=self._capacity_type(),
-            # Nothing scales by itself here: as many as are asked for, no more and no fewer.
+            # No autoscaling: exactly the requested number.
             scalingConfig=scaling_config(group.count),
             labels=group.labels,
             taints=group.taints,
@@ -245,7 +246,7 @@ class NodeGroup(EksResource):
     def poll(self) -> Readiness:
         """Ready when ACTIVE.
 
-        Raises with AWS' issues if machines could not be had, also while EKS itself still retries.
+        Raises with AWS' issues if machines are unavailable, even while EKS is still retrying.
         """
         found = self.require_raw()
         state = found["status"]
@@ -265,16 +266,16 @@ class NodeGroup(EksResource):
     def find_flaw(self, described: dict[str, Any]) -> str | None:
         """Why the group will never be ready.
 
-        Also if it waits for machines in another zone than the one asked for now.
+        Includes groups that wait for machines in another zone than the one requested now.
         """
         if flaw := super().find_flaw(described):
             return flaw
-        # Where there were no machines to be had, another zone may be tried.
+        # If a zone had no machines, another one may be tried.
         elsewhere = described["status"] == "CREATING" and self._has_moved(described)
         return f"it is waiting for machines in a zone other than {self.group.zone}" if elsewhere else None
 
     def find_difference(self, described: dict[str, Any]) -> str | None:
-        """Name the first of type, purchase, zone and number in which the group differs from what was asked for."""
+        """The first of type, purchase, zone and number in which the group differs from the request."""
         group = self.group
         if described["status"] in ("DELETING", "DELETE_FAILED", "CREATE_FAILED"):
             return None
@@ -290,7 +291,7 @@ class NodeGroup(EksResource):
         return None
 
     def _has_moved(self, described: dict[str, Any], others: Sequence[str] = ()) -> bool:
-        """Whether the group is in none of the asked-for zone and `others`."""
+        """Whether the group is neither in the requested zone nor in `others`."""
         if self.group.zone is None:
             return False
         try:
@@ -299,7 +300,7 @@ class NodeGroup(EksResource):
             wanted = {subnets[zone] for zone in (self.group.zone, *others) if zone in subnets}
             return bool(wanted) and not wanted & set(described["subnets"])
         except NotFoundError:
-            return False  # without its network it is only still to be removed
+            return False  # without its network it can only be deleted
 
     def _subnet(self) -> str:
         network = self.stack.network()
@@ -307,20 +308,21 @@ class NodeGroup(EksResource):
         return subnets.get(self.group.zone or "") or next(iter(subnets.values()))
 
     def _capacity_type(self) -> str:
-        """EKS' name of how the machines are bought."""
+        """EKS' name of the purchase option."""
         if self.group.reservation and find_reservation(self.aws, self.group.reservation).is_block:
             return "CAPACITY_BLOCK"
         return "SPOT" if self.group.spot else "ON_DEMAND"
 
     def _launch_settings(self) -> dict[str, Any]:
-        # With a reservation the template names the type: EKS refuses one that both name.
+        # With a reservation the template has the type: EKS rejects it in both places.
         types = {} if self.group.reservation else {"instanceTypes": list(self.group.types)}
         if self.template:
             return {"launchTemplate": {"name": self.template.name}, **types}
         return {"diskSize": self.group.disk, **types}
 
     def _launch_failure(self, found: dict[str, Any]) -> MlbenchError | None:
-        """What the auto scaling group says, long before EKS does. Where one may not ask it, EKS is waited for."""
+        """The failure reported by the auto scaling group, long before EKS reports it. Without permission to read it,
+        None."""
         names = [item["name"] for item in (found.get("resources") or {}).get("autoScalingGroups", [])]
         for name in names:
             try:
@@ -331,20 +333,20 @@ class NodeGroup(EksResource):
             except (CredentialError, NotFoundError):
                 return None
             if running >= self.group.count:
-                return None  # it got them in the end
+                return None  # it got them after all
             for activity in answer["Activities"]:
                 said = activity.get("StatusMessage") or activity["StatusCode"]
                 message = f'{self.name} has {running} of {self.group.count} machines and cannot get more: "{said}"'
                 if activity["StatusCode"] != "Failed":
                     continue
                 error = error_from_message("AsgInstanceLaunchFailures", message, said, self.aws.region)
-                # Others may pass by themselves, such as a role that IAM does not know everywhere yet.
+                # Other errors may be transient, such as a new role that is not yet visible everywhere in IAM.
                 if isinstance(error, CapacityError) or error_from_cause(message, said, self.aws.region):
                     return error
         return None
 
     def _explain(self, error: MlbenchError, found: dict[str, Any]) -> MlbenchError:
-        """The error; of machines that did not join with what one of them printed when it started, if one may ask."""
+        """The error; for machines that did not join, with the console output of one of them, if permitted."""
         if not isinstance(error, NeverStartedError):
             return error
         try:
@@ -362,7 +364,7 @@ class NodeGroup(EksResource):
         return NeverStartedError(f'{error.message} {machines[0]} printed: "{last}"', hint=f"{command}\n{error.hint}")
 
     def _count_machines(self, name: str) -> int:
-        """The machines of an auto scaling group that run; each of them costs money already."""
+        """The number of running machines of an auto scaling group, which already cost money."""
         answer = self.aws.call("autoscaling", "describe_auto_scaling_groups", AutoScalingGroupNames=[name])
         return sum(len(group.get("Instances") or ()) for group in answer["AutoScalingGroups"])
 
@@ -381,7 +383,7 @@ class NodeGroupSize(Part):
         self.token = uuid.uuid4().hex
 
     def find(self) -> ResourceStatus | None:
-        """The group, if it is of this size; the life-cycle "makes" the size if it is not."""
+        """The group's status if it has this size, else None, so that the life-cycle sets the size."""
         described = self.group.find_raw()
         if described is None:
             raise NotFoundError(
@@ -422,12 +424,12 @@ def find_raw_group(aws: Aws, cluster: str, name: str) -> dict[str, Any] | None:
 
 
 def scaling_config(count: int) -> dict[str, int]:
-    """EKS' scaling configuration for exactly `count` machines; the largest size may not be 0."""
+    """EKS' scaling configuration for exactly `count` machines; the maximum size must not be 0."""
     return {"minSize": 0, "maxSize": max(1, count), "desiredSize": count}
 
 
 def worker_group(cluster: Cluster) -> str:
-    """The name of a cluster's group of workers."""
+    """The name of a cluster's worker group."""
     return f"{cluster.name}-workers"
 
 

@@ -1,4 +1,4 @@
-"""Volumes and load balancers that a cluster's workloads have left in AWS, found by the tags of Kubernetes."""
+"""Finds volumes and load balancers left in AWS by a cluster's workloads, by Kubernetes' tags."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -8,11 +8,11 @@ from mlbench_cli.model.run import Cluster
 from providers.eks.aws import Aws, aws_in, region_of, tags_of
 from providers.workloads import OrphanedResource, WorkloadObject
 
-MAX_BALANCERS_PER_CALL = 20  # load balancers whose tags one answer holds
+MAX_BALANCERS_PER_CALL = 20  # load balancers per request for tags
 
 
 def list_orphans(cluster: Cluster, objects: Sequence[WorkloadObject]) -> list[OrphanedResource]:
-    """Those that still exist. Raises MlbenchError if AWS cannot be asked."""
+    """The resources that still exist. Raises MlbenchError if AWS cannot be asked."""
     region = _region(cluster)
     aws = aws_in(region)
     return [
@@ -72,7 +72,7 @@ def _list_classic_balancers(aws: Aws, name: str) -> list[OrphanedResource]:
 
 
 def _list_tagged(aws: Aws, name: str, service: str, key: str, balancers: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """The tag descriptions of those `balancers` that bear the cluster's tag, with as few calls as AWS allows."""
+    """The tag descriptions of `balancers` with the cluster's tag, with as few calls as possible."""
     for first in range(0, len(balancers), MAX_BALANCERS_PER_CALL):
         answer = aws.call(service, "describe_tags", **{key: balancers[first : first + MAX_BALANCERS_PER_CALL]})
         for tagged in answer["TagDescriptions"]:
@@ -81,7 +81,7 @@ def _list_tagged(aws: Aws, name: str, service: str, key: str, balancers: Sequenc
 
 
 def _is_of(name: str, tags: Mapping[str, str]) -> bool:
-    """Whether a tag of Kubernetes' own controller, of AWS' controller, or of EKS' auto mode names the cluster."""
+    """Whether a tag of Kubernetes' controller, AWS' controller, or EKS Auto Mode names the cluster."""
     return f"kubernetes.io/cluster/{name}" in tags or name in (
         tags.get("elbv2.k8s.aws/cluster"),
         tags.get("eks:eks-cluster-name"),

@@ -1,4 +1,4 @@
-"""What a cluster on EKS will be and cost, and whether AWS is going to allow it. Reads only."""
+"""Plans an EKS cluster: parts, prices, and whether AWS will allow it. Read-only."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ from providers.eks.versions import check_version
 # Quotas count vCPUs of running machines by family. Source: Service Quotas of EC2, as of 2026-11.
 @dataclass(frozen=True)
 class FamilyQuota:
-    """The quotas of machines whose names begin with one of `prefixes`: of on-demand and of spot machines."""
+    """The on-demand and spot quotas of machines whose names begin with one of `prefixes`."""
 
     name: str
     prefixes: tuple[str, ...]
@@ -32,7 +32,7 @@ class FamilyQuota:
     spot: str
 
 
-# The first that fits counts. P5 and later have a spot quota of their own.
+# The first match counts. P5 and later have their own spot quota.
 QUOTAS = (
     FamilyQuota("P5 and later", ("p5", "p6"), "L-417A185B", "L-C4BD4855"),
     FamilyQuota("G and VT", ("g", "vt"), "L-DB2E81BA", "L-3819A6DF"),
@@ -66,7 +66,7 @@ def make_plan(cluster: Cluster, options: EksOptions, groups: tuple[Group, Group]
         warnings += more
     else:
         _check_public_access(aws, groups)
-    if workers.reservation:  # bought before: quotas of vCPUs do not count for blocks, and were granted for others
+    if workers.reservation:  # already granted: vCPU quotas do not apply to blocks
         warnings += check_reservation(
             find_reservation(aws, workers.reservation), workers.types[0], workers.count, options.zone
         )
@@ -81,13 +81,13 @@ def make_plan(cluster: Cluster, options: EksOptions, groups: tuple[Group, Group]
 
 
 def _check_public_access(aws: Aws, groups: Sequence[Group]) -> None:
-    """Raise UsageError if the account blocks internet gateways, through which machines would reach the cluster."""
+    """Raises UsageError if the account blocks internet gateways, which machines need to reach the cluster."""
     try:
         told = aws.call("ec2", "describe_vpc_block_public_access_options")["VpcBlockPublicAccessOptions"]
     except TransientError:
         raise
     except MlbenchError:
-        return  # one need not be allowed to ask
+        return  # the permission is optional
     mode = str(told.get("InternetGatewayBlockMode") or "off")
     if mode == "block-bidirectional":
         raise UsageError(
@@ -143,9 +143,10 @@ def _price(
     is_given: bool,
     ask: bool = False,
 ) -> Plan:
-    """The priced parts. `workers_line`: the workers at a price of now; None: at that of the table.
+    """The priced parts. `workers_line`: the workers at the current price; None: at the table's price.
 
-    `is_given`: the network is others', who pay for its gateways. `ask`: AWS for the machines that the table has not.
+    `is_given`: the network already exists, so its gateways are not included. `ask`: look up prices of machines missing
+    in the table in AWS.
     """
     system, workers = groups
     prices = pricing.load_prices("eks")
@@ -167,7 +168,7 @@ def _price(
 
 
 def _spot(aws: Aws, workers: Group, zone: str) -> PlanLine | None:
-    """Spot workers at the price that EC2 tells now, the dearest of the types that may come; None for others."""
+    """Spot workers at EC2's current price, that of the most expensive allowed type; None for other workers."""
     if not workers.spot:
         return None
     what = f"worker {workers.types[0]} (spot{', or alike' if len(workers.types) > 1 else ''})"
@@ -183,7 +184,7 @@ def _spot(aws: Aws, workers: Group, zone: str) -> PlanLine | None:
     except TransientError:
         raise
     except MlbenchError:
-        told = []  # one need not be allowed to ask
+        told = []  # the permission is optional
     latest: dict[str, tuple[datetime, float]] = {}
     for item in told:
         entry = (item["Timestamp"], float(item["SpotPrice"]))
@@ -195,9 +196,9 @@ def _spot(aws: Aws, workers: Group, zone: str) -> PlanLine | None:
 
 
 def _quota(aws: Aws, groups: tuple[Group, Group], machine: Machine) -> list[str]:
-    """Whether the account may have that many vCPUs more. Raises CapacityError if it surely may not.
+    """Check the vCPU quotas. Returns warnings; raises CapacityError if a quota is too small.
 
-    The machines of the system are on demand; they count together with workers of the same quota.
+    System machines are on demand, and count together with workers of the same quota.
     """
     system, workers = groups
     vcpus = {kind: machine.vcpus if kind == machine.name else machine_of(kind).vcpus for kind in workers.types}
@@ -218,7 +219,7 @@ def _quota(aws: Aws, groups: tuple[Group, Group], machine: Machine) -> list[str]
 
 
 def _quota_code(group: Group) -> str | None:
-    """The quota that a group's machines count against; None if none is known."""
+    """The quota of a group's machines; None if unknown."""
     family = group.types[0].partition(".")[0]
     entry = next((item for item in QUOTAS if family.startswith(item.prefixes) and not family.startswith("trn")), None)
     if entry is None:
@@ -247,7 +248,7 @@ def _check_quota(
             f"--region {aws.region} --desired-value {needed}\n{MORE_QUOTA}",
             details={"quota": code, "limit": limit, "needed": needed},
         )
-    if largest > limit:  # of spot machines any may come
+    if largest > limit:  # any of the spot types may be used
         named = ", ".join(kind for kind, each in vcpus.items() if workers.count * each > limit)
         return [
             f"The {what} allows {limit:.0f} vCPUs, too few if these machines come: {named} (--spot-type limits them)."

@@ -50,7 +50,7 @@ COLUMNS = {
 
 
 def fetch_prices(regions: Sequence[str]) -> FetchedPrices:
-    """On-demand prices per hour of all machines of the table in the regions. A machine without a price is left out."""
+    """On-demand prices per hour of all machines of the table in the regions, except those without a price."""
     try:
         return _ask_service(regions)
     except CredentialError as error:
@@ -60,7 +60,7 @@ def fetch_prices(regions: Sequence[str]) -> FetchedPrices:
 
 
 def ask_price(machine: str, region: str) -> float | None:
-    """The on-demand price of one machine per hour, for a plan; None if AWS knows none or may not be asked."""
+    """The on-demand price of one machine per hour, for a plan; None if it is unknown or cannot be looked up."""
     try:
         return _ask_product(aws_in(SERVICE_REGION), machine, region)
     except MlbenchError:
@@ -85,7 +85,7 @@ def _ask_product(aws: Aws, machine: str, region: str) -> float | None:
 
 
 def _hourly_prices(product: dict[str, Any]) -> Iterator[float]:
-    """The on-demand prices of one product in USD. Those of 0 are of something that cannot be bought so."""
+    """The on-demand prices of one product in USD, except 0, which marks unavailable offers."""
     for term in product.get("terms", {}).get("OnDemand", {}).values():
         for dimension in term["priceDimensions"].values():
             amount = float(dimension["pricePerUnit"].get("USD", 0))
@@ -94,7 +94,7 @@ def _hourly_prices(product: dict[str, Any]) -> Iterator[float]:
 
 
 def _read_files(regions: Sequence[str]) -> Iterator[tuple[str, dict[str, float]]]:
-    """Prices of each region that has a file. Raises UnreachableError if it cannot be had."""
+    """Prices of each region with a file. Raises UnreachableError if it cannot be read."""
     base = os.environ.get("MLBENCH_AWS_PRICES_ENDPOINT", FILES)
     for region in regions:
         try:

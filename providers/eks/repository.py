@@ -1,7 +1,7 @@
-"""The repository of ECR that `create-cluster eks --registry auto` makes for a cluster's images.
+"""The ECR repository that `create-cluster eks --registry auto` creates for a cluster's images.
 
-One repository whose tags name the task: ECR wants every repository to be made before a push, and one is one thing to
-delete and to count. Sources: ECR's API reference; eksctl's policies for the nodes' right to pull.
+A single repository, with tasks as tags: ECR requires repositories to exist before a push, and one is easier to delete
+and to find. Sources: ECR's API reference; eksctl's policies for the nodes' permission to pull.
 """
 
 import base64
@@ -14,7 +14,7 @@ from providers.eks.network import Stack
 
 
 class ImageRepository(Resource):
-    """Deleted with its images, before the stack, which is how the cluster is found again."""
+    """The image repository. It is deleted with its images before the stack, by which the cluster is found."""
 
     kind = "image repository"
     create_seconds = delete_seconds = 120.0
@@ -42,7 +42,7 @@ class ImageRepository(Resource):
 
     def poll(self) -> Readiness:
         found = self._describe()
-        # The ":" says that tags name the tasks (mlbench_cli.tasks.images).
+        # The ":" means that tags name tasks (mlbench_cli.tasks.images).
         return Readiness(
             found is not None, "AWS does not show it yet", {"registry": f"{found['repositoryUri']}:"} if found else {}
         )
@@ -59,7 +59,7 @@ class ImageRepository(Resource):
 
 
 def fetch_login(aws: Aws) -> tuple[str, str]:
-    """User and password of the account's registry, for twelve hours."""
+    """User and password of the account's registry, valid for twelve hours."""
     data = aws.call("ecr", "get_authorization_token")["authorizationData"]
     user, colon, password = base64.b64decode(data[0]["authorizationToken"]).decode().partition(":")
     if not colon:

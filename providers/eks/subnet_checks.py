@@ -1,4 +1,4 @@
-"""What EKS and machines want of subnets that others made (`--subnets`), checked before money is spent.
+"""Checks that existing subnets (`--subnets`) meet the requirements of EKS and machines, before money is spent.
 
 Sources: docs/clouds-assumptions.md.
 """
@@ -12,14 +12,14 @@ from providers.eks.given_subnets import BLOCK, Subnets, find_subnets
 from providers.eks.network import zones_for, zones_with
 from providers.eks.nodes import Group
 
-# Interfaces of the control plane while it is upgraded. Source: EKS' user guide on network requirements.
+# Interfaces of the control plane during an upgrade. Source: EKS' user guide on network requirements.
 PLANE_ADDRESSES = 6
 
 
 def check_subnets(aws: Aws, names: Sequence[str], groups: Sequence[Group]) -> tuple[str, list[str]]:
-    """Check the subnets for the machines of the system and the workers: the workers' zone, and warnings.
+    """Check the subnets for system machines and workers. Returns the workers' zone, and warnings.
 
-    Raises UsageError or CapacityError for what EKS would refuse, or machines could not join through.
+    Raises UsageError or CapacityError if EKS would reject them, or machines could not join.
     """
     subnets = find_subnets(aws, names)
     ordered = zones_for(aws, list(groups[-1].types), groups[-1].zone)
@@ -27,7 +27,7 @@ def check_subnets(aws: Aws, names: Sequence[str], groups: Sequence[Group]) -> tu
         raise UsageError(f"--subnets: EKS has no control planes in the zone {barred[0]}.", hint=BLOCK)
     zone = _place_workers(subnets, groups[-1], zones_with(aws, list(groups[-1].types)))
     _check_dns(aws, subnets.vpc)
-    first = min(subnets.by_zone, key=ordered.index)  # where the machines of the system are
+    first = min(subnets.by_zone, key=ordered.index)  # zone of the system machines
     needed = dict.fromkeys(subnets.by_zone, 0)
     for place, group in ((first, groups[0]), (zone, groups[-1])):
         needed[place] += group.count
@@ -45,7 +45,7 @@ def check_subnets(aws: Aws, names: Sequence[str], groups: Sequence[Group]) -> tu
 
 
 def _place_workers(subnets: Subnets, workers: Group, offered: Collection[str]) -> str:
-    """The zone of the workers. Raises UsageError if there is no subnet where such machines are."""
+    """The zone of the workers. Raises UsageError if no subnet is in a zone with such machines."""
     wanted = [workers.zone] if workers.zone else [zone for zone in subnets.by_zone if zone in offered]
     found = next((zone for zone in wanted if zone in subnets.by_zone), None)
     if found is None:
@@ -58,11 +58,11 @@ def _place_workers(subnets: Subnets, workers: Group, offered: Collection[str]) -
 
 
 def _check_dns(aws: Aws, vpc: str) -> None:
-    """Nodes of EKS find the control plane by names of the network."""
+    """Check DNS support of the network, through which EKS nodes find the control plane."""
     for attribute, key in (("enableDnsSupport", "EnableDnsSupport"), ("enableDnsHostnames", "EnableDnsHostnames")):
         try:
             answer = aws.call("ec2", "describe_vpc_attribute", VpcId=vpc, Attribute=attribute)
-        except CredentialError:  # a right that one need not have
+        except CredentialError:  # an optional permission
             return
         if not answer[key]["Value"]:
             change = attribute.removeprefix("enableDns").lower()
@@ -73,7 +73,8 @@ def _check_dns(aws: Aws, vpc: str) -> None:
 
 
 def _check_way_out(aws: Aws, subnets: Subnets, zone: str, group: Group) -> list[str]:
-    """Whether machines there reach EKS and registries. Raises UsageError if they surely cannot."""
+    """Check that machines can reach EKS and registries. Returns warnings; raises UsageError if they certainly
+    cannot."""
     subnet = subnets.by_zone[zone]
     try:
         target = _default_route(aws, subnets.vpc, subnet)
@@ -102,13 +103,13 @@ def _check_way_out(aws: Aws, subnets: Subnets, zone: str, group: Group) -> list[
 
 
 def _default_route(aws: Aws, vpc: str, subnet: str) -> str | None:
-    """What the subnet's default route leads to: igw-…, nat-…, tgw-…, or the like; None without one."""
+    """The target of the subnet's default route: igw-…, nat-…, tgw-…, or similar; None without one."""
 
     def ask(name: str, value: str) -> list[dict[str, Any]]:
         return aws.pages("ec2", "describe_route_tables", "RouteTables", Filters=[{"Name": name, "Values": [value]}])
 
     tables = ask("association.subnet-id", subnet)
-    if not tables:  # it has the network's main one
+    if not tables:  # the network's main table applies
         tables = [
             table for table in ask("vpc-id", vpc) if any(item.get("Main") for item in table.get("Associations", ()))
         ]

@@ -1,10 +1,10 @@
-"""Where workers are in EC2's network, as labels of their nodes.
+"""Labels nodes with their location in EC2's network.
 
 AWS' cloud controller copies EC2's instance topology into labels (`topology.k8s.aws/network-node-layer-N`, layer 1 is
-the farthest) when a node joins. It leaves a node without them if EC2 throttles it, or on versions of EKS that do not
-know them yet. Such nodes get the same labels here: runs record them with their results, and schedulers as Kueue read
-them. Sources: kubernetes/cloud-provider-aws `pkg/resourcemanagers/topology.go`, EC2's API reference, AWS' page on the
-prerequisites of the instance topology, as of 2026-11.
+the farthest) when a node joins, unless EC2 throttles it, or the version of EKS does not support it. Such nodes are
+labeled here: runs record the labels in their results, and schedulers such as Kueue use them. Sources:
+kubernetes/cloud-provider-aws `pkg/resourcemanagers/topology.go`, EC2's API reference, AWS' page on the prerequisites of
+the instance topology, as of 2026-11.
 """
 
 import time
@@ -19,14 +19,14 @@ from providers.eks.nodes import NodeGroup
 from providers.kubernetes_calls import open_young_cluster
 
 LAYER_LABEL = "topology.k8s.aws/network-node-layer-{}"
-# Whose place EC2 tells: beginnings of the names of their types.
+# Prefixes of machine types whose topology EC2 reports.
 FAMILIES = ("g6e.", "g7e.", "hpc", "p3dn.", "p4d.", "p4de.", "p5", "p6", "trn")
-MAX_INSTANCES = 100  # of one request, by their IDs
-GIVE_UP_SECONDS = 60.0  # after which a cluster that costs money no longer waits for labels
+MAX_INSTANCES = 100  # per request, by ID
+GIVE_UP_SECONDS = 60.0  # limit for waiting for labels, because the cluster costs money
 
 
 class NodeTopology(Part):
-    """Labels of all workers' nodes with their place in EC2's network; a cluster is of use without them, too."""
+    """Labels of all workers' nodes with their location in EC2's network; optional for a cluster."""
 
     kind = "network topology"
     create_seconds = 300.0
@@ -40,11 +40,11 @@ class NodeTopology(Part):
         self._problem: str | None = None
 
     def find(self) -> ResourceStatus | None:
-        """Always None: nodes come and go, so each operation looks at all of them."""
+        """Always None: nodes change, so each operation checks all of them."""
         return None
 
     def create(self) -> None:
-        """Label the nodes that have no such labels. Raises TransientError for a while if AWS does not answer."""
+        """Label the nodes without such labels. Raises TransientError for a while if AWS does not respond."""
         self._began = self._began or time.monotonic()
         try:
             self._problem = self._label_nodes()
@@ -52,15 +52,15 @@ class NodeTopology(Part):
             if time.monotonic() - self._began < GIVE_UP_SECONDS:
                 raise
             self._problem = error.message
-        except (CredentialError, UsageError) as error:  # no right to ask, or a region that does not tell
+        except (CredentialError, UsageError) as error:  # no permission, or unsupported in this region
             self._problem = error.message
 
     def poll(self) -> Readiness:
-        """Ready after the attempt; the record says why places are not known."""
+        """Ready after the attempt; the record says why locations are unknown."""
         return Readiness(True, facts={"topology_problem": self._problem})
 
     def _label_nodes(self) -> str | None:
-        """Why nodes are left without labels; None if none is."""
+        """Label nodes; returns why some have no labels, or None."""
         with open_young_cluster(self.plane.access) as api:
             nodes = api.get("/api/v1/nodes", labelSelector=f"{ROLE_LABEL}={WORKER}")["items"]
             lacking = {instance: _name(node) for node in nodes if (instance := _find_unlabelled(node))}
@@ -73,12 +73,12 @@ class NodeTopology(Part):
 
 
 def has_topology(machine_type: str) -> bool:
-    """Whether EC2 tells of machines of that type which part of its network they are in."""
+    """Whether EC2 reports the network location of machines of this type."""
     return machine_type.startswith(FAMILIES)
 
 
 def find_places(aws: Aws, instances: Sequence[str]) -> dict[str, list[str]]:
-    """The network nodes above each instance, the farthest first. Instances that EC2 tells nothing of are left out."""
+    """The network nodes above each instance, the farthest first, except for instances unknown to EC2."""
     found: dict[str, list[str]] = {}
     for start in range(0, len(instances), MAX_INSTANCES):
         some = list(instances[start : start + MAX_INSTANCES])
@@ -86,14 +86,14 @@ def find_places(aws: Aws, instances: Sequence[str]) -> dict[str, list[str]]:
             answer = aws.call("ec2", "describe_instance_topology", InstanceIds=some)
         except (TransientError, CredentialError, UsageError):
             raise
-        except MlbenchError as error:  # a machine that has come a moment ago is not known everywhere
+        except MlbenchError as error:  # a new machine is not yet visible everywhere
             raise TransientError(error.message, hint=error.hint) from None
         found |= {item["InstanceId"]: item["NetworkNodes"] for item in answer["Instances"] if item.get("NetworkNodes")}
     return found
 
 
 def _find_unlabelled(node: Mapping[str, Any]) -> str | None:
-    """The ID of a node's instance; None for a node that has its labels, or is no instance of EC2."""
+    """The ID of a node's instance; None if it already has labels, or is not an EC2 instance."""
     if LAYER_LABEL.format(1) in (node["metadata"].get("labels") or {}):
         return None
     provider = str((node.get("spec") or {}).get("providerID") or "")

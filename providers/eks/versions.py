@@ -1,4 +1,4 @@
-"""Which Kubernetes EKS offers, until when with standard support, and which of it a cluster gets."""
+"""The Kubernetes versions of EKS, their end of standard support, and the choice for a cluster."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from providers.pins import ends_soon
 
 @dataclass(frozen=True)
 class Version:
-    """Kubernetes X.Y with EKS' standard support, which has its last day at `ends` (None: EKS does not say)."""
+    """Kubernetes X.Y in EKS, with the last day of standard support `ends` (None: unknown)."""
 
     name: str
     ends: date | None
@@ -27,14 +27,14 @@ class Version:
 
 
 def offered_versions(aws: Aws) -> tuple[Version, ...]:
-    """The versions with standard support, newest first. Raises CredentialError without the right to ask."""
+    """The versions with standard support, newest first. Raises CredentialError without permission."""
     told = aws.pages("eks", "describe_cluster_versions", "clusterVersions")
     found = [_parse(item) for item in told if item.get("versionStatus", item.get("status")) == "STANDARD_SUPPORT"]
     return tuple(sorted(found, key=lambda version: _key(version.name), reverse=True))
 
 
 def choose_version(offered: Sequence[Version], today: date | None = None) -> Version | None:
-    """EKS' own default; the newest if the default's support ends soon. None if nothing is known."""
+    """EKS' default; the newest if the default's support ends soon; None if unknown."""
     today = today or datetime.now(UTC).date()
     default = next((version for version in offered if version.is_default), None)
     if default is not None and not default.ends_soon(today):
@@ -44,7 +44,7 @@ def choose_version(offered: Sequence[Version], today: date | None = None) -> Ver
 
 
 def version_for(aws: Aws, wanted: str | None) -> str | None:
-    """The version to ask EKS for; None leaves it to EKS, if one may not ask what there is."""
+    """The version to request; None: EKS' choice, without permission to list versions."""
     if wanted is not None:
         return wanted
     try:
@@ -55,7 +55,7 @@ def version_for(aws: Aws, wanted: str | None) -> str | None:
 
 
 def check_version(aws: Aws, wanted: str | None, today: date | None = None) -> list[str]:
-    """What to know of the version that a cluster will get. Raises UsageError for one without standard support."""
+    """Warnings about the version that a cluster will get. Raises UsageError for one without standard support."""
     today = today or datetime.now(UTC).date()
     try:
         offered = offered_versions(aws)

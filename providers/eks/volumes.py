@@ -1,8 +1,8 @@
-"""Volumes on EKS: a new cluster has neither a driver nor a default class, so that a claim would wait for ever.
+"""Volumes on EKS: a new cluster has neither a driver nor a default storage class, so claims would stay pending.
 
-The driver of EBS is an add-on of EKS. It acts by a role of the stack, which EKS Pod Identity gives to its service
-account: pods do not reach the machines' own role, because the metadata of AL2023 machines is one network hop away only.
-Sources: EKS' user guide (Pod Identity, EBS CSI driver), Kubernetes' storage classes.
+The EBS driver is an EKS add-on. Its service account gets a role of the stack through EKS Pod Identity: pods cannot use
+the machines' role, because AL2023 machines limit metadata requests to one network hop. Sources: EKS' user guide (Pod
+Identity, EBS CSI driver), Kubernetes' storage classes.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ MANIFEST = {
     },
     "provisioner": "ebs.csi.aws.com",
     "parameters": {"type": "gp3"},
-    # A disk is in one zone, that of its pod: it is made once the pod has one.
+    # A disk is in the zone of its pod, so it is created once the pod is scheduled.
     "volumeBindingMode": "WaitForFirstConsumer",
     "allowVolumeExpansion": True,
     "reclaimPolicy": "Delete",
@@ -32,7 +32,7 @@ MANIFEST = {
 
 
 class StorageClass(ClusterObjects):
-    """The default class of claims."""
+    """The default storage class."""
 
     kind = "storage class"
 
@@ -41,7 +41,7 @@ class StorageClass(ClusterObjects):
 
 
 def volume_resources(plane: ControlPlane, machines: Resource) -> list[Resource]:
-    """What claims need, in the order of creation; `machines` are those that the driver's pods run on."""
-    agent = AddOn(plane, AGENT)  # a DaemonSet: it is ACTIVE without machines, and made while these come
+    """The resources for claims, in the order of creation; the driver's pods run on `machines`."""
+    agent = AddOn(plane, AGENT)  # a DaemonSet, ACTIVE without machines, so it is created while they start
     driver = AddOn(plane, DRIVER, (plane, agent, machines), account=DRIVER_ACCOUNT)
     return [agent, driver, StorageClass(plane.access, f"{plane.name}/{CLASS}", (plane,), plane)]
