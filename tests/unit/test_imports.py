@@ -427,10 +427,11 @@ FOREIGN |= {"rich"}
 NETWORKING = ("http", "email", "ssl", "socket")  # only with --dashboard-url
 PROBE = """
 import sys
+started = set(sys.modules)  # also what files .pth of the installation import
 sys.argv = ["mlbench", *sys.argv[1:]]
 from mlbench_cli.__main__ import main
 assert main() == 0
-print(*sys.modules, file=sys.stderr)
+print(*(set(sys.modules) - started), file=sys.stderr)
 """
 
 
