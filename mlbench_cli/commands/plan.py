@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+import yaml
 
 from mlbench_cli import api, console
 from mlbench_cli.api.calibrated import make_question, open_archives, open_run
 from mlbench_cli.commands._archives import Unproven
 from mlbench_cli.commands._common import Format, Output, complete_runs
 from mlbench_cli.commands._quotas import RELEASE, creation_command, leave_out_refused
+from mlbench_cli.config.settings import data_dir
 from mlbench_cli.errors import UsageError, did_you_mean
 from mlbench_cli.model.run import JsonObject
 from mlbench_cli.predict.machines import HERE, MachineType, load_machines
@@ -37,6 +39,7 @@ from mlbench_cli.results.figures.plans import draw_plan
 from mlbench_cli.storage.store import Store
 from mlbench_cli.tasks.catalog import load_catalog
 from mlbench_cli.util.durations import parse_duration
+from mlbench_cli.util.files import write_atomically
 from providers import pricing, registry
 from task_images.harness.cores import effective_cores
 
@@ -282,7 +285,8 @@ class Trial:
 
 
 def _measure(task: str, base: Archive, result: PlanResult, goal: str | None, count: int) -> list[Trial]:
-    """Run the best candidates for this machine, one after the other. Their archives are the evidence.
+    """Run the best candidates for this machine, one after the other. Their archives are the evidence, and an experiment
+    file in the data folder runs the same again.
 
     Raises UsageError if no candidate is for this machine.
     """
@@ -295,27 +299,34 @@ def _measure(task: str, base: Archive, result: PlanResult, goal: str | None, cou
     here.sort(key=lambda item: item.seconds)
     chosen = here[:count]
     stamp = f"{time.time():.0f}"[-6:]
+    common = {
+        "task": task,
+        "preset": base.run["spec"]["preset"],
+        "num_cpus": int(base.run["spec"].get("cpus") or 1),
+        "light": (goal or base.run["spec"].get("goal")) == "light" or None,
+    }
+    entries: list[JsonObject] = [{"method": item.method, "set": _settings(task, base, item)} for item in chosen]
+    file = data_dir() / "plans" / f"plan-{stamp}.yaml"
+    runs = [
+        {"name": f"best-{number}", "workers": [item.workers], **entry}
+        for number, (item, entry) in enumerate(zip(chosen, entries, strict=True), 1)
+    ]
+    top = {key.replace("_", "-"): value for key, value in common.items() if value is not None}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    document = {"title": f"The best candidates of a plan for {task}", "clusters": ["local"], **top, "runs": runs}
+    write_atomically(file, yaml.safe_dump(document, sort_keys=False, allow_unicode=True).encode())
     trials, client = [], api.Client(notice=console.note)
-    for number, item in enumerate(chosen, 1):
+    for number, (item, entry) in enumerate(zip(chosen, entries, strict=True), 1):
         name = f"plan-{stamp}-{number}"
         console.note(f"{name}: {item.name}, planned {console.duration(item.seconds - item.startup)}")
-        client.run(
-            name,
-            item.workers,
-            task=task,
-            preset=base.run["spec"]["preset"],
-            set=_settings(task, base, item),
-            method=item.method,
-            num_cpus=int(base.run["spec"].get("cpus") or 1),
-            light=(goal or base.run["spec"].get("goal")) == "light" or None,
-            cluster="local",
-        ).wait()
+        client.run(name, item.workers, cluster="local", **common, **entry).wait()
         run = f"{name}-{item.workers}"
         with open_run(client.store, run, True) as archive:
             reached = archive.result["outcome"] == "goal_reached"
             taken = archive.result["task_seconds"]["wall"] if reached else None
         planned = item.seconds - item.startup
         trials.append(Trial(run, item.name, planned, taken, None if taken is None else planned / taken - 1))
+    console.note(f"The same again: mlbench run -f {shlex.quote(str(file))}")
     return trials
 
 

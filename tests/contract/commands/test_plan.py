@@ -53,6 +53,21 @@ def digits_run(folder: Path, batch: int = 64, samples: int = 5000, **changes: An
     return str(calibrated_run(folder, run_spec=run_spec, details=details, **changes))
 
 
+def test_the_best_for_this_machine_are_run_and_written_as_an_experiment(
+    tmp_path: Path, plan: Command, capsys: Captured
+) -> None:
+    words = ("--clouds", "here", "--workers", "1", "--batch", "2", "--goal", "light", "--measure", "1", "-o", "json")
+    document = json.loads(plan("digits_resnet", "--from", digits_run(tmp_path / "a"), *words))
+    [trial] = document["measured"]
+    assert trial["measured_seconds"] > 0
+    assert trial["error"] == pytest.approx(trial["planned_seconds"] / trial["measured_seconds"] - 1)
+    [file] = (tmp_path / "home" / "plans").glob("plan-*.yaml")
+    assert run(["run", "-f", str(file), "--dry-run", "-o", "json"]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert again["runs"] == 1
+    assert "best-1" in json.dumps(again)
+
+
 def test_a_plan_has_bases_intervals_reasons_and_commands(tmp_path: Path, plan: Command) -> None:
     near, far = digits_run(tmp_path / "a"), digits_run(tmp_path / "b", 256, 8000)
     words = ("digits_resnet", "--from", near, "--from", far, "--workers", "1,2,4", "--batch", "1,2")
