@@ -36,6 +36,7 @@ from mlbench_cli.predict.plan import (
 )
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.figures.plans import draw_plan
+from mlbench_cli.runs.request import Request, request_document
 from mlbench_cli.storage.store import Store
 from mlbench_cli.tasks.catalog import load_catalog
 from mlbench_cli.util.durations import parse_duration
@@ -299,28 +300,30 @@ def _measure(task: str, base: Archive, result: PlanResult, goal: str | None, cou
     here.sort(key=lambda item: item.seconds)
     chosen = here[:count]
     stamp = f"{time.time():.0f}"[-6:]
-    common = {
-        "task": task,
-        "preset": base.run["spec"]["preset"],
-        "num_cpus": int(base.run["spec"].get("cpus") or 1),
-        "light": (goal or base.run["spec"].get("goal")) == "light" or None,
-    }
-    entries: list[JsonObject] = [{"method": item.method, "set": _settings(task, base, item)} for item in chosen]
-    file = data_dir() / "plans" / f"plan-{stamp}.yaml"
-    runs = [
-        {"name": f"best-{number}", "workers": [item.workers], **entry}
-        for number, (item, entry) in enumerate(zip(chosen, entries, strict=True), 1)
+    spec = base.run["spec"]
+    requests = [
+        Request(
+            name=f"plan-{stamp}-{number}",
+            workers=(item.workers,),
+            task=task,
+            preset=spec["preset"],
+            set=_settings(task, base, item),
+            method=item.method,
+            num_cpus=int(spec.get("cpus") or 1),
+            light=(goal or spec.get("goal")) == "light" or None,
+        )
+        for number, item in enumerate(chosen, 1)
     ]
-    top = {key.replace("_", "-"): value for key, value in common.items() if value is not None}
+    file = data_dir() / "plans" / f"plan-{stamp}.yaml"
     file.parent.mkdir(parents=True, exist_ok=True)
-    document = {"title": f"The best candidates of a plan for {task}", "clusters": ["local"], **top, "runs": runs}
+    runs = [request_document(replace(each, name=f"best-{number}")) for number, each in enumerate(requests, 1)]
+    document = {"title": f"The best candidates of a plan for {task}", "clusters": ["local"], "runs": runs}
     write_atomically(file, yaml.safe_dump(document, sort_keys=False, allow_unicode=True).encode())
     trials, client = [], api.Client(notice=console.note)
-    for number, (item, entry) in enumerate(zip(chosen, entries, strict=True), 1):
-        name = f"plan-{stamp}-{number}"
-        console.note(f"{name}: {item.name}, planned {console.duration(item.seconds - item.startup)}")
-        client.run(name, item.workers, cluster="local", **common, **entry).wait()
-        run = f"{name}-{item.workers}"
+    for item, request in zip(chosen, requests, strict=True):
+        console.note(f"{request.name}: {item.name}, planned {console.duration(item.seconds - item.startup)}")
+        client.submit(replace(request, cluster="local")).wait()
+        run = f"{request.name}-{item.workers}"
         with open_run(client.store, run, True) as archive:
             reached = archive.result["outcome"] == "goal_reached"
             taken = archive.result["task_seconds"]["wall"] if reached else None
