@@ -16,6 +16,7 @@ from providers.base import Plan
 from providers.lifecycle import Step
 
 if TYPE_CHECKING:
+    from mlbench_cli.clusters.manage import PlannedCluster
     from mlbench_cli.predict.plan import Candidate
 
 Project = Annotated[
@@ -71,6 +72,13 @@ class StepPrinter:
             self._line.close()
             self._line, self._topic = console.ProgressLine(), subject
         self._line.update(lambda width: console.fit_parts([(topic + because, 0), (elapsed, 0)], width))
+
+
+def create_with_progress(store: Store, planned: "PlannedCluster") -> Cluster:
+    """Create the cluster as planned, with its end, and show the steps on stderr."""
+    with StepPrinter() as report:
+        cluster = planned.create(store, report, console.warn)
+        return cluster_changes.set_end(store, cluster, report) if planned.moves_end else cluster
 
 
 def delete_with_progress(

@@ -6,9 +6,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from mlbench_cli import console
-from mlbench_cli.clusters import changes as cluster_changes
 from mlbench_cli.clusters.manage import CreationRequest, Ttl, plan_cluster
-from mlbench_cli.commands._clusters import StepPrinter, delete_with_progress, show_plan
+from mlbench_cli.commands._clusters import create_with_progress, delete_with_progress, show_plan
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.model.spec import RunSpec
@@ -71,10 +70,7 @@ def make_cluster(store: Store, request: CreationRequest, *, yes: bool, dry_run: 
             return
         if planned.plan.total != 0:
             console.confirm(f"Create the cluster {request.name}, and delete it after the runs?", yes=yes)
-        with StepPrinter() as report:
-            cluster = planned.create(store, report, console.warn)
-            if planned.moves_end:
-                cluster = cluster_changes.set_end(store, cluster, report)
+        cluster = create_with_progress(store, planned)
     try:
         yield cluster
     except KeyboardInterrupt:

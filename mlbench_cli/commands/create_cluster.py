@@ -15,8 +15,8 @@ from mlbench_cli.clusters import changes as cluster_changes
 from mlbench_cli.clusters import manage as clusters
 from mlbench_cli.clusters.manage import UNATTENDED_TTL, CreationRequest, PlannedCluster, Ttl, plan_cluster
 from mlbench_cli.commands._clusters import (
-    StepPrinter,
     cluster_document,
+    create_with_progress,
     describe_estimate,
     estimate_document,
     show_plan,
@@ -139,10 +139,7 @@ def _create(
             console.note(f"{end} {cluster_changes.describe_end(planned.cluster)}")
         if planned.plan.total != 0:
             console.confirm(f"Create the cluster {request.name}?", yes=yes)
-        with StepPrinter() as report:
-            cluster = planned.create(store, report, console.warn)
-            if planned.moves_end:
-                cluster = cluster_changes.set_end(store, cluster, report)
+        cluster = create_with_progress(store, planned)
         if planned.chart_notes:
             console.note(f"Notes of the Helm chart:\n{console.clean(planned.chart_notes, keep=chr(10))}\n")
     _print_result(cluster, output)
