@@ -81,8 +81,9 @@ MAX_SECONDS = 60  # of a method, before its ranks are killed
 
 
 def work(names: list[str], scale: float, steps: int) -> None:
-    """One rank, or a parameter server: the median over steps of the slowest rank's seconds, by method; rank 0 prints
-    each. For CODECS, what they compute. `scale` shortens layers and tensors alike."""
+    """One rank, or a parameter server: the median over steps of the slowest rank's seconds, by method, and for
+    asynchronous ones the slowest rank's mean; rank 0 prints each. For CODECS, what they compute. `scale` shortens
+    layers and tensors alike."""
     import torch
 
     from task_images.comm.base import Placement
@@ -150,9 +151,12 @@ def work(names: list[str], scale: float, steps: int) -> None:
         with strategy.consensus():
             pass
         strategy.close()
-        # Methods that exchange every few updates: the mean over whole periods.
-        middle = statistics.fmean if is_seldom(method) else statistics.median
-        seconds = middle(world.max(times)[skipped:])
+        if method.staleness != "none":  # ranks that do not wait for each other: step N of one is not step N of another
+            seconds = world.max([statistics.fmean(times[skipped:])])[0]
+        else:
+            # Methods that exchange every few updates: the mean over whole periods.
+            middle = statistics.fmean if is_seldom(method) else statistics.median
+            seconds = middle(world.max(times)[skipped:])
         if world.is_first:
             print("@step " + json.dumps([name, seconds]), flush=True)
     world.close()

@@ -343,6 +343,41 @@ def test_a_browser_without_webassembly_is_told_and_gets_the_command(archives: Pa
         next(with_address, None)
 
 
+class HeldBack(Quiet):
+    """Serves WebAssembly only after `released`, as a very slow connection does."""
+
+    released = threading.Event()
+
+    def do_GET(self) -> None:
+        if self.path.endswith(".wasm"):
+            self.released.wait(300)
+        super().do_GET()
+
+
+@pytest.mark.slow
+def test_a_check_that_takes_long_names_the_command_until_it_ends(archives: Path, tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    build_site([archives], site, SiteOptions(pyodide=find_pyodide()))
+    with_address = serve(site, HeldBack)
+    address = next(with_address)
+    try:
+        with open_browser() as browser:
+            browser.open(f"{address}/{read_index(site)['results'][0]['page']}")
+            browser.wait_for("return document.querySelector('.verify button:not([hidden])')")
+            browser.run("const real = setTimeout; window.setTimeout = act => real(act, 0)")
+            browser.run("document.querySelector('.verify button').click()")
+            text = browser.wait_for(
+                "return (p => p.querySelector('.warn') && p.innerText)(document.querySelector('.verdict'))"
+            )
+            assert text.startswith(("fetching Python …", "starting …"))
+            assert "mlbench verify FILE" in text
+            HeldBack.released.set()
+            assert "This takes more than" not in browser.wait_for(VERDICT, 0, seconds=120)
+    finally:
+        HeldBack.released.set()
+        next(with_address, None)
+
+
 def flip(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 3] ^= 4

@@ -1,6 +1,7 @@
 // "Verify here": a worker runs mlbench's judge on an archive. Every text goes in by textContent.
 const root = document.body.dataset.root;
 const LARGEST = 240e6; // bytes; above it, the command line
+const PATIENCE = 15; // seconds until a check is called slow
 const index = fetch(`${root}index.json`).then(answer => answer.json());
 const workers = new Map();
 let next = 0;
@@ -64,15 +65,18 @@ function show(place, answer, wanted) {
 }
 
 async function check(place, request, version, wanted) {
-  place.textContent = 'starting …';
+  const line = make('span', 'starting …');
+  place.replaceChildren(line);
   delete place.dataset.state;
+  const slow = setTimeout(() => place.append(make('p', `This takes more than ${PATIENCE} s: the connection is slow, or WebAssembly in this browser (some run it without a compiler for safety). The command line needs about a second: mlbench verify FILE`, 'warn')), 1000 * PATIENCE);
   let answer;
   try {
     const { judge, judges } = await index;
-    answer = await ask(judges[version] ?? judge, request, text => { place.textContent = text; });
+    answer = await ask(judges[version] ?? judge, request, text => { line.textContent = text; });
   } catch (error) {
     answer = { error: error.message };
   }
+  clearTimeout(slow);
   show(place, answer, wanted);
 }
 
