@@ -393,7 +393,7 @@ def _combined_edits() -> Iterator[Edit]:
 
         f.reported(change)
 
-    yield Edit("a small run relabelled as the benchmark's", relabel)
+    yield Edit("a small run relabeled as the benchmark's", relabel)
     yield Edit("two lines of log, nothing else", two_lines)
     yield Edit("half the time in every field of the result", halve)
 

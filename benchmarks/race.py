@@ -2,7 +2,7 @@
 
     python -m benchmarks.race [REPEATS [STEPS]]
 
-The text that comes with Python (PSF licence) becomes three training shards and one for validation, one token a byte.
+The text that comes with Python (PSF license) becomes three training shards and one for validation, one token a byte.
 The tiny decoder trains on them with the loader, schedules and optimizers of the presets `llmc` and `modern`. Printed:
 sequences to the goal with their 95 % interval over seeds, and whether the mean of the last losses is below the goal.
 """

@@ -3,7 +3,7 @@
 Runs an original of five repeats, then again and again: a reproduction by the same method, which should be *reproduced*,
 with as many runs as `--repeat auto` chooses; and as many runs by another method, judged by `reproduce --with`, which
 should be *different*. Both take turns, so that the machine is the same for both. The figure is the throughput of 30
-updates on a modelled slow network, so that most of a run is waiting, which a busy machine hardly lengthens: times of a
+updates on a modeled slow network, so that most of a run is waiting, which a busy machine hardly lengthens: times of a
 second of pure computing vary by 10 % and more on a small machine. All is in a data folder of its own, which is deleted.
 Prints one JSON line; exit code 1 if fewer than 95 % are reproduced, or not all others are different. About 20 minutes
 on a quiet machine of two cores.

@@ -73,7 +73,7 @@ def follow(dashboard: Dashboard, name: str, delays: list[float], until: float) -
 
 
 def bare_seconds() -> float:
-    """How long `python -c pass` takes now: what a neighbour of this machine does to any start."""
+    """How long `python -c pass` takes now: what a neighbor of this machine does to any start."""
     begun = time.perf_counter()
     subprocess.run([sys.executable, "-c", "pass"], check=True)
     return time.perf_counter() - begun

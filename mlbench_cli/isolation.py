@@ -2,9 +2,9 @@
 
 Folders of machine-learning projects are often called `providers` or `templates`, their files `signal.py` or
 `random.py`, and PYTHONPATH often names them. None of that may take the place of this tool's modules, of the standard
-library or of an installed package, in the tool or in the ranks of a catalogue task.
+library or of an installed package, in the tool or in the ranks of a catalog task.
 
-`python isolation.py PACKAGES MODULE [ARGUMENT...]` is how a rank of a catalogue task is started: as `python -m MODULE`,
+`python isolation.py PACKAGES MODULE [ARGUMENT...]` is how a rank of a catalog task is started: as `python -m MODULE`,
 with `task_images` from beside this file. PACKAGES are further folders of installed packages, joined as in PYTHONPATH.
 
 Standard library only, and of that only what every interpreter has loaded: this module is imported by every command.

@@ -5,7 +5,7 @@
 #
 # BASE      image to build the base image on, with Python and pip (torch is added if it is missing); or efa, gib: the one
 #           that task_images/base/NAME.Dockerfile makes, for Amazon's fast network, for Google's RDMA
-# TF_BASE   the same for the TensorFlow task, which stands on an image of its own, without torch
+# TF_BASE   the same for the TensorFlow task, which is based on another image, without torch
 # TENSORFLOW  what that task installs if its base has none, as "tensorflow[and-cuda]>=2.20,<2.22" for GPUs
 # INDEX     package index for torch, if not pip's own
 # REGISTRY  prefix of the images' names; by default localhost/mlbench, which is no registry: KIND clusters take images of
@@ -37,7 +37,7 @@ for task; do
   parent=$(read_key extends "task_images/$task/task.yaml")
   set -- "task_images/$task/task.yaml" ${parent:+"task_images/$parent/task.yaml"}
   image=$(read_key image "$@")
-  if [ -f "task_images/$task/Dockerfile" ]; then  # which names a base of its own
+  if [ -f "task_images/$task/Dockerfile" ]; then  # which names its own base image
     docker build --quiet --file "task_images/$task/Dockerfile" --tag "$registry/$image:$version" \
       ${TF_BASE:+--build-arg "BASE=$TF_BASE"} ${TENSORFLOW:+--build-arg "TENSORFLOW=$TENSORFLOW"} .
   else

@@ -26,7 +26,7 @@ MLBENCH_SERVERS                  number of parameter servers
 MLBENCH_ATTEMPT                  how often the ranks of this run have been started again; not there: 0
 MLBENCH_CHECKPOINT_DIR           folder for checkpoints that ranks are started again from; not there: none are
 MLBENCH_CHECKPOINT_EVERY         time between those checkpoints (30s, 5m), or their number of updates (200)
-MLBENCH_RESUME                   the checkpoint in that folder to go on from; empty: from the beginning
+MLBENCH_RESUME                   the checkpoint in that folder to resume from; empty: start from scratch
 MLBENCH_SURVIVE                  1 if a rank that loses another one is to wait for the next attempt; else not there
 MLBENCH_SHRUNK                   1 if there are fewer ranks than when that checkpoint was written; else not there
 MLBENCH_COLLECTIVE_SECONDS       longest time that a rank may keep the others waiting in a collective

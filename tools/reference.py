@@ -179,7 +179,7 @@ def _describe_command(command: Any, path: str, parent: Any, heading: str) -> Ite
 
 
 def describe_tasks(tasks: Mapping[str, Task]) -> str:
-    """The page of the catalogue: every task with its parameters and their value in each preset."""
+    """The page of the catalog: every task with its parameters and their value in each preset."""
     parts = [
         GENERATED,
         "# Tasks",

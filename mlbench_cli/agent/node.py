@@ -26,7 +26,7 @@ from mlbench_cli.agent.clock import ClockWatch, read_clocks
 from mlbench_cli.agent.interfaces import find_interface, list_addresses
 from mlbench_cli.agent.lock import MachineLock, describe_holder, order_nodes
 from mlbench_cli.agent.messages import fill_in
-from mlbench_cli.agent.processes import is_signalled, kill_processes
+from mlbench_cli.agent.processes import is_signaled, kill_processes
 from mlbench_cli.agent.rendezvous import RankLink
 from mlbench_cli.agent.streams import INDEX
 
@@ -446,7 +446,7 @@ class NodeAgent(Agent):
 
     def _on_exit(self, rank: Rank) -> None:
         """A batch system that ends a job signals ranks and agents alike: then a rank has not failed by itself."""
-        if self.state["ended"] is None and not self.cancelled and is_signalled(rank.pid):
+        if self.state["ended"] is None and not self.cancelled and is_signaled(rank.pid):
             time.sleep(SIGNAL_SECONDS)  # this process's own signal may come a moment later
         if self.cancelled:
             self._stop("cancelled", GRACE)

@@ -1,6 +1,6 @@
 """The frozen spec of a run, once more: `mlbench run --from ARCHIVE`, and `mlbench reproduce`.
 
-An archive may come from a stranger, so nothing in it is executed because the archive says so. A catalogue task runs the
+An archive may come from a stranger, so nothing in it is executed because the archive says so. A catalog task runs the
 installed program only. Everything else that its author chose to execute, mount or pass is an `AuthorsProgram`, which
 somebody on this machine must agree to.
 """
@@ -32,7 +32,7 @@ from mlbench_cli.tasks.provenance import collect_provenance
 from mlbench_cli.util.text import one_line
 
 # Fields by which an author can choose how much is run, measured and reserved, but no code, files or rights. Every other
-# field, also one that is added later, is shown and agreed to unless it has its default or is the catalogue's.
+# field, also one that is added later, is shown and agreed to unless it has its default or is the catalog's.
 _HARMLESS = frozenset({
     "name", "cluster", "engine", "task", "preset", "backend", "workers", "parameters", "run_on_all", "goal", "seed",
     "processes_per_worker", "device", "gpus_per_worker", "cpus", "share_machine", "method", "servers_on", "network",
@@ -248,7 +248,7 @@ def _authors_choices(spec: RunSpec, cluster: Cluster) -> Iterator[tuple[str, str
     """Field and value of everything in the spec that decides which code, files and rights the run gets."""
     expected: dict[str, object] = {}
     if spec.runs_task_program:
-        expected = _require_catalogue_program(spec, cluster)
+        expected = _require_catalog_program(spec, cluster)
     else:
         import shlex
 
@@ -263,14 +263,14 @@ def _authors_choices(spec: RunSpec, cluster: Cluster) -> Iterator[tuple[str, str
             yield name, str(options[name])
 
 
-def _require_catalogue_program(spec: RunSpec, cluster: Cluster) -> dict[str, object]:
-    """Refuse a catalogue task that would run another program than the installed catalogue's; its image and path."""
+def _require_catalog_program(spec: RunSpec, cluster: Cluster) -> dict[str, object]:
+    """Refuse a catalog task that would run another program than the installed catalog's; its image and path."""
     if find_rules(spec.task, spec.preset) is None:
-        raise _refusal(f'the task "{spec.task}" is not in this catalogue (mlbench {__version__})')
+        raise _refusal(f'the task "{spec.task}" is not in this catalog (mlbench {__version__})')
     task = load_task(spec.task)
     if spec.argv != task.command:
         raise _refusal(
-            f'it claims to be the task "{spec.task}", but its command is not that of the catalogue',
+            f'it claims to be the task "{spec.task}", but its command is not that of the catalog',
             hint=f"Do not trust this archive. To run the task itself: mlbench run NAME {spec.workers} "
             f"--task {spec.task}",
         )
@@ -297,13 +297,13 @@ def _cluster(spec: RunSpec, store: Store) -> Cluster:
 
 
 def _require_same_task(spec: RunSpec, document: Any) -> None:
-    """Refuse a task whose rules are not those of then: goal, presets or command of the catalogue have changed."""
+    """Refuse a task whose rules are not those of then: goal, presets or command of the catalog have changed."""
     then = document.get("task")
     if then is None:
         return
     rules = find_rules(spec.task, spec.preset)
     if rules is None:
-        raise _refusal(f'the task "{spec.task}" is not in this catalogue (mlbench {__version__})')
+        raise _refusal(f'the task "{spec.task}" is not in this catalog (mlbench {__version__})')
     if rules.to_dict() != then:
         changed = [key for key, value in rules.to_dict().items() if then.get(key) != value]
         raise _refusal(
@@ -313,7 +313,7 @@ def _require_same_task(spec: RunSpec, document: Any) -> None:
 
 
 def _require_same_code(spec: RunSpec, document: Any) -> None:
-    """Refuse a local run of a catalogue task whose installed code is not that of then."""
+    """Refuse a local run of a catalog task whose installed code is not that of then."""
     then = ((document.get("provenance") or {}).get("code") or {}).get("digest")
     if then is None or spec.engine != "local":
         return

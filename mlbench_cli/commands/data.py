@@ -97,7 +97,7 @@ def prepare(
 ) -> None:
     """Download, check and convert the data of a task, so runs start without waiting.
 
-    Official archives are downloaded if their licence allows it; others must be in the folder, or named with --import.
+    Official archives are downloaded if their license allows it; others must be in the folder, or named with --import.
     After an interruption the same command continues the work. Prints what the data are: number of samples, a
     digest, and whether they are the official ones. With --claim a run of one worker from the task's image does it;
     with --size the claim is created if there is none.

@@ -65,7 +65,9 @@ def export(
     is_online: Annotated[
         bool, typer.Option("--online", help="wandb: upload to the server instead of writing a folder")
     ] = False,
-    organisation: Annotated[str, typer.Option("--organisation", help="mllog: submitting organization")] = "none",
+    organization: Annotated[
+        str, typer.Option("--organization", "--organisation", help="mllog: submitting organization")
+    ] = "none",
     platform: Annotated[str, typer.Option("--platform", help="mllog: name of the system; default: the cluster")] = "",
     status: Annotated[str, typer.Option("--status", help=f"mllog: {', '.join(STATUSES)}")] = "research",
     unproven: Unproven = False,
@@ -96,7 +98,7 @@ def export(
             if form in TRACKERS:
                 written = _export_runs(archives, _sink_maker(form, target, is_online))
             else:
-                written = _write_files(form, Path(target), archives, (organisation, platform, status))
+                written = _write_files(form, Path(target), archives, (organization, platform, status))
     if output is Format.json:
         console.out_json({"form": str(form), "target": target, "exported": written})
         return

@@ -49,7 +49,7 @@ SHOWN = 12  # rows of the Pareto line
 
 
 def plan(
-    task: Annotated[str, typer.Argument(metavar="TASK", help="task of the catalogue")],
+    task: Annotated[str, typer.Argument(metavar="TASK", help="task of the catalog")],
     goal: Annotated[
         str | None, typer.Option("--goal", metavar="full|light", help="goal of the task; default: the calibrated run's")
     ] = None,

@@ -1,4 +1,4 @@
-"""`mlbench tasks`: the catalogue."""
+"""`mlbench tasks`: the catalog."""
 
 import shlex
 from typing import Annotated, Any

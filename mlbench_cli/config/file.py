@@ -48,9 +48,7 @@ SETTINGS = {
     for setting in (
         Setting("cluster", "name", "cluster to run on", "the cluster chosen with set-cluster, else local"),
         Setting("data-dir", "folder", "folder with the data sets, for runs on this machine", "none"),
-        Setting(
-            "registry", "prefix", "prefix of the catalogue's images, for clusters without one of their own", "none"
-        ),
+        Setting("registry", "prefix", "prefix of the catalog's images, for clusters without one of their own", "none"),
         Setting("namespace", "name", "Kubernetes namespace, for clusters without one of their own", "default"),
         Setting("timeout", "duration", "longest time of a worker from its start to its end", "24h"),
         Setting("on-end", "command", "shell command to run at the end of each run", "none"),

@@ -51,5 +51,5 @@ def explain_unknown_branch(kind: str, branch: int) -> str | None:
     return (
         f"The driver of the workers is of the branch {branch}; Google's plugin for NCCL is known for "
         f"{', '.join(str(number) for number in known)}. That of {chosen.branch} is installed. If NCCL does not use it, "
-        "results are labelled slow_network."
+        "results are labeled slow_network."
     )

@@ -330,7 +330,7 @@ def _parse_link(item: Item, words: list[str], shown: str, example: str) -> Item:
         shape = parse_network(words[0], "the rate")
     except UsageError as error:
         raise _error(shown, error.message.rstrip("."), example) from None
-    if shape.delay or shape.is_modelled:
+    if shape.delay or shape.is_modeled:
         raise _error(shown, "only the rate of a link can change", example)
     return replace(item, rate=shape.rate)
 

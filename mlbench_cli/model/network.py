@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from mlbench_cli.errors import UsageError
 
 MODEL = "model:"
-MODELLED, NOT_SHAPED = "model", "none"  # methods in network.json, besides those of the engine
+MODELED, NOT_SHAPED = "model", "none"  # methods in network.json, besides those of the engine
 NOT_AS_ASKED = "network_not_as_asked"  # finding code on every engine for a network that could not be provided
 NOT_AS_ASKED_HINT = "Ask for another one or fewer workers, or wait until the machine is idle."
 MIN_RATE = 1e5  # bits per second
@@ -56,22 +56,22 @@ def worker_address(worker: int) -> str:
     return f"{SUBNET}.{worker + 1}"
 
 
-def is_modelled(text: str) -> bool:
+def is_modeled(text: str) -> bool:
     """Whether the text of a network (see NetworkShape) is a model instead of an emulated network."""
     return text.startswith(MODEL)
 
 
 class NetworkShape(NamedTuple):
-    """`rate` in bits per second, one-way `delay` in seconds; `is_modelled`: computed by a formula, not emulated."""
+    """`rate` in bits per second, one-way `delay` in seconds; `is_modeled`: computed by a formula, not emulated."""
 
     rate: float
     delay: float = 0.0
-    is_modelled: bool = False
+    is_modeled: bool = False
 
     def __str__(self) -> str:
         """The canonical text: "1gbit,5ms", "100mbit", "model:10gbit,50us"."""
         delay = f",{_with_unit(self.delay, _DELAYS)}" if self.delay else ""
-        return f"{MODEL if self.is_modelled else ''}{_with_unit(self.rate, _RATES)}{delay}"
+        return f"{MODEL if self.is_modeled else ''}{_with_unit(self.rate, _RATES)}{delay}"
 
     @property
     def message_delay(self) -> str:
@@ -106,7 +106,7 @@ def parse_network(text: str, what: str = "--network") -> NetworkShape:
     shape = NetworkShape(
         _parse_part(rate, _RATE, _RATES, "rate", text, what),
         _parse_part(others[0], _DELAY, _DELAYS, "delay", text, what) if others else 0.0,
-        is_modelled(plain),
+        is_modeled(plain),
     )
     if not MIN_RATE <= shape.rate <= MAX_RATE:
         raise UsageError(f"{what} {text[:60]}: the rate must be from 100kbit to 100tbit.")
@@ -143,7 +143,7 @@ MAX_BURST = 1.10  # rate of the first MiB after a pause relative to the steady r
 
 
 # Overhead to add for rate limiters that are not ours, so that the payload has the requested rate: headers and
-# acknowledgements take 4 to 6.4 % of packets of 1500 bytes and 1 % of 9000 bytes.
+# acknowledgments take 4 to 6.4 % of packets of 1500 bytes and 1 % of 9000 bytes.
 HEADER_FACTOR = 1.025
 
 
@@ -181,8 +181,8 @@ def network_phrase(summary: Mapping[str, Any]) -> str:
     figures += [] if trip is None else [f"RTT {format_seconds(trip)}"]
     if asked is None:
         return ", ".join(figures) if summary["networks"] != 1 else ""
-    if summary["method"] == MODELLED:
-        return f"modelled {asked.removeprefix(MODEL)}, computed by a formula and not measured"
+    if summary["method"] == MODELED:
+        return f"modeled {asked.removeprefix(MODEL)}, computed by a formula and not measured"
     got = f"got {', '.join(figures)}" if figures else "not measured"
     text = f"emulated {asked} ({got})"
     return text if summary["held"] else f"{text}, which did not hold: {'; '.join(summary['problems'])}"

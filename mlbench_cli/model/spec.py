@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from mlbench_cli.errors import UsageError, did_you_mean
-from mlbench_cli.model.network import NetworkMethod, is_modelled, parse_network
+from mlbench_cli.model.network import NetworkMethod, is_modeled, parse_network
 
 SPEC_VERSION = 1
 # Kubernetes appends a suffix to pod names and a Service wants a DNS label that begins with a letter.
@@ -93,7 +93,7 @@ class KubernetesOptions:
     data_claim: str | None = None  # a persistent volume claim, mounted at data_dir
     template_dir: str | None = None
     host_network: bool = False
-    registry: str | None = None  # prefix of catalogue images
+    registry: str | None = None  # prefix of catalog images
     spread: bool = True  # one worker per node
     share_nodes: bool = False  # also nodes on which another run measures
     egress: bool = True  # workers may connect to the outside; False: to each other and to DNS only
@@ -132,7 +132,7 @@ class RunSpec:
     name: str  # NAME-N
     cluster: str
     engine: str  # local | kubernetes | slurm | hosts
-    task: str  # catalogue name, or "custom"
+    task: str  # catalog name, or "custom"
     preset: str  # of the task's; or open, or custom
     argv: tuple[str, ...]
     backend: str
@@ -204,7 +204,7 @@ class RunSpec:
     @property
     def has_shaped_network(self) -> bool:
         """Whether the run's workers are joined by a network that is made for it, and proved by probes."""
-        return self.network is not None and not is_modelled(self.network) and self.workers > 1
+        return self.network is not None and not is_modeled(self.network) and self.workers > 1
 
     @property
     def has_faults(self) -> bool:
@@ -240,7 +240,7 @@ class RunSpec:
 
     @property
     def runs_task_program(self) -> bool:
-        """Whether the ranks run a catalogue task's own program, and not a command of the user."""
+        """Whether the ranks run a catalog task's own program, and not a command of the user."""
         return CUSTOM not in (self.task, self.preset) and self.preset != OPEN
 
     @property

@@ -68,7 +68,7 @@ def resolve(
 ) -> tuple[RunSpec, ...]:
     """One spec per number of workers, in the order given. Raises UsageError or NotFoundError for what cannot work.
 
-    `machine` describes the local cluster, `tasks` is the catalogue; None means this machine and the shipped tasks.
+    `machine` describes the local cluster, `tasks` is the catalog; None means this machine and the shipped tasks.
     """
     check_names(request)
     use_task_folder(request.task_path)

@@ -31,7 +31,7 @@ def resolve_method(
     changes = split_set(request.set)[1]
     if request.servers is not None:
         changes["servers"] = str(request.servers)
-    if request.network is not None and (network := parse_network(request.network)).is_modelled:
+    if request.network is not None and (network := parse_network(request.network)).is_modeled:
         if "delay" in changes:
             raise UsageError("--network model:... and --set comm.delay exclude each other.")
         changes["delay"] = network.message_delay

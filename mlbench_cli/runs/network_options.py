@@ -4,7 +4,7 @@ import sys
 from dataclasses import replace
 
 from mlbench_cli.errors import UsageError, did_you_mean
-from mlbench_cli.model.network import MODEL, NetworkMethod, is_modelled, parse_network
+from mlbench_cli.model.network import MODEL, NetworkMethod, is_modeled, parse_network
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.model.spec import KubernetesOptions, RunSpec
 from mlbench_cli.runs.request import Request
@@ -18,7 +18,7 @@ def resolve_network(request: Request) -> str | None:
     if request.network is None:
         return None
     shape = parse_network(request.network)
-    if shape.is_modelled and (request.task is None or request.command is not None):
+    if shape.is_modeled and (request.task is None or request.command is not None):
         raise UsageError(
             f"--network {shorten(request.network)}: modeled networks delay the gradients of tasks, "
             "not of your own command.",
@@ -47,7 +47,7 @@ def _choose_method(asked: str | None, cluster: Cluster, network: str | None) -> 
         if asked is not None:
             raise UsageError(f"--network-method {asked} needs --network.", hint="For example --network 1gbit.")
         return None
-    if is_modelled(network):
+    if is_modeled(network):
         raise UsageError(
             f"--network {network}: modeled networks are only for local runs, because the cluster's own network "
             "would come on top.",
@@ -75,7 +75,7 @@ def _choose_method(asked: str | None, cluster: Cluster, network: str | None) -> 
 
 def check_network(spec: RunSpec) -> None:
     """Refuse a network of its own for a run whose ranks would not use it."""
-    if spec.network is None or is_modelled(spec.network):
+    if spec.network is None or is_modeled(spec.network):
         return
     if spec.engine == "local" and sys.platform != "linux":
         raise UsageError("--network needs Linux network namespaces.", hint="Leave out --network.")

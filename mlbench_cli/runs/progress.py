@@ -262,6 +262,6 @@ class ProgressTracker:
 
 
 def find_goal(spec: RunSpec) -> Goal | None:
-    """The goal that a task of the catalogue has under this spec; None for a custom command or a task without one."""
+    """The goal that a task of the catalog has under this spec; None for a custom command or a task without one."""
     rules = find_rules(spec.task, spec.preset)
     return None if rules is None else rules.find_goal(spec.parameters, spec.goal)

@@ -34,7 +34,7 @@ class PresetChoice:
 
 @dataclass(frozen=True)
 class TaskChoice:
-    """A task of the catalogue. `data` says which files it needs, if they must be put somewhere by hand."""
+    """A task of the catalog. `data` says which files it needs, if they must be put somewhere by hand."""
 
     name: str
     title: str

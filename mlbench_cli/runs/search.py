@@ -76,7 +76,7 @@ class Trial:
 
 
 def parse_search(request: Request, task: Task) -> Search:
-    """The search of a request for a task of the catalogue. Raises UsageError that says what is wrong with it."""
+    """The search of a request for a task of the catalog. Raises UsageError that says what is wrong with it."""
     text = request.search or ""
     if request.matrix or request.include:
         raise UsageError("--search and --matrix exclude each other.", hint="Run a search for each setting.")

@@ -83,7 +83,7 @@ OPERATIONS: tuple[tuple[str, str, str, tuple[_Parameter, ...], str], ...] = (
         "application/json",
     ),
     ("get", "/api/v1/questions", "What mlbench run asks, with the answers to choose from", (), "application/json"),
-    ("get", "/api/v1/tasks", "The catalogue", (), "application/json"),
+    ("get", "/api/v1/tasks", "The catalog", (), "application/json"),
     ("get", "/api/v1/clusters", "The known clusters", (), "application/json"),
     ("get", "/api/v1/openapi.json", "This document", (), "application/json"),
     ("get", "/metrics", "The newest runs for Prometheus", (), "text/plain"),

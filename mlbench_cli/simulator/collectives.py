@@ -149,7 +149,7 @@ class RingCollectives:
 
 @dataclass(frozen=True)
 class Topology:
-    """`nodes` of `per_node` ranks each. Links: inside a node, and a node's share of the network per rank's neighbour.
+    """`nodes` of `per_node` ranks each. Links: inside a node, and a node's share of the network per rank's neighbor.
 
     `oversubscription` divides the network's rate when all nodes use it: 2 for a core with half of the edge's capacity.
     """

@@ -1,12 +1,12 @@
 """gloo's rings as events (structure: allreduce.cc, allgather.cc and transport/tcp/pair.cc of pytorch/gloo).
 
-A buffer is cut into segments of at most 1 MiB, at least two for each rank. Each rank passes them to its left neighbour,
+A buffer is cut into segments of at most 1 MiB, at least two for each rank. Each rank passes them to its left neighbor,
 two in flight, first reduced (reduce-scatter), then complete (all-gather). An all-gather alone is the second phase, with
 two segments for each rank. A send waits for the receiver's "ready"
 message, so a hop costs two latencies and not one: the textbook's 2 (n-1) alpha is 30 % off on real networks.
 
 All ranks run the same program at the same time on equal links, so one rank stands for all: what it sends arrives from
-its neighbour at the same moment. That makes 10 000 ranks as cheap as their number of messages.
+its neighbor at the same moment. That makes 10 000 ranks as cheap as their number of messages.
 """
 
 import heapq

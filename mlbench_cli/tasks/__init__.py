@@ -1,4 +1,4 @@
-"""The catalogue: tasks and their parameters, data files, images and the provenance of code.
+"""The catalog: tasks and their parameters, data files, images and the provenance of code.
 
 Start at `catalog.py`.
 """

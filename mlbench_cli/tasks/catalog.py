@@ -1,4 +1,4 @@
-"""The catalogue of tasks: folders under task_images/ with a `task.yaml`, and external tasks (task_sources.py), parsed
+"""The catalog of tasks: folders under task_images/ with a `task.yaml`, and external tasks (task_sources.py), parsed
 and checked.
 
 A task.yaml looks like this (`extends`, `settings`, `presets`, `packages`, `legacy_name`, `goal`, `method`, `files`,
@@ -131,7 +131,7 @@ class WorkersRule(NamedTuple):
 
 @dataclass(frozen=True)
 class Task:
-    """A task of the catalogue, as described by its task.yaml."""
+    """A task of the catalog, as described by its task.yaml."""
 
     name: str
     number: str
@@ -193,7 +193,7 @@ class Task:
 
 @dataclass(frozen=True)
 class TaskRules:
-    """What the judge needs to know about a task. Stored in run.json, because later catalogues may differ.
+    """What the judge needs to know about a task. Stored in run.json, because later catalogs may differ.
 
     `spec` and `preset` are the parameters of the preset `spec` and of the run's preset (`spec` if it has none).
     """
@@ -238,7 +238,7 @@ class TaskRules:
 
 
 def find_rules(task: str, preset: str) -> TaskRules | None:
-    """The rules of a task in this catalogue; None if it is unknown. Reads only that task's file."""
+    """The rules of a task in this catalog; None if it is unknown. Reads only that task's file."""
     found = _load_one(task)
     return None if found is None else TaskRules.of(found, preset)
 
@@ -255,7 +255,7 @@ def rename_parameters(task: str, values: Mapping[str, Any]) -> Mapping[str, Any]
 
 
 def load_task(name: str, tasks: Mapping[str, Task] | None = None) -> Task:
-    """The task with this name in the catalogue or in `tasks`. Raises NotFoundError with the nearest name."""
+    """The task with this name in the catalog or in `tasks`. Raises NotFoundError with the nearest name."""
     tasks = load_catalog() if tasks is None else tasks
     if name not in tasks:
         raise NotFoundError(
@@ -284,7 +284,7 @@ def load_catalog(root: Path | None = None) -> dict[str, Task]:
 
 
 def use_task_folder(path: str | None) -> None:
-    """Add the tasks in the folder `path` to the catalogue of this process and its children."""
+    """Add the tasks in the folder `path` to the catalog of this process and its children."""
     if use_task_path(path):
         load_catalog.cache_clear()
         _load_one.cache_clear()
@@ -299,7 +299,7 @@ def _parse_source(source: TaskSource) -> Task:
 
 @cache
 def _load_one(name: str) -> Task | None:
-    """One task of this catalogue without parsing the others; None if it is missing or damaged."""
+    """One task of this catalog without parsing the others; None if it is missing or damaged."""
     path = _tasks_folder() / name / "task.yaml"
     if not _TASK_NAME.fullmatch(name):
         return None

@@ -25,7 +25,7 @@ GIT_SECONDS = 5.0  # timeout of git; a large repository on a slow disk is left o
 
 @dataclass(frozen=True)
 class TaskCode:
-    """The code of a catalogue task on this machine. `digest`: environment.digest_task_code, hex SHA-256."""
+    """The code of a catalog task on this machine. `digest`: environment.digest_task_code, hex SHA-256."""
 
     task: str
     digest: str
@@ -64,7 +64,7 @@ class Provenance:
 
     command_line  as given to mlbench, without secrets
     code          None for a command of the user
-    source        None for a catalogue task, on clusters, and without a git repository
+    source        None for a catalog task, on clusters, and without a git repository
     packages      name to version, of the environment that runs the ranks; None on clusters, where rank 0 reports them
     machine       None on clusters, where each rank reports its own
     session       identifies this machine and its boot, to group runs; None on clusters

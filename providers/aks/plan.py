@@ -102,7 +102,7 @@ def _warn(options: AksOptions, machine: Machine, count: int, details: AksDetails
         )
     if options.compact_placement and not options.zones:
         warnings.append(
-            "--compact-placement without --zones: the data centre of the first machine may not have the others "
+            "--compact-placement without --zones: the data center of the first machine may not have the others "
             "(OverconstrainedAllocationRequest)."
         )
     return warnings

@@ -63,7 +63,7 @@ class NodeTopology(Part):
         """Label nodes; returns why some have no labels, or None."""
         with open_young_cluster(self.plane.access) as api:
             nodes = api.get("/api/v1/nodes", labelSelector=f"{ROLE_LABEL}={WORKER}")["items"]
-            lacking = {instance: _name(node) for node in nodes if (instance := _find_unlabelled(node))}
+            lacking = {instance: _name(node) for node in nodes if (instance := _find_unlabeled(node))}
             places = find_places(self.plane.aws, list(lacking)) if lacking else {}
             for instance, layers in places.items():
                 labels = {LAYER_LABEL.format(number): layer for number, layer in enumerate(layers, 1)}
@@ -92,7 +92,7 @@ def find_places(aws: Aws, instances: Sequence[str]) -> dict[str, list[str]]:
     return found
 
 
-def _find_unlabelled(node: Mapping[str, Any]) -> str | None:
+def _find_unlabeled(node: Mapping[str, Any]) -> str | None:
     """The ID of a node's instance; None if it already has labels, or is not an EC2 instance."""
     if LAYER_LABEL.format(1) in (node["metadata"].get("labels") or {}):
         return None

@@ -24,7 +24,7 @@ def list_orphans(cluster: Cluster, objects: Sequence[WorkloadObject]) -> list[Or
     orphans = []
     paths = {item.handle.partition("/zones/")[2] for item in objects if item.kind == "PersistentVolume"}
     for disk in [
-        *_list_labelled_disks(compute, cluster),
+        *_list_labeled_disks(compute, cluster),
         *(_find_disk(compute, f"/zones/{path}") for path in paths if path),
     ]:
         if disk is not None:
@@ -57,7 +57,7 @@ def orphan_command(cluster: Cluster, item: WorkloadObject | None) -> str:
     )
 
 
-def _list_labelled_disks(compute: Compute, cluster: Cluster) -> list[dict[str, Any]]:
+def _list_labeled_disks(compute: Compute, cluster: Cluster) -> list[dict[str, Any]]:
     """Disks in all zones (a regional cluster has machines in several), but not those of a cluster with the same name
     elsewhere."""
     wanted = f"(labels.{LABEL}={cluster.name}) (labels.{PLACE_LABEL}={_location(cluster)})"

@@ -108,7 +108,7 @@ def _network_warnings(options: GkeOptions, machine: Machine, count: int) -> list
     elif fabric and count > 1:
         warnings.append(
             f"{machine.name} has {fabric.gbits} Gbit/s of {fabric.name}, which this cluster does not set up "
-            "(--fast-network): between machines, NCCL will use TCP over one network card, and results are labelled "
+            "(--fast-network): between machines, NCCL will use TCP over one network card, and results are labeled "
             "slow_network."
         )
     if options.private_nodes:

@@ -16,7 +16,7 @@ from providers.pricing import FetchedPrices
 
 ENDPOINT = "https://cloudbilling.googleapis.com"
 COMPUTE_ENGINE = "6F81-5844-456A"  # service ID; a wrong one returns 200 with an empty list
-SOURCE = "Cloud Billing catalogue"
+SOURCE = "Cloud Billing catalog"
 OTHER_MACHINES = (
     "e2-standard-2",
     "e2-standard-4",

@@ -101,7 +101,7 @@ class KindProvider:
         image_of(options)
         details = {"nodes": nodes, "gpus_per_node": 0, "functional_only": True, "options": asdict(options)}
         if options.registry_port is not None:
-            details["registry"] = f"localhost:{options.registry_port}"  # if runs look for the catalogue's images
+            details["registry"] = f"localhost:{options.registry_port}"  # if runs look for the catalog's images
         return Cluster(name, self.name, "creating", details=details)
 
     def plan(self, cluster: Cluster) -> Plan:

@@ -15,9 +15,9 @@ def make(collective: str, buffers: Buffers, elements: int, place: str) -> Call:
     """The call with its buffers. Raises NotImplementedError for what the framework does not have."""
     ranks = open_framework(buffers.world)
     if collective not in ranks.collectives:
-        raise NotImplementedError(f"{ranks.title} does not have it, or it is not measured")
+        raise NotImplementedError(f"{ranks.title} does not support it, or it is not measured")
     if place == IN_PLACE and collective not in ranks.in_place:
-        raise NotImplementedError(f"{ranks.title} has it out of place only: --set places=out_of_place")
+        raise NotImplementedError(f"{ranks.title} supports it only out of place: --set places=out_of_place")
     fill, wrong, size = _MAKERS[collective](buffers, elements)
     host = buffers.allocate(size)
     compiled = ranks.collective(collective, donate=place == IN_PLACE)

@@ -21,7 +21,7 @@ CLOCKS = {
     "sample is the maximum over ranks of the time from a rank's call to its return (on GPUs: until the device is done)",
     PIPELINED: "after a barrier, calls follow each other without a pause, as in nccl-tests; a sample is the maximum "
     "over ranks of a round's time divided by its calls (on GPUs: between two events of the device, one "
-    "synchronisation per round); buffers hold zeros in the rounds, and one checked call precedes and follows them",
+    "synchronization per round); buffers hold zeros in the rounds, and one checked call precedes and follows them",
 }
 BANDWIDTH = "algbw = S / p50, GB = 10^9 bytes"
 MIN_SAMPLES = 3
@@ -129,7 +129,7 @@ def make(world: World, buffers: Buffers, series: Series, elements: int) -> Call:
             call = framework_operations.make(series.collective, buffers, elements, series.place)
         else:
             call = COLLECTIVES[series.collective].make(buffers, elements, series.place)
-    except RuntimeError as error:  # torch.OutOfMemoryError is one; the allocator of the CPU has no class of its own
+    except RuntimeError as error:  # torch.OutOfMemoryError is one; the CPU allocator's error has no class
         if not isinstance(error, torch.OutOfMemoryError) and "memory" not in str(error):
             raise
     if world.max([call is None])[0] or call is None:
@@ -197,7 +197,7 @@ def check(world: World, series: Series, elements: int, call: Call) -> None:
         ranks = ", ".join(f"{count} on rank {rank}" for rank, count in list(bad.items())[:8])
         raise WrongResultError(
             f"{series} of {elements} numbers gave a wrong result: wrong elements: {ranks}",
-            "The figures of this backend mean nothing until that is understood.",
+            "Do not trust this backend's figures until the cause is known.",
         )
 
 

@@ -1,4 +1,4 @@
-"""The search for a bad node or link: every pair of ranks by itself in n - 1 rounds, and who is slow with whom.
+"""The search for slow nodes and links: each pair of ranks is measured separately, in n - 1 rounds.
 
 Rounds are a 1-factorization (the circle method, as in SuperBench): in each of them every rank exchanges with another
 one, and after all of them every two ranks have met once. An odd number of ranks leaves one out in each round.
@@ -95,7 +95,7 @@ def _usual(seconds: Mapping[Pair, float], ranks: int) -> float:
 
 
 def _cover(slow: Sequence[Pair]) -> tuple[int, ...]:
-    """Few ranks that are in all slow pairs: always the one that is in most of those that are left."""
+    """A small set of ranks that covers all slow pairs: greedily, the rank in most of the remaining pairs."""
     left, chosen = list(slow), []
     while left:
         counts: dict[int, int] = {}

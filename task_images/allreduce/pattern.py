@@ -43,7 +43,7 @@ class Tile:
         return int((tiled != tile).sum()) + int((rest != tile[: len(rest)]).sum())
 
     def _cut(self, buffer: Tensor, shift: int) -> tuple[Tensor, Tensor, Tensor]:
-        """The tile, and views of `buffer`: as many whole tiles as fit, [tiles, tile], and what is left."""
+        """The tile, and views of `buffer`: as many whole tiles as fit, [tiles, tile], and the remainder."""
         start = shift % self._length
         whole = len(buffer) // self._length * self._length
         return self._values[start : start + self._length], buffer[:whole].view(-1, self._length), buffer[whole:]

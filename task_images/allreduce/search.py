@@ -1,4 +1,4 @@
-"""Measures every pair of ranks by itself, and says which node or link is slow (pairs.py)."""
+"""Measures each pair of ranks separately and finds slow nodes and links (pairs.py)."""
 
 import time
 from typing import Any
@@ -28,7 +28,7 @@ def search(world: World, tracker: Tracker, report: Reporter, size: int) -> dict[
         if verdict.kind in ("none", "cannot_tell") or is_certain(passes, verdict.slow, world.size):
             break
         if len(passes) == MAX_PASSES:
-            reason = f"too many pairs look slow now and then, in {MAX_PASSES} passes"
+            reason = f"too many pairs are slow only in some of {MAX_PASSES} passes"
             verdict = Verdict("cannot_tell", (), verdict.slow, reason)
             break
     hosts = _hosts(world)

@@ -31,7 +31,7 @@ def line(row: Row) -> str:
 def describe_fit(series: Series, fit: Fit | None, ranks: int) -> str:
     """The fit in words, with latency and bandwidth of a single link if the collective's model gives them."""
     if fit is None:
-        return "fit: none, it needs three sizes"
+        return "no fit: it needs at least three sizes"
     kind = COLLECTIVES[series.collective]
     line = f"fit t = alpha + S * beta: alpha {fit.alpha_us:.4g} ± {fit.alpha_error_us:.2g} us"
     link = ", b too small to tell"

@@ -114,7 +114,7 @@ def main(contract: Contract) -> None:
         "protocol": settings.protocol,
         "ranks": world.size,
         "mode": settings.mode,
-        "clock": CLOCKS[settings.mode] if settings.protocol == "current" else "rank 0's own, mean only",
+        "clock": CLOCKS[settings.mode] if settings.protocol == "current" else "times of rank 0, mean only",
         "formulas": _formulas({one.series.collective for one in measured}),
         "series": [one.to_dict(settings.samples) for one in measured],
         "not_supported": [{"series": str(series), "why": why} for series, why in refused.items()],
@@ -147,12 +147,12 @@ def _check(settings: Settings, ranks: int) -> None:
     if settings.mode == PIPELINED and settings.protocol == "legacy":
         raise TaskUsageError("the protocol legacy has no pipelined mode", "Leave out --preset legacy.")
     if settings.protocol == "legacy" and (settings.collectives, settings.places) != (["all_reduce"], [IN_PLACE]):
-        raise TaskUsageError("the protocol legacy knows the all-reduce in place only", "Leave out --preset legacy.")
+        raise TaskUsageError("the protocol legacy supports only the all-reduce, in place", "Leave out --preset legacy.")
     if settings.search_bytes and ranks < 2:
-        raise TaskUsageError("a search among pairs of ranks needs two ranks at least", "Leave out search_bytes.")
+        raise TaskUsageError("a search among pairs of ranks needs at least two ranks", "Leave out search_bytes.")
     if settings.min_busbw_gbps and (ranks == 1 or settings.protocol == "legacy"):
-        why = "one rank moves nothing" if ranks == 1 else "the protocol legacy measures none"
-        raise TaskUsageError(f"there is no bus bandwidth to hold against min_busbw_gbps: {why}")
+        why = "a single rank sends nothing" if ranks == 1 else "the protocol legacy measures no bandwidth"
+        raise TaskUsageError(f"there is no bus bandwidth to compare with min_busbw_gbps: {why}")
 
 
 # --- measuring ------------------------------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ def _all(
     refused = {series: why for series in asked if (why := _refusal(world, tracker, series))}
     if len(refused) == len(asked):
         first, why = next(iter(refused.items()))
-        raise TaskUsageError(f"the backend {world.backend} can do nothing of what is asked for; {first}: {why}")
+        raise TaskUsageError(f"the backend {world.backend} supports none of the requested measurements; {first}: {why}")
     buffers = {dtype: Buffers.of(world, dtype) for dtype in settings.dtypes}
     measured = [
         Measured(
@@ -206,7 +206,7 @@ def _refusal(world: World, tracker: Tracker, series: Series) -> str:
     if world.size < least:
         return f"it takes {least} ranks"
     if COLLECTIVES[series.collective].is_pair and world.is_gloo_on_gpu:
-        return "gloo takes no GPU tensors for messages between two ranks"
+        return "gloo does not send GPU tensors from rank to rank"
     elements, why, call = 4 * world.size, "", None
     try:
         call = make(world, Buffers.of(world, series.dtype), series, elements)
@@ -267,7 +267,7 @@ def _all_as_original(
     dtypes = [name for name in asked if name == "fp32" or world.backend not in ONLY_FP32]
     if not dtypes:
         raise TaskUsageError(
-            f"the original reduces none of the types {', '.join(settings.dtypes)} with {world.backend}"
+            f"the original supports none of the types {', '.join(settings.dtypes)} with {world.backend}"
         )
     check_sum(world)
     elements = grid(settings.min_exponent, settings.max_exponent, settings.count, duplicates=True)
@@ -288,7 +288,7 @@ def _all_as_original(
         Measured(series[dtype], elements, DTYPES[dtype].itemsize, [row for row in rows if row.dtype == dtype])
         for dtype in dtypes
     ]
-    why = f"the original measured {world.backend} in single precision only"
+    why = f"the original measured {world.backend} only in single precision"
     return measured, {series[dtype]: why for dtype in asked if dtype not in dtypes}
 
 
@@ -302,12 +302,12 @@ def _below(measured: Sequence[Measured], least: float) -> list[str]:
         peak = one.peak
         if peak is None:
             found.append(
-                f"{one.series}: no size was measured ({one.why}), {least:g} GB/s of bus bandwidth are demanded"
+                f"{one.series}: no size was measured ({one.why}), {least:g} GB/s of bus bandwidth are required"
             )
         elif (peak.busbw or 0.0) < least:
             found.append(
                 f"{one.series}: the bus bandwidth is {peak.busbw:.4g} GB/s at best, at {table.size(peak.bytes)} "
-                f"in {peak.p50_us:.4g} us; {least:g} GB/s are demanded"
+                f"in {peak.p50_us:.4g} us; {least:g} GB/s are required"
             )
     return found
 
@@ -344,7 +344,7 @@ def _conclude(
     for series, why in refused.items():
         report.say(f"not supported: {series}: {why}")
     for detour in facts.get("detours", ()):
-        report.say(f"by the backend: {detour}")
+        report.say(f"done by the backend: {detour}")
     report.say(f"{mode}: {CLOCKS[mode]}; {BANDWIDTH}")
 
 

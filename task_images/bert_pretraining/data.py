@@ -1,6 +1,6 @@
 """From text to BERT's two questions: which tokens were hidden, and does the second half follow the first?
 
-A sample is [CLS] a [SEP] b [SEP], padding behind it. a and b are neighbours in the text, or, in half of the samples, b
+A sample is [CLS] a [SEP] b [SEP], padding behind it. a and b are neighbors in the text, or, in half of the samples, b
 comes from somewhere else. 15 % of the positions are asked for: 80 % of these show [MASK], 10 % a random token, 10 % the
 token itself. One in ten samples is shorter. All of that follows from the seed, the epoch and the sample's number, so it
 is the same on any number of ranks.
@@ -85,7 +85,7 @@ class Samples:
         self.count = len(self._tokens) // self._text
         if self.count < 2:
             raise EnvironmentUnfitError(
-                f"{len(self._tokens)} tokens are too few for samples of {length}", "Take a smaller sequence_length."
+                f"{len(self._tokens)} tokens are too few for samples of {length}", "Use a smaller sequence_length."
             )
         self.length, self.asked = length, max(1, round(SHARE * length))
         self._specials, self._seed = specials, seed
@@ -224,6 +224,6 @@ def prepare_data(folder: Path, parameters: Mapping[str, object]) -> DataIdentity
     """Fetch the text that the parameters name, unless it is there, and encode it once for all runs."""
     source = str(parameters.get("data", WIKITEXT))
     if source not in (WIKITEXT, DUMP, TEXT):
-        raise TaskUsageError(f"data={source} needs no files", "Runs make these data themselves.")
+        raise TaskUsageError(f"data={source} needs no files", "Runs generate these data themselves.")
     fetch_texts(folder, source)
     return load_text(folder, int(str(parameters.get("vocabulary") or DEFAULT_VOCABULARY)), source)[0].identify()

@@ -48,7 +48,7 @@ def read_articles(path: Path, reach: Callable[[int], None]) -> Iterator[list[str
                     yield paragraphs
     except (OSError, EOFError, ElementTree.ParseError, StopIteration) as error:
         raise EnvironmentUnfitError(
-            f"{path} is no complete dump of Wikipedia: {error}", "Delete the file and prepare the data again."
+            f"{path} is not a complete dump of Wikipedia: {error}", "Delete the file and prepare the data again."
         ) from None
 
 
@@ -63,7 +63,7 @@ def plain_paragraphs(markup: str) -> list[str]:
 
 
 def _repeat(pattern: re.Pattern[str], replacement: str | Callable[[re.Match[str]], str], text: str) -> str:
-    """Replace the innermost matches until none is left."""
+    """Replace the innermost matches until there are none."""
     while (changed := pattern.sub(replacement, text)) != text:
         text = changed
     return text

@@ -77,12 +77,12 @@ def read_text(folder: Path, source: str, vocabulary: int) -> tuple[Corpus, WordP
 def _identify(source: str, counts: Mapping[str, int], digest: str, dump: str | None) -> DataIdentity:
     if source == WIKITEXT:  # the archive's own digest was compared before it was read
         return compare_data(counts, OFFICIAL, digest)
-    reason = "the data are not those that the task prescribes"
+    reason = "the data are not those specified for the task"
     return DataIdentity(counts, digest, None, f"{reason}: a dump with SHA-256 {dump}" if dump else reason)
 
 
 def _list_files(folder: Path, source: str) -> list[Path]:
-    """The files that the tokens come from, as far as they are there."""
+    """The existing source files of the tokens."""
     dump = _find_dump(folder)
     names = {
         WIKITEXT: [WIKITEXT103.archives[0].name],
@@ -184,7 +184,7 @@ def _read_vocabulary(path: Path, size: int) -> WordPiece:
     try:
         pieces = WordPiece([line.rstrip("\n") for line in _read_lines(path)])
     except ValueError as error:
-        raise EnvironmentUnfitError(f"{path}: {error}", "One piece a line, as BERT's vocab.txt.") from None
+        raise EnvironmentUnfitError(f"{path}: {error}", "One piece per line, as in BERT's vocab.txt.") from None
     if len(pieces.pieces) > size:
         raise TaskUsageError(
             f"{path} has {len(pieces.pieces)} pieces, the model's vocabulary {size}",

@@ -1,6 +1,6 @@
 """WordPiece: words into the longest known pieces; the vocabulary is imported (vocab.txt) or built from a text.
 
-A piece that goes on a word begins with "##". Text is lower-cased and stripped of accents, and punctuation stands alone,
+A piece that continues a word begins with "##". Text is lowercased and stripped of accents; punctuation stands alone,
 as in BERT's uncased vocabulary.
 """
 
@@ -60,7 +60,7 @@ class WordPiece:
 
 
 def build_vocabulary(texts: Iterable[str], size: int) -> list[str]:
-    """At most `size` pieces: the special ones, all letters, then the most frequent merges of neighbours."""
+    """At most `size` pieces: the special ones, all letters, then the most frequent merges of neighbors."""
     counts = Counter(word for text in texts for word in split_words(text) if len(word) <= _MAX_LETTERS)
     words = {word: [word[0], *(f"##{letter}" for letter in word[1:])] for word in counts}
     letters = Counter(piece for word, pieces in words.items() for piece in pieces for _ in range(1))

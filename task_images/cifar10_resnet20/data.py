@@ -1,7 +1,7 @@
 """CIFAR-10 in both forms in which its authors publish it (https://www.cs.toronto.edu/~kriz/cifar.html), or its like.
 
 The data folder, or its sub-folder `cifar10`, may hold an archive (cifar-10-binary.tar.gz, cifar-10-python.tar.gz) or
-what is in it (cifar-10-batches-bin, cifar-10-batches-py). Where there is none, the binary archive is downloaded.
+what is in it (cifar-10-batches-bin, cifar-10-batches-py). If there is none, the binary archive is downloaded.
 """
 
 import io
@@ -96,7 +96,7 @@ def load_images(wanted: Wanted, contract: Contract) -> Cifar:
 def load(folder: Path, say: Say, archives: tuple[Archive, Archive] = (BINARY, PYTHON)) -> Cifar:
     """The data set in `folder`, downloaded and converted by the first rank of the machine that comes.
 
-    Raises EnvironmentUnfitError naming the file that is damaged, DownloadError if there is none and none to be had.
+    Raises EnvironmentUnfitError naming the file that is damaged, DownloadError if a download fails.
     """
 
     def build() -> Arrays:
@@ -126,7 +126,7 @@ def read(source: Path) -> Arrays:
     for part, names in (("training", TRAINING), ("validation", VALIDATION)):
         missing = [name for name in names if name not in found]
         if missing:
-            raise EnvironmentUnfitError(f"{source} has no {missing[0]}", "Get the data set again.")
+            raise EnvironmentUnfitError(f"{source} has no {missing[0]}", "Download the data set again.")
         batches = [found[name] for name in names]
         arrays[f"{part}_images"] = np.concatenate([images for images, _ in batches]).reshape(-1, CHANNELS, SIDE, SIDE)
         arrays[f"{part}_labels"] = np.concatenate([labels for _, labels in batches])
@@ -162,13 +162,13 @@ def _files(source: Path) -> Iterator[tuple[str, tuple[Bytes, Labels]]]:
                 if file is not None:
                     yield name.stem, _parse(f"{name} in {source}", name.name, file.read())
     except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
-        raise EnvironmentUnfitError(f"{source} cannot be read: {error}", "Get the data set again.") from None
+        raise EnvironmentUnfitError(f"{source} cannot be read: {error}", "Download the data set again.") from None
 
 
 def _parse(where: str, name: str, raw: bytes) -> tuple[Bytes, Labels]:
     images, labels = _parse_binary(where, raw) if name.endswith(".bin") else _parse_python(where, raw)
     if not len(labels) or labels.min() < 0 or labels.max() >= CLASSES:
-        raise EnvironmentUnfitError(f"{where} has no labels from 0 to {CLASSES - 1}", "Get the data set again.")
+        raise EnvironmentUnfitError(f"{where} has no labels from 0 to {CLASSES - 1}", "Download the data set again.")
     return images, labels
 
 
@@ -176,7 +176,7 @@ def _parse_binary(where: str, raw: bytes) -> tuple[Bytes, Labels]:
     """Records of one byte for the label and 3072 for the image: red, green and blue planes, row by row."""
     if len(raw) % (1 + PIXELS):
         raise EnvironmentUnfitError(
-            f"{where} has {len(raw)} bytes, no multiple of {1 + PIXELS}", "It is cut off; get the data set again."
+            f"{where} has {len(raw)} bytes, not a multiple of {1 + PIXELS}", "It is truncated; download it again."
         )
     records = np.frombuffer(raw, np.uint8).reshape(-1, 1 + PIXELS)
     return records[:, 1:], records[:, 0].astype(np.int64)
@@ -189,7 +189,7 @@ def _parse_python(where: str, raw: bytes) -> tuple[Bytes, Labels]:
         images, labels = batch[b"data"], np.array(batch[b"labels"], np.int64)
         fits = isinstance(images, np.ndarray) and images.dtype == np.uint8 and images.shape == (len(labels), PIXELS)
     except Exception as error:  # a damaged pickle may raise anything
-        raise EnvironmentUnfitError(f"{where} cannot be read: {error}"[:300], "Get the data set again.") from None
+        raise EnvironmentUnfitError(f"{where} cannot be read: {error}"[:300], "Download the data set again.") from None
     if not fits:
         raise EnvironmentUnfitError(f"{where} does not hold one image of {PIXELS} bytes per label")
     return images, labels

@@ -91,7 +91,7 @@ class _Block(tf.Module):  # type: ignore[misc]
 
 
 class _Norm(tf.Module):  # type: ignore[misc]
-    """Normalisation over the batch."""
+    """Normalization over the batch."""
 
     def __init__(self, model: ResNet, width: int) -> None:
         super().__init__()

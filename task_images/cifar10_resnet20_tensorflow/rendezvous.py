@@ -41,8 +41,8 @@ def _gather(contract: Contract, port: int, deadline: float, seconds: float) -> l
                     connection, _ = server.accept()
                 except TimeoutError:
                     raise PeerLostError(
-                        f"rank {', '.join(map(str, missing))} did not come within {seconds:g} s",
-                        "The log of that rank says why.",
+                        f"rank {', '.join(map(str, missing))} did not connect within {seconds:g} s",
+                        "See the log of that rank for the cause.",
                     ) from None
                 message = _read(connection)
                 rank, address = message.get("rank"), message.get("address")
@@ -84,7 +84,7 @@ def _join(contract: Contract, port: int, deadline: float, seconds: float) -> lis
         time.sleep(0.1)  # rank 0 is not there yet
     raise PeerLostError(
         f"rank 0 did not answer at {contract.master_addr}:{contract.master_port} within {seconds:g} s",
-        "The log of rank 0 says why.",
+        "See the log of rank 0 for the cause.",
     )
 
 
@@ -95,7 +95,7 @@ def _address(contract: Contract, seen: str, port: int) -> str:
 
 
 def _read(connection: socket.socket, seconds: float = PATIENCE) -> dict[str, object]:
-    """The line that the other end sends; empty if it is none of ours."""
+    """The line that the other end sends; empty if it is not from our program."""
     connection.settimeout(seconds)
     raw = b""
     try:

@@ -131,8 +131,8 @@ class World:
 def open_world(contract: Contract, seconds: float = RENDEZVOUS_SECONDS, *, tf32: bool = False) -> World:
     """Meet the other ranks and set up device and threads.
 
-    Raises EnvironmentUnfitError if TensorFlow, backend or device are not to be had, PeerLostError naming the ranks
-    that did not come within `seconds`.
+    Raises EnvironmentUnfitError if TensorFlow, backend or device are missing, PeerLostError naming the ranks
+    that did not connect within `seconds`.
     """
     if tf is None:
         raise EnvironmentUnfitError("TensorFlow is not installed here", f"Install it: {install_hint('tensorflow')}")
@@ -157,8 +157,8 @@ def lost_ranks() -> Iterator[None]:
         tf.errors.InternalError,
     ) as error:
         raise PeerLostError(
-            f"another rank is gone: {' '.join(str(error).split())[:300]}",
-            "The log of the rank that failed first says why.",
+            f"lost another rank: {' '.join(str(error).split())[:300]}",
+            "See the log of the rank that failed first for the cause.",
         ) from None
 
 
@@ -184,7 +184,7 @@ def _device(contract: Contract) -> str:
         return "CPU:0"
     if not devices:
         raise EnvironmentUnfitError(
-            "the run wants a GPU, but TensorFlow finds none here",
+            "the run needs a GPU, but TensorFlow finds none here",
             "Run without --gpu, or install TensorFlow with its CUDA libraries: pip install 'tensorflow[and-cuda]'.",
         )
     own = devices[contract.local_rank % len(devices)]

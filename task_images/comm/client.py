@@ -82,7 +82,7 @@ class ServerClient:
                 stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 stream.sendall(bytes.fromhex(token) + contract.rank.to_bytes(4, "big"))
             except (OSError, RuntimeError) as error:
-                raise PeerLostError(f"parameter server {number} did not come: {_short(error)}") from None
+                raise PeerLostError(f"parameter server {number} did not connect: {_short(error)}") from None
             self._connections.append(Connection(stream, seconds))
         self.bytes = 0
 
@@ -111,7 +111,7 @@ class ServerClient:
             connection.close()
 
     def _lost(self, server: int, error: OSError) -> PeerLostError:
-        return PeerLostError(f"parameter server {server} is gone: {_short(error)}", "Its own log says why.")
+        return PeerLostError(f"lost parameter server {server}: {_short(error)}", "See its log for the cause.")
 
 
 class ServerSum:

@@ -61,7 +61,7 @@ class DdpAllReduce(Strategy):
         if self._wrapped is not None:
             if self._static and passes > 1:  # torch counts a static graph's hooks in the first backward pass
                 raise TaskUsageError(
-                    f"an update has {passes} passes, and DistributedDataParallel with a static graph takes one only",
+                    f"an update has {passes} passes, and DistributedDataParallel with a static graph supports only one",
                     "--method ddp, or a batch that fits into one pass.",
                 )
             self._wrapped.require_backward_grad_sync = passes == 1

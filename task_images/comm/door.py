@@ -187,5 +187,5 @@ def load_installed(name: str = "") -> list[RegisteredMethod]:
             try:
                 found.append(entry.load()())
             except Exception as error:  # the package may raise anything
-                raise MethodError(f"the method {entry.name} of an installed package fails: {error}") from error
+                raise MethodError(f"the installed method {entry.name} cannot be loaded: {error}") from error
     return found

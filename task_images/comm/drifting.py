@@ -228,7 +228,7 @@ class Gossip(Drifting):
 
     def _connect(self) -> None:
         super()._connect()
-        self._peers = find_neighbours(self.place.rank, self.place.size)
+        self._peers = find_neighbors(self.place.rank, self.place.size)
         self._mixing = 1 / (1 + len(self._peers))
         self._before: tuple[Tensor, Callable[[], list[Tensor]]] | None = None
 
@@ -299,7 +299,7 @@ class ChocoGossip(Gossip):
         self._mixed.copy_(state["mixed"])
 
 
-def find_neighbours(rank: int, size: int) -> list[int]:
+def find_neighbors(rank: int, size: int) -> list[int]:
     """The next and the previous rank on a ring: none for 1 rank, one for 2.
 
     All ranks send to the next one first, so each link carries one message at a time. In ascending order, two of three

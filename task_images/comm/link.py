@@ -1,4 +1,4 @@
-"""A link: the collectives of one communication thread on a process group of its own, which count bytes."""
+"""A link: the collectives of one communication thread, with its own process group and a count of bytes."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence

@@ -38,31 +38,31 @@ AXES = {
     axis.name: axis
     for axis in (
         Axis("plan", "which tensors share a message", ("tensor", "all", "threshold:SIZE", "mgwfbp", "optimal")),
-        Axis("partition", "messages are cut into parts of at most this size", ("none", "SIZE")),
-        Axis("order", "which message goes first among those that are ready", ("fifo", "priority", "deferred")),
-        Axis("agreement", "how ranks agree on that order: once, by rank 0's profile, or rank 0 names each next one",
+        Axis("partition", "splits messages into parts of at most this size", ("none", "SIZE")),
+        Axis("order", "which of the ready messages is sent first", ("fifo", "priority", "deferred")),
+        Axis("agreement", "how ranks agree on that order: once, from rank 0's profile, or rank 0 names each next one",
              ("static", "leader")),
-        Axis("credit", "bytes that may be under way at the same time", ("SIZE",)),
-        Axis("barrier", "wait for all gradients in each step, or for those of a layer before its forward pass",
+        Axis("credit", "bytes in flight at the same time", ("SIZE",)),
+        Axis("barrier", "wait for all gradients in each step, or only for those of a layer before its forward pass",
              ("step", "none")),
         Axis("codec", "how a message is compressed",
              ("none", "fp16", "bf16", "sign", "topk:DENSITY", "randomk:DENSITY", "qsgd:LEVELS", "powersgd:RANK")),
-        Axis("scope", "what a codec compresses by itself: each tensor, or a whole message", ("tensor", "message")),
-        Axis("warmup", "updates in which a codec compresses less: topk's density falls from a quarter, powersgd starts "
-             "after them", ("none", "STEPS")),
-        Axis("feedback", "what a codec leaves out is added to the next gradient", ("none", "ef")),
+        Axis("scope", "unit that a codec compresses: each tensor or a whole message", ("tensor", "message")),
+        Axis("warmup", "first updates, with less compression: topk's density falls from 25 %, powersgd starts after "
+             "them", ("none", "STEPS")),
+        Axis("feedback", "ef: adds what the codec leaves out to the next gradient", ("none", "ef")),
         Axis("momentum", "momentum correction before the codec (deep gradient compression)", ("none", "FACTOR")),
-        Axis("selection", "how topk finds its entries: exactly, or by a threshold from a sample",
+        Axis("selection", "how topk selects elements: exactly, or by a threshold from a sample",
              ("exact", "sampled")),
         Axis("transport", "how messages are combined",
              ("allreduce", "rsag", "allgather", "a2a", "gtopk", "ps", "gossip", "noop")),
         Axis("staleness", "what a parameter server waits for", ("sync", "async", "ssp:BOUND")),
         Axis("servers", "number of parameter servers", ("NUMBER",)),
-        Axis("delay", "network to imitate: seconds per message and per byte", ("none", "ALPHA,BETA")),
-        Axis("sync", "how often workers exchange anything", ("every", "local:STEPS", "postlocal:START,STEPS")),
+        Axis("delay", "added delay: seconds per message and per byte", ("none", "ALPHA,BETA")),
+        Axis("sync", "how often workers exchange data", ("every", "local:STEPS", "postlocal:START,STEPS")),
         Axis("engine", "mlbench's own reducer, one of torch's, or a registered method's class",
              ("reducer", *NATIVE, "registered")),
-        Axis("options", "the numbers of a registered method", ("none", "NAME=NUMBER")),
+        Axis("options", "options of a registered method", ("none", "NAME=NUMBER")),
     )
 }  # fmt: skip
 
@@ -239,7 +239,7 @@ RULES = (
         lambda m: m.engine in NATIVE,
         lambda m: m.plan.startswith("threshold:") and m.transport == "allreduce" and m.order == "fifo"
         and m.partition == "none" and m.sync == "every" and m.barrier == "step" and m.delay == "none",
-        "torch's own engines have their own order: only plan=threshold:SIZE can be set",
+        "torch's engines order messages themselves: only plan=threshold:SIZE can be set",
         {"plan": "threshold:25MiB", "transport": "allreduce", "order": "fifo", "partition": "none", "sync": "every",
          "barrier": "step", "delay": "none", "codec": "none", "feedback": "none", "momentum": "none",
          "selection": "exact", "staleness": "sync", "servers": "0"},
@@ -247,7 +247,7 @@ RULES = (
     Rule(
         lambda m: m.engine == "registered",
         lambda m: all(getattr(m, axis) == value for axis, value in PLAIN.items()),
-        "a registered method has its options only, and the axis delay",
+        "a registered method accepts only its own options and the axis delay",
         PLAIN,
     ),
     Rule(
@@ -257,14 +257,14 @@ RULES = (
     Rule(
         lambda m: m.engine in NATIVE,
         lambda m: m.codec == "none" or (m.engine == "ddp" and m.codec in ("fp16", "bf16")),
-        "of torch's engines only ddp takes a codec, fp16 or bf16",
+        "of torch's engines, only ddp supports codecs (fp16 and bf16)",
         {"codec": "none", "feedback": "none", "momentum": "none", "selection": "exact"},
     ),
     *(
         Rule(
             lambda m, codec=codec: m.codec_name == codec,  # type: ignore[misc]
             lambda m, carried=carried: m.transport in carried,  # type: ignore[misc]
-            f"the codec {codec} travels by {' or '.join(carried)} only",
+            f"the codec {codec} needs the transport {' or '.join(carried)}",
             {"transport": carried[0]},
         )
         for codec, carried in TRANSPORTS.items()
@@ -275,21 +275,24 @@ RULES = (
     ),
     Rule(
         lambda m: m.staleness != "sync", lambda m: m.codec == "none" and m.barrier == "step" and m.plan == "all",
-        "asynchronous servers take whole steps: plan all, barrier step, codec none",
+        "asynchronous servers need whole steps: plan all, barrier step, codec none",
         {"plan": "all", "barrier": "step", "codec": "none"},
     ),
-    Rule(lambda m: m.transport == "ps", lambda m: m.server_count > 0, "a parameter server is needed", {"servers": "1"}),
     Rule(
-        lambda m: m.transport != "ps", lambda m: m.server_count == 0, "only the transport ps has servers",
+        lambda m: m.transport == "ps", lambda m: m.server_count > 0, "the transport ps needs a parameter server",
+        {"servers": "1"},
+    ),
+    Rule(
+        lambda m: m.transport != "ps", lambda m: m.server_count == 0, "only the transport ps uses servers",
         {"servers": "0"},
     ),
     Rule(
         lambda m: m.feedback == "ef", lambda m: m.codec_name in FEEDBACK_CODECS and m.transport != "gossip",
-        "error feedback is for a codec that leaves something out", {"feedback": "none"},
+        f"error feedback needs one of the codecs {', '.join(FEEDBACK_CODECS)}, and no gossip", {"feedback": "none"},
     ),
     Rule(
         lambda m: m.transport == "gtopk", lambda m: m.feedback == "ef",
-        "gtopk loses what inner merges drop unless error feedback keeps it", {"feedback": "ef"},
+        "gtopk needs error feedback, because its merges drop elements", {"feedback": "ef"},
     ),
     Rule(
         lambda m: m.codec_name == "powersgd", lambda m: m.feedback == "ef" and m.partition == "none",
@@ -298,59 +301,59 @@ RULES = (
     Rule(
         lambda m: m.momentum != "none",
         lambda m: m.codec_name == "topk" and m.feedback == "ef" and m.transport in ("allgather", "ps"),
-        "momentum correction is for topk with error feedback over allgather or ps", {"momentum": "none"},
+        "momentum correction needs topk with error feedback, over allgather or ps", {"momentum": "none"},
     ),
     Rule(
-        lambda m: m.selection == "sampled", lambda m: m.codec_name == "topk", "only topk selects",
+        lambda m: m.selection == "sampled", lambda m: m.codec_name == "topk", "only topk selects elements",
         {"selection": "exact"},
     ),
     Rule(
         lambda m: m.transport == "a2a", lambda m: m.codec == "sign" and m.feedback == "none",
-        "votes are counted by shards without scales only", {"feedback": "none"},
+        "a2a needs the codec sign without error feedback, because it counts votes without scales", {"feedback": "none"},
     ),
     Rule(
         lambda m: m.momentum != "none", lambda m: m.order == "deferred",
-        "momentum correction clips each rank's own gradients, so messages wait for all of them", {"order": "deferred"},
+        "momentum correction clips all gradients of a rank before it sends them", {"order": "deferred"},
     ),
     Rule(
         lambda m: m.transport == "gtopk", lambda m: m.scope == "message",
-        "gtopk merges whole messages: what it keeps of a tensor depends on the others", {"scope": "message"},
+        "gtopk compresses whole messages, not tensors", {"scope": "message"},
     ),
     Rule(
         lambda m: m.warmup != "none", lambda m: m.codec_name in ("topk", "powersgd") and m.transport != "gossip",
-        "only topk and powersgd have a warm-up", {"warmup": "none"},
+        "only topk and powersgd have a warm-up, and not with gossip", {"warmup": "none"},
     ),
     Rule(
         lambda m: m.transport == "gossip",
         lambda m: m.plan == "all" and m.barrier == "step" and m.partition == "none"
         and (m.order == "deferred" or (m.order == "fifo" and m.codec == "none")),
-        "neighbours exchange whole models: after the step (order deferred), or, uncompressed, beside the gradients "
-        "(order fifo)", {"plan": "all", "order": "deferred", "barrier": "step", "partition": "none"},
+        "neighbors exchange whole models: after the step (order deferred), or, uncompressed, during the "
+        "backward pass (order fifo)", {"plan": "all", "order": "deferred", "barrier": "step", "partition": "none"},
     ),
     Rule(
         lambda m: m.transport == "gossip" and m.codec_name == "topk",
         lambda m: float(m.codec.partition(":")[2]) >= GOSSIP_DENSITY,
-        f"replicas that exchange less than {100 * GOSSIP_DENSITY:g} % of their entries hardly come together",
+        f"replicas that exchange less than {100 * GOSSIP_DENSITY:g} % of their elements hardly converge",
         {"codec": "topk:0.1"},
     ),
     Rule(
         lambda m: m.sync != "every", lambda m: m.transport == "allreduce" and m.codec == "none" and m.barrier == "step",
-        "local steps are averaged by allreduce, without codec and with the barrier",
+        "local steps need transport allreduce, codec none and barrier step",
         {"transport": "allreduce", "codec": "none", "barrier": "step"},
     ),
     Rule(
         lambda m: m.barrier == "none", lambda m: m.codec_name in ("none", "fp16", "bf16"),
-        "without the barrier only the codecs none, fp16 and bf16 are built", {"barrier": "step"},
+        "barrier none supports only the codecs none, fp16 and bf16", {"barrier": "step"},
     ),
     Rule(
         lambda m: m.agreement == "leader",
         lambda m: m.engine == "reducer" and m.order != "deferred" and m.sync == "every"
         and m.transport not in ("ps", "gossip", "noop"),
-        "a leader names the next message of collectives that start within the backward pass",
+        "agreement leader needs collectives that start during the backward pass",
         {"agreement": "static"},
     ),
     Rule(lambda m: m.barrier == "none", lambda m: m.order != "deferred",
-         "messages that wait for the backward pass leave no layer to wait for", {"order": "fifo"}),
+         "with order deferred, messages wait for the backward pass, so barrier none has no effect", {"order": "fifo"}),
 )  # fmt: skip
 
 
@@ -365,12 +368,12 @@ def check(method: Method, trainers: int | None = None) -> None:
         return
     if method.server_count > max(1, trainers):
         raise MethodError(
-            f"{method.server_count} servers for {trainers} workers: more servers than workers serve nobody",
+            f"{method.server_count} servers for {trainers} workers: more servers than workers have no use",
             f"--servers {max(1, trainers)}",
         )
     if method.engine == "hsdp" and (trainers < 4 or trainers % 2):
         raise MethodError(
-            f"hsdp needs two groups of ranks, so an even number from 4 on, not {trainers}", "--method fsdp2"
+            f"hsdp needs two groups of ranks: an even number of at least 4, not {trainers}", "--method fsdp2"
         )
 
 

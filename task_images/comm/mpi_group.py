@@ -385,7 +385,7 @@ class MpiGroup(dist.ProcessGroup):
 
     def _host_copy(self, tensor: Tensor, kind: torch.dtype) -> Tensor:
         if not tensor.is_cpu:
-            self._detours.add("GPU tensors passed through host memory")
+            self._detours.add("GPU tensors copied through host memory")
         return tensor.detach().to("cpu", kind, copy=True, memory_format=torch.contiguous_format)
 
     def _apart(self, send: Tensor, receive: Tensor) -> Tensor:

@@ -31,8 +31,8 @@ RING = "2 (P-1)/P M"
 PRESETS: dict[str, Preset] = {
     "single": Preset("one message after the backward pass", {"plan": "all", "order": "deferred"}, RING, "baseline"),
     "noop": Preset(
-        "no communication: what a step costs without it", {"transport": "noop"}, "0", "measurement",
-        False, "The replicas drift apart. Other methods' exposed communication is their step time less this one's.",
+        "no communication: measures the time of a step without it", {"transport": "noop"}, "0", "measurement",
+        False, "Replicas diverge. The exposed communication of a method is its step time minus that of noop.",
     ),
     "bsp": Preset(
         "one message with all gradients after the backward pass", {"plan": "all", "order": "deferred"}, RING,
@@ -43,26 +43,26 @@ PRESETS: dict[str, Preset] = {
         "Zhang et al. 2017 (Poseidon), arXiv:1706.03292",
     ),
     "fusion": Preset(
-        "tensors are merged up to a size", {"plan": "threshold:25MiB"}, RING,
+        "merges tensors into messages of up to 25 MiB", {"plan": "threshold:25MiB"}, RING,
         "Sergeev and Del Balso 2018, arXiv:1802.05799",
     ),
     "mgwfbp": Preset(
-        "tensors are merged if that saves more start-up time than it costs in waiting (greedy, measured)",
+        "merges tensors if that saves more startup time than it costs in waiting (greedy, from measured times)",
         {"plan": "mgwfbp"}, RING, "Shi et al. 2019, arXiv:1811.11141",
     ),
     "optfusion": Preset(
-        "the best grouping under the model of mgwfbp, by dynamic programming", {"plan": "optimal"}, RING,
+        "the best grouping under mgwfbp's cost model, found by dynamic programming", {"plan": "optimal"}, RING,
         "the cost model of arXiv:1811.11141",
     ),
     "bytescheduler": Preset(
-        "tensors in parts, those of the first layers first; forward passes wait for their own layer only",
+        "splits tensors and sends those of the first layers first; a forward pass waits only for its own layer",
         {"plan": "tensor", "partition": "4MB", "order": "priority", "credit": "16MB", "barrier": "none"}, RING,
         "Peng et al. 2019, SOSP",
     ),
     "dear": Preset(
-        "reduce-scatter in the backward pass, all-gather in the next forward pass",
+        "reduce-scatter during the backward pass, all-gather during the next forward pass",
         {"transport": "rsag", "barrier": "none"},
-        "2 (P-1)/P M; 3 (P-1)/P M by gloo, whose reduce-scatter is an all-reduce",
+        "2 (P-1)/P M; 3 (P-1)/P M with gloo, whose reduce-scatter is an all-reduce",
         "Zhang et al. 2023, arXiv:2302.12445",
     ),
     "bsp-ps": Preset(
@@ -75,41 +75,41 @@ PRESETS: dict[str, Preset] = {
         {"plan": "tensor", "partition": "4096000", "transport": "ps", "servers": "1"}, "M", "Jiang et al. 2020, OSDI",
     ),
     "bytescheduler-ps": Preset(
-        "parameter servers, tensors in parts, those of the first layers first",
+        "parameter servers; splits tensors and sends those of the first layers first",
         {"plan": "tensor", "partition": "1MB", "order": "priority", "barrier": "none", "transport": "ps",
          "servers": "1"}, "M", "Peng et al. 2019, SOSP",
     ),
     "async-ps": Preset(
-        "every worker updates the servers' weights by its own steps, waiting for nobody",
+        "each worker updates the weights on the servers at its own pace",
         {"plan": "all", "partition": "4096000", "order": "deferred", "transport": "ps", "servers": "1",
          "staleness": "async"}, "M", "Dean et al. 2012, NeurIPS",
     ),
     "ssp-ps": Preset(
-        "like async-ps, but no worker is more than 2 steps ahead of the slowest",
+        "like async-ps, but no worker gets more than 2 steps ahead of the slowest",
         {"plan": "all", "partition": "4096000", "order": "deferred", "transport": "ps", "servers": "1",
          "staleness": "ssp:2"}, "M", "Ho et al. 2013, NeurIPS",
     ),
-    "fp16": Preset("gradients travel in 16-bit floating point", {"codec": "fp16"}, "(P-1)/P M", "common practice"),
-    "bf16": Preset("gradients travel in bfloat16", {"codec": "bf16"}, "(P-1)/P M", "common practice"),
+    "fp16": Preset("sends gradients as 16-bit floats", {"codec": "fp16"}, "(P-1)/P M", "common practice"),
+    "bf16": Preset("sends gradients as bfloat16", {"codec": "bf16"}, "(P-1)/P M", "common practice"),
     "signsgd-mv": Preset(
-        "one bit per number; the majority decides the sign, and a coin decides ties",
+        "one sign bit per element; the majority wins, and ties are broken at random",
         {"codec": "sign", "transport": "allgather"},
         "(P-1) ceil(d/8)", "Bernstein et al. 2019, arXiv:1810.05291", False,
-        "Every number of an update is +1 or -1, so it needs its own learning rate, far below that of SGD: 0.0001 to "
-        "0.0003 on the digits. Momentum (Signum) is the task's, after the vote.",
+        "Every element of an update is +1 or -1, so the learning rate must be far below that of SGD: 0.0001 to 0.0003 "
+        "for digits_resnet. The task's optimizer applies its momentum after the vote (Signum).",
     ),
     "ef-signsgd": Preset(
-        "one bit per number and one scale per tensor, with error feedback",
+        "one sign bit per element and one scale per tensor, with error feedback",
         {"codec": "sign", "feedback": "ef", "transport": "allgather"}, "(P-1) (ceil(d/8) + 4 per tensor)",
         "Karimireddy et al. 2019, arXiv:1901.09847",
     ),
     "topk": Preset(
-        "the largest 1 % of each tensor, the rest is lost", {"codec": "topk:0.01", "transport": "allgather"},
+        "sends the largest 1 % of each tensor and drops the rest", {"codec": "topk:0.01", "transport": "allgather"},
         "8 k (P-1), k = sum over tensors of max(1, floor(n/100))", "Aji and Heafield 2017, arXiv:1704.05021", False,
-        "Without error feedback most coordinates are never updated.",
+        "Without error feedback, most elements are never updated.",
     ),
     "eftopk": Preset(
-        "the largest 1 % of each tensor, the rest is added to the next gradient",
+        "sends the largest 1 % of each tensor and adds the rest to the next gradient (error feedback)",
         {"codec": "topk:0.01", "feedback": "ef", "transport": "allgather"},
         "8 k (P-1), k = sum over tensors of max(1, floor(n/100))",
         "Stich et al. 2018, arXiv:1809.07599",
@@ -118,68 +118,69 @@ PRESETS: dict[str, Preset] = {
         "eftopk with momentum correction",
         {"codec": "topk:0.01", "feedback": "ef", "momentum": "0.9", "transport": "allgather", "order": "deferred"},
         "8 k (P-1), k = sum over tensors of max(1, floor(n/100))", "Lin et al. 2018, arXiv:1712.01887", True,
-        "The momentum is the method's: the task's own is set to 0, and optimizers other than SGD are refused. "
-        "Gradients are clipped on each rank, to 1/sqrt(P) of the limit. With --set comm.warmup=STEPS the density falls "
-        "to 1 % from 25 %.",
+        "The method applies the momentum: that of the task's optimizer is set to 0, and optimizers other than SGD are "
+        "rejected. Each rank clips its gradients to 1/sqrt(P) of the limit. With --set comm.warmup=STEPS, the density "
+        "falls from 25 % to 1 %.",
     ),
     "gtopk": Preset(
-        "the largest 1 % of the sum, merged along a tree",
+        "the largest 1 % of the summed gradients, merged along a tree",
         {"codec": "topk:0.01", "feedback": "ef", "transport": "gtopk", "scope": "message", "plan": "all",
          "order": "deferred"}, "at most 16 k ceil(log2 P), k = max(1, floor(d/100))",
         "Shi et al. 2019, arXiv:1901.04359",
     ),
     "randomk": Preset(
-        "10 % of the numbers, at the same random places on all ranks, with error feedback",
+        "sends a random 10 % of the elements, the same on all ranks, with error feedback",
         {"codec": "randomk:0.1", "feedback": "ef"},
         "8 (P-1)/P k, k = sum over tensors of max(1, floor(n/10))",
         "Stich et al. 2018, arXiv:1809.07599",
     ),
     "qsgd": Preset(
-        "127 levels per number, rounded at random without bias", {"codec": "qsgd:127", "transport": "allgather"},
+        "quantizes to 127 levels by unbiased random rounding", {"codec": "qsgd:127", "transport": "allgather"},
         "(P-1) (d + 4 ceil(d/512))", "Alistarh et al. 2017, arXiv:1610.02132",
     ),
     "powersgd": Preset(
-        "matrices as products of two thin ones, with error feedback and warm start",
+        "approximates matrices by rank 4, with error feedback and warm start",
         {"codec": "powersgd:4", "feedback": "ef"}, "2 (P-1)/P (4 r (n+m) per n x m matrix, 4 d otherwise)",
         "Vogels et al. 2019, arXiv:1905.13727",
     ),
     "localsgd": Preset(
-        "every worker trains alone; every 4 steps the weights are averaged", {"sync": "local:4"},
+        "workers train independently and average their weights every 4 steps", {"sync": "local:4"},
         "2 (P-1)/P M / 4", "Stich 2019, arXiv:1805.09767",
     ),
     "postlocalsgd": Preset(
-        "gradients are averaged for 100 steps; then like localsgd", {"sync": "postlocal:100,4"},
-        "2 (P-1)/P M, later a fourth of it", "Lin et al. 2020, arXiv:1808.07217",
+        "averages gradients for 100 steps, then works like localsgd", {"sync": "postlocal:100,4"},
+        "2 (P-1)/P M, after 100 steps a quarter of it", "Lin et al. 2020, arXiv:1808.07217",
     ),
     "dpsgd": Preset(
-        "while gradients are computed, weights are averaged with the two neighbours on a ring",
+        "averages weights with both neighbors on a ring while gradients are computed",
         {"plan": "all", "transport": "gossip"}, "2 M (M with two ranks)", "Lian et al. 2017, arXiv:1705.09056",
     ),
     "dpsgd-atc": Preset(
-        "after every step weights are averaged with the two neighbours on a ring (adapt, then combine)",
+        "averages weights with both neighbors on a ring after each step (adapt, then combine)",
         {"plan": "all", "order": "deferred", "transport": "gossip"}, "2 M (M with two ranks)",
         "Cattivelli and Sayed 2010, doi:10.1109/TSP.2009.2033729",
     ),
     "choco": Preset(
-        "like dpsgd-atc, but only the largest 10 % of what changed is sent",
+        "like dpsgd-atc, but sends only the largest 10 % of the changes",
         {"plan": "all", "order": "deferred", "transport": "gossip", "codec": "topk:0.1"},
         "16 k, k = sum over tensors of max(1, floor(n/10))", "Koloskova et al. 2019, arXiv:1902.00340",
     ),
     "ddp": Preset("torch's DistributedDataParallel", {"engine": "ddp"}, RING, "Li et al. 2020, arXiv:2006.15704"),
     "ddp-static": Preset(
-        "DistributedDataParallel for a graph that never changes", {"engine": "ddp-static"}, RING, "arXiv:2006.15704"
+        "DistributedDataParallel with a static graph", {"engine": "ddp-static"}, RING, "arXiv:2006.15704"
     ),
     "zero1": Preset(
-        "each rank holds a part of the optimiser's state (torch's ZeroRedundancyOptimizer)", {"engine": "zero1"},
-        "2 (P-1)/P M + (P-1)/P M in the mean of all ranks", "Rajbhandari et al. 2020, arXiv:1910.02054",
+        "shards the optimizer state across ranks (torch's ZeroRedundancyOptimizer)", {"engine": "zero1"},
+        "2 (P-1)/P M + (P-1)/P M on average over all ranks", "Rajbhandari et al. 2020, arXiv:1910.02054",
     ),
     "fsdp2": Preset(
-        "each rank holds a part of parameters, gradients and state (torch's fully_shard)", {"engine": "fsdp2"},
-        "3 (P-1)/P M; 4 (P-1)/P M by gloo, whose reduce-scatter is an all-reduce", "Zhao et al. 2023, arXiv:2304.11277",
+        "shards parameters, gradients and optimizer state across ranks (torch's fully_shard)", {"engine": "fsdp2"},
+        "3 (P-1)/P M; 4 (P-1)/P M with gloo, whose reduce-scatter is an all-reduce",
+        "Zhao et al. 2023, arXiv:2304.11277",
     ),
     "hsdp": Preset(
-        "fsdp2 within each node, or half of the ranks, and all-reduce between these groups", {"engine": "hsdp"},
-        "3 (1-G/P) M + 2 (G-1)/P M with G groups; by gloo 4 (1-G/P) M + 2 (G-1)/P M",
+        "fsdp2 within each node or half of the ranks, all-reduce between these groups", {"engine": "hsdp"},
+        "3 (1-G/P) M + 2 (G-1)/P M with G groups; with gloo 4 (1-G/P) M + 2 (G-1)/P M",
         "Zhao et al. 2023, arXiv:2304.11277",
     ),
 }  # fmt: skip

@@ -91,9 +91,9 @@ class Reducer(Strategy):
         """Disable the optimizer's momentum: the codec applies it."""
         if not isinstance(self.optimizer, torch.optim.SGD):
             raise TaskUsageError(
-                f"{self.method.name} has its own momentum in place of SGD's, and cannot have "
-                f"{type(self.optimizer).__name__} instead",
-                "--method eftopk, or an optimizer of the task that is SGD.",
+                f"{self.method.name} replaces SGD's momentum by its own, so it cannot use "
+                f"{type(self.optimizer).__name__}",
+                "--method eftopk, or choose SGD as the task's optimizer.",
             )
         for group in self.optimizer.param_groups:
             group["momentum"], group["nesterov"] = 0.0, False
@@ -211,7 +211,7 @@ class Reducer(Strategy):
     def begin(self, weight: float, total: float, passes: int = 1, scale: LossScale | None = None) -> None:
         """Begin an update of `passes` backward passes, in which this rank has the weight `weight` / `total`."""
         if scale is not None and self.method.barrier == "none" and self.place.size > 1:
-            raise ValueError("without a barrier an overflow cannot be found before the update")
+            raise ValueError("without a barrier, an overflow cannot be detected before the update")
         super().begin(weight, total, passes, scale)
         if self.place.size == 1:
             return
@@ -340,7 +340,7 @@ class Reducer(Strategy):
             self._plan_again()
             return applied
         if clip is not None:
-            raise ValueError("without a barrier gradients cannot be clipped by their norm")
+            raise ValueError("without a barrier, gradients cannot be clipped by their norm")
         with self._section("communication"):
             self._finish_backward()
         self._due, self._open = rate, False
@@ -376,7 +376,7 @@ class Reducer(Strategy):
 
     def _gate_modules(self) -> None:
         """A module's parameters must be updated before its forward pass. Parameters shared by several modules, and
-        those of modules without a forward pass of their own, must be updated before the whole model's."""
+        those of modules that have no forward pass, must be updated before the whole model's."""
         self._applied: set[int] = set()
         self._gated: set[int] = set()
         self.model.register_forward_pre_hook(self._pass_first_gate)

@@ -117,7 +117,7 @@ def check_method(place: Placement, method: Method, prepare: Callable[[Strategy],
     strategy before its first update, so that tests can break it.
     """
     if place.size == 1 or method.transport == "noop":
-        return Checked("nothing is exchanged")
+        return Checked("no communication")
     short = shorten(method)
     steps = STEPS + (SKIPPED_UPDATES + MEASURED_UPDATES if needs_profile(method) else 0)
     error = _check_sums(place, short, steps, prepare)
@@ -176,8 +176,8 @@ def _check_sums(place: Placement, method: Method, steps: int, prepare: Callable[
     worst = place.world.max([error])[0]
     if not worst <= (0.0 if is_exact(method) else TOLERANCE):
         raise MethodWrongError(
-            f"the self-check of the method {method.name} failed: after {steps} updates parameters differ by {worst:g} "
-            f"from the sum of what {place.size} ranks put in",
+            f"the self-check of the method {method.name} failed: after {steps} updates, parameters differ by {worst:g} "
+            f"from the sum of the gradients of {place.size} ranks",
             HINT,
         )
     return worst
@@ -220,8 +220,8 @@ def _name_sums(method: Method) -> str:
     if is_exact(method):
         return "exact"
     if method.codec == "none":
-        return "all that ranks put in arrives in their mean"
-    return "what arrived and what is kept for later are all that ranks put in"
+        return "the mean equals that of all gradients"
+    return "received values plus residuals equal the sum of all gradients"
 
 
 def _is_identical(method: Method) -> bool:
@@ -301,7 +301,7 @@ class Training:
             if not worst <= TRAINING_TOLERANCES.get(kind, TOLERANCE):
                 raise MethodWrongError(
                     f"the self-check of the method {self._method.name} failed: training by {text} must be "
-                    f"{self.goal}, and differs by {100 * worst:.3g} % of what it has changed",
+                    f"{self.goal}, and differs by {100 * worst:.3g} % of its change",
                     HINT,
                 )
 

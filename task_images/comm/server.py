@@ -134,7 +134,7 @@ class ParameterServer:
 
     def _wait(self, reached, what: str) -> None:  # type: ignore[no-untyped-def]
         if not self._changed.wait_for(lambda: reached() or self.failure, self._seconds):
-            raise TimeoutError(f"{what} did not come from all trainers within {self._seconds:g} s")
+            raise TimeoutError(f"{what} did not arrive from all trainers within {self._seconds:g} s")
         if self.failure and not reached():
             raise TimeoutError(self.failure)
 
@@ -157,7 +157,7 @@ class ParameterServer:
         with self._changed:
             self._changed.wait_for(lambda: self.failure or len(self._done) == self._trainers)
         if self.failure:
-            raise PeerLostError(f"the parameter server ends: {self.failure}", "The trainers' own logs say why.")
+            raise PeerLostError(f"the parameter server ends: {self.failure}", "See the trainers' logs for the cause.")
 
 
 def _add_in_order(parts: Mapping[int, Tensor]) -> Tensor:
@@ -173,7 +173,7 @@ def serve(contract: Contract) -> None:
     """Run a parameter server: publish its address, serve all trainers, end with them."""
     number, trainers = contract.rank - contract.world_size, contract.world_size
     if trainers == 1:
-        sys.stdout.write("a single trainer exchanges nothing: this parameter server has nothing to do\n")
+        sys.stdout.write("there is a single trainer: this parameter server has nothing to do\n")
         return
     torch.set_num_threads(cpu_threads(contract))
     method = Method.from_dict(contract.method)
@@ -212,7 +212,7 @@ def open_store(contract: Contract) -> PrefixStore:
             contract.master_addr, contract.master_port, is_master=False, timeout=timedelta(seconds=RENDEZVOUS_SECONDS)
         )
     except RuntimeError as error:
-        raise PeerLostError(f"rank 0 is not to be reached: {' '.join(str(error).split())[:200]}") from None
+        raise PeerLostError(f"rank 0 cannot be reached: {' '.join(str(error).split())[:200]}") from None
     return PrefixStore(STORE_PREFIX, store)
 
 
@@ -232,7 +232,7 @@ def _accept(listener: socket.socket, token: bytes) -> tuple[socket.socket, int]:
             connection.settimeout(30)
             proof = receive_exactly(connection, TOKEN_BYTES + 4)
         except TimeoutError:
-            raise PeerLostError(f"not all trainers came within {RENDEZVOUS_SECONDS:g} s") from None
+            raise PeerLostError(f"not all trainers connected within {RENDEZVOUS_SECONDS:g} s") from None
         except OSError:
             continue
         if hmac.compare_digest(proof[:TOKEN_BYTES], token):
@@ -251,7 +251,7 @@ def _serve_trainer(state: ParameterServer, connection: socket.socket, rank: int)
         for frame in _read_requests(state, connection):
             requests.put(frame)
     except OSError as error:
-        state.fail(f"trainer {rank} is gone: {error}")
+        state.fail(f"lost trainer {rank}: {error}")
         return
     requests.put(None)
     answering.join()

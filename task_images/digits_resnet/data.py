@@ -64,7 +64,8 @@ def _load() -> tuple[Floats, Labels]:
     path = Path(found.submodule_search_locations[0], FILE) if found and found.submodule_search_locations else None
     if path is None or not path.is_file():
         raise EnvironmentUnfitError(
-            "the digits are not here: they come with scikit-learn", 'Install it: pip install "scikit-learn>=1.4,<2"'
+            "the digits data set is missing: it comes with scikit-learn",
+            'Install it: pip install "scikit-learn>=1.4,<2"',
         )
     with gzip.open(path, "rt") as file:
         table = np.loadtxt(file, delimiter=",", dtype=np.float32)
@@ -72,7 +73,7 @@ def _load() -> tuple[Floats, Labels]:
 
 
 def as_channels(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Images [n, 8, 8] -> [n, 3, 8, 8], thrice the same grey, for a model of colour images."""
+    """Images [n, 8, 8] -> [n, 3, 8, 8], the gray channel three times, for models of color images."""
     return images.unsqueeze(1).expand(-1, CHANNELS, -1, -1), labels
 
 

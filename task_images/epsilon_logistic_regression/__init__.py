@@ -1,1 +1,1 @@
-"""L2-regularised logistic regression on epsilon: 2000 parameters, so a benchmark of the network's latency."""
+"""L2-regularized logistic regression on epsilon: 2000 parameters, so a benchmark of the network's latency."""

@@ -43,7 +43,7 @@ def find_files(data_dir: str | None, features: int = FEATURES) -> tuple[Path, Pa
         place = f"in {data_dir}" if data_dir else "because the run has no data folder"
         missing = " and ".join(name for name, path in zip((TRAINING, VALIDATION), found, strict=True) if path is None)
         raise EnvironmentUnfitError(
-            f"the data set epsilon is not here: {missing} (or the same with .bz2) is missing {place}",
+            f"the data set epsilon is missing: {missing} (or the same with .bz2) is missing {place}",
             f"mlbench data prepare epsilon_logistic_regression fetches them ({SOURCE}); or use generated data: "
             "--set data=synthetic",
         )

@@ -31,7 +31,7 @@ class LogisticRegression(nn.Module):
         return rows.mv(self.weight)
 
 
-class RegularisedLoss:
+class RegularizedLoss:
     """(logits, labels) -> mean cross-entropy plus l1 sum |w| + l2/2 sum w^2 of the model's weights.
 
     On logits the cross-entropy is the same as on probabilities, but it cannot saturate.
@@ -68,7 +68,7 @@ class RegularisedLoss:
 class LogisticWork:
     """A pass on rows; see training.Work."""
 
-    def __init__(self, prepare: Callable[..., Rows], loss: RegularisedLoss) -> None:
+    def __init__(self, prepare: Callable[..., Rows], loss: RegularizedLoss) -> None:
         self._prepare, self._loss = prepare, loss
         self._accuracy = TopK(1)
 
@@ -119,7 +119,7 @@ class RowsLoss(PassLoss):
 
     __slots__ = ("_data", "_loss", "_outputs")
 
-    def __init__(self, loss: RegularisedLoss, outputs: Tensor, data: Rows) -> None:
+    def __init__(self, loss: RegularizedLoss, outputs: Tensor, data: Rows) -> None:
         self._loss, self._outputs, self._data = loss, outputs, data
         self.mean = LateMean(outputs.detach(), data[1], loss.sum_norms(loss.model.weight.detach()))
         self.weight = len(data[1])
@@ -152,7 +152,7 @@ class RowsLoss(PassLoss):
 
 
 class PlainSgd(torch.optim.SGD):
-    """w -= rate x gradient, one operation for each parameter, without what torch does around every step of its own."""
+    """w -= rate x gradient: one operation per parameter, without the overhead of torch's optimizers."""
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]

@@ -11,7 +11,7 @@ from task_images.epsilon_logistic_regression.regression import (
     LogisticRegression,
     LogisticWork,
     PlainSgd,
-    RegularisedLoss,
+    RegularizedLoss,
 )
 from task_images.epsilon_logistic_regression.settings import Settings
 from task_images.harness.data import ArrayData
@@ -48,7 +48,7 @@ def main(contract: Contract) -> None:
             training, validation = hold_out(training, settings.hold_out)
         seed_all(contract.seed)
         model = LogisticRegression(FEATURES).to(world.device)
-        loss = RegularisedLoss(model, settings.l1, settings.l2)
+        loss = RegularizedLoss(model, settings.l1, settings.l2)
         rows = ArrayData(world, training, validation, settings.batch_size, contract.seed, loaders=settings.loaders)
         make_sample_trainer(
             world,

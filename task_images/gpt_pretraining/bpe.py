@@ -1,6 +1,6 @@
 """Byte-level byte pair encoding of GPT-2 (Radford et al. 2019), with its published files vocab.json and merges.txt.
 
-A text is cut into words with the blank before them; the bytes of a word become letters; neighbours are merged in the
+A text is cut into words with the blank before them; the bytes of a word become letters; neighbors are merged in the
 order of merges.txt. Every text can be encoded, and decodes to itself.
 """
 
@@ -108,6 +108,6 @@ def read_byte_pairs(folder: Path) -> BytePairs | None:
     if missing:
         raise EnvironmentUnfitError(
             f"{vocabulary} lacks {len(missing)} pieces of {merges}, for example {missing[0]!r}",
-            "Take both files of one model.",
+            "Use both files of the same model.",
         )
     return found

@@ -66,7 +66,7 @@ def write_token_files(folder: Path) -> None:
 
     if not has_own and not any(True for _ in read("valid")):
         raise EnvironmentUnfitError(
-            f"{train} has fewer than {VALIDATION_EVERY} documents, so none is left for validation",
+            f"{train} has fewer than {VALIDATION_EVERY} documents, too few to set some aside for validation",
             f"Add {VALID}, or end documents with a line {END}.",
         )
     splits = {split: read(split) for split in ("train", "valid")}

@@ -66,7 +66,7 @@ def make_plan(parameters: Mapping[str, Any], ranks: int, per_node: int = 1) -> P
     if layout.tensor > 1:
         if shape.positions == "learned" or shape.bias or shape.embedding_norm:
             raise LayoutError(
-                f"the model {parameters['model']} has parts that have no plan for tensor-parallel ranks: learned"
+                f"the model {parameters['model']} has parts that do not support tensor parallelism: learned"
                 " positions, biases, or a norm of the embedding",
                 "--set parallel=fsdp2, or a Llama model (1B, 8B)",
             )
@@ -74,7 +74,7 @@ def make_plan(parameters: Mapping[str, Any], ranks: int, per_node: int = 1) -> P
         check_tensor_parallel(layout, heads=shape.heads, kv_heads=shape.kv_heads, length=length, hidden=shape.hidden)
         if parameters["loss_chunk"]:
             raise LayoutError(
-                "loss_chunk has no plan for tensor-parallel ranks, which split a sequence already",
+                "loss_chunk does not support tensor parallelism, which already splits sequences",
                 "--set loss_chunk=0, or --set parallel=fsdp2",
             )
     global_batch, passes, micro_batch = plan_batch(layout, parameters)

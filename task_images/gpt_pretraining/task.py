@@ -84,13 +84,13 @@ def check_options(settings: Settings, plan: Plan, world: World) -> None:
         raise TaskUsageError("stream=bf16 rounds what an fp32 model adds up", "--set precision=bf16")
     if settings.float8 != "none":
         if settings.parallel != "ddp":
-            raise TaskUsageError("8-bit products have no plan for models in parts", "--set parallel=ddp")
+            raise TaskUsageError("8-bit products do not support sharded models", "--set parallel=ddp")
         require_float8(world.device)
     if settings.optimizer == "muon":
         method = world.contract.method
         if settings.parallel != "ddp" or (method and method.get("engine") == "zero1"):
             raise TaskUsageError(
-                "Muon needs every rank's whole gradients, and this layout or method gives each rank a part",
+                "Muon needs every rank's whole gradients, but with this layout or method each rank has only a part",
                 "--set parallel=ddp without --method, or --method bsp",
             )
     elif settings.matrix_rate:
@@ -156,7 +156,7 @@ def load_corpus(settings: Settings, contract: Contract, vocabulary: int) -> Corp
         return read_shards(require_data_dir(contract, "shards"), vocabulary)
     corpus = read_tokens(require_data_dir(contract, "token files"), vocabulary)
     if settings.documents == "separate" and corpus.end is None:
-        raise TaskUsageError('tokens.json names no token that ends a document ("end")', "--set documents=joined")
+        raise TaskUsageError('tokens.json does not name the end-of-document token ("end")', "--set documents=joined")
     return corpus
 
 

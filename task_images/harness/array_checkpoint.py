@@ -40,7 +40,7 @@ def load_arrays(path: Path, task: str, expected: Mapping[str, Any]) -> tuple[Map
             arrays = [stored[f"variable-{number}"] for number in range(len(stored.files) - 1)]
     except (OSError, ValueError, LookupError, EOFError, zipfile.BadZipFile) as error:
         why = " ".join(str(error).split())[:200]
-        raise EnvironmentUnfitError(f"{path} cannot be read as a checkpoint: {why}", "Take another one.") from None
+        raise EnvironmentUnfitError(f"{path} cannot be read as a checkpoint: {why}", "Use another one.") from None
     refuse_other_run(path, facts, {"form": FORM, "task": task, **expected})
     return facts, arrays
 

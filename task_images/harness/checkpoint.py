@@ -101,7 +101,7 @@ def _read(world: World, path: Path, task: str) -> Mapping[str, Any]:
         ) from None
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         why = " ".join(str(error).split())[:200]
-        raise EnvironmentUnfitError(f"{path} cannot be read as a checkpoint: {why}", "Take an earlier one.") from None
+        raise EnvironmentUnfitError(f"{path} cannot be read as a checkpoint: {why}", "Use an earlier one.") from None
     if not isinstance(state, dict) or state.get("form") not in READABLE or state.get("task") != task:
         raise TaskUsageError(f"{path} is not a checkpoint of {task} in the form {FORM}")
     return state

@@ -128,12 +128,12 @@ def _check_graphs(settings: CheckpointedSettings, strategy: Strategy, calibrates
 
     if not isinstance(strategy, GradientAllReduce | DdpAllReduce | Reducer) or not strategy.traits.barrier:
         raise TaskUsageError(
-            "compile=graphs replays the whole model, and this method looks into its layers or moves its parameters",
+            "compile=graphs replays the whole model, but this method uses its layers or moves its parameters",
             "--set compile=blocks, or a method that exchanges gradients before the update, such as bsp",
         )
     if calibrates:
         raise TaskUsageError(
-            "compile=graphs replays the whole model, and --calibrate times its layers", "--set compile=no"
+            "compile=graphs replays the whole model, but --calibrate times its layers", "--set compile=no"
         )
 
 

@@ -153,7 +153,7 @@ def _make_update(method: Method, link: SilentLink, tensors: Sequence[tuple[int, 
 
 
 def _time(world: World, work: Work) -> tuple[float, float]:
-    """Medians of this rank's seconds before and after the exchange. All ranks begin together, and go on alone."""
+    """Medians of this rank's seconds before and after the exchange. All ranks begin together, then run alone."""
     before, after = [], []
     world.barrier()
     for number in range(WARM_UP + SAMPLES):

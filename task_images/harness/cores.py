@@ -57,7 +57,7 @@ def share_cpus(cpus: Sequence[int], ranks: int, root: str = "/") -> list[list[in
     quota = cpu_quota(root)
     most = len(cpus) if quota is None else max(1, min(len(cpus), int(quota)))
     if ranks > most:
-        raise ValueError(f"{ranks} processes cannot have CPUs of their own: {most} may be used")
+        raise ValueError(f"{ranks} processes cannot each have their own CPUs: only {most} are available")
     size, near = len(cpus) // ranks, sorted(cpus, key=lambda cpu: (*_place_of(cpu, root), cpu))
     return [sorted(near[number * size : (number + 1) * size]) for number in range(ranks)]
 

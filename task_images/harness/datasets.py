@@ -76,7 +76,7 @@ def fetch(archive: Archive, folder: Path, say: Say) -> Path:
         if not resumed:
             raise
         # The partial file may be from another version, or a proxy's error page.
-        say(f"{archive.name}: what an earlier download left is no part of it; once more from the beginning")
+        say(f"{archive.name}: the partial file of an earlier download does not belong to it; starting again")
         return fetch(archive, folder, say)
     partial.rename(path)
     return path
@@ -111,7 +111,7 @@ def _download(archive: Archive, partial: Path, say: Say) -> bool:
                 raise DownloadError(
                     f"{archive.url} cannot be downloaded: {_words(error)}; {have} of {archive.bytes or 'unknown'}"
                     " bytes are here",
-                    f"Start again to go on from there, or put the file {archive.name} into {partial.parent}.",
+                    f"Start again to resume from there, or put the file {archive.name} into {partial.parent}.",
                 ) from None
             if isinstance(error, urllib.error.HTTPError) and error.code == 416:
                 partial.unlink(missing_ok=True)
@@ -128,7 +128,7 @@ def _transfer(archive: Archive, partial: Path, say: Say) -> None:
     with (open_object if is_object else _open_web)(archive.url, have, TIMEOUT) as (read, goes_on, length):
         total = archive.bytes or length
         if not total:
-            raise http.client.HTTPException("the server does not say how long the file is")
+            raise http.client.HTTPException("the server does not report the size of the file")
         progress = ProgressLines(archive.name, total, say)
         progress.add(have if goes_on else 0, is_old=True)
         with open(partial, "ab" if goes_on else "wb") as file:
@@ -140,7 +140,7 @@ def _transfer(archive: Archive, partial: Path, say: Say) -> None:
                     raise http.client.HTTPException(f"the server sends more than the {total} bytes expected")
                 progress.reach(done)
     if done < total:
-        raise http.client.HTTPException(f"the connection broke off after {done} of {total} bytes")
+        raise http.client.HTTPException(f"the connection broke after {done} of {total} bytes")
 
 
 @contextmanager
@@ -177,7 +177,7 @@ def check_space(folder: Path, missing: int, what: str) -> None:
     if free < missing:
         raise EnvironmentUnfitError(
             f"{folder} has {free / 1e6:.0f} MB free; {what} needs {missing / 1e6:.0f} MB more",
-            "Make room, or choose another place with --data-dir.",
+            "Free some space, or choose another folder with --data-dir.",
         )
 
 

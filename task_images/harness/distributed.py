@@ -255,7 +255,7 @@ def _device(contract: Contract) -> torch.device:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise EnvironmentUnfitError(
-            "the run wants a GPU, but torch finds none here", "Run with --device cpu, or on machines with GPUs."
+            "the run needs a GPU, but torch finds none here", "Run with --device cpu, or on machines with GPUs."
         )
     count = torch.cuda.device_count()
     if contract.local_world_size > count:
@@ -268,7 +268,7 @@ def _device(contract: Contract) -> torch.device:
         torch.cuda.set_device(device)
     except RuntimeError as error:  # its memory is full, or another program uses it exclusively
         raise EnvironmentUnfitError(
-            f"the GPU cannot be used: {str(error).splitlines()[0]}", "nvidia-smi shows who uses it."
+            f"the GPU cannot be used: {str(error).splitlines()[0]}", "nvidia-smi shows which process uses it."
         ) from None
     return device
 
@@ -297,7 +297,7 @@ def require_sharding(world: World) -> None:
     """Raises TaskUsageError for sharded parameters on GPUs with gloo."""
     if world.size > 1 and world.is_gloo_on_gpu:
         raise TaskUsageError(
-            "parameters in shards on GPUs need the backend nccl, not gloo", "--backend nccl, with a GPU for every rank"
+            "sharded parameters on GPUs need the backend nccl, not gloo", "--backend nccl, with a GPU for every rank"
         )
 
 
@@ -370,8 +370,8 @@ def await_everyone(store: Any, event: str, rank: int, size: int, seconds: float)
     except RuntimeError:
         missing = [other for other in range(size) if not store.check([f"{event}/{other}"])]
         names = ", ".join(map(str, missing[:8])) + (" ..." if len(missing) > 8 else "")
-        what = "did not come" if event == "here" else "did not load their data"
+        what = "did not connect" if event == "here" else "did not load their data"
         raise PeerLostError(
             f"{len(missing)} of {size} ranks {what} within {seconds:g} s: {names}",
-            "Their own logs say why.",
+            "See their logs for the cause.",
         ) from None

@@ -66,8 +66,8 @@ def _call(main: Callable[[Contract], None], contract: Contract) -> int:
             return 1
         _say(
             rank,
-            f"another rank is gone: {' '.join(str(error).split())[:300]}",
-            "The log of the rank that failed first says why.",
+            f"lost another rank: {' '.join(str(error).split())[:300]}",
+            "See the log of the rank that failed first for the cause.",
         )
         return EXIT_RETRYABLE
     return 0

@@ -23,7 +23,7 @@ _SEPARATORS = re.compile(r"[-_.]+")
 
 
 def digest_task_code(task: str, root: Path = ROOT) -> str:
-    """Hex SHA-256 of the code of a catalogue task; the same code has the same digest on every machine and in an image.
+    """Hex SHA-256 of the code of a catalog task; the same code has the same digest on every machine and in an image.
 
     The digest of lines "DIGEST  NAME", as written by sha256sum, sorted by name, for the files of the task's folder, of
                                  the folders that its code names as `task_images.FOLDER` (recursively), and of the
@@ -47,7 +47,7 @@ def digest_task_code(task: str, root: Path = ROOT) -> str:
 
 
 def running_task() -> str | None:
-    """The catalogue task whose program this process runs; None for other programs."""
+    """The catalog task whose program this process runs; None for other programs."""
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     parts = (spec.name if spec else "").split(".")
     return parts[1] if parts[0] == "task_images" and len(parts) > 1 else None

@@ -24,7 +24,7 @@ class DataIdentity:
     counts: Mapping[str, int] = field(default_factory=dict)
     digest: str | None = None
     official: bool | None = None
-    reason: str | None = "the task does not say which data it trained on"
+    reason: str | None = "the task does not report which data it trained on"
 
     def to_dict(self) -> dict[str, object]:
         """The entry of the result event."""

@@ -57,7 +57,7 @@ class ImageData:
         self._padding = padding
         self._mirror = mirror
         self._loaders = 0 if resident else loaders
-        self._normalise = Normalise(world.device, mean, deviation, channels_last)
+        self._normalize = Normalize(world.device, mean, deviation, channels_last)
         self._partition = Partition(len(training[1]), batch_size, world.size, seed)
         self.steps = self._partition.steps
 
@@ -90,7 +90,7 @@ class ImageData:
 
     def prepare(self, batch: Batch, training: bool) -> tuple[Tensor, Tensor]:
         """Normalized images in float32 [n, channels, height, width] and labels [n], on the device."""
-        return self._normalise(batch.inputs), batch.targets.to(self._world.device, non_blocking=True)
+        return self._normalize(batch.inputs), batch.targets.to(self._world.device, non_blocking=True)
 
     def _keep(self, part: tuple[Bytes, Labels]) -> tuple[Tensor, Tensor]:
         """A part's images and labels on the device."""
@@ -109,7 +109,7 @@ class ImageData:
         return pin(part, self._world.device)
 
 
-class Normalise:
+class Normalize:
     """Images of bytes [n, channels, height, width] -> fp32 on `device`, normalized by `mean` and `deviation` (per
     channel, for values from 0 to 1), in the model's memory format. Bytes are transferred and converted on the
     device."""

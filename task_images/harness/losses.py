@@ -42,7 +42,7 @@ class TrainingLoss:
         self._fold()
         loss, self._recent = _average(world, self._recent), (0.0, 0.0)
         if not math.isfinite(loss):
-            raise make_divergence_error(f"the training loss is {loss} in epoch {epoch}, by step {step}")
+            raise make_divergence_error(f"the training loss is {loss} in epoch {epoch}, at step {step}")
         return loss
 
     def collect_whole(self, world: SummingRanks) -> float:

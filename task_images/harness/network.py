@@ -158,11 +158,11 @@ def exchange_addresses(store: Store, rank: int, size: int, stage: str, own: str)
     except (OSError, RuntimeError) as error:
         here = {int(line.partition(" ")[0]) for line in store.get(f"network/{stage}/each").decode().splitlines()}
         missing = ", ".join(str(other) for other in range(size) if other not in here)
-        raise TimeoutError(f"no address came from rank {missing}: {error}") from None
+        raise TimeoutError(f"rank {missing} sent no address: {error}") from None
     return [line.split(" ", 3)[1:] for line in sorted(each.splitlines(), key=lambda line: int(line.partition(" ")[0]))]
 
 
-def wait_for_neighbours(seconds: float) -> None:
+def wait_for_neighbors(seconds: float) -> None:
     """Set the timeout for connections to neighbors in this process, instead of CONNECT_SECONDS."""
     global CONNECT_SECONDS, STEP_SECONDS
     CONNECT_SECONDS, STEP_SECONDS = seconds, max(STEP_SECONDS, seconds + CONNECT_SECONDS)
@@ -250,10 +250,10 @@ class Line:
         while b"\n" not in self._rest:
             data = self.socket.recv(1 << 16)
             if not data:
-                raise ConnectionError("a neighbour closed its connection")
+                raise ConnectionError("a neighbor closed its connection")
             self._rest += data
             if len(self._rest) > 1 << 22:
-                raise ValueError("a neighbour sent an endless line")
+                raise ValueError("a neighbor sent an endless line")
         line, _, self._rest = self._rest.partition(b"\n")
         return line.decode("utf-8", "replace")
 
@@ -276,7 +276,7 @@ class Line:
         while got < size:
             count = self.socket.recv_into(buffer, min(len(buffer), size - got))
             if not count:
-                raise ConnectionError("a neighbour closed its connection")
+                raise ConnectionError("a neighbor closed its connection")
             got += count
             if not marked and got >= _WARM_UP * size:
                 marked, mark = got, time.perf_counter()
@@ -399,7 +399,7 @@ class _Member:
             begun = time.perf_counter()
             self._forward.socket.sendall(b"x")
             if not self._forward.read_byte():
-                raise ConnectionError("a neighbour closed its connection")
+                raise ConnectionError("a neighbor closed its connection")
             times.append(time.perf_counter() - begun)
         self._trip = sorted(times)[count // 2]
         return sorted(times)

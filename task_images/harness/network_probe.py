@@ -57,7 +57,7 @@ class SocketStore:
         with self._changed:
             if operation == "get":
                 if not self._changed.wait_for(lambda: key in self._values, network.CONNECT_SECONDS):
-                    raise TimeoutError(f"no rank said {key} within {network.CONNECT_SECONDS:g} s")
+                    raise TimeoutError(f"no rank sent {key} within {network.CONNECT_SECONDS:g} s")
                 return self._values[key]
             if operation == "append":
                 value = self._values.get(key, "") + value
@@ -93,7 +93,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _report_as_event(rank: int, size: int, stage: str, place: tuple[str, int], seconds: float, drain: float) -> int:
     """Measure between pods that may be `seconds` late, and print the event; if it fails, with the reason."""
-    network.wait_for_neighbours(seconds)
+    network.wait_for_neighbors(seconds)
     report: network.NetworkReport | None
     try:
         host = _resolve(place[0], seconds)

@@ -106,5 +106,5 @@ def _need(module: str, extra: str) -> Any:
         return import_module(module)
     except ModuleNotFoundError:
         raise EnvironmentUnfitError(
-            f"{module} is not installed, which reads object stores", f"pip install 'mlbench-cli[{extra}]'"
+            f"{module} is not installed; it is needed to read object stores", f"pip install 'mlbench-cli[{extra}]'"
         ) from None

@@ -45,7 +45,7 @@ class Partition:
         if samples < ranks:
             raise TaskUsageError(f"{samples} samples cannot be shared among {ranks} ranks")
         if batch_size < 1:
-            raise TaskUsageError(f"the batch size is {batch_size}, the least is 1")
+            raise TaskUsageError(f"the batch size is {batch_size}; the minimum is 1")
         self.samples = samples
         self.ranks = ranks
         self.seed = seed

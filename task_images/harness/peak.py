@@ -58,7 +58,7 @@ def find_peak(device: torch.device, precision: str) -> Peak:
 
 
 @dataclass(frozen=True)
-class Utilisation:
+class Utilization:
     """How much of the device's speed a training used. FLOPs are per update of all ranks, rates per rank.
 
     formula   how the number of FLOPs was derived

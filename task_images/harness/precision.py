@@ -33,7 +33,7 @@ def refuse_bf16_lstm(precision: str, device: torch.device) -> None:
     vanish without a loss scale (ATen/native/cudnn/AutocastRNN.cpp)."""
     if precision == "bf16" and device.type == "cuda":
         raise TaskUsageError(
-            "on GPUs torch computes LSTMs in fp16 when bf16 is asked for, without a scale for the loss",
+            "on GPUs, torch computes LSTMs in fp16 if bf16 is requested, without loss scaling",
             "--set precision=fp32, with --set tf32=true for speed; or fp16, if the task has it",
         )
 

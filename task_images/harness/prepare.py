@@ -6,7 +6,7 @@ output. After an interruption, it resumes where it stopped.
 
 Files at URLs (https://, s3://, gs://) are copied into the folder first.
 
-Catalogue tasks that read data have `prepare_data(folder, parameters) -> DataIdentity` in their module `data`.
+Catalog tasks that read data have `prepare_data(folder, parameters) -> DataIdentity` in their module `data`.
 """
 
 import importlib
@@ -25,7 +25,7 @@ from task_images.harness.errors import TaskUsageError
 def main(contract: Contract) -> None:
     """Prepare the data of the task named by the first argument, in the run's data folder."""
     if len(sys.argv) < 2:
-        raise TaskUsageError("the name of a task is needed", "python -m task_images.harness.prepare TASK [PACKAGE]")
+        raise TaskUsageError("the name of a task is missing", "python -m task_images.harness.prepare TASK [PACKAGE]")
     name, package, *urls = [*sys.argv[1:], *([f"task_images.{sys.argv[1]}"] if len(sys.argv) == 2 else [])]
     try:
         module = importlib.import_module(f"{package}.data") if package.replace(".", "").isidentifier() else None

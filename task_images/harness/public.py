@@ -9,7 +9,7 @@ Trainer, make_sample_trainer, PassLoss, Work     the trainer; for batches of inp
 Plan, Unit, Protocol         how long to train; the unit of throughput and its protocol
 GoalWatch, Metric, Mean, TopK, Perplexity, F1, Dice   goals, and metrics over the whole data set
 corpus_bleu, Bleu            BLEU as in the goals of the translation tasks, by sacrebleu
-load_validation              the official validation set of a catalogue task
+load_validation              the official validation set of a catalog task
 Tracker                      time by category
 Schedule, PerUpdate, PerEpoch, Plateau, Constant, Cosine, MultiStep   learning rates
 GradientAllReduce, prepare_strategy              gradient exchange, replaced by `--method`

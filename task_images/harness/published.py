@@ -190,9 +190,9 @@ def fetch_published(published: Published, folder: Path, say: Say, names: Sequenc
         unknown = sum(not archive.bytes for archive in missing)
         about = f"{size / 1e9:.1f} GB" if size else ""
         about += f"{' and ' if size and unknown else ''}{f'{unknown} of unknown size' if unknown else ''}"
-        say(f"{published.name}: {len(missing)} files to fetch ({about}); license: {published.license}")
+        say(f"{published.name}: {len(missing)} files to download ({about}); license: {published.license}")
         for archive in missing[:8]:
-            digest = archive.digest or "no published digest; that of what arrives is recorded"
+            digest = archive.digest or "no published digest; that of the downloaded file is recorded"
             say(f"  {archive.url} ({digest})")
         if len(missing) > 8:
             say(f"  and {len(missing) - 8} more")

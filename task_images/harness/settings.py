@@ -1,7 +1,7 @@
 """Parameters of tasks, each declared once: name, type, default, range and help.
 
 A task.yaml names the module whose class `Settings` declares its parameters (`settings: task_images.TASK.settings`).
-mlbench's catalogue, `--set`, the documentation and the program itself all read that class; its defaults are the preset
+mlbench's catalog, `--set`, the documentation and the program itself all read that class; its defaults are the preset
 `spec`. The classes below have shared parameters, to inherit from; assigning a value in a subclass changes a parameter's
 default. No torch, because mlbench imports these modules.
 """
@@ -248,8 +248,8 @@ class PretrainingSettings(TrainingSettings, CudaSettings):
 
     past_goal: bool = parameter(
         False,
-        "train to the last update after the goal, at which the clock stops nevertheless; then the rule of races (mean "
-        "of the repeats' last losses below the goal, p < 0.01) is applied",
+        "train to the last update although the clock stops at the goal; the rule of the speed runs judges repeats "
+        "(mean of their last losses below the goal, p < 0.01)",
     )
 
     # Choices are set by each task.
@@ -276,7 +276,7 @@ class CheckpointedSettings(CheckpointSettings, SpeedSettings, ClassifierSettings
 class PlateauSettings:
     """Learning rates that decrease when the validation loss stops improving."""
 
-    plateau_factor: float = parameter(0.5, "factor for the rate on a plateau of the validation loss", min=0, max=1)
+    plateau_factor: float = parameter(0.5, "factor of the rate on a plateau of the validation loss", min=0, max=1)
     plateau_patience: int = parameter(1, "epochs without improvement before a plateau, minus one", min=0, max=100000)
     plateau_threshold: float = parameter(
         0.01, "minimum decrease of the validation loss that counts as an improvement", min=0, max=100
@@ -294,9 +294,9 @@ class TranslationSettings(TrainingSettings, UpdateSettings, CudaSettings):
     )
     learning_rate: float = parameter(0.002, "maximum rate of Adam", min=0, max=10)
     precision: str = parameter(
-        "fp16", "number format; fp16 on a GPU, fp32 in its place on a CPU", choices=("fp32", "bf16", "fp16")
+        "fp16", "number format; fp16 on GPUs only, replaced by fp32 on CPUs", choices=("fp32", "bf16", "fp16")
     )
-    loss_scale: float = parameter(1024.0, "first loss scale of fp16", min=1, max=16777216)
+    loss_scale: float = parameter(1024.0, "initial loss scale of fp16", min=1, max=16777216)
     loss_scale_window: int = parameter(
         128, "updates without overflow until the loss scale doubles", min=1, max=10000000
     )
@@ -306,7 +306,7 @@ class TranslationSettings(TrainingSettings, UpdateSettings, CudaSettings):
     evaluation_batch: int = parameter(64, "sentences per batch of the test set", min=1, max=100000)
     goal_bleu: str = parameter(
         "lowercased",
-        "BLEU on which the goal is measured; the goals were set on lower-cased text",
+        "BLEU on which the goal is measured; the goals were set on lowercased text",
         choices=("lowercased", "cased"),
     )
     goal_full: float = parameter(24.0, "corpus BLEU of the full goal", min=0, max=100)

@@ -116,6 +116,6 @@ def require_compiler(compile: str) -> None:
     wanted = (os.environ.get("CXX"), os.environ.get("CC"), "g++", "clang++", "gcc", "clang", "cc")
     if not any(name and shutil.which(name) for name in wanted):
         raise EnvironmentUnfitError(
-            f"compile={compile} needs a C++ compiler, and there is none on PATH: install g++ (Debian: apt-get install "
+            f"compile={compile} needs a C++ compiler, but there is none on PATH: install g++ (Debian: apt-get install "
             "g++), or run with --set compile=no"
         )

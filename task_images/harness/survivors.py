@@ -25,7 +25,7 @@ def await_next_attempt(contract: Contract) -> None:
     assert contract.checkpoint_dir is not None
     if dist.is_initialized():
         dist.distributed_c10d._abort_process_group()
-    gc.collect()  # the model of this attempt, and the groups of its own
+    gc.collect()  # the model of this attempt and its process groups
     folder = Path(contract.checkpoint_dir)
     (folder / f"waiting-{contract.attempt}-{contract.rank}").touch()
     word = folder / f"next-{contract.attempt + 1}-{contract.rank}.json"

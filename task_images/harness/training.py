@@ -286,11 +286,11 @@ class Trainer(Loop[P], Generic[P]):
         if self._gpu is not None and (sampled := self._gpu.facts()):
             facts["gpu"] = sampled
         if self._flops is not None:
-            from task_images.harness.peak import Utilisation, find_peak
+            from task_images.harness.peak import Utilization, find_peak
 
             flops, formula = self._flops
             peak = find_peak(self.world.device, self._precision.used)
-            facts |= Utilisation(flops, formula, peak, updates_per_second, self.world.size).to_dict()
+            facts |= Utilization(flops, formula, peak, updates_per_second, self.world.size).to_dict()
         return facts
 
     def _state(self) -> Mapping[str, Any]:

@@ -107,6 +107,6 @@ def plan_passes(global_batch: int, largest: int, ranks: int) -> Passes:
         even = max(1, round(global_batch / (ranks * number))) * ranks * number
         raise TaskUsageError(
             f"a global batch of {global_batch} cannot be shared evenly by {ranks} ranks with {number} passes each",
-            f"Take another number of workers, or for instance --set global_batch={even}.",
+            f"Use another number of workers, or e.g. --set global_batch={even}.",
         )
     return Passes(number, size)

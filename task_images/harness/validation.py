@@ -1,4 +1,4 @@
-"""The official validation sets of catalogue tasks, for other programs that are measured by a task's goal."""
+"""The official validation sets of catalog tasks, for other programs that are measured by a task's goal."""
 
 import importlib
 from pathlib import Path
@@ -33,7 +33,7 @@ def load_validation(task: str, folder: str | Path) -> tuple[Array, Array]:
     if found is None:
         raise TaskUsageError(
             f"the task {task[:60]!r} has no validation set of arrays",
-            "The digits and BERT's hidden tokens follow from the run's seed; all other tasks with a goal have one.",
+            "All tasks with a goal have one, except digits_resnet and bert_pretraining, whose sets depend on the seed.",
         )
     inputs, targets = found(Path(folder))
     return inputs, targets

@@ -1,7 +1,7 @@
 """ImageNet's official archives (ILSVRC 2012): checked, unpacked into one folder per class, once per machine.
 
 Training images come as a tar of tars, one per class; validation images lie in one tar, and which class each belongs to
-is in the development kit. Whoever is killed while unpacking goes on with the class after the last that was whole.
+is in the development kit. Interrupted unpacking resumes after the last complete class.
 """
 
 import io
@@ -39,7 +39,7 @@ class Official:
         return (self.training,) if part == "train" else (self.validation, self.kit)
 
     def files(self, place: Path, part: str) -> list[Path]:
-        """The same in `place`, if all of them are there."""
+        """The same in `place`, if it has all of them."""
         paths = [place / archive.name for archive in self.of(part)]
         return paths if all(path.is_file() for path in paths) else []
 
@@ -61,7 +61,7 @@ def unpack(place: Path, parts: Sequence[str], official: Official, say: Say) -> N
         for archive in official.of(part):
             say(f"{place / archive.name}: checking {archive.bytes / 1e9:.1f} GB")
             check_archive(
-                archive, place / archive.name, f"{GET_AGAIN} Folders that you unpacked yourself are taken as they are."
+                archive, place / archive.name, f"{GET_AGAIN} Folders that you unpacked yourself are used as they are."
             )
         target = place / part
         partial = place / f"{part}.partial"
@@ -95,7 +95,7 @@ def read_kit(path: Path) -> list[str]:
         return [names[int(line)] for line in truth.split()]
     except (ValueError, KeyError) as error:
         raise EnvironmentUnfitError(
-            f"{GROUND_TRUTH} in {path} has a line that is no class: {error}", GET_AGAIN
+            f"{GROUND_TRUTH} in {path} has a line that is not a class: {error}", GET_AGAIN
         ) from None
 
 
@@ -163,7 +163,7 @@ def _safe(path: Path, member: tarfile.TarInfo, form: str) -> str:
     """The name of a member, which must be a file at the top and look as it should: nothing leads elsewhere."""
     match = re.fullmatch(form, member.name.removeprefix("./"))
     if not member.isfile() or not match:
-        raise EnvironmentUnfitError(f"{path} holds {member.name[:100]!r}, which is none of its images", GET_AGAIN)
+        raise EnvironmentUnfitError(f"{path} holds {member.name[:100]!r}, which is not one of its images", GET_AGAIN)
     return match[1]
 
 
@@ -172,13 +172,13 @@ def _write(archive: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> Non
     with path.open("wb") as file:
         shutil.copyfileobj(content, file, 1 << 20)
     if path.stat().st_size != member.size:
-        raise tarfile.ReadError(f"{member.name} is cut off")
+        raise tarfile.ReadError(f"{member.name} is truncated")
 
 
 def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> IO[bytes]:
     content = archive.extractfile(member)
     if content is None:
-        raise tarfile.ReadError(f"{member.name} is no file")
+        raise tarfile.ReadError(f"{member.name} is not a file")
     return content
 
 

@@ -18,7 +18,7 @@ from task_images.harness.cache import cached_folder
 from task_images.harness.data import Batch
 from task_images.harness.distributed import World
 from task_images.harness.identity import DataIdentity
-from task_images.harness.images import Normalise
+from task_images.harness.images import Normalize
 from task_images.harness.partition import Partition, shard
 from task_images.harness.seeds import generator
 from task_images.imagenet_resnet.decoding import Cut, DecodingProcesses, Load, Place, name_killed_processes
@@ -103,7 +103,7 @@ class FileData:
         self._batch_size = batch_size
         self._next: tuple[int, Generator[Batch, None, None] | None] = (0, None)
         self._decoding = Decoding()
-        self._normalise = Normalise(world.device, MEAN, DEVIATION, channels_last)
+        self._normalize = Normalize(world.device, MEAN, DEVIATION, channels_last)
         self._partition = Partition(len(images.training), batch_size, world.size, seed)
         self.steps = self._partition.steps
         last = len(images.training) - (self.steps - 1) * self._partition.global_batch
@@ -112,7 +112,7 @@ class FileData:
 
     def training(self, epoch: int) -> Iterator[Batch]:
         """The epoch's batches. The next epoch's first ones are decoded while the last ones are in use, and during
-        validation: the pipeline goes on from epoch to epoch, unless one is left early."""
+        validation: the pipeline runs on from epoch to epoch, unless one ends early."""
         expected, stream = self._next
         if expected != epoch or stream is None:
             stream = self._decode_epochs(epoch)
@@ -144,8 +144,8 @@ class FileData:
         return self._ahead(part.labels, wanted, self._validation_batch, self._validation_batch)
 
     def prepare(self, batch: Batch, training: bool) -> tuple[Tensor, Tensor]:
-        """Normalised images [n, 3, side, side] and labels [n], on the device."""
-        return self._normalise(batch.inputs), batch.targets.to(self._world.device, non_blocking=True)
+        """Normalized images [n, 3, side, side] and labels [n], on the device."""
+        return self._normalize(batch.inputs), batch.targets.to(self._world.device, non_blocking=True)
 
     def facts(self) -> dict[str, object]:
         """For the result: what decoding took on this rank, and how images are stored."""

@@ -1,4 +1,4 @@
-"""From an image to its place in a batch: by threads of the rank, or by processes of their own.
+"""From an image to its place in a batch: by threads of the rank, or by separate processes.
 
 A thread needs the training's interpreter for a quarter of a millisecond an image, which a fast GPU's thousands of
 images a second do not leave. Processes have their own, and write into memory that they share with the rank.
@@ -92,7 +92,7 @@ def name_killed_processes() -> Iterator[None]:
     except BrokenProcessPool:
         raise EnvironmentUnfitError(
             "a process that decodes images was killed, or could not start",
-            "The machine may have too little memory: take fewer --set loaders, or --set decoders=threads.",
+            "The machine may have too little memory: reduce --set loaders, or use --set decoders=threads.",
         ) from None
 
 
@@ -101,7 +101,7 @@ def _close(files: dict[int, int]) -> None:
         os.close(file)
 
 
-# --- in a process of its own ----------------------------------------------------------------------------------------
+# --- in a separate process ------------------------------------------------------------------------------------------
 
 _images: ImageFolders
 _cut: Cut

@@ -127,8 +127,8 @@ def _place(folder: Path, official: Official) -> Path:
     needed = [item for part in missing for item in official.of(part)]
     files = "; ".join(f"{item.name} ({item.bytes} bytes, {item.digest.replace(':', ' ')})" for item in needed)
     raise EnvironmentUnfitError(
-        f"ImageNet is not here: {place} has no {wanted}",
-        "image-net.org gives it to registered users only, so it is never downloaded by itself. Get"
+        f"ImageNet is missing: {place} has no {wanted}",
+        "image-net.org gives it to registered users only, so it is not downloaded automatically. Get"
         f" {files} from {PAGE}, and import them: mlbench data prepare imagenet_resnet --data-dir DIR "
         + " ".join(f"--import {item.name}" for item in needed)
         + " (paths, or addresses such as s3://BUCKET/FILE). Without: --set data=generated, or --set data=fake.",
@@ -142,7 +142,7 @@ def _list(place: Path, classes: int) -> Arrays:
         if not names[part]:
             raise EnvironmentUnfitError(
                 f"{place / part} has no folders, one per class",
-                "Where it holds the images of the archive as they are, delete it and put the archives beside it:"
+                "If it holds the unsorted images of the archive, delete it and put the archives next to it:"
                 " they are unpacked and sorted.",
             )
     _check_count(place, names["train"], classes)
@@ -170,7 +170,7 @@ def _check_count(place: Path, names: list[str], classes: int) -> None:
     if len(names) != classes:
         raise EnvironmentUnfitError(
             f"{place / PARTS[0]} has {len(names)} classes, the run expects {classes}",
-            f"Complete it, or train on what there is: --set classes={len(names)}.",
+            f"Complete it, or train on the existing classes: --set classes={len(names)}.",
         )
 
 

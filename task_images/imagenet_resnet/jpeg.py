@@ -63,11 +63,11 @@ def read_square(path: ImageFile, choose: Choose, side: int, draft: bool) -> Byte
             window = choose(*image.size)
             pixels = _scale(image, window.box, window.size, draft)
     except FileNotFoundError:
-        raise EnvironmentUnfitError(f"{path} is gone", "It was there when the folders were listed.") from None
+        raise EnvironmentUnfitError(f"{path} is gone", "It existed when the folders were listed.") from None
     except Exception as error:  # a damaged file may raise anything
         why = " ".join(str(error).split())[:200] or type(error).__name__
         raise EnvironmentUnfitError(
-            f"{path} cannot be read as an image: {why}", "Get the file anew, or remove it."
+            f"{path} cannot be read as an image: {why}", "Download the file again, or remove it."
         ) from None
     square = pixels[window.upper : window.upper + side, window.left : window.left + side]
     return square[:, ::-1] if window.mirrored else square
@@ -97,6 +97,6 @@ def _scale(image: Image.Image, box: Box, size: tuple[int, int], draft: bool) -> 
         # The size of the whole at which the box is just as large as wanted; the decoder takes a power of two above.
         image.draft(None, (round(width * size[0] / (box[2] - box[0])), round(height * size[1] / (box[3] - box[1]))))
     across, down = image.width / width, image.height / height
-    colours = image if image.mode == "RGB" else image.convert("RGB")  # grey ones, CMYK, PNGs with transparency
+    colors = image if image.mode == "RGB" else image.convert("RGB")  # gray ones, CMYK, PNGs with transparency
     inside = (box[0] * across, box[1] * down, box[2] * across, box[3] * down)
-    return np.asarray(colours.resize(size, Image.Resampling.BILINEAR, inside))
+    return np.asarray(colors.resize(size, Image.Resampling.BILINEAR, inside))

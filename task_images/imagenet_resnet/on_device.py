@@ -28,7 +28,7 @@ def load_decoder() -> ModuleType:
         from torchvision import io
     except (ImportError, OSError, RuntimeError) as error:
         raise EnvironmentUnfitError(
-            f"decoders=device needs torchvision: {error}", "Install the extra nvjpeg, or take --set decoders=processes."
+            f"decoders=device needs torchvision: {error}", "Install the extra nvjpeg, or use --set decoders=processes."
         ) from None
     return io  # type: ignore[no-any-return]
 

@@ -2,7 +2,7 @@
 
 The folder `imagenet-packed` has, for `train` and `val`, files PART-NNN.pack: the image files as they are, one behind
 the other, about a gibibyte each. index.npz has labels, class names, the end of each image, and the first image of each
-file; it is written last, so a folder that has it is complete. Interrupted, the work goes on with the first
+file; it is written last, so a folder that has it is complete. Interrupted work resumes with the first
 missing file.
 Ranks map the files. A shared file system is then asked for a few hundred files instead of a million.
 """
@@ -85,7 +85,7 @@ def read_packed(place: Path) -> tuple[PackedPart, PackedPart, str]:
             return training, validation, str(stored["digest"])
     except (OSError, ValueError, LookupError, zipfile.BadZipFile) as error:
         raise EnvironmentUnfitError(
-            f"{place} has no packed images that can be read: {error}", "Delete the folder and prepare the data again."
+            f"{place} has no readable packed images: {error}", "Delete the folder and prepare the data again."
         ) from None
 
 
@@ -99,7 +99,7 @@ def _read_part(place: Path, name: str, classes: list[str], stored: "np.lib.npyio
 
 @dataclass(frozen=True)
 class Source:
-    """What is to be packed: files in their order, with labels."""
+    """The files to pack, in order, with labels."""
 
     name: str
     labels: Labels
@@ -169,7 +169,7 @@ def _check_room(place: Path, wanted: int) -> None:
     if wanted - present > free:
         raise EnvironmentUnfitError(
             f"packing needs {(wanted - present) / 1e9:.1f} GB more in {place}, and {free / 1e9:.1f} GB are free",
-            "Free some space, or run on the files as they are: nothing else needs them packed.",
+            "Free some space, or run without packing: the original files work, too.",
         )
 
 

@@ -12,8 +12,8 @@ class Settings(CheckpointedSettings):
 
     data: str = parameter(
         "imagenet",
-        "imagenet: the real images; generated: files of that form, made here; fake: random numbers, no files,"
-        " throughput only",
+        "imagenet: the real images; generated: generated files in its format; fake: random numbers without files,"
+        " for throughput only",
         choices=("imagenet", "generated", "fake"),
     )
     classes: int = parameter(1000, "folders in train/ and in val/", min=1, max=100000)

@@ -108,7 +108,7 @@ def check(settings: Settings, workers: int) -> None:
     check_settings(settings)
     make_schedule(settings, workers, 1)
     if settings.decoders == "processes" and not settings.loaders:
-        raise TaskUsageError("decoders=processes needs a number of them", "--set loaders=4")
+        raise TaskUsageError("decoders=processes needs --set loaders above 0", "--set loaders=4")
     if settings.data == "generated" and min(settings.training_images, settings.validation_images) < settings.classes:
         raise TaskUsageError(
             f"{settings.training_images} and {settings.validation_images} images are too few for"
@@ -116,9 +116,7 @@ def check(settings: Settings, workers: int) -> None:
             f"--set classes={min(settings.training_images, settings.validation_images)}, or more images",
         )
     if settings.model.startswith("inception") and settings.side < LEAST_SIDE:
-        raise TaskUsageError(
-            f"images of {settings.side} pixels vanish on their way through {settings.model}", "--set side=299"
-        )
+        raise TaskUsageError(f"images of {settings.side} pixels are too small for {settings.model}", "--set side=299")
     if settings.shorter < settings.side:
         raise TaskUsageError(
             f"the middle {settings.side} pixels cannot be cut out of images scaled to {settings.shorter}",
@@ -130,6 +128,6 @@ def check_batches(settings: Settings, least: int) -> None:
     """Small images are one pixel at the end of the network: a batch of one has no statistics then."""
     if least == 1 and settings.norm == "batch" and settings.side < SIDE_FOR_ONE:
         raise TaskUsageError(
-            f"a rank has 1 image in a step: no statistics of a batch if images have {settings.side} pixels",
+            f"a rank has 1 image in a step: no batch statistics for images of {settings.side} pixels",
             f"--set norm=group, side={SIDE_FOR_ONE}, or another batch_size",
         )

@@ -63,7 +63,7 @@ class Mnist(NamedTuple):
 def load(folder: Path | str, part: str) -> TensorDataset:
     """Images [n, 1, 28, 28] (mean 0, deviation 1) and labels [n] of "training" or "validation".
 
-    Raises EnvironmentUnfitError naming the file that is damaged, DownloadError if there is none and none to be had.
+    Raises EnvironmentUnfitError naming the file that is damaged, DownloadError if a download fails.
     """
     images, labels = read_part(find(Path(folder), print), part)
     return TensorDataset((torch.from_numpy(images).float() / 255 - MEAN) / DEVIATION, torch.from_numpy(labels))
@@ -92,7 +92,7 @@ def find(folder: Path, say: Say, archives: tuple[Archive, ...] = ARCHIVES) -> Pa
     # Beside the lock file a missing one is still to be downloaded, by another rank or after a run that was killed.
     if place is not None and missing and not (place / LOCK).exists():
         raise EnvironmentUnfitError(
-            f"{place} has no {missing[0]}.gz", "All four files are needed; an empty folder has them downloaded."
+            f"{place} has no {missing[0]}.gz", "All four files are needed; into an empty folder, they are downloaded."
         )
     if place is None or missing:
         return _download(writable_folder(place or folder), say, archives)
@@ -120,7 +120,7 @@ def read_part(folder: Path, part: str) -> tuple[Bytes, Labels]:
     if images.shape[1:] != (SIDE, SIDE) or labels.ndim != 1 or len(images) != len(labels) or not len(labels):
         raise EnvironmentUnfitError(
             f"{folder}: the {part} images have the shape {list(images.shape)}, the labels {list(labels.shape)}",
-            f"One label is needed for every image of {SIDE}x{SIDE}; get the data set again.",
+            f"One label is needed for every image of {SIDE}x{SIDE}; download the data set again.",
         )
     if labels.max() >= CLASSES:
         raise EnvironmentUnfitError(f"{folder}: there are {part} labels up to {labels.max()}, not up to {CLASSES - 1}")
@@ -137,14 +137,14 @@ def _read(path: Path) -> Bytes:
     try:
         raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (EOFError, OSError, zlib.error) as error:
-        raise EnvironmentUnfitError(f"{path} cannot be read: {error}", "Get the data set again.") from None
+        raise EnvironmentUnfitError(f"{path} cannot be read: {error}", "Download the data set again.") from None
     dimensions = raw[3] if len(raw) > 3 else 0
     shape = np.frombuffer(raw, ">u4", dimensions, 4).tolist() if len(raw) >= 4 + 4 * dimensions else []
     values = 1
     for length in shape:
         values *= length
     if raw[:3] != b"\0\0\x08" or not shape or len(raw) != 4 + 4 * dimensions + values:
-        raise EnvironmentUnfitError(f"{path} is no whole idx file of bytes", "Get the data set again.")
+        raise EnvironmentUnfitError(f"{path} is not a complete idx file of bytes", "Download the data set again.")
     return np.frombuffer(raw, np.uint8, offset=4 + 4 * dimensions).reshape(shape).copy()
 
 

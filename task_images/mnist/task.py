@@ -1,4 +1,4 @@
-"""The tutorial's network and training as a task of the catalogue: synchronous SGD on MNIST to a validation accuracy."""
+"""The tutorial's network and training as a task of the catalog: synchronous SGD on MNIST to a validation accuracy."""
 
 from dataclasses import replace
 

@@ -98,7 +98,7 @@ class Average:
             return
         self.mean.start()
         self.switched = epoch
-        self._report.say(f"epoch {epoch}: the validation loss no longer falls; averaged SGD from here on")
+        self._report.say(f"epoch {epoch}: the validation loss no longer falls; switching to averaged SGD")
 
     def state_dict(self) -> dict[str, object]:
         """Mean, switch and losses, for a checkpoint."""

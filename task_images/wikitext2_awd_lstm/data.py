@@ -45,7 +45,7 @@ class Corpus:
 
 
 def read_corpus(folder: Path) -> Corpus:
-    """The corpus in `folder`, as files, in `folder`/wikitext-2, or as the official zip; tokenised once per machine.
+    """The corpus in `folder`, as files, in `folder`/wikitext-2, or as the official zip; tokenized once per machine.
 
     Raises EnvironmentUnfitError if a file is missing, is not UTF-8 or holds no words.
     """
@@ -84,11 +84,11 @@ def _lines(folder: Path, split: str) -> Iterator[bytes]:
     except FileNotFoundError:
         raise EnvironmentUnfitError(
             f"There is neither {name} nor {ARCHIVE} in {folder}.",
-            hint="mlbench data prepare wikitext2_awd_lstm fetches it; the preset tiny brings its own text.",
+            hint="mlbench data prepare wikitext2_awd_lstm fetches it; the preset tiny includes a text.",
         ) from None
     except (KeyError, zipfile.BadZipFile, OSError) as error:
         raise EnvironmentUnfitError(
-            f"{archive} is not the WikiText-2 archive: {error}", hint="Fetch it again."
+            f"{archive} is not the WikiText-2 archive: {error}", hint="Download it again."
         ) from None
 
 
@@ -100,20 +100,20 @@ def _encode(lines: Iterable[bytes], numbers: dict[str, int], split: str) -> npt.
         except UnicodeDecodeError as error:
             raise EnvironmentUnfitError(
                 f"Line {count} of wiki.{split}.tokens is not UTF-8: {error.reason} at byte {error.start}.",
-                hint="Fetch the file again.",
+                hint="Download the file again.",
             ) from None
         ids.extend(numbers.setdefault(word, len(numbers)) for word in (*words, END))
     if len(ids) < 2:
-        raise EnvironmentUnfitError(f"wiki.{split}.tokens holds no words.", hint="Fetch the file again.")
+        raise EnvironmentUnfitError(f"wiki.{split}.tokens holds no words.", hint="Download the file again.")
     return np.array(ids, np.int32)
 
 
 def streams(ids: Tensor, count: int) -> Tensor:
-    """ids (N) -> (N // count, count): `count` contiguous streams side by side, what is left over cut off."""
+    """ids (N) -> (N // count, count): `count` contiguous streams as columns; the remainder is dropped."""
     steps = len(ids) // count
     if steps < 2:
         raise EnvironmentUnfitError(
-            f"{len(ids)} words are too few for {count} streams.", hint="Take a smaller batch_size, or fewer workers."
+            f"{len(ids)} words are too few for {count} streams.", hint="Use a smaller batch_size, or fewer workers."
         )
     return ids[: steps * count].view(count, steps).t().contiguous()
 

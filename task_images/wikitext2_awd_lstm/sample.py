@@ -1,6 +1,6 @@
 """A real text that every Python brings along, in WikiText-2's form: the language reference behind `help()`.
 
-`pydoc_data.topics` holds some 80 chapters of The Python Language Reference (PSF licence), about 80 000 words. Its
+`pydoc_data.topics` holds some 80 chapters of The Python Language Reference (PSF license), about 80 000 words. Its
 wording differs a little between Python versions, so the preset's goal leaves room for that.
 """
 

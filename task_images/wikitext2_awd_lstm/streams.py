@@ -33,7 +33,7 @@ class Part(NamedTuple):
 class Streams:
     """Truncated backpropagation through time over parallel streams. Global batches have batch_size x accumulation x
     ranks streams side by side; this rank's `accumulation` groups of batch_size streams follow each other as passes,
-    each with a hidden state of its own, which a checkpoint holds for all streams."""
+    each with its own hidden state, which a checkpoint saves for all streams."""
 
     def __init__(self, world: World, p: Settings, model: AwdLstm, text: Tensor, average: Average) -> None:
         self._world, self._p, self._model, self._average = world, p, model, average

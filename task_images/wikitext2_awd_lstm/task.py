@@ -48,7 +48,7 @@ def main(contract: Contract) -> None:
 
 
 def load(parameters: Settings, contract: Contract) -> Corpus:
-    """The corpus that the parameters ask for. Raises EnvironmentUnfitError if it is not to be had."""
+    """The corpus chosen by the parameters. Raises EnvironmentUnfitError if it is missing."""
     if parameters.data == "python-topics":
         with tempfile.TemporaryDirectory() as folder:
             write_sample(Path(folder))
@@ -56,7 +56,7 @@ def load(parameters: Settings, contract: Contract) -> Corpus:
     if contract.data_dir is None:
         raise EnvironmentUnfitError(
             "no folder with WikiText-2 was given",
-            "Run with --data-dir FOLDER, or choose the preset tiny, which brings its own text.",
+            "Run with --data-dir FOLDER, or choose the preset tiny, which includes a text.",
         )
     return read_corpus(Path(contract.data_dir))
 

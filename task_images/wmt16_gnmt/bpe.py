@@ -49,7 +49,7 @@ def undo(line: str) -> str:
 
 
 def read_codes(path: Path) -> BytePairs:
-    """The merges in a codes file. Raises EnvironmentUnfitError naming a line that is none."""
+    """The merges in a codes file. Raises EnvironmentUnfitError naming an invalid line."""
     merges = []
     for number, line in enumerate(lines(path), start=1):
         if number == 1:
@@ -71,7 +71,7 @@ def write_codes(path: Path, merges: Iterable[Merge]) -> None:
 
 
 def learn(counts: Mapping[str, int], number: int, least: int = 2) -> list[Merge]:
-    """At most `number` merges of the most frequent neighbours in the words of `counts`, none rarer than `least`.
+    """At most `number` merges of the most frequent neighbors in the words of `counts`, none rarer than `least`.
 
     Of equally frequent pairs the greatest one in the order of characters goes first, as in subword-nmt.
     """

@@ -1,7 +1,7 @@
 """WMT16 English-German as GNMT wants it, in the data folder or in its sub-folder wmt16:
 
     vocab.bpe.32000                      the joint vocabulary
-    train.tok.clean.bpe.32000.{en,de}    training pairs, tokenised and cut into subwords; or the prepacked file of them,
+    train.tok.clean.bpe.32000.{en,de}    training pairs, tokenized and cut into subwords; or the prepacked file of them,
                                          train.tok.clean.bpe.32000.bin
     newstest2014.tok.bpe.32000.{en,de}   test pairs, likewise
     newstest2014.de                      the references as written, if there; otherwise put together from the test pairs
@@ -95,7 +95,7 @@ def _read_pairs(folder: Path, cache: Path, name: str, vocabulary: Vocabulary, lo
     if not texts[0].is_file():
         raise EnvironmentUnfitError(
             f"there is neither {name}.bin nor {texts[0].name} in {folder}",
-            "mlbench data prepare wmt16_gnmt fetches and makes it; the preset tiny makes its own data.",
+            "mlbench data prepare wmt16_gnmt fetches and makes it; the preset tiny generates data.",
         )
 
     def build(place: Path) -> None:

@@ -1,8 +1,8 @@
-"""GNMT: LSTM encoder and decoder with residual layers and normalised additive attention.
+"""GNMT: LSTM encoder and decoder with residual layers and normalized additive attention.
 
 Shapes: B sentences, K hypotheses of each, S source and T target positions, V words, D width. Sentences come first
 outside, time first inside the LSTM layers. Sources: Wu et al. 2016 (arXiv 1609.08144); attention: Bahdanau et al. 2014
-(arXiv 1409.0473), normalised as in Luong, Brevdo, Zhao 2017; the layers' wiring is that of the MLPerf reference.
+(arXiv 1409.0473), normalized as in Luong, Brevdo, Zhao 2017; the layers' wiring is that of the MLPerf reference.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""From raw parallel text to what the task reads: Moses tokenisation, cleaning, joint byte pair encoding, vocabulary.
+"""From raw parallel text to what the task reads: Moses tokenization, cleaning, joint byte pair encoding, vocabulary.
 
     python -m task_images.wmt16_gnmt.prepare RAW OUT [--merges 32000] [--codes FILE]
 

@@ -20,7 +20,7 @@ class Settings(TranslationSettings):
     dropout: float = parameter(0.2, "dropout of the input of every LSTM layer", min=0, max=0.99)
     initial_range: float = parameter(0.1, "initial parameters are between minus and plus this", min=0, max=10)
     warmup_updates: int = parameter(200, "updates of the exponential warm-up", min=0, max=10000000)
-    warmup_start: float = parameter(0.0, "share of the rate at which the warm-up starts; 0: from zero", min=0, max=1)
+    warmup_start: float = parameter(0.0, "fraction of the rate at which the warm-up starts; 0: from zero", min=0, max=1)
     decay_from: float = parameter(0.4, "share of all updates before the first decay of the rate", min=0, max=1)
     decay_every: float = parameter(0.05, "share of all updates between decays", min=0, max=1)
     decays: int = parameter(4, "number of decays", min=0, max=1000)
@@ -30,7 +30,7 @@ class Settings(TranslationSettings):
         "global: per sentence of all ranks; local: per sentence of one rank, so that clipping depends on their number",
         choices=("global", "local"),
     )
-    clip: float = parameter(5.0, "greatest norm of the gradient", min=1e-06, max=1000000)
+    clip: float = parameter(5.0, "maximum norm of the gradient", min=1e-06, max=1000000)
     largest_loss_scale: float = parameter(8192.0, "maximum loss scale of fp16", min=1, max=16777216)
     coverage: float = parameter(0.1, "weight of the coverage penalty", min=0, max=10)
     longest_translation: int = parameter(150, "maximum subwords of a translation", min=1, max=100000)

@@ -21,7 +21,7 @@ class Vocabulary:
         self._words = [*MARKS, *words]
         self._numbers = {word: number for number, word in enumerate(self._words)}
         if len(self._numbers) != len(self._words):
-            raise EnvironmentUnfitError("the vocabulary holds a word twice", "Prepare the data again.")
+            raise EnvironmentUnfitError("the vocabulary contains a word twice", "Prepare the data again.")
         self.size = -(-len(self._words) // MULTIPLE) * MULTIPLE
 
     def encode(self, line: str) -> list[int]:

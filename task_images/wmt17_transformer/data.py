@@ -82,7 +82,7 @@ def _read_pairs(folder: Path, cache: Path, name: str, subtokens: Subtokens, long
     if not texts[0].is_file():
         raise EnvironmentUnfitError(
             f"there is neither {prefixes[0].name}.idx nor {texts[0].name} in {folder}",
-            "mlbench data prepare wmt17_transformer fetches WMT17 English-German; the preset tiny makes its own data.",
+            "mlbench data prepare wmt17_transformer fetches WMT17 English-German; the preset tiny generates data.",
         )
 
     def build(place: Path) -> None:

@@ -1,4 +1,4 @@
-"""The subword tokeniser of WMT17's reference dictionary (that of Tensor2Tensor), exact in both directions.
+"""The subword tokenizer of WMT17's reference dictionary (that of Tensor2Tensor), exact in both directions.
 
 Text is cut where letters and digits meet anything else; a single blank between two words is implied. In each piece
 `\\` becomes `\\\\`, `_` becomes `\\u`, an unknown character `\\CODE;`, and `_` marks its end. Then the longest known
@@ -78,8 +78,8 @@ class Subtokens:
                     break
             else:
                 raise EnvironmentUnfitError(
-                    f"the dictionary cannot write {text[start]!r}, which {piece!r} needs",
-                    "Take the official dictionary.",
+                    f"the dictionary cannot represent {text[start]!r}, which {piece!r} needs",
+                    "Use the official dictionary.",
                 )
             found.append(number)
             start = end
@@ -87,7 +87,7 @@ class Subtokens:
 
 
 def read_dictionary(path: Path, size: int = VOCABULARY) -> Subtokens:
-    """The tokeniser of the dictionary file `path`. Raises EnvironmentUnfitError naming what is wrong."""
+    """The tokenizer of the dictionary file `path`. Raises EnvironmentUnfitError naming what is wrong."""
     subtokens = []
     for number, line in enumerate(lines(path), start=1):
         if len(line) < 3 or line[0] != "'" or line[-1] != "'":

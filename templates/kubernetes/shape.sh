@@ -43,7 +43,7 @@ if ! reason=$(inside tc qdisc replace dev eth0 root netem rate "${rate}bit" dela
   discipline=tbf
   reason=$(inside tc qdisc replace dev eth0 root handle 1: tbf rate "${rate}bit" burst "$burst" limit "$queue" 2>&1) ||
     fail "tc refuses to limit the pod's link: $reason"
-  # Acknowledgements do not wait behind data, if the kernel has a discipline that lets them past.
+  # Acknowledgments do not wait behind data, if the kernel has a discipline that lets them past.
   inside tc qdisc add dev eth0 parent 1:1 fq_codel 2>/dev/null || inside tc qdisc add dev eth0 parent 1:1 sfq 2>/dev/null
 fi
 if [ "$discipline" = netem ]; then

@@ -68,7 +68,7 @@ def record_cluster(folder: Path) -> None:
 
 
 def test_the_script_builds_every_image_as_the_command_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command reads task.yaml as the catalogue does, the script line by line with sed."""
+    """The command reads task.yaml as the catalog does, the script line by line with sed."""
     log = tmp_path / "log"
     log.mkdir()
     (tmp_path / "docker").write_text(

@@ -107,7 +107,7 @@ def test_a_probe_on_a_host_imports_nothing_from_its_folder(project: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_task_of_the_catalogue_runs_the_installed_code(project: Path) -> None:
+def test_a_task_of_the_catalog_runs_the_installed_code(project: Path) -> None:
     words = ["run", "x", "1", "--task", TASK, "--preset", "tiny", "--yes"]
     document = answer(*words, PYTHONPATH=str(project), OMP_NUM_THREADS="1", PYTHONWARNINGS="error::random.Odd")
     result = document["runs"][0]["result"]

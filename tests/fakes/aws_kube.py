@@ -106,7 +106,7 @@ class KubeSide:
         return nodes
 
     def _labels_of(self, cluster: str, instance: Instance) -> dict[str, str]:
-        """Those of its group, of AWS' cloud controller unless it was throttled, and of who has labelled the node."""
+        """Those of its group, of AWS' cloud controller unless it was throttled, and of who has labeled the node."""
         own = {**instance.labels, "topology.kubernetes.io/zone": instance.zone}
         if self.double.rules.get("topology_labels", True):
             layers = enumerate(instance.layers, 1)

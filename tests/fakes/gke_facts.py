@@ -79,7 +79,7 @@ OPERATION_ERRORS = {
 
 
 def _sku(description: str, usage: str, nanos: int, units: str = "0") -> dict[str, object]:
-    """In the form of the catalogue: units is a text, and a price has nanos besides."""
+    """In the form of the catalog: units is a text, and a price has nanos besides."""
     rate = {"startUsageAmount": 0, "unitPrice": {"currencyCode": "USD", "units": units, "nanos": nanos}}
     expression = {"usageUnit": "h", "tieredRates": [rate], "baseUnit": "s", "baseUnitConversionFactor": 3600}
     return {
@@ -102,7 +102,7 @@ SKUS = [
     _sku("Nvidia Tesla T4 GPU running in Americas", "OnDemand", 350000000),
     _sku("Spot Preemptible A2 Instance Core running in Americas", "Preemptible", 9000000),
     _sku("Spot Preemptible A2 Instance Ram running in Americas", "Preemptible", 1000000),
-    # The form of GPUs: several public readers of the catalogue.
+    # The form of GPUs: several public readers of the catalog.
     _sku("Nvidia Tesla A100 GPU attached to Spot Preemptible VMs running in Americas", "Preemptible", 434000000, "1"),
     _sku("Nvidia Tesla T4 GPU attached to Spot Preemptible VMs running in Americas", "Preemptible", 209000000),
     _sku("G2 Instance Core running in Americas", "OnDemand", 0),  # a price of 0 is none

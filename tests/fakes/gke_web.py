@@ -227,7 +227,7 @@ class Web(Handler):
             self.answer({"error": {"code": 404, "message": f"The resource '{self.path}' was not found"}}, 404)
 
     def _list_skus(self) -> dict[str, object]:
-        """Two pages of the catalogue; a wrong service answers 200 without any."""
+        """Two pages of the catalog; a wrong service answers 200 without any."""
         url = urlsplit(self.path)
         if url.path != "/v1/services/6F81-5844-456A/skus":
             return {"skus": []}

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("mlbench_cli", "providers", "templates", "task_images")
 
-# What every module of the tool may know: words and plain data, no behaviour of another part.
+# What every module of the tool may know: words and plain data, no behavior of another part.
 BASE = (
     *(
         "mlbench_cli.errors",
@@ -332,7 +332,7 @@ def own(imported: str, known: set[str]) -> str | None:
     return imported if imported in known else f"{imported}.__init__"
 
 
-def offences(name: str, path: Path, known: set[str]) -> Iterator[str]:
+def offenses(name: str, path: Path, known: set[str]) -> Iterator[str]:
     """The imports of a module that no arrow allows."""
     part = part_of(name)
     for imported in imports(name, path, known):
@@ -349,7 +349,7 @@ def offences(name: str, path: Path, known: set[str]) -> Iterator[str]:
 def test_arrows() -> None:
     paths = modules()
     known = set(paths)
-    assert not [offence for name, path in paths.items() for offence in offences(name, path, known)]
+    assert not [offense for name, path in paths.items() for offense in offenses(name, path, known)]
 
 
 def test_arrows_can_fail() -> None:

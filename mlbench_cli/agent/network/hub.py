@@ -104,7 +104,7 @@ class _Hub:
     def _make_worker(self, worker: int, workers: int, rate: float, delay: float, mtu: int) -> None:
         network = namespaces.new_network()
         self.networks.append(network)
-        neighbours = [
+        neighbors = [
             f"neigh add {worker_address(other)} lladdr {_mac(other)} dev eth0"
             for other in range(workers)
             if other != worker
@@ -115,7 +115,7 @@ class _Hub:
                 f"link add eth0 address {_mac(worker)} type veth peer name h{worker} netns /proc/self/fd/{self._own}",
                 f"link set eth0 mtu {mtu} txqueuelen 2000 up",
                 f"addr add {worker_address(worker)}/24 dev eth0",
-                *neighbours,
+                *neighbors,
             ],
             descriptors=[self._own],
         )
@@ -152,7 +152,7 @@ class _Hub:
                 *(f"link set {name} mtu {mtu} master hub up" for name in names),
             ]
         )
-        for name in names:  # towards the worker: the rate again, so that several senders share it
+        for name in names:  # toward the worker: the rate again, so that several senders share it
             _shape(name, f"netem rate {rate:.0f}bit limit 10000")
             self.setup["qdiscs"].append(_dump_qdisc(name))
         return None

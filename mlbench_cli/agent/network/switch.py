@@ -5,7 +5,7 @@ sender's link and cut through at the receiver's; then the delay is added. Links 
 on they are free. They have no token bucket, so a pause earns no burst beyond `CREDIT_SECONDS`. Packets of several
 senders take the receiver's link in the order in which they left their own, so that none of them has it for itself.
 
-Small packets (acknowledgements, gloo's "ready" messages) do not wait behind the data of other flows, only behind their
+Small packets (acknowledgments, gloo's "ready" messages) do not wait behind the data of other flows, only behind their
 own flow's: what `fq_codel`, the default of current systems, does on a real host. With one queue per link an all-reduce
 among 4 ranks at 100 Mbit/s takes half as long again.
 """

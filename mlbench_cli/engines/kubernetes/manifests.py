@@ -71,7 +71,7 @@ PROBE_FILES = ("contract.py", "harness/network.py", "harness/network_probe.py")
 KEEPER_QUEUE_SECONDS = 7 * 86400  # that a keeper outlives a run that may wait in a queue
 KEEPER_SPARE_BYTES = 64 << 20  # of its disk that the keeper leaves free, because the kubelet evicts pods that fill it
 
-# The ranks of a catalogue task run the image's code, whatever its working directory and the home folder hold.
+# The ranks of a catalog task run the image's code, whatever its working directory and the home folder hold.
 INSTALLED_CODE_ONLY = {"PYTHONSAFEPATH": "1", "PYTHONNOUSERSITE": "1"}
 
 # In the order in which they are created. The Job comes first because the others are owned by it.

@@ -158,7 +158,7 @@ def compare(
     others = [[_others(archive) for archive in side] for side in (a, b)]
     first, second = names or (", ".join(archive.run["name"] for archive in a), ", ".join(x.run["name"] for x in b))
     obstacles = [found for found in dict.fromkeys(_obstacles(a, b)) if found.word not in across]
-    labelled = {str(archive.run["name"]): conditions_of(archive).phrase for archive in (*a, *b)}
+    labeled = {str(archive.run["name"]): conditions_of(archive).phrase for archive in (*a, *b)}
     return Comparison(
         first,
         second,
@@ -168,7 +168,7 @@ def compare(
         _rows(others[0], others[1], sessions, _directions(b[0])),
         tuple(str(archive.run["name"]) for archive in b if archive.result["outcome"] not in SUCCESSFUL),
         tuple(sorted(across)),
-        {name: phrase for name, phrase in labelled.items() if phrase},
+        {name: phrase for name, phrase in labeled.items() if phrase},
         sessions,
         tuple(dict.fromkeys(found.label for run in (*a, *b) if (found := energy.find_energy(run)))),
     )

@@ -58,7 +58,7 @@ class Expected:
 
 @dataclass(frozen=True)
 class SlowLink:
-    """A link between neighbours of the ring that carried less than the others when they were measured one by one.
+    """A link between neighbors of the ring that carried less than the others when they were measured one by one.
 
     `share` is its rate over the median of all links.
     """

@@ -35,7 +35,7 @@ class Measurement:
     `seconds` counts from the first training step to the goal or the end; for a task that reports no result
     (`whole_run`) it is the time of the whole run. `value` is the goal's metric at the end of the training; `throughput`
     is samples of all ranks per second of training, waiting for data included and validation left out. `hides` says that
-    gradients travelled during the backward pass only, as with DistributedDataParallel: no part is theirs alone.
+    gradients traveled during the backward pass only, as with DistributedDataParallel: no part is theirs alone.
     `race` is the value after the last update and the goal's threshold, of a run that trained on after its goal
     (past_goal). `compiling` is the part of `seconds` in which torch compiled the model, if it did.
     `goodput` (bits per second, all ranks sending if that was measured) and `round_trip` (seconds) are those of the

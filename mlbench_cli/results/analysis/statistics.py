@@ -113,7 +113,7 @@ def _relative_variance(found: Estimate) -> float | None:
 def student_quantile(freedom: float, confidence: float = CONFIDENCE) -> float:
     """t with P(-t < T < t) = `confidence` for T of Student's distribution with `freedom` degrees of freedom, >= 1.
 
-    P(|T| > t) = I(freedom / 2, 1 / 2) at freedom / (freedom + t^2), with the regularised incomplete beta function I
+    P(|T| > t) = I(freedom / 2, 1 / 2) at freedom / (freedom + t^2), with the regularized incomplete beta function I
     (Abramowitz and Stegun, 26.5.27). P(|T| < t) is concave, so Newton's method from 0 rises to the quantile.
     """
     quantile = 0.0
@@ -133,7 +133,7 @@ def student_density(t: float, freedom: float) -> float:
 
 
 def incomplete_beta(a: float, b: float, x: float) -> float:
-    """The regularised incomplete beta function I_x(a, b) for a, b > 0 and 0 <= x <= 1."""
+    """The regularized incomplete beta function I_x(a, b) for a, b > 0 and 0 <= x <= 1."""
     if x <= 0:
         return 0.0
     if x > (a + 1) / (a + b + 2):  # here the fraction below converges slowly; I_x(a, b) = 1 - I_{1-x}(b, a)

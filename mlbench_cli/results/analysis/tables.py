@@ -60,7 +60,7 @@ class MetricPoint:
 
 @dataclass(frozen=True)
 class ResourceSample:
-    """One sample of a rank's processes. Counters grow from the start of the run; `gpu_percent` is utilisation.
+    """One sample of a rank's processes. Counters grow from the start of the run; `gpu_percent` is utilization.
 
     A value that the engine does not measure is None.
     """

@@ -267,7 +267,7 @@ def _find_goal(evidence: Evidence, reported: Mapping[str, Any] | None) -> tuple[
 def _find_doubts(evidence: Evidence, decision: _Decision) -> list[str]:
     """The codes of findings that remove the official line.
 
-    A clock step does so only if the line's seconds may be differences of wall times. Catalogue tasks use the monotonic
+    A clock step does so only if the line's seconds may be differences of wall times. Catalog tasks use the monotonic
     clock.
     """
     spec, rules = evidence.spec, evidence.rules

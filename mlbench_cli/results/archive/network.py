@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NotRequired, TypedDict, cast
 
 from mlbench_cli.model.goals import is_finite_number
-from mlbench_cli.model.network import MODELLED, NOT_SHAPED, find_deviations, is_modelled, parse_network
+from mlbench_cli.model.network import MODELED, NOT_SHAPED, find_deviations, is_modeled, parse_network
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.util.json_text import make_strict
 from mlbench_cli.util.text import one_line
@@ -94,7 +94,7 @@ def network_document(
         make_strict({key: value for key, value in shaping.items() if key != "probes"}) if shaping is not None else None
     )
     problems = _problems(asked, method, probes, setup)
-    if asked is not None and method != MODELLED:
+    if asked is not None and method != MODELED:
         problems += _find_detour(least_sent, setup, _traffic(probes))
     document: NetworkDocument = {
         "asked": asked,
@@ -135,8 +135,8 @@ def parse_probe(report: Mapping[str, Any]) -> ProbeDocument:
 
 
 def _method(asked: str | None, shaping: Mapping[str, Any] | None) -> str:
-    if asked is not None and is_modelled(asked):
-        return MODELLED
+    if asked is not None and is_modeled(asked):
+        return MODELED
     method = (shaping or {}).get("method")
     return one_line(method, 40) if isinstance(method, str) and method else NOT_SHAPED
 
@@ -145,7 +145,7 @@ def _problems(
     asked: str | None, method: str, probes: Sequence[ProbeDocument], setup: Mapping[str, Any] | None
 ) -> list[str]:
     """Why a shaped network differs from the request; of several probes of a stage, one must fit."""
-    if asked is None or method == MODELLED:
+    if asked is None or method == MODELED:
         return []
     if not probes:
         return ["it was not measured"]
@@ -201,7 +201,7 @@ def _summary(asked: str | None, method: str, probes: Sequence[ProbeDocument], pr
         "alone_bits_per_second": lowest["alone_bits_per_second"],
         "together_bits_per_second": lowest["together_bits_per_second"],
         "first_bits_per_second": lowest["first_bits_per_second"],
-        "held": None if asked is None or method == MODELLED else not problems,
+        "held": None if asked is None or method == MODELED else not problems,
         "problems": problems,
     }
 

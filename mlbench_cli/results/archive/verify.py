@@ -369,7 +369,7 @@ def _form_problems(archive: Archive, evidence: Evidence) -> Iterator[Problem]:
 
 
 def _rules_problems(run: Mapping[str, Any], evidence: Evidence) -> Iterator[Problem | str]:
-    """Problems of the task's rules in run.json, compared with the catalogue."""
+    """Problems of the task's rules in run.json, compared with the catalog."""
     if "task" not in run:
         return
     spec, rules = evidence.spec, evidence.rules

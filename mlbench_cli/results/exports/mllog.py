@@ -38,7 +38,7 @@ _START, _END, _POINT = "INTERVAL_START", "INTERVAL_END", "POINT_IN_TIME"
 class Submitter:
     """Facts that archives do not contain: submitter and system. `status` is cloud, onprem, preview or research."""
 
-    organisation: str = "none"
+    organization: str = "none"
     platform: str = ""
     status: str = "research"
 
@@ -66,7 +66,7 @@ def make_lines(archive: "Archive", submitter: Submitter) -> list[MlLogLine]:
     parameters = rename_parameters(spec["task"], spec["parameters"])
     facts = {
         "submission_benchmark": BENCHMARKS.get(result["task"], result["task"]),
-        "submission_org": submitter.organisation,
+        "submission_org": submitter.organization,
         "submission_division": "open",
         "submission_status": submitter.status,
         "submission_platform": submitter.platform or f"{result['cluster']}, {result['workers']} x {result['device']}",

@@ -153,9 +153,9 @@ def _footnote(series: Series) -> str:
         notes.append("Runs that report no result are shown with the seconds of the whole run.")
     if any(len(point.shown) > 1 for group in series.groups for point in group.points):
         notes.append("Means of repeats. Capped bars: 95 % intervals (Student's t); pale bars: ranges of two runs.")
-    labelled = [run for run in shown if run.conditions.labels]
-    if labelled:
-        notes.append(f"{_conditions(labelled)}.")
+    labeled = [run for run in shown if run.conditions.labels]
+    if labeled:
+        notes.append(f"{_conditions(labeled)}.")
     if series.bad:
         names = [f"{run.name} ({_BAD.get(run.outcome, run.outcome)})" for run in series.bad]
         more = f" and {len(names) - 8} more" if len(names) > 8 else ""

@@ -9,17 +9,17 @@ class DiLoCo(RegisteredMethod):
     """Every `steps` updates, the mean change of all ranks is the gradient of an outer SGD with Nesterov momentum."""
 
     name = "diloco"
-    summary = "many local steps by the task's optimizer, then an outer step with Nesterov's momentum"
+    summary = "many local steps with the task's optimizer, then an outer step with Nesterov momentum"
     source = "Douillard et al. 2023, arXiv:2311.08105"
     formula = "2 (P-1)/P M / steps"
     options = {  # noqa: RUF012
-        "steps": Option(50, 1, 10**6, "inner updates between two outer ones"),
+        "steps": Option(50, 1, 10**6, "inner updates between outer steps"),
         "outer_rate": Option(0.7, 0.001, 10, "learning rate of the outer step"),
-        "outer_momentum": Option(0.9, 0, 0.999, "Nesterov's momentum of the outer step"),
+        "outer_momentum": Option(0.9, 0, 0.999, "Nesterov momentum of the outer step"),
     }
     late_options = ("steps",)
     identical = False
-    note = "The paper's inner optimizer is AdamW with 500 steps; here it is the task's, and 50 steps."
+    note = "The paper takes 500 inner steps with AdamW; the default here is 50 steps with the task's optimizer."
 
     def start(self, run: Run) -> None:
         """Start with the common weights and zero outer momentum."""

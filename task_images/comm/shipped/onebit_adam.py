@@ -14,13 +14,13 @@ class OneBitAdam(RegisteredMethod):
     """
 
     name = "onebit-adam"
-    summary = "Adam; after a warm-up momenta travel as one bit per number, and the variance stays as it is"
+    summary = "Adam; after a warm-up, sends one bit per element of the momentum and freezes the variance"
     source = "Tang et al. 2021, arXiv:2102.02888"
-    formula = "2 (P-1)/P M in the warm-up, then (P-1) (ceil(d/8) + 4 per tensor)"
-    options = {"warmup_steps": Option(100, 1, 10**9, "updates of plain Adam before")}  # noqa: RUF012
+    formula = "2 (P-1)/P M during the warm-up, then (P-1) (ceil(d/8) + 4 per tensor)"
+    options = {"warmup_steps": Option(100, 1, 10**9, "warm-up updates with plain Adam")}  # noqa: RUF012
     late_options = ("warmup_steps",)
     optimizers = ("AdamW",)
-    note = "The task's optimizer must be AdamW; others end the run."
+    note = "The task's optimizer must be AdamW; with any other, the run fails."
 
     def start(self, run: Run) -> None:
         """Create the state: the compression error, the momentum, and the root of the frozen variance."""

@@ -9,11 +9,11 @@ class SlowMo(RegisteredMethod):
     """Every `steps` updates, u <- beta u + (x_0 - mean x) / rate, and all ranks continue from x_0 - alpha rate u."""
 
     name = "slowmo"
-    summary = "local steps; their averages have a momentum"
+    summary = "local steps with momentum on their averages"
     source = "Wang et al. 2020, arXiv:1910.00643"
     formula = "2 (P-1)/P M / steps"
     options = {  # noqa: RUF012
-        "steps": Option(4, 1, 10**6, "updates between two averages"),
+        "steps": Option(4, 1, 10**6, "updates between averages"),
         "beta": Option(0.5, 0, 0.999, "slow momentum"),
         "alpha": Option(1, 0.01, 10, "slow learning rate"),
     }

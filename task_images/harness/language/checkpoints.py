@@ -72,7 +72,7 @@ def load_step(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer | N
     way."""
     if (read_facts(path, {}).get("optimizer") == "method") != (optimizer is None):
         raise TaskUsageError(
-            f"{path} has its optimizer's state in another form than this method, which keeps it in parts or whole",
+            f"{path} has its optimizer's state in another form than this method needs (sharded or whole)",
             "Resume with the method that made it.",
         )
     state = _collect(model, optimizer)
@@ -81,7 +81,7 @@ def load_step(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer | N
             load(state, checkpoint_id=str(path))
     except Exception as error:  # readers of damaged parts may raise anything
         why = " ".join(str(error).split())[:200] or type(error).__name__
-        raise EnvironmentUnfitError(f"{path} cannot be read as a checkpoint: {why}", "Take an earlier one.") from None
+        raise EnvironmentUnfitError(f"{path} cannot be read as a checkpoint: {why}", "Use an earlier one.") from None
     optimizers = () if optimizer is None else (optimizer,)
     set_state_dict(model, optimizers, model_state_dict=state["model"], optim_state_dict=state.get("optimizer") or {})
 
@@ -106,7 +106,7 @@ def _read_method_state(file: Path) -> MethodState:
         found: MethodState = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # readers of damaged files may raise anything
         why = " ".join(str(error).split())[:200] or type(error).__name__
-        raise EnvironmentUnfitError(f"{file} cannot be read: {why}", "Take an earlier checkpoint.") from None
+        raise EnvironmentUnfitError(f"{file} cannot be read: {why}", "Use an earlier checkpoint.") from None
     return found
 
 
@@ -124,7 +124,7 @@ def check_digests(world: World, path: Path) -> None:
             wrong.append(str(error))
     if world.max([float(len(wrong))])[0]:
         why = wrong[0] if wrong else "another rank has found a damaged file"
-        raise EnvironmentUnfitError(f"{path} is damaged: {why}", "Take an earlier checkpoint.")
+        raise EnvironmentUnfitError(f"{path} is damaged: {why}", "Use an earlier checkpoint.")
 
 
 def _digest(file: Path) -> str:
@@ -139,10 +139,10 @@ def read_facts(path: Path, expected: Mapping[str, Any]) -> Mapping[str, Any]:
         found = json.loads((path / FACTS).read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise EnvironmentUnfitError(
-            f"{path} is no checkpoint: {error}", "Name a folder step-N, which every rank can read."
+            f"{path} is not a checkpoint: {error}", "Name a folder step-N that every rank can read."
         ) from None
     if not isinstance(found, dict) or found.get("form") != FORM:
-        raise EnvironmentUnfitError(f"{path / FACTS} is not of the form {FORM}", "Take another checkpoint.")
+        raise EnvironmentUnfitError(f"{path / FACTS} is not of the form {FORM}", "Use another checkpoint.")
     made, own = ({**facts, **facts.get("parameters", {})} for facts in (found, expected))
     for name, value in own.items():
         if name != "parameters" and made.get(name) != value:

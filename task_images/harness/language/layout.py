@@ -67,10 +67,10 @@ def plan_layout(name: str, ranks: int, tensor: int = 0, replicas: int = 0, per_n
         raise LayoutError(f"the parallelism {name!r} is not one of {', '.join(PARALLEL)}", "--set parallel=ddp")
     if tensor and "tp" not in name:
         raise LayoutError(
-            f"tensor_parallel={tensor} has no meaning with parallel={name}", "--set parallel=tp or tp+fsdp2"
+            f"tensor_parallel={tensor} has no effect with parallel={name}", "--set parallel=tp or tp+fsdp2"
         )
     if replicas and name != "hsdp":
-        raise LayoutError(f"replicas={replicas} has no meaning with parallel={name}", "--set parallel=hsdp")
+        raise LayoutError(f"replicas={replicas} has no effect with parallel={name}", "--set parallel=hsdp")
     if name == "ddp":
         return Layout(name, ranks, 1, 1)
     if name == "fsdp2":
@@ -217,7 +217,7 @@ def check_memory(memory: Memory, limit: float | None, ranks_on_machine: int = 1)
         ranks = f" x {ranks_on_machine} ranks" if ranks_on_machine > 1 else ""
         raise LayoutError(
             f"the model needs about {memory}{ranks}, and there are {_gib(limit)}",
-            "Spread it over more ranks (--set parallel=fsdp2), take a smaller micro_batch or sequence_length,"
+            "Spread it over more ranks (--set parallel=fsdp2), use a smaller micro_batch or sequence_length,"
             " checkpoint activations (--set activation_checkpointing=full), or a smaller model.",
         )
 

@@ -28,7 +28,7 @@ class Muon(torch.optim.AdamW):
     """Updates groups with `muon` true by Muon, the others by AdamW.
 
     ranks    number of ranks that share the work; `rank`: this one
-    splits   parameter -> how to cut it into matrices of their own, and to join their updates again (fused layers)
+    splits   parameter -> how to split it into separate matrices and to join their updates (fused layers)
     """
 
     def __init__(

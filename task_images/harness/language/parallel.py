@@ -95,7 +95,7 @@ def spread(
     blocks = list(blocks)
     if mesh is not None and layout.tensor > 1:
         if plan_tensor is None:
-            raise ValueError("this model has no plan for tensor-parallel ranks")
+            raise ValueError("this model does not support tensor parallelism")
         plan_tensor(mesh["tensor"])
     if options.compile != "no":
         require_compiler(options.compile)

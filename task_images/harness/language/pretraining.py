@@ -206,10 +206,10 @@ class Pretraining(Generic[B]):
             if contract.method or contract.calibrate:
                 option = "--method" if contract.method else "--calibrate"
                 raise TaskUsageError(
-                    f"parallel={self.layout.name} exchanges gradients in its own way, so {option} has no meaning",
+                    f"parallel={self.layout.name} exchanges gradients itself, so {option} has no effect",
                     f"Leave out {option}, or --set parallel=ddp.",
                 )
-            self.report.say(f"method: that of parallel={self.layout.name}")
+            self.report.say(f"method: as in parallel={self.layout.name}")
             return ShardedUpdate(self.layout)
         strategy = prepare_strategy(self.world, DdpAllReduce)
         if self.settings.clip and not strategy.traits.barrier:

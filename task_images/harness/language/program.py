@@ -185,7 +185,7 @@ class Program(Generic[S, P, M, B]):
         settings = read_parameters(self.settings, contract.parameters)
         if settings.compile in ("whole", "graphs") and settings.parallel != "ddp":
             raise TaskUsageError(
-                f"compile={settings.compile} needs the whole model, and parallel={settings.parallel} has it in parts",
+                f"compile={settings.compile} needs the whole model, but parallel={settings.parallel} shards it",
                 "--set compile=blocks, or --set parallel=ddp",
             )
         if settings.compile in ("whole", "graphs") and settings.activation_checkpointing != "none":
@@ -243,6 +243,6 @@ def require_data_dir(contract: Contract, what: str) -> Path:
     if contract.data_dir is None:
         raise EnvironmentUnfitError(
             f"no folder with {what} was given",
-            "Run with --data-dir FOLDER, or --preset tiny, which brings its own text.",
+            "Run with --data-dir FOLDER, or --preset tiny, which includes a text.",
         )
     return Path(contract.data_dir)

@@ -56,7 +56,7 @@ def read_shards(folder: Path, vocabulary: int) -> Corpus:
         raise EnvironmentUnfitError(
             f"the shards in {folder} are not one data set, numbered 1, 2, 3, ..."
             + (f": {', '.join(f'{number:06d}' for number in missing)} missing" if missing else ""),
-            "Put one data set into a folder of its own; training reads its files in their order.",
+            "Put each data set into a separate folder; training reads its files in order.",
         )
     edge = 1 << 20  # check only the beginning and the end: the whole file would take long
     highest = max(int(part.max(initial=0)) for one in shards for part in (one.tokens[:edge], one.tokens[-edge:]))
@@ -148,8 +148,8 @@ def _map(path: Path, match: re.Match[str]) -> Shard:
         size = path.stat().st_size
         if len(header) < HEADER or tuple(header[:2]) != (MAGIC, VERSION):
             raise EnvironmentUnfitError(
-                f"{path} is no shard of GPT-2's tokens: it does not begin with {MAGIC}, {VERSION}",
-                "It must be written by llm.c's fineweb.py, or downloaded as such.",
+                f"{path} is not a shard of GPT-2's tokens: it does not begin with {MAGIC}, {VERSION}",
+                "Write it with llm.c's fineweb.py, or download it again.",
             )
         if size != 4 * HEADER + TOKEN.itemsize * int(header[2]):
             raise EnvironmentUnfitError(

@@ -67,7 +67,7 @@ class Corpus:
             return made_up(counts)
         is_small = len(self.train) <= MAX_DIGESTED
         digest = digest_arrays(self.train, self.valid) if is_small else None
-        return DataIdentity(counts, digest, None, "the data are not those that the task prescribes")
+        return DataIdentity(counts, digest, None, "the data are not those specified for the task")
 
 
 def python_text() -> Corpus:
@@ -100,7 +100,7 @@ def read_tokens(folder: Path, vocabulary: int) -> Corpus:
     facts = _read_facts(folder / "tokens.json")
     if facts.vocabulary > vocabulary:
         raise TaskUsageError(
-            f"{folder} has tokens of a vocabulary of {facts.vocabulary}, the model's has {vocabulary}",
+            f"{folder} has tokens of a vocabulary of {facts.vocabulary}, but the model's has {vocabulary}",
             f"--set vocabulary={facts.vocabulary}",
         )
     train, valid = (_map(folder / SPLITS[split], facts) for split in ("train", "valid"))
@@ -179,7 +179,7 @@ def _map(path: Path, facts: _Facts) -> Tokens:
             raise EnvironmentUnfitError(f"{path} has {size} bytes, no whole number of {facts.dtype}", "Write it again.")
         mapped: Tokens = np.memmap(path, DTYPES[facts.dtype], mode="r")
     except FileNotFoundError:
-        raise EnvironmentUnfitError(f"there is no {path}", "It belongs to tokens.json.") from None
+        raise EnvironmentUnfitError(f"there is no {path}", "The data type is that of tokens.json.") from None
     except (OSError, ValueError) as error:
         raise EnvironmentUnfitError(f"{path} cannot be read: {error}", "Write it again.") from None
     # Check only the beginning and the end: the whole file would take long.
@@ -253,7 +253,7 @@ class Windows:
                 f"{sum(len(row) for row in self._rows)} tokens are too few for "
                 + (f"an update of {block} sequences of {length}" if block else f"a sequence of {length}")
                 + " and their last target",
-                "Take a smaller sequence_length" + (" or global_batch" if block else "") + ", or more data.",
+                "Use a smaller sequence_length" + (" or global_batch" if block else "") + ", or more data.",
             )
         self.length, self._seed, self._block = length, seed, block
         self._end = end if separate else None

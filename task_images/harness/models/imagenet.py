@@ -39,5 +39,5 @@ def imagenet_model(
         return densenet(int(name.removeprefix("densenet")), classes, width, norm)
     if name.startswith("inception"):
         return inception(int(name.removeprefix("inception")), classes, width, norm)
-    depth, _, normalised = name.removeprefix("vgg").partition("_")
-    return vgg(int(depth), classes, width, norm if normalised else None)
+    depth, _, normalized = name.removeprefix("vgg").partition("_")
+    return vgg(int(depth), classes, width, norm if normalized else None)

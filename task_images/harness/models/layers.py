@@ -18,7 +18,7 @@ def make_norm(kind: str) -> Norm:
     ValueError for other values.
     """
     if kind not in NORMS:
-        raise ValueError(f"the normalisation {kind!r} is not one of {', '.join(NORMS)}")
+        raise ValueError(f"the normalization {kind!r} is not one of {', '.join(NORMS)}")
     return nn.BatchNorm2d if kind == "batch" else _group_norm
 
 

@@ -51,7 +51,7 @@ def test_a_gate_that_fails_says_which_size_and_the_figures_are_kept(tmp_path: Pa
     printed = capsys.readouterr().err
     assert "all_reduce, fp32, in place: the bus bandwidth is " in printed
     assert " KiB in " in printed
-    assert "; 5000 GB/s are demanded" in printed
+    assert "; 5000 GB/s are required" in printed
     assert "Traceback" not in printed
 
     assert run(["charts", "figures", "--run", "gate-2", "--published"]) == 0

@@ -206,4 +206,4 @@ def test_a_dump_of_wikipedia_becomes_tokens_and_its_digest_is_recorded(
     (folder / name).write_bytes(bz2.compress(b"<mediawiki><page>"))
     (folder / f"{name}.sha256").unlink()
     assert run(command) == 2
-    assert "is no complete dump of Wikipedia" in capsys.readouterr().err
+    assert "is not a complete dump of Wikipedia" in capsys.readouterr().err

@@ -53,10 +53,10 @@ def digits(**changes: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_a_catalogue_task_with_another_command_is_refused_whatever_is_agreed_to(folder: Path, capsys: Captured) -> None:
+def test_a_catalog_task_with_another_command_is_refused_whatever_is_agreed_to(folder: Path, capsys: Captured) -> None:
     archive = strangers_archive(folder, **digits(argv=EVIL))
     assert run(["run", "y", "--from", archive, "--yes", "--run-foreign-command"]) == 2
-    assert "its command is not that of the catalogue" in capsys.readouterr().err
+    assert "its command is not that of the catalog" in capsys.readouterr().err
     assert not Path("pwned").exists()
     assert not Store().runs()
 
@@ -129,7 +129,7 @@ def reseal(folder: Path) -> None:
         ({"image": "evil/image:1"}, "image: evil/image:1"),
     ],
 )
-def test_what_a_catalogue_task_would_mount_or_import_is_agreed_to(
+def test_what_a_catalog_task_would_mount_or_import_is_agreed_to(
     folder: Path, capsys: Captured, changes: Mapping[str, Any], shown: str
 ) -> None:
     archive = strangers_archive(folder, **digits(**changes))
@@ -159,7 +159,7 @@ def test_a_field_that_is_added_later_is_agreed_to_until_it_is_called_harmless() 
     assert {item.name for item in fields(KubernetesOptions)} >= repetition._HARMLESS_OPTIONS
 
 
-def test_a_catalogue_task_as_installed_asks_for_nothing(folder: Path) -> None:
+def test_a_catalog_task_as_installed_asks_for_nothing(folder: Path) -> None:
     archive = strangers_archive(folder, **digits())
     launch = api.Client().prepare_repetition(archive, Request(name="y"))
     assert [spec.argv for spec in launch.specs] == [load_task("digits_resnet").command]

@@ -366,11 +366,11 @@ def test_a_dry_run_for_a_cluster_reaches_nothing(home: Path, capsys: Captured) -
 
 
 @pytest.mark.slow
-def test_a_network_of_a_formula_delays_every_message_and_is_labelled(tmp_path: Path, capsys: Captured) -> None:
+def test_a_network_of_a_formula_delays_every_message_and_is_labeled(tmp_path: Path, capsys: Captured) -> None:
     """20 ms and 8 ns a byte for each of the messages; a bare loopback takes a thousandth of that."""
     options = ["--task", "digits_resnet", "--preset", "tiny", "--set", "epochs=1", "--network", "model:1gbit,20ms"]
-    assert run(["run", "modelled", "2", *options, "--timeout", "4m"]) == 0
-    assert run(["download", "modelled-2", "--to", str(tmp_path / "a.zip")]) == 0
+    assert run(["run", "modeled", "2", *options, "--timeout", "4m"]) == 0
+    assert run(["download", "modeled-2", "--to", str(tmp_path / "a.zip")]) == 0
     assert run(["verify", str(tmp_path / "a.zip")]) == 0
     with zipfile.ZipFile(tmp_path / "a.zip") as file:
         texts = {Path(name).name: file.read(name).decode() for name in file.namelist() if not name.endswith("/")}
@@ -379,4 +379,4 @@ def test_a_network_of_a_formula_delays_every_message_and_is_labelled(tmp_path: P
     assert sent["communication_seconds"] >= 0.02 * sent["messages"] + 8e-9 * sent["bytes"]
     assert "not the task's own" in texts["official_result.txt"]
     assert (summary["asked"], summary["method"], summary["held"]) == ("model:1gbit,20ms", "model", None)
-    assert "modelled 1gbit,20ms" in texts["official_result.txt"]
+    assert "modeled 1gbit,20ms" in texts["official_result.txt"]

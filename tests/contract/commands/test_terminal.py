@@ -189,7 +189,7 @@ def test_a_pipe_gets_the_log_of_rank_0_on_stderr(home: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(("variable", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
-def test_colours_are_left_out_on_request(home: Path, variable: str, value: str) -> None:
+def test_colors_are_left_out_on_request(home: Path, variable: str, value: str) -> None:
     make_finished_runs(home, "a")
     assert "\x1b[32m" in Terminal("status", home=home).finish()[1]
     _, printed = Terminal("status", home=home, environment={variable: value}).finish()

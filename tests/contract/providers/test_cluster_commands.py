@@ -338,20 +338,20 @@ def test_attach_takes_context_and_namespace(mlbench: Any, api: Server) -> None:
 
 
 @pytest.mark.parametrize(
-    ("provider_id", "labelled"),
+    ("provider_id", "labeled"),
     [("kind://docker/test-3/test-3-worker", True), ("aws:///eu-west-1a/i-0123", False), (None, False)],
 )
 def test_an_attached_kind_cluster_is_known_by_its_nodes(
-    mlbench: Any, api: Server, provider_id: str | None, labelled: bool
+    mlbench: Any, api: Server, provider_id: str | None, labeled: bool
 ) -> None:
     api.provider_id = provider_id
     done = mlbench("attach-cluster", "mine", "--kubeconfig", str(api.kubeconfig))
     assert done.code == 0
-    assert ("not a performance measurement" in done.err) == labelled
-    assert Store().cluster("mine").details.get("functional_only", False) is labelled
+    assert ("not a performance measurement" in done.err) == labeled
+    assert Store().cluster("mine").details.get("functional_only", False) is labeled
     shown = mlbench("run", "r", "1", "--image", "i:1", "--command", "true", "--dry-run", "--yes", "-o", "json").json
     annotation = shown["submissions"][0]["documents"][0]["metadata"]["annotations"]["mlbench/spec"]
-    assert (json.loads(annotation)["functional_only"] is not None) == labelled
+    assert (json.loads(annotation)["functional_only"] is not None) == labeled
 
 
 def test_what_the_nodes_offer_is_discovered(mlbench: Any, api: Server) -> None:

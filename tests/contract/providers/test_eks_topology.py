@@ -82,7 +82,7 @@ def test_a_hundred_instances_are_asked_about_at_a_time(slow_controller: AwsServe
     remove("wide-125", tmp_path / "empty")
 
 
-def test_machines_that_come_later_are_labelled_too(slow_controller: AwsServer, tmp_path: Path) -> None:
+def test_machines_that_come_later_are_labeled_too(slow_controller: AwsServer, tmp_path: Path) -> None:
     cluster = make("more-2", tmp_path / "home", FAST, nodes=1)
     provider = EksProvider()
     up(cluster, provider.scale(cluster, 4), Store(tmp_path / "home"), times="scaling")

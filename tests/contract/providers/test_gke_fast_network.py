@@ -80,7 +80,7 @@ def test_nccl_of_a_run_finds_the_fast_network_and_nothing_is_left(command: Comma
 
 
 @pytest.mark.parametrize("machine", ["a3-megagpu-8g", "a4-highgpu-8g"])
-def test_without_the_option_nccl_falls_back_and_the_result_is_labelled(
+def test_without_the_option_nccl_falls_back_and_the_result_is_labeled(
     command: Command, world: World, machine: str
 ) -> None:
     result = command("create-cluster", "gke", "2", "rel", "-t", machine, "--spot", "--yes")

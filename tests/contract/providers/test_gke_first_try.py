@@ -177,5 +177,5 @@ def test_machines_with_a_fast_network_that_is_not_set_up_are_named(command: Comm
     gke_world.quotas = {}
     result = create(command, "-t", "a3-highgpu-8g", "--dry-run")
     assert "a3-highgpu-8g has 800 Gbit/s of GPUDirect-TCPX, which this cluster does not set up" in result.err
-    assert "results are labelled slow_network" in result.err
+    assert "results are labeled slow_network" in result.err
     assert "Gbit/s" not in create(command, "-t", "a3-highgpu-8g", "--dry-run", nodes=1).err

@@ -17,7 +17,7 @@ from tests.fakes.gke import World
 Command = Callable[..., Any]
 
 
-def test_google_s_catalogue_is_summed_to_machines(command: Command, gke_world: World) -> None:
+def test_google_s_catalog_is_summed_to_machines(command: Command, gke_world: World) -> None:
     settings.config_dir().mkdir(parents=True, exist_ok=True)
     result = command("prices", "update", "gke", "--region", "us-central1")
     assert result.code == 0, result.err

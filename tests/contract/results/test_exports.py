@@ -140,7 +140,7 @@ def test_mlperfs_own_checker_accepts_a_run_in_the_open_division(
 ) -> None:
     pytest.importorskip("mlperf_logging")
     path = sealed_training(tmp_path / "train-1", "imagenet_resnet", accuracy)
-    assert run(["export", "mllog", str(tmp_path / "log"), str(path), "--organisation", "me"]) == 0
+    assert run(["export", "mllog", str(tmp_path / "log"), str(path), "--organization", "me"]) == 0
     assert "report as missing" not in capsys.readouterr().err
     log = tmp_path / "log" / "result_0.txt"
     done = check_compliance(log)

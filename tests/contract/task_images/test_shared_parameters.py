@@ -1,4 +1,4 @@
-"""Parameters that all training tasks share mean the same in each: nightly, each test is for the whole catalogue."""
+"""Parameters that all training tasks share mean the same in each: nightly, each test is for the whole catalog."""
 
 import math
 from pathlib import Path

@@ -103,7 +103,7 @@ def test_a_terminal_shows_foreign_text_as_text(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
-def test_colours_only_if_wanted(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]) -> None:
+def test_colors_only_if_wanted(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]) -> None:
     terminal = on_terminal(monkeypatch)
     console.show_error(UsageError("no"))
     assert terminal.getvalue() == "\x1b[31mError: \x1b[0mno\n"

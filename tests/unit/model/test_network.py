@@ -20,7 +20,7 @@ from tests.unit.model.test_spec import SPEC
         ("100Mbit/s", NetworkShape(1e8), "100mbit"),
         ("0.5gbit,0.2ms", NetworkShape(5e8, 2e-4), "500mbit,200us"),
         ("2.5gbit,0s", NetworkShape(2.5e9), "2.5gbit"),
-        ("model:10gbit,50µs", NetworkShape(1e10, 5e-5, is_modelled=True), "model:10gbit,50us"),
+        ("model:10gbit,50µs", NetworkShape(1e10, 5e-5, is_modeled=True), "model:10gbit,50us"),
     ],
 )
 def test_a_network_has_one_canonical_text(text: str, shape: NetworkShape, canonical: str) -> None:
@@ -114,7 +114,7 @@ def test_a_network_that_was_not_measured_does_not_hold() -> None:
         ),
         (
             {"asked": "model:10gbit", "method": "model"},
-            "modelled 10gbit, computed by a formula and not measured",
+            "modeled 10gbit, computed by a formula and not measured",
         ),
     ],
 )

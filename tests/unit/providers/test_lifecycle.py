@@ -242,7 +242,7 @@ def test_what_exists_with_other_settings_is_refused_and_the_old_record_stays(clo
     before = up(CLUSTER, toy_resources(cloud, "demo"), store)
     _set_state(cloud, "demo-plane", "blue")
     with pytest.raises(UsageError, match="it is blue"):
-        up(Cluster("demo", "toy", details={"colour": "red"}), toy_resources(cloud, "demo"), store)
+        up(Cluster("demo", "toy", details={"color": "red"}), toy_resources(cloud, "demo"), store)
     assert store.cluster("demo") == before
 
 

@@ -1,4 +1,4 @@
-"""The catalogue: every shipped task is sound, and a task.yaml that is not is refused with file and key."""
+"""The catalog: every shipped task is sound, and a task.yaml that is not is refused with file and key."""
 
 import re
 import subprocess
@@ -59,7 +59,7 @@ def test_shipped_tasks(name: str) -> None:
         assert better(values["goal_full"], values["goal_light"]) == values["goal_full"]
 
 
-def test_the_catalogue_is_in_the_order_of_numbers() -> None:
+def test_the_catalog_is_in_the_order_of_numbers() -> None:
     numbers = [task.number for task in load_catalog().values()]
     assert numbers == sorted(numbers)
 

@@ -60,7 +60,7 @@ def fake_git(folder: Path, script: str) -> str:
 # --- what is recorded -------------------------------------------------------------------------------------------------
 
 
-def test_a_task_of_the_catalogue_is_known_by_its_code() -> None:
+def test_a_task_of_the_catalog_is_known_by_its_code() -> None:
     known = collect_provenance(spec(task="mnist", preset="tiny", argv=("python", "-m", "task_images.mnist")))
     assert known.code == TaskCode("mnist", digest_task_code("mnist"))
     assert known.source is None

@@ -161,10 +161,10 @@ def test_alone_there_is_nobody_to_play_ping_pong_with(ranks: RankServer, tmp_pat
     [
         (
             {"collectives": "ping_pong"},
-            "can do nothing of what is asked for; ping_pong, fp32, out of place: it takes 2",
+            "supports none of the requested measurements; ping_pong, fp32, out of place: it takes 2",
         ),
-        ({"min_busbw_gbps": 1.0}, "no bus bandwidth to hold against min_busbw_gbps: one rank moves nothing"),
-        ({"protocol": "legacy", "collectives": "reduce"}, "the all-reduce in place only"),
+        ({"min_busbw_gbps": 1.0}, "no bus bandwidth to compare with min_busbw_gbps: a single rank sends nothing"),
+        ({"protocol": "legacy", "collectives": "reduce"}, "supports only the all-reduce, in place"),
     ],
 )
 def test_what_cannot_be_measured_is_a_usage_error(
@@ -185,7 +185,7 @@ def test_a_bandwidth_below_the_gate_fails_with_size_and_figure(ranks: RankServer
     for name in ("all_reduce", "reduce"):
         figure = f"{peaks[name]['peak_busbw']:.4g} GB/s at best, at {peaks[name]['peak_bytes'] // 1024} KiB"
         assert f"{name}, fp32, in place: the bus bandwidth is {figure}" in first.stderr
-    assert "9000 GB/s are demanded" in first.stderr
+    assert "9000 GB/s are required" in first.stderr
     assert "Traceback" not in first.stderr
     assert len(written(tmp_path)["rows"]) == 6  # what was measured is kept
     assert len(first.result["details"]["gate"]["below"]) == 2

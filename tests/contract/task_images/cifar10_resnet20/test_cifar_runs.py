@@ -96,9 +96,9 @@ def test_curves_do_not_depend_on_the_number_of_ranks(ranks: RankServer, tmp_path
     """The same global batch on 1, 2 or 4 ranks is the same training, rounding apart: the same images in every step, cut
     and mirrored alike, gradients weighted by images: the last step has 5 of them, unevenly shared.
 
-    With batch normalisation it is not, by definition: every rank takes the statistics of its own part of the batch, as
-    the original and DDP do. So the model has group normalisation here, and the other half of the test sees the
-    difference that batch normalisation makes.
+    With batch normalization it is not, by definition: every rank takes the statistics of its own part of the batch, as
+    the original and DDP do. So the model has group normalization here, and the other half of the test sees the
+    difference that batch normalization makes.
     """
     same: Parameters = {
         "training_images": 69,

@@ -129,7 +129,7 @@ def test_a_rank_that_dies_takes_the_others_with_it(tmp_path: Path) -> None:
             assert processes[0].poll() is None
         os.kill(processes[1].pid, signal.SIGKILL)
         assert processes[0].wait(SECONDS) == 75
-        assert "another rank is gone" in (tmp_path / "err-0").read_text()
+        assert "lost another rank" in (tmp_path / "err-0").read_text()
     finally:
         for process in processes:
             process.kill()

@@ -62,7 +62,7 @@ def test_strangers_do_not_disturb_and_a_missing_rank_is_named() -> None:
                 stranger.shutdown(socket.SHUT_WR)
                 assert stranger.recv(10) == b""
         second = pool.submit(rendezvous, contract(1, 3, port), 7001, 2.0)
-        with pytest.raises(PeerLostError, match="rank 2 did not come within 2 s"):
+        with pytest.raises(PeerLostError, match="rank 2 did not connect within 2 s"):
             first.result()
         with pytest.raises(PeerLostError, match="rank 0 did not answer"):
             second.result()

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from task_images.comm.base import Placement, Strategy
 from task_images.comm.choose import make_strategy
-from task_images.comm.drifting import find_neighbours
+from task_images.comm.drifting import find_neighbors
 from task_images.comm.exchange import Message, UnderWay
 from task_images.comm.methods import NATIVE, Method, MethodError, check, payload_bytes
 from task_images.comm.presets import PRESETS, resolve
@@ -210,12 +210,12 @@ def _share(items: list[Any]) -> list[Any]:
     return items
 
 
-def neighbours_come_together_as_fast_as_their_mixing_matrix_says(world: World) -> None:
+def neighbors_come_together_as_fast_as_their_mixing_matrix_says(world: World) -> None:
     """Without gradients the distance from the mean falls by the second eigenvalue of the matrix in every step."""
     size = world.size
     mixing = torch.zeros(size, size, dtype=torch.float64)
     for rank in range(size):
-        near = [rank, *find_neighbours(rank, size)]
+        near = [rank, *find_neighbors(rank, size)]
         mixing[rank, near] = 1 / len(near)
     second = float(torch.linalg.eigvalsh(mixing).abs().sort().values[-2])
     for name, factor in (("dpsgd", second), ("choco", None)):
@@ -375,7 +375,7 @@ CHECKS: list[Callable[[World], None]] = [
     a_resumed_training_goes_on_as_if_it_had_not_stopped,
     torchs_engines_go_on_from_a_checkpoint,
     a_sharded_optimizer_and_a_whole_one_go_on_from_each_other,
-    neighbours_come_together_as_fast_as_their_mixing_matrix_says,
+    neighbors_come_together_as_fast_as_their_mixing_matrix_says,
     replicas_that_drift_have_a_distance_and_others_are_equal,
     local_steps_are_averaged_as_by_hand,
     a_falsified_message_is_found,

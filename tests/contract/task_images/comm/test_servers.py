@@ -59,9 +59,9 @@ def test_whoever_is_killed_the_others_end_and_say_so(ranks: RankServer, victim: 
     assert [code for number, code in enumerate(codes) if number != victim] == [75, 75], outputs
     assert not any("Traceback" in output for output in outputs), outputs
     if victim == 2:
-        assert all("parameter server 0 is gone" in output for output in outputs[:2]), outputs
+        assert all("lost parameter server 0" in output for output in outputs[:2]), outputs
     else:
-        assert "the parameter server ends: trainer 1 is gone" in outputs[2], outputs
+        assert "the parameter server ends: lost trainer 1" in outputs[2], outputs
 
 
 def test_servers_share_the_bytes_evenly() -> None:

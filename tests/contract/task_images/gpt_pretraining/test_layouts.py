@@ -158,7 +158,7 @@ def test_documents_that_are_kept_apart_train_the_same_on_every_layout(ranks: Ran
     check_equal(two[0], curve_of(one))
 
 
-def test_the_throughput_protocol_reports_tokens_and_utilisation(ranks: RankServer, tmp_path: Path) -> None:
+def test_the_throughput_protocol_reports_tokens_and_utilization(ranks: RankServer, tmp_path: Path) -> None:
     changes: Mapping[str, Any] = {"data": "synthetic", "blocks": 3, "block_updates": 2, "blocks_after": 1}
     [first, _] = train(ranks, 2, tmp_path, **changes)
     result = first.result
@@ -209,7 +209,7 @@ def test_muon_shares_its_matrices_over_ranks_and_goes_on_from_a_checkpoint(ranks
         ({"optimizer": "muon", "parallel": "fsdp2"}, "Muon needs every rank's whole gradients"),
         ({"matrix_rate": 0.1}, "matrix_rate is the rate of Muon"),
         ({"stream": "bf16"}, "stream=bf16 rounds what an fp32 model adds up"),
-        ({"float8": "head", "parallel": "fsdp2"}, "8-bit products have no plan for models in parts"),
+        ({"float8": "head", "parallel": "fsdp2"}, "8-bit products do not support sharded models"),
         ({"compile": "whole", "parallel": "fsdp2"}, "compile=whole needs the whole model"),
         ({"compile": "whole", "activation_checkpointing": "full"}, "cannot be compiled as a whole"),
         ({"attention": "cudnn"}, "no implementation of attention called cudnn"),
@@ -250,7 +250,7 @@ def test_a_method_for_a_model_in_shards_is_refused(ranks: RankServer, tmp_path: 
     parameters = load_task("gpt_pretraining").resolve("tiny", {**SHORT, "parallel": "fsdp2"})
     ended = ranks.run(TASK, 2, tmp_path, parameters, MLBENCH_METHOD=method)
     assert [one.code for one in ended] == [64, 64]
-    assert "--method has no meaning" in ended[0].stderr
+    assert "--method has no effect" in ended[0].stderr
 
 
 def test_one_worker_trains_with_a_method_too(ranks: RankServer, tmp_path: Path, alone: list[dict[str, float]]) -> None:
@@ -266,7 +266,7 @@ def test_one_worker_trains_with_a_method_too(ranks: RankServer, tmp_path: Path, 
 def test_a_method_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(
     ranks: RankServer, tmp_path: Path, method: str
 ) -> None:
-    """Residuals, each rank's own optimiser, and an optimiser in parts."""
+    """Residuals, each rank's own optimizer, and an optimizer in parts."""
     variables = {"MLBENCH_METHOD": json.dumps(resolve(method).to_dict())}
     kept: Mapping[str, Any] = {"checkpoint_every": 4, "checkpoint_dir": str(tmp_path / "checkpoints")}
     whole = run_method(ranks, tmp_path / "whole", variables, **kept)

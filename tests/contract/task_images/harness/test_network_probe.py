@@ -57,36 +57,36 @@ def test_a_rank_that_does_not_come_is_a_report_and_not_a_failure(monkeypatch: py
     store = network_probe.SocketStore(0, 2, "127.0.0.1", free_port())
     report = network.measure_network(store, 0, 2, "before")
     assert report is not None
-    assert report["error"] == "no address came from rank 1: no rank said network/before/all within 0.2 s"
+    assert report["error"] == "rank 1 sent no address: no rank sent network/before/all within 0.2 s"
 
 
 def test_what_comes_with_the_greeting_is_not_lost() -> None:
     """Rank 0 may order the first ping while a neighbor has not yet read who connected."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        neighbour = network.connect(listener.getsockname()[:2], b"secret data 1")
-        neighbour.socket.sendall(b"xy" + bytes(5))
+        neighbor = network.connect(listener.getsockname()[:2], b"secret data 1")
+        neighbor.socket.sendall(b"xy" + bytes(5))
         line = network._accept(listener, b"secret", {"data 1"})["data 1"]
         assert [line.read_byte(), line.read_byte()] == [b"x", b"y"]
         line.receive_block(5, bytearray(8))
-        neighbour.close()
+        neighbor.close()
         assert line.read_byte() == b""
         line.close()
 
 
-def test_a_stranger_is_not_taken_for_a_neighbour() -> None:
-    """It speaks first, without the token; the neighbour that has it comes second."""
+def test_a_stranger_is_not_taken_for_a_neighbor() -> None:
+    """It speaks first, without the token; the neighbor that has it comes second."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         place = listener.getsockname()[:2]
         found: dict[str, network.Line] = {}
         thread = threading.Thread(target=lambda: found.update(network._accept(listener, b"secret", {"data 1"})))
         thread.start()
         stranger = network.connect(place, b"guess data 1")
-        neighbour = network.connect(place, b"secret data 1")
+        neighbor = network.connect(place, b"secret data 1")
         thread.join(SECONDS)
         assert stranger.socket.recv(1) == b""  # it was turned away
         found["data 1"].write("welcome")
-        assert neighbour.read() == "welcome"
-        for line in (stranger, neighbour, found["data 1"]):
+        assert neighbor.read() == "welcome"
+        for line in (stranger, neighbor, found["data 1"]):
             line.close()
 
 

@@ -104,7 +104,7 @@ def test_fake_data_measure_throughput_and_nothing_else(ranks: RankServer, tmp_pa
 @pytest.mark.parametrize(
     ("changes", "code", "words"),
     [
-        ({"data": "imagenet"}, 78, "ImageNet is not here"),
+        ({"data": "imagenet"}, 78, "ImageNet is missing"),
         ({"validation_images": 3}, 64, "too few for 4 classes"),
         ({"shorter": 31}, 64, "the middle 32 pixels cannot be cut out"),
         ({"warmup_epochs": 20.0}, 64, "the warm-up must end before"),

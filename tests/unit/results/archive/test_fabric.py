@@ -35,9 +35,9 @@ def test_a_rank_that_fell_back_to_tcp_labels_the_result() -> None:
     assert found is not None
     assert found.phrase == "slow-network: NCCL used Socket; the machines have 3200 Gbit/s of EFA"
     assert found.figures == {"slow_ranks": 1, "nominal_gbits": 3200.0}
-    labelled = Conditions(slow_network=found)
-    assert labelled.labels == ("slow_network",)
-    assert Conditions.from_dict(labelled.to_dict()) == labelled
+    labeled = Conditions(slow_network=found)
+    assert labeled.labels == ("slow_network",)
+    assert Conditions.from_dict(labeled.to_dict()) == labeled
 
 
 @pytest.mark.parametrize("name", ["AWS Libfabric", "Libfabric", "GPUDirectTCPX_v7", "FasTrak", "gIB", "IB"])
@@ -54,7 +54,7 @@ def test_the_fast_networks_of_the_clouds_are_known(name: str) -> None:
         ({"name": "x", "gbits": "y"}, 2, ("Socket",)),
     ],
 )
-def test_nothing_is_labelled_without_a_fabric_other_machines_or_a_word_of_nccl(
+def test_nothing_is_labeled_without_a_fabric_other_machines_or_a_word_of_nccl(
     fabric: dict[str, object], workers: int, networks: tuple[str | None, ...]
 ) -> None:
     assert check_fabric(spec_on(fabric, workers), ranks(*networks)) is None

@@ -140,9 +140,9 @@ def test_a_shaped_network_without_a_probe_did_not_hold(tmp_path: Path) -> None:
     assert json.loads((folder / "network.json").read_text())["summary"]["problems"] == ["it was not measured"]
 
 
-def test_a_modelled_network_is_labelled_as_such(tmp_path: Path) -> None:
+def test_a_modeled_network_is_labeled_as_such(tmp_path: Path) -> None:
     folder = sealed_with(tmp_path / "a", probe(networks=1), network="model:1gbit,1ms")
-    assert "modelled 1gbit,1ms, computed by a formula" in (folder / "official_result.txt").read_text()
+    assert "modeled 1gbit,1ms, computed by a formula" in (folder / "official_result.txt").read_text()
 
 
 def test_verify_finds_a_network_that_does_not_follow_from_the_evidence(tmp_path: Path) -> None:

@@ -165,7 +165,7 @@ def test_figures_that_measure_no_performance_are_said_to_be_functional(tmp_path:
     assert find_problems(Path(archive.path)) == []
 
 
-def test_wording_of_the_catalogue(tmp_path: Path) -> None:
+def test_wording_of_the_catalog(tmp_path: Path) -> None:
     goal = {"metric": "Perplexity", "comparison": "<=", "threshold": 70.0, "kind": "full", "value": 69.5}
     log = [event("metric", name="val_global_Perplexity", value=69.5), result_event(goal=goal, timings={})]
     asked = spec(task="wikitext2_awd_lstm", parameters={"goal_full": 70.0, "goal_light": 100.0})

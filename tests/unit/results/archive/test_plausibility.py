@@ -110,7 +110,7 @@ def test_wall_times_that_differ_from_the_monotonic_clock_are_a_finding_and_no_du
     assert found.result["wall_seconds"] == 103.0
     assert found.result["price"] is not None
     assert found.result["price"]["amount"] == 103.0
-    # The catalogue's program measures with the monotonic clock.
+    # The catalog's program measures with the monotonic clock.
     assert "reached in 100.000 seconds" in str(found.result["official_line"])
 
 

@@ -165,7 +165,7 @@ def test_a_goal_that_is_not_proved_is_not_reached(
     assert find_problems(run.folder) == []
 
 
-def test_catalogue_task_must_report_the_goal_that_was_asked_for(tmp_path: Path) -> None:
+def test_catalog_task_must_report_the_goal_that_was_asked_for(tmp_path: Path) -> None:
     easy = {"metric": "Perplexity", "comparison": "<=", "threshold": 9999.0, "kind": "full", "value": 500.0}
     log = [event("metric", name="val_global_Perplexity", value=500.0), result_event(goal=easy)]
     asked = spec(task="wikitext2_awd_lstm", parameters={"goal_full": 70.0, "goal_light": 100.0})

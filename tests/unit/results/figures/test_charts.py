@@ -91,8 +91,8 @@ def test_runs_that_failed_or_missed_do_not_count(tmp_path: Path) -> None:
     assert {run.name for run in found.bad} == {"run-2", "run-3"}
     (text,) = [text for text in texts(found)["total_time"] if "Excluded" in text]
     assert "run-2 (goal missed)" in " ".join(text.split())
-    [labelled] = [point.share for group in found.groups for point in group.points if point.share]
-    assert labelled == "1 of 2 reached it"
+    [labeled] = [point.share for group in found.groups for point in group.points if point.share]
+    assert labeled == "1 of 2 reached it"
     assert "run-3 (failed)" in " ".join(text.split())
 
 

@@ -232,7 +232,7 @@ def test_every_preset_fits() -> None:
         values = task.resolve(preset)
         plan = make_plan(values, 2)
         assert plan.passes * plan.micro_batch * plan.layout.data == plan.global_batch
-    with pytest.raises(LayoutError, match="no plan for tensor-parallel"):
+    with pytest.raises(LayoutError, match="does not support tensor parallelism"):
         make_plan({**task.resolve("tiny"), "parallel": "tp"}, 2)
     with pytest.raises(LayoutError, match="has 512 positions"):
         make_plan({**task.resolve("spec"), "sequence_length": 600}, 2)

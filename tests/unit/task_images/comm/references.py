@@ -380,7 +380,7 @@ def average(every: int) -> Exchange:
 
 
 def ring(size: int) -> Array:
-    """The mixing matrix of a ring: each rank with its neighbours, all counting the same."""
+    """The mixing matrix of a ring: each rank with its neighbors, all counting the same."""
     matrix = np.zeros((size, size))
     for rank in range(size):
         near = sorted({rank, (rank - 1) % size, (rank + 1) % size})
@@ -399,7 +399,7 @@ def mix(update: int, weights: list[Tensors], rate: float) -> None:
 
 @dataclass
 class ChocoGossip:
-    """Koloskova et al. 2019, algorithm 2: what neighbours believe of a rank comes nearer by compressed differences."""
+    """Koloskova et al. 2019, algorithm 2: what neighbors believe of a rank comes nearer by compressed differences."""
 
     density: float
     step: float

@@ -1,4 +1,4 @@
-"""The table of methods: every preset is legal, everything else is refused with a neighbour that is legal."""
+"""The table of methods: every preset is legal, everything else is refused with a neighbor that is legal."""
 
 import re
 import subprocess
@@ -37,7 +37,7 @@ def test_every_preset_is_legal_on_four_workers(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_what_is_refused_comes_with_a_neighbour_that_is_legal(name: str) -> None:
+def test_what_is_refused_comes_with_a_neighbor_that_is_legal(name: str) -> None:
     for axis, values in SAMPLES.items():
         for value in values:
             method = replace(resolve(name), **{axis: value})
@@ -88,8 +88,8 @@ def test_values_out_of_range_are_refused(axis: str, value: str) -> None:
 def test_unknown_names_are_refused() -> None:
     with pytest.raises(MethodError, match="no method"):
         resolve("nothing")
-    with pytest.raises(MethodError, match='no axis "colour"'):
-        resolve("fusion", {"colour": "red"})
+    with pytest.raises(MethodError, match='no axis "color"'):
+        resolve("fusion", {"color": "red"})
     with pytest.raises(MethodError, match="more servers than workers"):
         check(resolve("bsp-ps", {"servers": "3"}), 2)
     with pytest.raises(MethodError, match="two groups"):
@@ -106,7 +106,7 @@ def test_a_method_survives_as_a_document() -> None:
     for name in PRESETS:
         assert Method.from_dict(resolve(name).to_dict()) == resolve(name)
     with pytest.raises(MethodError):
-        Method.from_dict({"colour": "red"})
+        Method.from_dict({"color": "red"})
     with pytest.raises(MethodError):
         Method.from_dict({"plan": "sideways"})
 

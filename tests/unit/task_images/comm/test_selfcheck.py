@@ -47,7 +47,7 @@ def test_every_method_passes_on_two_and_three_ranks(name: str) -> None:
         ("async-ps", "arrives in their mean", "about as torch's optimizer alone", ""),
         ("diloco", "not compared", "with and without", "options=steps=2,outer_rate=0.7,outer_momentum=0.9"),
         ("onebit-adam", "not compared, only that ranks agree", "with and without", "options=warmup_steps=2"),
-        ("noop", "nothing is exchanged", "not compared", ""),
+        ("noop", "no communication", "not compared", ""),
     ],
 )
 def test_it_says_what_was_compared_and_no_more(name: str, sums: str, training: str, shortened: str) -> None:

@@ -141,7 +141,7 @@ def test_a_trainer_that_is_lost_in_its_turn_lets_the_next_one_in(state: Paramete
     assert not second.is_answered(0.5)
     first.leave()
     first.thread.join(SECONDS)
-    assert state.failure == "trainer 0 is gone: connection closed by peer"
+    assert state.failure == "lost trainer 0: connection closed by peer"
     second.take_turn()
     second.push(1)
     assert second.receive() == [1.0] * PARTS

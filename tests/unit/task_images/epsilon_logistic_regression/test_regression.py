@@ -17,7 +17,7 @@ from task_images.epsilon_logistic_regression.regression import (
     LogisticRegression,
     LogisticWork,
     PlainSgd,
-    RegularisedLoss,
+    RegularizedLoss,
 )
 from task_images.harness.data import ArrayData
 from task_images.harness.distributed import World, open_world
@@ -60,7 +60,7 @@ def test_the_loss_is_the_cross_entropy_of_probabilities_plus_norms() -> None:
     p = [1 / (1 + math.exp(-0.3)), 1 / (1 + math.exp(2.0))]
     w = model.weight.detach()
     expected = -(math.log(p[0]) + math.log(1 - p[1])) / 2 + 0.25 * float(w.abs().sum()) + 0.5 * float((w**2).sum())
-    assert RegularisedLoss(model, 0.25, 1.0)(outputs, targets).item() == pytest.approx(expected)
+    assert RegularizedLoss(model, 0.25, 1.0)(outputs, targets).item() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("hooked", [False, True])
@@ -72,11 +72,11 @@ def test_the_gradient_is_that_of_autograd_and_adds_up_with_and_without_hooks(
     seen: list[Tensor] = []
     if hooked:
         found.weight.register_post_accumulate_grad_hook(seen.append)  # type: ignore[no-untyped-call]
-    work = LogisticWork(lambda part, training: part, RegularisedLoss(found, l1, l2))
+    work = LogisticWork(lambda part, training: part, RegularizedLoss(found, l1, l2))
     for rows, factor in ((make_rows(7), 1.0), (make_rows(5), 4.0)):
         passed = work.loss(work.forward(found, rows), rows)
         passed.backward(factor)
-        value = RegularisedLoss(wanted, l1, l2)(wanted(rows[0]), rows[1])
+        value = RegularizedLoss(wanted, l1, l2)(wanted(rows[0]), rows[1])
         torch.autograd.backward(value * factor)
         assert work.read_losses([passed.mean]) == pytest.approx([value.item()], rel=1e-6)
         torch.testing.assert_close(passed.value, value)  # what is counted and timed has a gradient, too
@@ -92,7 +92,7 @@ def train(world: World, *, closed: bool) -> tuple[Tensor, list[float], list[floa
     features, labels = make_rows(100)
     rows = (features.numpy(), labels.numpy())
     data = ArrayData(world, rows, rows, 16, 1, loaders=int(closed))
-    loss = RegularisedLoss(model, 0.001, 0.01)
+    loss = RegularizedLoss(model, 0.001, 0.01)
     sgd = partial(torch.optim.SGD, fused=True)
     trainer = make_sample_trainer(
         world, Reporter(world, "rows", synthetic=True), data, model, loss,

@@ -228,7 +228,7 @@ def test_gpt_2_has_a_head_of_round_size_by_default() -> None:
 @pytest.mark.parametrize(
     ("other", "words"),
     [
-        ({"parallel": "fsdp2"}, "parallel=fsdp2 has it in parts"),
+        ({"parallel": "fsdp2"}, "parallel=fsdp2 shards it"),
         ({"activation_checkpointing": "full"}, "the model cannot be compiled as a whole"),
     ],
 )

@@ -172,9 +172,9 @@ def test_ranks_share_cpus_so_that_those_of_a_core_stay_together(tmp_path: Path) 
 def test_more_ranks_than_cpus_or_than_the_quota_pays_for_are_refused(tmp_path: Path) -> None:
     root = system(tmp_path, "0::/a\n", V2.format(top="/"), {"a/cpu.max": "250000 100000\n"})
     assert share_cpus(range(8), 2, root) == [[0, 1, 2, 3], [4, 5, 6, 7]], "a quota is time, not a choice of CPUs"
-    with pytest.raises(ValueError, match="3 processes cannot have CPUs of their own: 2 may be used"):
+    with pytest.raises(ValueError, match="3 processes cannot each have their own CPUs: only 2 are available"):
         share_cpus(range(8), 3, root)
-    with pytest.raises(ValueError, match="2 processes cannot have CPUs of their own: 1 may be used"):
+    with pytest.raises(ValueError, match="2 processes cannot each have their own CPUs: only 1 are available"):
         share_cpus([5], 2, str(tmp_path / "nothing"))
 
 

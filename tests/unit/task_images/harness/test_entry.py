@@ -84,7 +84,7 @@ def test_what_is_not_to_be_had_here(variables: dict[str, str], words: str) -> No
         open_world(Contract(variables))
 
 
-def test_a_world_of_one_needs_no_peer_and_honours_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_world_of_one_needs_no_peer_and_honors_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     before = torch.get_num_threads()
     monkeypatch.setenv("OMP_NUM_THREADS", "0")
     try:

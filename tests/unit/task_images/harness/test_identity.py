@@ -9,17 +9,17 @@ from task_images.harness.identity import compare_data, find_other_means
 from task_images.mnist import data as mnist
 
 
-def make_grey(number: int, *shape: int) -> tuple[Bytes, Labels]:
+def make_gray(number: int, *shape: int) -> tuple[Bytes, Labels]:
     """Images and labels without memory of their own."""
     return np.broadcast_to(np.uint8(125), (number, *shape)), np.zeros(number, np.int64)
 
 
 def test_as_many_images_that_are_made_up_are_not_the_official_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mnist, "digest_arrays", lambda *arrays: "sha256:0")
-    colours, digits = (3, 32, 32), (1, 28, 28)
+    colors, digits = (3, 32, 32), (1, 28, 28)
     found = [
-        cifar.Cifar(make_grey(50_000, *colours), make_grey(10_000, *colours), "sha256:0").identity,
-        mnist.Mnist(make_grey(60_000, *digits), make_grey(10_000, *digits)).identity,
+        cifar.Cifar(make_gray(50_000, *colors), make_gray(10_000, *colors), "sha256:0").identity,
+        mnist.Mnist(make_gray(60_000, *digits), make_gray(10_000, *digits)).identity,
     ]
     assert [one.official for one in found] == [False, False]
     assert found[0].reason == (
@@ -33,6 +33,6 @@ def test_what_else_is_different_is_asked_when_the_numbers_are_right() -> None:
     assert find_other_means(images, (15 / 255, 35.5 / 255)) is None
     assert find_other_means(images, (15 / 255, 35 / 255)) is not None
     assert compare_data({"images": 1}, {"images": 1}, None, find_difference=lambda: None).official
-    assert not compare_data({"images": 1}, {"images": 1}, None, find_difference=lambda: "colour").official
-    part = compare_data({"images": 1}, {"images": 2}, None, find_difference=lambda: "colour")
+    assert not compare_data({"images": 1}, {"images": 1}, None, find_difference=lambda: "color").official
+    part = compare_data({"images": 1}, {"images": 2}, None, find_difference=lambda: "color")
     assert part.reason == "a part of the official data: 1 images instead of 2"

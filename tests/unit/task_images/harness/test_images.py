@@ -102,7 +102,7 @@ def test_validation_covers_every_image_once_and_untouched() -> None:
     np.testing.assert_array_equal(torch.cat([batch.targets for batch in batches]).numpy(), labels)
 
 
-def test_normalisation() -> None:
+def test_normalization() -> None:
     source = data()
     [batch, *_] = source.validation()
     values, targets = source.prepare(batch, training=False)

@@ -174,8 +174,8 @@ def test_graphs_train_alike_and_are_not_claimed_on_a_cpu(capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     ("variables", "why"),
     [
-        ({"MLBENCH_METHOD": json.dumps(resolve("dear").to_dict())}, "this method looks into its layers"),
-        ({"MLBENCH_METHOD": json.dumps(resolve("fsdp2").to_dict())}, "this method looks into its layers"),
+        ({"MLBENCH_METHOD": json.dumps(resolve("dear").to_dict())}, "this method uses its layers"),
+        ({"MLBENCH_METHOD": json.dumps(resolve("fsdp2").to_dict())}, "this method uses its layers"),
         ({"MLBENCH_CALIBRATE": "1"}, "--calibrate times its layers"),
     ],
     ids=["no barrier", "shards", "calibration"],
@@ -217,7 +217,7 @@ def test_fp32_is_fp32_unless_tf32_is_asked_for(tf32: bool, kind: str) -> None:
 def test_lstms_in_bf16_are_refused_on_gpus_only() -> None:
     refuse_bf16_lstm("bf16", CPU)
     refuse_bf16_lstm("fp16", torch.device("cuda"))
-    with pytest.raises(TaskUsageError, match="in fp16 when bf16 is asked for"):
+    with pytest.raises(TaskUsageError, match="in fp16 if bf16 is requested"):
         refuse_bf16_lstm("bf16", torch.device("cuda"))
 
 

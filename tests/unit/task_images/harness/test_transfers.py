@@ -100,7 +100,7 @@ def test_no_batch_lets_the_host_wait_for_a_gpu(
 ) -> None:
     world = open_world(Contract({"OMP_NUM_THREADS": "1"}))
     data, gpu = make(world), StubGpu(monkeypatch)
-    for holder, name in ((world, "device"), (data, "_place"), (getattr(data, "_normalise", None), "_device")):
+    for holder, name in ((world, "device"), (data, "_place"), (getattr(data, "_normalize", None), "_device")):
         if hasattr(holder, name) and (name != "_place" or each_epoch):
             monkeypatch.setattr(holder, name, torch.device("cuda", 0))
     batches = [(batch, True) for batch in data.training(1)] + [(batch, False) for batch in data.validation()]

@@ -147,11 +147,11 @@ def broken(name: str) -> dict[str, bytes]:
         ("cut outside", "ILSVRC2012_img_train.tar cannot be read"),
         ("cut inside", "ILSVRC2012_img_train.tar cannot be read"),
         ("no tar", "ILSVRC2012_img_train.tar cannot be read"),
-        ("a way out", "'../../n01_1.JPEG', which is none of its images"),
-        ("a link", "'/etc/n01440764.tar', which is none of its images"),
+        ("a way out", "'../../n01_1.JPEG', which is not one of its images"),
+        ("a link", "'/etc/n01440764.tar', which is not one of its images"),
         ("an image too few", "has 1 images, ILSVRC2012_validation_ground_truth.txt 6"),
         ("an image too many", "ILSVRC2012_val_00000007.JPEG in"),
-        ("a label without class", "a line that is no class: 9"),
+        ("a label without class", "a line that is not a class: 9"),
         ("no kit", "has no ILSVRC2012_validation_ground_truth.txt"),
         ("no table", "meta.mat in"),
         ("kit cut", "ILSVRC2012_devkit_t12.tar.gz cannot be read"),
@@ -201,7 +201,7 @@ def test_folders_that_cannot_be_right_are_refused(tmp_path: Path) -> None:
     write_folders(tmp_path)
     error = refusal_of(tmp_path, classes=1000)
     assert "has 3 classes, the run expects 1000" in str(error)
-    assert error.hint == "Complete it, or train on what there is: --set classes=3."
+    assert error.hint == "Complete it, or train on the existing classes: --set classes=3."
     (tmp_path / "val" / CLASSES[2]).rename(tmp_path / "val" / "other")
     assert f"val has no {CLASSES[2]}" in str(refusal_of(tmp_path))
     (tmp_path / "val" / "other").rename(tmp_path / "val" / CLASSES[2])
@@ -218,7 +218,7 @@ def test_images_beside_each_other_are_no_classes(tmp_path: Path) -> None:
         (tmp_path / "val" / name).rmdir()
     error = refusal_of(tmp_path)
     assert "val has no folders, one per class" in str(error)
-    assert "put the archives beside it" in str(error.hint)
+    assert "put the archives next to it" in str(error.hint)
 
 
 def test_a_list_of_folders_that_are_gone_is_not_believed(tmp_path: Path) -> None:
@@ -284,7 +284,7 @@ def test_validation_covers_every_image_once(images: ImageFolders) -> None:
     np.testing.assert_array_equal(torch.cat([batch.inputs for batch in batches]).permute(0, 2, 3, 1).numpy(), expected)
 
 
-def test_batches_are_normalised_with_channels_last(images: ImageFolders) -> None:
+def test_batches_are_normalized_with_channels_last(images: ImageFolders) -> None:
     source = data(images)
     batch = next(iter(source.training(1)))
     values, targets = source.prepare(batch, training=True)
@@ -340,7 +340,7 @@ def test_packing_goes_on_where_it_stopped_and_finds_damage(images: ImageFolders,
     assert {path.name: path.stat().st_ino for path in made[1:]} == before
     assert read_packed(place)[0].open(0).read() == paths[0].read_bytes()
     made[0].write_bytes(b"cut")
-    with pytest.raises(EnvironmentUnfitError, match="has no packed images that can be read"):
+    with pytest.raises(EnvironmentUnfitError, match="has no readable packed images"):
         read_packed(place)
 
 
@@ -389,7 +389,7 @@ def test_processes_decode_what_threads_decode_and_end_with_their_rank(tmp_path: 
 
 
 def test_a_device_decodes_what_threads_decode_but_for_edges_and_rounding(images: ImageFolders) -> None:
-    """Also a PNG, four inks and grey, which are among the real images; the damaged file is named."""
+    """Also a PNG, four inks and gray, which are among the real images; the damaged file is named."""
     for index, (mode, form) in enumerate((("RGB", "PNG"), ("CMYK", "JPEG"), ("L", "JPEG"))):
         path = images.training.open(index)
         assert isinstance(path, Path)

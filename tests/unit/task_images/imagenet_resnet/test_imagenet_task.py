@@ -75,7 +75,7 @@ def test_scales_shifts_and_biases_do_not_decay() -> None:
         model = imagenet_model("resnet50")
     decayed, free = cast("list[Record]", split_decay(model, 1e-4))
     assert (decayed["weight_decay"], free["weight_decay"]) == (1e-4, 0.0)
-    # 53 convolutions and the classifier; 53 normalisations of two each, and the classifier's bias.
+    # 53 convolutions and the classifier; 53 normalizations of two each, and the classifier's bias.
     assert (len(decayed["params"]), len(free["params"])) == (54, 107)
     assert sum(item.numel() for group in (decayed, free) for item in group["params"]) == 25_557_032
 

@@ -74,8 +74,8 @@ def test_draft_changes_little_and_sees_the_same_part(tmp_path: Path, factor: int
 
 
 @pytest.mark.parametrize("mode", ["L", "CMYK", "P", "RGBA", "1"])
-def test_every_kind_of_image_becomes_three_colours(tmp_path: Path, mode: str) -> None:
-    """The official data set has grey images, some with four inks, and a PNG under another name."""
+def test_every_kind_of_image_becomes_three_colors(tmp_path: Path, mode: str) -> None:
+    """The official data set has gray images, some with four inks, and a PNG under another name."""
     path = tmp_path / "x.JPEG"
     ramp(50, 40).convert(mode).save(path, "JPEG" if mode in ("L", "CMYK") else "PNG")
     assert validation_crop(path, 36, draft=True).shape == (32, 32, 3)

@@ -72,7 +72,7 @@ def test_the_vocabulary_begins_with_marks_and_is_rounded_up() -> None:
     vocabulary = Vocabulary([f"w{number}" for number in range(32_313)])
     assert vocabulary.size == 32_320
     assert vocabulary.encode("w0 w5 other") == [2, 4, 9, 1, 3]
-    with pytest.raises(EnvironmentUnfitError, match="holds a word twice"):
+    with pytest.raises(EnvironmentUnfitError, match="contains a word twice"):
         Vocabulary(["a", "a"])
 
 

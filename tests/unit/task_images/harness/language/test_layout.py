@@ -40,8 +40,8 @@ def test_the_mesh_of_a_parallelism(name: str, ranks: int, sizes: tuple[int, int]
         ("hsdp", 3, (0, 0), "replicas=2 does not fit 3 ranks"),
         ("tp+fsdp2", 3, (0, 0), "tensor_parallel=2 does not fit 3 ranks"),
         ("tp", 4, (2, 0), "leaves 2 groups of 4 ranks"),
-        ("fsdp2", 4, (2, 0), "no meaning with parallel=fsdp2"),
-        ("ddp", 4, (0, 2), "replicas=2 has no meaning"),
+        ("fsdp2", 4, (2, 0), "no effect with parallel=fsdp2"),
+        ("ddp", 4, (0, 2), "replicas=2 has no effect"),
         ("zero9", 4, (0, 0), "not one of"),
     ],
 )

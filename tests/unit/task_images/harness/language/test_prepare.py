@@ -80,7 +80,7 @@ def test_documents_end_with_their_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "words"),
     [
-        ({"train.txt": "a few words"}, "none is left for validation"),
+        ({"train.txt": "a few words"}, "too few to set some aside for validation"),
         ({"train.txt": "x", "valid.txt": b"\xff\xfe"}, "cannot be read"),
         ({"train.txt": "x", "valid.txt": "y", "merges.txt": "a b\n"}, "are not an encoding"),
         ({"train.txt": "x", "vocab.json": "{}", "merges.txt": ""}, "are not an encoding"),

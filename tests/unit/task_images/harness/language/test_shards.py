@@ -123,7 +123,7 @@ def test_what_is_missing_or_damaged_is_named(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentUnfitError, match="promises 97 tokens"):
         read_shards(tmp_path, 50_257)
     path.write_bytes(struct.pack("<3i", 20240801, 7, 10) + bytes(1012 + 40))  # Llama 3's form
-    with pytest.raises(EnvironmentUnfitError, match="no shard of GPT-2's tokens"):
+    with pytest.raises(EnvironmentUnfitError, match="not a shard of GPT-2's tokens"):
         read_shards(tmp_path, 50_257)
 
 

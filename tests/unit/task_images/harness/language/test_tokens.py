@@ -77,7 +77,7 @@ def test_token_files_are_written_mapped_and_checked(tmp_path: Path) -> None:
     assert corpus.train.tolist() == [1, 2, 3, 9, 4, 5, 9]
     assert corpus.valid.tolist() == [6, 7, 9]
     assert (corpus.end, corpus.name, corpus.bytes_per_token) == (9, "example", 2.0)
-    with pytest.raises(TaskUsageError, match="vocabulary of 10, the model's has 8") as caught:
+    with pytest.raises(TaskUsageError, match="vocabulary of 10, but the model's has 8") as caught:
         read_tokens(tmp_path, 8)
     assert "vocabulary=10" in str(caught.value.hint)
 

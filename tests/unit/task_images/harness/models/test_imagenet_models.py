@@ -1,4 +1,4 @@
-"""The networks of ImageNet: their published sizes, any classes and images, and normalisation without a batch."""
+"""The networks of ImageNet: their published sizes, any classes and images, and normalization without a batch."""
 
 import pytest
 import torch

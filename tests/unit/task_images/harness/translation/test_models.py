@@ -126,7 +126,7 @@ def test_dropout_is_a_function_of_the_seed(make: type[TranslationModel]) -> None
     assert not torch.equal(output(1), output(2))
 
 
-def test_normalised_attention_is_the_published_formula() -> None:
+def test_normalized_attention_is_the_published_formula() -> None:
     attention = Attention(6)
     torch.nn.init.normal_(attention.bias)
     x, memory, mask = torch.randn(2, 3, 6), torch.randn(2, 4, 6), torch.tensor([[True] * 4, [True] * 2 + [False] * 2])
