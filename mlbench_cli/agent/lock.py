@@ -52,7 +52,7 @@ class LockHolder(namedtuple("LockHolder", ("run", "user", "since", "deadline")))
     def phrase(self) -> str:
         """ "x-2 of user ann, running for 3 min, at most 2 h more"."""
         now = time.time()
-        running, left = format_duration(now - self.since), format_duration(self.deadline - now)
+        running, left = _format_duration(now - self.since), _format_duration(self.deadline - now)
         return f"{self.run} of user {self.user}, running for {running}, at most {left} more"
 
 
@@ -264,7 +264,7 @@ def _user_name() -> str:
         return str(os.getuid())
 
 
-def format_duration(seconds: float) -> str:
+def _format_duration(seconds: float) -> str:
     """ "45 s", "3 min", "1.5 h"."""
     seconds = max(0.0, seconds)
     if seconds < 100:

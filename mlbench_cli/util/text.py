@@ -125,7 +125,7 @@ def fit_parts(parts: Sequence[tuple[str, int]], width: int | None, separator: st
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds for people: "850 ms", "12.3 s", "4 min 5 s", "2 h", "3 d 4 h"."""
+    """Seconds for people: "850 ms", "12.3 s", "4 min 5 s", "24 h", "3 d 4 h"."""
     if seconds is None:
         return "-"
     if seconds < 1:
@@ -133,7 +133,7 @@ def duration(seconds: float | None) -> str:
     if seconds >= 59.95:
         seconds = round(seconds)
     for large, name, small, unit in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
-        if seconds >= large:
+        if seconds >= (2 * large if name == "d" else large):
             count, rest = divmod(round(seconds / small), large // small)
             return f"{count} {name}" + (f" {rest} {unit}" if rest else "")
     return f"{seconds:.1f} s"

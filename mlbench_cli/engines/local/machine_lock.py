@@ -4,10 +4,11 @@ import os
 import time
 from collections.abc import Callable
 
-from mlbench_cli.agent.lock import SHARE, TAKE, LockHolder, MachineLock, describe_holder, format_duration
+from mlbench_cli.agent.lock import SHARE, TAKE, LockHolder, MachineLock, describe_holder
 from mlbench_cli.engines.local.state import enqueue, is_abandoned, read_state
 from mlbench_cli.errors import DeadlineError
 from mlbench_cli.model.run import Run
+from mlbench_cli.util.text import rough_duration
 
 POLL_SECONDS = 0.05
 SILENT_SECONDS = 1.0  # the previous run may need a moment to end
@@ -41,13 +42,13 @@ def acquire_machine(run: Run, *, report: Callable[[str], None]) -> MachineLock:
 def _waiting_sentence(run: Run, holder: LockHolder | None, seconds: float) -> str:
     return (
         f"{run.name} is waiting for this machine: {describe_holder(holder)}. "
-        f"Timeout {format_duration(seconds)} (--timeout); "
+        f"Timeout {rough_duration(seconds)} (--timeout); "
         "--share-machine starts it at once and labels the result as shared."
     )
 
 
 def _deadline_error(run: Run, holder: LockHolder | None) -> DeadlineError:
     return DeadlineError(
-        f'The run "{run.name}" waited {format_duration(run.spec.timeout)} for this machine: {describe_holder(holder)}.',
+        f'The run "{run.name}" waited {rough_duration(run.spec.timeout)} for this machine: {describe_holder(holder)}.',
         hint="mlbench status; or use --share-machine or a longer --timeout.",
     )

@@ -154,8 +154,9 @@ def test_the_least_telling_parts_go_first(width: int | None, line: str) -> None:
         (65, "1 min 5 s"),
         (3599.9, "1 h"),
         (7800, "2 h 10 min"),
-        (86400, "1 d"),
-        (100_000, "1 d 4 h"),
+        (86400, "24 h"),
+        (100_000, "27 h 47 min"),
+        (200_000, "2 d 8 h"),
     ],
 )
 def test_durations(seconds: float | None, words: str) -> None:
