@@ -81,9 +81,9 @@ SPECIAL = {
     "dgc": Row("dgc", {"warmup": "24"}, why="the density falls to 1 % over 24 updates, as the paper's warm-up does"),
     "signsgd-mv": Row(
         "signsgd-mv", parameters={"learning_rate": 0.0003},
-        why="a learning rate of 0.0003 instead of 0.01, because each number of an update is +1 or -1",
+        why="a learning rate of 0.0003 instead of 0.01, because each element of an update is +1 or -1",
     ),
-    "hsdp": Row("hsdp", ranks=4, why="four ranks, which is the least that two groups of shards take"),
+    "hsdp": Row("hsdp", ranks=4, why="four ranks, the minimum for two groups of shards"),
     "onebit-adam": Row(
         "onebit-adam", {"warmup_steps": "40"}, "gpt_pretraining", DECODER,
         "needs AdamW: the tiny decoder to a loss of 2.6, with signs after 40 updates; compare with `bsp, decoder`",
