@@ -400,7 +400,7 @@ class CloudOptions:
     tag: tuple[str, ...] = option(
         (),
         "--tag",
-        help="NAME=VALUE for all that is created, such as the tags that your organization demands; repeatable",
+        help="NAME=VALUE for everything that is created, such as the tags that your organization requires; repeatable",
     )
 
 
@@ -434,7 +434,7 @@ def check_tags(texts: Sequence[str], form: str) -> None:
         name, equals, value = text.partition("=")
         if not equals or not re.fullmatch(form, name) or not (value == "" or re.fullmatch(form, value)):
             raise UsageError(
-                f'--tag "{text}" is no NAME=VALUE that the cloud takes.', hint="For example: --tag team=research"
+                f'--tag "{text}" is not a NAME=VALUE that the cloud accepts.', hint="For example: --tag team=research"
             )
         if name.startswith(("mlbench", "aws:")):
             raise UsageError(

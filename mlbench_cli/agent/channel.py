@@ -268,7 +268,8 @@ def explain_failure(target: Target, what: str, code: int | None, text: str) -> M
         )
     if code in (126, 127) or "can't open" in lowered:
         return UsageError(
-            f"On {target.name}, {target.python} cannot be run: {last}", hint="Name its Python 3.10 or later: --python"
+            f"On {target.name}, {target.python} cannot be run: {last}",
+            hint="Name a Python 3.10 or later there: --python",
         )
     return UnreachableError(f"{target.name} does not answer: {last}", hint=f"Try: {ssh}")
 

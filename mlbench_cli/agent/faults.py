@@ -247,7 +247,7 @@ class FaultHands:
             return None
         targets = self._targets(fault)
         if not targets:
-            return "nothing of it runs any more"
+            return "none of its processes is running"
         if kind in (FaultKind.KILL, FaultKind.NODE):
             for rank in targets:
                 processes.signal_group(rank.pid, signal.SIGKILL)
@@ -277,7 +277,7 @@ class FaultHands:
         """Give a link of the shaped network a rate (None: its own) and a share of packets lost. Raises OSError."""
         network = self._agent.network
         if network is None:
-            raise OSError("the run has no network of its own")
+            raise OSError("the run has no shaped network")
         if problem := network.change_link(worker, rate=rate, loss=loss):
             raise OSError(problem)
 
@@ -600,7 +600,7 @@ class FaultControl(FaultHands):
             problem = self._explain_no_shrinking()
             size -= 1
         if self._barren >= MAX_BARREN:
-            problem = f"{MAX_BARREN} attempts in a row came to no new checkpoint"
+            problem = f"{MAX_BARREN} attempts in a row made no new checkpoint"
         if problem is not None:
             self.document["problem"] = problem
             self._end_for_good()
@@ -625,7 +625,7 @@ class FaultControl(FaultHands):
         size = self._attempt["size"]
         total = json.loads(self._agent.plan["environment"]["MLBENCH_PARAMETERS"])["batch_size"] * self._plan["ranks"]
         if size < 2 or total % (size - 1):
-            return f"the global batch of {total} samples cannot be shared by {size - 1} ranks alike"
+            return f"the global batch of {total} samples cannot be divided evenly among {size - 1} ranks"
         return None
 
     def _find_checkpoint(self) -> tuple[int | None, int]:

@@ -33,7 +33,7 @@ HELD, SHARED, UNAVAILABLE = "held", "shared", "unavailable"
 # How a run's machines are reserved: by the lock, not at all (--share-machine), by the batch system, or unknown.
 TAKE, SHARE, WHOLE_NODES, NO_PROMISE = "take", "share", "whole nodes", "no promise"
 _NOT_TAKEN = {
-    WHOLE_NODES: (HELD, "the batch system gives whole nodes"),
+    WHOLE_NODES: (HELD, "the batch system allocates whole nodes"),
     NO_PROMISE: (UNAVAILABLE, "attached with --share-nodes"),
 }
 VARIABLE = "MLBENCH_MACHINE_LOCK"
@@ -87,7 +87,7 @@ class MachineLock:
         if not try_lock(descriptor, str(self._path), shared=is_shared):
             os.close(descriptor)
             if is_shared:
-                self.state, self.reason = SHARED, "another run has this machine"
+                self.state, self.reason = SHARED, "another run is using this machine"
             return is_shared
         write_holder(descriptor, self._run, self._seconds)
         self.descriptor = descriptor
@@ -131,7 +131,7 @@ class MachineLock:
 
 def describe_holder(holder: LockHolder | None) -> str:
     """The holder of the lock, as a sentence without a period."""
-    return holder.phrase if holder else "another run has it"
+    return holder.phrase if holder else "another run is using it"
 
 
 def lock_path() -> str | None:
@@ -165,7 +165,7 @@ def open_lock(path: str) -> int:
         if stat.S_ISREG(status.st_mode) and status.st_nlink <= 1:
             return descriptor
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "it is not a plain file of its own")
+        raise OSError(errno.EINVAL, "it is not a regular file")
     raise OSError(errno.EAGAIN, "somebody keeps removing it")
 
 

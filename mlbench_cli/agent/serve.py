@@ -84,7 +84,7 @@ def probe(python: str, setup: str = "") -> Answer:
     try:
         return json.loads(lines[-1]), b""
     except (ValueError, IndexError):
-        raise Refused(last_line(done.stderr) or f"{python} answers nothing") from None
+        raise Refused(last_line(done.stderr) or f"{python} gives no answer") from None
 
 
 def run(argv: list[str], timeout: float = 30.0, stdin: str = "", env: Mapping[str, str] | None = None) -> Answer:

@@ -75,8 +75,8 @@ def read_run_probe(store: Store, name: str, unproven: bool) -> Link:
         link = read_probe(archive.result.get("network"))
         if link is None:
             raise NotFoundError(
-                f'The run "{archive.run["name"]}" has probed no network between machines.',
-                hint="Take a run with several workers on machines, or on a shaped network, of their own.",
+                f'The run "{archive.run["name"]}" did not probe a network between machines.',
+                hint="Use a run with several workers on separate machines or on a shaped network.",
             )
         return link
 
@@ -126,7 +126,7 @@ def make_question(
     if calibration.is_crowded:
         raise UsageError(
             f"The calibration {base.run['name']} had {calibration.ranks} ranks of {calibration.threads} threads on "
-            f"{calibration.cores:g} cores: its times are the scheduler's.",
+            f"{calibration.cores:g} cores: so its times mostly reflect the scheduler.",
             hint=f"mlbench run cal 2 --task {task.name} --calibrate --num-cpus 1",
         )
     points: list[tuple[GoalPoint, Method]] = []
@@ -200,7 +200,7 @@ def _choose_methods(text: str | None, own: Method, points: Sequence[tuple[GoalPo
             yield method, math.exp(sum(measured[name]) / len(measured[name]))
         elif asked:
             raise UsageError(
-                f"The method {name} changes how many samples the goal takes, and no run tells by how much.",
+                f"The method {name} changes how many samples the goal takes, and no run shows by how much.",
                 hint=f"mlbench run {name} 2 --task TASK --method {name}, then: --from {name}-2",
             )
 

@@ -97,7 +97,7 @@ class RemoteDashboard:
                         done += len(chunk)
                         file.write(chunk)
                     if declared is not None and declared.isdecimal() and done != int(declared):
-                        raise UnreachableError(f"The connection broke off after {done} of {declared} bytes.")
+                        raise UnreachableError(f"The connection broke after {done} of {declared} bytes.")
         except (http.client.HTTPException, TimeoutError, ConnectionError) as error:
             raise self._unreachable(error) from None
         except OSError as error:

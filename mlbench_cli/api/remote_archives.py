@@ -86,5 +86,5 @@ def _fetch(url: str, path: Path) -> str:
                 sha.update(chunk)
                 file.write(chunk)
     if declared is not None and declared.isdecimal() and done < int(declared):
-        raise http.client.HTTPException(f"the connection broke off after {done} of {declared} bytes")
+        raise http.client.HTTPException(f"the connection broke after {done} of {declared} bytes")
     return sha.hexdigest()

@@ -288,7 +288,7 @@ def _cluster(spec: RunSpec, store: Store) -> Cluster:
     except NotFoundError:
         raise _refusal(
             f'it ran on the cluster "{spec.cluster}", which is not known here',
-            hint="mlbench attach-cluster, or mlbench create-cluster; then the same again",
+            hint="mlbench attach-cluster, or mlbench create-cluster; then repeat the command",
         ) from None
     engine = launch.engine_name(cluster)
     if engine != spec.engine:

@@ -205,7 +205,7 @@ class RunHandle:
             )
         workspace = self.workspace
         seconds = supervise.CANCEL_SECONDS if timeout is None else timeout
-        workspace.notify(f"Stopping {self.name}; this waits at most {seconds:g} s for its end.")
+        workspace.notify(f"Stopping {self.name}; waiting up to {seconds:g} s for it to end.")
         engine = workspace.engine_of(self.run)
         finished = supervise.cancel(self.run, engine, workspace.store, seconds=seconds, notice=workspace.notice)
         if finished is None:

@@ -58,5 +58,5 @@ def _find_by_name(word: str, store: Store, notice: Callable[[str], None] | None)
         what = f'The run "{word}" has no results yet.' if len(runs) == 1 else f"No run of {word} has results yet."
         raise UsageError(what, hint=f"mlbench wait {word}")
     if len(ended) < len(runs) and notice is not None:
-        notice(f"{len(runs) - len(ended)} of {len(runs)} runs of {word} have no results yet and are left out.")
+        notice(f"{len(runs) - len(ended)} of {len(runs)} runs of {word} have no results yet and are omitted.")
     return ended

@@ -137,7 +137,9 @@ def extend_cluster(store: Store, cluster: Cluster, seconds: float, report: "Repo
         cluster = _require_record(store, cluster)
         expires = ClusterDetails.of(cluster).expires
         if expires is None:
-            raise UsageError(f'The cluster "{cluster.name}" has no end.', hint="mlbench delete-cluster NAME   ends it")
+            raise UsageError(
+                f'The cluster "{cluster.name}" does not expire.', hint="mlbench delete-cluster NAME   deletes it"
+            )
         end = int(max(expires, time.time()) + seconds)
         return set_end(store, replace(cluster, details={**cluster.details, "expires": end}), report)
 

@@ -285,7 +285,7 @@ def _judge(proof: Proof, steps: Sequence[Done]) -> tuple[str, str]:
         return "confirmed", f"{done.step.command} succeeded"
     found = look_up(done.document, proof.at.replace("NAME", NAME))
     if found is _ABSENT:
-        return "not tried", f"the step {proof.step} tells nothing at {proof.at}"
+        return "not tried", f"the step {proof.step} shows nothing at {proof.at}"
     is_like = re.fullmatch(proof.like, str(found)) is not None
     return ("confirmed" if is_like else "refuted"), f"{proof.at} is {found}"
 

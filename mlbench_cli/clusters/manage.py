@@ -371,13 +371,13 @@ def find_cluster(store: Store, name: str, provider_name: str | None, scope: Mapp
         return _only_one(name, found)
     if silent is not None:
         raise PartialSearchError(
-            f'Whether there is a cluster "{name}" is not known. {silent.message}',
+            f'It is not known whether there is a cluster "{name}". {silent.message}',
             found,
             hint=silent.hint or "Repeat the command, or specify the place: --zone ZONE, --region REGION",
         )
     others = [*discovered, *(cluster for cluster in store.clusters() if cluster.provider == wanted)]
     raise NotFoundError(
-        f'{wanted} has no cluster "{name}" of ours{_describe(scope)}, complete or partly created.'
+        f'{wanted} has no mlbench cluster "{name}"{_describe(scope)}, complete or partly created.'
         f"{did_you_mean(name, [cluster.name for cluster in others])}",
         hint="mlbench list-clusters",
         details={"found": sorted(cluster.name for cluster in discovered)},
@@ -402,7 +402,7 @@ def _only_one(name: str, clusters: Sequence[Cluster]) -> Cluster:
     lines = "\n".join(f"  {delete_command(cluster)}" for cluster in clusters)
     places = "; ".join(f"{cluster.provider} in {_place(cluster)}" for cluster in clusters)
     raise UsageError(
-        f'{len(clusters)} clusters of ours are called "{name}": {places}.',
+        f'{len(clusters)} mlbench clusters are called "{name}": {places}.',
         hint=f"Specify which one:\n{lines}",
         details={"clusters": [vars(cluster.identity) for cluster in clusters]},
     )

@@ -41,5 +41,5 @@ def create_in_first_zone(
                     details={**error.details, "zones": zones},
                 ) from error
             reason = error.message.partition("\nOf the cluster")[0]
-            warn(f"{zone}: {reason} What has come of its workers is removed, and {zones[number]} is tried.")
+            warn(f"{zone}: {reason} Removing its partly created workers, then trying {zones[number]}.")
     raise AssertionError("unreachable")

@@ -325,7 +325,7 @@ def _at(seconds: float | None) -> str | None:
 
 
 def _since(cluster: ClusterFacts) -> str:
-    made = f", made {console.ago(cluster['created'])}" if cluster["created"] else ""
+    made = f", created {console.ago(cluster['created'])}" if cluster["created"] else ""
     return made + (f" by {cluster['owner']}" if cluster["owner"] else "")
 
 

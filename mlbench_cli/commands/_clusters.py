@@ -113,7 +113,7 @@ def show_plan(cluster: Cluster, plan: Plan) -> None:
         console.note(f"Prices: {plan.source}" + (f"; version {plan.table}" if plan.table else ""))
     if missing := [line.what for line in plan.lines if line.price is None]:
         rest = f"; the rest costs {price(plan.known_total, plan.currency)}/h" if plan.known_total else ""
-        console.note(f"mlbench knows no price of {', '.join(dict.fromkeys(missing))}{rest}.")
+        console.note(f"mlbench does not know the price of {', '.join(dict.fromkeys(missing))}{rest}.")
         if cluster.provider in ("gke", "eks", "aks"):
             region = "-".join(cluster.location.split("-")[:2]) if cluster.provider == "gke" else cluster.location
             console.note(f"To ask the cloud for prices: mlbench prices update {cluster.provider} --region {region}")

@@ -181,7 +181,7 @@ def _check_registry(provider: CanCreate, given: str | None) -> None:
     place = given or (default.value if (default := find_default("registry")) else None)
     if place is None:
         console.warn(
-            "No registry is named that runs of tasks could get their images from: --registry auto makes one with the "
+            "No registry for the task images is configured: --registry auto creates one with the "
             "cluster, and mlbench images push fills it."
         )
         return
@@ -396,7 +396,7 @@ _COMMON = [
             str | None,
             typer.Option(
                 "--for",
-                help="also say how long this task takes on the cluster, and what that costs, from calibrated runs on "
+                help="also estimate how long this task takes on the cluster and what it costs, from calibrated runs on "
                 "this machine (mlbench plan)",
                 metavar="TASK",
             ),

@@ -134,7 +134,7 @@ def prepare(
         return
     identity = result["data_identity"]
     if identity is None:
-        console.out(f"{name}: has no data to prepare; it makes them itself, or its program reads them")
+        console.out(f"{name}: has no data to prepare: it generates them, or its program reads them")
         return
     console.out(f"{name}: ready in {result['folder']}")
     console.out("\n".join(f"  {count:>12,}  {part}" for part, count in identity["counts"].items()).replace(",", " "))
@@ -162,7 +162,7 @@ def _ensure_claim(cluster: Cluster, name: str, size: str, storage_class: str | N
     if not isinstance(engine, KubernetesEngine):
         raise UsageError(f'The cluster "{cluster.name}" has no persistent volume claims.', hint="--cluster NAME")
     found = engine.ensure_claim(name, size, storage_class, access)
-    made = "created" if found.is_new else "exists and is used as it is"
+    made = "created" if found.is_new else "exists and is used unchanged"
     console.note(f"The claim {found.name} {made}: {found.size}, storage class {found.storage_class}.")
     if not found.is_shared:
         console.warn("Only one node at a time can mount it; for several nodes, use a storage class with --access rwx.")
@@ -244,7 +244,7 @@ def _check_url(url: str, task: Task) -> None:
     scheme, _, rest = url.partition("://")
     if scheme not in ("http", "https", "s3", "gs") or "/" not in rest:
         raise UsageError(
-            f"--import {one_line(url, 200)}: this is no address of a file.",
+            f"--import {one_line(url, 200)}: this is not the address of a file.",
             hint="https://HOST/FILE, s3://BUCKET/FILE or gs://BUCKET/FILE",
         )
     _check_name(url.rpartition("/")[2], task)

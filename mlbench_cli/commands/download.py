@@ -42,7 +42,7 @@ def download(
         ),
     ] = False,
     partial: Annotated[
-        bool, typer.Option("--partial", help="also of a run that has not ended: an archive of what there is so far")
+        bool, typer.Option("--partial", help="archive the partial results of a run that has not ended")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="overwrite the file")] = False,
     all_runs: All = False,

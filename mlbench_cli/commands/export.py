@@ -79,7 +79,7 @@ def export(
     what the MLPerf checker will miss. wandb and mlflow need the extra of the same name, parquet needs the extra tables.
     """
     if status not in STATUSES:
-        raise UsageError(f'--status "{status[:40]}" is none of {", ".join(STATUSES)}.', hint="--status research")
+        raise UsageError(f'--status "{status[:40]}" is not one of {", ".join(STATUSES)}.', hint="--status research")
     if is_online and form is not Form.wandb:
         raise UsageError("--online works only with wandb.", hint="Leave it out.")
     if follows:

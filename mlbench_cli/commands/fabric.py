@@ -35,7 +35,7 @@ def fabric(
         typer.Option(
             "--alone",
             metavar="RUN",
-            help="the same training with nothing beside it, for the interference factor",
+            help="the same training run alone, for the interference factor",
             autocompletion=complete_names,
         ),
     ] = None,

@@ -25,7 +25,7 @@ def goodput(
         typer.Option(
             "--reference",
             metavar="RUN",
-            help="the same run without faults, whose time of a sample counts; default: each run's own",
+            help="the same run without faults, as the reference for the time of a sample; default: each run's own",
             autocompletion=complete_names,
         ),
     ] = None,

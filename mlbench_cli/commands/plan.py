@@ -329,7 +329,7 @@ def _measure(task: str, base: Archive, result: PlanResult, goal: str | None, cou
             taken = archive.result["task_seconds"]["wall"] if reached else None
         planned = item.seconds - item.startup
         trials.append(Trial(run, item.name, planned, taken, None if taken is None else planned / taken - 1))
-    console.note(f"The same again: mlbench run -f {shlex.quote(str(file))}")
+    console.note(f"To repeat: mlbench run -f {shlex.quote(str(file))}")
     return trials
 
 

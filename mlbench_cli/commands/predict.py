@@ -381,7 +381,7 @@ def _show(
             "To use a measured network: --network-of RUN"
         )
     if not link.beta:
-        console.note(f"From the step times of {name}; the network is as asked for.")
+        console.note(f"From the step times of {name}; the network is as requested.")
         return
     latency = format_seconds(link.alpha) if link.alpha >= MIN_LATENCY else "too short to resolve"
     console.note(
@@ -521,7 +521,7 @@ def _check_published(output: Format, charts: Path | None) -> None:
     for what, order in (("all-reduce methods", compare_order(found, ALL_REDUCE)), ("methods", compare_order(found))):
         console.note(
             f"The fastest of the {what} is the predicted one in {order.fastest} of {order.settings} settings, and "
-            f"{order.right} of {order.pairs} pairs are in their order."
+            f"{order.right} of {order.pairs} pairs are in the right order."
         )
     console.note(
         "ddl-benchmarks of 2020-05-29: three models, three networks, 8 to 32 GPUs, samples per second. For each "

@@ -52,7 +52,9 @@ def reproduce(
     ] = None,
     create: Annotated[
         bool,
-        typer.Option("--create", help="make a cluster like the original's after showing its price, and delete it"),
+        typer.Option(
+            "--create", help="create a cluster like the original's after showing its price, and delete it afterwards"
+        ),
     ] = False,
     data_dir: Annotated[
         str | None, typer.Option("--data-dir", metavar="FOLDER", help="folder with the data sets there")

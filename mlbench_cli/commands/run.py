@@ -307,7 +307,7 @@ def _explain_plan(opened: OpenExperiment, is_known: bool) -> None:
     done = [finished for run in opened.runs if run.run.id not in left and (finished := run.finished) is not None]
     failed = [finished.run.name for finished in done if not finished.outcome.is_success]
     console.note(
-        f'Going on with the experiment "{opened.name}": {len(done)} of {len(opened.plan.runs)} runs have ended, '
+        f'Resuming the experiment "{opened.name}": {len(done)} of {len(opened.plan.runs)} runs have ended, '
         f"{len(left)} are left."
     )
     if failed:

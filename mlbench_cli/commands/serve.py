@@ -52,7 +52,7 @@ def serve(
         typer.Option(
             "--token-file",
             metavar="FILE",
-            help='tokens of other people, a line each: "read TOKEN" or "act TOKEN"; act needs --allow-actions',
+            help='tokens of other people, one per line: "read TOKEN" or "act TOKEN"; act needs --allow-actions',
         ),
     ] = None,
     public_url: Annotated[
@@ -64,13 +64,13 @@ def serve(
         ),
     ] = None,
     max_workers: Annotated[
-        int | None, typer.Option("--max-workers", metavar="N", min=1, help="most workers of a run that is started here")
+        int | None, typer.Option("--max-workers", metavar="N", min=1, help="maximum workers of a run started here")
     ] = None,
     max_cpus: Annotated[
-        float | None, typer.Option("--max-cpus", metavar="N", min=0, help="likewise, most CPUs per worker")
+        float | None, typer.Option("--max-cpus", metavar="N", min=0, help="maximum CPUs per worker of such a run")
     ] = None,
     max_gpus: Annotated[
-        int | None, typer.Option("--max-gpus", metavar="N", min=0, help="likewise, most GPUs per worker")
+        int | None, typer.Option("--max-gpus", metavar="N", min=0, help="maximum GPUs per worker of such a run")
     ] = None,
     output: Output = Format.text,
 ) -> int:

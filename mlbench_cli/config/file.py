@@ -48,9 +48,9 @@ SETTINGS = {
     for setting in (
         Setting("cluster", "name", "cluster to run on", "the cluster chosen with set-cluster, else local"),
         Setting("data-dir", "folder", "folder with the data sets, for runs on this machine", "none"),
-        Setting("registry", "prefix", "prefix of the catalog's images, for clusters without one of their own", "none"),
-        Setting("namespace", "name", "Kubernetes namespace, for clusters without one of their own", "default"),
-        Setting("timeout", "duration", "longest time of a worker from its start to its end", "24h"),
+        Setting("registry", "prefix", "default prefix of the task images, for clusters without their own", "none"),
+        Setting("namespace", "name", "default Kubernetes namespace, for clusters without their own", "default"),
+        Setting("timeout", "duration", "time limit of a run", "24h"),
         Setting("on-end", "command", "shell command to run at the end of each run", "none"),
     )
 }
@@ -204,13 +204,13 @@ def _check(setting: Setting, value: str, origin: str, *, absolute: bool = False)
     """The value, with "~" expanded. Raises UsageError that names `origin`."""
     shown = shorten_line(value)
     if not value.strip() or not value.isprintable() or len(value) > MAX_VALUE:
-        raise UsageError(f'{origin}: "{shown}" is no {setting.kind}.', hint=f"mlbench config unset {setting.key}")
+        raise UsageError(f'{origin}: "{shown}" is not a {setting.kind}.', hint=f"mlbench config unset {setting.key}")
     if setting.kind == "duration":
         if parse_duration(value, f"{origin}:") <= 0:
             raise UsageError(f'{origin}: "{shown}" must be above 0.', hint="Write 90s, 15m, 2h or 1h30m.")
     elif setting.kind == "name" and not _LABEL.fullmatch(value):
         raise UsageError(
-            f'{origin}: "{shown}" is no name for a {setting.key} (a-z, 0-9 and "-").', hint="mlbench config"
+            f'{origin}: "{shown}" is not a name for a {setting.key} (a-z, 0-9 and "-").', hint="mlbench config"
         )
     elif setting.kind == "prefix" and not _PREFIX.fullmatch(value):
         raise UsageError(f'{origin}: "{shown}" is not an image prefix.', hint="Write it like ghcr.io/me")

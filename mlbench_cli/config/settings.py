@@ -24,7 +24,7 @@ def data_dir() -> Path:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
         raise UsageError(
-            f"The data directory {path} cannot be made: {error.strerror}.",
+            f"The data directory {path} cannot be created: {error.strerror}.",
             hint="Set MLBENCH_HOME to a folder that you may write to.",
         ) from None
     return path
@@ -48,7 +48,7 @@ def store_patience() -> float:
     if not 0 <= seconds <= MAX_STORE_PATIENCE_SECONDS:
         raise UsageError(
             f'MLBENCH_STORE_PATIENCE is "{text[:40]}", not a number of seconds from 0 to {MAX_STORE_PATIENCE_SECONDS}.',
-            hint="Set it to another one, or not at all.",
+            hint="Set it to another one, or unset it.",
         )
     return seconds
 

@@ -36,7 +36,7 @@ def call_with_deadline(
     except TimeoutError:
         if not future.cancel():  # it ended just now, or with its own TimeoutError
             return future.result()
-        raise TimeoutError(f"nothing came within {seconds:g} s") from None
+        raise TimeoutError(f"nothing arrived within {seconds:g} s") from None
     except KeyboardInterrupt:
         future.cancel()
         raise

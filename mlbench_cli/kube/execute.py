@@ -84,5 +84,5 @@ def _exit_code(status: bytes) -> int:
                 return int(cause["message"])
         message = str(document.get("message"))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ExecBroken(f"The pod answered something else than a status: {error}") from None
+        raise ExecBroken(f"The pod's answer is not a status: {error}") from None
     raise ApiError(f'The command could not be run in the pod: "{message}"', status=500, reason="ExecFailed")

@@ -142,7 +142,7 @@ def run_plugin(plugin: object, cluster: Mapping[str, Any]) -> Credential:
         information = json.dumps(_plugin_info(plugin, cluster))
     except (TypeError, KeyError, AttributeError):
         raise UsageError(
-            'The kubeconfig\'s "exec" entry is malformed: "args" is a list of texts, "env" one of "name" and "value".'
+            'The kubeconfig\'s "exec" entry is malformed: "args" is a list of strings, "env" one of "name" and "value".'
         ) from None
     try:
         done = subprocess.run(
@@ -191,7 +191,7 @@ def _parse_credential(command: str, output: bytes) -> Credential:
             expires=moment,
         )
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise CredentialError(f'"{command}" answered something else than an ExecCredential with a status.') from None
+        raise CredentialError(f'"{command}" did not answer with an ExecCredential that has a status.') from None
     if not (isinstance(token, str) and token) and found.certificate is None:
         raise CredentialError(f'"{command}" gave no token, and no client certificate with its key.')
     return found

@@ -25,7 +25,7 @@ _CAUSES = (
             "ProxyError",
             "Failed to connect to proxy",
         ),
-        "The proxy refused or did not answer: look at HTTPS_PROXY; NO_PROXY names addresses that go past it.",
+        "The proxy refused or did not answer: check HTTPS_PROXY; NO_PROXY lists addresses that bypass it.",
     ),
 )
 

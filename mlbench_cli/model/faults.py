@@ -247,7 +247,7 @@ def _parse_item(words: list[str], shown: str) -> Item:
         raise _error(shown, problem, "at 60s kill rank 1, or every ~600s kill any rank")
     item = _parse_action(words, shown)
     if seconds is not None and not item.kind.lasts:
-        raise _error(shown, "what is killed does not come back by itself", "at 60s kill rank 1")
+        raise _error(shown, "a killed rank does not come back by itself", "at 60s kill rank 1")
     return replace(item, at=at, every=every, is_random=is_random, seconds=seconds)
 
 
@@ -275,7 +275,7 @@ def _parse_action(words: list[str], shown: str) -> Item:
         raise _error(shown, reason, "at 60s node 1 gone, or at 60s disk full")
     if verb not in _EXAMPLES:
         near = did_you_mean(verb, list(_EXAMPLES)) if verb else ""
-        problem = f'"{verb}" is none of {", ".join(_EXAMPLES)}' if verb else "it does not say what happens"
+        problem = f'"{verb}" is not one of {", ".join(_EXAMPLES)}' if verb else "it does not say what happens"
         raise _error(shown, problem + (f".{near}".rstrip(".?") + "?" if near else ""), "at 60s kill rank 1")
     example, rest = _EXAMPLES[verb], words[1:]
     make = Item(FaultKind(verb), None, None, False, None, None)
@@ -339,7 +339,7 @@ def _parse_time(text: str, shown: str) -> float:
     match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,6})?)(s|m|h|)", text)
     seconds = float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]] if match else -1.0
     if not 0 <= seconds <= MAX_SECONDS:
-        raise _error(shown, f'"{text}" is no time', "60s, 5m or 2h")
+        raise _error(shown, f'"{text}" is not a time', "60s, 5m or 2h")
     return seconds
 
 

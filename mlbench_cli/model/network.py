@@ -15,7 +15,7 @@ from mlbench_cli.errors import UsageError
 MODEL = "model:"
 MODELED, NOT_SHAPED = "model", "none"  # methods in network.json, besides those of the engine
 NOT_AS_ASKED = "network_not_as_asked"  # finding code on every engine for a network that could not be provided
-NOT_AS_ASKED_HINT = "Ask for another one or fewer workers, or wait until the machine is idle."
+NOT_AS_ASKED_HINT = "Use another network or fewer workers, or wait until the machine is idle."
 MIN_RATE = 1e5  # bits per second
 MAX_RATE = 1e14
 MAX_DELAY = 10.0  # seconds
@@ -98,7 +98,7 @@ def parse_network(text: str, what: str = "--network") -> NetworkShape:
         name = part.partition("=")[0]
         if name in _NOT_OFFERED:
             raise UsageError(
-                f"{what} {text[:60]}: {name} is not offered.",
+                f"{what} {text[:60]}: {name} is not supported.",
                 hint="Its effect would depend on the size of packets, which differs from that of a real network here.",
             )
     if len(others) > 1:

@@ -331,10 +331,10 @@ def _check_fields(cls: type, data: dict[str, Any], prefix: str) -> dict[str, Any
             raise UsageError(f'"{prefix}{key}" of the run spec is {value!r}, not of type {kind}.')
         if kind == "tuple[str, ...]":
             if not all(isinstance(element, str) for element in value):
-                raise UsageError(f'"{prefix}{key}" of the run spec must be a list of texts.')
+                raise UsageError(f'"{prefix}{key}" of the run spec must be a list of strings.')
             value = tuple(value)
         if kind == "Mapping[str, str]" and not all(isinstance(text, str) for pair in value.items() for text in pair):
-            raise UsageError(f'"{prefix}{key}" of the run spec must map texts to texts.')
+            raise UsageError(f'"{prefix}{key}" of the run spec must map strings to strings.')
         checked[key] = value
     required = {"name", "cluster", "engine", "task", "preset", "argv", "backend", "workers"} & set(known)
     missing = sorted(required - set(checked))

@@ -215,9 +215,9 @@ def explain(item: Candidate, plan: PlanResult) -> list[str]:
             f"which leaves {slower.exposed:.0%} in communication"
         )
     if item.exposed >= MIN_EXPOSED:
-        reasons.append(f"{item.exposed:.0%} of a step is communication that nothing hides")
+        reasons.append(f"{item.exposed:.0%} of a step is exposed communication")
     if item.kept < 0.9:
-        reasons.append(f"at batch {item.batch} a sample keeps {item.kept:.0%} of its worth")
+        reasons.append(f"at batch {item.batch} a sample keeps {item.kept:.0%} of its value")
     if item.startup > 0.25 * item.seconds:
         reasons.append(f"{item.startup / item.seconds:.0%} of the time is start-up")
     if item.overhead > 0.02 * item.seconds:
@@ -352,7 +352,7 @@ def _evaluate(
     ranks = workers * machine.ranks
     rank_batch = max(1, round(own.batch * factor))
     if question.max_rank_batch is not None and rank_batch > question.max_rank_batch:
-        raise UsageError(f"{question.task} takes batches of at most {question.max_rank_batch} per rank")
+        raise UsageError(f"{question.task} supports batches of at most {question.max_rank_batch} per rank")
     if question.memory_gib is not None:
         room = machine.memory_gib / machine.ranks
         if question.memory_gib * max(1.0, factor) > room and machine.provider != HERE:
@@ -362,8 +362,8 @@ def _evaluate(
     kept = question.samples.kept(batch)
     if needed is None or kept is None:
         raise UsageError(
-            "nothing tells the samples to the goal at other batch sizes",
-            hint="A run at another batch size (--from RUN), or one of two workers with --calibrate",
+            "the samples to the goal at other batch sizes are unknown",
+            hint="A run at another batch size (--from RUN), or one with two workers and --calibrate",
         )
     samples = needed * on_samples
     is_own = machine.provider == HERE and ranks == own.ranks and factor == 1

@@ -159,7 +159,7 @@ def read_point(run: Mapping[str, Any], result: Mapping[str, Any], goal: str | No
     if not is_finite_number(samples) or samples <= 0:
         raise UsageError(
             f'The run "{name}" has not reached the {kind} goal of {run["spec"]["task"]}, '
-            "so nothing tells how many samples that takes.",
+            "so it is unknown how many samples that takes.",
             hint="Let a run reach it with more epochs, or plan for the light goal.",
         )
     batch = read_batch(run, result)
@@ -222,7 +222,7 @@ def choose_model(task: str, points: Sequence[GoalPoint], noise_scale: float | No
         return SamplesToGoal(mean, first.batch, noise_scale, 0.0, Basis.GUESSED, note, critical_factor=NOISE_FACTOR)
     note = (
         f"samples to goal: known at batch {first.batch} only. A run at another batch size (--from RUN), "
-        "or one with --calibrate and two workers, tells the rest"
+        "or one with --calibrate and two workers, would show the rest"
     )
     return SamplesToGoal(mean, first.batch, None, 0.0, None, note)
 

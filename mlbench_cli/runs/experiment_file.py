@@ -154,7 +154,7 @@ def _texts(own: Mapping[str, Any], key: str) -> tuple[str, ...]:
     value = own.get(key, [])
     value = [value] if isinstance(value, str) else value
     if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
-        raise UsageError(f'"{key}" is {short(value)}, not a list of texts.')
+        raise UsageError(f'"{key}" is {short(value)}, not a list of strings.')
     return tuple(value)
 
 

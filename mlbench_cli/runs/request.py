@@ -219,7 +219,7 @@ class Request:
         metavar="UID",
     )
     cpu_limit: int | None = _cluster_option(
-        "CPU limit of each pod, for namespaces that demand one; default: none, because limits slow ranks down",
+        "CPU limit of each pod, for namespaces that require one; default: none, because limits slow ranks down",
         kind="integer",
         metavar="CPUS",
     )
@@ -388,7 +388,7 @@ def _file_value(key: str, name: str, kind: str, value: Any) -> Any:
         return dict(value) if name == "set" else {word: _text(f"{key}.{word}", item) for word, item in value.items()}
     if kind in ("text", ""):
         return _text(key, value)
-    wanted = {"integer": "a whole number", "switch": "true or false", "texts": "a list of texts"}
+    wanted = {"integer": "a whole number", "switch": "true or false", "texts": "a list of strings"}
     wanted["points"] = "a list of mappings of options to values"
     raise UsageError(f'"{key}" is {short(value)}, not {wanted.get(kind, "a mapping of names to values")}.')
 

@@ -6,7 +6,7 @@ from mlbench_cli.model.run import JsonObject
 _NAME = ("name", "path", "string", "name or id of a run")
 _EXPERIMENT = ("name", "path", "string", "name of an experiment")
 _SINCE = ("since", "query", "string", "only values not before this time, RFC 3339; without a zone: UTC")
-_SUMMARIZE = ("summarize", "query", "integer", "at most so many values of each curve: means of equal groups; 0: all")
+_SUMMARIZE = ("summarize", "query", "integer", "maximum number of values per curve: means of equal groups; 0: all")
 _ID = ("id", "path", "string", "number of a run, or with metric_type=pod the name of a pod")
 _Parameter = tuple[str, str, str, str]
 
@@ -18,8 +18,8 @@ OPERATIONS: tuple[tuple[str, str, str, tuple[_Parameter, ...], str], ...] = (
             ("state", "query", "array", "states or outcomes, as the store knows them"),
             ("task", "query", "array", "names of tasks"),
             ("contains", "query", "string", "part of the name"),
-            ("limit", "query", "integer", "at most so many; default: 50"),
-            ("offset", "query", "integer", "leave out so many of the newest"),
+            ("limit", "query", "integer", "maximum number of runs; default: 50"),
+            ("offset", "query", "integer", "number of the newest runs to skip"),
         ),
         "application/json",
     ),
@@ -44,13 +44,13 @@ OPERATIONS: tuple[tuple[str, str, str, tuple[_Parameter, ...], str], ...] = (
             ("rank", "query", "array", "ranks"),
             _SINCE,
             _SUMMARIZE,
-            ("last", "query", "integer", "the last so many values of each curve; 0: all"),
+            ("last", "query", "integer", "number of last values per curve; 0: all"),
         ),
         "application/json",
     ),
     (
         *("get", "/api/v1/runs/{name}/resources", "Samples of CPU, memory and traffic"),
-        (_NAME, ("last", "query", "integer", "the last so many; default: 1000; 0: all")),
+        (_NAME, ("last", "query", "integer", "number of last values; default: 1000; 0: all")),
         "application/json",
     ),
     (
@@ -102,7 +102,7 @@ OPERATIONS: tuple[tuple[str, str, str, tuple[_Parameter, ...], str], ...] = (
             _SINCE,
             _SUMMARIZE,
             ("metric_filter", "query", "string", "exact name"),
-            ("last_n", "query", "integer", "the last so many, after summarizing; 0: all"),
+            ("last_n", "query", "integer", "number of last values, after summarizing; 0: all"),
             ("format", "query", "string", "zip: a file"),
         ),
         "application/json",

@@ -285,7 +285,7 @@ def request_of_form(form: Mapping[str, str]) -> JsonObject:
     else:
         short = image.rpartition("/")[2].partition(":")[0]
         if short not in TASKS:
-            raise UsageError(f'The image "{image[:80]}" is none of the original\'s.', hint=", ".join(TASKS))
+            raise UsageError(f'The image "{image[:80]}" is not one of the original\'s.', hint=", ".join(TASKS))
         request["task"] = TASKS[short]
     backend = form.get("custom_backend") if form.get("backend") == "custom_backend" else form.get("backend")
     if backend:
@@ -392,7 +392,7 @@ def parse_since(text: str) -> float:
         moment = datetime.fromisoformat(text.replace("Z", "+00:00") if text.endswith("Z") else text)
         return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
     except (ValueError, OverflowError):
-        raise UsageError(f'"{text[:60]}" is no time.', hint="2026-01-31T10:00:00.000Z") from None
+        raise UsageError(f'"{text[:60]}" is not a time.', hint="2026-01-31T10:00:00.000Z") from None
 
 
 def _summarize(samples: list[OriginalSample], count: int) -> list[OriginalSample]:
@@ -416,7 +416,7 @@ def _count(text: str | None, name: str) -> int:
     if text is None or text == "":
         return 0
     if not (text.isascii() and text.isdecimal()) or len(text) > 9:
-        raise UsageError(f'{name} "{text[:40]}" is no whole number from 0 on.')
+        raise UsageError(f'{name} "{text[:40]}" is not a whole number of at least 0.')
     return int(text)
 
 

@@ -133,7 +133,7 @@ class _Rest:
         limit = whole_number(query.get("limit"), "limit", PAGE_BYTES, 1 << 20)
         is_raw = query.get("raw") == "true"
         if (word := query.get("stream", Stream.BOTH)) not in [*Stream]:
-            raise UsageError(f'stream "{word[:20]}" is none of {", ".join(Stream)}.')
+            raise UsageError(f'stream "{word[:20]}" is not one of {", ".join(Stream)}.')
 
         def read() -> JsonObject:
             handle = find_run(self._config, name)
@@ -322,5 +322,5 @@ def whole_number(text: str | None, name: str, default: int = 0, most: int = 1 <<
     if text is None or text == "":
         return default
     if not (text.isascii() and text.isdecimal()) or len(text) > 16 or int(text) > most:
-        raise UsageError(f'{name} "{text[:40]}" is no whole number from 0 to {most}.')
+        raise UsageError(f'{name} "{text[:40]}" is not a whole number from 0 to {most}.')
     return int(text)

@@ -48,7 +48,7 @@ def parse_rates(text: str, defaults: dict[str, float] | None = None) -> FaultRat
         name, equals, value = part.strip().partition("=")
         if name not in _NAMES or not equals:
             raise UsageError(
-                f'--faults "{part[:40]}" is none of {", ".join(f"{name}=..." for name in _NAMES)}.', hint=_HINT
+                f'--faults "{part[:40]}" is not one of {", ".join(f"{name}=..." for name in _NAMES)}.', hint=_HINT
             )
         found[name] = parse_duration(value, f"--faults {name}=")
     missing = [name for name in _NAMES[:3] if name not in found]

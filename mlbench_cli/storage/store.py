@@ -474,7 +474,7 @@ class Store:
         if _is_busy(error):
             return StoreLockedError(
                 f"The store {self._path} is locked: another process has not released it within {self._patience:g} s.",
-                hint=f"Wait for that process, or end it (lsof {self._path}); then the same again. "
+                hint=f"Wait for that process, or end it (lsof {self._path}); then repeat the command. "
                 "MLBENCH_STORE_PATIENCE=SECONDS waits longer.",
             )
         if getattr(error, "sqlite_errorcode", None) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):

@@ -401,7 +401,7 @@ def _preset(file: str, name: str, entry: Any, parameters: Mapping[str, Parameter
         if key not in parameters:
             near = did_you_mean(str(key), list(parameters))
             raise UsageError(
-                f'{file}: the preset "{name}" sets {key!r}, which is no parameter.{near}',
+                f'{file}: the preset "{name}" sets {key!r}, which is not a parameter.{near}',
                 hint=f"Declare it in the class Settings of {settings}." if settings else DECLARE,
             )
     try:
@@ -445,7 +445,7 @@ def _mapping(file: str, data: Mapping[str, Any], key: str) -> Entries:
 def _texts(file: str, data: Mapping[str, Any], key: str, allowed: tuple[str, ...] = ()) -> tuple[str, ...]:
     value = data[key]
     if not isinstance(value, list) or not value or not all(isinstance(item, str) for item in value):
-        raise UsageError(f'{file}: "{key}" is not a list of texts.')
+        raise UsageError(f'{file}: "{key}" is not a list of strings.')
     for item in value:
         if allowed and item not in allowed:
             raise UsageError(f'{file}: {item!r} in "{key}" is not one of {", ".join(allowed)}.')

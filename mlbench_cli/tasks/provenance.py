@@ -186,7 +186,7 @@ def _parse_code(value: object) -> TaskCode:
     fields = _fields(value, "code")
     digest = _text(fields, "digest")
     if len(digest) != 64 or not _is_hex(digest):
-        raise ValueError('"digest" is no SHA-256')
+        raise ValueError('"digest" is not a SHA-256 digest')
     return TaskCode(_text(fields, "task"), digest)
 
 
@@ -194,7 +194,7 @@ def _parse_source(value: object) -> SourceCommit:
     fields = _fields(value, "source")
     commit = _text(fields, "commit")
     if not _is_hex(commit):
-        raise ValueError('"commit" is no object name of git')
+        raise ValueError('"commit" is not a git object name')
     return SourceCommit(commit, _flag(fields, "modified"), _flag(fields, "untracked"))
 
 
@@ -207,7 +207,7 @@ def _parse_machine(value: object) -> MachineRecord:
     fields = _fields(value, "machine")
     quota = fields.get("cpu_quota")
     if quota is not None and (isinstance(quota, bool) or not isinstance(quota, int | float) or not quota > 0):
-        raise ValueError('"cpu_quota" is no number above 0')
+        raise ValueError('"cpu_quota" is not a number above 0')
     return MachineRecord(
         platform=_text(fields, "platform"),
         architecture=_text(fields, "architecture"),
@@ -222,7 +222,7 @@ def _parse_machine(value: object) -> MachineRecord:
 
 def _fields(value: object, name: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise ValueError(f'"{name}" is no object')
+        raise ValueError(f'"{name}" is not an object')
     return value
 
 
@@ -236,7 +236,7 @@ def _text(fields: Mapping[str, Any], name: str) -> str:
 def _texts(fields: Mapping[str, Any], name: str) -> tuple[str, ...]:
     value = fields.get(name)
     if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
-        raise ValueError(f'"{name}" is no list of texts')
+        raise ValueError(f'"{name}" is not a list of strings')
     return tuple(value)
 
 
@@ -250,7 +250,7 @@ def _flag(fields: Mapping[str, Any], name: str) -> bool:
 def _count(fields: Mapping[str, Any], name: str) -> int:
     value = fields.get(name)
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ValueError(f'"{name}" is no whole number from 0 on')
+        raise ValueError(f'"{name}" is not a whole number of at least 0')
     return value
 
 

@@ -17,7 +17,7 @@ def parse_duration(text: str, what: str = "--timeout") -> float:
         return float(text)
     if not text.isascii() or not _DURATION.fullmatch(text):
         shown = text if len(text) <= 60 else text[:59] + "…"
-        raise UsageError(f'{what} "{shown}" is no duration.', hint="Write 90s, 15m, 2h or 1h30m.")
+        raise UsageError(f'{what} "{shown}" is not a duration.', hint="Write 90s, 15m, 2h or 1h30m.")
     return sum(float(part[:-1]) * _UNITS[part[-1]] for part in re.findall(r"[\d.]+[smhd]", text))
 
 

@@ -10,7 +10,7 @@ MAX_VALUES = 1_000_000  # of one document: 4,096 ranks with 200 facts each fit
 
 
 def _refuse_constant(text: str) -> Any:
-    raise ValueError(f"{text} is no JSON")
+    raise ValueError(f"{text} is not JSON")
 
 
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)

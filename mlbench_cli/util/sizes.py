@@ -60,5 +60,5 @@ def _size(word: str) -> int:
     match = _SIZE.fullmatch(word.strip())
     unit = _UNITS.get(match[2].upper()) if match else None
     if match is None or unit is None or not int(match[1]):
-        raise ValueError(f'"{word.strip()[:40]}" is no size; {_EXAMPLE}')
+        raise ValueError(f'"{word.strip()[:40]}" is not a size; {_EXAMPLE}')
     return int(match[1]) * unit

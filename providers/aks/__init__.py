@@ -254,7 +254,7 @@ def _check(options: AksOptions, system: Machine) -> None:
     if options.kubernetes_version and not VERSION.fullmatch(options.kubernetes_version):
         raise UsageError(f'--kubernetes-version "{options.kubernetes_version}" is not of the form X.Y or X.Y.Z.')
     if options.tier not in TIERS:
-        raise UsageError(f'--tier "{options.tier}" is none of {", ".join(TIERS)}.')
+        raise UsageError(f'--tier "{options.tier}" is not one of {", ".join(TIERS)}.')
     if options.subnet and not SUBNET.fullmatch(options.subnet):
         raise UsageError(
             f'--subnet "{options.subnet}" is not the resource ID of a subnet.',

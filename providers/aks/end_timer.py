@@ -106,7 +106,7 @@ class AksHold(WorkerHold):
         self.pool.operation = self.pool.azure.change("PUT", self.pool.path, what, {"properties": {**found, **limits}})
 
     def poll_shrinking(self) -> Readiness:
-        return self.pool.poll_operation("made to shrink by itself")
+        return self.pool.poll_operation("scaled down automatically")
 
 
 class EndTags(EndMark):

@@ -404,7 +404,7 @@ def _check_network(options: EksOptions, machine: Machine) -> None:
         _require_efa(options, machine)
     if options.node_image not in IMAGES:
         raise UsageError(
-            f'--node-image "{options.node_image}" is none of {", ".join(IMAGES)}.'
+            f'--node-image "{options.node_image}" is not one of {", ".join(IMAGES)}.'
             f"{did_you_mean(options.node_image, list(IMAGES))}"
         )
     if options.capacity_reservation and not re.fullmatch(r"cr-[0-9a-f]{8,17}", options.capacity_reservation):

@@ -402,7 +402,7 @@ LAUNCH_CAUSES: tuple[Cause, ...] = (
     (
         re.compile(r"\bBlocked\b|currently blocked|maximum Fleet Requests"),
         CredentialError,
-        "AWS does not let the account start machines until it has verified it: its owner asks for that at "
+        "AWS does not let the account start machines until it has verified it; its owner can request that at "
         "https://support.console.aws.amazon.com, service Account, category Account Verification.",
     ),
     (

@@ -359,7 +359,7 @@ class NodeGroup(EksResource):
         except MlbenchError:
             return error
         lines = [line.strip() for line in str(printed.get("Output") or "").splitlines() if CONSOLE_TROUBLE.search(line)]
-        last = "; ".join(lines[-3:])[:500] or "nothing that tells why"
+        last = "; ".join(lines[-3:])[:500] or "no reason given"
         command = f"aws ec2 get-console-output --region {self.aws.region} --instance-id {machines[0]}"
         return NeverStartedError(f'{error.message} {machines[0]} printed: "{last}"', hint=f"{command}\n{error.hint}")
 

@@ -320,7 +320,7 @@ def _check(options: GkeOptions, machine: Machine) -> None:
         ("--gpu-driver", options.gpu_driver, DRIVERS),
     ):
         if value not in known:
-            raise UsageError(f'{flag} "{value}" is none of {", ".join(known)}.')
+            raise UsageError(f'{flag} "{value}" is not one of {", ".join(known)}.')
     check_ranges(options.allow_from)
     check_tags(options.tag, r"[a-z0-9_-]{1,63}")
     _check_network(options)

@@ -113,7 +113,7 @@ class GkeHold(WorkerHold):
         self.operation = gke.call("set_node_pool_autoscaling", name=self.pool.path, autoscaling=limits).name
 
     def poll_shrinking(self) -> Readiness:
-        return self.pool.poll_operation(self.operation, "made to shrink by itself")
+        return self.pool.poll_operation(self.operation, "scaled down automatically")
 
 
 class EndLabel(EndMark):

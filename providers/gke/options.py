@@ -81,7 +81,7 @@ class GkeOptions(CloudOptions):
         None, "--services-range", help="secondary range of the subnetwork for Services; default: GKE adds one"
     )
     secure_boot: bool = option(
-        False, "--secure-boot", help="machines that start signed code only, for organizations that demand it"
+        False, "--secure-boot", help="machines that start only signed code, for organizations that require it"
     )
 
 

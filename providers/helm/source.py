@@ -252,14 +252,14 @@ def _split(url: str) -> SplitResult:
     try:
         return urlsplit(url)
     except ValueError as error:
-        raise UsageError(f'"{url}" is no address: {error}.', hint=FORM) from None
+        raise UsageError(f'"{url}" is not an address: {error}.', hint=FORM) from None
 
 
 def _join_url(base: str, reference: str) -> str:
     try:
         return urljoin(base, reference)
     except ValueError as error:
-        raise UsageError(f'{base} names "{reference}", which is no address: {error}.') from None
+        raise UsageError(f'{base} names "{reference}", which is not an address: {error}.') from None
 
 
 def _check_scheme(url: str, before: str | None = None) -> None:
@@ -269,7 +269,7 @@ def _check_scheme(url: str, before: str | None = None) -> None:
     said = f"{before} redirects to {url}, which" if before else f"{FLAG} {url}"
     if parts.scheme == "http":
         raise UsageError(f"{said} is not encrypted; http is allowed only for this machine.", hint="Is there https?")
-    raise UsageError(f'{said}: "{parts.scheme}" is none of https and http.', hint=FORM)
+    raise UsageError(f'{said}: "{parts.scheme}" is neither https nor http.', hint=FORM)
 
 
 def _is_loopback(host: str) -> bool:

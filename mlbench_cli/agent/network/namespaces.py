@@ -27,7 +27,7 @@ class ShapingError(Exception):
 def unshare(flags: int, what: str) -> None:
     """Move this process into new namespaces. Raises ShapingError."""
     if _libc().unshare(flags):
-        raise ShapingError(f"{what} cannot be made: {os.strerror(ctypes.get_errno())}")
+        raise ShapingError(f"{what} cannot be created: {os.strerror(ctypes.get_errno())}")
 
 
 def enter(descriptor: int, kind: int) -> None:
@@ -44,7 +44,7 @@ def become_root_of_user_namespace() -> None:
     try:
         _write_identities(0, user, 0, group)
     except OSError as error:
-        raise ShapingError(f"the system does not let an ordinary user make networks: {error.strerror}") from None
+        raise ShapingError(f"the system does not let an ordinary user create networks: {error.strerror}") from None
 
 
 def become_user_again(user: int, group: int) -> None:

@@ -69,7 +69,7 @@ class ShapedNetwork:
             message, descriptors, _, _ = socket.recv_fds(self.channel, 1 << 16, workers + 1)
         except OSError as error:
             self.close()
-            raise ShapingError(f"it was not made within {SETUP_SECONDS:g} s: {error}") from None
+            raise ShapingError(f"it was not created within {SETUP_SECONDS:g} s: {error}") from None
         answer = json.loads(message or b'{"problem": "the process that makes it ended at once"}')
         if "problem" in answer:
             self.close()
@@ -112,7 +112,7 @@ class ShapedNetwork:
         """Probe the network before the task. Raises ShapingError if it is not what was asked for."""
         report, problems = self._probe_until_it_fits("before")
         if problems:
-            raise ShapingError(f"asked for {self.shape}, but {'; '.join(problems)}{self._advice()}")
+            raise ShapingError(f"requested {self.shape}, but {'; '.join(problems)}{self._advice()}")
         self.document["probes"].append(report)
         self._before = self._count()
 
@@ -188,7 +188,7 @@ class ShapedNetwork:
             self.channel.send(json.dumps(order).encode())
             answer = json.loads(self.channel.recv(1 << 16))
         except (OSError, ValueError) as error:
-            return f"the process that makes the network does not answer: {error}"
+            return f"the process that creates the network does not answer: {error}"
         return cast("str | None", answer.get("problem"))
 
     def _advice(self) -> str:

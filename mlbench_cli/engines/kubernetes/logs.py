@@ -227,7 +227,7 @@ def log_gap(gaps: Mapping[int, Sequence[int]], ranks: Sequence[int], late: Seque
     worker = workers[0]
     others = f" (And of {len(workers) - 1} others.)" if len(workers) > 1 else ""
     lost = "the node had already deleted them, or is gone"
-    why = lost if worker in gaps else "its end did not come in time"
+    why = lost if worker in gaps else "its last lines did not arrive in time"
     places = {_log_name(ranks[number]): list(gaps[number]) for number in sorted(gaps)[:GAPS_LISTED]}
     unfinished = [_log_name(ranks[number]) for number in late[:GAPS_LISTED]]
     return [

@@ -44,7 +44,7 @@ def gpu_resource(spec: RunSpec) -> str:
 
 
 def cpu_limit(spec: RunSpec) -> dict[str, str]:
-    """The CPU limit of each pod, for namespaces that demand one; empty without."""
+    """The CPU limit of each pod, for namespaces that require one; empty without."""
     return {"cpu": str(spec.kubernetes.cpu_limit)} if spec.kubernetes.cpu_limit else {}
 
 

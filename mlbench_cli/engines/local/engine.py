@@ -87,7 +87,7 @@ class LocalEngine:
     # --- start --------------------------------------------------------------------------------------------------
 
     def submit(self, run: Run, submission: Submission, *, detach: bool = False) -> None:
-        """Start the run; the ranks are running when this returns. Waits while another run has this machine.
+        """Start the run; the ranks are running when this returns. Waits while another run is using this machine.
 
         Raises UsageError if the folder or the machine does not allow it, DeadlineError after too long a wait.
         """
@@ -341,7 +341,7 @@ def _hold_submission(run: Run) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def _explain_os_errors(run: Run, action: str = "made") -> Iterator[None]:
+def _explain_os_errors(run: Run, action: str = "created") -> Iterator[None]:
     try:
         yield
     except OSError as error:

@@ -66,7 +66,7 @@ def _place_workers(hosts: Sequence[HostRecord], workers: int, is_reduced: bool) 
             shares.append(NodeShare(own, name=host["name"], address=host["address"]))
         first += host["slots"]
     if first < workers:
-        besides = " besides those of --servers-on" if is_reduced else ""
+        besides = " apart from those of --servers-on" if is_reduced else ""
         raise CapacityError(
             f"{workers} workers, but the hosts have {first} slots{besides}.",
             hint="Use fewer workers, or attach more hosts: mlbench attach-hosts NAME --hosts ...",

@@ -10,8 +10,8 @@ from mlbench_cli.model.run import Ending, Finding
 
 # First word of a pending job's reason -> (hint, whether waiting longer cannot help).
 _REASONS: Mapping[str, tuple[str, bool]] = {
-    "None": ("Slurm has not looked at it yet.", False),
-    "Priority": ("Jobs with a higher priority come first: squeue --start, sprio.", False),
+    "None": ("Slurm has not considered it yet.", False),
+    "Priority": ("Jobs with a higher priority are ahead of it: squeue --start, sprio.", False),
     "Resources": ("It is waiting for free nodes: sinfo.", False),
     "PartitionConfig": ("It requests more nodes or time than the partition has: sinfo -o '%P %D %l'.", True),
     "BadConstraints": ("No node has what it requests: sinfo -N -o '%N %f %G'.", True),
@@ -119,7 +119,7 @@ def _decide(job: JobReport, is_begun: bool) -> tuple[Ending, str, str, str]:
         summary = f"The job {number} failed before an agent could start ({job.reason})."
         return Ending.NEVER_STARTED, "not_started", summary, "See its batch.log and step.log."
     if not is_begun:
-        summary = f"The job {number} ended ({job.state}), but nothing of the run was started."
+        summary = f"The job {number} ended ({job.state}), but the run did not start."
         return (
             Ending.NEVER_STARTED,
             "not_started",

@@ -32,10 +32,10 @@ _OPTIONS = "kubernetes."
 # Fields of a spec that do not change the measurement, and why.
 NEUTRAL = {
     "name": "a label",
-    "cluster": "its kind is a fact; the name stands for it where the kind is unknown",
+    "cluster": "its kind is a fact; the name is used where the kind is unknown",
     "anonymous": "what the archive leaves out",
-    "share_machine": "a condition, shown beside the figures",
-    "workers": "the axis of a chart; every presenter compares it by itself",
+    "share_machine": "a condition, shown with the figures",
+    "workers": "the axis of a chart; every presenter compares it separately",
     "seed": "repeats have different seeds",
     "timeout": "a deadline",
     "price": "known about the cluster, not used by the run",
@@ -170,7 +170,7 @@ def check_words(words: Collection[str]) -> frozenset[str]:
     for word in words:
         if word not in WORDS:
             near = did_you_mean(word, WORDS)
-            raise UsageError(f'--across "{word[:60]}" is none of {", ".join(WORDS)}.{near}')
+            raise UsageError(f'--across "{word[:60]}" is not one of {", ".join(WORDS)}.{near}')
     return frozenset(words)
 
 

@@ -84,7 +84,7 @@ def decide_convergence(reference: Sequence[float], values: Sequence[float]) -> J
     least = find_least_mean(reference, used)
     text = (
         f"{significant(mean)} epochs to the goal; the reference's mean is {significant(expected)}, "
-        f"and {significant(least)} is the least it allows"
+        f"and {significant(least)} is the minimum it allows"
     )
     if mean < least:
         return Judged(Verdict.FAILED, f"{text}: converged faster than the reference can", expected / mean)

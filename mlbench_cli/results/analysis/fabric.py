@@ -210,7 +210,7 @@ def _check(archive: Archive, reference: Archive, option: str) -> None:
     """Raise UsageError if the two differ in more than the method, the goal and what is beside them."""
     name, other = archive.run["name"], reference.run["name"]
     if _update_seconds(reference) is None:
-        raise UsageError(f"{option} {other}: it is no training that has ended.")
+        raise UsageError(f"{option} {other}: it is not a finished training.")
     if archive.result["world_size"] != reference.result["world_size"]:
         raise UsageError(f"{option} {other}: it has another number of ranks than {name}.")
     method = str((reference.run["spec"].get("method") or {}).get("name"))
@@ -218,7 +218,7 @@ def _check(archive: Archive, reference: Archive, option: str) -> None:
         raise UsageError(f"{option} {other}: it communicates.", hint="The same training with --method noop.")
     different = [found for found in key_of(reference).differences(key_of(archive)) if found.word not in _NO_DIFFERENCE]
     if different:
-        raise UsageError(f"{option} {other} is no reference for {name}. {different[0].phrase}")
+        raise UsageError(f"{option} {other} cannot be the reference for {name}. {different[0].phrase}")
 
 
 def _with_bandwidths(row: Mapping[str, Any], run: str) -> dict[str, Any]:

@@ -166,7 +166,7 @@ def write_run_document(run: Run, provenance: Mapping[str, Any] | None = None) ->
         RunFolder(run.folder).write(RUN, document)
     except OSError as error:
         raise UsageError(
-            f"The folder {run.folder} of the run cannot be made: {error.strerror or error}.",
+            f"The folder {run.folder} of the run cannot be created: {error.strerror or error}.",
             hint="Free up disk space or fix its permissions, or set MLBENCH_HOME to another folder.",
         ) from None
 

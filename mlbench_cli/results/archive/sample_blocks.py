@@ -140,11 +140,11 @@ def _read_numbers(column: Mapping[str, Any]) -> Sequence[float]:
     if "values" in column:
         values = column["values"]
         if type(values) is not list or not all(map(is_finite_number, values)):
-            raise ValueError("a block of samples with values that are no numbers")
+            raise ValueError("a block of samples with values that are not numbers")
         return values
     steps = column.get("steps")
     if type(steps) is not list or {*map(type, steps)} != {int}:
-        raise ValueError("a block of samples with steps that are no integers")
+        raise ValueError("a block of samples with steps that are not integers")
     if max(steps) >= _MAX_STEP or min(steps) <= -_MAX_STEP:
         raise ValueError("a block of samples with steps of more than 64 bits")
     decimals = column.get("decimals", 1)

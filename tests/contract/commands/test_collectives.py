@@ -32,7 +32,7 @@ def test_a_task_shows_its_collectives_with_their_formulas(capsys: Captured) -> N
     ("change", "words"),
     [
         ("sizes=8B:4B", 'The parameter "sizes": "8B:4B" ends below its beginning.'),
-        ("sizes=lots", 'The parameter "sizes": "lots" is no size; write 8B:64MiB:x2'),
+        ("sizes=lots", 'The parameter "sizes": "lots" is not a size; write 8B:64MiB:x2'),
         ("collectives=allreduce", 'Did you mean "all_reduce"?'),
         ("dtypes=", "The parameter \"dtypes\" has '', not one of fp32, fp16, bf16, int32."),
     ],

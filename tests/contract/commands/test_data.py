@@ -58,7 +58,7 @@ def test_a_run_finds_what_was_prepared(tmp_path: Path, capsys: Captured) -> None
         (["wikitext2_awd_lstm", "--import", "x"], "--import needs --data-dir"),
         (["wikitext2_awd_lstm", "--data-dir", "FOLDER", "--import", "x"], 'does not read a file called "x"'),
         (["wikitext2_awd_lstm", "--import", "s3://bucket/x"], 'does not read a file called "x"'),
-        (["wikitext2_awd_lstm", "--import", "ftp://host/wikitext-2-v1.zip"], "no address of a file"),
+        (["wikitext2_awd_lstm", "--import", "ftp://host/wikitext-2-v1.zip"], "not the address of a file"),
         (["imagenet_resnet", "--data-dir", "FOLDER"], "--import ILSVRC2012_devkit_t12.tar.gz"),
     ],
 )

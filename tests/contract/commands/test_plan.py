@@ -151,7 +151,7 @@ def test_the_plan_is_drawn(tmp_path: Path, plan: Command) -> None:
         (("digits_resnet", "--clouds", "gce"), 2, "is not known"),
         (("digits_resnet", "--workers", "many"), 2, "--workers"),
         (("digits_resnet", "--batch", "0"), 2, "--batch"),
-        (("digits_resnet", "--deadline", "soon"), 2, "is no duration"),
+        (("digits_resnet", "--deadline", "soon"), 2, "is not a duration"),
         (("digits_resnet",), 4, "mlbench run cal 2 --task digits_resnet --calibrate"),
         (("digits_resnet", "--from", "RUN", "--method", "bps"), 2, "There is no method"),
         (("digits_resnet", "--from", "RUN", "--method", "dgc"), 2, "changes how many samples the goal takes"),

@@ -68,7 +68,7 @@ def test_filters_look_at_all_runs(capsys: Captured) -> None:
     ("argv", "words"),
     [
         (["--state", "faild"], 'There is no state "faild". Did you mean "failed"?'),
-        (["--since", "soon"], "is no duration"),
+        (["--since", "soon"], "is not a duration"),
         (["--limit", "-1"], "--limit"),
         (["--cluster", "local", "--task", "custom"], "select runs"),
     ],

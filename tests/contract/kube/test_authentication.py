@@ -218,7 +218,7 @@ def test_classes_of_the_official_client_work_with_an_access_and_renew_its_token(
 def test_a_handshake_that_nobody_answers_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api_module, "READ_SECONDS", 0.3)
     silent = Silent()
-    with pytest.raises(ApiError, match=r"does not answer: nothing came within 0\.3 s"):
+    with pytest.raises(ApiError, match=r"does not answer: nothing arrived within 0\.3 s"):
         execute(Access(silent.url), "default", "p", ["true"])
     silent.close()
 

@@ -147,7 +147,7 @@ GKE = {
         ),
     ),
     "a tag that Google does not take": Case(
-        UsageError, '--tag "Team=Research" is no NAME=VALUE', "--tag team=research", ("--tag", "Team=Research")
+        UsageError, '--tag "Team=Research" is not a NAME=VALUE', "--tag team=research", ("--tag", "Team=Research")
     ),
     "no stock half way": Case(
         CapacityError,

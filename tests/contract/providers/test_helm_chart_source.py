@@ -82,7 +82,7 @@ def test_without_a_digest_it_is_said(repository: Repository) -> None:
         ("other version", UsageError, "holds web 9.9.9, not web 1.2.3"),
         ("no urls", UsageError, "does not say where"),
         ("redirect to http", UsageError, "redirects to http://example.org/x, which is not encrypted"),
-        ("redirect to file", UsageError, '"file" is none of'),
+        ("redirect to file", UsageError, '"file" is neither https nor http'),
         ("redirects in a circle", UsageError, "redirects in a circle"),
         ("404", NotFoundError, "There is no .*HTTP 404"),
         ("401", CredentialError, "was denied .HTTP 401"),
@@ -95,7 +95,7 @@ def test_without_a_digest_it_is_said(repository: Repository) -> None:
         ("index of nothing", UsageError, "not a chart repository"),
         ("index not yaml", UsageError, "not valid YAML"),
         ("no list", NotFoundError, "it has none"),
-        ("no address", UsageError, "which is no address"),
+        ("no address", UsageError, "which is not an address"),
     ],
 )
 def test_faults(repository: Repository, name: str, kind: type[MlbenchError], says: str) -> None:

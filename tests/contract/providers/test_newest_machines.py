@@ -53,7 +53,7 @@ def test_eks_plans_gpus_that_ec2_tells(
 def test_a_plan_says_which_prices_are_unknown(command: Callable[..., Any], ec2: AwsServer) -> None:
     done = command("create-cluster", "eks", "2", "new", "-t", "p6-b300.48xlarge", "--zone", ZONE, "--spot", "--dry-run")
     assert done.code == 0
-    (line,) = [line for line in done.err.splitlines() if line.startswith("mlbench knows no price of ")]
+    (line,) = [line for line in done.err.splitlines() if line.startswith("mlbench does not know the price of ")]
     assert "worker p6-b300.48xlarge (spot)" in line
     assert re.search(r"; the rest costs \d+\.\d\d USD/h\.$", line)
     assert "mlbench prices update eks --region eu-west-1" in done.err

@@ -137,7 +137,7 @@ def test_a_registry_without_our_images_is_refused_before_money_is_spent(
 
 
 def test_without_a_registry_the_plan_says_what_runs_will_need(command: Any, gke_world: World) -> None:
-    assert "--registry auto makes one" in command(*CREATE, "--dry-run").err
+    assert "--registry auto creates one" in command(*CREATE, "--dry-run").err
 
 
 @pytest.mark.slow

@@ -125,8 +125,8 @@ def test_an_expired_token_is_fetched_again(tmp_path: Path) -> None:
     ("output", "code", "words"),
     [
         ("echo 'please log in' >&2", 1, "please log in"),
-        ("echo nonsense", 0, "something else than an ExecCredential"),
-        ("echo '{}'", 0, "something else than an ExecCredential"),
+        ("echo nonsense", 0, "did not answer with an ExecCredential"),
+        ("echo '{}'", 0, "did not answer with an ExecCredential"),
         ('echo \'{"status": {"clientCertificateData": "x"}}\'', 0, "gave no token"),
     ],
 )

@@ -44,7 +44,7 @@ def test_a_script_is_written_one_way() -> None:
         ("at 5s job requeued", "starts from the beginning as another run"),
         ("at 5s for 20s disk slow", "rights on the machine's devices"),
         ("at 5s for 20s storage slow", "rights on the machine's devices"),
-        ("at x kill rank 1", '"x" is no time'),
+        ("at x kill rank 1", '"x" is not a time'),
         ("every 0s kill any rank", "interval is below"),
         ("seed many; at 1s kill rank 0", "a seed is one number"),
         ("  ", "holds no fault"),

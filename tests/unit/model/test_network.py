@@ -35,8 +35,8 @@ def test_a_network_has_one_canonical_text(text: str, shape: NetworkShape, canoni
         ("1gbps", "not a number with a unit of kbit"),
         ("1gbit,5", "not a number with a unit of us"),
         ("", 'the rate ""'),
-        ("1gbit,5ms,loss=1%", "loss is not offered"),
-        ("1gbit,jitter=1ms", "jitter is not offered"),
+        ("1gbit,5ms,loss=1%", "loss is not supported"),
+        ("1gbit,jitter=1ms", "jitter is not supported"),
         ("1gbit,5ms,5ms", "more than a rate and a delay"),
         ("1kbit", "from 100kbit"),
         ("1gbit,1000s", "at most 10s"),
@@ -59,7 +59,7 @@ def test_a_spec_without_a_network_has_the_hash_it_always_had() -> None:
 
 
 def test_a_spec_with_a_wrong_network_is_refused() -> None:
-    with pytest.raises(UsageError, match="loss is not offered"):
+    with pytest.raises(UsageError, match="loss is not supported"):
         replace(SPEC, network="1gbit,loss=1%")
 
 

@@ -88,9 +88,9 @@ def test_refused(change: Change, words: str) -> None:
         ({**SPEC.to_dict(), "worker": 2}, 'Did you mean "workers"?'),
         ({**SPEC.to_dict(), "workers": True}, "not of type int"),
         ({**SPEC.to_dict(), "workers": "2"}, "not of type int"),
-        ({**SPEC.to_dict(), "argv": ["a", 1]}, "list of texts"),
+        ({**SPEC.to_dict(), "argv": ["a", 1]}, "list of strings"),
         ({**SPEC.to_dict(), "kubernetes": {"memry": "8Gi"}}, 'Did you mean "memory"?'),
-        ({**SPEC.to_dict(), "kubernetes": {"env": {"A": 1}}}, "map texts to texts"),
+        ({**SPEC.to_dict(), "kubernetes": {"env": {"A": 1}}}, "map strings to strings"),
         ({key: value for key, value in SPEC.to_dict().items() if key != "backend"}, 'lacks "backend"'),
     ],
 )

@@ -118,7 +118,7 @@ def test_without_samples_at_other_batches_there_is_no_figure() -> None:
     unknown = choose_model("x", [GoalPoint(64, 100_000.0)], None)
     found = plan(samples=unknown, batch_factors=(1.0,))
     assert {item.batch for item in found.candidates} == {64}
-    assert any("nothing tells the samples" in each.reason for each in found.excluded)
+    assert any("the samples to the goal at other batch sizes are unknown" in each.reason for each in found.excluded)
 
 
 def test_a_machine_of_two_cores_takes_no_more_workers() -> None:

@@ -206,11 +206,11 @@ def test_a_repository_a_chart_and_a_version() -> None:
         ("https://me:secret@example.org/web@1.2.3", "do not put passwords"),
         ("http://example.org/web@1.2.3", "not encrypted"),
         ("http://127.0.0.1.example.org/web@1.2.3", "not encrypted"),
-        ("ftp://example.org/web@1.2.3", "none of https and http"),
-        ("file:///web@1.2.3", "none of https and http"),
+        ("ftp://example.org/web@1.2.3", "neither https nor http"),
+        ("file:///web@1.2.3", "neither https nor http"),
         ("https://example.org/web?x=1@1.2.3", "are not allowed here"),
         ("oci://example.org/web@1.2.3", "image registries"),
-        ("https://[::1/web@1.2.3", "is no address"),
+        ("https://[::1/web@1.2.3", "is not an address"),
     ],
 )
 def test_what_names_no_chart_is_refused_unasked(location: str, says: str) -> None:

@@ -105,7 +105,7 @@ def test_two_entries_that_are_the_same_run_are_refused() -> None:
         ("runs: [{name: a}, {name: a}]", "same name"),
         ("max-hours: -1", "not a number above 0"),
         ("max-cost: much", "not a number above 0"),
-        ("clusters: {a: b}", "not a list of texts"),
+        ("clusters: {a: b}", "not a list of strings"),
         ("title: [a]", "must be texts"),
         ("cluster: far", "Name the clusters once"),
         ("runs: [{matrix: {cluster: [a, b]}}]", "Name the clusters once"),

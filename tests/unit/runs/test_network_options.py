@@ -64,7 +64,7 @@ def test_both_are_axes_of_a_matrix() -> None:
         (KIND, {"network": "1gbit", "host_network": True}, "such pods use the node's network", "--host-network"),
         (KIND, {"network": "1gbit", "run_on_all": False}, "a command that all workers run", "--run-on-all"),
         (KIND, {"network": "1gbit", "backend": "mpi", "run_on_all": True}, "shared memory", "--backend gloo"),
-        (KIND, {"network": "1gbit,loss=1%"}, "loss is not offered", None),
+        (KIND, {"network": "1gbit,loss=1%"}, "loss is not supported", None),
         (
             ATTACHED,
             {"network": "1gbit", "network_method": "annotation", "spread": False},

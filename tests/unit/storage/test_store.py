@@ -299,7 +299,7 @@ def test_a_store_of_the_future(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "file" / "home"))
-    with pytest.raises(UsageError, match="cannot be made"):
+    with pytest.raises(UsageError, match="cannot be created"):
         settings.data_dir()
 
 

@@ -101,7 +101,7 @@ def test_a_parameter_is_found_by_its_former_name() -> None:
         ({"settings": "no_such.settings"}, 'class Settings of "no_such.settings" cannot be read: ModuleNotFoundError'),
         ({"settings": "json"}, 'class Settings of "json" cannot be read: AttributeError'),
         ({"settings": "task_images.allreduce.settings", "presets": {}}, "has the parameters goal_full and goal_light"),
-        ({"presets": {**GOOD["presets"], "tiny": {"size": 1}}}, "sets 'size', which is no parameter"),
+        ({"presets": {**GOOD["presets"], "tiny": {"size": 1}}}, "sets 'size', which is not a parameter"),
         (
             {"presets": {**GOOD["presets"], "tiny": {"rate": 2}}},
             'preset "tiny": The parameter "rate" is 2, the most is 1',

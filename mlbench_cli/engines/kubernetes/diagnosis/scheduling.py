@@ -116,18 +116,18 @@ def _never(facts: Facts) -> str | None:
     asked = _requests(facts.template)
     usable = [node for node in facts.nodes if _takes(facts.template, node)]
     if not usable:
-        return f"not one of the {len(facts.nodes)} nodes has the labels, or lacks the taints, for it"
+        return f"none of the {len(facts.nodes)} nodes has the required labels and tolerated taints"
     for resource, amount in asked.items():
         largest = max(_allocatable(node, resource) for node in usable)
         if amount > largest:
             if resource in GPU_RESOURCES and _driver(facts):
                 return None
             has = f"the largest of {len(usable)} nodes has {_number(largest)}"
-            return f"each asks for {_number(amount)} {resource}, and {has}"
+            return f"each requests {_number(amount)} {resource}, and {has}"
     fitting = [node for node in usable if _fits(asked, node)]
     workers = int(facts.job.get("spec", {}).get("parallelism") or 0)
     if not fitting:
-        return f"not one of {len(usable)} nodes has all that each asks for"
+        return f"none of {len(usable)} nodes has everything that each requests"
     if _spreads(facts.template):
         held = _held_by_servers(facts, workers, fitting)
         if workers > len(fitting) - held:

@@ -55,5 +55,7 @@ def _find_container(pod: Pod) -> str:
     """The id of the main container at its node's containerd. Raises CapacityError if another runtime runs it."""
     runtime, _, identity = str(main_status(pod).get("containerID") or "").partition("://")
     if runtime != "containerd" or not identity:
-        raise CapacityError(f"the pod {pod['metadata']['name']} is run by {runtime or 'nobody'}, not by containerd")
+        raise CapacityError(
+            f"the pod {pod['metadata']['name']} is run by {runtime or 'an unknown runtime'}, not by containerd"
+        )
     return identity

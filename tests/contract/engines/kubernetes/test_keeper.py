@@ -461,7 +461,7 @@ def test_logs_that_do_not_come_in_time_are_a_finding(
     fetched = KubernetesEngine(server.access).fetch(run)
     (finding,) = fetched.findings
     assert (finding.code, finding.evidence["unfinished"]) == (LOG_GAP, ["logs/rank-1.log"])
-    assert "its end did not come in time" in finding.summary
+    assert "its last lines did not arrive in time" in finding.summary
 
 
 def test_a_worker_that_held_and_hands_over_after_all_is_fetched_from_the_keeper(

@@ -142,7 +142,7 @@ def test_a_folder_that_cannot_be_made_is_a_usage_error(lab: Lab, obstacle: str) 
         folder.write_text("in the way")
     planned = Run(run.id, run.spec, folder, run.created)
     for act in (write_run_document, lambda run: lab.engine.submit(run, lab.engine.render(run.spec))):
-        with pytest.raises(UsageError, match="cannot be made") as caught:
+        with pytest.raises(UsageError, match="cannot be created") as caught:
             act(planned)
         assert caught.value.hint
         assert "MLBENCH_HOME" in caught.value.hint

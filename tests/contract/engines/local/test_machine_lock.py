@@ -217,8 +217,8 @@ def test_foreign_text_in_the_lock_never_reaches_a_terminal(lab: Lab, other: Lab,
         run = other.record(QUICK, timeout=1.2)
         with pytest.raises(DeadlineError) as caught:
             other.engine.submit(run, other.engine.render(run.spec))
-        assert "another run has it" in caught.value.message
-        assert "another run has it" in lab_sentences[0]
+        assert "another run is using it" in caught.value.message
+        assert "another run is using it" in lab_sentences[0]
 
 
 def test_the_default_file_is_the_same_for_all_users(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -172,7 +172,7 @@ def test_a_system_that_lets_nobody_make_namespaces_is_the_reason() -> None:
     done = subprocess.run(words, capture_output=True, text=True, timeout=120)
     if done.stderr.startswith("no user namespace"):
         pytest.skip(done.stderr)
-    assert "a user namespace, which an ordinary user needs for it, cannot be made: " in done.stdout, done.stderr
+    assert "a user namespace, which an ordinary user needs for it, cannot be created: " in done.stdout, done.stderr
 
 
 @pytest.mark.slow

@@ -185,7 +185,7 @@ def timings_are_spread_over_ranks(world: World) -> None:
 def one_bad_loss_stops_every_rank(world: World) -> None:
     loss = TrainingLoss(lambda losses: torch.stack(losses).tolist())
     loss.add(torch.tensor(float("nan") if world.rank == 2 else 1.0), 4)
-    with pytest.raises(DivergedError, match="epoch 1, by step 25"):
+    with pytest.raises(DivergedError, match="epoch 1, at step 25"):
         loss.collect_recent(world, 1, 25)
 
 

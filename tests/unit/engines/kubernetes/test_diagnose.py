@@ -29,10 +29,10 @@ def load_recording(name: str) -> tuple[dict[str, Any], list[Finding]]:
 @pytest.mark.parametrize(
     ("name", "code", "permanent", "retryable", "words"),
     [
-        ("unschedulable_cpu", "unschedulable", True, False, "each asks for 500 cpu, and the largest of 2 nodes has 2"),
-        ("unschedulable_gpu", "unschedulable", True, False, "each asks for 1 nvidia.com/gpu"),
+        ("unschedulable_cpu", "unschedulable", True, False, "each requests 500 cpu, and the largest of 2 nodes has 2"),
+        ("unschedulable_gpu", "unschedulable", True, False, "each requests 1 nvidia.com/gpu"),
         ("too_few_nodes", "unschedulable", True, False, "3 workers need one node each, and 2 can take one"),
-        ("no_such_label", "unschedulable", True, False, "not one of the 3 nodes has the labels"),
+        ("no_such_label", "unschedulable", True, False, "none of the 3 nodes has the required labels"),
         ("registry_unreachable", "image_pull", False, True, "no such host"),
         ("image_name_invalid", "image_name_invalid", True, False, '"A b:1" is not the name of an image'),
         ("missing_secret", "config_error", True, False, 'secret "nosuch" not found'),
@@ -444,7 +444,7 @@ def test_what_one_node_has_too_little_of_another_one_may_have() -> None:
     job = a_job(1, resources={"requests": {"cpu": "4", "memory": "4Gi"}})
     nodes = [a_node("a", cpu="4", memory="2Gi"), a_node("b", cpu="2", memory="4Gi")]
     (finding,) = diagnose(job, [unscheduled_pod()], [], nodes, now=NOW)
-    assert (finding.permanent, "not one of 2 nodes has all" in finding.summary) == (True, True)
+    assert (finding.permanent, "none of 2 nodes has everything" in finding.summary) == (True, True)
     nodes.append(a_node("c", cpu="4", memory="4Gi"))
     (finding,) = diagnose(job, [unscheduled_pod()], [], nodes, now=NOW)
     assert finding.permanent is False

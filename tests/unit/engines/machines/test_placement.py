@@ -62,7 +62,7 @@ def test_a_server_knows_its_role_and_the_workers_only_each_other() -> None:
     ("servers_on", "workers", "error", "word"),
     [
         (("m9",), 1, UsageError, "no host"),
-        (("m1", "m2"), 3, CapacityError, "besides those of --servers-on"),
+        (("m1", "m2"), 3, CapacityError, "apart from those of --servers-on"),
         ((), 7, CapacityError, "6 slots"),
     ],
 )

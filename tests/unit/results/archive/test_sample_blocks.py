@@ -216,4 +216,4 @@ def test_a_damaged_block_is_a_problem_of_the_archive(tmp_path: Path) -> None:
     layout.write_sums(path)
     (problem,) = verify(path).problems
     assert (problem.code, problem.file) == ("schema", "resources.jsonl")
-    assert "a block of samples with steps that are no integers" in problem.message
+    assert "a block of samples with steps that are not integers" in problem.message

@@ -63,7 +63,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
 
 def read_table() -> list[tuple[str, list[str], list[str]]]:
     """Rows: the original's figure, keys of figures here, and variants of published series."""
-    section = PAGE.read_text("utf-8").split("## The original's figures, and ours\n", 1)[1].split("\n## ", 1)[0]
+    section = PAGE.read_text("utf-8").split("## The figures of the original MLBench\n", 1)[1].split("\n## ", 1)[0]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line[:1] == "|"]
     return [(row[0], re.findall(r"`([\w-]+)`", row[1]), re.findall(r"`([^`]+)`", row[2])) for row in rows[2:]]
 

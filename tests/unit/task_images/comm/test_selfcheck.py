@@ -41,10 +41,10 @@ def test_every_method_passes_on_two_and_three_ranks(name: str) -> None:
     ("name", "sums", "training", "shortened"),
     [
         ("bsp", "exact", "as torch's optimizer with the mean gradient", ""),
-        ("eftopk", "what arrived and what is kept", "with and without a growing loss scale", ""),
+        ("eftopk", "received values plus residuals", "with and without a growing loss scale", ""),
         ("signsgd-mv", "not compared, only that ranks agree", "with and without a growing loss scale", ""),
-        ("postlocalsgd", "arrives in their mean", "alone, with the same gradients", "sync=postlocal:2,2"),
-        ("async-ps", "arrives in their mean", "about as torch's optimizer alone", ""),
+        ("postlocalsgd", "the mean equals", "alone, with the same gradients", "sync=postlocal:2,2"),
+        ("async-ps", "the mean equals", "about as torch's optimizer alone", ""),
         ("diloco", "not compared", "with and without", "options=steps=2,outer_rate=0.7,outer_momentum=0.9"),
         ("onebit-adam", "not compared, only that ranks agree", "with and without", "options=warmup_steps=2"),
         ("noop", "no communication", "not compared", ""),

@@ -27,7 +27,7 @@ def test_a_loss_that_is_not_finite_ends_the_training(world: World, bad: float) -
     assert loss.collect_recent(world, epoch=1, step=25) == 1.0
     loss.add(torch.tensor(bad), 4)
     loss.add(torch.tensor(1.0), 4)
-    with pytest.raises(DivergedError, match=r"epoch 3, by step 50: the training has diverged"):
+    with pytest.raises(DivergedError, match=r"epoch 3, at step 50: the training has diverged"):
         loss.collect_recent(world, epoch=3, step=50)
     with pytest.raises(DivergedError, match=r"the validation loss is .* in epoch 2"):
         check_finite({"loss": bad}, 2)
