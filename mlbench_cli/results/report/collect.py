@@ -499,8 +499,8 @@ def _fault_sections(archives: Sequence[Archive]) -> Iterator[Section]:
     table = ReportTable("Where the time of runs with faults went", head, tuple(rows), tuple(range(1, len(head))))
     text = (
         "Goodput is the share of the wall time that contributed to the result, relative to each run's own speed. "
-        "E[ETTR] is what the "
-        "formula of arXiv 2410.21680 expects of the measured time between failures, restarts and checkpoints."
+        "E[ETTR] is the share that the formula of arXiv 2410.21680 predicts from the measured time between failures "
+        "and the cost of restarts and checkpoints."
     )
     drawn = enumerate(faulted[:MAX_MACHINE_RUNS])
     figures = tuple(draw_faults(archive, f"faults{number}") for number, archive in drawn)
