@@ -214,7 +214,7 @@ class WorkerHold(ClusterObjects):
 def describe_hold(cluster: Cluster, why: str) -> str:
     """What expires of a cluster whose workers are only held, and what continues to cost money."""
     return (
-        f"{why} So only the workers end by themselves: the autoscaler takes them away when no run needs them any more. "
-        f"Control plane and system machines stay{ClusterDetails.of(cluster).describe_rest()} until mlbench gc "
+        f"{why} So only the workers expire: the autoscaler removes them when no run needs them. Control plane and "
+        f"system machines remain{ClusterDetails.of(cluster).describe_rest()} until mlbench gc "
         "--expired or delete-cluster."
     )

@@ -115,7 +115,7 @@ def down(
         except (KeyboardInterrupt, Stopped) as error:
             stopped = Terminated if isinstance(error, Terminated) else Interrupted
             raise stopped(
-                f'Stopped: resources of the cluster "{cluster.name}" may be left.',
+                f'Stopped: resources of the cluster "{cluster.name}" may remain.',
                 hint=f"{delete_command(cluster)}   continues the deletion",
             ) from error
         except CleanupError as error:

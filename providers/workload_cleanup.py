@@ -142,7 +142,7 @@ class WorkloadCleanup(Resource):
             return []
         for item in self._retained:
             self.warnings.append(
-                f"The disk of {item} stays because of its reclaim policy Retain, and costs money: "
+                f"The disk of {item} remains because of its reclaim policy Retain, and costs money: "
                 f"{cloud.orphan_command(self.cluster, item)}"
             )
         try:
@@ -167,7 +167,7 @@ class WorkloadCleanup(Resource):
         if self._unseen and not left:
             self.warnings.append(
                 f"The cluster's API did not answer ({self._unseen}), so load balancers and disks that its workloads "
-                f"made may be left. See: {cloud.orphan_command(self.cluster, None)}"
+                f"created may remain. See: {cloud.orphan_command(self.cluster, None)}"
             )
         return left
 

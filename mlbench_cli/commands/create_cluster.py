@@ -261,8 +261,8 @@ def _print_result(cluster: Cluster, output: Format) -> None:
     _show_probe(ClusterDetails.of(cluster))
     if problem := ClusterDetails.of(cluster).end_problem:
         console.warn(
-            f"Nothing in the cloud deletes this cluster: {problem} At its end only the workers go away by themselves; "
-            f"control plane and system machines stay{ClusterDetails.of(cluster).describe_rest()}. Let mlbench gc "
+            f"Nothing in the cloud deletes this cluster: {problem} When it expires, only the workers are removed; "
+            f"control plane and system machines remain{ClusterDetails.of(cluster).describe_rest()}. Let mlbench gc "
             "--expired --yes run from time to time, or ask for the right (mlbench doctor "
             f"{cluster.provider} --policy --for create-cluster) and repeat the command."
         )

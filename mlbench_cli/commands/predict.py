@@ -100,8 +100,8 @@ def predict(
         typer.Option(
             "--faults",
             metavar="mtbf=TIME,...",
-            help="productive share of the time under random faults, e.g. mtbf=10m,checkpoint=1s,restart=30s; a RUN "
-            "with faults gives what it has measured",
+            help="productive share of the time under random faults, e.g. mtbf=10m,checkpoint=1s,restart=30s; for a "
+            "RUN with faults, its measured values",
         ),
     ] = None,
     charts: Annotated[

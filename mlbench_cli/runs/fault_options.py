@@ -127,8 +127,8 @@ def _check_policy(spec: RunSpec, script: FaultScript | None) -> None:
         )
     if script is not None and FaultKind.NODE in script.kinds and spec.engine != "local":
         raise UsageError(
-            f"--on-failure {spec.on_failure}: a node that is gone takes mlbench's agent along, and its ranks cannot be "
-            "started anywhere else.",
+            f"--on-failure {spec.on_failure}: a node that is gone takes mlbench's agent along, so its ranks cannot "
+            "be started elsewhere.",
             hint="Leave out --on-failure, or kill its ranks only: at 60s kill rank 1",
         )
     if spec.on_failure == Policy.SHRINK:
@@ -146,7 +146,7 @@ def _check_policy(spec: RunSpec, script: FaultScript | None) -> None:
     attempts = expected_attempts(mtbf, RESTART_SECONDS + seconds + CHECKPOINT_SECONDS)
     if attempts > MAX_ATTEMPTS:
         raise UsageError(
-            f"The run would hardly ever come to a checkpoint: with a fault every {mtbf:.4g} s on average, and "
+            f"The run would hardly ever reach a checkpoint: with a fault every {mtbf:.4g} s on average, and "
             f"{RESTART_SECONDS + seconds:.4g} s from a start to the first checkpoint, it takes {attempts:.3g} attempts"
             " to get there.",
             hint="More frequent checkpoints (--checkpoint-every), rarer faults, or the word anyway in the script",
@@ -166,7 +166,7 @@ def _check_shrinking(spec: RunSpec) -> None:
     total = batch * spec.workers
     if spec.workers < 2 or total % (spec.workers - 1):
         raise UsageError(
-            f"--on-failure shrink: a global batch of {total} samples cannot be shared by {spec.workers - 1} ranks "
-            "alike.",
+            f"--on-failure shrink: a global batch of {total} samples cannot be divided evenly among "
+            f"{spec.workers - 1} ranks.",
             hint=f"--set batch_size={math.lcm(*range(1, spec.workers + 1))}, or --on-failure restart",
         )

@@ -120,7 +120,7 @@ class Request:
         "skip the points of the matrix with all these values", kind="points", metavar="KEY=V,KEY=V"
     )
     search: str | None = _option(
-        "first find the best values of parameters by short trials on the first number of workers, then run with them, "
+        "find the best parameter values by short trials on the first number of workers, then run with them, "
         "e.g. 'set.alpha=1e-6..1e-2 log 8; set.batch_size=32,64'",
         metavar="'KEY=VALUES; ...'",
     )
@@ -159,20 +159,20 @@ class Request:
         metavar="POLICY",
     )
     checkpoint_every: str | None = _option(
-        "time or number of updates between the checkpoints that restarts go back to, e.g. 30s or 200; default: the "
+        "time or number of updates between the checkpoints from which restarts resume, e.g. 30s or 200; default: the "
         "best interval for the faults",
         metavar="DURATION|N",
     )
     detect: str | None = _option(
-        "count a rank as failed that is stopped, or keeps the others waiting, for this long; default: 10m",
+        "treat a rank as failed if it is stopped or keeps the others waiting for this long; default: 10m",
         metavar="DURATION",
     )
     worker_hour: str | None = _option(
-        "price of a worker per hour in US dollars, for machines of your own; the cost is then part of the result",
+        "price of a worker per hour in US dollars, for your own machines; the cost is then part of the result",
         metavar="USD",
     )
     anonymous: bool | None = _option(
-        "leave host names, command line, home folders and packages that do not compute out of the archive",
+        "omit host names, command line, home folders and packages that do not compute from the archive",
         kind="switch",
     )
     share_machine: bool | None = _option(

@@ -182,9 +182,9 @@ class AksProvider:
             return describe_hold(cluster, "You are not allowed to assign roles in the subscription.")
         condition = "" if may else ", if you are allowed to assign roles"
         return (
-            "A CronJob in the cluster deletes its resource group at the end, and with it the cluster, its "
+            "When the cluster expires, a CronJob deletes its resource group, and with it the cluster, its "
             "machines, disks "
-            f"and load balancers{condition}. The registry of --registry auto stays until delete-cluster or gc."
+            f"and load balancers{condition}. The registry of --registry auto remains until delete-cluster or gc."
         )
 
     def run_checks(self, project: str | None, location: str | None) -> "Iterator[Check]":
@@ -269,7 +269,7 @@ def _check(options: AksOptions, system: Machine) -> None:
     if system.gpus or "standard_b" in system.name.lower():
         raise UsageError(
             f"--system-machine-type {system.name}: AKS needs machines of at least 2 vCPUs that are not burstable, and "
-            "GPUs there are only paid for."
+            "GPUs there would only cost money."
         )
     if options.compact_placement and len(split_zones(options.zones, options.region or DEFAULT_REGION)) > 1:
         raise UsageError(

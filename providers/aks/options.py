@@ -52,7 +52,7 @@ class AksOptions(CloudOptions):
     identity: str | None = option(
         None,
         "--identity",
-        help="resource ID of a user-assigned identity for the cluster, with its roles; default: one made with it",
+        help="resource ID of a user-assigned identity for the cluster, with its roles; default: a new one",
     )
 
 

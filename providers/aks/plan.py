@@ -94,7 +94,7 @@ def _warn(options: AksOptions, machine: Machine, count: int, details: AksDetails
         )
     if details.arm:
         warnings.append(
-            f"{machine.name} has Arm processors: mlbench images push --platform linux/arm64   makes images for them."
+            f"{machine.name} has Arm processors: mlbench images push --platform linux/arm64   builds images for them."
         )
     if options.tier == "free" and count > SMALL:
         warnings.append(

@@ -24,10 +24,7 @@ LOG_IN = "aws sts get-caller-identity   shows who you are; aws configure or aws 
 SET_CLOCK = "AWS rejects signatures that are more than five minutes off: set this machine's clock, then repeat."
 ASK_RIGHTS = "Ask for that permission, or use another profile: export AWS_PROFILE=NAME"
 MORE_QUOTA = "Ask for more: https://console.aws.amazon.com/servicequotas   or use less, or another --region"
-ELSEWHERE = (
-    "Try --zones a,b,c or another --machine-type, --spot or no --spot, or wait: the same command goes on with what is "
-    "there"
-)
+ELSEWHERE = "Try --zones a,b,c or another --machine-type, --spot or no --spot, or wait: the same command resumes"
 
 # AWS' error codes -> mlbench's error classes. The first match counts.
 CODES: tuple[tuple[str, type[MlbenchError], str | None], ...] = (

@@ -408,8 +408,8 @@ LAUNCH_CAUSES: tuple[Cause, ...] = (
     (
         re.compile(r"not eligible for Free Tier"),
         UsageError,
-        "The account has AWS's free plan, which has no GPUs and few machine types: its owner upgrades the plan under "
-        "Billing; or --machine-type of one that aws ec2 describe-instance-types --region {region} --filters "
+        "The account has AWS's free plan, which has no GPUs and few machine types: its owner can upgrade it under "
+        "Billing; or use --machine-type of one that aws ec2 describe-instance-types --region {region} --filters "
         "Name=free-tier-eligible,Values=true   lists.",
     ),
     (

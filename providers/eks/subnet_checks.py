@@ -50,8 +50,8 @@ def _place_workers(subnets: Subnets, workers: Group, offered: Collection[str]) -
     found = next((zone for zone in wanted if zone in subnets.by_zone), None)
     if found is None:
         raise UsageError(
-            f"--subnets has none in {workers.zone or ' or '.join(sorted(offered))}, where {workers.types[0]} is to be "
-            f"had: they are in {' and '.join(subnets.by_zone)}.",
+            f"--subnets has none in {workers.zone or ' or '.join(sorted(offered))}, where {workers.types[0]} is "
+            f"available: they are in {' and '.join(subnets.by_zone)}.",
             hint=BLOCK,
         )
     return found

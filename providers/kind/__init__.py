@@ -70,8 +70,8 @@ class KindProvider:
     # The first edition's `-h` was a port of the dashboard's container.
     notes = (
         "NUM_WORKERS nodes take runs; one more is the control plane. KIND_EXPERIMENTAL_PROVIDER=podman or nerdctl uses "
-        "that instead of Docker. -h is this help: the first edition's -h (--host_port) has gone with the dashboard's "
-        "container; mlbench serve --port PORT is the dashboard now."
+        "that instead of Docker. -h is this help: MLBench 3's -h (--host_port) was removed with its dashboard "
+        "container; use mlbench serve --port PORT."
     )
     options = KindOptions
 

@@ -119,9 +119,7 @@ def test_the_workers_of_who_may_not_assign_roles_end_without_any_right(
 ) -> None:
     world.denied = {"Microsoft.Authorization/roleAssignments/write"}
     planned = mlbench(*CREATE, "--ttl", "1h", "--dry-run")
-    assert (
-        "You are not allowed to assign roles in the subscription. So only the workers end by themselves" in planned.err
-    )
+    assert "You are not allowed to assign roles in the subscription. So only the workers expire" in planned.err
     done = mlbench(*CREATE, "--ttl", "1h")
     assert done.code == 0, done.err
     assert "Nothing in the cloud deletes this cluster" in done.err

@@ -209,11 +209,8 @@ def test_the_workers_of_who_may_not_change_the_policy_end_without_any_right(comm
     gke_world.policy_denied = True
     gke_world.denied = {"resourcemanager.projects.setIamPolicy"}
     planned = command(*CREATE, "--ttl", "2h", "--dry-run")
-    assert (
-        "You are not allowed to change the IAM policy of the project. So only the workers end by themselves"
-        in planned.err
-    )
-    assert "stay and cost up to 0." in planned.err
+    assert "You are not allowed to change the IAM policy of the project. So only the workers expire" in planned.err
+    assert "remain and cost up to 0." in planned.err
     result = command(*CREATE, "--ttl", "2h")
     assert result.code == 0, result.err
     assert "Nothing in the cloud deletes this cluster" in result.err

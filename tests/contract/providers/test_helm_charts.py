@@ -447,7 +447,7 @@ def test_a_cluster_without_an_address_goes_at_once(place: Place) -> None:
     place.world.find_cluster("rel-1").endpoint = ""
     out, printed = place.mlbench(*DELETE)
     assert "no resources remain" in out
-    assert "may be left" not in printed
+    assert "may remain" not in printed
 
 
 def test_a_foreign_cluster_keeps_its_balancers(place: Place) -> None:
