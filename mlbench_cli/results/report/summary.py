@@ -127,15 +127,15 @@ def title_of(job: Job, verdict: Verdict | None) -> str:
     group, point = best.group, best.point
     if group.after_time:
         value = format_value(point.value.mean if point.value else None, unit_of(group.metric))
-        return f"{job.task} comes to {value} {name_metric(group.metric)} with {best.name}"
-    if verdict is not None and verdict.is_different and verdict.ratio is not None:
+        return f"{job.task} reaches {value} {name_metric(group.metric)} with {best.name}"
+    if verdict is not None and verdict.is_known and verdict.ratio is not None:
+        other, base = verdict.other, verdict.base.group.label
+        if not verdict.is_different:
+            return f"No difference seen between {base} and {other.group.label} on {other.size}"
         ratio = verdict.ratio if verdict.ratio.mean >= 1 else verdict.ratio.inverse
         word = "slower" if verdict.ratio.mean > 1 else "faster"
         does = "reaches the goal" if group.metric else "runs"
-        other, base = verdict.other, verdict.base
-        return f"{other.group.label} {does} {format_value(ratio.mean)}× {word} than {base.group.label} on {other.size}"
-    if verdict is not None and verdict.is_known:
-        return f"No difference seen between {verdict.base.group.label} and {verdict.other.group.label} on {best.size}"
+        return f"{other.group.label} {does} {format_value(ratio.mean)}× {word} than {base} on {other.size}"
     time = format_value(point.seconds.mean, SECONDS)
     if group.metric and not group.key.measure:
         return f"{job.task} reaches its goal in {time} with {best.name}"

@@ -83,6 +83,19 @@ def test_its_numbers_are_those_of_the_runs(archives: Callable[..., list[Archive]
     assert "2.50× as fast as with 1 worker" in report.headline[0]
 
 
+def test_the_title_names_the_size_that_was_compared(tmp_path: Path) -> None:
+    """Not that of the fastest runs."""
+    own, other = {"method": {"name": "bsp"}}, {"method": {"name": "topk"}}
+    places = [(1, 20.0, own), (2, 60.0, own), (2, 60.2, other)]
+    found = [
+        Archive.open(sealed_run(tmp_path / name, name=name, workers=workers, seconds=seconds + repeat, **method))
+        for workers, seconds, method in places
+        for repeat in range(3)
+        for name in [f"{method['method']['name']}-{workers}-r{repeat}"]
+    ]
+    assert collect(found).title == "No difference seen between bsp and topk on 2 workers"
+
+
 def test_the_goal_is_a_line_of_its_own(archives: Callable[..., list[Archive]]) -> None:
     *_, goal = figures_of(collect(archives()))["job1-goal-metric"].lines
     assert (goal.label, goal.ys, goal.reference) == ("goal: 80", (80.0, 80.0), True)
