@@ -220,8 +220,8 @@ def describe_methods() -> str:
                 "## Axes",
                 format_table(["axis", "values", "decides"], axes),
                 "## Codecs and transports",
-                "A codec travels by these transports; further rules are applied when a run is asked for, each with "
-                "its reason.",
+                "Each codec works with these transports. Further rules are checked when a run is requested, and errors "
+                "name the reason.",
                 format_table(["codec", "transports"], codecs),
             ]
         )
@@ -279,8 +279,8 @@ def describe_contract() -> str:
     parts = [
         GENERATED,
         "# Task contract",
-        "What a rank is given and what it gives back. The text is the docstring of `task_images/contract.py`, a single "
-        "file without dependencies that an image of your own may copy. [Events](events.md) has examples.",
+        "What a rank receives and what it reports. The text is the docstring of `task_images/contract.py`, a single "
+        "file without dependencies that your own image may copy. [Events](events.md) has examples.",
     ]
     for block in re.split(r"\n\s*\n", text):
         lines = block.splitlines()
