@@ -56,7 +56,7 @@ class Limits:
             for what, wanted, limit in asked:
                 if limit is not None and wanted is not None and wanted > limit:
                     raise UsageError(
-                        f"{spec.name} asks for {wanted:g} {what}; the limit of this dashboard is {limit:g}."
+                        f"{spec.name} requests {wanted:g} {what}; the limit of this dashboard is {limit:g}."
                     )
 
 

@@ -112,7 +112,7 @@ class Feeds:
     def require_room(self) -> None:
         """Raise TooManyFollowers if the limit is reached, before a response has been started."""
         if sum(self._followers.values()) >= MAX_FOLLOWERS:
-            raise TooManyFollowers(f"{MAX_FOLLOWERS} pages follow runs already.", hint="Close some of them.")
+            raise TooManyFollowers(f"{MAX_FOLLOWERS} pages already follow runs.", hint="Close some of them.")
 
     async def follow(self, name: str) -> AsyncIterator[str]:
         """Server-sent events of a run until it is over: "status", "resources", "metrics", "log", "over"."""

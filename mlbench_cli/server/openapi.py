@@ -13,9 +13,9 @@ _Parameter = tuple[str, str, str, str]
 # (method, path, what it does, parameters, media type of the answer)
 OPERATIONS: tuple[tuple[str, str, str, tuple[_Parameter, ...], str], ...] = (
     (
-        *("get", "/api/v1/runs", "Runs, newest first, as mlbench status -o json has them"),
+        *("get", "/api/v1/runs", "Runs, newest first, as mlbench status -o json prints them"),
         (
-            ("state", "query", "array", "states or outcomes, as the store knows them"),
+            ("state", "query", "array", "states or outcomes, as stored"),
             ("task", "query", "array", "names of tasks"),
             ("contains", "query", "string", "part of the name"),
             ("limit", "query", "integer", "maximum number of runs; default: 50"),
@@ -33,9 +33,9 @@ OPERATIONS: tuple[tuple[str, str, str, tuple[_Parameter, ...], str], ...] = (
         ),
         "application/json",
     ),
-    ("get", "/api/v1/runs/{name}", "A run, as mlbench status NAME -o json has it", (_NAME,), "application/json"),
+    ("get", "/api/v1/runs/{name}", "A run, as mlbench status NAME -o json prints it", (_NAME,), "application/json"),
     ("delete", "/api/v1/runs/{name}", "Remove a run and its results", (_NAME,), "application/json"),
-    ("post", "/api/v1/runs/{name}/cancel", "Stop a run and keep what it has left", (_NAME,), "application/json"),
+    ("post", "/api/v1/runs/{name}/cancel", "Stop a run and keep partial results", (_NAME,), "application/json"),
     (
         *("get", "/api/v1/runs/{name}/metrics", "What the ranks have reported so far"),
         (
@@ -60,7 +60,7 @@ OPERATIONS: tuple[tuple[str, str, str, tuple[_Parameter, ...], str], ...] = (
             ("rank", "query", "integer", "default: 0"),
             ("offset", "query", "integer", "bytes of the log before the page; -1: the last page"),
             ("limit", "query", "integer", "bytes of the page"),
-            ("raw", "query", "boolean", "with the lines that hold events"),
+            ("raw", "query", "boolean", "include the lines that hold events"),
         ),
         "application/json",
     ),
@@ -82,7 +82,7 @@ OPERATIONS: tuple[tuple[str, str, str, tuple[_Parameter, ...], str], ...] = (
         ),
         "application/json",
     ),
-    ("get", "/api/v1/questions", "What mlbench run asks, with the answers to choose from", (), "application/json"),
+    ("get", "/api/v1/questions", "The questions of mlbench run, with the possible answers", (), "application/json"),
     ("get", "/api/v1/tasks", "The catalog", (), "application/json"),
     ("get", "/api/v1/clusters", "The known clusters", (), "application/json"),
     ("get", "/api/v1/openapi.json", "This document", (), "application/json"),

@@ -261,7 +261,7 @@ class _Rest:
             raise UsageError("A run needs name, workers, and task or command.")
         own = self._config.cluster
         if own is not None and asked.cluster not in (None, own):
-            raise UsageError(f"This dashboard is that of {own}.")
+            raise UsageError(f"This dashboard shows only the cluster {own}.")
         return asked if own is None else replace(asked, cluster=own)
 
     async def cancel(self, request: Request) -> Response:

@@ -113,7 +113,7 @@ class Guard:
         """/t/TOKEN/api/... for MLBench 3's client, which sends no headers. Pages are not served under it."""
         given, slash, rest = path.removeprefix(PREFIX).partition("/")
         if not slash or not rest.startswith("api/"):
-            raise Refusal(404, "Only the API is below a token.")
+            raise Refusal(404, "A token in the path works only for the API.")
         raw = scope.get("raw_path", b"").split(b"/", 3)
         changed = {**scope, "path": f"/{rest}", "raw_path": b"/" + (raw[3] if len(raw) > 3 else b"")}
         return self._require(given, changed), False
