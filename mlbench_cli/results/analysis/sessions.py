@@ -73,8 +73,8 @@ class Sessions:
         if self.basis is Basis.BETWEEN:
             return f"{len(set(self.a))} and {len(set(self.b))} sessions: one mean for each"
         return (
-            "the sides were measured in different sessions, and one of them in a single one: a change cannot be told "
-            "from a difference between sessions"
+            "the sides were measured in different sessions, one side in a single session: a change cannot be "
+            "distinguished from a difference between sessions"
         )
 
 
