@@ -287,7 +287,7 @@ class Trial:
 
 def _measure(task: str, base: Archive, result: PlanResult, goal: str | None, count: int) -> list[Trial]:
     """Run the best candidates for this machine, one after the other. Their archives are the evidence, and an experiment
-    file in the data folder runs the same again.
+    file in the data folder repeats these runs.
 
     Raises UsageError if no candidate is for this machine.
     """

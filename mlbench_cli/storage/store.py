@@ -484,7 +484,7 @@ class Store:
             )
         return StoreError(
             f"The store {self._path} cannot be used: {error}.",
-            hint="Make room, fix its permissions, or set MLBENCH_HOME to another folder.",
+            hint="Free some space, fix its permissions, or set MLBENCH_HOME to another folder.",
         )
 
     def _run_row(self, row: sqlite3.Row) -> RunRow:

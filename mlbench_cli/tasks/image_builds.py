@@ -104,7 +104,7 @@ def find_dockerfile(task: Task) -> Path:
             break
     raise UsageError(
         f"The task {task.name} of {task.origin} has no {DOCKERFILE}, neither in {task.folder} nor above it.",
-        hint="Copy the one in the guide to tasks of your own beside your pyproject.toml.",
+        hint="Copy the one in the guide to your own tasks next to your pyproject.toml.",
     )
 
 

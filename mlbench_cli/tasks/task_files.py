@@ -41,7 +41,7 @@ def _extend(own: Entries, path: Path, shipped: Path, depth: int) -> Entries:
     places = [folder / str(parent) / "task.yaml" for folder in (path.parent.parent, shipped)]
     place = next((place for place in places if place.is_file() and place != path), None)
     if place is None or not depth:
-        reason = "no such task beside it or in mlbench" if depth else "the tasks extend each other in a circle"
+        reason = "no such task next to it or in mlbench" if depth else "the tasks extend each other in a circle"
         raise UsageError(f'{file}: "extends: {parent}": {reason}.')
     inherited = _extend(_read_mapping(place.read_text("utf-8"), str(place)), place, shipped, depth - 1)
     return _merge(inherited, own, file)

@@ -54,7 +54,7 @@ def _require_tasks(path: str) -> tuple[Path, list[Path]]:
     if not files:
         raise UsageError(
             f"{folder} holds no task: neither task.yaml nor a folder with one.",
-            hint=f"--task-path and {VARIABLE} name a folder of tasks; see the guide to tasks of your own.",
+            hint=f"--task-path and {VARIABLE} name a folder of tasks; see the guide to your own tasks.",
         )
     return folder, files
 

@@ -54,9 +54,8 @@ def refuse_secrets(words: Sequence[str], option: str) -> None:
     found = find_secret(words)
     if found is not None:
         raise UsageError(
-            f"{option}: {found[:60]} looks like a secret, and what {option} says is kept with the results.",
-            hint="Hand it over in an environment variable: on this machine the ranks have yours, on a cluster those of "
-            "--env-secret.",
+            f"{option}: {found[:60]} looks like a secret, but the value of {option} is stored in the results.",
+            hint="Pass it in an environment variable: ranks here inherit yours; on a cluster, use --env-secret.",
         )
 
 
