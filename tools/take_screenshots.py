@@ -1,7 +1,7 @@
-"""Pictures of a report and of the dashboard for README and docs: `python -m tools.take_screenshots [HOME]`.
+"""Pictures for README and docs: `python -m tools.take_screenshots [HOME]`.
 
-The report is of archives in results/archives. The dashboard shows the runs in HOME, a data folder; without it, new runs
-of one task with two methods, which take some minutes. Needs chromium.
+Report and phases are of archives in results/archives, predictions of the published table. The dashboard shows the runs
+in HOME, a data folder; without it, new runs of one task with two methods, which take some minutes. Needs chromium.
 """
 
 import json
@@ -19,6 +19,8 @@ from PIL import Image
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 ARCHIVES = Path(__file__).parents[1] / "results" / "archives"
 SHOWN = ("digits-alone-1-*.zip", "digits-bsp-2-*.zip", "digits-eftopk-2-*.zip", "digits-powersgd-2-*.zip")
+DRAWN = ("digits-alone-1-*.zip", "digits-bsp-2-*.zip")
+CHARTS = ("phases", "predictions")
 MAX_BYTES = 100_000
 COLORS = 128  # of a picture; pages have few
 TASK = ("--task", "digits_resnet", "--preset", "tiny", "--repeat", "3", "--yes")
@@ -43,7 +45,8 @@ def main(words: Sequence[str]) -> int:
         shoot(browser, page.as_uri(), IMAGES / "report.png", 1130)
         with serve(home) as address:
             shoot(browser, address, IMAGES / "dashboard.png", 760)
-    return check(IMAGES / "report.png", IMAGES / "dashboard.png")
+        draw(home, Path(folder) / "charts")
+    return check(*(IMAGES / f"{name}.png" for name in ("report", "dashboard", *CHARTS)))
 
 
 def mlbench(home: Path, *words: str) -> None:
@@ -58,7 +61,21 @@ def shoot(browser: str, address: str, target: Path, height: int) -> None:
         options = ("--headless=new", "--disable-gpu", "--no-sandbox", "--hide-scrollbars", "--virtual-time-budget=9000")
         sizes = (f"--window-size={WIDTH},{height}", f"--user-data-dir={profile}", f"--screenshot={target}")
         subprocess.run([browser, *options, *sizes, address], check=True, timeout=TIMEOUT, stderr=subprocess.DEVNULL)
-    with Image.open(target) as picture:
+    reduce(target, target)
+
+
+def draw(home: Path, folder: Path) -> None:
+    """Figures of `mlbench charts` and of `mlbench predict --check`."""
+    archives = (str(path) for kind in DRAWN for path in sorted(ARCHIVES.glob(kind)))
+    mlbench(home, "charts", str(folder), *archives, "--yes")
+    mlbench(home, "predict", "--check", "--charts", str(folder))
+    for name in CHARTS:
+        reduce(folder / f"{name}.png", IMAGES / f"{name}.png")
+
+
+def reduce(source: Path, target: Path) -> None:
+    """Save a picture with few colors, which takes little space."""
+    with Image.open(source) as picture:
         few = picture.convert("RGB").quantize(COLORS, dither=Image.Dither.NONE)
     few.save(target, optimize=True)
 

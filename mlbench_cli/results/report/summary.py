@@ -41,6 +41,11 @@ class Place:
         return f"{self.size} ({self.group.label})" if self.group.label else self.size
 
     @property
+    def subject(self) -> str:
+        """The label in a sentence: "eftopk", "the task's own method"."""
+        return f"the {self.group.label}" if self.group.label.startswith("task's own") else self.group.label
+
+    @property
     def size(self) -> str:
         """ "2 workers"."""
         return workers(self.point.workers)
@@ -129,13 +134,14 @@ def title_of(job: Job, verdict: Verdict | None) -> str:
         value = format_value(point.value.mean if point.value else None, unit_of(group.metric))
         return f"{job.task} reaches {value} {name_metric(group.metric)} with {best.name}"
     if verdict is not None and verdict.is_known and verdict.ratio is not None:
-        other, base = verdict.other, verdict.base.group.label
+        other, base = verdict.other, verdict.base.subject
         if not verdict.is_different:
-            return f"No difference seen between {base} and {other.group.label} on {other.size}"
+            return f"No difference seen between {base} and {other.subject} on {other.size}"
         ratio = verdict.ratio if verdict.ratio.mean >= 1 else verdict.ratio.inverse
         word = "slower" if verdict.ratio.mean > 1 else "faster"
         does = "reaches the goal" if group.metric else "runs"
-        return f"{other.group.label} {does} {format_value(ratio.mean)}× {word} than {base} on {other.size}"
+        text = f"{other.subject} {does} {format_value(ratio.mean)}× {word} than {base} on {other.size}"
+        return f"T{text[1:]}" if other.subject != other.group.label else text
     time = format_value(point.seconds.mean, SECONDS)
     if group.metric and not group.key.measure:
         return f"{job.task} reaches its goal in {time} with {best.name}"
@@ -162,14 +168,14 @@ def sentences_of(job: Job, verdict: Verdict | None) -> Iterator[str]:
         yield f"{str(point.race).capitalize()}."
     if verdict is not None and not verdict.is_known:
         yield (
-            f"Too few runs to tell {verdict.base.group.label} and {verdict.other.group.label} apart on "
+            f"Too few runs to tell {verdict.base.subject} and {verdict.other.subject} apart on "
             f"{verdict.other.size}; {MIN_RUNS} of each are needed."
         )
     elif verdict is not None and verdict.is_different:
         waits = [_waiting(place) for place in (verdict.other, verdict.base)]
         if all(share is not None for share in waits):
             shares = [format_percent(share or 0.0) for share in waits]
-            yield f"It waits {shares[0]} of the time for messages; {verdict.base.group.label} waits {shares[1]}."
+            yield f"It waits {shares[0]} of the time for messages; {verdict.base.subject} waits {shares[1]}."
 
 
 def _waiting(place: Place) -> float | None:
@@ -204,7 +210,7 @@ def numbers_of(job: Job, verdict: Verdict | None) -> Iterator[KeyNumber]:
         value, _, note = value.partition(",")
         notes = (ends.rstrip(")"), note.strip(), f"{verdict.other.group.label}, {verdict.other.size}")
         kept = tuple(text for text in notes if text)
-        yield KeyNumber(f"Against {verdict.base.group.label}", value, kept)
+        yield KeyNumber(f"Against {verdict.base.subject}", value, kept)
     elif point.throughput is not None:
         yield _number("Throughput", point.throughput, SAMPLES_PER_SECOND, "of all ranks")
 
