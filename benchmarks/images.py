@@ -32,7 +32,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from task_images.cifar10_resnet20.data import DEVIATION, FOLDERS, MEAN, TRAINING, VALIDATION, load
 from task_images.comm.allreduce import GradientAllReduce
-from task_images.comm.base import Placement
 from task_images.contract import Contract
 from task_images.harness.arrays import synthetic_images
 from task_images.harness.data import Batch
@@ -179,7 +178,7 @@ def task(world: World, precision: str) -> Callable[[Batch], None]:
         GradientAllReduce(),
         Precision(precision, world.device),
     )
-    strategy.attach(Placement(world), model, lambda model: torch.optim.SGD(model.parameters(), **SGD, fused=True))
+    strategy.attach(world, model, lambda model: torch.optim.SGD(model.parameters(), **SGD, fused=True))
 
     def step(batch: Batch) -> None:
         images, targets = data.prepare(batch, training=True)

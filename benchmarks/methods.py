@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from task_images.comm.base import Placement, Strategy
+from task_images.comm.base import Strategy
 from task_images.comm.choose import make_strategy
 from task_images.comm.methods import NATIVE, Method, MethodError, check
 from task_images.comm.presets import PRESETS, resolve
@@ -78,7 +78,7 @@ def measure(world: World, rounds: int, model: str, methods: Sequence[Method], de
         strategy = make_strategy(method)
         world.barrier()
         begin = time.perf_counter()
-        check_method(Placement(world), method)
+        check_method(world, method)
         checks[method.name] = world.max([time.perf_counter() - begin])[0]
         steps[method.name] = make_step(world, strategy, model)
     for step in steps.values():
@@ -154,7 +154,7 @@ def make_step(world: World, strategy: Strategy, model_name: str = "resnet20") ->
     torch.manual_seed(1)
     model, inputs = MODELS[model_name]()
     module = strategy.attach(
-        Placement(world), model, lambda net: torch.optim.SGD(net.parameters(), 0.01, momentum=0.9, fused=True)
+        world, model, lambda net: torch.optim.SGD(net.parameters(), 0.01, momentum=0.9, fused=True)
     )
     targets = torch.randint(10, (BATCH,))
 

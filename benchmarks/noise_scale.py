@@ -19,7 +19,6 @@ from typing import Any
 import _ranks
 import torch
 
-from task_images.comm.base import Placement
 from task_images.comm.choose import make_strategy
 from task_images.comm.presets import resolve
 from task_images.contract import Contract
@@ -69,7 +68,7 @@ def measure(world: World, blocks: int, updates: int) -> list[float]:
     kind = type("Timed", (NoiseScale,), {name: timed(getattr(NoiseScale, name)) for name in TIMED})
     model, strategy = resnet(20), make_strategy(resolve("bsp"))
     noise = kind(world, model, strategy)
-    strategy.attach(Placement(world), model, lambda module: torch.optim.SGD(module.parameters(), lr=0.01))
+    strategy.attach(world, model, lambda module: torch.optim.SGD(module.parameters(), lr=0.01))
     images, labels = torch.randn(BATCH, 3, 32, 32), torch.randint(10, (BATCH,))
     update: Update[None] = Update([], 1, BATCH, BATCH * world.size, BATCH * world.size)
 

@@ -27,7 +27,7 @@ from methods import find_median_interval, interleave
 from torch import Tensor, nn
 
 from task_images.comm import plans
-from task_images.comm.base import Placement, Strategy
+from task_images.comm.base import Strategy
 from task_images.comm.choose import make_strategy
 from task_images.comm.link import Link, measure_burst, open_link
 from task_images.comm.plans import Cost
@@ -175,7 +175,7 @@ def predict_exposed(reducer: Reducer, cost: Cost, once: float) -> tuple[float, i
 def make_step(world: World, strategy: Strategy) -> Callable[[], None]:
     """One update with a strategy of its own layers."""
     layers = WaitingLayers()
-    module = strategy.attach(Placement(world), layers, lambda net: torch.optim.SGD(net.parameters(), 0.1, fused=True))
+    module = strategy.attach(world, layers, lambda net: torch.optim.SGD(net.parameters(), 0.1, fused=True))
 
     def step() -> None:
         strategy.begin(1.0, float(world.size))

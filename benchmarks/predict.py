@@ -86,7 +86,6 @@ def work(names: list[str], scale: float, steps: int) -> None:
     layers and tensors alike."""
     import torch
 
-    from task_images.comm.base import Placement
     from task_images.comm.choose import make_strategy
     from task_images.comm.server import serve
     from task_images.contract import Contract
@@ -132,7 +131,7 @@ def work(names: list[str], scale: float, steps: int) -> None:
         skipped = WARM_UP_OF_PLANS if measures_itself else WARM_UP
         kind = torch.optim.AdamW if name.startswith("onebit-adam") else torch.optim.SGD
         model = strategy.attach(
-            Placement(world),
+            world,
             torch.nn.Sequential(*(Layer(int(scale * size)) for size in SIZES)),
             lambda module, kind=kind: kind(module.parameters(), lr=0.1),  # type: ignore[misc]
         )

@@ -21,7 +21,6 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import torch
 from torch import nn
 
-from task_images.comm.base import Placement
 from task_images.comm.choose import make_strategy
 from task_images.comm.presets import resolve
 from tests.unit.task_images.comm.equality import Probe, draw_gradients
@@ -39,7 +38,7 @@ def send(world: ThreadWorld, name: str) -> tuple[float, float]:
     def make_optimizer(module: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.SGD(module.parameters(), 0.1)
 
-    module = strategy.attach(Placement(world), Probe(), make_optimizer)
+    module = strategy.attach(world, Probe(), make_optimizer)
     for update in range(UPDATES):
         strategy.begin(1.0, float(world.size))
         with strategy.last_pass():

@@ -27,7 +27,7 @@ from torch.nn.functional import cross_entropy
 
 from mlbench_cli.results.analysis.statistics import estimate
 from task_images.comm.allreduce import GradientAllReduce
-from task_images.comm.base import Placement, Strategy
+from task_images.comm.base import Strategy
 from task_images.comm.methods import Method
 from task_images.comm.reducer import Reducer
 from task_images.contract import Contract
@@ -89,7 +89,7 @@ def make_step(world: World, strategy: Strategy, shape: tuple[int, ...]) -> Step:
     torch.manual_seed(0)
     model = resnet(20).to(memory_format=torch.channels_last)
     strategy.attach(
-        Placement(world),
+        world,
         model,
         lambda model: torch.optim.SGD(model.parameters(), 0.01, momentum=0.9, nesterov=True, fused=True),
     )

@@ -6,35 +6,35 @@ import torch
 from torch import Tensor, nn
 
 from task_images.comm.base import Strategy, Traits
+from task_images.harness.replicas import unpack
+
+PROBE_EVERY = 20
 
 
 class GradientAllReduce(Strategy):
     """Average the gradients of all ranks, weighted by batch size, so unequal batches are exact.
 
-    by_layer     one collective per tensor instead of one flat buffer (per data type) for the whole model
-    probe_every  every N updates, a barrier before the collective separates waiting for slow peers from transfer (stats:
-                 probes, waiting_seconds, transfer_seconds, summed over the probes); 0: never
-    wire         data type of the messages if it differs from the gradients': converted, summed, converted back
+    wire  data type of the messages if it differs from the gradients': converted, summed, converted back
+
+    Every PROBE_EVERY updates, a barrier before the collective separates waiting for slow peers from transfer (stats:
+    probes, waiting_seconds, transfer_seconds, summed over the probes).
 
     Gradients are views into the flat buffer, so packing is free unless autograd replaces them: new tensors are copied
     in. A missing gradient counts as zeros.
     """
 
-    def __init__(self, by_layer: bool = False, probe_every: int = 20, wire: torch.dtype | None = None) -> None:
-        self._by_layer = by_layer
-        self._probe_every = probe_every
+    def __init__(self, wire: torch.dtype | None = None) -> None:
         self._wire = wire
 
     def _connect(self) -> None:
-        if self._probe_every:
-            self._stats.update(probes=0.0, waiting_seconds=0.0, transfer_seconds=0.0)
+        self._stats.update(probes=0.0, waiting_seconds=0.0, transfer_seconds=0.0)
         self._views: list[tuple[nn.Parameter, Tensor]] = []
         self._buffers: list[Tensor] = []
-        if self.place.size == 1:
+        if self.world.size == 1:
             return
         groups: dict[object, list[nn.Parameter]] = {}
-        for index, parameter in enumerate(self._parameters):
-            groups.setdefault(index if self._by_layer else (parameter.dtype, parameter.device), []).append(parameter)
+        for parameter in self._parameters:
+            groups.setdefault((parameter.dtype, parameter.device), []).append(parameter)
         for group in groups.values():
             flat = torch.zeros(sum(item.numel() for item in group), dtype=group[0].dtype, device=group[0].device)
             self._buffers.append(flat)
@@ -47,12 +47,12 @@ class GradientAllReduce(Strategy):
                 start += parameter.numel()
 
     def _reduce(self) -> None:
-        if self.place.size == 1:
+        if self.world.size == 1:
             self._scale_alone()
             return
-        world = self.place.world
+        world = self.world
         self._pack()
-        probe = self._probe_every and (self._stats["updates"] + 1) % self._probe_every == 0
+        probe = (self._stats["updates"] + 1) % PROBE_EVERY == 0
         if probe:
             self._wait_for_peers()
         begin = time.perf_counter()
@@ -80,7 +80,7 @@ class GradientAllReduce(Strategy):
             parameter.grad = view
 
     def _wait_for_peers(self) -> None:
-        world = self.place.world
+        world = self.world
         world.synchronize()
         begin = time.perf_counter()
         world.barrier()
@@ -97,13 +97,10 @@ class WeightAllReduce(Strategy):
     traits = Traits(gradients_agree=False)
 
     def _exchange(self, updated: bool, rate: float) -> None:
-        if self.place.size == 1:
+        if self.world.size == 1:
             return
         weights = [parameter.detach() for parameter in self._parameters]
-        flat = torch.cat([weight.reshape(-1) for weight in weights]).div_(self.place.size)
-        self.place.world.all_reduce(flat)
+        flat = torch.cat([weight.reshape(-1) for weight in weights]).div_(self.world.size)
+        self.world.all_reduce(flat)
         self._count(flat)
-        start = 0
-        for weight in weights:
-            weight.copy_(flat[start : start + weight.numel()].view_as(weight))
-            start += weight.numel()
+        unpack(flat, weights)

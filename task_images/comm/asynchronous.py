@@ -24,9 +24,9 @@ class AsynchronousServers(Drifting):
     def _connect(self) -> None:
         super()._connect()
         self._ahead = 0
-        if self.place.size == 1:
+        if self.world.size == 1:
             return
-        self._client = connect_servers(self.place.world, self.method.server_count)
+        self._client = connect_servers(self.world, self.method.server_count)
         self._base = self._collect()
         limit = self._base.numel()
         if self.method.partition != "none":
@@ -38,17 +38,17 @@ class AsynchronousServers(Drifting):
 
     def _set(self) -> None:
         """Initialize the servers with rank 0's weights."""
-        if self.place.rank == 0:
+        if self.world.rank == 0:
             self._ask(SET, self._base)
-        self.place.world.barrier()
+        self.world.barrier()
         self._met = True
 
     def _exchange(self, updated: bool, rate: float) -> None:
         self._update += 1
-        if self.place.size > 1:
+        if self.world.size > 1:
             if self._met:
                 self._await_turn()
-            change = (self._collect() - self._base) / self.place.size
+            change = (self._collect() - self._base) / self.world.size
             self._take(self._ask(PUSH, change))
 
     def _take(self, weights: Tensor) -> None:
@@ -78,19 +78,19 @@ class AsynchronousServers(Drifting):
 
     @contextmanager
     def _on_servers_weights(self) -> Iterator[None]:
-        self.place.world.barrier()  # all changes have arrived
+        self.world.barrier()  # all changes have arrived
         self._take(self._ask(PULL, self._base))
-        self.place.world.barrier()  # nobody continues before all have the weights
+        self.world.barrier()  # nobody continues before all have the weights
         self._met = True
         yield
 
     def consensus(self) -> AbstractContextManager[object]:
         """Within the block the model has the servers' weights."""
-        return self._on_servers_weights() if self.place.size > 1 else nullcontext()
+        return self._on_servers_weights() if self.world.size > 1 else nullcontext()
 
     def load_method_state(self, state: MethodState) -> None:
         super().load_method_state(state)
-        if self.place.size > 1:
+        if self.world.size > 1:
             self._base = self._collect()
             self._set()
 

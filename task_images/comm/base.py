@@ -1,7 +1,7 @@
 """The interface of communication strategies, which own gradient exchange and optimizer. A training loop uses it like
 this:
 
-model = strategy.attach(Placement(world), model, make_optimizer, tracker=tracker)    # broadcast, optimizer, hooks for
+model = strategy.attach(world, model, make_optimizer, tracker)    # broadcast, optimizer, hooks for
                                                                                      each update:
     strategy.begin(weight, total, passes, scale)        # before the first forward pass
     for each pass but the last:  forward; loss.backward()
@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -32,40 +32,17 @@ NOTHING: AbstractContextManager[object] = contextlib.nullcontext()
 
 
 @dataclass(frozen=True)
-class Placement:
-    """The participating ranks. `world` contains only trainers: data, rates and batches depend on its rank and size.
-
-    servers   global ranks of the parameter servers, which come after the trainers
-    """
-
-    world: World
-    servers: tuple[int, ...] = ()
-
-    @property
-    def rank(self) -> int:
-        """The rank of this trainer among the trainers."""
-        return self.world.rank
-
-    @property
-    def size(self) -> int:
-        """Number of trainers."""
-        return self.world.size
-
-
-@dataclass(frozen=True)
 class Traits:
     """Guarantees of a strategy that a training loop may rely on.
 
     identical         all ranks have the same model after every update; otherwise only within `consensus`
     gradients_agree   all ranks update with the same gradients, so they detect an overflow without communicating
     barrier           `step` returns after the whole model is updated, so gradients can be clipped by their norm
-    servers           number of parameter servers required
     """
 
     identical: bool = True
     gradients_agree: bool = True
     barrier: bool = True
-    servers: int = 0
 
 
 LOOK_EVERY = 50
@@ -91,15 +68,6 @@ class NormWatch:
         found = self._sum is None or math.isfinite(float(self._sum))
         self._sum, self._count = None, 0
         return found
-
-
-class Profile(NamedTuple):
-    """Measurements for a plan: seconds of the backward pass by parameter name, in the order in which gradients become
-    ready, and the cost of a message in seconds, alpha + beta x bytes."""
-
-    backward_seconds: Mapping[str, float]
-    alpha: float
-    beta: float
 
 
 class MethodState(TypedDict, total=False):
@@ -159,16 +127,15 @@ class Strategy:
     keeps_gradients = False  # gradients keep their storage across updates, as CUDA graphs require
     optimizer: torch.optim.Optimizer
     model: nn.Module  # as given to `attach`, without any wrapper
-    place: Placement
+    world: World  # the trainers: parameter servers are not among them
     on_mean: Callable[[list[Tensor]], None] | None = None  # called in `step` with the gradients after the exchange
     checked: Mapping[str, Any] = MappingProxyType({})  # comparisons of the self-check, for the result
 
     def attach(
         self,
-        place: Placement,
+        world: World,
         model: nn.Module,
         make_optimizer: MakeOptimizer,
-        profile: Profile | None = None,
         tracker: Tracker | None = None,
     ) -> nn.Module:
         """Take over `model`, on its device: broadcast rank 0's parameters and buffers, make the optimizer, set up
@@ -176,13 +143,13 @@ class Strategy:
 
         Collective. `tracker` records times as communication and optimizer.
         """
-        self.place, self.model, self.profile, self._tracker = place, model, profile, tracker
+        self.world, self.model, self._tracker = world, model, tracker
         self._weight = self._total = 1.0
         self._scale: LossScale | None = None
         self._divisor = 1.0
-        self._norms = NormWatch(place.world.device)
+        self._norms = NormWatch(world.device)
         self._stats = {"updates": 0.0, "messages": 0.0, "bytes": 0.0}
-        broadcast_state(place.world, model)
+        broadcast_state(world, model)
         wrapped = self._prepare(model)
         self.optimizer = make_optimizer(model)
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -209,7 +176,7 @@ class Strategy:
 
         clip    largest norm of the gradients; infinity: only measure it
         """
-        is_alone = self.place.size == 1
+        is_alone = self.world.size == 1
         with NOTHING if is_alone else self._section("communication"):
             self._reduce()
         if self.on_mean is not None:
@@ -238,7 +205,7 @@ class Strategy:
     def check_replicas(self) -> float | None:
         """Call within `consensus`, after training. Raises DivergedError if models that must be equal differ. Returns
         the distance between drifting replicas, relative to their norm; None if they do not drift. Collective."""
-        check_identical(self.place.world, self.model)
+        check_identical(self.world, self.model)
         return None
 
     def state_dict(self) -> StrategyState:
@@ -308,7 +275,7 @@ class Strategy:
             self._step(rate)
         # A single rank sends nothing, so its gradients are not views of buffers. Setting them to None is cheaper than
         # zeroing.
-        if self._clear_to_none or (self.place.size == 1 and not self.keeps_gradients):
+        if self._clear_to_none or (self.world.size == 1 and not self.keeps_gradients):
             self.optimizer.zero_grad()
         elif gradients:  # in place, because they may be views of message buffers
             torch._foreach_zero_(gradients)
@@ -323,7 +290,7 @@ class Strategy:
         """Whether to make the update: whether all ranks' gradients are finite. `finite`: whether this rank's are."""
         if self.traits.gradients_agree:
             return finite
-        return self.place.world.max([0.0 if finite else 1.0])[0] == 0
+        return self.world.max([0.0 if finite else 1.0])[0] == 0
 
     def _scale_alone(self) -> None:
         """The weighted mean on a single rank: a scaling."""

@@ -123,7 +123,6 @@ class ServerSum:
         self._servers = method.server_count
         self._factor = 0.0 if method.momentum == "none" else float(method.momentum)
         self._server_of: list[int] = []
-        self._round = 0
 
     def arrange(self, messages: list[Message]) -> None:
         """Distribute the messages over the servers, balanced by bytes."""

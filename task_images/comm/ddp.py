@@ -41,8 +41,8 @@ class DdpAllReduce(Strategy):
         self._wrapped: DistributedDataParallel | None = None
 
     def _prepare(self, model: nn.Module) -> nn.Module:
-        device = self.place.world.device
-        if self.place.size == 1:
+        device = self.world.device
+        if self.world.size == 1:
             return model
         self._wrapped = DistributedDataParallel(
             model,

@@ -13,7 +13,7 @@ from task_images.comm.link import open_link
 from task_images.comm.methods import Method
 from task_images.comm.reducer import Reducer
 from task_images.harness.precision import LossScale
-from task_images.harness.replicas import measure_distance
+from task_images.harness.replicas import measure_distance, unpack
 
 # Consensus step size: its upper limit, and its value per density. Of the values tried on 2, 4 and 8 ranks these gave
 # the smallest distance after 60 exchanges; larger ones diverge at small densities.
@@ -31,12 +31,12 @@ class Drifting(Strategy):
     def _connect(self) -> None:
         self._update = 0
         self._distance: float | None = None
-        if self.place.size > 1:
-            self._link = open_link(self.place.world, self.method.delay)
+        if self.world.size > 1:
+            self._link = open_link(self.world, self.method.delay)
 
     def _reduce(self) -> None:
         """No exchange: only divide sums by the number of terms. A rank's share is 1/P if batches are equal."""
-        share = self.place.size * self._weight / self._total
+        share = self.world.size * self._weight / self._total
         if share != 1:
             torch._foreach_mul_([item.grad for item in self._parameters if item.grad is not None], share)
 
@@ -50,13 +50,13 @@ class Drifting(Strategy):
 
     def close(self) -> None:
         """Return the link to the pool."""
-        if self.place.size > 1:
+        if self.world.size > 1:
             self._link.close()
 
     def stats(self) -> dict[str, float]:
         """The common figures, messages and bytes of this rank, and the distance of the replicas."""
         figures = super().stats()
-        if self.place.size > 1:
+        if self.world.size > 1:
             figures.update(
                 messages=float(self._link.messages), bytes=float(self._link.bytes), wire_bytes=self._link.wire_bytes
             )
@@ -71,20 +71,17 @@ class Drifting(Strategy):
 
     @torch.no_grad()
     def _distribute(self, flat: Tensor) -> None:
-        start = 0
-        for parameter in self._parameters:
-            parameter.copy_(flat[start : start + parameter.numel()].view_as(parameter))
-            start += parameter.numel()
+        unpack(flat, self._parameters)
 
     def _average(self) -> None:
         """Replace the weights by the mean over all ranks."""
-        self._distribute(self._link.all_reduce(self._collect().div_(self.place.size)))
+        self._distribute(self._link.all_reduce(self._collect().div_(self.world.size)))
 
     @contextmanager
     def _on_average(self) -> Iterator[None]:
         """Within the block the model has the mean of all ranks' weights; afterwards each rank has its own again."""
         own = self._collect()
-        self._distance = measure_distance(self.place.world, self._parameters)
+        self._distance = measure_distance(self.world, self._parameters)
         self._average()
         try:
             yield
@@ -93,19 +90,19 @@ class Drifting(Strategy):
 
     def consensus(self) -> AbstractContextManager[object]:
         """Within the block the model has the mean of all replicas."""
-        return self._on_average() if self.place.size > 1 else nullcontext()
+        return self._on_average() if self.world.size > 1 else nullcontext()
 
     def method_state(self) -> MethodState:
-        if self.place.size == 1:
+        if self.world.size == 1:
             return {}
-        return {"update": self._update, "ranks": keep_own(self.place.world, self._own_state())}
+        return {"update": self._update, "ranks": keep_own(self.world, self._own_state())}
 
     def load_method_state(self, state: MethodState) -> None:
-        if self.place.size == 1 or not state:
+        if self.world.size == 1 or not state:
             return
         self._update = int(state["update"])
-        if len(state["ranks"]) == self.place.size:  # otherwise all resume from the mean
-            self._load_own_state(state["ranks"][self.place.rank])
+        if len(state["ranks"]) == self.world.size:  # otherwise all resume from the mean
+            self._load_own_state(state["ranks"][self.world.rank])
 
     def _own_state(self) -> dict[str, Any]:
         """This rank's own state."""
@@ -128,14 +125,14 @@ class LocalSteps(Drifting):
 
     def _exchange(self, updated: bool, rate: float) -> None:
         self._update += 1
-        if self.place.size > 1 and self._update % self._steps == 0:
+        if self.world.size > 1 and self._update % self._steps == 0:
             self._average()
             self._averaged_at = self._update
 
     def consensus(self) -> AbstractContextManager[object]:
         """Measure the distance, then replace all weights by their mean permanently."""
-        if self.place.size > 1:
-            self._distance = measure_distance(self.place.world, self._parameters)
+        if self.world.size > 1:
+            self._distance = measure_distance(self.world, self._parameters)
             # Rounding can change the mean of equal numbers, so weights that are already averaged are not averaged
             # again.
             if self._averaged_at != self._update:
@@ -166,7 +163,7 @@ class PostLocalSteps(Reducer):
 
     @property
     def _is_local(self) -> bool:
-        return self.place.size > 1 and self._count_updates >= self._begins_at
+        return self.world.size > 1 and self._count_updates >= self._begins_at
 
     def last_pass(self) -> AbstractContextManager[object]:
         """Arm the reducer, unless updates are already local."""
@@ -176,7 +173,7 @@ class PostLocalSteps(Reducer):
         if not self._is_local:
             super()._reduce()
             return
-        share = self.place.size * self._weight / self._total
+        share = self.world.size * self._weight / self._total
         torch._foreach_mul_([item.grad for item in self._parameters if item.grad is not None], share)
 
     def _exchange(self, updated: bool, rate: float) -> None:
@@ -190,13 +187,13 @@ class PostLocalSteps(Reducer):
     @torch.no_grad()
     def _average(self) -> None:
         for parameter in self._parameters:
-            self._link.all_reduce(parameter.detach().div_(self.place.size))
+            self._link.all_reduce(parameter.detach().div_(self.world.size))
         self._averaged_at = self._count_updates
 
     def consensus(self) -> AbstractContextManager[object]:
         """Measure the distance, then replace all weights by their mean permanently."""
-        if self.place.size > 1:
-            self._distance = measure_distance(self.place.world, self._parameters)
+        if self.world.size > 1:
+            self._distance = measure_distance(self.world, self._parameters)
             if self._averaged_at != self._count_updates:
                 self._average()
         return nullcontext()
@@ -207,7 +204,7 @@ class PostLocalSteps(Reducer):
 
     def method_state(self) -> MethodState:
         own = self.optimizer.state_dict()
-        states = keep_own(self.place.world, own) if self.place.size > 1 else []
+        states = keep_own(self.world, own) if self.world.size > 1 else []
         return {**super().method_state(), "count": self._count_updates, "optimizers": states}
 
     def load_method_state(self, state: MethodState) -> None:
@@ -215,8 +212,8 @@ class PostLocalSteps(Reducer):
             return
         super().load_method_state(state)
         self._count_updates = self._averaged_at = int(state["count"])
-        if self.place.size > 1 and len(state["optimizers"]) == self.place.size:
-            self.optimizer.load_state_dict(state["optimizers"][self.place.rank])
+        if self.world.size > 1 and len(state["optimizers"]) == self.world.size:
+            self.optimizer.load_state_dict(state["optimizers"][self.world.rank])
 
 
 class Gossip(Drifting):
@@ -228,7 +225,7 @@ class Gossip(Drifting):
 
     def _connect(self) -> None:
         super()._connect()
-        self._peers = find_neighbors(self.place.rank, self.place.size)
+        self._peers = find_neighbors(self.world.rank, self.world.size)
         self._mixing = 1 / (1 + len(self._peers))
         self._before: tuple[Tensor, Callable[[], list[Tensor]]] | None = None
 
@@ -259,7 +256,7 @@ class Gossip(Drifting):
 
     def _load_own_state(self, state: Mapping[str, Any]) -> None:
         super()._load_own_state(state)
-        self._distribute(state["weights"].to(self.place.world.device))
+        self._distribute(state["weights"].to(self.world.device))
 
 
 class ChocoGossip(Gossip):
@@ -269,7 +266,7 @@ class ChocoGossip(Gossip):
     def _connect(self) -> None:
         super()._connect()
         sizes = [parameter.numel() for parameter in self._parameters]
-        self._codec = make_codec(self.method, self.place.rank, sizes)
+        self._codec = make_codec(self.method, self.world.rank, sizes)
         self._step_size = min(CHOCO_STEP, CHOCO_STEP_PER_DENSITY * float(self.method.codec.partition(":")[2]))
         # All ranks start with the same weights.
         self._believed = self._collect()

@@ -13,7 +13,6 @@ from torch import Tensor
 from task_images.comm.codecs import (
     Codec,
     Payload,
-    Sign,
     TopK,
     elect,
     flip_coins,
@@ -336,6 +335,3 @@ def make_message(
         velocity=torch.zeros_like(flat) if method.momentum != "none" else None,
         matrices=matrices,
     )
-
-
-__all__ = ["Message", "Sign", "make_message", "make_transport"]

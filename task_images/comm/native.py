@@ -18,10 +18,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
-from task_images.comm.base import MakeOptimizer, MethodState, Placement, Profile, Strategy, StrategyState
+from task_images.comm.base import MakeOptimizer, MethodState, Strategy, StrategyState
 from task_images.comm.ddp import DdpAllReduce
 from task_images.comm.methods import Method, parse_size
-from task_images.harness.distributed import require_sharding
+from task_images.harness.distributed import World, require_sharding
 from task_images.harness.language.layout import count_nodes
 from task_images.harness.precision import LossScale
 from task_images.harness.tracker import Tracker
@@ -52,17 +52,16 @@ class ShardedOptimizer(DdpAllReduce):
 
     def attach(
         self,
-        place: Placement,
+        world: World,
         model: nn.Module,
         make_optimizer: MakeOptimizer,
-        profile: Profile | None = None,
         tracker: Tracker | None = None,
     ) -> nn.Module:
         """Wrap the model for DDP and the optimizer for ZeRO-1, with the settings of `make_optimizer`."""
 
         def make_sharded(model: nn.Module) -> torch.optim.Optimizer:
             whole = make_optimizer(model)
-            if place.size == 1:
+            if world.size == 1:
                 return whole
             known = inspect.signature(type(whole)).parameters
             defaults = {name: value for name, value in whole.defaults.items() if name in known}
@@ -72,7 +71,7 @@ class ShardedOptimizer(DdpAllReduce):
             ]
             return ZeroRedundancyOptimizer(groups, type(whole), **defaults)
 
-        return super().attach(place, model, make_sharded, profile, tracker)
+        return super().attach(world, model, make_sharded, tracker)
 
     @property
     def keeps_optimizer_state(self) -> bool:
@@ -90,7 +89,7 @@ class ShardedOptimizer(DdpAllReduce):
         if not isinstance(self.optimizer, ZeroRedundancyOptimizer):
             return {}
         self.optimizer.consolidate_state_dict(0)
-        return {"optimizers": [self.optimizer.state_dict()] if self.place.rank == 0 else []}
+        return {"optimizers": [self.optimizer.state_dict()] if self.world.rank == 0 else []}
 
     def load_method_state(self, state: MethodState) -> None:
         if state:
@@ -108,15 +107,15 @@ class ShardedModel(Strategy):
         self._in_groups = in_groups
 
     def _prepare(self, model: nn.Module) -> nn.Module:
-        if self.place.size == 1:
+        if self.world.size == 1:
             return model
-        require_sharding(self.place.world)
-        kind, local = self.place.world.device.type, self.place.world.contract.local_world_size
-        count = count_nodes(self.place.size, local) if self._in_groups else 1
+        require_sharding(self.world)
+        kind, local = self.world.device.type, self.world.contract.local_world_size
+        count = count_nodes(self.world.size, local) if self._in_groups else 1
         if count == 1:
-            mesh = init_device_mesh(kind, (self.place.size,))
+            mesh = init_device_mesh(kind, (self.world.size,))
         else:
-            mesh = init_device_mesh(kind, (count, self.place.size // count), mesh_dim_names=("replicate", "shard"))
+            mesh = init_device_mesh(kind, (count, self.world.size // count), mesh_dim_names=("replicate", "shard"))
         for parameter in model.parameters():  # fully_shard does not support other memory formats, such as channels last
             parameter.data = parameter.data.contiguous()
         for block in _list_blocks(model):
@@ -126,7 +125,7 @@ class ShardedModel(Strategy):
         return model
 
     def _connect(self) -> None:
-        if self.place.size > 1 and isinstance(self.optimizer, torch.optim.SGD):
+        if self.world.size > 1 and isinstance(self.optimizer, torch.optim.SGD):
             for group in self.optimizer.param_groups:  # torch has no fused SGD for sharded parameters
                 group["fused"] = False
 
@@ -136,23 +135,23 @@ class ShardedModel(Strategy):
                 tensor.register_hook(self._weigh)  # type: ignore[no-untyped-call]
 
     def _weigh(self, gradient: Tensor) -> Tensor:
-        factor = self.place.size * self._weight / self._total
+        factor = self.world.size * self._weight / self._total
         return gradient if factor == 1 else gradient * factor
 
     def begin(self, weight: float, total: float, passes: int = 1, scale: LossScale | None = None) -> None:
         """Begin an update of `passes` passes; only the last one reduces gradients."""
         super().begin(weight, total, passes, scale)
-        if self.place.size > 1:
+        if self.world.size > 1:
             self.model.set_requires_gradient_sync(passes == 1)  # type: ignore[operator]
 
     def last_pass(self) -> Any:
         """A context for the last pass, in which gradients are reduced."""
-        if self.place.size > 1:
+        if self.world.size > 1:
             self.model.set_requires_gradient_sync(True)  # type: ignore[operator]
         return super().last_pass()
 
     def _reduce(self) -> None:
-        if self.place.size == 1:
+        if self.world.size == 1:
             self._scale_alone()
 
     def check_replicas(self) -> float | None:
@@ -161,7 +160,7 @@ class ShardedModel(Strategy):
 
     def state_dict(self) -> StrategyState:
         """The full state of model and optimizer, gathered on rank 0. Collective."""
-        if self.place.size == 1:
+        if self.world.size == 1:
             return super().state_dict()
         return {
             "model": get_model_state_dict(self.model, options=WHOLE),
@@ -171,7 +170,7 @@ class ShardedModel(Strategy):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Distribute a full state over the ranks. Collective."""
-        if self.place.size == 1:
+        if self.world.size == 1:
             super().load_state_dict(state)
             return
         set_model_state_dict(self.model, dict(state["model"]), options=SPREAD)

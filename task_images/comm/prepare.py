@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-from task_images.comm.base import Placement, Strategy
+from task_images.comm.base import Strategy
 from task_images.comm.choose import make_strategy, read_method
 from task_images.comm.selfcheck import check_method
 from task_images.harness.distributed import World
@@ -25,7 +25,7 @@ def prepare_strategy(world: World, own: Callable[[], Strategy]) -> Strategy:
     strategy = make_strategy(method, contract.seed)
     world.await_loading()
     begin = time.perf_counter()
-    found = check_method(Placement(world), method)
+    found = check_method(world, method)
     if world.is_first:
         print(
             f"method: {method.name}; its self-check passed in {time.perf_counter() - begin:.2f} s"

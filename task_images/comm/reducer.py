@@ -46,7 +46,7 @@ class Reducer(Strategy):
         self.method = method
         self._seed = seed
         exact = method.transport != "noop"
-        self.traits = Traits(exact, exact, method.barrier == "step", method.server_count)
+        self.traits = Traits(exact, exact, method.barrier == "step")
 
     # --- set-up ---------------------------------------------------------------------------------------------------
 
@@ -61,27 +61,24 @@ class Reducer(Strategy):
         self._groups: list[Group] = []
         self._slots: list[Slot] = []
         self._measuring = False
-        if self.place.size == 1:
+        if self.world.size == 1:
             return
         named = [(name, parameter) for name, parameter in self.model.named_parameters() if parameter.requires_grad]
         self._named = list(reversed(named))  # approximate order in which gradients become ready
         self._times: list[dict[str, Moment]] = []  # of the current update, by parameter
         self._seconds: list[dict[str, float]] = []  # of earlier updates, relative to the first gradient
-        self._cost = Cost(self.profile.alpha, self.profile.beta) if self.profile else Cost(0.0, 0.0)
+        self._cost = Cost(0.0, 0.0)
         if self.method.momentum != "none":
             self._take_over_momentum()
-        self._link = open_link(self.place.world, self.method.delay)
+        self._link = open_link(self.world, self.method.delay)
         self._transport = self._make_transport()
         timeline = self._tracker.timeline if self._tracker else None
-        leader = Leader(self.place.world) if self.method.agreement == "leader" else None
+        leader = Leader(self.world) if self.method.agreement == "leader" else None
         self._sender = Sender(self._transport, parse_size(self.method.credit), timeline, leader)
-        self._measuring = needs_profile(self.method) and self.profile is None
+        self._measuring = needs_profile(self.method)
         if self._measuring:
             self._cost = self._measure_cost()
-        ready = self.profile.backward_seconds if self.profile else {}
-        if ready:
-            self._named.sort(key=lambda item: ready.get(item[0], float("inf")))
-        self._build([ready.get(name, float(number)) for number, (name, _) in enumerate(self._named)], bool(ready))
+        self._build([float(number) for number in range(len(self._named))], measured=False)
         for index, slot in enumerate(self._slots):
             slot.parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, index))  # type: ignore[no-untyped-call]
         if self.method.barrier == "none":
@@ -100,14 +97,14 @@ class Reducer(Strategy):
 
     def _make_transport(self) -> Transport:
         if self.method.transport == "ps":
-            return make_server_transport(self.method, self._link, self.place.world)
+            return make_server_transport(self.method, self._link, self.world)
         return make_transport(self.method, self._link)
 
     def _measure_cost(self) -> Cost:
         with self._link.leave_out():
             seconds = measure_cost(self._link, COST_SIZES)
         found = plans.fit([(4 * size, time) for size, time in zip(COST_SIZES, seconds, strict=True)])
-        return Cost(self.place.world.agree(found.alpha), self.place.world.agree(found.beta))
+        return Cost(self.world.agree(found.alpha), self.world.agree(found.beta))
 
     def _build(self, ready: list[float], measured: bool) -> None:
         """Create groups, messages and their order for `self._named`, whose gradients are ready at `ready` (seconds,
@@ -144,15 +141,15 @@ class Reducer(Strategy):
 
     def _now(self) -> Moment:
         """The current time of the device: on a GPU hooks run when kernels are launched, not when they finish."""
-        if self.place.world.device.type != "cuda":
+        if self.world.device.type != "cuda":
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record(torch.cuda.current_stream(self.place.world.device))
+        event.record(torch.cuda.current_stream(self.world.device))
         return event
 
     def _read_times(self, moments: Mapping[str, Moment]) -> dict[str, float]:
         """Seconds from the first gradient of an update to each gradient."""
-        self.place.world.synchronize()
+        self.world.synchronize()
         found, started = {}, self._started
         for name, moment in moments.items():
             if isinstance(moment, float) and isinstance(started, float):
@@ -176,7 +173,7 @@ class Reducer(Strategy):
                     (max(start, slot.start), min(end, slot.start + slot.parameter.numel())) for slot in group.slots
                 ]
                 sizes = [last - first for first, last in spans if first < last]
-                group.messages.append(make_message(self.method, number, part, self.place.rank, sizes, matrices))
+                group.messages.append(make_message(self.method, number, part, self.world.rank, sizes, matrices))
                 number, start = number + 1, end
 
     def _arrange(self, ready: list[float], measured: bool) -> None:
@@ -210,14 +207,14 @@ class Reducer(Strategy):
 
     def begin(self, weight: float, total: float, passes: int = 1, scale: LossScale | None = None) -> None:
         """Begin an update of `passes` backward passes, in which this rank has the weight `weight` / `total`."""
-        if scale is not None and self.method.barrier == "none" and self.place.size > 1:
+        if scale is not None and self.method.barrier == "none" and self.world.size > 1:
             raise ValueError("without a barrier, an overflow cannot be detected before the update")
         super().begin(weight, total, passes, scale)
-        if self.place.size == 1:
+        if self.world.size == 1:
             return
         self._share = weight / total
         if self.method.transport == "noop":
-            self._share *= self.place.size
+            self._share *= self.world.size
         is_lossy = self.method.codec not in ("none", "fp16", "bf16")
         if is_lossy:
             # Unscale now: the loss scale changes between updates, but residuals stay, and signs cannot be unscaled
@@ -229,7 +226,7 @@ class Reducer(Strategy):
 
     def last_pass(self) -> AbstractContextManager[object]:
         """A context for the last pass, in which messages are sent as soon as they are full."""
-        return self._arm() if self.place.size > 1 else nullcontext()
+        return self._arm() if self.world.size > 1 else nullcontext()
 
     @contextmanager
     def _arm(self):  # type: ignore[no-untyped-def]
@@ -288,14 +285,14 @@ class Reducer(Strategy):
         self._sender.begin(self._seed * 1_000_003 + self._update)
 
     def _reduce(self) -> None:
-        if self.place.size == 1:
+        if self.world.size == 1:
             self._scale_alone()
             return
         self._finish_backward()
         self._sender.wait(self._groups)
 
     def _apply(self, rate: float, clip: float | None) -> bool:
-        is_clipped = self.method.momentum != "none" and clip is not None and self.place.size > 1
+        is_clipped = self.method.momentum != "none" and clip is not None and self.world.size > 1
         return super()._apply(rate, math.inf if is_clipped else clip)
 
     def _clip_own(self, clip: float) -> None:
@@ -303,7 +300,7 @@ class Reducer(Strategy):
         3.2)."""
         views = [slot.view for slot in self._slots]
         # The views contain this rank's share of the mean, unscaled.
-        limit = clip * self._weight / self._total / self.place.size**0.5
+        limit = clip * self._weight / self._total / self.world.size**0.5
         torch._foreach_mul_(views, torch.clamp(limit / (nn.utils.get_total_norm(views) + 1e-6), max=1.0))
 
     def _finish_backward(self) -> None:
@@ -322,7 +319,7 @@ class Reducer(Strategy):
         if not self._is_guarded:
             return finite
         own = finite and (self._finite is None or bool(self._finite))
-        return self.place.world.max([0.0 if own else 1.0])[0] == 0
+        return self.world.max([0.0 if own else 1.0])[0] == 0
 
     def step(self, rate: float, clip: float | None = None) -> bool:
         """Update the model at learning rate `rate`; without a barrier, each tensor when it is used next.
@@ -330,9 +327,9 @@ class Reducer(Strategy):
         Raises ValueError for clipping without a barrier.
         """
         self._clip = clip
-        if self.method.barrier == "step" or self.place.size == 1:
+        if self.method.barrier == "step" or self.world.size == 1:
             applied = super().step(rate, clip)
-            if self.place.size > 1 and self._is_guarded and not applied:
+            if self.world.size > 1 and self._is_guarded and not applied:
                 for group in self._groups:
                     for message in group.messages:
                         message.restore()
@@ -363,7 +360,7 @@ class Reducer(Strategy):
         medians = {name: statistics.median(row[name] for row in counted if name in row) for name in counted[-1]}
         late = max(medians.values(), default=0.0)  # for parameters without a gradient
         own = torch.tensor([medians.get(name, late) for name in names], dtype=torch.float64)
-        ready = self.place.world.broadcast(own).tolist()
+        ready = self.world.broadcast(own).tolist()
         order = sorted(range(len(names)), key=lambda number: (ready[number], number))
         self._named = [self._named[number] for number in order]
         state = self._own_state()
@@ -435,30 +432,30 @@ class Reducer(Strategy):
 
     def consensus(self) -> AbstractContextManager[object]:
         """Finish pending messages; the replicas are equal then."""
-        if self.place.size > 1:
+        if self.world.size > 1:
             self._drain()
         return nullcontext()
 
     def check_replicas(self) -> float | None:
         """Check that models are equal if the method keeps them equal; measure their distance without communication."""
-        if self.traits.identical or self.place.size == 1:
+        if self.traits.identical or self.world.size == 1:
             return super().check_replicas()
-        return measure_distance(self.place.world, self._parameters)
+        return measure_distance(self.world, self._parameters)
 
     # --- state and figures ---------------------------------------------------------------------------------------
 
     def method_state(self) -> MethodState:
-        if self.place.size == 1:
+        if self.world.size == 1:
             return {}
         own = self._own_state()
-        return {"update": self._update, "ranks": keep_own(self.place.world, own) if any(own.values()) else []}
+        return {"update": self._update, "ranks": keep_own(self.world, own) if any(own.values()) else []}
 
     def load_method_state(self, state: MethodState) -> None:
-        if self.place.size == 1 or not state:
+        if self.world.size == 1 or not state:
             return
         self._update = int(state.get("update", 0))
         if state.get("ranks"):
-            self._load_own_state(pick_state(state["ranks"], self.place.rank, self.place.size))
+            self._load_own_state(pick_state(state["ranks"], self.world.rank, self.world.size))
 
     def _own_state(self) -> dict[str, dict[str, Tensor]]:
         """Residuals, velocities and factors of this rank, by parameter name."""
@@ -497,7 +494,7 @@ class Reducer(Strategy):
         GPUs, where the host only launches communication and cannot time the network.
         """
         figures = super().stats()
-        if self.place.size > 1:
+        if self.world.size > 1:
             sender = self._sender
             figures.update(
                 messages=float(self._link.messages),
@@ -505,7 +502,7 @@ class Reducer(Strategy):
                 wire_bytes=self._link.wire_bytes,
                 groups=float(len(self._groups)),
             )
-            if self.place.world.device.type != "cuda":
+            if self.world.device.type != "cuda":
                 figures.update(
                     queue_seconds=sender.queue_seconds,
                     communication_seconds=sender.communication_seconds,
@@ -516,11 +513,11 @@ class Reducer(Strategy):
 
     def bucket_bytes(self) -> list[int]:
         """Bytes of each group's buffer, before its codec and before it is cut into messages."""
-        return [] if self.place.size == 1 else [_size(group.flat) for group in self._groups]
+        return [] if self.world.size == 1 else [_size(group.flat) for group in self._groups]
 
     def close(self) -> None:
         """Finish pending messages and end the thread."""
-        if self.place.size > 1:
+        if self.world.size > 1:
             self._drain()
             self._sender.close()
             self._link.close()

@@ -34,7 +34,7 @@ class RegisteredRun(Drifting):
     @property
     def size(self) -> int:
         """Number of ranks."""
-        return self.place.size
+        return self.world.size
 
     @property
     def link(self) -> Link:
@@ -125,7 +125,7 @@ class RegisteredRun(Drifting):
             self._registered.reduce(self)
 
     def _ask_all(self, finite: bool) -> bool:
-        return self.place.world.max([0.0 if finite else 1.0])[0] == 0
+        return self.world.max([0.0 if finite else 1.0])[0] == 0
 
     def _agree(self, finite: bool) -> bool:
         return finite and not self._is_skipped
@@ -153,5 +153,5 @@ class RegisteredRun(Drifting):
 
     def _load_own_state(self, state: Mapping[str, Any]) -> None:
         super()._load_own_state(state)
-        self._distribute(state["weights"].to(self.place.world.device))
-        self.state = {name: tensor.to(self.place.world.device) for name, tensor in state["state"].items()}
+        self._distribute(state["weights"].to(self.world.device))
+        self.state = {name: tensor.to(self.world.device) for name, tensor in state["state"].items()}

@@ -15,12 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from task_images.comm.base import Placement, Strategy
+from task_images.comm.base import Strategy
 from task_images.comm.choose import make_strategy
 from task_images.comm.door import Invariant, read_options
 from task_images.comm.methods import Method
 from task_images.comm.presets import find_registered
 from task_images.comm.reducer import MEASURED_UPDATES, SKIPPED_UPDATES, Reducer, needs_profile
+from task_images.harness.distributed import World
 from task_images.harness.errors import DivergedError, WrongResultError
 from task_images.harness.precision import LossScale
 
@@ -110,18 +111,18 @@ class Layer(nn.Module):
         return (self.weight * gradient).sum()
 
 
-def check_method(place: Placement, method: Method, prepare: Callable[[Strategy], None] | None = None) -> Checked:
+def check_method(world: World, method: Method, prepare: Callable[[Strategy], None] | None = None) -> Checked:
     """Train `Probe` with `method`, and compare. Returns a description of what was compared.
 
     Collective. Raises MethodWrongError, on every rank, saying what is wrong. `prepare` is called with each attached
     strategy before its first update, so that tests can break it.
     """
-    if place.size == 1 or method.transport == "noop":
+    if world.size == 1 or method.transport == "noop":
         return Checked("no communication")
     short = shorten(method)
     steps = STEPS + (SKIPPED_UPDATES + MEASURED_UPDATES if needs_profile(method) else 0)
-    error = _check_sums(place, short, steps, prepare)
-    training = Training(place, short, prepare)
+    error = _check_sums(world, short, steps, prepare)
+    training = Training(world, short, prepare)
     training.check()
     different = {axis: value for axis, value in short.axes().items() if value != getattr(method, axis)}
     return Checked(
@@ -151,33 +152,33 @@ def shorten(method: Method) -> Method:
     return method
 
 
-def _check_sums(place: Placement, method: Method, steps: int, prepare: Callable[[Strategy], None] | None) -> float:
+def _check_sums(world: World, method: Method, steps: int, prepare: Callable[[Strategy], None] | None) -> float:
     """The largest error of the sums after `steps` updates with integers."""
-    device = place.world.device
+    device = world.device
     strategy, model = make_strategy(method), Probe().to(device)
-    module = strategy.attach(place, model, lambda probe: _optimizer_class(method)(probe.parameters(), 1.0))
+    module = strategy.attach(world, model, lambda probe: _optimizer_class(method)(probe.parameters(), 1.0))
     if prepare is not None:
         prepare(strategy)
     # Equal weights, so that the sum of integers arrives, which is exact in any order of summing.
-    share = 1.0 if strategy.traits.gradients_agree else float(place.size)
+    share = 1.0 if strategy.traits.gradients_agree else float(world.size)
     sums = {name: torch.zeros(shape, device=device) for name, (shape, _) in LAYERS.items()}
     for step in range(steps):
         strategy.begin(1.0, share)
         with strategy.last_pass():
-            module(_integers(place.rank, step, device)).backward()
+            module(_integers(world.rank, step, device)).backward()
         strategy.step(1.0)
-        for rank in range(place.size):
+        for rank in range(world.size):
             for name, gradient in _integers(rank, step, device).items():
                 sums[name] += gradient
     with strategy.consensus():
         _check_agreement(strategy, method)
-        error = _measure_error(place, strategy, method, model, sums)
+        error = _measure_error(world, strategy, method, model, sums)
     strategy.close()
-    worst = place.world.max([error])[0]
+    worst = world.max([error])[0]
     if not worst <= (0.0 if is_exact(method) else TOLERANCE):
         raise MethodWrongError(
             f"the self-check of the method {method.name} failed: after {steps} updates, parameters differ by {worst:g} "
-            f"from the sum of the gradients of {place.size} ranks",
+            f"from the sum of the gradients of {world.size} ranks",
             HINT,
         )
     return worst
@@ -230,9 +231,7 @@ def _is_identical(method: Method) -> bool:
     return method.transport != "gossip" and method.sync == "every" and method.staleness == "sync"
 
 
-def _measure_error(
-    place: Placement, strategy: Strategy, method: Method, model: Probe, sums: dict[str, Tensor]
-) -> float:
+def _measure_error(world: World, strategy: Strategy, method: Method, model: Probe, sums: dict[str, Tensor]) -> float:
     """Largest difference between the expected and the received sum; for lossy methods, relative to the largest number
     of the tensor. 0 for methods whose sum cannot be checked."""
     if _is_free(method):
@@ -243,8 +242,8 @@ def _measure_error(
         arrived = -weight
         kept = residuals.get(f"layers.{name}.weight")
         if kept is not None:
-            arrived = arrived + place.world.all_reduce(kept.to(arrived).clone()).view_as(arrived)
-        expected = sums[name] / (1 if strategy.traits.gradients_agree else place.size)
+            arrived = arrived + world.all_reduce(kept.to(arrived).clone()).view_as(arrived)
+        expected = sums[name] / (1 if strategy.traits.gradients_agree else world.size)
         greatest = 1.0 if is_exact(method) else max(LAYERS[name][1], float(expected.abs().max()))
         error = max(error, float((arrived - expected).abs().max()) / greatest)
     return error
@@ -258,8 +257,8 @@ class Training:
     a growing loss scale and a final overflow must give the same weights and state as without.
     """
 
-    def __init__(self, place: Placement, method: Method, prepare: Callable[[Strategy], None] | None = None) -> None:
-        self._place, self._method, self._prepare = place, method, prepare
+    def __init__(self, world: World, method: Method, prepare: Callable[[Strategy], None] | None = None) -> None:
+        self._world, self._method, self._prepare = world, method, prepare
         self._has_barrier = method.barrier == "step"
         self._is_sum = is_exact(method)
         self._is_alone = method.engine != "registered" and not _is_identical(method)
@@ -296,7 +295,7 @@ class Training:
         """Raise MethodWrongError, on every rank, if a training is not what it should be."""
         for text, make in self.settings.items():
             error = self._compare_with_torch(make) if self._is_sum or self._is_alone else self._compare_scales(make)
-            worst = self._place.world.max([error])[0]
+            worst = self._world.max([error])[0]
             kind = "asynchronous" if self._method.staleness != "sync" else self._method.codec
             if not worst <= TRAINING_TOLERANCES.get(kind, TOLERANCE):
                 raise MethodWrongError(
@@ -322,25 +321,25 @@ class Training:
         self, make: Callable[..., torch.optim.Optimizer], scale: LossScale | None, overflow: int
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Weights and the method's state after the updates. An overflow after the last update is one more update."""
-        place, device = self._place, self._place.world.device
+        world, device = self._world, self._world.device
         strategy, model = make_strategy(self._method), Probe(seed=0).to(device)
-        module = strategy.attach(place, model, lambda probe: make(list(probe.parameters())))
+        module = strategy.attach(world, model, lambda probe: make(list(probe.parameters())))
         if self._prepare is not None:
             self._prepare(strategy)
         wrong = 0.0
         for update in range(1, max(len(RATES), overflow) + 1):
             self.updates += 1
-            gradients = self._gradients(place.rank, update)
+            gradients = self._gradients(world.rank, update)
             # Ranks that train independently skip updates independently.
-            if update == overflow and (place.rank == place.size - 1 or not _is_identical(self._method)):
+            if update == overflow and (world.rank == world.size - 1 or not _is_identical(self._method)):
                 gradients["first"].view(-1)[5] = math.inf
-            strategy.begin(1.0, float(place.size), scale=scale)
+            strategy.begin(1.0, float(world.size), scale=scale)
             with strategy.last_pass():
                 (module(gradients) * (scale.value if scale else 1.0)).backward()
             made = strategy.step(_rate(update), CLIP if self._has_barrier else None)
             if made is (update == overflow):
                 wrong = float(update)
-        if found := place.world.max([wrong])[0]:
+        if found := world.max([wrong])[0]:
             problem = "overflow, and the update was made" if found == overflow else "are finite, and it was skipped"
             raise MethodWrongError(
                 f"the self-check of the method {self._method.name} failed: gradients of update {found:.0f} {problem}",
@@ -355,13 +354,13 @@ class Training:
 
     def _train_alone(self, make: Callable[..., torch.optim.Optimizer], overflow: int) -> dict[str, Tensor]:
         """Train with torch's optimizer and the mean of all ranks' gradients."""
-        model = Probe(seed=0).to(self._place.world.device)
+        model = Probe(seed=0).to(self._world.device)
         items = list(model.parameters())
         optimizer = make(items)
         for update in range(1, len(RATES) + 1):
             if update == overflow:
                 continue
-            ranks = [self._gradients(rank, update) for rank in range(self._place.size)]
+            ranks = [self._gradients(rank, update) for rank in range(self._world.size)]
             for name, layer in model.layers.items():
                 layer.get_parameter("weight").grad = torch.stack([own[name] for own in ranks]).mean(0)
             if self._has_barrier:
@@ -373,7 +372,7 @@ class Training:
 
     def _gradients(self, rank: int, update: int) -> dict[str, Tensor]:
         """Gradients with a common part and, unless all ranks need the same ones, a part that differs between ranks."""
-        device = self._place.world.device
+        device = self._world.device
         common, own = _draw(1000 + update), _draw(100_000 * (rank + 1) + update)
         factor = 0.0 if self._is_alone else 1.0
         return {name: (LAYERS[name][1] * (common[name] + factor * own[name])).to(device) for name in LAYERS}

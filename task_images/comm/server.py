@@ -31,7 +31,6 @@ from task_images.comm.methods import Method
 from task_images.comm.served_codecs import make_adder
 from task_images.comm.wire import (
     DONE,
-    PULL,
     PUSH,
     SET,
     SUM,
@@ -282,6 +281,3 @@ def _answer_trainer(
             send_frame(connection, state.answer(rank, frame))
     except (OSError, TimeoutError, KeyError, RuntimeError) as error:
         state.fail(f"serving trainer {rank} failed: {error}")
-
-
-__all__ = ["DONE", "PULL", "PUSH", "SET", "SUM", "ParameterServer", "open_store", "serve"]

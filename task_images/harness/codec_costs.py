@@ -133,7 +133,7 @@ def _make_update(method: Method, link: SilentLink, tensors: Sequence[tuple[int, 
     registered = find_registered(method)
     parameters = [torch.nn.Parameter(torch.randn(numbers, device=link.device)) for _, numbers in tensors]
     run = RegisteredRun(method, registered)
-    run.place = SimpleNamespace(size=link.size)  # type: ignore[assignment]
+    run.world = SimpleNamespace(size=link.size)  # type: ignore[assignment]
     run._parameters, run._link = parameters, link  # type: ignore[assignment]
     run.optimizer = getattr(torch.optim, (*registered.optimizers, "SGD")[0])(parameters, lr=1e-3)
     for parameter in parameters:

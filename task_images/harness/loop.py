@@ -7,7 +7,7 @@ frameworks implement the methods that begin with an underscore and raise NotImpl
 import copy
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from math import isfinite
@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from task_images.contract import CATEGORIES
-from task_images.harness.elastic import MAIN, ElasticCheckpoints
+from task_images.harness.elastic import MAIN, ClockLook, ElasticCheckpoints
 from task_images.harness.goals import GoalWatch
 from task_images.harness.losses import TrainingLoss, make_divergence_error
-from task_images.harness.ranks import Ranks
 from task_images.harness.report import Reporter
 from task_images.harness.schedules import Schedule
 from task_images.harness.settings import Protocol as ThroughputProtocol
@@ -34,25 +33,6 @@ NO_PROTOCOL = ThroughputProtocol(blocks=0)
 TRAINING = "train_"
 # Updates between two reports of the global training loss, as in the original.
 LOSS_EVERY = 25
-# Most updates between two checks of the time budget.
-LOOK_EVERY = 25
-
-
-class LoopRanks(Ranks, Protocol):
-    """The interface of ranks for the loop."""
-
-    def agree(self, value: float) -> float:
-        """Rank 0's value, on every rank."""
-
-    def sum(self, values: Sequence[float]) -> list[float]:
-        """The element-wise sum over ranks, in float64. One collective."""
-
-    def barrier(self) -> None:
-        """Wait for all ranks."""
-
-    def synchronize(self) -> None: ...
-    def await_loading(self) -> None: ...
-    def peak_memory(self) -> int: ...
 
 
 class Stateful(Protocol):
@@ -127,7 +107,7 @@ class Loop(Generic[P]):
     after_update, after_validation   called at these points
     """
 
-    world: Any  # LoopRanks; torch's World has more
+    world: Any  # ranks.Ranks; torch's World has more
     report: Reporter
     batches: Batches[P]
     schedule: Schedule
@@ -160,9 +140,7 @@ class Loop(Generic[P]):
         if self._elastic is not None:
             earlier = _count_lost_time(earlier, self._elastic.begin_training())
         self.tracker.restart(earlier)
-        self._begin, self._next_look = self.tracker.snapshot(), 0
-        # Rank 0's, or ranks whose clocks differ would take different numbers of updates until they look again.
-        self._looked = (self.world.agree(self._wall()) if self.plan.budget else 0.0, self.position.total)
+        self._begin, self._budget_look = self.tracker.snapshot(), ClockLook()
         measured = self._measure() if self.plan.protocol.is_on else None
         while measured is None and self.position.epoch <= self.plan.epochs and not self._is_done:
             self._train(self.position.epoch)
@@ -295,17 +273,11 @@ class Loop(Generic[P]):
         self._begin = tracker.snapshot()
 
     def _is_over(self) -> bool:
-        """Whether the time budget is used up, by rank 0's clock. Checks more often near the end, so that training stops
-        within an update or two of it."""
-        budget, total = self.plan.budget, self.position.total
-        if not budget or total < self._next_look:
-            return False
-        now = float(self.world.agree(self._wall()))
-        then, updates = self._looked
-        each = (now - then) / max(1, total - updates)
-        left = (budget - now) / 2 / each if each > 0 else LOOK_EVERY
-        self._looked, self._next_look = (now, total), total + max(1, min(LOOK_EVERY, int(left)))
-        return now >= budget
+        """Whether the time budget is used up, by rank 0's clock."""
+        budget = self.plan.budget
+        return bool(budget) and self._budget_look.is_past(
+            self.position.total, lambda: budget - float(self.world.agree(self._wall()))
+        )
 
     # --- reporting --------------------------------------------------------------------------------------------------
 

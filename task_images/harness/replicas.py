@@ -1,7 +1,6 @@
 """Keeps the ranks' models equal: initial broadcast, averaged buffers, and a check for equality."""
 
-import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +15,7 @@ def broadcast_state(world: World, model: nn.Module) -> None:
         return
     for tensors in _by_type([item.detach() for item in (*model.parameters(), *model.buffers())]).values():
         flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-        _unpack(world.broadcast(flat), tensors)
+        unpack(world.broadcast(flat), tensors)
 
 
 def average_buffers(world: World, model: nn.Module) -> None:
@@ -26,18 +25,15 @@ def average_buffers(world: World, model: nn.Module) -> None:
     buffers = [buffer.detach() for buffer in model.buffers() if buffer.is_floating_point()]
     for tensors in _by_type(buffers).values():
         flat = torch.cat([tensor.reshape(-1) for tensor in tensors]) / world.size
-        _unpack(world.all_reduce(flat), tensors)
+        unpack(world.all_reduce(flat), tensors)
 
 
 def check_identical(world: World, model: nn.Module) -> None:
     """Compare a checksum of all parameters. Raises DivergedError, on every rank, naming the ranks that differ."""
     if world.size == 1:
         return
-    checksum = 0
-    for parameter in model.parameters():
-        raw = parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-        checksum = zlib.crc32(raw.numpy().data, checksum)
-    compare_checksums(world, checksum)
+    parameters = (parameter.detach().cpu().contiguous().reshape(-1) for parameter in model.parameters())
+    compare_checksums(world, (parameter.view(torch.uint8).numpy().data for parameter in parameters))
 
 
 def measure_distance(world: World, parameters: Iterable[Tensor]) -> float:
@@ -56,7 +52,8 @@ def _by_type(tensors: list[Tensor]) -> dict[torch.dtype, list[Tensor]]:
     return groups
 
 
-def _unpack(flat: Tensor, tensors: list[Tensor]) -> None:
+def unpack(flat: Tensor, tensors: Sequence[Tensor]) -> None:
+    """Copy the numbers of a flat tensor into tensors that have as many together."""
     start = 0
     for tensor in tensors:
         tensor.copy_(flat[start : start + tensor.numel()].view_as(tensor))

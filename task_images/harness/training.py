@@ -13,7 +13,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from task_images.comm.base import MakeOptimizer, Placement, Strategy, join_method_states
+from task_images.comm.base import MakeOptimizer, Strategy, join_method_states
 from task_images.harness.checkpoint import load_checkpoint, save_checkpoint, save_own_checkpoint, share_file
 from task_images.harness.data import Batch, Data
 from task_images.harness.distributed import World, sample_gpu
@@ -119,9 +119,7 @@ class Trainer(Loop[P], Generic[P]):
         if self._is_calibrated:
             self._calibrate()
         self._noise = NoiseScale(self.world, self.model, self.strategy) if self.world.contract.calibrate else None
-        self._trained = self.strategy.attach(
-            Placement(self.world), self.model, self.make_optimizer, tracker=self.tracker
-        )
+        self._trained = self.strategy.attach(self.world, self.model, self.make_optimizer, self.tracker)
         if self.graphs is not None:
             self.strategy.keeps_gradients = True
             self.graphs.prepare(self.model.parameters())

@@ -12,7 +12,8 @@ from contextlib import AbstractContextManager
 import torch
 from torch import nn
 
-from task_images.comm.base import MakeOptimizer, NormWatch, Placement, Profile, Strategy, set_rate
+from task_images.comm.base import MakeOptimizer, NormWatch, Strategy, set_rate
+from task_images.harness.distributed import World
 from task_images.harness.language.layout import Layout
 from task_images.harness.language.parallel import clip_gradients, set_last_pass
 from task_images.harness.precision import LossScale
@@ -30,16 +31,15 @@ class ShardedUpdate(Strategy):
 
     def attach(
         self,
-        place: Placement,
+        world: World,
         model: nn.Module,
         make_optimizer: MakeOptimizer,
-        profile: Profile | None = None,
         tracker: Tracker | None = None,
     ) -> nn.Module:
         """Create the optimizer; all ranks already have their parts of the same initial values."""
-        self.place, self.model, self.profile, self._tracker = place, model, profile, tracker
+        self.world, self.model, self._tracker = world, model, tracker
         self._weight = self._total = 1.0
-        self._norms = NormWatch(place.world.device)
+        self._norms = NormWatch(world.device)
         self._stats = {"updates": 0.0}
         self.optimizer = make_optimizer(model)
         return model

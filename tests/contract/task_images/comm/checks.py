@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from task_images.comm.base import Placement, Strategy
+from task_images.comm.base import Strategy
 from task_images.comm.choose import make_strategy
 from task_images.comm.drifting import find_neighbors
 from task_images.comm.exchange import Message, UnderWay
@@ -47,7 +47,7 @@ def list_possible(size: int) -> Iterator[Method]:
 
 def every_preset_passes_the_self_check(world: World) -> None:
     for method in list_possible(world.size):
-        check_method(Placement(world), method)
+        check_method(world, method)
 
 
 def dense_methods_train_as_the_mean_by_hand(world: World) -> None:
@@ -221,7 +221,7 @@ def neighbors_come_together_as_fast_as_their_mixing_matrix_says(world: World) ->
     for name, factor in (("dpsgd", second), ("choco", None)):
         strategy = make_strategy(resolve(name, {"codec": "topk:1"} if name == "choco" else None))
         model = nn.Linear(40, 30)
-        strategy.attach(Placement(world), model, lambda net: torch.optim.SGD(net.parameters(), 1.0))
+        strategy.attach(world, model, lambda net: torch.optim.SGD(net.parameters(), 1.0))
         with torch.no_grad():
             generator = torch.Generator().manual_seed(world.rank)
             model.weight.copy_(torch.randn(model.weight.shape, generator=generator))
@@ -266,7 +266,7 @@ def local_steps_are_averaged_as_by_hand(world: World) -> None:
     strategy = make_strategy(resolve("localsgd", {"sync": "local:2"}))
     torch.manual_seed(3)
     model = PlainNet()
-    module = strategy.attach(Placement(world), model, lambda net: torch.optim.SGD(net.parameters(), 0.1))
+    module = strategy.attach(world, model, lambda net: torch.optim.SGD(net.parameters(), 0.1))
     for update in range(4):
         torch.manual_seed(1000 * update + world.rank)
         strategy.begin(1.0, float(world.size))
@@ -324,7 +324,7 @@ def _expect_found(world: World, name: str, fault: Callable[[Message], None]) -> 
         strategy._transport.start = start_broken  # type: ignore[method-assign]
 
     with pytest.raises(MethodWrongError, match="self-check"):
-        check_method(Placement(world), resolve(name), break_it)
+        check_method(world, resolve(name), break_it)
 
 
 def a_rank_that_gets_another_result_is_found(world: World) -> None:
@@ -344,7 +344,7 @@ def a_rank_that_gets_another_result_is_found(world: World) -> None:
 
     for name in ("signsgd-mv", "qsgd", "topk", "dgc"):
         with pytest.raises(MethodWrongError, match="rank 1 differs"):
-            check_method(Placement(world), resolve(name), break_it)
+            check_method(world, resolve(name), break_it)
 
 
 def a_slow_rank_is_waited_for(world: World) -> None:

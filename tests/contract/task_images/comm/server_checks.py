@@ -3,7 +3,7 @@
 import time
 from dataclasses import replace
 
-from task_images.comm.base import Placement, Strategy
+from task_images.comm.base import Strategy
 from task_images.comm.choose import make_strategy, read_method
 from task_images.comm.methods import Method
 from task_images.comm.selfcheck import check_method
@@ -17,7 +17,7 @@ from tests.contract.task_images.comm.training import MeanByHand, compare, train
 def main(contract: Contract) -> None:
     world = open_world(contract, rendezvous_seconds=60)
     method = read_method(contract)
-    check_method(Placement(world), method)
+    check_method(world, method)
     print("OK self-check", flush=True)
     if contract.parameters.get("endless"):
         train(world, make_strategy(method), updates=10**9)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from task_images.comm.base import Placement, Strategy
+from task_images.comm.base import Strategy
 from task_images.harness.distributed import World
 
 MakeNet = Callable[[], nn.Module]
@@ -80,7 +80,7 @@ def train(
     torch.manual_seed(3)
     model = make_net()
     module = strategy.attach(
-        Placement(world), model, lambda net: torch.optim.SGD(net.parameters(), 0.1, momentum=0.9, weight_decay=1e-3)
+        world, model, lambda net: torch.optim.SGD(net.parameters(), 0.1, momentum=0.9, weight_decay=1e-3)
     )
     if state is not None:
         strategy.load_state_dict(state)  # type: ignore[arg-type]
@@ -112,7 +112,7 @@ class MeanByHand(Strategy):
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             parameter.grad.mul_(self._weight / self._total)
-            self.place.world.all_reduce(parameter.grad)
+            self.world.all_reduce(parameter.grad)
 
 
 def compare(world: World, model: nn.Module, expected: nn.Module, name: str) -> None:

@@ -9,7 +9,6 @@ from contextlib import suppress
 
 from torch import Tensor, nn, ones, optim
 
-from task_images.comm.base import Placement
 from task_images.comm.choose import make_strategy, read_method
 from task_images.comm.methods import Method, MethodError, check
 from task_images.comm.presets import PRESETS, resolve
@@ -54,7 +53,7 @@ def measure(world: World, method: Method) -> tuple[float, float | None]:
     """Bytes that this rank has sent in all updates: by the kernel, and by the method; None if it does not say."""
     strategy = make_strategy(method)
     make = optim.AdamW if method.momentum == "none" else optim.SGD
-    module = strategy.attach(Placement(world), Wide(), lambda net: make(net.parameters(), 0.001))
+    module = strategy.attach(world, Wide(), lambda net: make(net.parameters(), 0.001))
     world.barrier()  # what was handed over before has been sent
     before, counted = count_sent(), strategy.stats().get("wire_bytes")
     for _ in range(UPDATES):

@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from task_images.comm.allreduce import GradientAllReduce, WeightAllReduce
-from task_images.comm.base import Placement
+from task_images.comm.allreduce import PROBE_EVERY, GradientAllReduce, WeightAllReduce
 from task_images.comm.choose import make_strategy
 from task_images.comm.presets import resolve
 from task_images.contract import CATEGORIES, Contract
@@ -40,10 +39,10 @@ def clear(model: nn.Module) -> None:
 def gradients_become_the_weighted_mean(world: World) -> None:
     # Ranks hold 1, 2 and 5 samples with gradients 10, 20, 30: mean (10 + 40 + 150) / 8 = 25, exactly.
     weight = [1, 2, 5][world.rank]
-    for by_layer, wire in ((False, None), (True, None), (False, torch.float16)):  # all of these numbers are also fp16
-        strategy, model = GradientAllReduce(by_layer=by_layer, probe_every=1, wire=wire), make_model()
-        strategy.attach(Placement(world), model, make_optimizer)
-        for _ in range(2):  # the second time in the buffers of the first
+    for wire in (None, torch.float16):  # all of these numbers are also fp16
+        strategy, model = GradientAllReduce(wire), make_model()
+        strategy.attach(world, model, make_optimizer)
+        for _ in range(PROBE_EVERY):  # all but the first time in the buffers of the first
             clear(model)
             strategy.begin(weight, 8)
             set_gradients(model, 10.0 * (world.rank + 1))
@@ -51,10 +50,11 @@ def gradients_become_the_weighted_mean(world: World) -> None:
             for number, parameter in enumerate(model.parameters()):
                 assert torch.equal(parameter, torch.full_like(parameter, -25.0 - number)), parameter
         stats = strategy.stats()
-        assert stats["messages"] == (10 if by_layer else 2), stats
+        assert stats["messages"] == PROBE_EVERY, stats
         width = 4 if wire is None else 2
-        assert stats["bytes"] == 2 * width * sum(parameter.numel() for parameter in model.parameters()), stats
-        assert stats["probes"] == 2, stats
+        numbers = sum(parameter.numel() for parameter in model.parameters())
+        assert stats["bytes"] == PROBE_EVERY * width * numbers, stats
+        assert stats["probes"] == 1, stats
 
 
 def gradients_in_fp16_travel_as_by_the_method_fp16(world: World) -> None:
@@ -62,7 +62,7 @@ def gradients_in_fp16_travel_as_by_the_method_fp16(world: World) -> None:
     for strategy in (GradientAllReduce(wire=torch.float16), make_strategy(resolve("fp16")), GradientAllReduce()):
         torch.manual_seed(1)
         model = nn.Sequential(nn.Linear(3, 40), nn.Tanh(), nn.Linear(40, 2))
-        strategy.attach(Placement(world), model, make_optimizer)
+        strategy.attach(world, model, make_optimizer)
         for number in range(4):
             torch.manual_seed(100 * number + world.rank)
             strategy.begin(5, 15)
@@ -79,7 +79,7 @@ def gradients_in_fp16_travel_as_by_the_method_fp16(world: World) -> None:
 
 def an_overflow_in_fp16_leaves_the_model_alone(world: World) -> None:
     strategy, model, scale = GradientAllReduce(wire=torch.float16), make_model(), LossScale(8.0)
-    strategy.attach(Placement(world), model, make_optimizer)
+    strategy.attach(world, model, make_optimizer)
     before = [parameter.detach().clone() for parameter in model.parameters()]
     strategy.begin(1, 3, scale=scale)
     set_gradients(model, 1e6 if world.rank == 2 else 1.0)
@@ -91,7 +91,7 @@ def an_overflow_in_fp16_leaves_the_model_alone(world: World) -> None:
 
 def gradients_accumulate_in_the_buffer_without_copies(world: World) -> None:
     strategy, model = GradientAllReduce(), make_model()
-    strategy.attach(Placement(world), model, make_optimizer)
+    strategy.attach(world, model, make_optimizer)
     places = [parameter.grad.data_ptr() for parameter in model.parameters() if parameter.grad is not None]
     assert len(places) == 5
     for _ in range(3):
@@ -104,7 +104,7 @@ def gradients_accumulate_in_the_buffer_without_copies(world: World) -> None:
 
 def a_missing_gradient_counts_as_zeros(world: World) -> None:
     strategy, model = GradientAllReduce(), nn.Linear(2, 1, bias=False)
-    strategy.attach(Placement(world), model, make_optimizer)
+    strategy.attach(world, model, make_optimizer)
     for _ in range(2):  # the second time the buffers are no longer zero
         clear(model)
         strategy.begin(1, 3)
@@ -116,7 +116,7 @@ def a_missing_gradient_counts_as_zeros(world: World) -> None:
 def an_overflow_on_one_rank_leaves_all_models_alone(world: World) -> None:
     for strategy in (GradientAllReduce(), WeightAllReduce()):
         model, scale = make_model(), LossScale(8.0)
-        strategy.attach(Placement(world), model, make_optimizer)
+        strategy.attach(world, model, make_optimizer)
         before = [parameter.detach().clone() for parameter in model.parameters()]
         strategy.begin(1, 3, scale=scale)
         set_gradients(model, float("inf") if world.rank == 2 else 1.0)
@@ -128,7 +128,7 @@ def an_overflow_on_one_rank_leaves_all_models_alone(world: World) -> None:
 
 def weights_become_their_mean(world: World) -> None:
     strategy, model = WeightAllReduce(), make_model()
-    strategy.attach(Placement(world), model, make_optimizer)
+    strategy.attach(world, model, make_optimizer)
     clear(model)
     for parameter in model.parameters():
         parameter.grad = torch.full_like(parameter, 3.0 * world.rank)

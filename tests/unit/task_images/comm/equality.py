@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from task_images.comm.base import Placement, Strategy
+from task_images.comm.base import Strategy
 from task_images.comm.choose import make_strategy
 from task_images.comm.door import read_options
 from task_images.comm.methods import NATIVE, Method, MethodError, check, find_density
@@ -154,7 +154,7 @@ def train(
             )
         return torch.optim.SGD(probe.parameters(), 1.0, setting.momentum, weight_decay=setting.decay)
 
-    module = strategy.attach(Placement(world), model, make_optimizer)
+    module = strategy.attach(world, model, make_optimizer)
     made = []
     for update, rate in enumerate(list_rates(setting), 1):
         strategy.begin(1.0, float(world.size), scale=scale)

@@ -8,14 +8,13 @@ import torch
 from torch import nn
 
 from task_images.comm.allreduce import GradientAllReduce
-from task_images.comm.base import Placement
 from task_images.contract import Contract
 from task_images.harness.distributed import open_world
 
 
 def attach(**changes: bool) -> tuple[GradientAllReduce, nn.Linear]:
     strategy, model = GradientAllReduce(), nn.Linear(3, 2)
-    strategy.attach(Placement(open_world(Contract({}))), model, lambda it: torch.optim.SGD(it.parameters(), 0.1))
+    strategy.attach(open_world(Contract({})), model, lambda it: torch.optim.SGD(it.parameters(), 0.1))
     for name, value in changes.items():
         setattr(strategy, name, value)
     return strategy, model

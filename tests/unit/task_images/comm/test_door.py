@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from task_images.comm.base import Placement
 from task_images.comm.choose import make_strategy
 from task_images.comm.door import REGISTERED, load_file, read_options
 from task_images.comm.methods import Method, MethodError, check
@@ -49,7 +48,7 @@ def test_the_method_of_the_how_to_trains_as_it_says_and_passes_the_self_check(ex
         found = [weights for weights, _ in run_ranks(3, partial(train, method=method, name=name))]
         expected = reference.run(setting, draw_weights(), gradients, list_rates(setting))
         assert find_error(found, expected) < 1e-9, name
-    run_ranks(3, lambda world: check_method(Placement(world), method))
+    run_ranks(3, lambda world: check_method(world, method))
 
 
 def test_a_rank_finds_the_file_that_the_tool_has_named(example: Path) -> None:

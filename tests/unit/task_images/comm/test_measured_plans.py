@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from task_images.comm.base import Placement
 from task_images.comm.plans import Cost
 from task_images.comm.presets import resolve
 from task_images.comm.reducer import Reducer
@@ -32,7 +31,7 @@ def count_messages(world: ThreadWorld, name: str, cold: int, slower: float) -> i
     strategy = Timed(resolve(name), 0)
     strategy.cold, strategy.slower = cold, slower
     layers = nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(LAYERS)))
-    module = strategy.attach(Placement(world), layers, lambda net: torch.optim.SGD(net.parameters(), 0.1))
+    module = strategy.attach(world, layers, lambda net: torch.optim.SGD(net.parameters(), 0.1))
     for _ in range(9):
         strategy.begin(1.0, float(world.size))
         with strategy.last_pass():

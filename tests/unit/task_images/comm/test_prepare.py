@@ -9,7 +9,6 @@ import torch
 
 from task_images.comm import prepare
 from task_images.comm.allreduce import GradientAllReduce
-from task_images.comm.base import Placement
 from task_images.comm.methods import Method
 from task_images.comm.presets import resolve
 from task_images.comm.selfcheck import Checked
@@ -21,7 +20,7 @@ def test_the_self_check_waits_for_ranks_that_still_load_their_data(monkeypatch: 
     """Its collectives give up after minutes, and unpacking a data set may take hours."""
     done: list[str] = []
 
-    def check_method(place: Placement, method: Method) -> Checked:
+    def check_method(world: World, method: Method) -> Checked:
         done.append(f"checked {method.name}")
         return Checked("exact")
 

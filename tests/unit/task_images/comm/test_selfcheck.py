@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from task_images.comm.asynchronous import AsynchronousServers
-from task_images.comm.base import Placement, Strategy
+from task_images.comm.base import Strategy
 from task_images.comm.drifting import LocalSteps, PostLocalSteps
 from task_images.comm.exchange import Message
 from task_images.comm.methods import NATIVE
@@ -25,7 +25,7 @@ WITHOUT_SCALE = ("bytescheduler", "bytescheduler-ps", "dear")
 
 def check(name: str, size: int = 2, prepare: Callable[[Strategy], None] | None = None) -> Checked:
     method = resolve(name)
-    return run_ranks(size, lambda world: check_method(Placement(world), method, prepare), method)[0]
+    return run_ranks(size, lambda world: check_method(world, method, prepare), method)[0]
 
 
 @pytest.mark.parametrize("name", [name for name in OWN if name != "noop"])
@@ -136,7 +136,7 @@ def test_an_average_over_some_of_the_ranks_is_found(monkeypatch: pytest.MonkeyPa
     def average_some(strategy: LocalSteps) -> None:
         own = strategy._collect()
         average(strategy)
-        if strategy.place.rank == 2:
+        if strategy.world.rank == 2:
             strategy._distribute(own)
 
     monkeypatch.setattr(LocalSteps, "_average", average_some)
@@ -160,7 +160,7 @@ def test_tensors_of_small_gradients_count_by_themselves(monkeypatch: pytest.Monk
 
     def lose(strategy: Reducer, slot: Any) -> None:
         take(strategy, slot)
-        if slot.name == "layers.second.weight" and strategy.place.rank == 1:
+        if slot.name == "layers.second.weight" and strategy.world.rank == 1:
             slot.view.zero_()
 
     monkeypatch.setattr(Reducer, "_take", lose)
@@ -169,7 +169,7 @@ def test_tensors_of_small_gradients_count_by_themselves(monkeypatch: pytest.Monk
 
 def test_its_gradients_differ_between_ranks_unless_they_train_on_their_own() -> None:
     def draw(world: ThreadWorld, name: str) -> dict[str, Tensor]:
-        return Training(Placement(world), resolve(name))._gradients(world.rank, 1)
+        return Training(world, resolve(name))._gradients(world.rank, 1)
 
     for name, are_equal in (("fusion", False), ("localsgd", True)):
         one, other = run_ranks(2, lambda world, name=name: draw(world, name))  # type: ignore[misc]

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from task_images.comm import sender as module
-from task_images.comm.base import Placement
 from task_images.comm.choose import make_strategy
 from task_images.comm.exchange import Message, UnderWay
 from task_images.comm.presets import resolve
@@ -108,7 +107,7 @@ def test_a_failed_message_fails_the_training_thread() -> None:
 def test_on_a_gpu_no_seconds_are_given_since_the_host_only_hands_messages_over() -> None:
     def read_names(world: ThreadWorld) -> set[str]:
         strategy = make_strategy(resolve("bsp"))
-        strategy.attach(Placement(world), nn.Linear(2, 2), lambda net: torch.optim.SGD(net.parameters(), 0.1))
+        strategy.attach(world, nn.Linear(2, 2), lambda net: torch.optim.SGD(net.parameters(), 0.1))
         on_cpu = set(strategy.stats())
         world.device = torch.device("cuda")
         on_gpu = set(strategy.stats())

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from task_images.comm.base import Placement
 from task_images.comm.choose import make_strategy
 from task_images.comm.presets import resolve
 from task_images.harness.checkpoint import load_checkpoint, save_checkpoint
@@ -25,7 +24,7 @@ def keep(world: ThreadWorld, name: str) -> tuple[int, int]:
     def make_optimizer(module: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.SGD(module.parameters(), 0.1, 0.9)
 
-    module = strategy.attach(Placement(world), Probe(), make_optimizer)
+    module = strategy.attach(world, Probe(), make_optimizer)
     for update in (1, 2):
         strategy.begin(1.0, float(world.size))
         with strategy.last_pass():

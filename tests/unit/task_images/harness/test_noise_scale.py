@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from task_images.comm.base import Placement, Strategy
+from task_images.comm.base import Strategy
 from task_images.comm.choose import make_strategy
 from task_images.comm.presets import resolve
 from task_images.harness.noise_scale import (
@@ -46,7 +46,7 @@ def train(world: Any, name: str, passes: int, scale: float = 1.0, updates: int =
     noise = NoiseScale(world, model, strategy)
     noise._every = 1
     noise.collect = lambda: None  # type: ignore[method-assign]  # so that every update counts
-    strategy.attach(Placement(world), model, lambda model: torch.optim.SGD(model.parameters(), lr=0.0))
+    strategy.attach(world, model, lambda model: torch.optim.SGD(model.parameters(), lr=0.0))
     for number in range(updates):
         samples = draw(number, world.size, passes)
         update: Update[Any] = Update([], passes, BATCH, BATCH * world.size * passes, BATCH * world.size * passes)
@@ -125,7 +125,7 @@ def test_ranks_agree_on_taking_norms_rarely_where_one_of_them_pays_much_for_them
         model = nn.Linear(WIDTH, 1, bias=False).double()
         strategy = make_strategy(resolve("bsp"), 0)
         noise = NoiseScale(world, model, strategy)
-        strategy.attach(Placement(world), model, lambda model: torch.optim.SGD(model.parameters(), lr=0.0))
+        strategy.attach(world, model, lambda model: torch.optim.SGD(model.parameters(), lr=0.0))
         for number in range(60):
             chosen = draw(number, world.size, 1)[world.rank, 0]
             noise.begin(Update([], 1, BATCH, 2 * BATCH, 2 * BATCH), 1.0)
@@ -152,7 +152,7 @@ def test_updates_that_wait_for_other_programs_make_norms_no_cheaper() -> None:
         model = nn.Linear(WIDTH, 1, bias=False).double()
         strategy = make_strategy(resolve("bsp"), 0)
         noise = NoiseScale(world, model, strategy)
-        strategy.attach(Placement(world), model, lambda model: torch.optim.SGD(model.parameters(), lr=0.0))
+        strategy.attach(world, model, lambda model: torch.optim.SGD(model.parameters(), lr=0.0))
         for _ in range(FIRST_LOOK + 4):
             time.sleep(0.1)
             noise.begin(Update([], 1, BATCH, 2 * BATCH, 2 * BATCH), 1.0)

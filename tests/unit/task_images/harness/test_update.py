@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from task_images.comm.allreduce import GradientAllReduce
-from task_images.comm.base import LOOK_EVERY, NormWatch, Placement
+from task_images.comm.base import LOOK_EVERY, NormWatch
 from task_images.comm.ddp import DdpAllReduce
 from task_images.contract import Contract
 from task_images.harness.checkpoint import load_checkpoint, save_checkpoint
@@ -204,7 +204,7 @@ def test_a_damaged_checkpoint_runs_no_code(world: World, tmp_path: Path, content
 def test_a_rank_without_gradients_has_nothing_to_scale(world: World) -> None:
     """The last update of an epoch may leave it without any pass."""
     strategy, model = DdpAllReduce(), nn.Linear(2, 1)
-    strategy.attach(Placement(world), model, lambda model: torch.optim.SGD(model.parameters(), 1.0))
+    strategy.attach(world, model, lambda model: torch.optim.SGD(model.parameters(), 1.0))
     before = model.weight.detach().clone()
     strategy.begin(1.0, 2.0)
     assert strategy.step(1.0)
