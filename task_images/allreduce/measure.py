@@ -13,6 +13,7 @@ from task_images.allreduce import framework_operations
 from task_images.allreduce.operations import COLLECTIVES, DTYPES, IN_PLACE, Buffers, Call
 from task_images.harness.distributed import World
 from task_images.harness.errors import WrongResultError
+from task_images.harness.frameworks import FRAMEWORKS
 from task_images.harness.tracker import Tracker
 
 ISOLATED, PIPELINED = "isolated", "pipelined"
@@ -125,7 +126,7 @@ def make(world: World, buffers: Buffers, series: Series, elements: int) -> Call:
     """The call with its buffers. MemoryError on every rank if one has no room for them."""
     call = None
     try:
-        if world.backend in framework_operations.FRAMEWORKS:
+        if world.backend in FRAMEWORKS:
             call = framework_operations.make(series.collective, buffers, elements, series.place)
         else:
             call = COLLECTIVES[series.collective].make(buffers, elements, series.place)

@@ -12,7 +12,7 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -125,60 +125,63 @@ def reduce(buffers: Buffers, elements: int, place: str) -> Call:
 
 def all_gather(buffers: Buffers, elements: int, place: str) -> Call:
     """All-gather to `elements` numbers in all, elements / ranks from each."""
-    pattern, rank, ranks = buffers.pattern, buffers.world.rank, buffers.world.size
-    part = elements // ranks
-    result = buffers.allocate(elements)
-    send = result[rank * part : (rank + 1) * part] if place == IN_PLACE else buffers.allocate(part)
-    parts = torch.split(result, part)
-
-    def fill() -> None:
-        result.fill_(_NOTHING)
-        pattern.moved.fill(send, pattern.place(rank))
-
-    return Call(
-        fill,
-        lambda: dist.all_gather_into_tensor(result, send),
-        lambda: sum(pattern.moved.wrong(row, pattern.place(source)) for source, row in enumerate(parts)),
-        (send, result),
-    )
+    return _transfer("all_gather", dist.all_gather_into_tensor, buffers, elements, place)
 
 
 def reduce_scatter(buffers: Buffers, elements: int, place: str) -> Call:
     """Reduce-scatter (sum) of `elements` numbers; each rank gets elements / ranks."""
-    pattern, rank, ranks = buffers.pattern, buffers.world.rank, buffers.world.size
-    part = elements // ranks
-    send = buffers.allocate(elements)
-    result = send[rank * part : (rank + 1) * part] if place == IN_PLACE else buffers.allocate(part)
-
-    def fill() -> None:
-        result.fill_(_NOTHING)
-        pattern.own.fill(send)
-
-    return Call(
-        fill,
-        lambda: dist.reduce_scatter_tensor(result, send),
-        lambda: pattern.total.wrong(result, rank * part),
-        (send, result),
-    )
+    return _transfer("reduce_scatter", dist.reduce_scatter_tensor, buffers, elements, place)
 
 
 def all_to_all(buffers: Buffers, elements: int, place: str) -> Call:
     """All-to-all of `elements` numbers, elements / ranks to each rank."""
-    pattern, rank, ranks = buffers.pattern, buffers.world.rank, buffers.world.size
-    part = elements // ranks
-    send, result = buffers.allocate(elements), buffers.allocate(elements)
-    parts = torch.split(result, part)
+    return _transfer("all_to_all", dist.all_to_all_single, buffers, elements, place)
+
+
+class Content(NamedTuple):
+    """What a rank sends and receives in a collective, whatever library moves it: how many numbers, what puts them into
+    a buffer, and what counts the wrong ones that arrived."""
+
+    sent: int
+    received: int
+    fill: Callable[[Tensor], object]
+    wrong: Callable[[Tensor], int]
+
+
+def describe(collective: str, buffers: Buffers, elements: int) -> Content:
+    """The content of a collective with a larger side of `elements` numbers."""
+    pattern, rank = buffers.pattern, buffers.world.rank
+    part = elements // buffers.world.size
+    if collective == "all_reduce":
+        return Content(elements, elements, pattern.own.fill, pattern.total.wrong)
+    if collective == "reduce_scatter":
+        return Content(elements, part, pattern.own.fill, lambda result: pattern.total.wrong(result, rank * part))
+    begin = rank * part if collective == "all_to_all" else 0
+
+    def wrong(result: Tensor) -> int:
+        rows = enumerate(torch.split(result, part))
+        return sum(pattern.moved.wrong(row, pattern.place(source, begin)) for source, row in rows)
+
+    sent = elements if collective == "all_to_all" else part
+    return Content(sent, elements, lambda send: pattern.moved.fill(send, pattern.place(rank)), wrong)
+
+
+def _transfer(
+    collective: str, operate: Callable[[Tensor, Tensor], object], buffers: Buffers, elements: int, place: str
+) -> Call:
+    """The call from one buffer to another; in place, the smaller one is this rank's part of the larger."""
+    content, rank = describe(collective, buffers, elements), buffers.world.rank
+    send, result = buffers.allocate(content.sent), buffers.allocate(content.received)
+    if place == IN_PLACE and content.sent < content.received:
+        send = result[rank * content.sent : (rank + 1) * content.sent]
+    elif place == IN_PLACE:
+        result = send[rank * content.received : (rank + 1) * content.received]
 
     def fill() -> None:
-        pattern.moved.fill(send, pattern.place(rank))
         result.fill_(_NOTHING)
+        content.fill(send)
 
-    return Call(
-        fill,
-        lambda: dist.all_to_all_single(result, send),
-        lambda: sum(pattern.moved.wrong(row, pattern.place(source, rank * part)) for source, row in enumerate(parts)),
-        (send, result),
-    )
+    return Call(fill, lambda: operate(result, send), lambda: content.wrong(result), (send, result))
 
 
 def ping_pong(buffers: Buffers, elements: int, place: str) -> Call:
@@ -207,12 +210,7 @@ def bidirectional(buffers: Buffers, elements: int, place: str) -> Call:
         return _idle()
     send, result = buffers.allocate(elements), buffers.allocate(elements)
     both = [dist.P2POp(dist.isend, send, partner), dist.P2POp(dist.irecv, result, partner)]
-
-    def call() -> None:
-        for work in dist.batch_isend_irecv(both):
-            work.wait()
-
-    return _exchange(buffers, partner, send, result, call)
+    return _exchange(buffers, partner, send, result, lambda: exchange_messages(both))
 
 
 def ring(buffers: Buffers, elements: int, place: str) -> Call:
@@ -239,7 +237,9 @@ def incast(buffers: Buffers, elements: int, place: str) -> Call:
     if rank:
         send = buffers.allocate(part)
         sent = [dist.P2POp(dist.isend, send, 0)]
-        return Call(lambda: pattern.moved.fill(send, pattern.place(rank)), lambda: _do_all(sent), lambda: 0, (send,))
+        return Call(
+            lambda: pattern.moved.fill(send, pattern.place(rank)), lambda: exchange_messages(sent), lambda: 0, (send,)
+        )
     result = buffers.allocate(elements)
     parts = torch.split(result, part)
     received = [dist.P2POp(dist.irecv, parts[source], source) for source in range(1, ranks)]
@@ -249,7 +249,7 @@ def incast(buffers: Buffers, elements: int, place: str) -> Call:
 
     return Call(
         fill,
-        lambda: _do_all(received),
+        lambda: exchange_messages(received),
         lambda: sum(pattern.moved.wrong(parts[source], pattern.place(source)) for source in range(1, ranks)),
         (result,),
     )
@@ -365,10 +365,11 @@ def _send_along(buffers: Buffers, elements: int, targets: list[int]) -> Call:
     send, result = buffers.allocate(elements), buffers.allocate(elements)
     source = targets.index(rank)
     both = [dist.P2POp(dist.isend, send, targets[rank]), dist.P2POp(dist.irecv, result, source)]
-    return _exchange(buffers, source, send, result, lambda: _do_all(both))
+    return _exchange(buffers, source, send, result, lambda: exchange_messages(both))
 
 
-def _do_all(messages: list[Any]) -> None:
+def exchange_messages(messages: list[Any]) -> None:
+    """Start all messages at once, and wait for them."""
     for work in dist.batch_isend_irecv(messages):
         work.wait()
 

@@ -9,6 +9,7 @@ import time
 
 from task_images.contract import Contract
 from task_images.harness.errors import EnvironmentUnfitError, PeerLostError
+from task_images.harness.ranks import name_place
 
 LINE = 1 << 20
 PATIENCE = 5.0  # seconds for one line of somebody who has connected
@@ -22,15 +23,8 @@ def rendezvous(contract: Contract, port: int, seconds: float) -> list[str]:
     return _join(contract, port, deadline, seconds)
 
 
-def free_port() -> int:
-    """A port that is free now; nobody reserves it."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
-
-
 def _gather(contract: Contract, port: int, deadline: float, seconds: float) -> list[str]:
-    addresses = {0: _address(contract, contract.master_addr, port)}
+    addresses = {0: name_place(contract, contract.node_rank, contract.master_addr, port)}
     waiting: dict[int, socket.socket] = {}
     try:
         with _listening(contract) as server:
@@ -73,7 +67,7 @@ def _join(contract: Contract, port: int, deadline: float, seconds: float) -> lis
     while time.monotonic() < deadline:
         try:
             with socket.create_connection(place, timeout=PATIENCE) as connection:
-                address = _address(contract, connection.getsockname()[0], port)
+                address = name_place(contract, contract.node_rank, connection.getsockname()[0], port)
                 connection.sendall(json.dumps({"rank": contract.rank, "address": address}).encode() + b"\n")
                 message = _read(connection, max(0.01, deadline - time.monotonic()))
         except OSError:
@@ -86,12 +80,6 @@ def _join(contract: Contract, port: int, deadline: float, seconds: float) -> lis
         f"rank 0 did not answer at {contract.master_addr}:{contract.master_port} within {seconds:g} s",
         "See the log of rank 0 for the cause.",
     )
-
-
-def _address(contract: Contract, seen: str, port: int) -> str:
-    """Under which name the other ranks find this one: its worker's, else that which it was seen with."""
-    host = contract.hosts[contract.node_rank] if contract.node_rank < len(contract.hosts) else seen
-    return f"{'127.0.0.1' if host == 'localhost' else host}:{port}"
 
 
 def _read(connection: socket.socket, seconds: float = PATIENCE) -> dict[str, object]:

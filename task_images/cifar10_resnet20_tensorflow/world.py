@@ -21,10 +21,10 @@ try:
 except ImportError:  # said by open_world
     tf = None
 
-from task_images.cifar10_resnet20_tensorflow.rendezvous import free_port, rendezvous
+from task_images.cifar10_resnet20_tensorflow.rendezvous import rendezvous
 from task_images.contract import Contract
 from task_images.harness.errors import EnvironmentUnfitError, PeerLostError, install_hint
-from task_images.harness.ranks import RENDEZVOUS_SECONDS, cpu_threads, resident_peak
+from task_images.harness.ranks import RENDEZVOUS_SECONDS, cpu_threads, free_port, resident_peak
 from task_images.harness.tensorflow_strategy import make_strategy
 
 

@@ -169,8 +169,8 @@ class World:
         if self._grouped and self.backend == "nccl":
             return nccl.describe()
         if self.backend in FRAMEWORKS:
-            module = FRAMEWORKS[self.backend]
-            return {"collectives": module.TRANSPORT, **module.facts()}
+            framework = FRAMEWORKS[self.backend]
+            return {"collectives": framework.transport, **framework.facts()}
         if not self._grouped or self.backend != "mpi":
             return {}
         from task_images.comm import mpi
@@ -281,7 +281,7 @@ def _find_backend(contract: Contract, device: torch.device) -> str:
 
         return mpi.register()
     if backend in FRAMEWORKS:
-        return str(FRAMEWORKS[backend].find())
+        return FRAMEWORKS[backend].find()
     if backend == "nccl" and device.type != "cuda":
         raise EnvironmentUnfitError(
             "the backend nccl needs a GPU and the run's device is cpu", "Choose --backend gloo, or --device gpu."

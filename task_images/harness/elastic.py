@@ -21,8 +21,26 @@ from task_images.contract import Contract
 from task_images.harness.files import replace_file
 
 KEPT = 3  # checkpoints: another rank may be one behind, and the last one may be incomplete
-LOOK_EVERY = 25  # most updates between two checks of the clock
 MAIN = "main.pt"
+LOOK_EVERY = 25  # most updates between two looks at the clock
+
+
+class ClockLook:
+    """Watches for a moment on rank 0's clock with few collectives: more often near the end, so that it is noticed
+    within an update or two."""
+
+    def __init__(self) -> None:
+        self._next, self._last = 0, (0.0, 0)
+
+    def is_past(self, total: int, read_left: Callable[[], float]) -> bool:
+        """Whether the moment is past after update `total`. `read_left`: seconds until then, the same on all ranks."""
+        if total < self._next:
+            return False
+        left, (before, updates) = read_left(), self._last
+        each = (before - left) / max(1, total - updates)
+        ahead = left / 2 / each if each > 0 else 1  # it is the first look, or the moment has been put off
+        self._last, self._next = (left, total), total + max(1, int(min(LOOK_EVERY, ahead)))
+        return left <= 0
 
 
 class ElasticCheckpoints:
@@ -40,8 +58,7 @@ class ElasticCheckpoints:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._written: list[int] = []
-        self._next_look = 0
-        self._looked: tuple[float, int] | None = None
+        self._look = ClockLook()
         self._due = time.monotonic() + self._seconds
         self.resume = Path(contract.resume_from) if contract.resume_from else None
 
@@ -50,16 +67,7 @@ class ElasticCheckpoints:
         Collective."""
         if self._updates:
             return total % self._updates == 0
-        if total < self._next_look:
-            return False
-        left = agree(self._due - time.monotonic())
-        now = time.monotonic()
-        then, updates = self._looked or (now, total)
-        each = (now - then) / max(1, total - updates)
-        self._looked = (now, total)
-        ahead = agree(min(float(LOOK_EVERY), left / 2 / each) if each > 0 and left > 0 else 1.0)
-        self._next_look = total + max(1, int(ahead))
-        return left <= 0
+        return self._look.is_past(total, lambda: agree(self._due - time.monotonic()))
 
     def keep(self, total: int, main: Mapping[str, Any] | None, own: Mapping[str, Any]) -> None:
         """Write the checkpoint of update `total` in a thread: `own`, and on rank 0 `main`. The caller must not change

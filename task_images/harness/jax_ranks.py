@@ -6,56 +6,37 @@ JAX arrays are immutable: "in place" means that the input's memory is donated to
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Callable
 from importlib import import_module
-from importlib.metadata import version
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from task_images.harness.errors import EnvironmentUnfitError, install_hint
-from task_images.harness.ranks import Ranks
+from task_images.harness.framework_ranks import FrameworkRanks, from_numpy, to_numpy
+from task_images.harness.ranks import Ranks, free_port
 
-NAME = "jax"
-TRANSPORT = "gloo of XLA"
 AXIS = "ranks"
 
 
-def find() -> str:
-    """The torch backend for bookkeeping. Raises EnvironmentUnfitError without JAX."""
-    if find_spec("jax") is None:
-        raise EnvironmentUnfitError("the backend jax needs the package jax, which is missing", install_hint("jax"))
-    return "gloo"
-
-
-def facts() -> dict[str, str]:
-    """Versions of the libraries used for computing and communicating."""
-    return {name: version(name) for name in ("jax", "jaxlib")}
-
-
-class JaxRanks:
+class JaxRanks(FrameworkRanks):
     """This process as a member of JAX's distributed runtime."""
 
-    title = "JAX"
+    backend, package, title, transport = "jax", "jax", "JAX", "gloo of XLA"
+    libraries = ("jax", "jaxlib")
     collectives = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
     in_place = ("all_reduce",)
 
     def __init__(self, world: Ranks) -> None:
-        if world.contract.device != "cpu":
-            raise EnvironmentUnfitError("the backend jax is for CPUs", "Leave out --gpu, or choose --backend nccl.")
+        super().__init__(world)
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # hide informational messages
         os.environ.setdefault("PJRT_NPROC", str(world.threads))  # else each rank takes all cores
         self.jax: Any = import_module("jax")
-        self.rank, self.size = world.rank, world.size
         self.jax.config.update("jax_platforms", "cpu")
         self._is_distributed = world.size > 1
         if self._is_distributed:
             self.jax.config.update("jax_cpu_collectives_implementation", "gloo")
-            place = f"{world.contract.master_addr}:{int(world.gather([_free_port()])[0][0])}"
+            place = f"{world.contract.master_addr}:{int(world.agree(free_port()))}"
             self.jax.distributed.initialize(place, world.size, world.rank, local_device_ids=[0])
         sharding = self.jax.sharding
         self.device = self.jax.local_devices()[0]
@@ -110,35 +91,3 @@ class JaxRanks:
         """Leave together with the others."""
         if self._is_distributed:
             self.jax.distributed.shutdown()
-
-
-def find_addresses(world: Ranks) -> list[str]:
-    """ "host:port" of every rank, each with a port that is free on its machine now. Collective."""
-    hosts, addresses = world.contract.hosts, []
-    for port, node in world.gather([_free_port(), world.contract.node_rank]):
-        host = hosts[int(node)] if node < len(hosts) else world.contract.master_addr
-        addresses.append(f"{'127.0.0.1' if host == 'localhost' else host}:{int(port)}")
-    return addresses
-
-
-def to_numpy(host: Tensor) -> Any:
-    """The memory of a tensor of the CPU as an array; numpy knows bfloat16 by the package ml_dtypes."""
-    if host.dtype is not torch.bfloat16:
-        return host.numpy()
-    return host.view(torch.int16).numpy().view(import_module("ml_dtypes").bfloat16)
-
-
-def from_numpy(array: Any) -> Tensor:
-    """The same memory as a tensor, which takes no bfloat16 from numpy."""
-    if array.dtype.name == "bfloat16":
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(array)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
-
-
-connect = JaxRanks

@@ -1,20 +1,14 @@
 """The training loss, independent of the framework: its mean over ranks and updates, and the guard against NaN."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from task_images.harness.errors import DivergedError
+from task_images.harness.ranks import Ranks
 
 # Maximum number of losses that stay on the device to be read together.
 MAX_HELD = 64
-
-
-class SummingRanks(Protocol):
-    """The interface of ranks for means."""
-
-    def sum(self, values: Sequence[float]) -> list[float]:
-        """The element-wise sum over ranks, in float64. One collective."""
 
 
 class TrainingLoss:
@@ -37,7 +31,7 @@ class TrainingLoss:
         if len(self._held) == MAX_HELD:
             self._fold()
 
-    def collect_recent(self, world: SummingRanks, epoch: int, step: int) -> float:
+    def collect_recent(self, world: Ranks, epoch: int, step: int) -> float:
         """The mean since the last call; one collective. Raises DivergedError, on every rank, if it is not finite."""
         self._fold()
         loss, self._recent = _average(world, self._recent), (0.0, 0.0)
@@ -45,7 +39,7 @@ class TrainingLoss:
             raise make_divergence_error(f"the training loss is {loss} in epoch {epoch}, at step {step}")
         return loss
 
-    def collect_whole(self, world: SummingRanks) -> float:
+    def collect_whole(self, world: Ranks) -> float:
         """The mean since the last call of this method, NaN if nothing was added; one collective."""
         self._fold()
         loss, self._whole = _average(world, self._whole), (0.0, 0.0)
@@ -70,7 +64,7 @@ class TrainingLoss:
         self._held, self._weights = [], []
 
 
-def _average(world: SummingRanks, own: tuple[float, float]) -> float:
+def _average(world: Ranks, own: tuple[float, float]) -> float:
     total, weight = world.sum(own)
     return total / weight if weight else math.nan
 

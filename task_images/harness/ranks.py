@@ -1,11 +1,13 @@
-"""The interface of a run's ranks for measuring and reporting, independent of the framework."""
+"""The interface of a run's ranks for training, measuring and reporting, independent of the framework."""
 
 import contextlib
 import ctypes
 import os
 import resource
+import socket
 import sys
-from collections.abc import Sequence
+import zlib
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from task_images.contract import Contract
@@ -36,6 +38,27 @@ class Ranks(Protocol):
         """Each rank's `values` (the same number on all), by rank, on every rank. One collective, in float64."""
         ...
 
+    def sum(self, values: Sequence[float]) -> list[float]:
+        """The element-wise sum over ranks, in float64. One collective."""
+        ...
+
+    def agree(self, value: float) -> float:
+        """Rank 0's value, on every rank."""
+        ...
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+
+    def await_loading(self) -> None:
+        """Wait until all ranks have loaded their data."""
+
+    def synchronize(self) -> None:
+        """Wait for the device."""
+
+    def peak_memory(self) -> int:
+        """Maximum over ranks of peak bytes, on the GPU or else of the process. One collective."""
+        ...
+
     def framework_facts(self) -> dict[str, Any]:
         """For the environment event: framework, framework_version, device, device_name, and `libraries`: versions of
         libraries for computing and communicating (cuda, cudnn, nccl, mpi), by name."""
@@ -46,12 +69,35 @@ class Ranks(Protocol):
         ...
 
 
-def compare_checksums(world: Ranks, checksum: int) -> None:
-    """Raises DivergedError, on every rank, naming the ranks whose checksum differs from rank 0's."""
+def compare_checksums(world: Ranks, parameters: Iterable[bytes | memoryview]) -> None:
+    """Raises DivergedError, on every rank, naming the ranks whose parameters have another checksum than rank 0's."""
+    checksum = 0
+    for parameter in parameters:
+        checksum = zlib.crc32(parameter, checksum)
     sums = [row[0] for row in world.gather([float(checksum)])]
     odd = [str(rank) for rank, value in enumerate(sums) if value != sums[0]]
     if odd:
         raise DivergedError(f"the model of rank {', '.join(odd)} differs from that of rank 0")
+
+
+def free_port() -> int:
+    """A port that is free now; nobody reserves it."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+def name_place(contract: Contract, node: int, seen: str, port: int) -> str:
+    """ "host:port" by which other ranks find a rank of worker `node`: the worker's name, else the address `seen`."""
+    host = contract.hosts[node] if node < len(contract.hosts) else seen
+    return f"{'127.0.0.1' if host == 'localhost' else host}:{port}"
+
+
+def find_addresses(world: Ranks) -> list[str]:
+    """ "host:port" of every rank, each with a port that is free on its machine now. Collective."""
+    contract = world.contract
+    rows = world.gather([free_port(), contract.node_rank])
+    return [name_place(contract, int(node), contract.master_addr, int(port)) for port, node in rows]
 
 
 def cpu_threads(contract: Contract) -> int:

@@ -5,45 +5,24 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from importlib import import_module
-from importlib.metadata import distributions
-from importlib.util import find_spec
 from typing import Any
 
 from torch import Tensor
 
-from task_images.harness.errors import EnvironmentUnfitError, install_hint
-from task_images.harness.jax_ranks import find_addresses, from_numpy, to_numpy
-from task_images.harness.ranks import Ranks
+from task_images.harness.framework_ranks import FrameworkRanks, from_numpy, to_numpy
+from task_images.harness.ranks import Ranks, find_addresses
 from task_images.harness.tensorflow_strategy import make_strategy
 
-NAME = "grpc"
-TRANSPORT = "ring over gRPC"
 
+class TensorFlowRanks(FrameworkRanks):
+    """This process among the workers of TensorFlow, whose servers end with the process."""
 
-def find() -> str:
-    """The backend of torch that keeps the ranks together. Raises EnvironmentUnfitError without TensorFlow."""
-    if find_spec("tensorflow") is None:
-        raise EnvironmentUnfitError("the backend grpc needs TensorFlow, which is missing", install_hint("tensorflow"))
-    return "gloo"
-
-
-def facts() -> dict[str, str]:
-    """The framework and its version."""
-    names = {one.metadata["Name"]: one.version for one in distributions()}
-    version = next((names[name] for name in ("tensorflow", "tensorflow-cpu", "tensorflow_cpu") if name in names), "?")
-    return {"tensorflow": version}
-
-
-class TensorFlowRanks:
-    """This process among the workers of TensorFlow."""
-
-    title = "TensorFlow"
-    collectives = ("all_reduce", "all_gather")
-    in_place = ()  # tensors cannot be changed
+    backend, package, title, transport = "grpc", "tensorflow", "TensorFlow", "ring over gRPC"
+    libraries = ("tensorflow",)
+    collectives = ("all_reduce", "all_gather")  # none in place: tensors cannot be changed
 
     def __init__(self, world: Ranks) -> None:
-        if world.contract.device != "cpu":
-            raise EnvironmentUnfitError("the backend grpc is for CPUs here", "Leave out --gpu, or --backend nccl.")
+        super().__init__(world)
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # its own notices are no errors
         os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
         self._tf: Any = import_module("tensorflow")
@@ -75,9 +54,3 @@ class TensorFlowRanks:
 
         compiled: Callable[[Any], Any] = self._tf.function(lambda own: self._strategy.run(communicate, args=(own,)))
         return compiled
-
-    def close(self) -> None:
-        """Its servers end with the process."""
-
-
-connect = TensorFlowRanks

@@ -18,8 +18,8 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol as Interface
 
+from task_images.harness.ranks import Ranks
 from task_images.harness.settings import Protocol
 
 # Quantile 0.975 of Student's distribution with 1, 2, ... 30 degrees of freedom; beyond, the normal one is close.
@@ -29,17 +29,6 @@ STUDENT = (
     *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
 )
 NORMAL = 1.96
-
-
-class MeasuredRanks(Interface):
-    """The interface of ranks for the meter."""
-
-    size: int
-
-    def gather(self, values: Sequence[float]) -> list[list[float]]: ...
-    def barrier(self) -> None: ...
-    def synchronize(self) -> None: ...
-    def peak_memory(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -95,7 +84,7 @@ class Throughput:
 
     def __init__(
         self,
-        world: MeasuredRanks,
+        world: Ranks,
         protocol: Protocol,
         *,
         unit: str,

@@ -16,9 +16,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from task_images.comm.base import MakeOptimizer
 from task_images.contract import Contract
-from task_images.harness import jax_ranks
 from task_images.harness.distributed import World
 from task_images.harness.errors import EnvironmentUnfitError, TaskUsageError
+from task_images.harness.jax_ranks import JaxRanks
 from task_images.harness.jax_training import MakeProgram
 from task_images.harness.language.attention import choose_attention
 from task_images.harness.language.layout import Layout, LayoutError, Memory, check_memory
@@ -178,7 +178,7 @@ class Program(Generic[S, P, M, B]):
                     **self.details(plan, settings),
                 },
                 make_optimizer=self.make_optimizer(settings, world),
-                in_jax=self.in_jax(plan, settings) if self.in_jax and world.backend == jax_ranks.NAME else None,
+                in_jax=self.in_jax(plan, settings) if self.in_jax and world.backend == JaxRanks.backend else None,
             ).run()
 
     def _read_settings(self, contract: Contract) -> S:
