@@ -10,6 +10,8 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
+from task_images.harness.byte_pairs import join_pair
+
 PADDING, UNKNOWN, BEGIN, END, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
 SPECIAL = (PADDING, UNKNOWN, BEGIN, END, MASK)
 _WORD = re.compile(r"\w+|[^\w\s]")
@@ -80,15 +82,5 @@ def build_vocabulary(texts: Iterable[str], size: int) -> list[str]:
             pieces.append(merged)
         for word, parts in words.items():
             if left in parts:
-                words[word] = _merge(parts, left, right, merged)
+                words[word] = join_pair(parts, (left, right), merged)
     return pieces
-
-
-def _merge(parts: list[str], left: str, right: str, merged: str) -> list[str]:
-    result: list[str] = []
-    for part in parts:
-        if result and result[-1] == left and part == right:
-            result[-1] = merged
-        else:
-            result.append(part)
-    return result

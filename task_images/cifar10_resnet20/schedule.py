@@ -2,7 +2,7 @@
 
 from task_images.cifar10_resnet20.settings import CifarSettings
 from task_images.harness.errors import TaskUsageError
-from task_images.harness.schedules import MultiStep, PerEpoch, Plateau, Schedule, log2_warmup
+from task_images.harness.schedules import MultiStep, PerEpoch, Schedule, follow_plateaus, log2_warmup
 
 
 def make_schedule(settings: CifarSettings, workers: int) -> Schedule:
@@ -13,15 +13,7 @@ def make_schedule(settings: CifarSettings, workers: int) -> Schedule:
     target = settings.learning_rate * (workers if settings.scale_rate else 1)
     warmup = log2_warmup(workers) if settings.warmup_epochs < 0 else settings.warmup_epochs
     if settings.schedule == "plateau":
-        return Plateau(
-            start=settings.learning_rate,
-            target=target,
-            warmup=warmup,
-            factor=settings.plateau_factor,
-            patience=settings.plateau_patience,
-            threshold=settings.plateau_threshold,
-            floor=settings.learning_rate,
-        )
+        return follow_plateaus(settings, settings.learning_rate, target, warmup)
     try:
         milestones = tuple(settings.milestones)
         return PerEpoch(MultiStep(target, milestones, settings.step_factor, warmup, settings.learning_rate))

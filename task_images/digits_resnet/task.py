@@ -8,7 +8,7 @@ from task_images.harness.data import ArrayData
 from task_images.harness.models.resnet import resnet
 from task_images.harness.models.resnet_jax import make_resnet
 from task_images.harness.parameters import read_parameters
-from task_images.harness.schedules import Plateau, log2_warmup
+from task_images.harness.schedules import follow_plateaus, log2_warmup
 from task_images.harness.seeds import lasting_generator, seed_all
 from task_images.harness.session import training_session
 
@@ -37,14 +37,8 @@ def main(contract: Contract) -> None:
                 ),
                 prepare_validation=as_channels,
             ),
-            schedule=Plateau(
-                start=settings.learning_rate,
-                target=settings.learning_rate * world.size,
-                warmup=log2_warmup(world.size),
-                factor=settings.plateau_factor,
-                patience=settings.plateau_patience,
-                threshold=settings.plateau_threshold,
-                floor=settings.learning_rate,
+            schedule=follow_plateaus(
+                settings, settings.learning_rate, settings.learning_rate * world.size, log2_warmup(world.size)
             ),
             in_jax=make_resnet,
         )

@@ -20,7 +20,7 @@ from task_images.harness.identity import made_up
 from task_images.harness.loop import Plan, Unit
 from task_images.harness.metrics import F1, Dice, TopK
 from task_images.harness.parameters import read_parameters
-from task_images.harness.schedules import InverseSqrt, PerUpdate, Plateau, Schedule
+from task_images.harness.schedules import InverseSqrt, PerUpdate, Schedule, follow_plateaus
 from task_images.harness.seeds import seed_all
 from task_images.harness.session import training_session
 from task_images.harness.training import make_sample_trainer
@@ -81,15 +81,7 @@ def make_schedule(settings: Settings, workers: int) -> Schedule:
         decay = InverseSqrt(alpha)
         return PerUpdate(lambda update: decay(update + 1))
     scaled = settings.learning_rate * min(workers, settings.scale_limit or workers)
-    return Plateau(
-        start=scaled,
-        target=scaled,
-        warmup=0,
-        factor=settings.plateau_factor,
-        patience=settings.plateau_patience,
-        threshold=settings.plateau_threshold,
-        floor=settings.learning_rate,
-    )
+    return follow_plateaus(settings, settings.learning_rate, scaled, warmup=0)
 
 
 def _strategy(settings: Settings) -> Strategy:

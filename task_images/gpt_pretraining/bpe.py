@@ -13,12 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
+from task_images.harness.byte_pairs import Pair, merge_pairs
 from task_images.harness.errors import EnvironmentUnfitError
 
 END = "<|endoftext|>"
 VOCABULARY, MERGES = "vocab.json", "merges.txt"
-
-Pair = tuple[str, str]
 
 
 class BytePairs:
@@ -36,28 +35,9 @@ class BytePairs:
         for word in _word_pattern().findall(text):
             found = self._known.get(word)
             if found is None:
-                found = self._known[word] = [self.numbers[piece] for piece in self._merge(word)]
+                pieces = merge_pairs([byte_letters()[byte] for byte in word.encode()], self._ranks)
+                found = self._known[word] = [self.numbers[piece] for piece in pieces]
             yield from found
-
-    def _merge(self, word: str) -> list[str]:
-        letters = byte_letters()
-        parts = [letters[byte] for byte in word.encode()]
-        while len(parts) > 1:
-            pairs = list(itertools.pairwise(parts))
-            best = min(pairs, key=lambda pair: self._ranks.get(pair, sys.maxsize))
-            if best not in self._ranks:
-                break
-            parts = list(_join(parts, best))
-        return parts
-
-
-def _join(parts: Sequence[str], pair: Pair) -> Iterator[str]:
-    """`parts` with every occurrence of `pair`, from the left, made one."""
-    at = 0
-    while at < len(parts):
-        is_pair = at + 1 < len(parts) and (parts[at], parts[at + 1]) == pair
-        yield parts[at] + parts[at + 1] if is_pair else parts[at]
-        at += 2 if is_pair else 1
 
 
 @cache

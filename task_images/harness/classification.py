@@ -15,20 +15,19 @@ from torch import nn
 from task_images.comm.allreduce import GradientAllReduce
 from task_images.comm.base import Strategy
 from task_images.comm.prepare import prepare_strategy
-from task_images.harness import jax_ranks
 from task_images.harness.data import Data
 from task_images.harness.distributed import World
 from task_images.harness.errors import TaskUsageError
-from task_images.harness.goals import GoalWatch, make_accuracy_goal
+from task_images.harness.goals import make_accuracy_goal
+from task_images.harness.jax_ranks import JaxRanks
 from task_images.harness.jax_training import MakeProgram, train_in_jax
 from task_images.harness.loop import Plan, Unit
 from task_images.harness.metrics import TopK
 from task_images.harness.models.counting import count_parameters
-from task_images.harness.precision import Precision
 from task_images.harness.report import Reporter
 from task_images.harness.schedules import Schedule
 from task_images.harness.settings import CheckpointedSettings, ClassifierSettings
-from task_images.harness.speed import SpeedOptions
+from task_images.harness.speed import Graphs, apply_speed, make_precision
 from task_images.harness.training import Loss, make_sample_trainer
 
 
@@ -71,13 +70,12 @@ def train_classifier(
     long = settings if isinstance(settings, CheckpointedSettings) else None
     same = {"seed": world.contract.seed, "global_batch": settings.batch_size * world.size}
     facts: dict[str, Any] = {"parameters": count_parameters(model.parameters()), "global_batch": same["global_batch"]}
-    speed = long and SpeedOptions(long.channels_last, long.compile, long.precision, long.loaders)
-    precision = speed.make_precision(world.device) if speed else Precision("fp32", world.device)
+    precision = make_precision(long.precision if long else "fp32", world.device)
     chosen = prepare_strategy(world, lambda: strategy or GradientAllReduce())
-    if long and speed:
+    if long:
         _check_graphs(long, chosen, world.contract.calibrate)
-        speed.apply(model)
-        facts["options"] = speed.facts()
+        apply_speed(long, model)
+        facts["options"] = {name: getattr(long, name) for name in ("channels_last", "compile", "loaders")}
     trainer = make_sample_trainer(
         world,
         report,
@@ -103,11 +101,13 @@ def train_classifier(
         strategy=chosen,
         metrics=[] if measure else [TopK(k) for k in (1, 5) if k <= classes],
         training_metrics=[] if measure else [TopK(1)],
-        goal=None if measure else make_goal(settings, world),
+        goal=None
+        if measure
+        else make_accuracy_goal(settings.goal_full, settings.goal_light, settings.goal_on, world.contract.goal),
         validation_loss=nn.functional.cross_entropy,
         precision=precision,
         compiled=long is not None and long.compile != "no",
-        graphs=speed.graphs if speed else None,
+        graphs=Graphs() if long is not None and long.compile == "graphs" else None,
         arithmetic=settings,
         unit=Unit("images"),
         name=name,
@@ -115,7 +115,7 @@ def train_classifier(
         closing=closing,
         identity={**(identity or {}), **same},
     )
-    (train_in_jax(trainer, in_jax) if in_jax and world.backend == jax_ranks.NAME else trainer).run()
+    (train_in_jax(trainer, in_jax) if in_jax and world.backend == JaxRanks.backend else trainer).run()
 
 
 def _check_graphs(settings: CheckpointedSettings, strategy: Strategy, calibrates: bool) -> None:
@@ -135,8 +135,3 @@ def _check_graphs(settings: CheckpointedSettings, strategy: Strategy, calibrates
         raise TaskUsageError(
             "compile=graphs replays the whole model, but --calibrate times its layers", "--set compile=no"
         )
-
-
-def make_goal(settings: ClassifierSettings, world: World) -> GoalWatch:
-    """The goal of an image classification: Prec@1 in percent, at the full or the light threshold."""
-    return make_accuracy_goal(settings.goal_full, settings.goal_light, settings.goal_on, world.contract.goal)

@@ -65,7 +65,7 @@ def share_cpus(cpus: Sequence[int], ranks: int, root: str = "/") -> list[list[in
 def _place_of(cpu: int, root: str) -> tuple[int, int]:
     """Socket and core of a CPU; zeros if unknown."""
     folder = f"{root}/sys/devices/system/cpu/cpu{cpu}/topology"
-    lines = [_read_lines(f"{folder}/{name}") for name in ("physical_package_id", "core_id")]
+    lines = [read_lines(f"{folder}/{name}") for name in ("physical_package_id", "core_id")]
     socket, core = (int(found[0]) if found and found[0].lstrip("-").isdigit() else 0 for found in lines)
     return socket, core
 
@@ -91,7 +91,7 @@ def read_throttling(root: str = "/") -> Throttling:
 def _cpu_groups(root: str) -> Iterator[str]:
     """Folders of the groups that limit this process's CPU time, innermost first, if they are mounted here."""
     mounts = list(_mounts(root))
-    for line in _read_lines(f"{root}/proc/self/cgroup"):
+    for line in read_lines(f"{root}/proc/self/cgroup"):
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         version = 2 if number == "0" and not controllers else 1
@@ -104,7 +104,7 @@ def _cpu_groups(root: str) -> Iterator[str]:
 
 def _mounts(root: str) -> Iterator[tuple[int, str, str]]:
     """(version, root within the hierarchy, mount point) of each mounted cgroup hierarchy with CPU quotas."""
-    for line in _read_lines(f"{root}/proc/self/mountinfo"):
+    for line in read_lines(f"{root}/proc/self/mountinfo"):
         before, _, after = line.partition(" - ")
         fields, kind = before.split(), after.split()
         if len(fields) < 5 or len(kind) < 3:
@@ -134,23 +134,24 @@ def _folders_up(place: str, steps: list[str]) -> Iterator[str]:
 
 
 def _quota_of(folder: str) -> float | None:
-    lines = _read_lines(f"{folder}/cpu.max")
+    lines = read_lines(f"{folder}/cpu.max")
     if lines:
         quota, _, period = lines[0].partition(" ")
     else:
-        quota = "".join(_read_lines(f"{folder}/cpu.cfs_quota_us")[:1])
-        period = "".join(_read_lines(f"{folder}/cpu.cfs_period_us")[:1])
+        quota = "".join(read_lines(f"{folder}/cpu.cfs_quota_us")[:1])
+        period = "".join(read_lines(f"{folder}/cpu.cfs_period_us")[:1])
     if not quota.isdigit() or not period.isdigit() or int(period) == 0:  # "max", "-1", or no such file
         return None
     return int(quota) / int(period)
 
 
 def _read_pairs(path: str) -> dict[str, int]:
-    pairs = (line.split() for line in _read_lines(path))
+    pairs = (line.split() for line in read_lines(path))
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
 
 
-def _read_lines(path: str) -> list[str]:
+def read_lines(path: str) -> list[str]:
+    """The lines of a file of the kernel; none without it."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.read().splitlines()

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from task_images.harness.settings import PlateauSettings
+
 Formula = Callable[[float], float]
 
 
@@ -95,6 +97,12 @@ class Plateau:
         if self.bad_epochs > self.patience:
             self.current = max(self.floor, self.current * self.factor)
             self.bad_epochs = 0
+
+
+def follow_plateaus(settings: PlateauSettings, rate: float, target: float, warmup: int) -> Plateau:
+    """The schedule that the parameters describe, from `rate`, which is also its lowest one."""
+    factor, patience = settings.plateau_factor, settings.plateau_patience
+    return Plateau(rate, target, warmup, factor, patience, settings.plateau_threshold, floor=rate)
 
 
 def log2_warmup(workers: int) -> int:

@@ -2,14 +2,14 @@
 
 import os
 import shutil
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
 
 from task_images.harness.errors import EnvironmentUnfitError
 from task_images.harness.precision import LossScale, Precision
+from task_images.harness.settings import SpeedSettings
 
 # Overflows are detected and skipped, so start high, where small gradients do not vanish.
 FIRST_LOSS_SCALE = 65536.0
@@ -19,46 +19,27 @@ FIRST_LOSS_SCALE = 65536.0
 COMPILATIONS = 2
 
 
-@dataclass(frozen=True)
-class SpeedOptions:
-    """channels_last   memory format of images and convolutions
-    compile            "no", "blocks" (torch.compile for each block of the model, so that gradients still appear one
-                       after another), "whole", or "graphs": whole, and on a GPU the kernels of a pass are recorded once
-                       and replayed as CUDA graphs, so that small steps do not wait for kernel launches (see `Graphs`);
-                       only for training batches of the usual size, see training.SampleWork
-    precision          fp32; bf16 or fp16: mixed, with parameters in fp32
-    loaders            prefetching threads
+def apply_speed(settings: SpeedSettings, model: nn.Module) -> None:
+    """Change memory format and code of `model` in place; parameters stay the same objects.
+
+    compile=blocks: each block of the model, so that gradients still appear one after another; graphs: all of it, and on
+    a GPU the kernels of a pass are recorded once and replayed as CUDA graphs, so that small steps do not wait for
+    kernel launches (see `Graphs`); only for training batches of the usual size, see training.SampleWork.
     """
+    if settings.channels_last:
+        model.to(memory_format=torch.channels_last)
+    if settings.compile == "no":
+        return
+    require_compiler(settings.compile)
+    modules = (blocks_of(model) if settings.compile == "blocks" else []) or [model]
+    _allow_compilations(COMPILATIONS * len(modules))
+    for module in modules:
+        module.compile(mode="reduce-overhead" if settings.compile == "graphs" else None)
 
-    channels_last: bool
-    compile: str
-    precision: str
-    loaders: int
 
-    def apply(self, model: nn.Module) -> None:
-        """Change memory format and code of `model` in place; parameters stay the same objects."""
-        if self.channels_last:
-            model.to(memory_format=torch.channels_last)
-        if self.compile == "no":
-            return
-        require_compiler(self.compile)
-        modules = (blocks_of(model) if self.compile == "blocks" else []) or [model]
-        _allow_compilations(COMPILATIONS * len(modules))
-        for module in modules:
-            module.compile(mode="reduce-overhead" if self.compile == "graphs" else None)
-
-    @property
-    def graphs(self) -> "Graphs | None":
-        """The requirements of CUDA graphs; None without CUDA graphs."""
-        return Graphs() if self.compile == "graphs" else None
-
-    def make_precision(self, device: torch.device) -> Precision:
-        """The precision on a device, with a fresh loss scale for float16."""
-        return Precision(self.precision, device, LossScale(value=FIRST_LOSS_SCALE))
-
-    def facts(self) -> Mapping[str, object]:
-        """For the result, without what the trainer reports."""
-        return {"channels_last": self.channels_last, "compile": self.compile, "loaders": self.loaders}
+def make_precision(precision: str, device: torch.device) -> Precision:
+    """The precision on a device, with a fresh loss scale for float16."""
+    return Precision(precision, device, LossScale(value=FIRST_LOSS_SCALE))
 
 
 def compile_seconds() -> float:

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from task_images.harness.arrays import Bytes, Labels
 from task_images.harness.cache import Say, as_task_error, hold_lock
+from task_images.harness.datasets import check_space
 from task_images.harness.errors import EnvironmentUnfitError
 from task_images.harness.files import replace_file
 from task_images.harness.progress import ProgressLines
@@ -123,7 +124,8 @@ def pack(
         plans = [(source, *_plan_files(source, limit)) for source in sources]
         total = sum(int(ends[-1]) for _, ends, _ in plans)
         progress = ProgressLines("packing", total, say)
-        _check_room(place, total)
+        present = sum(path.stat().st_size for path in place.glob("*.pack"))
+        check_space(place, total - present, "packing")
         for source, ends, firsts in plans:
             for number in range(len(firsts)):
                 _write_file(place, source, ends, firsts, number, progress)
@@ -161,16 +163,6 @@ def _write_file(
             with open(path, "rb") as image:
                 shutil.copyfileobj(image, file, 1 << 20)
                 progress.add(image.tell())
-
-
-def _check_room(place: Path, wanted: int) -> None:
-    present = sum(path.stat().st_size for path in place.glob("*.pack"))
-    free = shutil.disk_usage(place).free
-    if wanted - present > free:
-        raise EnvironmentUnfitError(
-            f"packing needs {(wanted - present) / 1e9:.1f} GB more in {place}, and {free / 1e9:.1f} GB are free",
-            "Free some space, or run without packing: the original files work, too.",
-        )
 
 
 def _file_name(part: str, number: int) -> str:

@@ -11,6 +11,7 @@ from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 
+from task_images.harness.byte_pairs import Pair, join_pair, merge_pairs
 from task_images.harness.errors import EnvironmentUnfitError
 from task_images.harness.translation.pairs import lines
 
@@ -18,13 +19,11 @@ HEADER = "#version: 0.2"
 SEPARATOR = "@@"
 _END = "</w>"
 
-Merge = tuple[str, str]
-
 
 class BytePairs:
     """Cuts words into subwords by `merges`, best first."""
 
-    def __init__(self, merges: Iterable[Merge]) -> None:
+    def __init__(self, merges: Iterable[Pair]) -> None:
         self._ranks = {merge: rank for rank, merge in reversed(list(enumerate(merges)))}
         self._cut = lru_cache(maxsize=1 << 18)(self._cut_new_word)
 
@@ -33,12 +32,7 @@ class BytePairs:
         return " ".join(subword for word in line.split() for subword in self._cut(word))
 
     def _cut_new_word(self, word: str) -> tuple[str, ...]:
-        symbols = _symbols(word)
-        while len(symbols) > 1:
-            best = min(pairwise(symbols), key=lambda pair: self._ranks.get(pair, len(self._ranks)))
-            if best not in self._ranks:
-                break
-            symbols = _merge(symbols, best)
+        symbols = merge_pairs(_symbols(word), self._ranks)
         symbols[-1] = symbols[-1].removesuffix(_END)
         return (*(f"{symbol}{SEPARATOR}" for symbol in symbols[:-1]), symbols[-1])
 
@@ -65,26 +59,26 @@ def read_codes(path: Path) -> BytePairs:
     return BytePairs(merges)
 
 
-def write_codes(path: Path, merges: Iterable[Merge]) -> None:
+def write_codes(path: Path, merges: Iterable[Pair]) -> None:
     """Write a codes file: one merge per line, best first."""
     path.write_text("".join(f"{line}\n" for line in [HEADER, *map(" ".join, merges)]), encoding="utf-8")
 
 
-def learn(counts: Mapping[str, int], number: int, least: int = 2) -> list[Merge]:
+def learn(counts: Mapping[str, int], number: int, least: int = 2) -> list[Pair]:
     """At most `number` merges of the most frequent neighbors in the words of `counts`, none rarer than `least`.
 
     Of equally frequent pairs the greatest one in the order of characters goes first, as in subword-nmt.
     """
     words = [(_symbols(word), count) for word, count in counts.items()]
-    pairs: Counter[Merge] = Counter()
-    places: defaultdict[Merge, set[int]] = defaultdict(set)
+    pairs: Counter[Pair] = Counter()
+    places: defaultdict[Pair, set[int]] = defaultdict(set)
     for place, (symbols, count) in enumerate(words):
         for pair in pairwise(symbols):
             pairs[pair] += count
             places[pair].add(place)
     queue = [_Candidate(count, pair) for pair, count in pairs.items()]
     heapq.heapify(queue)
-    merges: list[Merge] = []
+    merges: list[Pair] = []
     while queue and len(merges) < number:
         best = heapq.heappop(queue)
         if best.count != pairs[best.pair]:
@@ -92,10 +86,10 @@ def learn(counts: Mapping[str, int], number: int, least: int = 2) -> list[Merge]
         if best.count < least:
             break
         merges.append(best.pair)
-        changed: set[Merge] = set()
+        changed: set[Pair] = set()
         for place in places.pop(best.pair):
             symbols, count = words[place]
-            after = _merge(symbols, best.pair)
+            after = join_pair(symbols, best.pair, best.pair[0] + best.pair[1])
             words[place] = (after, count)
             for pair in pairwise(symbols):
                 pairs[pair] -= count
@@ -113,7 +107,7 @@ class _Candidate:
 
     __slots__ = ("count", "pair")
 
-    def __init__(self, count: int, pair: Merge) -> None:
+    def __init__(self, count: int, pair: Pair) -> None:
         self.count = count
         self.pair = pair
 
@@ -123,17 +117,3 @@ class _Candidate:
 
 def _symbols(word: str) -> list[str]:
     return [*word[:-1], word[-1] + _END]
-
-
-def _merge(symbols: list[str], pair: Merge) -> list[str]:
-    """`symbols` with every occurrence of `pair` joined, from left to right."""
-    joined: list[str] = []
-    place = 0
-    while place < len(symbols):
-        if place + 1 < len(symbols) and (symbols[place], symbols[place + 1]) == pair:
-            joined.append(pair[0] + pair[1])
-            place += 2
-        else:
-            joined.append(symbols[place])
-            place += 1
-    return joined

@@ -99,7 +99,7 @@ def _read_pairs(folder: Path, cache: Path, name: str, vocabulary: Vocabulary, lo
         )
 
     def build(place: Path) -> None:
-        encode_text(texts, (vocabulary.encode, vocabulary.encode), place, vocabulary.size, longest)
+        encode_text(texts, vocabulary.encode, place, vocabulary.size, longest)
 
     inputs = [*texts, folder / VOCABULARY]
     entry = cached_folder(cache, f"wmt16-{name}-{longest}", FORM, lambda: inputs, build, resumable=True)

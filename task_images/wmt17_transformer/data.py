@@ -86,7 +86,7 @@ def _read_pairs(folder: Path, cache: Path, name: str, subtokens: Subtokens, long
         )
 
     def build(place: Path) -> None:
-        encode_text(texts, (subtokens.encode, subtokens.encode), place, subtokens.size, longest)
+        encode_text(texts, subtokens.encode, place, subtokens.size, longest)
 
     inputs = [*texts, folder / f"dict.{SOURCE}.txt"]
     key = [FORM, subtokens.size]

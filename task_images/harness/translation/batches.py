@@ -4,9 +4,8 @@ An update has the same sentences for any number of ranks. Its passes are numbere
 consecutive ones, and in the last update of an epoch a rank may have fewer, or none.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -32,90 +31,78 @@ class Update(NamedTuple):
         return sum(map(len, self.passes))
 
 
-class Batches(Protocol):
-    """The updates of an epoch for one rank."""
+class Batches:
+    """The updates of an epoch for one rank: `list_passes` of all ranks, divided among them.
 
-    steps: int  # updates per epoch
+    reshuffle   whether pairs are distributed anew in every epoch
+    """
+
+    def __init__(self, pairs: Pairs, passes: Passes, ranks: int, rank: int, seed: int, reshuffle: bool = True) -> None:
+        self._pairs, self._passes = pairs, passes
+        self._ranks, self._rank = ranks, rank
+        self._seed, self._reshuffle = seed, reshuffle
+        self.steps = -(-self.count_passes() // (passes.number * ranks))  # updates per epoch
+
+    def count_passes(self) -> int:
+        """Passes of an epoch over all ranks."""
+        return len(self.list_passes(1))
+
+    def list_passes(self, epoch: int) -> list[Indices]:
+        """The pairs of every pass of an epoch, over all ranks."""
+        raise NotImplementedError
 
     def updates(self, epoch: int, begin: int = 0) -> Iterator[Update]:
         """The updates of `epoch` (from 1) except the first `begin`."""
-        ...
+        batches = self.list_passes(epoch)
+        group = self._passes.number * self._ranks
+        for start in range(begin * group, len(batches), group):
+            whole = batches[start : start + group]
+            own = shard(len(whole), self._ranks, self._rank)
+            members = np.concatenate(whole)
+            tokens = int(self._pairs.target.lengths[members].sum())
+            yield Update(list(whole[own.start : own.stop]), own.start, len(members), tokens)
 
     def padding(self, epoch: int) -> float:
         """Share of padding in all source and target positions of that epoch, from 0 to 1."""
-        ...
-
-
-@dataclass(frozen=True)
-class _Cut:
-    """Splits a list of passes over ranks, for one rank."""
-
-    pairs: Pairs
-    passes: Passes
-    ranks: int
-    rank: int
-
-    def updates(self, batches: Sequence[Indices], begin: int) -> Iterator[Update]:
-        group = self.passes.number * self.ranks
-        for start in range(begin * group, len(batches), group):
-            whole = batches[start : start + group]
-            own = shard(len(whole), self.ranks, self.rank)
-            members = np.concatenate(whole)
-            tokens = int(self.pairs.target.lengths[members].sum())
-            yield Update(list(whole[own.start : own.stop]), own.start, len(members), tokens)
-
-    def steps(self, batches: int) -> int:
-        return -(-batches // (self.passes.number * self.ranks))
-
-    def padding(self, batches: Sequence[Indices]) -> float:
         filled = positions = 0
-        for members in batches:
-            for side in (self.pairs.source, self.pairs.target):
+        for members in self.list_passes(epoch):
+            for side in (self._pairs.source, self._pairs.target):
                 lengths = side.lengths[members]
                 filled += int(lengths.sum())
                 positions += len(members) * int(lengths.max())
         return 1 - filled / positions
 
 
-class SentenceBatches:
+class SentenceBatches(Batches):
     """Passes with the same number of sentences, in random order.
 
     reshuffle   True: all pairs are reshuffled every epoch. False: each rank keeps its part from the first shuffle and
                 reshuffles only that, as in the original.
     """
 
-    def __init__(self, pairs: Pairs, passes: Passes, ranks: int, rank: int, seed: int, reshuffle: bool = True) -> None:
-        self._cut = _Cut(pairs, passes, ranks, rank)
-        self._seed = seed
-        self._reshuffle = reshuffle
-        self.steps = self._cut.steps(-(-len(pairs) // passes.size))
+    def count_passes(self) -> int:
+        """As many as the pairs fill."""
+        return -(-len(self._pairs) // self._passes.size)
 
-    def updates(self, epoch: int, begin: int = 0) -> Iterator[Update]:
-        """The updates of an epoch from number `begin` on."""
-        return self._cut.updates(self._batches(epoch), begin)
-
-    def padding(self, epoch: int) -> float:
-        """Share of padding in all source and target positions of that epoch, from 0 to 1."""
-        return self._cut.padding(self._batches(epoch))
-
-    def _batches(self, epoch: int) -> list[Indices]:
+    def list_passes(self, epoch: int) -> list[Indices]:
+        """The pairs of every pass of an epoch, over all ranks."""
         order = self._order(epoch)
-        size = self._cut.passes.size
+        size = self._passes.size
         return [order[start : start + size] for start in range(0, len(order), size)]
 
     def _order(self, epoch: int) -> Indices:
-        count = len(self._cut.pairs)
+        count = len(self._pairs)
         if self._reshuffle:
             return numpy_generator(self._seed, "sentences", epoch).permutation(count)
         once = numpy_generator(self._seed, "sentences").permutation(count)
-        ranks, size = self._cut.ranks, self._cut.passes.size * self._cut.passes.number
+        ranks, size = self._ranks, self._passes.size * self._passes.number
         parts = [once[(part := shard(count, ranks, rank)).start : part.stop] for rank in range(ranks)]
         mixed = [numpy_generator(self._seed, "part", epoch, rank).permutation(part) for rank, part in enumerate(parts)]
         updates = -(-max(map(len, mixed)) // size)
         return np.concatenate([part[step * size : (step + 1) * size] for step in range(updates) for part in mixed])
 
 
-class TokenBatches:
+class TokenBatches(Batches):
     """Passes of at most `passes.size` positions (sentences x longest side, rounded up) of similar length.
 
     Sentences are sorted by target, then source length, with ties in random order, and batched greedily; lengths are
@@ -124,27 +111,14 @@ class TokenBatches:
     repeated every epoch.
     """
 
-    def __init__(self, pairs: Pairs, passes: Passes, ranks: int, rank: int, seed: int, reshuffle: bool = True) -> None:
-        self._cut = _Cut(pairs, passes, ranks, rank)
-        self._seed = seed
-        self._reshuffle = reshuffle
-        self.steps = self._cut.steps(len(self._batches(1)))
-
-    def updates(self, epoch: int, begin: int = 0) -> Iterator[Update]:
-        """The updates of an epoch from number `begin` on."""
-        return self._cut.updates(self._batches(epoch), begin)
-
-    def padding(self, epoch: int) -> float:
-        """Share of padding in all source and target positions of that epoch, from 0 to 1."""
-        return self._cut.padding(self._batches(epoch))
-
-    def _batches(self, epoch: int) -> list[Indices]:
+    def list_passes(self, epoch: int) -> list[Indices]:
+        """The pairs of every pass of an epoch, over all ranks."""
         generator = numpy_generator(self._seed, "tokens", epoch if self._reshuffle else 1)
-        pairs = self._cut.pairs
+        pairs = self._pairs
         order = generator.permutation(len(pairs))
         order = order[np.lexsort((pairs.target.lengths[order], pairs.source.lengths[order]))]
         lengths = np.maximum(pairs.source.lengths, pairs.target.lengths)
-        batches = fill_batches(order, lengths[order], self._cut.passes.size)
+        batches = fill_batches(order, lengths[order], self._passes.size)
         return [batches[place] for place in generator.permutation(len(batches))]
 
 

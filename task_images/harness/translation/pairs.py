@@ -243,9 +243,7 @@ class Encoded:
         new.replace(folder / _JOURNAL)
 
 
-def encode_text(
-    texts: tuple[Path, Path], encode: tuple[Encode, Encode], folder: Path, vocabulary: int, longest: int
-) -> None:
+def encode_text(texts: tuple[Path, Path], encode: Encode, folder: Path, vocabulary: int, longest: int) -> None:
     """Encode two parallel text files into `folder` (see `read_encoded`), in one pass, one pair of lines in memory.
 
     `longest` > 0: for training; pairs with more numbers on a side, and pairs with an empty side, are excluded and
@@ -278,11 +276,11 @@ def encode_text(
     (folder / _JOURNAL).unlink(missing_ok=True)
 
 
-def _encode_pair(pair: tuple[str, str], encode: tuple[Encode, Encode], longest: int) -> list[list[int]] | str:
+def _encode_pair(pair: tuple[str, str], encode: Encode, longest: int) -> list[list[int]] | str:
     """The numbers of both sides, or the reason for excluding the pair."""
     if longest and not all(pair):
         return "empty"
-    sentences = [encode_one(line) for encode_one, line in zip(encode, pair, strict=True)]
+    sentences = [encode(line) for line in pair]
     return "too long" if longest and max(map(len, sentences)) > longest else sentences
 
 

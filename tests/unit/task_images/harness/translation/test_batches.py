@@ -122,7 +122,7 @@ def test_an_update_has_the_same_passes_for_any_number_of_ranks(
     ],
 )
 def test_every_pair_is_in_an_epoch_once_and_nothing_is_thrown_away(batches: SentenceBatches | TokenBatches) -> None:
-    other = type(batches)(PAIRS, batches._cut.passes, 2, 1, seed=1, reshuffle=batches._reshuffle)
+    other = type(batches)(PAIRS, batches._passes, 2, 1, seed=1, reshuffle=batches._reshuffle)
     updates = list(batches.updates(3)), list(other.updates(3))
     assert len(updates[0]) == len(updates[1]) == batches.steps
     seen = np.concatenate([indices for share in updates for update in share for indices in update.passes])

@@ -76,14 +76,14 @@ def write(folder: Path, source: bytes, target: bytes) -> tuple[Path, Path]:
 
 def test_text_is_encoded_and_what_is_left_out_is_counted(tmp_path: Path) -> None:
     texts = write(tmp_path, "\ufeffa bb\nx\n\na a a a\nö ü\r\n".encode(), b"ccc\n\nd\nb\ne\n")
-    encode_text(texts, (encode, encode), tmp_path, 100, longest=4)
+    encode_text(texts, encode, tmp_path, 100, longest=4)
     pairs = read_encoded(tmp_path)
     assert [(pairs.source.sentence(i), pairs.target.sentence(i)) for i in range(len(pairs))] == [
         ([1, 2, 2], [3, 2]),
         ([1, 1, 2], [1, 2]),
     ]
     assert pairs.left_out == {"too long": 1, "empty": 2}
-    encode_text(texts, (encode, encode), tmp_path, 100, longest=0)
+    encode_text(texts, encode, tmp_path, 100, longest=0)
     everything = read_encoded(tmp_path)
     assert len(everything) == 5
     assert everything.target.sentence(1) == [2]
@@ -94,7 +94,7 @@ def test_an_interrupted_encoding_goes_on_with_the_next_lines(tmp_path: Path, mon
     """Every tenth line is remembered; what was written behind it is written again."""
     monkeypatch.setattr(pairs_module, "KEEP_EVERY", 10)
     texts = write(tmp_path, *(b"".join(b"a " * (number % 7) + b"\n" for number in range(95)) for _ in range(2)))
-    encode_text(texts, (encode, encode), tmp_path, 100, longest=5)
+    encode_text(texts, encode, tmp_path, 100, longest=5)
     whole = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     for name in whole.keys() - {path.name for path in texts}:
         (tmp_path / name).unlink()
@@ -107,9 +107,9 @@ def test_an_interrupted_encoding_goes_on_with_the_next_lines(tmp_path: Path, mon
         return encode(line)
 
     with pytest.raises(KeyboardInterrupt):
-        encode_text(texts, (interrupt, interrupt), tmp_path, 100, longest=5)
+        encode_text(texts, interrupt, tmp_path, 100, longest=5)
     encoded.clear()
-    encode_text(texts, (interrupt, interrupt), tmp_path, 100, longest=5)
+    encode_text(texts, interrupt, tmp_path, 100, longest=5)
     assert 0 < len(encoded) < 100
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == whole
 
@@ -129,7 +129,7 @@ def test_a_line_separator_of_unicode_does_not_end_a_line(tmp_path: Path) -> None
 )
 def test_texts_that_are_not_parallel_or_not_utf8(tmp_path: Path, source: bytes, target: bytes, message: str) -> None:
     with pytest.raises(EnvironmentUnfitError, match=message):
-        encode_text(write(tmp_path, source, target), (encode, encode), tmp_path, 100, 10)
+        encode_text(write(tmp_path, source, target), encode, tmp_path, 100, 10)
 
 
 def test_a_missing_text_is_named(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_encoding_needs_no_more_memory_for_more_text(tmp_path: Path) -> None:
         line = b" ".join([b"word"] * 50) + b"\n"
         texts = write(tmp_path, line * count, line * count)
         tracemalloc.start()
-        encode_text(texts, (encode, encode), tmp_path, 100, 80)
+        encode_text(texts, encode, tmp_path, 100, 80)
         most = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         return most
