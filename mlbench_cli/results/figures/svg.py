@@ -16,7 +16,7 @@ from mlbench_cli.results.figures.ticks import Places, format_tick, place_axis, v
 MAX_MARKS = 60  # points of a line that has marks
 MAX_X_TICKS = 7
 MAX_END_LABELS = 5  # lines
-_MIN_WRITTEN = 18.0  # percent of a bar's width in which its value is written
+_MIN_WRITTEN = 30.0  # percent of a bar's width in which its value is written
 _MIN_APART = 8.0  # percent of the height between two values at the ends of lines
 
 
