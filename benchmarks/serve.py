@@ -111,7 +111,7 @@ def main() -> None:
         with serve(home, "--allow-actions") as dashboard:
             program = home / "program.py"
             program.write_text(PROGRAM)
-            words = {"name": "live", "workers": [1], "command": f"{sys.executable} {program}"}
+            words = {"name": "live", "workers": [1], "command": f"{sys.executable} {program}", "share_machine": True}
             assert dashboard.post("/api/v1/runs", words).status == 201
             time.sleep(3)
             delays: list[float] = []
