@@ -20,7 +20,7 @@ IMAGES = Path(__file__).parents[1] / "docs" / "images"
 ARCHIVES = Path(__file__).parents[1] / "results" / "archives"
 SHOWN = ("digits-alone-1-*.zip", "digits-bsp-2-*.zip", "digits-eftopk-2-*.zip", "digits-powersgd-2-*.zip")
 DRAWN = ("digits-alone-1-*.zip", "digits-bsp-2-*.zip")
-CHARTS = ("phases", "predictions")
+CHARTS = {"phases": "time_for_all_phases", "predictions": "predictions"}  # here and as mlbench names them
 MAX_BYTES = 100_000
 COLORS = 128  # of a picture; pages have few
 TASK = ("--task", "digits_resnet", "--preset", "tiny", "--repeat", "3", "--yes")
@@ -69,8 +69,8 @@ def draw(home: Path, folder: Path) -> None:
     archives = (str(path) for kind in DRAWN for path in sorted(ARCHIVES.glob(kind)))
     mlbench(home, "charts", str(folder), *archives, "--yes")
     mlbench(home, "predict", "--check", "--charts", str(folder))
-    for name in CHARTS:
-        reduce(folder / f"{name}.png", IMAGES / f"{name}.png")
+    for name, drawn in CHARTS.items():
+        reduce(folder / f"{drawn}.png", IMAGES / f"{name}.png")
 
 
 def reduce(source: Path, target: Path) -> None:
