@@ -18,6 +18,7 @@ from mlbench_cli.util.times import parse_timestamp
 MAX_RUNS = 12  # in a figure over time; all are in the CSV
 MAX_RANK_LINES = 16  # in a figure of samples; for more ranks the spread is drawn
 SPREAD_INTERVALS = 200
+_BLOCK_STEPS = [step for step in range(1, sample_blocks.BLOCK_ROWS + 1) if sample_blocks.BLOCK_ROWS % step == 0]
 SAMPLED_FIELDS = (
     *("cpu_seconds", "rss_bytes", "received_bytes", "sent_bytes", "read_bytes", "write_bytes"),
     *("gpu_percent", "gpu_memory_bytes", "gpu_watts"),
@@ -119,11 +120,15 @@ class RunData:
 
     @cached_property
     def resources(self) -> "dict[int, SampleColumns]":
-        """The resource samples of each rank in order of time; for many ranks, a tenth of those stored in blocks.
+        """The resource samples of each rank in order of time; for many ranks, a tenth of those stored in blocks, or, if
+        that is less, about one for each interval of the figure.
 
         Counters are cumulative, so rates over longer intervals are equally exact.
         """
-        every = 1 if int(self.archive.result["world_size"]) <= MAX_RANK_LINES else 10
+        every = 1
+        if int(self.archive.result["world_size"]) > MAX_RANK_LINES:
+            interval = float(self.archive.result["wall_seconds"] or 0.0) / SPREAD_INTERVALS  # a sample per second
+            every = next((step for step in _BLOCK_STEPS if step >= max(10.0, interval)), sample_blocks.BLOCK_ROWS)
         found: dict[int, SampleColumns] = {}
         for row in self.archive.samples():
             if row.get("kind") == sample_blocks.KIND:
