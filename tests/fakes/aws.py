@@ -1,4 +1,5 @@
-"""AWS as one local HTTP server: moto, behind a layer with what moto lacks. `python -m tests.fakes.aws` prints its port.
+"""AWS as one local HTTP server: moto, behind a layer with what moto lacks. `python -m tests.fakes.aws FD` serves at the
+listening socket with that descriptor.
 
 moto keeps networks, roles, stacks, clusters and node groups. The layer adds states that take some looks, add-ons,
 access entries, versions, quotas, placement groups, what EKS and its machines leave in a network, the Kubernetes API of
@@ -12,12 +13,14 @@ import os
 import re
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
-from moto.backends import get_backend
+from moto.backends import SERVICE_NAMES, get_backend
+from moto.moto_server.werkzeug_app import create_backend_app
 from werkzeug.serving import WSGIRequestHandler, make_server
 
 from tests.fakes.aws_answers import Answer, ApiError, error_answer, json_answer
@@ -28,6 +31,9 @@ from tests.fakes.aws_scheduler import SchedulerRules
 from tests.fakes.aws_services import ServiceRules
 from tests.fakes.aws_topology import TopologyRules
 
+# That nearly every test uses.
+SERVICES: tuple[SERVICE_NAMES, ...] = ("autoscaling", "cloudformation", "ec2", "ecr", "eks", "iam", "sts")
+
 
 class AwsDouble(SchedulerRules, ServiceRules, NetworkRules, TopologyRules):
     """The WSGI application. `looks`: how often something has to be asked for until it is made, or gone."""
@@ -35,6 +41,11 @@ class AwsDouble(SchedulerRules, ServiceRules, NetworkRules, TopologyRules):
     def __init__(self) -> None:
         super().__init__()
         self.kube = KubeSide(self)
+
+    def load(self) -> None:
+        """Load what the first requests would, EC2's machine types and IAM's policies among it: all copies have it."""
+        for service in SERVICES:
+            self.moto.app_instances[service] = create_backend_app(service)
 
     def forget_kube(self, name: str) -> None:
         self.kube.forget(name)
@@ -160,7 +171,9 @@ class AwsDouble(SchedulerRules, ServiceRules, NetworkRules, TopologyRules):
         if child == 0:
             os.close(reader)
             self.lock = threading.RLock()
-            serve(self, lambda port: os.write(writer, f"{port}\n".encode()))
+            with socket.create_server(("127.0.0.1", 0)) as listener:
+                os.write(writer, f"{listener.getsockname()[1]}\n".encode())
+                serve(self, listener.fileno())
         os.close(writer)
         with open(reader) as answer:
             return {"port": int(answer.readline()), "pid": child}
@@ -220,17 +233,18 @@ class _Quiet(WSGIRequestHandler):
         return
 
 
-def serve(double: AwsDouble, tell: Callable[[int], object]) -> None:
+def serve(double: AwsDouble, descriptor: int) -> None:
     """Does not return: ends with whoever has started this process, however that ended."""
     parent = os.getppid()
-    server = make_server("127.0.0.1", 0, double, threaded=True, request_handler=_Quiet)
+    server = make_server("127.0.0.1", 0, double, threaded=True, request_handler=_Quiet, fd=descriptor)
     double.port = server.port
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    tell(server.port)
     while os.getppid() == parent:
         time.sleep(0.2)
     os._exit(0)
 
 
 if __name__ == "__main__":
-    serve(AwsDouble(), lambda port: print(port, flush=True))
+    double = AwsDouble()
+    double.load()
+    serve(double, int(sys.argv[1]))

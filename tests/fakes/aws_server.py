@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import urllib.request
@@ -12,6 +13,7 @@ from typing import Any
 from tests.fakes.aws_kube import SECRET
 
 ROOT = Path(__file__).parents[2]
+LOADING_SECONDS = 120  # at most, on a busy machine, until a new double answers
 
 
 class AwsClient:
@@ -83,21 +85,20 @@ class AwsClient:
 
     def _control(self, what: str, **given: Any) -> Any:
         request = urllib.request.Request(f"{self.url}/_double/{what}", json.dumps(given).encode())
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=LOADING_SECONDS) as answer:
             return json.load(answer)
 
 
 class AwsServer(AwsClient):
-    """A double of one's own."""
+    """A double of one's own. While it loads moto, requests wait."""
 
     def __init__(self) -> None:
-        command = [sys.executable, "-m", "tests.fakes.aws"]
-        self._process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-        assert self._process.stdout is not None
-        super().__init__(int(self._process.stdout.readline()), self._process.pid)
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            descriptor = listener.fileno()
+            command = [sys.executable, "-m", "tests.fakes.aws", str(descriptor)]
+            self._process = subprocess.Popen(command, cwd=ROOT, pass_fds=[descriptor], stdin=subprocess.DEVNULL)
+            super().__init__(listener.getsockname()[1], self._process.pid)
 
     def stop(self) -> None:
         super().stop()
         self._process.wait(60)
-        if self._process.stdout:
-            self._process.stdout.close()

@@ -1,5 +1,6 @@
 """A world of stand-ins for `docker` and `kind`, and a data directory of its own."""
 
+import atexit
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -13,7 +14,7 @@ from mlbench_cli.app import run
 from providers.aks import api as aks_api
 from providers.gke import api
 from tests.contract.providers.eks_world import become_for_a_test, forget
-from tests.fakes.aws_server import AwsServer
+from tests.fakes.aws_server import AwsClient, AwsServer
 from tests.fakes.azure_arm import World as AzureWorld
 from tests.fakes.azure_web import AzureDouble
 from tests.fakes.gke import Google
@@ -21,6 +22,7 @@ from tests.fakes.gke import World as GkeWorld
 from tests.fakes.kind_tools import World
 from tests.fakes.registry import FakeRegistry
 
+_aws: list[AwsServer] = []  # none or one, which workers inherit
 IMAGES = {"registry:3": "sha256:01", "my/task:1": "sha256:02", "node": "sha256:03"}
 
 
@@ -53,16 +55,34 @@ def _sign_out(folder: Path, patch: pytest.MonkeyPatch) -> None:
     forget()
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Start the double of AWS before the workers are forked, if one of their tests needs it: moto takes seconds."""
+    options = session.config.option
+    if options.workers and not options.collectonly and any(_needs_aws(item) for item in session.items):
+        _start_aws()
+
+
+def _needs_aws(item: pytest.Item) -> bool:
+    return "aws_server" in getattr(item, "fixturenames", ())
+
+
+def _start_aws() -> None:
+    _aws.append(AwsServer())
+    atexit.register(_aws[0].stop)
+
+
 @pytest.fixture(scope="session")
-def aws_server() -> Iterator[AwsServer]:
-    """One double of AWS for all: that it starts takes longer than most tests. Who leaves things in it uses a copy."""
-    server = AwsServer()
+def aws_server() -> Iterator[AwsClient]:
+    """A double of AWS for all tests of a file, a copy of an empty one. Who leaves things in it makes another copy."""
+    if not _aws:
+        _start_aws()
+    server = _aws[0].copy()
     yield server
     server.stop()
 
 
 @pytest.fixture
-def aws(aws_server: AwsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AwsServer:
+def aws(aws_server: AwsClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AwsClient:
     """The double, of which this process is a client."""
     become_for_a_test(aws_server, monkeypatch)
     monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "home"))

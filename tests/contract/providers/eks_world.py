@@ -65,7 +65,7 @@ def become_for_a_test(aws: AwsClient, monkeypatch: pytest.MonkeyPatch) -> None:
     for key, value in aws.environment("me", REGION).items():
         monkeypatch.setenv(key, value)
     if made_for != [aws.url]:
-        forget()
+        aws_in.cache_clear() if made_for else forget()  # the session keeps the models of services that it has read
         made_for[:] = [aws.url]
     session().get_credentials().access_key = "me"
     aws.calm("me")

@@ -23,7 +23,7 @@ from providers.eks.aws import Aws
 from providers.eks.network import Stack
 from providers.eks.options import EksOptions
 from tests.contract.providers.eks_world import REGION, become_for_a_test, forget, make, remove
-from tests.fakes.aws_server import AwsClient, AwsServer
+from tests.fakes.aws_server import AwsClient
 from tests.fakes.azure_arm import World as AzureWorld
 from tests.fakes.gke import World
 
@@ -334,7 +334,7 @@ def test_a_cluster_of_an_older_version_is_shown_scaled_and_deleted(
     assert world.clusters == {}
 
 
-def test_a_cluster_of_an_older_version_on_eks_is_deleted(command: Command, aws: AwsServer) -> None:
+def test_a_cluster_of_an_older_version_on_eks_is_deleted(command: Command, aws: AwsClient) -> None:
     created = command("create-cluster", "eks", "2", "old", "--region", REGION, "--yes")
     assert created.code == 0, created.err[-600:]
     _forget_details("old-2")
@@ -346,7 +346,7 @@ def test_a_cluster_of_an_older_version_on_eks_is_deleted(command: Command, aws: 
 # --- EKS --------------------------------------------------------------------------------------------------------------
 
 
-def _order(kind: str, action: str, **more: Any) -> Callable[[AwsServer], None]:
+def _order(kind: str, action: str, **more: Any) -> Callable[[AwsClient], None]:
     return lambda aws: aws.order("me", kind, action=action, times=99, **more)
 
 
@@ -418,7 +418,7 @@ EKS = {
 @pytest.mark.parametrize("case", EKS.values(), ids=EKS)
 def test_eks(
     command: Command,
-    aws: AwsServer,
+    aws: AwsClient,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     request: pytest.FixtureRequest,
@@ -442,7 +442,7 @@ def test_eks(
 
 
 @pytest.fixture
-def copied_cloud(aws: AwsServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[AwsClient]:
+def copied_cloud(aws: AwsClient, monkeypatch: pytest.MonkeyPatch) -> Iterator[AwsClient]:
     """A double in which something may stay behind."""
     copy = aws.copy()
     become_for_a_test(copy, monkeypatch)

@@ -14,7 +14,7 @@ from providers.eks import EksProvider
 from providers.eks.aws import aws_in
 from providers.gke import GkeProvider, api
 from tests.contract.providers.eks_world import REGION
-from tests.fakes.aws_server import AwsServer
+from tests.fakes.aws_server import AwsClient
 from tests.fakes.gke import World
 from tests.fakes.gke_facts import PROJECT, ZONE
 
@@ -22,7 +22,7 @@ EKS = ["create-cluster", "eks", "1", "t", "-t", "m5.large", "--region", REGION, 
 Command = Callable[..., Any]
 
 
-def test_aws_takes_the_machines_away_although_nobody_asks(command: Command, aws: AwsServer) -> None:
+def test_aws_takes_the_machines_away_although_nobody_asks(command: Command, aws: AwsClient) -> None:
     result = command(*EKS[:3], "ends", *EKS[4:], "--ttl", "2h")
     assert result.code == 0, result.err
     assert "It expires after 2h. At the end, AWS itself terminates the machines" in result.err
@@ -34,7 +34,7 @@ def test_aws_takes_the_machines_away_although_nobody_asks(command: Command, aws:
 
 
 def test_aws_deletes_the_control_plane_after_its_machines(
-    command: Command, aws: AwsServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    command: Command, aws: AwsClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     result = command(*EKS[:3], "whole", *EKS[4:], "--ttl", "1h")
     assert result.code == 0, result.err
@@ -52,7 +52,7 @@ def test_aws_deletes_the_control_plane_after_its_machines(
         aws_in(REGION).call("scheduler", "get_schedule", Name="mlbench-whole-1-end-plane")
 
 
-def test_who_may_not_make_schedules_is_told_what_stays(command: Command, aws: AwsServer) -> None:
+def test_who_may_not_make_schedules_is_told_what_stays(command: Command, aws: AwsClient) -> None:
     aws.order("me", "deny", action="scheduler:.*", times=99)
     try:
         result = command(*EKS[:3], "half", *EKS[4:], "--ttl", "1h")
@@ -68,19 +68,19 @@ def test_who_may_not_make_schedules_is_told_what_stays(command: Command, aws: Aw
     assert aws.list_left("half-1") == []
 
 
-def test_a_cluster_that_is_ready_after_its_end_ends_at_once(command: Command, aws: AwsServer) -> None:
+def test_a_cluster_that_is_ready_after_its_end_ends_at_once(command: Command, aws: AwsClient) -> None:
     assert command(*EKS[:3], "late", *EKS[4:], "--ttl", "0").code == 0
     assert len(aws.pass_time(120)) == 2
     assert command("delete-cluster", "eks", "late-1", "--yes").code == 0
 
 
-def test_an_unattended_paid_cluster_ends_by_itself(command: Command, aws: AwsServer) -> None:
+def test_an_unattended_paid_cluster_ends_by_itself(command: Command, aws: AwsClient) -> None:
     assert command(*EKS[:3], "alone", *EKS[4:]).code == 0
     assert len(aws.pass_time(8 * 3600 + 60)) == 2
     assert command("delete-cluster", "eks", "alone-1", "--yes").code == 0
 
 
-def test_extend_moves_the_timer_the_tag_and_the_record(command: Command, aws: AwsServer) -> None:
+def test_extend_moves_the_timer_the_tag_and_the_record(command: Command, aws: AwsClient) -> None:
     assert command(*EKS[:3], "long", *EKS[4:], "--ttl", "1h").code == 0
     result = command("extend", "long-1", "2h")
     assert result.code == 0, result.err
@@ -94,7 +94,7 @@ def test_extend_moves_the_timer_the_tag_and_the_record(command: Command, aws: Aw
     assert command("delete-cluster", "eks", "long-1", "--yes").code == 0
 
 
-def test_a_region_that_is_switched_off_is_named(command: Command, aws: AwsServer) -> None:
+def test_a_region_that_is_switched_off_is_named(command: Command, aws: AwsClient) -> None:
     aws.rules(off_regions=["eu-central-1"])
     try:
         result = command("create-cluster", "eks", "1", "off", "-t", "m5.large", "--region", "eu-central-1", "--yes")
@@ -105,7 +105,7 @@ def test_a_region_that_is_switched_off_is_named(command: Command, aws: AwsServer
     assert "aws account enable-region --region-name eu-central-1" in result.err
 
 
-def test_a_cluster_without_an_end_cannot_be_extended(command: Command, aws: AwsServer) -> None:
+def test_a_cluster_without_an_end_cannot_be_extended(command: Command, aws: AwsClient) -> None:
     assert command(*EKS[:3], "never", *EKS[4:], "--ttl", "none").code == 0
     assert aws.pass_time(1e6) == []
     result = command("extend", "never-1", "2h")

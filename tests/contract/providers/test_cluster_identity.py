@@ -14,7 +14,7 @@ from mlbench_cli.storage.store import Store
 from providers.eks import EksProvider
 from providers.eks.options import EksOptions
 from tests.contract.providers.eks_world import REGION, make
-from tests.fakes.aws_server import AwsServer
+from tests.fakes.aws_server import AwsClient
 from tests.fakes.gke import World
 from tests.fakes.gke_facts import PROJECT
 
@@ -33,7 +33,7 @@ def _delete_in(region: str, name: str, home: Path) -> None:
 
 
 def test_a_name_that_is_taken_in_another_region_is_refused(
-    aws: AwsServer, command: Callable[..., Any], tmp_path: Path
+    aws: AwsClient, command: Callable[..., Any], tmp_path: Path
 ) -> None:
     created = ("create-cluster", "eks", "0", "x", "-t", "m5.xlarge", "--yes", "--region")
     assert command(*created, REGION).code == 0
@@ -46,7 +46,7 @@ def test_a_name_that_is_taken_in_another_region_is_refused(
 
 
 def test_of_two_namesakes_none_is_hidden_and_none_is_guessed(
-    aws: AwsServer, command: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    aws: AwsClient, command: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make("twin-0", tmp_path / "first", CPU, nodes=0)
     make("twin-0", tmp_path / "second", replace(CPU, region=OTHER), nodes=0)
@@ -68,7 +68,7 @@ def test_of_two_namesakes_none_is_hidden_and_none_is_guessed(
 
 
 def test_with_credentials_of_another_account_nothing_is_called_deleted(
-    aws: AwsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    aws: AwsClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = Store(tmp_path)
     cluster = store.record_cluster(Cluster("far-0", "eks", account="999999999999", location=REGION))
@@ -94,7 +94,7 @@ def test_a_zonal_and_a_regional_cluster_of_one_name_are_two(
 
 
 def test_a_region_that_does_not_answer_hides_no_other(
-    command: Callable[..., Any], aws: AwsServer, tmp_path: Path
+    command: Callable[..., Any], aws: AwsClient, tmp_path: Path
 ) -> None:
     make("seen-0", tmp_path / "elsewhere", EksOptions(machine_type="m5.large"), nodes=0)
     aws.order("me", "error", action="cloudformation:DescribeStacks.*", region="eu-central-1", times=1000)

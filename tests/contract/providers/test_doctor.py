@@ -21,7 +21,7 @@ from providers.eks import EksProvider
 from providers.gke import GkeProvider
 from providers.lifecycle import down
 from tests.contract.providers.eks_world import REGION, forget
-from tests.fakes.aws_server import AwsServer
+from tests.fakes.aws_server import AwsClient
 from tests.fakes.gke import World
 from tests.fakes.gke_facts import PROJECT, ZONE
 from tests.fakes.silent import Silent
@@ -101,7 +101,7 @@ def test_clusters_that_are_forgotten_are_named(command: Command, gke_world: Worl
 # --- EKS --------------------------------------------------------------------------------------------------------------
 
 
-def test_all_that_an_account_has(command: Command, aws: AwsServer) -> None:
+def test_all_that_an_account_has(command: Command, aws: AwsClient) -> None:
     done = command("doctor", "aws", "--zone", "eu-west-1a", "-o", "json")
     assert done.code == 0
     checks = checks_of(done)
@@ -127,7 +127,7 @@ def test_all_that_an_account_has(command: Command, aws: AwsServer) -> None:
     ],
 )
 def test_what_fails_at_aws_is_named(
-    command: Command, aws: AwsServer, kind: str, action: str, what: str, code: int, hint: str | None
+    command: Command, aws: AwsClient, kind: str, action: str, what: str, code: int, hint: str | None
 ) -> None:
     aws.order("me", kind, action=action, times=1)
     done = command("doctor", "eks", "-o", "json")
@@ -136,7 +136,7 @@ def test_what_fails_at_aws_is_named(
     assert (hint or "") in (checks_of(done)[f"eks {what}"]["hint"] or "")
 
 
-def test_a_quota_that_may_not_be_read_is_no_failure(command: Command, aws: AwsServer) -> None:
+def test_a_quota_that_may_not_be_read_is_no_failure(command: Command, aws: AwsClient) -> None:
     aws.order("me", "deny", action="servicequotas:.*", times=99)
     done = command("doctor", "eks", "-o", "json")
     assert done.code == 0
@@ -144,7 +144,7 @@ def test_a_quota_that_may_not_be_read_is_no_failure(command: Command, aws: AwsSe
     assert "is not authorized" in checks_of(done)["eks quota P vCPUs"]["found"]
 
 
-def test_no_region_and_no_such_cloud(command: Command, aws: AwsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_region_and_no_such_cloud(command: Command, aws: AwsClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_REGION")
     done = command("doctor", "eks", "-o", "json")
     assert done.code == UsageError.exit_code
@@ -212,7 +212,7 @@ def test_google_that_never_answers_is_not_waited_for(
 @pytest.mark.parametrize("service", ["sts", "ec2", "cloudformation", "eks", "service_quotas"])
 def test_aws_that_never_answers_is_not_waited_for(
     command: Command,
-    aws: AwsServer,
+    aws: AwsClient,
     silent: Silent,
     monkeypatch: pytest.MonkeyPatch,
     request: pytest.FixtureRequest,

@@ -6,7 +6,7 @@ import pytest
 
 from mlbench_cli.storage.store import Store
 from tests.contract.providers.eks_world import forget
-from tests.fakes.aws_server import AwsServer
+from tests.fakes.aws_server import AwsClient
 from tests.fakes.gke import World
 
 
@@ -33,7 +33,7 @@ def test_gke_without_credentials(command: Any, gke_world: World, monkeypatch: py
 
 
 def test_eks_without_credentials_or_region(
-    command: Any, aws: AwsServer, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+    command: Any, aws: AwsClient, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     for key in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION"):
         monkeypatch.delenv(key, raising=False)

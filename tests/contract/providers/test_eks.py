@@ -19,7 +19,7 @@ from providers.eks.aws import Aws
 from providers.eks.options import EksOptions
 from providers.lifecycle import Step, down, up
 from tests.contract.providers.eks_world import become_for_a_test, forget, make, remove
-from tests.fakes.aws_server import AwsServer
+from tests.fakes.aws_server import AwsClient
 
 REGION = "eu-west-1"
 PLUGINS = "/apis/apps/v1/namespaces/kube-system/daemonsets"
@@ -35,7 +35,7 @@ CALM: dict[str, object] = {
 
 
 @pytest.fixture
-def aws(aws_server: AwsServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[AwsServer]:
+def aws(aws_server: AwsClient, monkeypatch: pytest.MonkeyPatch) -> Iterator[AwsClient]:
     become_for_a_test(aws_server, monkeypatch)
     yield aws_server
     aws_server.rules(**CALM)
@@ -46,18 +46,18 @@ def home(tmp_path: Path) -> Path:
     return tmp_path / "home"
 
 
-def requests(aws: AwsServer, action: str) -> list[dict[str, Any]]:
+def requests(aws: AwsClient, action: str) -> list[dict[str, Any]]:
     return [entry["parameters"] for entry in aws.log("me") if entry["action"].endswith(f":{action}")]
 
 
-def actions(aws: AwsServer) -> list[str]:
+def actions(aws: AwsClient) -> list[str]:
     return [entry["action"] for entry in aws.log("me")]
 
 
 # --- making ---------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_asked_for(aws: AwsServer, home: Path, tmp_path: Path) -> None:
+def test_what_is_asked_for(aws: AwsClient, home: Path, tmp_path: Path) -> None:
     made = make("whole-2", home, EksOptions(machine_type="g4dn.xlarge", kubernetes_version="1.35"))
     assert made.state == "ready"
     (plane,) = requests(aws, "CreateCluster")
@@ -98,7 +98,7 @@ def test_what_is_asked_for(aws: AwsServer, home: Path, tmp_path: Path) -> None:
     assert aws.list_left("whole-2") == []
 
 
-def test_every_create_call_says_whose_it_is(aws: AwsServer, home: Path, tmp_path: Path) -> None:
+def test_every_create_call_says_whose_it_is(aws: AwsClient, home: Path, tmp_path: Path) -> None:
     options = EksOptions(machine_type="p4d.24xlarge", efa=True, admin=("arn:aws:iam::123456789012:role/ci",))
     provider = EksProvider()
     described = provider.new_cluster("marked-2", 2, options)
@@ -135,7 +135,7 @@ def test_every_create_call_says_whose_it_is(aws: AwsServer, home: Path, tmp_path
     assert aws.list_left("marked-2") == []
 
 
-def test_bottlerocket_shows_gpus_by_itself(aws: AwsServer, home: Path, tmp_path: Path) -> None:
+def test_bottlerocket_shows_gpus_by_itself(aws: AwsClient, home: Path, tmp_path: Path) -> None:
     made = make("rocket-2", home, EksOptions(machine_type="g4dn.xlarge", node_image="bottlerocket"))
     assert [given["amiType"] for given in requests(aws, "CreateNodegroup")] == [
         "AL2023_x86_64_STANDARD",
@@ -148,7 +148,7 @@ def test_bottlerocket_shows_gpus_by_itself(aws: AwsServer, home: Path, tmp_path:
     assert aws.list_left("rocket-2") == []
 
 
-def test_again_changes_nothing(aws: AwsServer, home: Path, tmp_path: Path) -> None:
+def test_again_changes_nothing(aws: AwsClient, home: Path, tmp_path: Path) -> None:
     first = make("again-2", home, GPU)
     aws.calm("me")
     second = make("again-2", home, GPU)
@@ -165,7 +165,7 @@ def test_again_changes_nothing(aws: AwsServer, home: Path, tmp_path: Path) -> No
     remove("again-2", tmp_path / "empty")
 
 
-def test_a_cluster_of_somebody_else_is_not_touched(aws: AwsServer, home: Path, tmp_path: Path) -> None:
+def test_a_cluster_of_somebody_else_is_not_touched(aws: AwsClient, home: Path, tmp_path: Path) -> None:
     client = Aws(REGION)
     client.call("cloudformation", "create_stack", StackName="mlbench-theirs-1", TemplateBody=TEMPLATE,
                 Capabilities=["CAPABILITY_IAM"])  # fmt: skip
@@ -180,7 +180,7 @@ def test_a_cluster_of_somebody_else_is_not_touched(aws: AwsServer, home: Path, t
 TEMPLATE = '{"Resources": {"Vpc": {"Type": "AWS::EC2::VPC", "Properties": {"CidrBlock": "10.0.0.0/16"}}}}'
 
 
-def test_no_machines_in_one_zone_then_in_another(aws: AwsServer, home: Path, tmp_path: Path) -> None:
+def test_no_machines_in_one_zone_then_in_another(aws: AwsClient, home: Path, tmp_path: Path) -> None:
     aws.rules(no_capacity=["g4dn.xlarge"])
     with pytest.raises(CapacityError, match="InsufficientInstanceCapacity") as caught:
         make("scarce-2", home, GPU)
@@ -203,7 +203,7 @@ def test_no_machines_in_one_zone_then_in_another(aws: AwsServer, home: Path, tmp
         ("You have requested more vCPU capacity than your current vCPU limit of 0", "servicequotas"),
     ],
 )
-def test_what_the_auto_scaling_group_says_comes_first(aws: AwsServer, home: Path, said: str, hint: str) -> None:
+def test_what_the_auto_scaling_group_says_comes_first(aws: AwsClient, home: Path, said: str, hint: str) -> None:
     aws.rules(launch_fails=said)
     name = f"early{len(said)}-2"
     with pytest.raises(CapacityError) as caught:
@@ -236,7 +236,7 @@ def test_what_the_auto_scaling_group_says_comes_first(aws: AwsServer, home: Path
     ],
 )
 def test_launches_that_fail_for_another_reason_than_capacity_are_named_at_once(
-    aws: AwsServer, home: Path, said: str, code: int, hint: str
+    aws: AwsClient, home: Path, said: str, code: int, hint: str
 ) -> None:
     aws.rules(launch_fails=said)
     name = f"cause{len(said)}-2"
@@ -248,7 +248,7 @@ def test_launches_that_fail_for_another_reason_than_capacity_are_named_at_once(
     assert aws.list_left(name) == []
 
 
-def test_machines_that_do_not_join_are_named_with_what_they_printed(aws: AwsServer, home: Path, tmp_path: Path) -> None:
+def test_machines_that_do_not_join_are_named_with_what_they_printed(aws: AwsClient, home: Path, tmp_path: Path) -> None:
     aws.rules(unjoined=True, started=1, console="cloud-init ok\nnodeadm: error: dial tcp 10.0.0.1:443: i/o timeout\n")
     try:
         with pytest.raises(MlbenchError) as caught:
@@ -262,7 +262,7 @@ def test_machines_that_do_not_join_are_named_with_what_they_printed(aws: AwsServ
     assert aws.list_left("apart-2") == []
 
 
-def test_a_stack_that_is_rolled_back_is_made_anew(aws: AwsServer, home: Path, tmp_path: Path) -> None:
+def test_a_stack_that_is_rolled_back_is_made_anew(aws: AwsClient, home: Path, tmp_path: Path) -> None:
     aws.rules(stack_fails="The maximum number of VPCs has been reached. (Service: Ec2, Status Code: 400)")
     with pytest.raises(CapacityError, match="maximum number of VPCs has been reached"):
         make("rolled-2", home, GPU)
@@ -272,7 +272,7 @@ def test_a_stack_that_is_rolled_back_is_made_anew(aws: AwsServer, home: Path, tm
     assert aws.list_left("rolled-2") == []
 
 
-def test_what_cannot_be_removed_while_it_is_made_is_waited_for(aws: AwsServer, home: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_removed_while_it_is_made_is_waited_for(aws: AwsClient, home: Path, tmp_path: Path) -> None:
     aws.rules(delete_while_creating=False, looks=12)
     aws.order("me", "deny", action="eks:DescribeNodegroup .*workers", skip=1, times=1)
     with pytest.raises(CredentialError):
@@ -289,7 +289,7 @@ def test_what_cannot_be_removed_while_it_is_made_is_waited_for(aws: AwsServer, h
 # --- finding, scaling, reaching -------------------------------------------------------------------------------------
 
 
-def test_found_by_marks_in_every_region(aws: AwsServer, home: Path, tmp_path: Path) -> None:
+def test_found_by_marks_in_every_region(aws: AwsClient, home: Path, tmp_path: Path) -> None:
     provider = EksProvider()
     aws.order("me", "deny", action="eks:CreateCluster .*", times=1)
     with pytest.raises(CredentialError):
@@ -302,7 +302,7 @@ def test_found_by_marks_in_every_region(aws: AwsServer, home: Path, tmp_path: Pa
     assert aws.list_left("half-2", "us-west-2") == []
 
 
-def test_scaled_to_nothing_and_back(aws: AwsServer, home: Path, tmp_path: Path) -> None:
+def test_scaled_to_nothing_and_back(aws: AwsClient, home: Path, tmp_path: Path) -> None:
     provider = EksProvider()
     cluster = make("scale-2", home, GPU)
     for nodes in (0, 3):
@@ -321,7 +321,7 @@ def test_scaled_to_nothing_and_back(aws: AwsServer, home: Path, tmp_path: Path) 
         provider.connect(cluster)
 
 
-def test_what_boto3_repeats_by_itself(aws: AwsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_boto3_repeats_by_itself(aws: AwsClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_MAX_ATTEMPTS")
     forget()
     aws.order("me", "throttle", action="sts:.*", times=1)
@@ -338,7 +338,7 @@ def make_plan(name: str, options: EksOptions, nodes: int = 2) -> Any:
     return provider.plan(provider.new_cluster(name, nodes, options))
 
 
-def test_the_plan_writes_nothing_and_sums_what_is_known(aws: AwsServer) -> None:
+def test_the_plan_writes_nothing_and_sums_what_is_known(aws: AwsClient) -> None:
     plan = make_plan("plan-2", EksOptions(machine_type="g4dn.xlarge", zone="us-east-1b", kubernetes_version="1.35"))
     assert (plan.location, plan.currency) == ("us-east-1b", "USD")
     assert plan.total == pytest.approx(0.10 + 2 * 0.0416 + 2 * 0.526 + 240 * 0.00011 + 4 * 0.005)
@@ -347,7 +347,7 @@ def test_the_plan_writes_nothing_and_sums_what_is_known(aws: AwsServer) -> None:
     assert {line.as_of for line in plan.lines} == {"2026-07-20"}
 
 
-def test_a_default_that_leaves_support_soon_is_passed_over(aws: AwsServer, tmp_path: Path) -> None:
+def test_a_default_that_leaves_support_soon_is_passed_over(aws: AwsClient, tmp_path: Path) -> None:
     aws.rules(support_days={"1.35": 9})
     warnings = " ".join(make_plan("plan-2", EksOptions(machine_type="g4dn.xlarge")).warnings)
     assert "The cluster gets Kubernetes 1.36 (until 20" in warnings
@@ -358,13 +358,13 @@ def test_a_default_that_leaves_support_soon_is_passed_over(aws: AwsServer, tmp_p
     assert requests(aws, "CreateCluster")[-1]["version"] == "1.36"
 
 
-def test_the_default_is_taken_while_it_lasts(aws: AwsServer, tmp_path: Path) -> None:
+def test_the_default_is_taken_while_it_lasts(aws: AwsClient, tmp_path: Path) -> None:
     assert "The cluster gets" not in " ".join(make_plan("plan-2", EksOptions(machine_type="g4dn.xlarge")).warnings)
     make("lasts-2", tmp_path / "home", EksOptions(machine_type="g4dn.xlarge"))
     assert requests(aws, "CreateCluster")[-1]["version"] == "1.35"
 
 
-def test_spot_machines_are_planned_at_todays_price(aws: AwsServer) -> None:
+def test_spot_machines_are_planned_at_todays_price(aws: AwsClient) -> None:
     zone = "us-east-1b"
     plan = make_plan("plan-2", EksOptions(machine_type="g4dn.xlarge", spot=True, zone=zone))
     assert plan.lines[2].price == 0.25  # the dearest that may come, each at its latest price
@@ -376,7 +376,7 @@ def test_spot_machines_are_planned_at_todays_price(aws: AwsServer) -> None:
     assert make_plan("plan-2", EksOptions(machine_type="g4dn.xlarge", spot=True, zone=zone)).total is None
 
 
-def test_a_quota_counts_every_type_of_spot_machines_that_may_come(aws: AwsServer) -> None:
+def test_a_quota_counts_every_type_of_spot_machines_that_may_come(aws: AwsClient) -> None:
     aws.rules(quotas={"L-3819A6DF": 64.0})
     warnings = " ".join(make_plan("plan-2", EksOptions(machine_type="g4dn.xlarge", spot=True)).warnings)
     assert "allows 64 vCPUs, too few if these machines come: g4dn.16xlarge (--spot-type limits them)" in warnings
@@ -393,13 +393,13 @@ def test_a_quota_counts_every_type_of_spot_machines_that_may_come(aws: AwsServer
         (EksOptions(machine_type="m5.nano"), CapacityError, "offered in no zone of eu-west-1"),
     ],
 )
-def test_plans_that_cannot_work(aws: AwsServer, options: EksOptions, kind: type[MlbenchError], words: str) -> None:
+def test_plans_that_cannot_work(aws: AwsClient, options: EksOptions, kind: type[MlbenchError], words: str) -> None:
     with pytest.raises(kind, match=words) as caught:
         make_plan("plan-2", options)
     assert caught.value.hint
 
 
-def test_a_quota_that_may_not_be_read_is_a_finding(aws: AwsServer) -> None:
+def test_a_quota_that_may_not_be_read_is_a_finding(aws: AwsClient) -> None:
     aws.order("me", "deny", action="servicequotas:.*", times=1)
     (warning,) = make_plan("plan-2", GPU).warnings
     assert "cannot be read" in warning
@@ -418,7 +418,7 @@ def test_a_quota_that_may_not_be_read_is_a_finding(aws: AwsServer) -> None:
         ("cut", TransientError, "no usable answer"),
     ],
 )
-def test_what_aws_says_is_quoted(aws: AwsServer, trouble: str, kind: type[MlbenchError], words: str) -> None:
+def test_what_aws_says_is_quoted(aws: AwsClient, trouble: str, kind: type[MlbenchError], words: str) -> None:
     aws.order("me", trouble, action="sts:.*", times=1)
     with pytest.raises(kind, match=words):
         make_plan("plan-2", GPU)
@@ -427,7 +427,7 @@ def test_what_aws_says_is_quoted(aws: AwsServer, trouble: str, kind: type[Mlbenc
 # --- the command line -----------------------------------------------------------------------------------------------
 
 
-def mlbench(aws: AwsServer, home: Path, *words: str, **more: str) -> "subprocess.CompletedProcess[str]":
+def mlbench(aws: AwsClient, home: Path, *words: str, **more: str) -> "subprocess.CompletedProcess[str]":
     environment = {"PATH": "/usr/bin:/bin", "MLBENCH_HOME": str(home), **aws.environment("cli", REGION), **more}
     return subprocess.run(
         [sys.executable, "-m", "mlbench_cli", *words],
@@ -440,7 +440,7 @@ def mlbench(aws: AwsServer, home: Path, *words: str, **more: str) -> "subprocess
 
 
 @pytest.mark.slow
-def test_from_making_to_removing_on_another_machine(aws: AwsServer, home: Path, tmp_path: Path) -> None:
+def test_from_making_to_removing_on_another_machine(aws: AwsClient, home: Path, tmp_path: Path) -> None:
     made = mlbench(aws, home, "create-cluster", "aws", "2", "story", "-t", "g4dn.xlarge", "--yes", "-z", "eu-west-1a")
     assert made.returncode == 0, made.stderr
     assert "EKS cluster           story-2" in made.stdout
@@ -465,7 +465,7 @@ def test_from_making_to_removing_on_another_machine(aws: AwsServer, home: Path, 
     ],
 )
 def test_wrong_surroundings(
-    aws: AwsServer,
+    aws: AwsClient,
     home: Path,
     more: dict[str, str],
     code: int,

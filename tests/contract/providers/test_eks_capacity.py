@@ -8,7 +8,7 @@ import pytest
 
 from providers.eks.options import EksOptions
 from tests.contract.providers.eks_world import make, remove
-from tests.fakes.aws_server import AwsServer
+from tests.fakes.aws_server import AwsClient
 
 ZONE = "eu-west-1b"
 BLOCK, PLAIN, LATER, FAST, ABSENT, PLACED = (f"cr-0000000000000000{number}" for number in range(1, 7))
@@ -17,7 +17,7 @@ SMALL = ("-t", "m5.large", "--zone", ZONE)
 
 
 @pytest.fixture
-def reservations(aws: AwsServer) -> Iterator[AwsServer]:
+def reservations(aws: AwsClient) -> Iterator[AwsClient]:
     block = {**FIELDS, "reservationType": "capacity-block", "endDate": "2099-01-01T00:00:00Z"}
     later = {**block, "state": "scheduled", "startDate": "2099-01-01T00:00:00Z"}
     fast = {**block, "instanceType": "p4d.24xlarge", "availabilityZone": "eu-west-1c"}
@@ -37,7 +37,7 @@ def reservations(aws: AwsServer) -> Iterator[AwsServer]:
 
 
 @pytest.mark.parametrize(("identifier", "kind"), [(BLOCK, "CAPACITY_BLOCK"), (PLAIN, "ON_DEMAND")])
-def test_workers_come_from_a_reservation(reservations: AwsServer, tmp_path: Path, identifier: str, kind: str) -> None:
+def test_workers_come_from_a_reservation(reservations: AwsClient, tmp_path: Path, identifier: str, kind: str) -> None:
     name = f"{kind.lower().replace('_', '-')[:8]}-2"
     options = EksOptions(machine_type="m5.large", zone=ZONE, capacity_reservation=identifier)
     made = make(name, tmp_path / "home", options)
@@ -58,7 +58,7 @@ def test_workers_come_from_a_reservation(reservations: AwsServer, tmp_path: Path
     assert reservations.list_left(name) == []
 
 
-def test_machines_of_a_block_get_their_fast_network_cards(reservations: AwsServer, tmp_path: Path) -> None:
+def test_machines_of_a_block_get_their_fast_network_cards(reservations: AwsClient, tmp_path: Path) -> None:
     options = EksOptions(machine_type="p4d.24xlarge", zone="eu-west-1c", efa=True, capacity_reservation=FAST)
     assert make("quick-2", tmp_path / "home", options).state == "ready"
     (template,) = [
@@ -72,7 +72,7 @@ def test_machines_of_a_block_get_their_fast_network_cards(reservations: AwsServe
     assert reservations.list_left("quick-2") == []
 
 
-def test_machines_of_a_reservation_start_in_its_own_placement_group(reservations: AwsServer, tmp_path: Path) -> None:
+def test_machines_of_a_reservation_start_in_its_own_placement_group(reservations: AwsClient, tmp_path: Path) -> None:
     options = EksOptions(machine_type="p4d.24xlarge", zone="eu-west-1c", efa=True, capacity_reservation=PLACED)
     assert make("placed-2", tmp_path / "home", options).state == "ready"
     actions = {entry["action"]: entry["parameters"] for entry in reservations.log("me")}
@@ -96,7 +96,7 @@ def test_machines_of_a_reservation_start_in_its_own_placement_group(reservations
     ],
 )
 def test_a_reservation_that_cannot_serve_is_refused_before_money_is_spent(
-    command: Callable[..., Any], reservations: AwsServer, words: tuple[str, ...], code: int, says: str
+    command: Callable[..., Any], reservations: AwsClient, words: tuple[str, ...], code: int, says: str
 ) -> None:
     result = command("create-cluster", "eks", "2", "never", *words, "--yes")
     assert result.code == code, result.err
@@ -104,7 +104,7 @@ def test_a_reservation_that_cannot_serve_is_refused_before_money_is_spent(
     assert reservations.list_left("never-2") == []
 
 
-def test_too_few_machines_and_the_end_of_a_block_are_said(command: Callable[..., Any], reservations: AwsServer) -> None:
+def test_too_few_machines_and_the_end_of_a_block_are_said(command: Callable[..., Any], reservations: AwsClient) -> None:
     words = (*SMALL, "--capacity-reservation", BLOCK)
     few = command("create-cluster", "eks", "3", "never", *words, "--yes")
     assert (few.code, "has 2 machines left, but 3 are needed" in few.err) == (5, True)
@@ -118,7 +118,7 @@ def test_too_few_machines_and_the_end_of_a_block_are_said(command: Callable[...,
     ("name", "machine", "efa"), [("move-2", "m5.large", ()), ("wide-2", "p4d.24xlarge", ("--efa",))]
 )
 def test_the_next_zone_is_tried_and_what_the_first_left_is_removed(
-    command: Callable[..., Any], aws: AwsServer, name: str, machine: str, efa: tuple[str, ...]
+    command: Callable[..., Any], aws: AwsClient, name: str, machine: str, efa: tuple[str, ...]
 ) -> None:
     zones = ["eu-west-1a", "eu-west-1b", "eu-west-1c"]
     words = ("-t", machine, "--zones", ",".join(zones), "--yes", "--probe-image", "none", *efa)
@@ -152,7 +152,7 @@ def test_the_next_zone_is_tried_and_what_the_first_left_is_removed(
     ],
 )
 def test_wrong_zones_are_refused_before_anything_is_made(
-    command: Callable[..., Any], aws: AwsServer, words: tuple[str, ...], says: str
+    command: Callable[..., Any], aws: AwsClient, words: tuple[str, ...], says: str
 ) -> None:
     result = command("create-cluster", "eks", "2", "never", "-t", "m5.large", *words, "--yes")
     assert result.code == 2, result.err

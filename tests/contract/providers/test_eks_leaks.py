@@ -25,7 +25,7 @@ from tests.contract.providers.eks_world import (
     together,
     warm,
 )
-from tests.fakes.aws_server import AwsClient, AwsServer
+from tests.fakes.aws_server import AwsClient
 from tests.sampling import STRIDES, sampled
 
 CHANGES = ("Create", "Delete", "Associate", "Update")
@@ -43,7 +43,7 @@ class World:
 
 
 @pytest.fixture(scope="module")
-def world(aws_server: AwsServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def world(aws_server: AwsClient, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     aws = aws_server.copy()
     forget()
     before = dict(os.environ)

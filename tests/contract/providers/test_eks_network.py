@@ -11,7 +11,7 @@ from providers.eks import EksProvider, network
 from providers.eks.options import EksOptions
 from providers.lifecycle import Step, down
 from tests.contract.providers.eks_world import make
-from tests.fakes.aws_server import AwsServer
+from tests.fakes.aws_server import AwsClient
 
 CPU = EksOptions(machine_type="m5.large")
 GPU = EksOptions(machine_type="g4dn.xlarge")
@@ -19,7 +19,7 @@ RULES = {"guardduty": False, "detach_looks": 0, "crossed_groups": False, "launch
 
 
 @pytest.fixture(autouse=True)
-def calm(aws: AwsServer) -> None:
+def calm(aws: AwsClient) -> None:
     aws.rules(**RULES)
 
 
@@ -31,7 +31,7 @@ def remove_patiently(name: str, home: Path, patience: float = 10.0) -> list[Step
     return steps
 
 
-def test_an_endpoint_of_guardduty_that_comes_back_is_deleted_again(aws: AwsServer, tmp_path: Path) -> None:
+def test_an_endpoint_of_guardduty_that_comes_back_is_deleted_again(aws: AwsClient, tmp_path: Path) -> None:
     aws.rules(guardduty=True)
     make("guarded-2", tmp_path / "home", CPU)
     assert any(item.startswith("endpoint") for item in aws.list_left("guarded-2"))
@@ -42,7 +42,7 @@ def test_an_endpoint_of_guardduty_that_comes_back_is_deleted_again(aws: AwsServe
     assert len(asked) >= 2
 
 
-def test_rules_between_groups_are_revoked_before_the_groups_are_deleted(aws: AwsServer, tmp_path: Path) -> None:
+def test_rules_between_groups_are_revoked_before_the_groups_are_deleted(aws: AwsClient, tmp_path: Path) -> None:
     aws.rules(crossed_groups=True)
     make("crossed-2", tmp_path / "home", CPU)
     remove_patiently("crossed-2", tmp_path / "home")
@@ -51,7 +51,7 @@ def test_rules_between_groups_are_revoked_before_the_groups_are_deleted(aws: Aws
     assert actions.index("ec2:RevokeSecurityGroupIngress") < actions.index("ec2:DeleteSecurityGroup")
 
 
-def test_interfaces_that_detach_slowly_are_waited_for(aws: AwsServer, tmp_path: Path) -> None:
+def test_interfaces_that_detach_slowly_are_waited_for(aws: AwsClient, tmp_path: Path) -> None:
     """Longer than errors are borne: it is none."""
     aws.rules(detach_looks=12)
     make("slow-2", tmp_path / "home", CPU)
@@ -61,7 +61,7 @@ def test_interfaces_that_detach_slowly_are_waited_for(aws: AwsServer, tmp_path: 
 
 
 def test_what_costs_money_goes_before_the_last_interface(
-    aws: AwsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    aws: AwsClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After ten minutes the stack's deletion is requested: NAT gateway and address do not wait for an interface."""
     aws.rules(detach_looks=40)
@@ -81,7 +81,7 @@ def test_what_costs_money_goes_before_the_last_interface(
     ],
 )
 def test_some_machines_of_many_are_reported_at_once_with_their_number(
-    aws: AwsServer, tmp_path: Path, said: str
+    aws: AwsClient, tmp_path: Path, said: str
 ) -> None:
     """The newest activity is a machine that came; the failure stands before it."""
     aws.rules(launch_fails=said, started=3)
@@ -94,7 +94,7 @@ def test_some_machines_of_many_are_reported_at_once_with_their_number(
     assert aws.list_left(name) == []
 
 
-def test_p5_spot_has_a_quota_of_its_own(aws: AwsServer) -> None:
+def test_p5_spot_has_a_quota_of_its_own(aws: AwsClient) -> None:
     provider = EksProvider()
     options = EksOptions(machine_type="p5.48xlarge", spot=True, region="eu-north-1")
     cluster = provider.new_cluster("fast-2", 2, options)

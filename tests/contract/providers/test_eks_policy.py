@@ -17,7 +17,7 @@ from providers.eks.doctor import find_principal, list_actions, load_policy, poli
 from providers.eks.options import EksOptions
 from providers.rights import load_rights
 from tests.contract.providers.eks_world import make, remove
-from tests.fakes.aws_server import AwsServer
+from tests.fakes.aws_server import AwsClient
 from tests.fakes.aws_services import HANDLERS
 from tests.fakes.registry import FakeDocker, FakeRegistry
 
@@ -41,14 +41,14 @@ def allowed_actions() -> list[str]:
     return actions
 
 
-def refused_calls(aws: AwsServer) -> list[str]:
+def refused_calls(aws: AwsClient) -> list[str]:
     allowed = allowed_actions()
     calls = {entry["action"] for entry in aws.log("me")}
     return sorted(call for call in calls if not any(fnmatchcase(call, pattern) for pattern in allowed))
 
 
 @pytest.mark.slow
-def test_every_call_of_every_command_is_allowed(command: Callable[..., Any], aws: AwsServer) -> None:
+def test_every_call_of_every_command_is_allowed(command: Callable[..., Any], aws: AwsClient) -> None:
     for words in COMMANDS:
         aws.calm("me")
         result = command(*words)
@@ -58,7 +58,7 @@ def test_every_call_of_every_command_is_allowed(command: Callable[..., Any], aws
         assert {entry["action"] for entry in aws.log("me")} <= set(load_rights("eks")[words[0]]), words
 
 
-def test_calls_of_fast_networks_and_of_what_others_left_are_allowed(aws: AwsServer, tmp_path: Path) -> None:
+def test_calls_of_fast_networks_and_of_what_others_left_are_allowed(aws: AwsClient, tmp_path: Path) -> None:
     aws.rules(guardduty=True, crossed_groups=True, topology_labels=False)
     rights = load_rights("eks")
     arn = "arn:aws:iam::123456789012:role/ci"
@@ -94,7 +94,7 @@ def registry_actions(registry: FakeRegistry) -> set[str]:
 
 
 def test_pushing_images_and_running_are_allowed(
-    command: Callable[..., Any], aws: AwsServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    command: Callable[..., Any], aws: AwsClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Calls of AWS' API, and the requests that Docker and mlbench send to the registry, both recorded."""
     create = ("create-cluster", "eks", "1", "use", "-t", "m5.large", "--registry", "auto", "--yes")
@@ -130,7 +130,7 @@ def test_pushing_images_and_running_are_allowed(
         assert command("delete-cluster", "eks", "use-1", "--yes", "--force").code == 0
 
 
-def test_doctor_asks_iam_for_every_right(command: Callable[..., Any], aws: AwsServer) -> None:
+def test_doctor_asks_iam_for_every_right(command: Callable[..., Any], aws: AwsClient) -> None:
     aws.rules(denied_actions=["eks:CreateCluster", "ecr:PutImage"])
     try:
         checks = {item["what"]: item for item in command("doctor", "eks", "-o", "json").json["checks"]}
@@ -142,7 +142,7 @@ def test_doctor_asks_iam_for_every_right(command: Callable[..., Any], aws: AwsSe
     assert "IAM allows all" in command("doctor", "eks").out
 
 
-def test_doctor_finds_exactly_the_printed_policy_enough(command: Callable[..., Any], aws: AwsServer) -> None:
+def test_doctor_finds_exactly_the_printed_policy_enough(command: Callable[..., Any], aws: AwsClient) -> None:
     aws.rules(policy=load_policy())
     try:
         assert "IAM allows all" in command("doctor", "eks").out
@@ -154,7 +154,7 @@ def test_doctor_finds_exactly_the_printed_policy_enough(command: Callable[..., A
         aws.rules(policy=None)
 
 
-def test_a_session_is_simulated_as_its_role_with_its_path(aws: AwsServer) -> None:
+def test_a_session_is_simulated_as_its_role_with_its_path(aws: AwsClient) -> None:
     name, path = "AWSReservedSSO_Admin_1", "/aws-reserved/sso.amazonaws.com/eu-west-1/"
     client = aws_in("eu-west-1")
     client.call("iam", "create_role", RoleName=name, Path=path, AssumeRolePolicyDocument="{}")
@@ -179,7 +179,7 @@ def test_the_policy_has_what_cloudformation_does_with_the_parts_of_the_stack() -
             assert {*handlers["read"], *handlers["delete"]} <= set(rights[name])
 
 
-def test_the_printed_policy_makes_and_removes_the_stack(aws: AwsServer, tmp_path: Path) -> None:
+def test_the_printed_policy_makes_and_removes_the_stack(aws: AwsClient, tmp_path: Path) -> None:
     aws.rules(policy=load_policy())
     try:
         make("least-1", tmp_path / "home", EksOptions(machine_type="m5.large"), nodes=1)

@@ -12,7 +12,7 @@ from providers.eks import EksProvider
 from providers.eks.aws import aws_in
 from providers.eks.options import EksOptions
 from tests.contract.providers.eks_world import REGION, make, remove
-from tests.fakes.aws_server import AwsServer
+from tests.fakes.aws_server import AwsClient
 
 ZONES = ("eu-west-1a", "eu-west-1b")
 BOUNDARY = "arn:aws:iam::123456789012:policy/limits"
@@ -32,7 +32,7 @@ class Company:
 
 
 @pytest.fixture
-def build(aws: AwsServer) -> Iterator[Callable[..., Company]]:
+def build(aws: AwsClient) -> Iterator[Callable[..., Company]]:
     """Makes networks as a company has them; they go afterwards."""
     ec2 = aws_in(REGION).client("ec2")
     made: list[Company] = []
@@ -72,7 +72,7 @@ def plan(options: EksOptions, nodes: int = 2) -> Any:
 
 
 def test_a_cluster_in_a_given_network_leaves_the_network_as_it_was(
-    aws: AwsServer, build: Callable[..., Company], tmp_path: Path
+    aws: AwsClient, build: Callable[..., Company], tmp_path: Path
 ) -> None:
     company = build()
     ec2 = aws_in(REGION).client("ec2")
@@ -107,7 +107,7 @@ def test_a_cluster_in_a_given_network_leaves_the_network_as_it_was(
     assert look() == before
 
 
-def test_private_nodes_are_all_behind_the_nat_gateway(aws: AwsServer, tmp_path: Path) -> None:
+def test_private_nodes_are_all_behind_the_nat_gateway(aws: AwsClient, tmp_path: Path) -> None:
     aws.rules(public_access="block-ingress")
     try:
         with pytest.raises(UsageError, match="only through a NAT gateway") as caught:
@@ -164,7 +164,7 @@ def test_without_a_default_route_a_warning_names_the_endpoints(build: Callable[.
     assert any("has no default route" in warning and "ecr.dkr" in warning for warning in found.warnings)
 
 
-def test_names_of_the_network_that_are_off_are_named(aws: AwsServer, build: Callable[..., Company]) -> None:
+def test_names_of_the_network_that_are_off_are_named(aws: AwsClient, build: Callable[..., Company]) -> None:
     company = build()
     aws_in(REGION).client("ec2").modify_vpc_attribute(VpcId=company.vpc, EnableDnsHostnames={"Value": False})
     with pytest.raises(UsageError, match="enableDnsHostnames off") as caught:
@@ -195,7 +195,7 @@ def test_what_are_no_subnets_is_refused_at_once(text: str) -> None:
     ("action", "option"), [("ec2:CreateVpc", "--subnets"), ("iam:CreateRole", "--permissions-boundary")]
 )
 def test_a_policy_of_the_organization_names_the_option_that_does_without(
-    aws: AwsServer, tmp_path: Path, action: str, option: str
+    aws: AwsClient, tmp_path: Path, action: str, option: str
 ) -> None:
     said = f"User: arn:aws:iam::123456789012:user/me is not authorized to perform: {action} on resource: * with an "
     aws.rules(stack_fails=f"{said}explicit deny in a service control policy (Service: Ec2, Status Code: 403)")
@@ -209,7 +209,7 @@ def test_a_policy_of_the_organization_names_the_option_that_does_without(
     assert aws.list_left("ruled-2") == []
 
 
-def test_an_account_that_blocks_internet_gateways_is_told_before(aws: AwsServer, build: Callable[..., Company]) -> None:
+def test_an_account_that_blocks_internet_gateways_is_told_before(aws: AwsClient, build: Callable[..., Company]) -> None:
     aws.rules(public_access="block-bidirectional")
     try:
         with pytest.raises(UsageError, match="Block Public Access") as caught:

@@ -16,14 +16,14 @@ from providers.eks import EksProvider
 from providers.eks.options import EksOptions
 from providers.lifecycle import up
 from tests.contract.providers.eks_world import REGION, make, remove
-from tests.fakes.aws_server import AwsServer
+from tests.fakes.aws_server import AwsClient
 
 ASKED = "ec2:DescribeInstanceTopology"
 FAST = EksOptions(machine_type="p4d.24xlarge", probe_image="none")
 
 
 @pytest.fixture
-def slow_controller(aws: AwsServer) -> Iterator[AwsServer]:
+def slow_controller(aws: AwsClient) -> Iterator[AwsClient]:
     """A cloud whose controller could not label the nodes."""
     aws.rules(topology_labels=False)
     yield aws
@@ -36,11 +36,11 @@ def places(cluster: Cluster) -> dict[str, dict[str, str]]:
         return find_topology(api.get("/api/v1/nodes", labelSelector="mlbench-role=worker")["items"])
 
 
-def requests_for_topology(aws: AwsServer) -> int:
+def requests_for_topology(aws: AwsClient) -> int:
     return sum(entry["action"] == ASKED for entry in aws.log("me"))
 
 
-def test_nodes_without_labels_get_those_of_ec2(slow_controller: AwsServer, tmp_path: Path) -> None:
+def test_nodes_without_labels_get_those_of_ec2(slow_controller: AwsClient, tmp_path: Path) -> None:
     cluster = make("far-3", tmp_path / "home", FAST, nodes=3)
     found = places(cluster)
     last = [found[f"far-3-workers-{number}"]["layer_3"] for number in range(3)]
@@ -50,21 +50,21 @@ def test_nodes_without_labels_get_those_of_ec2(slow_controller: AwsServer, tmp_p
     remove("far-3", tmp_path / "empty")
 
 
-def test_labels_of_the_cloud_controller_are_enough(aws: AwsServer, tmp_path: Path) -> None:
+def test_labels_of_the_cloud_controller_are_enough(aws: AwsClient, tmp_path: Path) -> None:
     cluster = make("near-2", tmp_path / "home", FAST)
     assert set(places(cluster)["near-2-workers-0"]) == {"zone", "layer_1", "layer_2", "layer_3"}
     assert requests_for_topology(aws) == 0
     remove("near-2", tmp_path / "empty")
 
 
-def test_machines_that_ec2_tells_nothing_of_are_not_asked_about(slow_controller: AwsServer, tmp_path: Path) -> None:
+def test_machines_that_ec2_tells_nothing_of_are_not_asked_about(slow_controller: AwsClient, tmp_path: Path) -> None:
     cluster = make("plain-2", tmp_path / "home", EksOptions(machine_type="m5.large"))
     assert set(places(cluster)["plain-2-workers-0"]) == {"zone"}
     assert requests_for_topology(slow_controller) == 0
     remove("plain-2", tmp_path / "empty")
 
 
-def test_a_hundred_instances_are_asked_about_at_a_time(slow_controller: AwsServer, tmp_path: Path) -> None:
+def test_a_hundred_instances_are_asked_about_at_a_time(slow_controller: AwsClient, tmp_path: Path) -> None:
     cluster = make("wide-125", tmp_path / "home", FAST, nodes=125)
     assert all("layer_3" in place for place in places(cluster).values())
     assert requests_for_topology(slow_controller) == 2
@@ -82,7 +82,7 @@ def test_a_hundred_instances_are_asked_about_at_a_time(slow_controller: AwsServe
     remove("wide-125", tmp_path / "empty")
 
 
-def test_machines_that_come_later_are_labeled_too(slow_controller: AwsServer, tmp_path: Path) -> None:
+def test_machines_that_come_later_are_labeled_too(slow_controller: AwsClient, tmp_path: Path) -> None:
     cluster = make("more-2", tmp_path / "home", FAST, nodes=1)
     provider = EksProvider()
     up(cluster, provider.scale(cluster, 4), Store(tmp_path / "home"), times="scaling")
@@ -98,7 +98,7 @@ TROUBLES: dict[str, tuple[dict[str, object], str]] = {
 }
 
 
-def test_a_cluster_is_ready_without_them_and_says_why(command: Callable[..., Any], slow_controller: AwsServer) -> None:
+def test_a_cluster_is_ready_without_them_and_says_why(command: Callable[..., Any], slow_controller: AwsClient) -> None:
     words = ("create-cluster", "eks", "2", "odd", "-t", "p4d.24xlarge", "--probe-image", "none", "--yes")
     for trouble, (rules, says) in TROUBLES.items():  # repeated, the command asks again
         slow_controller.rules(**{"topology_region": True, "quotas": {"L-417A185B": 500.0}, **rules})
@@ -115,7 +115,7 @@ def test_a_cluster_is_ready_without_them_and_says_why(command: Callable[..., Any
     slow_controller.rules(quotas={})
 
 
-def test_a_passing_trouble_is_waited_for(slow_controller: AwsServer, tmp_path: Path) -> None:
+def test_a_passing_trouble_is_waited_for(slow_controller: AwsClient, tmp_path: Path) -> None:
     slow_controller.order("me", "throttle", action=f"{ASKED}.*", code="RequestLimitExceeded", times=2)
     cluster = make("later-2", tmp_path / "home", FAST)
     assert all("layer_3" in place for place in places(cluster).values())

@@ -18,7 +18,7 @@ from providers.eks import EksProvider
 from providers.eks.options import EksOptions
 from providers.lifecycle import up
 from tests.contract.providers.eks_world import PATIENCE, Case, forget, together, warm
-from tests.fakes.aws_server import AwsClient, AwsServer
+from tests.fakes.aws_server import AwsClient
 from tests.fakes.gke import Google
 from tests.fakes.zygote import Zygote
 from tests.sampling import STRIDES
@@ -92,7 +92,7 @@ def make_in_first_zone(name: str, home: Path) -> Cluster:
 
 
 @pytest.fixture
-def scarce(aws_server: AwsServer) -> Iterator[AwsClient]:
+def scarce(aws_server: AwsClient) -> Iterator[AwsClient]:
     """A double whose first zone has no such machines."""
     aws = aws_server.copy()
     forget()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from mlbench_cli.clusters.first_day import Done, Proof, Step, _judge, _load, look_up
-from tests.fakes.aws_server import AwsServer
+from tests.fakes.aws_server import AwsClient
 from tests.fakes.azure_arm import World as AzureWorld
 from tests.fakes.gke import World as GkeWorld
 
@@ -137,7 +137,7 @@ def test_aks_from_the_price_to_nothing_left(command: Any, azure_world: AzureWorl
 
 @pytest.mark.nightly
 @pytest.mark.timeout(900)
-def test_eks_from_the_price_to_nothing_left(command: Any, aws: AwsServer, tmp_path: Path) -> None:
+def test_eks_from_the_price_to_nothing_left(command: Any, aws: AwsClient, tmp_path: Path) -> None:
     result = command("doctor", "eks", "--first-day", "--to", str(tmp_path / "day"), "--region", "eu-west-1", "--yes")
     assert result.code == 0, result.err
     report = json.loads((tmp_path / "day" / "first-day.json").read_text())

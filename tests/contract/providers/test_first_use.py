@@ -8,7 +8,7 @@ import pytest
 
 from tests.contract.providers.test_aks_end import SUBNET
 from tests.contract.providers.test_gke_refusals import SHARED
-from tests.fakes.aws_server import AwsServer
+from tests.fakes.aws_server import AwsClient
 
 ROOT = Path(__file__).parents[3]
 ZONE = "eu-west-1a"
@@ -101,7 +101,7 @@ ELSEWHERE = {
 
 
 @pytest.fixture
-def ec2(aws: AwsServer) -> Iterator[AwsServer]:
+def ec2(aws: AwsClient) -> Iterator[AwsClient]:
     codes = ("L-1216C47A", "L-34B43A08", "L-DB2E81BA", "L-3819A6DF", "L-417A185B", "L-C4BD4855", "L-7212CCBC")
     aws.rules(offered=[[name, ZONE] for name in EKS_TYPES], quotas=dict.fromkeys(codes, 9999.0))
     yield aws

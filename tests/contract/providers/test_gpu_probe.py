@@ -11,7 +11,7 @@ from providers.eks.options import EksOptions
 from providers.gpu_probe import NAME, find_driver_problem, parse_report
 from templates import FOLDER
 from tests.contract.providers.eks_world import make, remove
-from tests.fakes.aws_server import AwsServer
+from tests.fakes.aws_server import AwsClient
 from tests.fakes.gke import World
 from tests.fakes.kube_pods import Node, run_container
 
@@ -112,7 +112,7 @@ def test_without_gpus_or_on_request_there_is_no_probe(command: Any, gke_world: W
 
 
 @pytest.mark.slow
-def test_a_cluster_on_eks_ends_with_a_probe(aws: AwsServer, tmp_path: Path) -> None:
+def test_a_cluster_on_eks_ends_with_a_probe(aws: AwsClient, tmp_path: Path) -> None:
     home = tmp_path / "home"
     made = make("probed-2", home, EksOptions(machine_type="g4dn.xlarge"))
     assert ClusterDetails.of(made).gpu_probe["driver"] == "580.159.03"

@@ -11,7 +11,7 @@ from providers.eks import orphans
 from providers.eks.aws import aws_in
 from providers.workloads import WorkloadObject
 from tests.contract.providers.eks_world import REGION, become_for_a_test
-from tests.fakes.aws_server import AwsServer
+from tests.fakes.aws_server import AwsClient
 
 NAME = "left-0"
 CLUSTER = Cluster(NAME, "eks", details={"region": REGION})
@@ -20,7 +20,7 @@ OTHERS = [{"Key": "kubernetes.io/cluster/other-1", "Value": "owned"}]
 
 
 @pytest.fixture
-def account(aws_server: AwsServer, monkeypatch: pytest.MonkeyPatch) -> Any:
+def account(aws_server: AwsClient, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Makes clients of AWS' services."""
     become_for_a_test(aws_server, monkeypatch)
     return aws_in(REGION).client
@@ -62,7 +62,7 @@ def test_found_by_their_tags_and_told_with_commands(account: Any, capsys: pytest
 
 
 def test_who_may_not_look_is_told_only_where_something_was(
-    aws_server: AwsServer, account: Any, capsys: pytest.CaptureFixture[str]
+    aws_server: AwsClient, account: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     aws_server.order("me", "deny", action="elasticloadbalancing:.*", times=9)
     with pytest.raises(CredentialError, match="not authorized"):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mlbench_cli.storage.store import Store
-from tests.fakes.aws_server import AwsServer
+from tests.fakes.aws_server import AwsClient
 from tests.fakes.azure_arm import World as AzureWorld
 from tests.fakes.gke import World as GkeWorld
 
@@ -23,7 +23,7 @@ EKS_TYPES = (
 
 
 @pytest.fixture
-def ec2(aws: AwsServer) -> Iterator[AwsServer]:
+def ec2(aws: AwsClient) -> Iterator[AwsClient]:
     aws.rules(
         offered=[[name, ZONE] for name, *_ in EKS_TYPES],
         quotas=dict.fromkeys(("L-DB2E81BA", "L-417A185B", "L-C4BD4855", "L-3819A6DF"), 9999.0),
@@ -40,7 +40,7 @@ def plan(command: Callable[..., Any], *words: str) -> Any:
 
 @pytest.mark.parametrize(("machine", "gpu", "gpus"), EKS_TYPES)
 def test_eks_plans_gpus_that_ec2_tells(
-    command: Callable[..., Any], ec2: AwsServer, machine: str, gpu: str, gpus: int
+    command: Callable[..., Any], ec2: AwsClient, machine: str, gpu: str, gpus: int
 ) -> None:
     planned = plan(command, "eks", "2", "new", "-t", machine, "--zone", ZONE, "--spot")
     details = planned["cluster"]["details"]
@@ -50,7 +50,7 @@ def test_eks_plans_gpus_that_ec2_tells(
     assert ("did not find the GPUs" in warned) is machine.startswith("g7.")
 
 
-def test_a_plan_says_which_prices_are_unknown(command: Callable[..., Any], ec2: AwsServer) -> None:
+def test_a_plan_says_which_prices_are_unknown(command: Callable[..., Any], ec2: AwsClient) -> None:
     done = command("create-cluster", "eks", "2", "new", "-t", "p6-b300.48xlarge", "--zone", ZONE, "--spot", "--dry-run")
     assert done.code == 0
     (line,) = [line for line in done.err.splitlines() if line.startswith("mlbench does not know the price of ")]
@@ -59,7 +59,7 @@ def test_a_plan_says_which_prices_are_unknown(command: Callable[..., Any], ec2: 
     assert "mlbench prices update eks --region eu-west-1" in done.err
 
 
-def test_eks_takes_network_cards_and_vcpus_from_ec2(command: Callable[..., Any], ec2: AwsServer) -> None:
+def test_eks_takes_network_cards_and_vcpus_from_ec2(command: Callable[..., Any], ec2: AwsClient) -> None:
     words = ("eks", "2", "new", "-t", "p6-b300.48xlarge", "--zone", ZONE, "--spot")
     details = plan(command, *words, "--efa")["cluster"]["details"]
     assert details["devices_per_node"]["vpc.amazonaws.com/efa"] == 16
@@ -74,7 +74,7 @@ def test_eks_takes_network_cards_and_vcpus_from_ec2(command: Callable[..., Any],
 
 
 def test_eks_gives_machines_whose_first_card_has_no_efa_an_ordinary_one(
-    command: Callable[..., Any], ec2: AwsServer
+    command: Callable[..., Any], ec2: AwsClient
 ) -> None:
     done = command(
         "create-cluster", "eks", "2", "b300", "-t", "p6-b300.48xlarge", "--zone", ZONE, "--spot", "--efa", "--yes"
@@ -92,26 +92,26 @@ def test_eks_gives_machines_whose_first_card_has_no_efa_an_ordinary_one(
     assert ec2.list_left("b300-2") == []
 
 
-def test_eks_names_the_type_that_may_be_meant(command: Callable[..., Any], ec2: AwsServer) -> None:
+def test_eks_names_the_type_that_may_be_meant(command: Callable[..., Any], ec2: AwsClient) -> None:
     refused = command("create-cluster", "eks", "2", "new", "-t", "g5.xlrage", "--zone", ZONE, "--dry-run")
     assert (refused.code, 'Did you mean "g5.xlarge"?' in refused.err) == (2, True)
 
 
 @pytest.mark.parametrize("machine", ["trn2.48xlarge", "inf2.xlarge", "g4ad.xlarge"])
-def test_eks_refuses_machines_without_nvidia_gpus(command: Callable[..., Any], ec2: AwsServer, machine: str) -> None:
+def test_eks_refuses_machines_without_nvidia_gpus(command: Callable[..., Any], ec2: AwsClient, machine: str) -> None:
     refused = command("create-cluster", "eks", "2", "new", "-t", machine, "--zone", ZONE, "--dry-run")
     assert (refused.code, "NVIDIA" in refused.err) == (2, True)
 
 
 @pytest.mark.parametrize("machine", ["p5e.48xlarge", "p5en.48xlarge"])
 def test_eks_refuses_on_demand_what_is_sold_as_blocks_and_spot(
-    command: Callable[..., Any], aws: AwsServer, machine: str
+    command: Callable[..., Any], aws: AwsClient, machine: str
 ) -> None:
     refused = command("create-cluster", "eks", "2", "new", "-t", machine, "--zone", ZONE, "--dry-run")
     assert (refused.code, "--capacity-reservation" in refused.err) == (2, True)
 
 
-def test_eks_counts_the_machines_of_the_system_in_the_quota(command: Callable[..., Any], aws: AwsServer) -> None:
+def test_eks_counts_the_machines_of_the_system_in_the_quota(command: Callable[..., Any], aws: AwsClient) -> None:
     aws.rules(quotas={"L-1216C47A": 5.0}, offered=[["m5.xlarge", ZONE]])
     try:
         refused = command("create-cluster", "eks", "1", "small", "-t", "m5.xlarge", "--zone", ZONE, "--dry-run")

@@ -10,7 +10,7 @@ import pytest
 from mlbench_cli.config import settings
 from providers.pricing import fetched_price_file, load_prices
 from tests.contract.providers.eks_world import forget
-from tests.fakes.aws_server import AwsServer
+from tests.fakes.aws_server import AwsClient
 from tests.fakes.azure_arm import World as AzureWorld
 from tests.fakes.gke import World
 
@@ -37,7 +37,7 @@ def fetched_date(provider: str) -> str:
     return text.partition('date = "')[2].partition('"')[0]
 
 
-def test_aws_price_list_is_read_and_a_price_of_0_is_none(command: Command, aws: AwsServer) -> None:
+def test_aws_price_list_is_read_and_a_price_of_0_is_none(command: Command, aws: AwsClient) -> None:
     settings.config_dir().mkdir(parents=True, exist_ok=True)
     result = command("prices", "update", "eks", "--region", "eu-west-1", "-o", "json")
     assert result.code == 0, result.err
@@ -49,7 +49,7 @@ def test_aws_price_list_is_read_and_a_price_of_0_is_none(command: Command, aws: 
     assert "AWS Price List" in command("prices").err
 
 
-def test_a_plan_asks_aws_for_the_price_that_the_table_has_not(command: Command, aws: AwsServer) -> None:
+def test_a_plan_asks_aws_for_the_price_that_the_table_has_not(command: Command, aws: AwsClient) -> None:
     aws.rules(offered=[["g5.xlarge", "eu-west-1a"], ["g6.xlarge", "eu-west-1a"]], quotas={"L-DB2E81BA": 99.0})
     words = ("create-cluster", "eks", "2", "priced", "--zone", "eu-west-1a", "--dry-run", "-o", "json")
     try:
@@ -73,13 +73,13 @@ def test_a_plan_asks_azure_for_a_spot_price(command: Command, azure_world: Azure
     assert worker["price_per_hour"] == 0.1052
 
 
-def test_a_region_without_prices_keeps_the_old_ones(command: Command, aws: AwsServer) -> None:
+def test_a_region_without_prices_keeps_the_old_ones(command: Command, aws: AwsClient) -> None:
     result = command("prices", "update", "eks", "--region", "mars-1")
     assert (result.code, "has no prices of eks for mars-1" in result.err) == (2, True)
     assert not fetched_price_file("eks").exists()
 
 
-def test_who_may_not_ask_is_refused_with_the_right(command: Command, aws: AwsServer) -> None:
+def test_who_may_not_ask_is_refused_with_the_right(command: Command, aws: AwsClient) -> None:
     aws.order("me", "deny", action="pricing:.*", times=1)
     result = command("prices", "update", "eks", "--region", "eu-west-1")
     assert result.code == 3
@@ -135,7 +135,7 @@ class OfferFiles(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def without_account(aws: AwsServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def without_account(aws: AwsClient, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for key in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION"):
         monkeypatch.delenv(key, raising=False)
     forget()

@@ -13,7 +13,7 @@ from mlbench_cli.storage.store import Store
 from providers.eks import EksProvider
 from providers.eks.options import EksOptions
 from tests.contract.providers.eks_world import make, remove
-from tests.fakes.aws_server import AwsServer
+from tests.fakes.aws_server import AwsClient
 from tests.fakes.gke import World
 from tests.fakes.registry import FakeDocker, FakeRegistry
 
@@ -141,7 +141,7 @@ def test_without_a_registry_the_plan_says_what_runs_will_need(command: Any, gke_
 
 
 @pytest.mark.slow
-def test_a_repository_of_ecr_comes_and_goes_with_its_cluster(aws: AwsServer, tmp_path: Path) -> None:
+def test_a_repository_of_ecr_comes_and_goes_with_its_cluster(aws: AwsClient, tmp_path: Path) -> None:
     options = EksOptions(machine_type="m5.large", registry="auto")
     made = make("images-2", tmp_path / "home", options)
     registry = "123456789012.dkr.ecr.eu-west-1.amazonaws.com/mlbench-images-2:"
