@@ -2,15 +2,20 @@
 
 Reads one JSON object per line: {"module", "environments": [{...}, ...], "outputs": [[stdout path, stderr path], ...]}.
 Answers each with two lines: the process ids, and when all have ended their exit codes (-N for signal N).
+
+Started with the descriptor of a listening socket, it forks a copy of itself for each connection, which reads and
+answers there: one for each worker of the tests.
 """
 
 import json
 import os
 import runpy
+import signal
+import socket
 import sys
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TextIO
 
 # Everything heavy that tasks import, and their own modules; torch's optimizers import torch._dynamo when first used.
 import torch
@@ -54,14 +59,12 @@ def fork_rank(
         os._exit(code)
 
 
-def answer(value: Any) -> None:
-    print(json.dumps(value), flush=True)
+def serve(orders: TextIO, answers: TextIO) -> None:
+    def answer(value: Any) -> None:
+        print(json.dumps(value), file=answers, flush=True)
 
-
-def main() -> None:
-    torch.set_num_threads(1)
     answer("ready")
-    for line in sys.stdin:
+    for line in orders:
         job = json.loads(line)
         pids = [
             fork_rank(job["module"], environment, outputs)
@@ -71,5 +74,32 @@ def main() -> None:
         answer([os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids])
 
 
+def fork_servers(listener: socket.socket) -> None:
+    """Returns in each copy when its connection has ended, here when the process that has started this one has."""
+    parent = os.getppid()
+    listener.settimeout(1.0)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    while os.getppid() == parent:
+        try:
+            connection, _ = listener.accept()
+        except TimeoutError:
+            continue
+        if not os.fork():
+            listener.close()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            with connection, connection.makefile("r") as orders, connection.makefile("w") as answers:
+                serve(orders, answers)
+            return
+        connection.close()
+
+
+def main(words: list[str]) -> None:
+    torch.set_num_threads(1)
+    if words:
+        fork_servers(socket.socket(fileno=int(words[0])))
+    else:
+        serve(sys.stdin, sys.stdout)
+
+
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

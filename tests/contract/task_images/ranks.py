@@ -4,13 +4,14 @@ import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from mlbench_cli.agent.machine import free_port
 from task_images.contract import parse_event
@@ -123,15 +124,44 @@ def launch_within(
     return read_ended(codes, folder)
 
 
-class RankServer:
-    """Ranks forked from a process that has torch loaded (forks.py): seconds less for each."""
+def start_forks(*words: str, **options: Any) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "tests.contract.task_images.forks", *words]
+    return subprocess.Popen(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, text=True, **options)
+
+
+class SharedForks:
+    """The program for all workers of a session. While it loads torch, connections to `address` wait."""
 
     def __init__(self) -> None:
-        command = [sys.executable, "-m", "tests.contract.task_images.forks"]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        self._process = subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
-        )
+        self.address = f"\0mlbench-ranks-{os.getpid()}"  # Linux forgets it with the socket
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(self.address)
+            listener.listen()
+            descriptor = listener.fileno()
+            self._process = start_forks(str(descriptor), pass_fds=[descriptor], stdin=subprocess.DEVNULL)
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait(60)
+
+
+class RankServer:
+    """Ranks forked from a process that has torch loaded (forks.py): seconds less for each. With the address of one that
+    other workers use, too, it is a copy of that."""
+
+    def __init__(self, address: str | None = None) -> None:
+        self._orders: TextIO
+        self._answers: TextIO
+        self._process: subprocess.Popen[str] | None = None
+        if address:
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.connect(address)
+                self._orders, self._answers = connection.makefile("w"), connection.makefile("r")
+        else:
+            self._process = start_forks(stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            assert self._process.stdin is not None
+            assert self._process.stdout is not None
+            self._orders, self._answers = self._process.stdin, self._process.stdout
         self._running: Started | None = None
         assert self._answer() == "ready"
 
@@ -160,25 +190,23 @@ class RankServer:
         outputs = [[str(folder / f"out-{rank}"), str(folder / f"err-{rank}")] for rank in range(len(every))]
         for path in (path for pair in outputs for path in pair):
             Path(path).touch()
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"module": module, "environments": every, "outputs": outputs}) + "\n")
+        print(json.dumps({"module": module, "environments": every, "outputs": outputs}), file=self._orders, flush=True)
         self._running = Started(self._answer(), folder)
         return self._running
 
     def wait(self, started: Started, seconds: float = SECONDS) -> list[Ended]:
         """How the ranks ended. After `seconds` they are killed, and their codes tell."""
-        assert self._process.stdout is not None
-        if not select.select([self._process.stdout], [], [], seconds)[0]:
+        if not select.select([self._answers], [], [], seconds)[0]:
             for pid in started.pids:
                 os.kill(pid, signal.SIGKILL)
         self._running = None
         return read_ended(self._answer(), started.folder)
 
     def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(60)
+        self._orders.close()
+        self._answers.close()
+        if self._process is not None:
+            self._process.wait(60)
 
     def _answer(self) -> Any:
-        assert self._process.stdout is not None
-        return json.loads(self._process.stdout.readline())
+        return json.loads(self._answers.readline())
