@@ -51,6 +51,13 @@ def dashboard(finished_home: Path) -> Iterator[Dashboard]:
         yield found
 
 
+@pytest.fixture(scope="session")
+def idle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dashboard]:
+    """May act, on an empty store, in which its tests change nothing."""
+    with serve(tmp_path_factory.mktemp("idle"), "--allow-actions") as found:
+        yield found
+
+
 @pytest.fixture
 def acting(tmp_path: Path) -> Iterator[Dashboard]:
     """May act, on an empty store."""

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 PATIENCE = 60.0
+# Uses a part of a core: other tests run meanwhile.
+BUSY = "sh -c 'while :; do i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done; sleep 0.1; done'"
 CODE = "import sys; from mlbench_cli.__main__ import main; sys.exit(main())"
 
 

@@ -19,7 +19,7 @@ from mlbench_cli.storage.store import Store
 from tests.browser import Browser, open_browser
 from tests.contract.local_runs import until
 from tests.contract.server.conftest import RUNS, record_sealed
-from tests.contract.server.dashboards import Dashboard, serve
+from tests.contract.server.dashboards import BUSY, Dashboard, serve
 from tests.unit.results.runs import new_run, observation_of, sealed_run, spec
 
 pytestmark = pytest.mark.group("browser")
@@ -103,8 +103,7 @@ def busy(tmp_path: Path) -> Iterator[Dashboard]:
     store.update_run(broken, RunState.FINISHED, Outcome.FAILED)
     store.close()
     with serve(home, "--allow-actions") as found:
-        loop = "sh -c 'echo started; while :; do :; done'"
-        found.post("/api/v1/runs", {"name": "live", "workers": [2], "command": loop, "share_machine": True})
+        found.post("/api/v1/runs", {"name": "live", "workers": [2], "command": BUSY, "share_machine": True})
         try:
             until(lambda: "CPU in use per rank" in found.ask("/cluster-list").body.decode())
             yield found

@@ -10,7 +10,7 @@ from pathlib import Path
 from mlbench_cli.results.archive.evidence import read_last_samples
 from mlbench_cli.server.live import MAX_FOLLOWERS
 from tests.contract.local_runs import until
-from tests.contract.server.dashboards import PATIENCE, Dashboard
+from tests.contract.server.dashboards import BUSY, PATIENCE, Dashboard
 
 
 def test_a_follower_gets_status_metrics_resources_and_log_until_the_end(acting: Dashboard, program: str) -> None:
@@ -37,8 +37,7 @@ def test_clusters_show_the_nodes_processes_and_resources_of_running_runs(acting:
     idle = acting.ask("/clusters").body.decode()
     assert "no run in progress" in idle
     assert 'data-open="no"' in idle
-    command = "sh -c 'while :; do :; done'"
-    acting.post("/api/v1/runs", {"name": "mine", "workers": [2], "command": command, "share_machine": True})
+    acting.post("/api/v1/runs", {"name": "mine", "workers": [2], "command": BUSY, "share_machine": True})
     until(lambda: "CPU in use per rank" in acting.ask("/cluster-list").body.decode())
     page = acting.ask("/clusters").body.decode()
     acting.post("/api/v1/experiments/mine/cancel", {})

@@ -134,17 +134,17 @@ def test_a_run_is_started_stopped_and_deleted(acting: Dashboard, program: str) -
         ({"name": "x", "workers": [0], "command": "true"}, 400),
     ],
 )
-def test_a_bad_request_starts_nothing(acting: Dashboard, document: object, status: int) -> None:
-    answer = acting.post("/api/v1/runs", document)
+def test_a_bad_request_starts_nothing(idle: Dashboard, document: object, status: int) -> None:
+    answer = idle.post("/api/v1/runs", document)
     assert answer.status == status
     assert answer.document["message"]
-    assert acting.ask("/api/v1/runs").document["runs"] == []
+    assert idle.ask("/api/v1/runs").document["runs"] == []
 
 
-def test_a_form_gives_any_option_as_the_text_of_its_flag(acting: Dashboard) -> None:
+def test_a_form_gives_any_option_as_the_text_of_its_flag(idle: Dashboard) -> None:
     wanted = {"name": "x", "workers": [2], "task": "digits_resnet", "preset": "tiny"}
     flags = {"set": "batch_size=16\n\ndepth=14\n", "seed": " 7", "pin": "no", "matrix": "set.shift=0,1", "env": ""}
-    planned = acting.post("/api/v1/runs?check=true", {**wanted, "flags": flags}).document
+    planned = idle.post("/api/v1/runs?check=true", {**wanted, "flags": flags}).document
     assert len(planned["runs"]) == 2
     assert planned["command"].endswith("--set batch_size=16 --set depth=14 --seed 7 --matrix set.shift=0,1 --no-pin")
     for wrong, reason in (
@@ -154,9 +154,9 @@ def test_a_form_gives_any_option_as_the_text_of_its_flag(acting: Dashboard) -> N
         ({"seed": 1}, "flags"),
         ([], "flags"),
     ):
-        answer = acting.post("/api/v1/runs?check=true", {**wanted, "flags": wrong})
+        answer = idle.post("/api/v1/runs?check=true", {**wanted, "flags": wrong})
         assert (answer.status, reason in answer.document["message"]) == (400, True), wrong
-    page = acting.ask("/new").body.decode()
+    page = idle.ask("/new").body.decode()
     assert 'data-flag="toleration"' in page
     assert 'data-flag="task"' not in page
 

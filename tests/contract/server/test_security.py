@@ -89,9 +89,9 @@ def test_loopback_names_with_the_port_are_accepted(dashboard: Dashboard, name: s
         {"Sec-Fetch-Site": "same-site"},
     ],
 )
-def test_another_site_is_refused_for_every_method(acting: Dashboard, method: str, header: dict[str, str]) -> None:
-    given = {name: value.format(port=acting.port) for name, value in header.items()}
-    assert acting.ask("/api/v1/runs", method, given).status == 403
+def test_another_site_is_refused_for_every_method(idle: Dashboard, method: str, header: dict[str, str]) -> None:
+    given = {name: value.format(port=idle.port) for name, value in header.items()}
+    assert idle.ask("/api/v1/runs", method, given).status == 403
 
 
 def test_our_own_origin_is_accepted(dashboard: Dashboard) -> None:
@@ -139,21 +139,19 @@ def test_without_allow_actions_nothing_can_be_changed(dashboard: Dashboard, meth
 
 
 @pytest.mark.parametrize("method", ["POST", "DELETE"])
-def test_a_cookie_alone_cannot_act(acting: Dashboard, method: str) -> None:
-    cookie = {"Cookie": f"mlbench-{acting.port}={acting.token}"}
+def test_a_cookie_alone_cannot_act(idle: Dashboard, method: str) -> None:
+    cookie = {"Cookie": f"mlbench-{idle.port}={idle.token}"}
     path = "/api/v1/runs" if method == "POST" else "/api/v1/runs/x"
-    assert acting.ask(path, method, cookie, b"{}", token=False).status == 403
-    allowed = acting.ask(path, method, {**cookie, "X-Mlbench-Action": "1"}, b"{}", token=False)
+    assert idle.ask(path, method, cookie, b"{}", token=False).status == 403
+    allowed = idle.ask(path, method, {**cookie, "X-Mlbench-Action": "1"}, b"{}", token=False)
     assert allowed.status == (400 if method == "POST" else 404)
 
 
-def test_remembered_basic_credentials_of_a_browser_cannot_act_alone(acting: Dashboard) -> None:
-    basic = base64.b64encode(f"x:{acting.token}".encode()).decode()
+def test_remembered_basic_credentials_of_a_browser_cannot_act_alone(idle: Dashboard) -> None:
+    basic = base64.b64encode(f"x:{idle.token}".encode()).decode()
     header = {"Authorization": f"Basic {basic}"}
-    assert (
-        acting.ask("/api/v1/runs/x", "DELETE", {**header, "Sec-Fetch-Site": "same-origin"}, token=False).status == 403
-    )
-    assert acting.ask("/api/v1/runs/x", "DELETE", header, token=False).status == 404
+    assert idle.ask("/api/v1/runs/x", "DELETE", {**header, "Sec-Fetch-Site": "same-origin"}, token=False).status == 403
+    assert idle.ask("/api/v1/runs/x", "DELETE", header, token=False).status == 404
 
 
 def test_connections_without_a_token_are_dropped_and_never_cost_the_owners(dashboard: Dashboard) -> None:
@@ -190,13 +188,13 @@ def test_a_connection_that_has_shown_the_token_is_kept(dashboard: Dashboard) -> 
         connection.close()
 
 
-def test_a_request_has_limits(acting: Dashboard) -> None:
+def test_a_request_has_limits(idle: Dashboard) -> None:
     big = b"x" * 70_000
-    assert acting.ask("/api/v1/runs", "POST", body=big).status == 413
-    assert acting.ask("/api/v1/runs", "POST", {"Content-Length": "1e3"}, b"{}").status == 400
-    assert acting.ask("/?q=" + "a" * 5000).status == 414
+    assert idle.ask("/api/v1/runs", "POST", body=big).status == 413
+    assert idle.ask("/api/v1/runs", "POST", {"Content-Length": "1e3"}, b"{}").status == 400
+    assert idle.ask("/?q=" + "a" * 5000).status == 414
     chunks = b"".join(b"4000\r\n" + b"x" * 0x4000 + b"\r\n" for _ in range(5)) + b"0\r\n\r\n"
-    answer = acting.ask("/api/v1/runs", "POST", {"Transfer-Encoding": "chunked"}, chunks)
+    answer = idle.ask("/api/v1/runs", "POST", {"Transfer-Encoding": "chunked"}, chunks)
     assert answer.status == 413
 
 
@@ -220,8 +218,8 @@ def test_no_path_comes_from_a_request(dashboard: Dashboard, path: str) -> None:
     assert b"root:" not in answer.body
 
 
-def test_the_address_is_noted_for_this_user_only_and_removed_at_the_end(acting: Dashboard) -> None:
-    path = acting.home / "dashboard.json"
+def test_the_address_is_noted_for_this_user_only_and_removed_at_the_end(idle: Dashboard) -> None:
+    path = idle.home / "dashboard.json"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
