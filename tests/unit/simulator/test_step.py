@@ -97,6 +97,15 @@ def test_half_of_the_servers_are_twice_as_slow() -> None:
     assert one.exposed == pytest.approx(2 * two.exposed)
 
 
+@pytest.mark.parametrize(("workers", "pulled"), [(2, 16_000), (4, 32_000), (16, 80_000)])
+def test_servers_return_the_entries_that_all_workers_have_chosen(workers: int, pulled: int) -> None:
+    """A tenth of 10,000 numbers, each with its place: 8,000 bytes from each worker, and at most all of them back."""
+    work = Workload((Tensor("a", 40_000, 2.0),), 1.0, 2.0)
+    method = Method(plan="all", transport="ps", servers=str(workers), codec="topk:0.1", feedback="ef")
+    step = simulate_step(work, method, RingCollectives(workers, 0.0, 0.001))
+    assert trace(step) == [(2.0, 2.0 + 8.0 + pulled / 1000)]
+
+
 def test_computation_beside_messages_is_slowed_and_moves_them() -> None:
     """Half a second is lost for each of the two seconds of the backward pass with messages beside it, none after it."""
     slowed = replace(WORK, overlap=0.5)
