@@ -67,11 +67,12 @@ def python(script: str) -> tuple[str, ...]:
 
 def until(condition: Callable[[], Any]) -> Any:
     """The first true value of `condition`, or an AssertionError."""
-    end = time.monotonic() + PATIENCE
+    end, pause = time.monotonic() + PATIENCE, 0.01
     while time.monotonic() < end:
         if value := condition():
             return value
-        time.sleep(0.01)
+        time.sleep(pause)
+        pause = min(1.5 * pause, 0.1)  # many a condition looks at all processes of the machine
     raise AssertionError("it did not happen")
 
 

@@ -27,22 +27,30 @@ from tests.documentation import (
     run_page,
     shape,
 )
-from tests.sampling import sampled
 from tools import reference
 from tools.check_site import find_problems
 
-# The page whose commands run in every `make test`; the trainings of the others take minutes, and run nightly.
-EVERY_TIME = [ROOT / "docs/tutorial/first-result.md"]
+FIRST = ROOT / "docs/tutorial/first-result.md"
 RUNNABLE = [page for page in PAGES if any(block.commands and not block.needs for block in read_blocks(page))]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-@pytest.mark.parametrize(
-    "page", sampled([page for page in RUNNABLE if page.stem != "own-training"], keep=EVERY_TIME), ids=page_name
-)
+@pytest.mark.parametrize("page", [page for page in RUNNABLE if page.stem != "own-training"], ids=page_name)
 def test_commands_of_a_page_run_in_order(page: Path, tmp_path: Path) -> None:
     run_page(page, tmp_path)
+
+
+@pytest.mark.slow
+def test_commands_of_the_first_page_run_with_a_small_training(tmp_path: Path) -> None:
+    """In every `make test`; the trainings of the pages as they are take minutes, and run nightly."""
+
+    def shorten(command: str) -> str:
+        return f"{command} --preset tiny" if command.startswith("mlbench run ") else command
+
+    ran = run_page(FIRST, tmp_path, adapt=shorten)
+    assert "mlbench run first 1 2 --task digits_resnet --light --preset tiny" in ran
 
 
 @pytest.mark.nightly

@@ -1,6 +1,7 @@
 """The arrows of the house: who may import whom, and what a command must not load."""
 
 import ast
+import functools
 import graphlib
 import subprocess
 import sys
@@ -307,14 +308,20 @@ def modules() -> dict[str, Path]:
 
 def imports(name: str, path: Path, known: set[str]) -> Iterator[str]:
     """Every module that is imported anywhere in a file, also inside functions and for type checkers only."""
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    for node in import_statements(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
+        else:
             assert node.level == 0, f"{name} has a relative import"
             for alias in node.names:
                 whole = f"{node.module}.{alias.name}"
                 yield whole if whole in known or f"{whole}.__init__" in known else str(node.module)
+
+
+@functools.cache
+def import_statements(path: Path) -> list[ast.Import | ast.ImportFrom]:
+    nodes = ast.walk(ast.parse(path.read_text("utf-8")))
+    return [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
 
 
 def part_of(name: str) -> str:
@@ -346,6 +353,7 @@ def offenses(name: str, path: Path, known: set[str]) -> Iterator[str]:
             yield f"{name} must not import {imported}"
 
 
+@pytest.mark.group("imports")
 def test_arrows() -> None:
     paths = modules()
     known = set(paths)
@@ -360,6 +368,7 @@ def test_arrows_can_fail() -> None:
     assert list(imports("x", Path(__file__), set(modules()))).count("subprocess") == 1
 
 
+@pytest.mark.group("imports")
 def test_no_modules_import_each_other_in_a_circle() -> None:
     """Also not inside functions and not for type checkers only: a circle is hidden by these, not opened."""
     known = set(modules())

@@ -55,15 +55,10 @@ def _sign_out(folder: Path, patch: pytest.MonkeyPatch) -> None:
     forget()
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Start the double of AWS before the workers are forked, if one of their tests needs it: moto takes seconds."""
-    options = session.config.option
-    if options.workers and not options.collectonly and any(_needs_aws(item) for item in session.items):
+def pytest_configure(config: pytest.Config) -> None:
+    """Start the double of AWS for the workers while tests are still collected, on another core: moto takes seconds."""
+    if config.option.workers and not config.option.collectonly:
         _start_aws()
-
-
-def _needs_aws(item: pytest.Item) -> bool:
-    return "aws_server" in getattr(item, "fixturenames", ())
 
 
 def _start_aws() -> None:

@@ -14,6 +14,7 @@ from mlbench_cli.commands._export_live import follow_runs
 from mlbench_cli.results.analysis.tables import MetricPoint, ResourceSample
 from mlbench_cli.results.exports.facts import RunFacts
 from mlbench_cli.results.exports.mllog import DEMANDED
+from tests.contract.results.test_live_exports import need
 from tests.unit.results.runs import event, new_run, observation_of, result_event, sealed_run, spec
 
 SAMPLES = [
@@ -202,7 +203,7 @@ def test_runs_without_collectives_have_no_json_of_nccl_tests(
 
 def test_weights_and_biases_gets_a_run_in_a_folder(tmp_path: Path, archive: Path) -> None:
     """Without a login and without a network: what is written can be sent later by `wandb sync`."""
-    pytest.importorskip("wandb")
+    need("wandb")
     target = tmp_path / "wandb"
     code = "import sys; from mlbench_cli.app import run; sys.exit(run(sys.argv[1:]))"
     words = [sys.executable, "-c", code, "export", "wandb", str(target), str(archive)]

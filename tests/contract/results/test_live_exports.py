@@ -1,5 +1,6 @@
 """Trackers while a run is running, and servers of theirs: what reaches them, read back by their own programs."""
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -27,6 +28,12 @@ for step in range(1, 7):
     while step == 3 and not os.path.exists(sys.argv[1]):
         time.sleep(0.05)
 """
+
+
+def need(package: str) -> None:
+    """Skip a test whose processes import a package that is not here; importing it takes seconds."""
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
 
 
 @pytest.fixture
@@ -113,7 +120,7 @@ def mlflow_server(folder: Path) -> Iterator[str]:
 @pytest.mark.nightly
 @pytest.mark.slow
 def test_a_server_of_mlflow_gets_a_run_while_it_runs(world: dict[str, str], tmp_path: Path) -> None:
-    pytest.importorskip("mlflow")
+    need("mlflow")
     with mlflow_server(tmp_path) as address:
         go = start_run(world, tmp_path)
         export = start(world, "export", "mlflow", address, "live", "--follow")
@@ -150,7 +157,7 @@ def test_a_server_of_mlflow_gets_a_run_while_it_runs(world: dict[str, str], tmp_
 
 @pytest.mark.slow
 def test_a_server_that_does_not_answer_is_named(world: dict[str, str], tmp_path: Path) -> None:
-    pytest.importorskip("mlflow")
+    need("mlflow")
     archive = sealed_run(tmp_path / "demo", name="demo-2")
     quick = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": "5"}
     code, text = finish(start({**world, **quick}, "export", "mlflow", "http://127.0.0.1:9", str(archive)))
@@ -164,7 +171,7 @@ KEY = "local-" + "0" * 40
 @pytest.mark.slow
 def test_a_server_of_weights_and_biases_gets_a_run_while_it_runs(world: dict[str, str], tmp_path: Path) -> None:
     """Its own client, with its own protocol, to a server on this machine."""
-    pytest.importorskip("wandb")
+    need("wandb")
     with WandbServer(KEY) as server:
         login = {"WANDB_BASE_URL": server.url, "WANDB_API_KEY": KEY, "WANDB_ERROR_REPORTING": "false"}
         login["WANDB_X_FILE_STREAM_TRANSMIT_INTERVAL"] = "1"  # seconds between two requests; usually 15
@@ -188,7 +195,7 @@ def test_a_server_of_weights_and_biases_gets_a_run_while_it_runs(world: dict[str
 
 @pytest.mark.slow
 def test_a_login_that_weights_and_biases_refuses_is_named(world: dict[str, str], tmp_path: Path) -> None:
-    pytest.importorskip("wandb")
+    need("wandb")
     archive = sealed_run(tmp_path / "demo", name="demo-2")
     with WandbServer(KEY) as server:
         login = {"WANDB_BASE_URL": server.url, "WANDB_API_KEY": KEY.replace("0", "1"), "WANDB_ERROR_REPORTING": "false"}

@@ -10,16 +10,11 @@ _servers: list[RankServer] = []  # none or one
 _shared: list[SharedForks] = []  # none or one, which workers inherit
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Load torch for the workers before they are forked, if one of their tests has ranks."""
-    options = session.config.option
-    if options.workers and not options.collectonly and any("ranks" in _fixtures(item) for item in session.items):
+def pytest_configure(config: pytest.Config) -> None:
+    """Load torch for the workers while tests are still collected, on another core."""
+    if config.option.workers and not config.option.collectonly:
         _shared.append(SharedForks())
         atexit.register(_shared[0].close)
-
-
-def _fixtures(item: pytest.Item) -> list[str]:
-    return getattr(item, "fixturenames", [])
 
 
 @pytest.fixture(scope="session")

@@ -27,7 +27,10 @@ from providers.timeline import Timeline
 from tests.fakes.toycloud import Thing, ToyCloud, toy_resources
 
 CLUSTER = Cluster("demo", "toy", details={"plan": {"price_per_hour": 1.5, "currency": "USD"}})
-KILLS = ("kill-before", "kill-after")
+# A kill before a request leaves what one after the request before it has left.
+KILLS = pytest.mark.parametrize(
+    "kill", [pytest.param("kill-before", marks=pytest.mark.nightly), "kill-after"], ids=["before", "after"]
+)
 
 
 @pytest.fixture
@@ -128,8 +131,11 @@ def test_up_again_changes_nothing(cloud: ToyCloud, store: Store) -> None:
 
 
 @pytest.mark.slow
-def test_killed_at_every_request_of_up_nothing_leaks(tmp_path: Path, finished_cloud: tuple[str, int, int]) -> None:
-    cases = [case for trouble in KILLS for case in _cases(tmp_path, trouble, finished_cloud[1])]
+@KILLS
+def test_killed_at_every_request_of_up_nothing_leaks(
+    tmp_path: Path, finished_cloud: tuple[str, int, int], kill: str
+) -> None:
+    cases = _cases(tmp_path, kill, finished_cloud[1])
     ends = _together([partial(_make, case.cloud, case.home) for case in cases])
     assert set(ends) == {"killed"}
     for case in cases:
@@ -142,8 +148,11 @@ def test_killed_at_every_request_of_up_nothing_leaks(tmp_path: Path, finished_cl
 
 
 @pytest.mark.slow
-def test_killed_at_every_request_of_up_it_goes_on(tmp_path: Path, finished_cloud: tuple[str, int, int]) -> None:
-    cases = [case for trouble in KILLS for case in _cases(tmp_path, trouble, finished_cloud[1])]
+@KILLS
+def test_killed_at_every_request_of_up_it_goes_on(
+    tmp_path: Path, finished_cloud: tuple[str, int, int], kill: str
+) -> None:
+    cases = _cases(tmp_path, kill, finished_cloud[1])
     _together([partial(_make, case.cloud, case.home) for case in cases])
     for case in cases:
         case.cloud.calm()
@@ -154,8 +163,11 @@ def test_killed_at_every_request_of_up_it_goes_on(tmp_path: Path, finished_cloud
 
 
 @pytest.mark.slow
-def test_killed_at_every_request_of_down_nothing_leaks(tmp_path: Path, finished_cloud: tuple[str, int, int]) -> None:
-    cases = [case for trouble in KILLS for case in _cases(tmp_path, trouble, finished_cloud[2], finished_cloud[0])]
+@KILLS
+def test_killed_at_every_request_of_down_nothing_leaks(
+    tmp_path: Path, finished_cloud: tuple[str, int, int], kill: str
+) -> None:
+    cases = _cases(tmp_path, kill, finished_cloud[2], finished_cloud[0])
     ends = _together([partial(_remove, case.cloud, case.home) for case in cases])
     assert set(ends) == {"killed"}
     for case in cases:
@@ -165,7 +177,7 @@ def test_killed_at_every_request_of_down_nothing_leaks(tmp_path: Path, finished_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("trouble", ["busy-before", "busy-after"])
+@pytest.mark.parametrize("trouble", [pytest.param("busy-before", marks=pytest.mark.nightly), "busy-after"])
 def test_passing_trouble_at_any_request_is_overcome(
     tmp_path: Path, finished_cloud: tuple[str, int, int], trouble: str
 ) -> None:

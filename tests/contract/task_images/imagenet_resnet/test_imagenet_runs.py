@@ -74,7 +74,7 @@ def test_a_resumed_training_goes_on_as_if_nothing_had_happened(ranks: RankServer
 @pytest.mark.slow
 def test_fake_data_measure_throughput_and_nothing_else(ranks: RankServer, tmp_path: Path) -> None:
     small: Parameters = {
-        "model": "densenet121",
+        "model": "resnet18",
         "width": 0.125,
         "side": 32,
         "classes": 10,

@@ -1,12 +1,10 @@
 """Runs of one sitting are not independent of each other: what that means for the gate and for comparisons."""
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from benchmarks.gate_errors import DESIGNS, SPREADS, simulate
 from mlbench_cli.results.analysis.compare import compare
 from mlbench_cli.results.analysis.gate import check_gate
 from mlbench_cli.results.analysis.history import decide
@@ -104,10 +102,8 @@ def test_more_runs_in_one_new_session_are_no_more_evidence() -> None:
 
 @pytest.mark.slow
 def test_at_most_one_in_twenty_fails_by_chance_whatever_sessions_differ_by() -> None:
-    words = [sys.executable, "-m", "benchmarks.gate_errors", "--series", "400", "--json"]
-    done = subprocess.run(words, cwd=Path(__file__).parents[4], capture_output=True, check=True)
-    alarms = {(row["design"], row["session_spread"]): row for row in json.loads(done.stdout) if not row["slowdown"]}
-    assert {spread for _, spread in alarms} == {0.08, 0.15}
+    assert len(SPREADS) == 2
+    alarms = [simulate(design, spread, 0.0, series=400) for design in DESIGNS for spread in SPREADS]
     # 400 series with a level of 5 %: more than 36 failures have a probability of 0.03 % (binomial).
-    assert max(row["failed"] for row in alarms.values()) <= 0.09
-    assert max(row["failed_without_sessions"] for row in alarms.values()) > 0.3  # what it guards against
+    assert max(errors.failed for errors in alarms) <= 0.09
+    assert max(errors.failed_without_sessions for errors in alarms) > 0.3  # what it guards against

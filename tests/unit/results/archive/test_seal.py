@@ -21,6 +21,7 @@ from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.seal import seal
 from mlbench_cli.results.archive.verify import find_problems
 from mlbench_cli.storage.run_folder import RunFolder
+from tests.sampling import STRIDES
 from tests.unit.results.runs import (
     START,
     event,
@@ -253,10 +254,11 @@ def test_packing_refuses_what_was_changed_after_sealing(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_killed_at_every_step_then_sealed_again(tmp_path: Path) -> None:
+@STRIDES
+def test_killed_at_every_step_then_sealed_again(tmp_path: Path, stride: int) -> None:
     steps = _seal_in_child(tmp_path / "whole", die_at=None)
     assert steps > 30
-    for step in range(1, steps + 1):
+    for step in range(1, steps + 1, stride):
         folder = tmp_path / f"step-{step}"
         _seal_in_child(folder, die_at=step)
         _seals_after_crash(folder)

@@ -13,6 +13,7 @@ from task_images.allreduce.operations import COLLECTIVES, DTYPES, PLACES
 from task_images.allreduce.pattern import Pattern, summands
 from task_images.allreduce.sizes import from_bytes, grid, in_parts
 from task_images.allreduce.table import size
+from tests.sampling import sampled
 
 CPU = torch.device("cpu")
 
@@ -53,7 +54,7 @@ def test_the_sum_is_exact_in_every_type(dtype: str, ranks: int, elements: int) -
     assert pattern.total.wrong(total) >= 1
 
 
-@pytest.mark.parametrize("ranks", [65, 256, 1000, 4096])
+@pytest.mark.parametrize("ranks", sampled([65, 256, 1000, 4096], keep=[65, 256, 1000]))
 def test_sums_of_many_ranks_stay_exact(ranks: int) -> None:
     total = sum(summands(rank, ranks) for rank in range(ranks))
     assert 0 < np.max(total) <= 256

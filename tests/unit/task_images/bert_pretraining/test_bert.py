@@ -77,6 +77,7 @@ def test_the_formula_of_flops_is_what_torch_counts(length: int, scored: int) -> 
     assert SHAPES["base"].flops_per_sequence(length, scored) == counter.get_total_flops()
 
 
+@pytest.mark.group("transformers")
 def test_logits_and_loss_equal_those_of_transformers_with_the_same_weights() -> None:
     transformers = pytest.importorskip("transformers")
     theirs = transformers.BertForPreTraining(

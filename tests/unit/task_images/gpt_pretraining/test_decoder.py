@@ -81,6 +81,7 @@ def split_fused(state: dict[str, torch.Tensor], shape: Shape) -> dict[str, torch
     return found
 
 
+@pytest.mark.group("transformers")
 @pytest.mark.parametrize("tied", [True, False])
 def test_logits_equal_those_of_transformers_llama_with_the_same_weights(tied: bool) -> None:
     transformers = pytest.importorskip("transformers")
@@ -107,6 +108,7 @@ def test_logits_equal_those_of_transformers_llama_with_the_same_weights(tied: bo
         torch.testing.assert_close(ours(tokens), theirs(tokens).logits, rtol=0, atol=1e-6)
 
 
+@pytest.mark.group("transformers")
 def test_logits_equal_those_of_transformers_gpt2_with_the_same_weights() -> None:
     transformers = pytest.importorskip("transformers")
     shape = GPT2_SMALL

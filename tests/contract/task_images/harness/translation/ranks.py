@@ -1,9 +1,9 @@
-"""Trains small versions of the three language tasks one after another; started as one or more ranks by the tests.
+"""Trains a small version of one of the three language tasks; started as one or more ranks by the tests.
 
-The variable FOLDERS is FOLDER, or FOLDER and CHECKPOINTS, in JSON.
+The variable FOLDERS is FOLDER, or FOLDER and CHECKPOINTS, in JSON; TASK is the task.
 
 Prints `# NAME` before each training's events, and leaves the trained parameters as FOLDER/NAME.pt. With CHECKPOINTS,
-every task is trained once more, from CHECKPOINTS/NAME/checkpoint.pt on, as `NAME resumed`.
+the task is trained once more, from CHECKPOINTS/NAME/checkpoint.pt on, as `NAME resumed`.
 """
 
 import json
@@ -50,13 +50,14 @@ def main() -> None:
     folder = Path(first)
     contract = Contract()
     world = open_world(contract)
+    name = os.environ["TASK"]
+    train = {"awd_lstm": train_awd_lstm, "gnmt": train_gnmt, "transformer": train_transformer}[name]
     with tempfile.TemporaryDirectory() as texts:
         write_texts(Path(texts))
-        for name, train in {"awd_lstm": train_awd_lstm, "gnmt": train_gnmt, "transformer": train_transformer}.items():
-            train_and_keep(train, name, world, folder, Path(texts), "")
-            if checkpoints:
-                resume = str(Path(checkpoints[0]) / name / "checkpoint.pt")
-                train_and_keep(train, f"{name} resumed", world, folder, Path(texts), resume)
+        train_and_keep(train, name, world, folder, Path(texts), "")
+        if checkpoints:
+            resume = str(Path(checkpoints[0]) / name / "checkpoint.pt")
+            train_and_keep(train, f"{name} resumed", world, folder, Path(texts), resume)
     world.close()
 
 

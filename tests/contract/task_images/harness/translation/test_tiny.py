@@ -7,13 +7,13 @@ import pytest
 from mlbench_cli.tasks.catalog import load_task
 from task_images.contract import parse_event
 from tests.contract.task_images.ranks import RankServer
-from tests.sampling import sampled
 
 TASKS = ("wikitext2_awd_lstm", "wmt16_gnmt", "wmt17_transformer")
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sampled(TASKS, keep=TASKS[:1]))
+@pytest.mark.parametrize("name", TASKS)
 def test_tiny_reaches_its_light_goal_on_two_ranks(ranks: RankServer, name: str, tmp_path: Path) -> None:
     task = load_task(name)
     ended = ranks.run(task.command[-1], 2, tmp_path, task.resolve("tiny"), MLBENCH_GOAL="light")

@@ -38,6 +38,7 @@ def test_every_text_decodes_to_itself(tmp_path: Path) -> None:
     assert pairs.end not in numbers  # special pieces in a text are ordinary text
 
 
+@pytest.mark.group("transformers")
 def test_the_tokens_are_those_of_transformers(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     pairs = write_encoding(tmp_path)
