@@ -13,7 +13,7 @@ from typing import Any
 from tests.fakes.aws_kube import SECRET
 
 ROOT = Path(__file__).parents[2]
-LOADING_SECONDS = 120  # at most, on a busy machine, until a new double answers
+LOADING_SECONDS = 280  # at most, on a busy machine, until a new double answers
 
 
 class AwsClient:

@@ -23,7 +23,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 def test_a_search_chooses_what_then_runs_and_a_second_one_starts_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     words = ["run", "s", "1", "--task", "digits_resnet", "--preset", "tiny", "--set", "goal_full=50", "--yes", *SEARCH]
-    words += ["--num-cpus", "1", "--share-machine"]
+    words += ["--set", "epochs=8", "--num-cpus", "1", "--share-machine"]
     assert run(words) == 0
     assert "Chosen: set.learning_rate=0.02" in capfd.readouterr().err
     client = Client()
