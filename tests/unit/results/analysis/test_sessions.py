@@ -1,10 +1,10 @@
 """Runs of one sitting are not independent of each other: what that means for the gate and for comparisons."""
 
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from benchmarks.gate_errors import DESIGNS, SPREADS, simulate
 from mlbench_cli.results.analysis.compare import compare
 from mlbench_cli.results.analysis.gate import check_gate
 from mlbench_cli.results.analysis.history import decide
@@ -102,8 +102,10 @@ def test_more_runs_in_one_new_session_are_no_more_evidence() -> None:
 
 @pytest.mark.slow
 def test_at_most_one_in_twenty_fails_by_chance_whatever_sessions_differ_by() -> None:
-    assert len(SPREADS) == 2
-    alarms = [simulate(design, spread, 0.0, series=400) for design in DESIGNS for spread in SPREADS]
+    simulation = import_module("benchmarks.gate_errors")
+    assert len(simulation.SPREADS) == 2
+    cases = [(design, spread) for design in simulation.DESIGNS for spread in simulation.SPREADS]
+    alarms = [simulation.simulate(design, spread, 0.0, series=400) for design, spread in cases]
     # 400 series with a level of 5 %: more than 36 failures have a probability of 0.03 % (binomial).
     assert max(errors.failed for errors in alarms) <= 0.09
     assert max(errors.failed_without_sessions for errors in alarms) > 0.3  # what it guards against
