@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import IO, Any
 
 from mlbench_cli.agent.machine import free_port
 from task_images.contract import parse_event
@@ -150,8 +150,8 @@ class RankServer:
     other workers use, too, it is a copy of that."""
 
     def __init__(self, address: str | None = None) -> None:
-        self._orders: TextIO
-        self._answers: TextIO
+        self._orders: IO[str]
+        self._answers: IO[str]
         self._process: subprocess.Popen[str] | None = None
         if address:
             with socket.socket(socket.AF_UNIX) as connection:
