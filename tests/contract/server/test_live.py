@@ -61,7 +61,7 @@ def test_more_followers_than_allowed_are_refused(acting: Dashboard) -> None:
             connection.sendall(request.encode())
             assert connection.recv(12) == b"HTTP/1.1 200"
         refused = acting.ask("/api/v1/runs/mine-1/events")
-        assert (refused.status, "follow runs already" in refused.document["message"]) == (503, True)
+        assert (refused.status, "already follow runs" in refused.document["message"]) == (503, True)
     acting.post("/api/v1/experiments/mine/cancel", {})
 
 

@@ -242,7 +242,7 @@ def test_every_preset_fits() -> None:
 def test_the_batch_of_2020_is_for_throughput_only() -> None:
     """It is refused from numbers alone, before anything starts."""
     parameters = load_task("bert_pretraining").resolve("tiny", {"data": "legacy"})
-    with pytest.raises(LayoutError, match="teaches nothing") as error:
+    with pytest.raises(LayoutError, match="trains on one fixed batch") as error:
         make_plan(parameters, 1)
     assert error.value.hint == "--set blocks=10"
     assert make_plan(parameters | {"blocks": 10}, 1).scored == parameters["sequence_length"]
