@@ -191,7 +191,7 @@ def test_a_group_without_its_cluster_is_collected_when_it_is_not_new(mlbench: An
         (["--num-gpus", "-1"], "the minimum is 0"),
         (["--num-cpus", "64"], "has 4 vCPUs"),
         (["--disk-size", "5"], "from 30 to"),
-        (["--tier", "gold"], "none of free"),
+        (["--tier", "gold"], "not one of free"),
         (["--subnet", "mine"], "resource ID of a subnet"),
         (["--identity", "mine"], "az identity show --query id"),
         (["--tag", "team"], "--tag team=research"),

@@ -475,7 +475,7 @@ def test_what_google_refuses_is_quoted_with_the_right_exit_code(
         (["--kubernetes-version", "new"], "not of the form"),
         (["--num-cpus", "64"], "has 4 vCPUs"),
         (["--disk-size", "5"], "from 10 to"),
-        (["--release-channel", "weekly"], "none of rapid"),
+        (["--release-channel", "weekly"], "not one of rapid"),
         (["--compact-placement"], "not possible with n1-standard-4"),
     ],
 )

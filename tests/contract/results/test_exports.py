@@ -275,7 +275,7 @@ def test_what_is_followed_is_closed_once(tmp_path: Path, monkeypatch: pytest.Mon
         (["tensorboard", "x", "--online"], "--online works only with wandb"),
         (["parquet", "x.parquet", "--follow"], "--follow needs a tracker"),
         (["tensorboard", "x", "--follow"], "--follow needs run or experiment names"),
-        (["mllog", "x", "--status", "ready"], "none of cloud, onprem"),
+        (["mllog", "x", "--status", "ready"], "not one of cloud, onprem"),
     ],
 )
 def test_bad_words_are_named(

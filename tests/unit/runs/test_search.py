@@ -106,7 +106,7 @@ def test_the_best_trial_reached_the_goal_first_or_came_closest() -> None:
         ("set.average=1..2 3", {}, "is not a number"),
         ("set.alpha=1,2", {"set": {"alpha": "3"}}, "sets a parameter that"),
         ("set.alpha=1,2", {"matrix": {"method": ("bsp",)}}, "exclude each other"),
-        ("set.alpha=1,2", {"search_budget": "soon"}, "no duration"),
+        ("set.alpha=1,2", {"search_budget": "soon"}, "not a duration"),
         ("set.alpha=1,2", {"search_budget": "0"}, "the least is 1"),
         ("set.alpha=1,2", {"search_budget": "0.1s"}, "less than a second"),
         ("set.alpha=1,2", {"search_budget": "3", "budget": "2m"}, "exclude each other"),
