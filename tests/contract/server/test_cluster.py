@@ -67,7 +67,7 @@ def test_a_cluster_shows_its_runs_and_nothing_of_others(server: KubeApi, dashboa
     assert [cluster["name"] for cluster in questions["clusters"]] == ["there"]
     wanted = {"name": "x", "workers": [1], "command": "true", "cluster": "local"}
     refused = dashboard.post("/api/v1/runs", wanted)
-    assert (refused.status, "that of there" in refused.document["message"]) == (400, True)
+    assert (refused.status, "the cluster there" in refused.document["message"]) == (400, True)
     planned = dashboard.post("/api/v1/runs?check=true", {**wanted, "cluster": None, "image": "own/image:1"})
     assert (planned.status, planned.document["runs"]) == (200, ["x-1"])
     assert "--cluster there" in planned.document["command"]

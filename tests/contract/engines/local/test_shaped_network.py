@@ -70,7 +70,7 @@ def test_the_network_is_what_was_asked_for_and_its_bytes_are_counted(network: Sh
 def test_a_network_beyond_the_machine_is_refused_with_what_it_carries() -> None:
     network = ShapedNetwork(parse_network("400gbit,20ms"), 2)
     try:
-        with pytest.raises(ShapingError, match=r"asked for 400gbit,20ms, but it carries .*bit/s alone"):
+        with pytest.raises(ShapingError, match=r"requested 400gbit,20ms, but it carries .*bit/s alone"):
             network.verify()
     finally:
         network.close()
