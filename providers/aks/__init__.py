@@ -182,7 +182,7 @@ class AksProvider:
             return describe_hold(cluster, "You are not allowed to assign roles in the subscription.")
         condition = "" if may else ", if you are allowed to assign roles"
         return (
-            "When the cluster expires, a CronJob deletes its resource group, and with it the cluster, its "
+            "Then a CronJob deletes its resource group, and with it the cluster, its "
             "machines, disks "
             f"and load balancers{condition}. The registry of --registry auto remains until delete-cluster or gc."
         )

@@ -269,10 +269,9 @@ class EksProvider:
         has_gateway = self.groups(cluster)[1].private and not read_options(cluster, EksOptions).subnets
         gateway = " and the NAT gateway" if has_gateway else ""
         return (
-            f"When the cluster expires, AWS itself terminates the machines, and deletes the control plane{gateway} "
-            "within half an "
-            "hour, if you may create schedules in EventBridge Scheduler. Volumes of claims, load balancers and an "
-            "image repository remain until mlbench gc --expired or delete-cluster."
+            f"Then AWS itself terminates the machines, and deletes the control plane{gateway} within half an hour, if "
+            "you may create schedules in EventBridge Scheduler. Volumes of claims, load balancers and an image "
+            "repository remain until mlbench gc --expired or delete-cluster."
         )
 
     def run_checks(self, project: str | None, location: str | None) -> "Iterator[Check]":

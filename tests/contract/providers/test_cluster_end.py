@@ -25,7 +25,7 @@ Command = Callable[..., Any]
 def test_aws_takes_the_machines_away_although_nobody_asks(command: Command, aws: AwsClient) -> None:
     result = command(*EKS[:3], "ends", *EKS[4:], "--ttl", "2h")
     assert result.code == 0, result.err
-    assert "It expires after 2h. At the end, AWS itself terminates the machines" in result.err
+    assert "It expires after 2h. Then AWS itself terminates the machines" in result.err
     assert "control plane" in result.err
     assert aws.pass_time(3600) == []
     assert sorted(aws.pass_time(7300)) == ["ends-1-system", "ends-1-workers"]
