@@ -3,10 +3,15 @@
 A dashboard of one cluster shows only the runs of that cluster and the experiments with a run on it.
 """
 
+import tempfile
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from starlette.background import BackgroundTask
+from starlette.responses import FileResponse
 
 from mlbench_cli.api import Client, ExperimentHandle, RunHandle
 from mlbench_cli.errors import NotFoundError
@@ -123,6 +128,18 @@ def list_clusters(config: ServerConfig) -> list[Cluster]:
     """All clusters known to this machine, or the shown cluster."""
     found = client_of(config).clusters()
     return [cluster for cluster in found if config.cluster in (None, cluster.name)]
+
+
+def send_zip(write: Callable[[Path], object], **answer: Any) -> FileResponse:
+    """What `write` puts into a temporary file, which is deleted once it is sent. `answer`: see FileResponse."""
+    with tempfile.NamedTemporaryFile(suffix=".zip", delete=False) as file:
+        target = Path(file.name)
+    try:
+        write(target)
+    except BaseException:
+        target.unlink(missing_ok=True)
+        raise
+    return FileResponse(target, background=BackgroundTask(target.unlink, missing_ok=True), **answer)
 
 
 def _is_shown(config: ServerConfig, handle: RunHandle) -> bool:

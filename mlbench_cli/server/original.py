@@ -6,22 +6,20 @@ or 500, paths with and without a trailing slash work without a redirect, and `si
 
 import json
 import math
-import tempfile
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, TypedDict
 from urllib.parse import parse_qsl
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from mlbench_cli.api import RunHandle
 from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.model.run import JsonObject, Outcome, RunState
-from mlbench_cli.server.access import client_of, find_run, list_runs
+from mlbench_cli.server.access import client_of, find_run, list_runs, send_zip
 from mlbench_cli.server.config import ServerConfig
 from mlbench_cli.storage.run_folder import STATE_FOLDER, RunFolder
 from mlbench_cli.util.times import timestamp
@@ -75,19 +73,15 @@ class _Original:
     def __init__(self, config: ServerConfig) -> None:
         self._config = config
 
-    async def pods(self, request: Request) -> Response:
-        return JSONResponse(await run_in_threadpool(list_pods, self._config))
+    def pods(self, request: Request) -> Response:
+        return JSONResponse(list_pods(self._config))
 
-    async def runs(self, request: Request) -> Response:
-        handles = await run_in_threadpool(list_runs, self._config)
-        return JSONResponse([describe_run(handle) for handle in reversed(handles)])
+    def runs(self, request: Request) -> Response:
+        return JSONResponse([describe_run(handle) for handle in reversed(list_runs(self._config))])
 
-    async def run(self, request: Request) -> Response:
-        return JSONResponse(await run_in_threadpool(self._run_document, request.path_params["id"]))
-
-    def _run_document(self, number: str) -> JsonObject:
-        handle = find_by_number(self._config, number)
-        return {**describe_run(handle), "job_metadata": _job_metadata(handle)}
+    def run(self, request: Request) -> Response:
+        handle = find_by_number(self._config, request.path_params["id"])
+        return JSONResponse({**describe_run(handle), "job_metadata": _job_metadata(handle)})
 
     async def create(self, request: Request) -> Response:
         form = dict(parse_form(await request.body()))
@@ -100,55 +94,31 @@ class _Original:
         experiment = client_of(self._config).submit(request, command_line=("mlbench", "serve"))
         return describe_run(experiment.runs()[0])
 
-    async def delete(self, request: Request) -> Response:
-        def remove() -> None:
-            find_by_number(self._config, request.path_params["id"]).delete(force=True)
-
-        await run_in_threadpool(remove)
+    def delete(self, request: Request) -> Response:
+        find_by_number(self._config, request.path_params["id"]).delete(force=True)
         return Response(status_code=204)
 
-    async def metrics(self, request: Request) -> Response:
-        kind = request.query_params.get("metric_type", "pod")
+    def metrics(self, request: Request) -> Response:
+        name, query = request.path_params["id"], request.query_params
+        kind = query.get("metric_type", "pod")
         if kind not in ("pod", "run"):
             raise UsageError(f'metric_type "{kind[:40]}" is neither pod nor run.')
-        if request.query_params.get("format") == "zip":
-            return await run_in_threadpool(self._zip, request.path_params["id"])
-        return JSONResponse(await run_in_threadpool(self._select, kind, request))
-
-    def _select(self, kind: str, request: Request) -> Samples:
-        name, query = request.path_params["id"], request.query_params
+        if query.get("format") == "zip":
+            handle = find_by_number(self._config, name)
+            headers = {"content-disposition": f"attachment; filename=metrics_{handle.name}.zip"}
+            return send_zip(handle.download_v3, media_type="application/octet-stream", headers=headers)
         is_run = kind == "run"
         series = run_series(find_by_number(self._config, name)) if is_run else pod_series(self._config, name)
-        return select_samples(
+        samples = select_samples(
             series,
             since=query.get("since"),
             summarize=_count(query.get("summarize"), "summarize"),
             name=query.get("metric_filter"),
             last=_count(query.get("last_n"), "last_n"),
         )
+        return JSONResponse(samples)
 
-    def _zip(self, number: str) -> Response:
-        from mlbench_cli.results.archive.mlbench_v3 import export_v3
-
-        handle = find_by_number(self._config, number)
-        with tempfile.NamedTemporaryFile(suffix=".zip", delete=False) as file:
-            target = Path(file.name)
-        try:
-            with handle.archive(verify=False) as archive:
-                export_v3(archive, target)
-        except BaseException:
-            target.unlink(missing_ok=True)
-            raise
-        from starlette.background import BackgroundTask
-
-        headers = {"content-disposition": f"attachment; filename=metrics_{handle.name}.zip"}
-        cleanup = BackgroundTask(target.unlink, missing_ok=True)
-        return FileResponse(target, media_type="application/octet-stream", headers=headers, background=cleanup)
-
-    async def all_metrics(self, request: Request) -> Response:
-        return JSONResponse(await run_in_threadpool(self._all_metrics))
-
-    def _all_metrics(self) -> JsonObject:
+    def all_metrics(self, request: Request) -> Response:
         """The metrics of the newest runs only, to limit the response."""
         runs: JsonObject = {}
         pods: JsonObject = {}
@@ -156,7 +126,7 @@ class _Original:
             runs[handle.name] = {name: _whole(name, found) for name, found in run_series(handle).items()}
             for pod, series in _machines(handle).items():
                 pods[pod] = {name: _whole(name, found) for name, found in series.items()}
-        return {"pod_metrics": pods, "run_metrics": runs}
+        return JSONResponse({"pod_metrics": pods, "run_metrics": runs})
 
     async def post_metric(self, request: Request) -> Response:
         pairs = parse_form(await request.body())

@@ -8,7 +8,6 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
@@ -126,147 +125,115 @@ class _Pages:
     def __init__(self, config: ServerConfig) -> None:
         self._config = config
 
-    async def overview(self, request: Request) -> Response:
+    def overview(self, request: Request) -> Response:
         """The overview, from the store only, so it is fast; `listing` adds what is read from folders and clusters."""
         asked = _Listing.parse(request)
-
-        def read() -> JsonObject:
-            handles = asked.read(self._config)
-            unknown = dict.fromkeys(("goal", "seconds", "conditions", "problem"))
-            rows = [{**handle.describe(), **unknown} for handle in handles]
-            total = count_runs(self._config)
-            return {"runs": rows[:PAGE_SIZE], "has_more": len(rows) > PAGE_SIZE, "total": total, "experiments": []}
-
-        document = await run_in_threadpool(read)
-        more: JsonObject = {"offset": asked.offset, "size": PAGE_SIZE, "contains": asked.contains}
-        values = document | more | {"state": "".join(asked.states[:1]), "is_whole": False, "is_open": True}
+        unknown = dict.fromkeys(("goal", "seconds", "conditions", "problem"))
+        rows = [{**handle.describe(), **unknown} for handle in asked.read(self._config)]
+        values: JsonObject = {"offset": asked.offset, "size": PAGE_SIZE, "contains": asked.contains}
+        values |= {"runs": rows[:PAGE_SIZE], "has_more": len(rows) > PAGE_SIZE, "total": count_runs(self._config)}
+        values |= {"state": "".join(asked.states[:1]), "experiments": [], "is_whole": False, "is_open": True}
         return render(request, self._config, "overview.html.j2", "Runs", **values)
 
-    async def listing(self, request: Request) -> Response:
+    def listing(self, request: Request) -> Response:
         """The slow part of the overview: experiments, and runs with their current results."""
         asked = _Listing.parse(request)
+        handles = asked.read(self._config)[:PAGE_SIZE]
+        runs = client_of(self._config).status(handles)["runs"]
+        _add_progress(handles, runs)
+        newest = [] if asked.offset else list_experiments(self._config, limit=MAX_EXPERIMENTS)
+        experiments = [item.status() for item in newest]
+        under_way = [item for item in experiments if item["state"] not in ("completed", "failed")]
+        is_open = bool(under_way) or any(run["state"] != "finished" for run in runs)
+        values: JsonObject = {"runs": runs, "experiments": under_way or experiments[:3], "is_open": is_open}
+        return render(request, self._config, "listing.html.j2", "Runs", is_whole=True, **values)
 
-        def read() -> JsonObject:
-            client = client_of(self._config)
-            handles = asked.read(self._config)[:PAGE_SIZE]
-            status = client.status(handles)
-            _add_progress(handles, status["runs"])
-            newest = [] if asked.offset else list_experiments(self._config, limit=MAX_EXPERIMENTS)
-            experiments = [item.status() for item in newest]
-            under_way = [item for item in experiments if item["state"] not in ("completed", "failed")]
-            is_open = bool(under_way) or any(run["state"] != "finished" for run in status["runs"])
-            return {"runs": status["runs"], "experiments": under_way or experiments[:3], "is_open": is_open}
+    def run(self, request: Request) -> Response:
+        from mlbench_cli.results.report.collect import collect
 
-        document = await run_in_threadpool(read)
-        return render(request, self._config, "listing.html.j2", "Runs", is_whole=True, **document)
+        handle = find_run(self._config, request.path_params["name"])
+        status = handle.status()
+        archive = open_checked(handle) if handle.is_sealed else None
+        report = collect([archive]) if archive else None
+        provenance = (archive.run.get("provenance") or {}) if archive else {}
+        failed = status["first_failed"] or 0
+        is_bad = archive is not None and status["outcome"] not in SUCCESSFUL
+        values: JsonObject = {
+            "run": status,
+            "report": report,
+            "svgs": _pictures(report),
+            "resources": latest_resources(handle),
+            "is_over": handle.is_sealed,
+            "command": " ".join(handle.run.spec.argv),
+            "command_line": shlex.join(map(str, provenance.get("command_line") or [])),
+            "experiment": getattr(handle.experiment, "name", None),
+            "facts": facts_of(status, archive.result if archive else None),
+            "failed_rank": failed,
+            "last_lines": _last_lines(handle, failed) if is_bad else "",
+        }
+        return render(request, self._config, "run.html.j2", str(status["name"]), **values)
 
-    async def run(self, request: Request) -> Response:
-        name = request.path_params["name"]
-
-        def read() -> JsonObject:
-            from mlbench_cli.results.report.collect import collect
-
-            handle = find_run(self._config, name)
-            status = handle.status()
-            archive = open_checked(handle) if handle.is_sealed else None
-            report = collect([archive]) if archive else None
-            provenance = (archive.run.get("provenance") or {}) if archive else {}
-            failed = status["first_failed"] or 0
-            is_bad = archive is not None and status["outcome"] not in SUCCESSFUL
-            return {
-                "run": status,
-                "report": report,
-                "svgs": _pictures(report),
-                "resources": latest_resources(handle),
-                "is_over": handle.is_sealed,
-                "command": " ".join(handle.run.spec.argv),
-                "command_line": shlex.join(map(str, provenance.get("command_line") or [])),
-                "experiment": getattr(handle.experiment, "name", None),
-                "facts": facts_of(status, archive.result if archive else None),
-                "failed_rank": failed,
-                "last_lines": _last_lines(handle, failed) if is_bad else "",
-            }
-
-        document = await run_in_threadpool(read)
-        return render(request, self._config, "run.html.j2", str(document["run"]["name"]), **document)
-
-    async def experiments(self, request: Request) -> Response:
+    def experiments(self, request: Request) -> Response:
         return render(request, self._config, "experiments.html.j2", "Experiments")
 
-    async def experiment_list(self, request: Request) -> Response:
+    def experiment_list(self, request: Request) -> Response:
         """The newest experiments with their progress."""
+        found = [handle.status() for handle in list_experiments(self._config, limit=MAX_LISTED)]
+        values: JsonObject = {"experiments": found, "is_open": any(item["state"] in OPEN_STATES for item in found)}
+        return render(request, self._config, "experiment_list.html.j2", "Experiments", **values)
 
-        def read() -> JsonObject:
-            found = [handle.status() for handle in list_experiments(self._config, limit=MAX_LISTED)]
-            return {"experiments": found, "is_open": any(item["state"] in OPEN_STATES for item in found)}
+    def experiment(self, request: Request) -> Response:
+        return self._render_experiment(request, "experiment.html.j2")
 
-        document = await run_in_threadpool(read)
-        return render(request, self._config, "experiment_list.html.j2", "Experiments", **document)
-
-    async def experiment(self, request: Request) -> Response:
-        return await self._render_experiment(request, "experiment.html.j2")
-
-    async def experiment_part(self, request: Request) -> Response:
+    def experiment_part(self, request: Request) -> Response:
         """The part of an experiment's page that changes while it runs."""
-        return await self._render_experiment(request, "experiment_part.html.j2")
+        return self._render_experiment(request, "experiment_part.html.j2")
 
-    async def _render_experiment(self, request: Request, template: str) -> Response:
+    def _render_experiment(self, request: Request, template: str) -> Response:
+        from mlbench_cli.results.report.collect import collect
+
         name = request.path_params["name"]
+        found = find_experiment(self._config, name)
+        handles = found.runs()
+        runs = client_of(self._config).status(handles)["runs"]
+        _add_progress(handles, runs)
+        archives: list[Archive] = []
+        for handle in [handle for handle in handles if handle.is_sealed][:MAX_REPORT_RUNS]:
+            with suppress(DamagedArchive):  # shown in its row
+                archives.append(open_checked(handle))
+        report = collect(archives) if archives else None
+        values: JsonObject = {"experiment": found.status(), "runs": runs, "report": report, "svgs": _pictures(report)}
+        return render(request, self._config, template, f"Experiment {name[:80]}", **values)
 
-        def read() -> JsonObject:
-            from mlbench_cli.results.report.collect import collect
-
-            found = find_experiment(self._config, name)
-            handles = found.runs()
-            status = client_of(self._config).status(handles)
-            _add_progress(handles, status["runs"])
-            archives: list[Archive] = []
-            for handle in [handle for handle in handles if handle.is_sealed][:MAX_REPORT_RUNS]:
-                with suppress(DamagedArchive):  # shown in its row
-                    archives.append(open_checked(handle))
-            report = collect(archives) if archives else None
-            svgs = _pictures(report)
-            return {"experiment": found.status(), "runs": status["runs"], "report": report, "svgs": svgs}
-
-        document = await run_in_threadpool(read)
-        return render(request, self._config, template, f"Experiment {name[:80]}", **document)
-
-    async def new(self, request: Request) -> Response:
+    def new(self, request: Request) -> Response:
         if not may_act(request, self._config):
             raise UsageError(
                 "This dashboard is read-only for you.", hint="mlbench serve --allow-actions, and a token that may act"
             )
         from task_images.comm.presets import PRESETS
 
-        questions = await run_in_threadpool(read_questions, self._config)
+        questions = read_questions(self._config)
         values: JsonObject = {"questions": questions, "methods": sorted(PRESETS), "panels": _other_options()}
         return render(request, self._config, "new.html.j2", "New run", **values)
 
-    async def compare(self, request: Request) -> Response:
+    def compare(self, request: Request) -> Response:
         """Compare the names `a` and `b`, or the first two runs selected in a list."""
         query = request.query_params
         selected = [*query.getlist("run"), "", ""][:2]
         a, b = (query.get(side, other)[:100] for side, other in zip("ab", selected, strict=True))
         across = query.getlist("across")
-
-        def read() -> JsonObject:
-            known = [handle.name for handle in list_runs(self._config, limit=MAX_NAMES)]
-            experiments = [item.name for item in list_experiments(self._config, limit=MAX_LISTED)]
-            values: JsonObject = {"names": [*dict.fromkeys([*experiments, *known])], "found": None, "problem": None}
-            values |= {"figures": (), "svgs": {}}
-            if not (a and b):
-                return values
-            try:
+        known = [handle.name for handle in list_runs(self._config, limit=MAX_NAMES)]
+        experiments = [item.name for item in list_experiments(self._config, limit=MAX_LISTED)]
+        values: JsonObject = {"a": a, "b": b, "across": across, "names": [*dict.fromkeys([*experiments, *known])]}
+        values |= {"found": None, "problem": None, "figures": (), "svgs": {}}
+        status = 200
+        try:
+            if a and b:
                 values["found"] = compare_runs(self._config, {"a": a, "b": b}, across)
                 values["figures"] = self._compared_figures(a, b)
                 values["svgs"] = _draw(values["figures"])
-            except MlbenchError as error:  # the page keeps the typed names
-                values["problem"] = error
-            return values
-
-        document = await run_in_threadpool(read)
-        status = 200 if document["problem"] is None else status_of(document["problem"])
-        values: JsonObject = {"a": a, "b": b, "across": across, **document}
+        except MlbenchError as error:  # the page keeps the typed names
+            values["problem"], status = error, status_of(error)
         return render(request, self._config, "compare.html.j2", "Compare", status, **values)
 
     def _compared_figures(self, a: str, b: str) -> "tuple[Figure, ...]":
@@ -277,34 +244,29 @@ class _Pages:
         sections = collect([open_checked(run) for run in handles.values()]).sections
         return next((section.figures for section in sections if section.heading == "Figures"), ())
 
-    async def clusters(self, request: Request) -> Response:
-        return await self._render_clusters(request, "clusters.html.j2")
+    def clusters(self, request: Request) -> Response:
+        return self._render_clusters(request, "clusters.html.j2")
 
-    async def cluster_list(self, request: Request) -> Response:
+    def cluster_list(self, request: Request) -> Response:
         """The part of the cluster page that changes while runs are in progress."""
-        return await self._render_clusters(request, "cluster_list.html.j2")
+        return self._render_clusters(request, "cluster_list.html.j2")
 
-    async def _render_clusters(self, request: Request, template: str) -> Response:
+    def _render_clusters(self, request: Request, template: str) -> Response:
         """Clusters with the nodes, pods and resources of their running runs."""
+        running = list_runs(self._config, states=("running",), limit=PAGE_SIZE)
+        newest = {run.run.spec.cluster: run.name for run in reversed(list_runs(self._config, limit=PAGE_SIZE))}
+        found: list[JsonObject] = []
+        svgs: JsonObject = {}
+        for number, cluster in enumerate(list_clusters(self._config)):
+            own = [run for run in running if run.run.spec.cluster == cluster.name]
+            item = describe_cluster(cluster, own, number)
+            svgs |= _draw(item["figures"])
+            found.append({**item, "last": newest.get(cluster.name)})
+        found.sort(key=lambda item: not item["runs"])
+        values: JsonObject = {"clusters": found, "svgs": svgs, "is_open": bool(running)}
+        return render(request, self._config, template, "Clusters", **values)
 
-        def read() -> JsonObject:
-            running = list_runs(self._config, states=("running",), limit=PAGE_SIZE)
-            newest = {run.run.spec.cluster: run.name for run in reversed(list_runs(self._config, limit=PAGE_SIZE))}
-            found: list[JsonObject] = []
-            svgs: JsonObject = {}
-            for number, cluster in enumerate(list_clusters(self._config)):
-                item = describe_cluster(
-                    cluster, [run for run in running if run.run.spec.cluster == cluster.name], number
-                )
-                svgs |= _draw(item["figures"])
-                found.append({**item, "last": newest.get(cluster.name)})
-            found.sort(key=lambda item: not item["runs"])
-            return {"clusters": found, "svgs": svgs, "is_open": bool(running)}
-
-        document = await run_in_threadpool(read)
-        return render(request, self._config, template, "Clusters", **document)
-
-    async def report(self, request: Request) -> Response:
+    def report(self, request: Request) -> Response:
         """The page of `mlbench report`, with its own content security policy."""
         from mlbench_cli.results.figures.provisioning import provisioning_figures
         from mlbench_cli.results.report.collect import collect
@@ -316,16 +278,13 @@ class _Pages:
         if len(names) > MAX_REPORT_RUNS:
             raise UsageError(f"A report here has at most {MAX_REPORT_RUNS} runs.", hint="mlbench report OUT.html")
 
-        def make() -> str:
-            archives = [archive for name in names for archive in self._archives(name)]
-            try:
-                made = list(provisioning_figures(client_of(self._config).clusters_of(archives)))
-                return render_html(collect(archives, more=made))
-            finally:
-                for archive in archives:
-                    archive.close()
-
-        text = await run_in_threadpool(make)
+        archives = [archive for name in names for archive in self._archives(name)]
+        try:
+            made = list(provisioning_figures(client_of(self._config).clusters_of(archives)))
+            text = render_html(collect(archives, more=made))
+        finally:
+            for archive in archives:
+                archive.close()
         policy = text.split('http-equiv="Content-Security-Policy" content="', 1)[1].split('"', 1)[0]
         plain = policy.replace("&#39;", "'").split("; base-uri", 1)[0]
         return HTMLResponse(text, headers={"content-security-policy": plain + _PLAIN_POLICY})

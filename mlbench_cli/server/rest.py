@@ -1,17 +1,14 @@
 """The REST API /api/v1. Its documents are those that commands print with `-o json`."""
 
 import json
-import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from starlette.background import BackgroundTask
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
 from mlbench_cli.api import RunHandle
@@ -26,6 +23,7 @@ from mlbench_cli.server.access import (
     list_clusters,
     list_experiments,
     list_runs,
+    send_zip,
 )
 from mlbench_cli.server.config import ServerConfig
 from mlbench_cli.server.live import Feeds, point_document
@@ -39,7 +37,7 @@ if TYPE_CHECKING:
 
 MAX_PAGE = 1000  # runs per response
 MAX_POINTS = 100_000
-Handler = Callable[[Request], Awaitable[Response]]
+Handler = Callable[[Request], Awaitable[Response] | Response]  # Starlette calls what is not async in a thread
 
 
 def make_routes(config: ServerConfig, feeds: Feeds) -> list[BaseRoute]:
@@ -76,7 +74,7 @@ class _Rest:
 
     # --- reading ----------------------------------------------------------------------------------------------------
 
-    async def runs(self, request: Request) -> Response:
+    def runs(self, request: Request) -> Response:
         query = request.query_params
         states, tasks = tuple(query.getlist("state")), tuple(query.getlist("task"))
         contains = query.get("contains", "")
@@ -84,140 +82,89 @@ class _Rest:
             whole_number(query.get("limit"), "limit", 50, MAX_PAGE),
             whole_number(query.get("offset"), "offset"),
         )
+        handles = list_runs(self._config, states=states, tasks=tasks, contains=contains, limit=limit, offset=offset)
+        shown = client_of(self._config).status(handles)
+        return JSONResponse({**shown, "total": count_runs(self._config), "offset": offset})
 
-        def read() -> JsonObject:
-            client = client_of(self._config)
-            handles = list_runs(self._config, states=states, tasks=tasks, contains=contains, limit=limit, offset=offset)
-            return {**client.status(handles), "total": count_runs(self._config), "offset": offset}
+    def run(self, request: Request) -> Response:
+        return JSONResponse(find_run(self._config, request.path_params["name"]).status())
 
-        return JSONResponse(await run_in_threadpool(read))
-
-    async def run(self, request: Request) -> Response:
-        name = request.path_params["name"]
-        return JSONResponse(await run_in_threadpool(lambda: find_run(self._config, name).status()))
-
-    async def metrics(self, request: Request) -> Response:
-        query, name = request.query_params, request.path_params["name"]
+    def metrics(self, request: Request) -> Response:
+        query = request.query_params
         since = query.get("since")
-        summarize = whole_number(query.get("summarize"), "summarize")
-        last = whole_number(query.get("last"), "last")
-        ranks = [whole_number(rank, "rank") for rank in query.getlist("rank")] or None
+        table = find_run(self._config, request.path_params["name"]).metrics(
+            query.getlist("name") or None,
+            since=None if since is None else parse_since(since),
+            summarize=whole_number(query.get("summarize"), "summarize"),
+            last=whole_number(query.get("last"), "last"),
+            ranks=[whole_number(rank, "rank") for rank in query.getlist("rank")] or None,
+        )
+        left = max(0, len(table) - MAX_POINTS)
+        return JSONResponse({"points": [point_document(point) for point in table[-MAX_POINTS:]], "left_out": left})
 
-        def read() -> JsonObject:
-            table = find_run(self._config, name).metrics(
-                query.getlist("name") or None,
-                since=None if since is None else parse_since(since),
-                summarize=summarize,
-                last=last,
-                ranks=ranks,
-            )
-            left = max(0, len(table) - MAX_POINTS)
-            return {"points": [point_document(point) for point in table[-MAX_POINTS:]], "left_out": left}
-
-        return JSONResponse(await run_in_threadpool(read))
-
-    async def resources(self, request: Request) -> Response:
-        name = request.path_params["name"]
+    def resources(self, request: Request) -> Response:
         last = whole_number(request.query_params.get("last"), "last", 1000, MAX_POINTS)
+        table = find_run(self._config, request.path_params["name"]).resources().to_dicts()
+        return JSONResponse({"samples": table[-last:] if last else table})
 
-        def read() -> JsonObject:
-            table = find_run(self._config, name).resources().to_dicts()
-            return {"samples": table[-last:] if last else table}
-
-        return JSONResponse(await run_in_threadpool(read))
-
-    async def logs(self, request: Request) -> Response:
-        query, name = request.query_params, request.path_params["name"]
+    def logs(self, request: Request) -> Response:
+        query = request.query_params
         rank = whole_number(query.get("rank"), "rank")
         offset = -1 if query.get("offset") == "-1" else whole_number(query.get("offset"), "offset", 0, 1 << 50)
         limit = whole_number(query.get("limit"), "limit", PAGE_BYTES, 1 << 20)
-        is_raw = query.get("raw") == "true"
         if (word := query.get("stream", Stream.BOTH)) not in [*Stream]:
             raise UsageError(f'stream "{word[:20]}" is not one of {", ".join(Stream)}.')
-
-        def read() -> JsonObject:
-            handle = find_run(self._config, name)
-            if rank >= handle.run.spec.world_size:
-                raise NotFoundError(f"The run {handle.name} has no rank {rank}.")
-            path = handle.folder / "logs" / f"rank-{rank}.log"
-            page = read_page(path, offset, raw=is_raw, limit=max(1024, limit), stream=Stream(word))
-            return {**page.to_dict(), "has_streams": has_streams(path)}
-
-        return JSONResponse(await run_in_threadpool(read))
+        handle = find_run(self._config, request.path_params["name"])
+        if rank >= handle.run.spec.world_size:
+            raise NotFoundError(f"The run {handle.name} has no rank {rank}.")
+        path = handle.folder / "logs" / f"rank-{rank}.log"
+        is_raw = query.get("raw") == "true"
+        page = read_page(path, offset, raw=is_raw, limit=max(1024, limit), stream=Stream(word))
+        return JSONResponse({**page.to_dict(), "has_streams": has_streams(path)})
 
     async def events(self, request: Request) -> Response:
         name = await run_in_threadpool(lambda: find_run(self._config, request.path_params["name"]).name)
         self._feeds.require_room()
         return StreamingResponse(self._feeds.follow(name), media_type="text/event-stream")
 
-    async def archive(self, request: Request) -> Response:
-        name = request.path_params["name"]
+    def archive(self, request: Request) -> Response:
+        handle = find_run(self._config, request.path_params["name"])
+        return send_zip(handle.download, media_type="application/zip", filename=f"{handle.name}.zip")
 
-        def write() -> tuple[Path, str]:
-            handle = find_run(self._config, name)
-            with tempfile.NamedTemporaryFile(suffix=".zip", delete=False) as file:
-                target = Path(file.name)
-            try:
-                return handle.download(target), handle.name
-            except BaseException:
-                target.unlink(missing_ok=True)
-                raise
+    def experiments(self, request: Request) -> Response:
+        found = list_experiments(self._config, limit=MAX_PAGE)
+        named = [{"name": item.name, "created": item.experiment.created} for item in found]
+        return JSONResponse({"experiments": named})
 
-        target, plain = await run_in_threadpool(write)
-        cleanup = BackgroundTask(target.unlink, missing_ok=True)
-        return FileResponse(target, media_type="application/zip", filename=f"{plain}.zip", background=cleanup)
+    def experiment(self, request: Request) -> Response:
+        return JSONResponse(find_experiment(self._config, request.path_params["name"]).status())
 
-    async def experiments(self, request: Request) -> Response:
-        def read() -> JsonObject:
-            found = list_experiments(self._config, limit=MAX_PAGE)
-            return {"experiments": [{"name": item.name, "created": item.experiment.created} for item in found]}
-
-        return JSONResponse(await run_in_threadpool(read))
-
-    async def experiment(self, request: Request) -> Response:
-        name = request.path_params["name"]
-        return JSONResponse(await run_in_threadpool(lambda: find_experiment(self._config, name).status()))
-
-    async def compare(self, request: Request) -> Response:
+    def compare(self, request: Request) -> Response:
         query = request.query_params
-        return JSONResponse(await run_in_threadpool(compare_runs, self._config, query, query.getlist("across")))
+        return JSONResponse(compare_runs(self._config, query, query.getlist("across")))
 
-    async def questions(self, request: Request) -> Response:
-        return JSONResponse(await run_in_threadpool(read_questions, self._config))
+    def questions(self, request: Request) -> Response:
+        return JSONResponse(read_questions(self._config))
 
-    async def tasks(self, request: Request) -> Response:
+    def tasks(self, request: Request) -> Response:
         from mlbench_cli.tasks.catalog import load_catalog
 
-        def read() -> JsonObject:
-            tasks = load_catalog().values()
-            return {
-                "tasks": [
-                    {
-                        "name": task.name,
-                        "title": task.title,
-                        "presets": list(task.presets),
-                        "backends": list(task.backends),
-                    }
-                    for task in tasks
-                ]
-            }
+        found = [
+            {"name": task.name, "title": task.title, "presets": list(task.presets), "backends": list(task.backends)}
+            for task in load_catalog().values()
+        ]
+        return JSONResponse({"tasks": found})
 
-        return JSONResponse(await run_in_threadpool(read))
+    def clusters(self, request: Request) -> Response:
+        found = list_clusters(self._config)
+        named = [{"name": item.name, "provider": item.provider, "state": item.state} for item in found]
+        return JSONResponse({"clusters": named})
 
-    async def clusters(self, request: Request) -> Response:
-        def read() -> JsonObject:
-            found = list_clusters(self._config)
-            return {"clusters": [{"name": item.name, "provider": item.provider, "state": item.state} for item in found]}
-
-        return JSONResponse(await run_in_threadpool(read))
-
-    async def openapi(self, request: Request) -> Response:
+    def openapi(self, request: Request) -> Response:
         return JSONResponse(describe_api())
 
-    async def prometheus(self, request: Request) -> Response:
-        return PlainTextResponse(
-            await run_in_threadpool(render_metrics, self._config), headers={"content-type": CONTENT_TYPE}
-        )
+    def prometheus(self, request: Request) -> Response:
+        return PlainTextResponse(render_metrics(self._config), headers={"content-type": CONTENT_TYPE})
 
     # --- acting -----------------------------------------------------------------------------------------------------
 
@@ -264,23 +211,18 @@ class _Rest:
             raise UsageError(f"This dashboard shows only the cluster {own}.")
         return asked if own is None else replace(asked, cluster=own)
 
-    async def cancel(self, request: Request) -> Response:
+    def cancel(self, request: Request) -> Response:
+        finished = find_run(self._config, request.path_params["name"]).cancel()
+        return JSONResponse({"run": finished.run.name, "outcome": str(finished.outcome), "summary": finished.summary})
+
+    def cancel_experiment(self, request: Request) -> Response:
         name = request.path_params["name"]
-
-        def stop() -> JsonObject:
-            finished = find_run(self._config, name).cancel()
-            return {"run": finished.run.name, "outcome": str(finished.outcome), "summary": finished.summary}
-
-        return JSONResponse(await run_in_threadpool(stop))
-
-    async def cancel_experiment(self, request: Request) -> Response:
-        name = request.path_params["name"]
-        await run_in_threadpool(lambda: find_experiment(self._config, name).cancel())
+        find_experiment(self._config, name).cancel()
         return JSONResponse({"experiment": name})
 
-    async def delete(self, request: Request) -> Response:
+    def delete(self, request: Request) -> Response:
         name = request.path_params["name"]
-        await run_in_threadpool(lambda: find_run(self._config, name).delete())
+        find_run(self._config, name).delete()
         return JSONResponse({"run": name, "deleted": True})
 
 
