@@ -32,7 +32,7 @@ from mlbench_cli.errors import (
 )
 from mlbench_cli.util.commit import describe_version
 
-HELP_NAMES = {"help_option_names": ["-h", "--help"]}
+HELP_NAMES = {"help_option_names": ["-h", "--help"]}  # also of all sub-commands, which inherit it
 # What a shell reports of a program that SIGPIPE ended: the reader of a pipe went away, as in `mlbench logs x | head`.
 EXIT_PIPE = 141
 STOP_SECONDS = 1.8  # after a signal in which a command says what is true, and ends
@@ -79,7 +79,7 @@ class LazyGroup(TyperGroup):
         target = getattr(import_module(entry.module), entry.attribute)
         if not isinstance(target, typer.Typer):
             function, target = target, typer.Typer(rich_markup_mode=None, add_completion=False)
-            target.command(cls=PanelCommand, context_settings=HELP_NAMES)(function)
+            target.command(cls=PanelCommand)(function)
         return build_command(target)
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[CompletionItem]:

@@ -1,7 +1,7 @@
 """Output of the cluster commands (steps, plans, prices, documents) and their common options."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -103,7 +103,7 @@ def show_plan(cluster: Cluster, plan: Plan) -> None:
     rows: list[list[object]] = [
         [
             *(line.count, line.what, price(line.price, plan.currency)),
-            *(price(_times(line.price, line.count), plan.currency), line.as_of),
+            *(price(None if line.price is None else line.price * line.count, plan.currency), line.as_of),
         ]
         for line in plan.lines
     ]
@@ -158,6 +158,7 @@ def price(amount: float | None, currency: str) -> str:
 
 def cluster_document(cluster: Cluster) -> dict[str, Any]:
     """A cluster for `-o json`."""
+    expires = cluster.details.get("expires")
     return {
         "name": cluster.name,
         "provider": cluster.provider,
@@ -165,14 +166,5 @@ def cluster_document(cluster: Cluster) -> dict[str, Any]:
         "location": cluster.location or None,
         "state": cluster.state,
         "created": cluster.created or None,
-        "details": {**cluster.details, **_times_in_words(cluster.details)},
+        "details": {**cluster.details, **({"expires": timestamp(expires)} if isinstance(expires, int | float) else {})},
     }
-
-
-def _times_in_words(details: Mapping[str, Any]) -> dict[str, str]:
-    """The record's moments in seconds since 1970 as RFC 3339."""
-    return {key: timestamp(details[key]) for key in ("expires",) if isinstance(details.get(key), int | float)}
-
-
-def _times(amount: float | None, count: int) -> float | None:
-    return None if amount is None else amount * count

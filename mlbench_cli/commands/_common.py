@@ -1,11 +1,12 @@
 """Shared parts of commands: options, and the engine of a run."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
 
+from mlbench_cli import console
 from mlbench_cli.errors import MlbenchError
 from mlbench_cli.model.run import Run
 from mlbench_cli.model.spec import common_name
@@ -18,6 +19,14 @@ class Format(StrEnum):
 
     text = "text"
     json = "json"
+
+
+def print_answer(output: Format, document: Mapping[str, object], text: str) -> None:
+    """The answer of a command on stdout: the document for `-o json`, else the text."""
+    if output is Format.json:
+        console.out_json(document)
+    else:
+        console.out(text)
 
 
 # --- completion -----------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 import typer
 
 from mlbench_cli import console
-from mlbench_cli.commands._common import Format
+from mlbench_cli.commands._common import Format, print_answer
 from mlbench_cli.errors import (
     CleanupError,
     DeadlineError,
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 2.0
 ARCHIVE_SECONDS = 60.0  # in which the dashboard's machine completes the archive of a run that has ended
+DEFAULT_FILE = Path("results.zip")
 MAX_RUNS = 1000  # the most that the dashboard lists at once
 
 
@@ -316,10 +317,7 @@ def start_run(
     with _understood(dashboard):
         answer = dashboard.post("runs", request_document(request), check="true" if dry_run else None)
         if dry_run or detach:
-            if output is Format.json:
-                console.out_json(answer)
-            else:
-                console.out("\n".join(str(name) for name in answer["runs"]))
+            print_answer(output, answer, "\n".join(str(name) for name in answer["runs"]))
             if not dry_run:
                 console.note(
                     f"Started on {dashboard.host}. Next: mlbench wait {answer['experiment']} --dashboard-url URL"
@@ -348,22 +346,9 @@ def download_runs(
 ) -> None:
     """`mlbench download`: one archive to a file, several to a folder."""
     with _understood(dashboard):
-        runs = [str(run["name"]) for run in find_runs(dashboard, names)]
-        if len(runs) == 1:
-            path = target or Path("results.zip")
-            files = [path / f"{runs[0]}.zip" if path.is_dir() else path]
-        else:
-            folder = target or Path()
-            if folder.suffix == ".zip" or (folder.exists() and not folder.is_dir()):
-                raise UsageError(
-                    f"{len(runs)} runs do not fit into one file, {folder}.", hint="Name a folder with --to."
-                )
-            folder.mkdir(parents=True, exist_ok=True)
-            files = [folder / f"{run}.zip" for run in runs]
-        if any((taken := file).exists() for file in files) and not force:
-            raise UsageError(f"{taken} exists.", hint="Add --force to replace it, or choose another file with --to.")
+        files = choose_files([str(run["name"]) for run in find_runs(dashboard, names)], target, force=force)
         documents = []
-        for run, file in zip(runs, files, strict=True):
+        for run, file in files.items():
             size = dashboard.download(run, file)
             documents.append({"run": run, "file": str(file.absolute()), "format": "archive", "bytes": size})
             if not as_json:
@@ -371,6 +356,27 @@ def download_runs(
                 console.note(f"{console.size(size)}. Next: mlbench verify {file}")
         if as_json:
             console.out_json(documents[0] if len(documents) == 1 else {"runs": documents})
+
+
+def choose_files(runs: Sequence[str], to: Path | None, *, force: bool) -> dict[str, Path]:
+    """The file of each run: `to`, or one in that folder. Raises UsageError for one file of several runs, or one that
+    exists."""
+    folder = to or Path()
+    if len(runs) == 1:
+        path = to or DEFAULT_FILE
+        files = {runs[0]: path / f"{runs[0]}.zip" if path.is_dir() else path}
+    elif folder.suffix == ".zip" or (folder.exists() and not folder.is_dir()):
+        raise UsageError(f"{len(runs)} runs do not fit into one file, {folder}.", hint="Name a folder with --to.")
+    else:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except (OSError, ValueError) as error:
+            raise UsageError(f"The folder {folder} cannot be created: {error}.") from None
+        files = {run: folder / f"{run}.zip" for run in runs}
+    for file in files.values():
+        if file.exists() and not force:
+            raise UsageError(f"{file} exists.", hint="Add --force to replace it, or choose another file with --to.")
+    return files
 
 
 def require_names(names: Sequence[str] | None, command: str) -> list[str]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from mlbench_cli import console
 from mlbench_cli.api import Client, ExperimentHandle, FinishedRun, Launch, OpenExperiment, RunHandle
-from mlbench_cli.commands._common import Format
+from mlbench_cli.commands._common import Format, print_answer
 from mlbench_cli.commands._members import follow_run, start_detached
 from mlbench_cli.config.settings import data_dir
 from mlbench_cli.errors import UsageError
@@ -183,8 +183,9 @@ def _write_report(experiment: ExperimentHandle, rows: Sequence[Row], folder: Pat
 
 
 def _print_report(experiment: ExperimentHandle, rows: Sequence[Row], folder: Path, output: Format) -> None:
-    if output == Format.json:
-        console.out_json({"experiment": experiment.name, "folder": str(folder), "rows": to_document(rows)})
-    else:
-        console.out(to_markdown(experiment.title, rows).rstrip())
+    print_answer(
+        output,
+        {"experiment": experiment.name, "folder": str(folder), "rows": to_document(rows)},
+        to_markdown(experiment.title, rows).rstrip(),
+    )
     console.note(f"Table and figures: {folder}")

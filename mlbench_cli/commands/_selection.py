@@ -1,15 +1,23 @@
 """Options and arguments that select runs: names of runs and experiments, --all, filters."""
 
 import time
-from typing import Annotated
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
+from mlbench_cli import console
 from mlbench_cli.commands._common import read_quietly
+from mlbench_cli.errors import MlbenchError
 from mlbench_cli.model.spec import common_name
 from mlbench_cli.runs.select import STATES, Filter
 from mlbench_cli.storage.store import Store
 from mlbench_cli.util.durations import parse_duration, parse_since
+
+if TYPE_CHECKING:
+    from mlbench_cli.api import RunHandle
+
+Result = TypeVar("Result")
 
 
 def complete_names(incomplete: str) -> list[str]:
@@ -62,3 +70,19 @@ def make_filter(
         None if older_than is None else parse_duration(older_than, "--older-than"),
         None if newer_than is None else max(0.0, time.time() - parse_since(newer_than)),
     )
+
+
+def act_on_each(
+    runs: "Iterable[RunHandle]", act: "Callable[[RunHandle], Result]", *, is_only: bool
+) -> tuple[list[Result], MlbenchError | None]:
+    """What `act` returns for each run, and the worst error. An error is a warning, unless the run `is_only` one."""
+    results, problems = list[Result](), list[MlbenchError]()
+    for run in runs:
+        try:
+            results.append(act(run))
+        except MlbenchError as error:
+            if is_only:
+                raise
+            console.warn(f"{run.name}: {error.message}")
+            problems.append(error)
+    return results, max(problems, key=lambda error: error.exit_code, default=None)

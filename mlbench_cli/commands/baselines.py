@@ -24,13 +24,12 @@ from mlbench_cli.results.analysis.numbers import format_percent, format_value
 from mlbench_cli.results.analysis.verdict import find_worst
 from mlbench_cli.results.archive.reader import Archive
 
-HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 Results = Annotated[
     list[str],
     typer.Argument(metavar="RESULT...", help="runs, experiments or archives", autocompletion=complete_names),
 ]
 
-baselines = typer.Typer(rich_markup_mode=None, context_settings=HELP_NAMES, add_completion=False)
+baselines = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
 @baselines.callback(invoke_without_command=True)
@@ -54,7 +53,7 @@ def show(
     _print_expected(found)
 
 
-@baselines.command(context_settings=HELP_NAMES)
+@baselines.command()
 def check(
     results: Results,
     at_least: Annotated[
@@ -81,7 +80,7 @@ def check(
     return find_worst(known or [each.verdict for each in found]).exit_code
 
 
-@baselines.command(context_settings=HELP_NAMES)
+@baselines.command()
 def record(results: Results, output: Output = Format.text) -> None:
     """Record results as the expected performance of their machines; repeats count as their mean."""
     with ExitStack() as stack:

@@ -8,8 +8,7 @@ from mlbench_cli import console
 from mlbench_cli.api import Client, RunHandle
 from mlbench_cli.commands._common import Format, Output
 from mlbench_cli.commands._dashboard import DashboardUrl, cancel_runs, connect, require_names
-from mlbench_cli.commands._selection import All, Names, NewerThan, OlderThan, States, Tasks, make_filter
-from mlbench_cli.errors import MlbenchError
+from mlbench_cli.commands._selection import All, Names, NewerThan, OlderThan, States, Tasks, act_on_each, make_filter
 
 
 @dataclass(frozen=True)
@@ -45,18 +44,8 @@ def cancel(
         experiment.stop("mlbench cancel stopped it")
     whole = {run.run.id for experiment in chosen.experiments for run in experiment.runs()}
     is_only = len(chosen.runs) == 1
-    cancelled, problems = [], []
-    for run in chosen.runs:
-        if not is_only and run.is_finished:
-            continue
-        try:
-            cancelled.append(_cancel(run, is_whole=run.run.id in whole))
-        except MlbenchError as error:
-            if is_only:
-                raise
-            console.warn(f"{run.name}: {error.message}")
-            problems.append(error)
-    worst = max(problems, key=lambda error: error.exit_code, default=None)
+    due = (run for run in chosen.runs if is_only or not run.is_finished)
+    cancelled, worst = act_on_each(due, lambda run: _cancel(run, is_whole=run.run.id in whole), is_only=is_only)
     if output == Format.json:
         runs = [{"run": item.run.name, "outcome": item.outcome, "folder": str(item.run.folder)} for item in cancelled]
         console.out_json({"runs": runs}, worst)

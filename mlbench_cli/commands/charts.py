@@ -10,7 +10,7 @@ import typer
 from mlbench_cli import console
 from mlbench_cli.api import Client, RunHandle
 from mlbench_cli.commands._archives import Unproven, open_archives
-from mlbench_cli.commands._common import Format, Output, Yes, complete_clusters, complete_runs
+from mlbench_cli.commands._common import Format, Output, Yes, complete_clusters, complete_runs, print_answer
 from mlbench_cli.errors import NotFoundError, UsageError
 
 
@@ -87,11 +87,8 @@ def charts(
 
 
 def _print(folder: Path, paths: Sequence[Path], output: Format) -> None:
-    if output == Format.json:
-        console.out_json({"folder": str(folder.absolute()), "files": [str(path) for path in paths]})
-        return
-    for path in paths:
-        console.out(str(path))
+    files = [str(path) for path in paths]
+    print_answer(output, {"folder": str(folder.absolute()), "files": files}, "\n".join(files))
 
 
 def _refuse_results(folder: Path) -> None:

@@ -5,13 +5,11 @@ from typing import Annotated
 import typer
 
 from mlbench_cli import console
-from mlbench_cli.commands._common import Format, Output
+from mlbench_cli.commands._common import Format, Output, print_answer
 from mlbench_cli.config import file as settings_file
 from mlbench_cli.config.file import SETTINGS, Setting
 from mlbench_cli.errors import NotFoundError
 from mlbench_cli.storage.store import Store
-
-HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 
 Key = Annotated[
     str,
@@ -22,7 +20,7 @@ Key = Annotated[
     ),
 ]
 
-config = typer.Typer(rich_markup_mode=None, context_settings=HELP_NAMES, add_completion=False)
+config = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
 @config.callback(invoke_without_command=True)
@@ -50,7 +48,7 @@ def show(context: typer.Context, output: Output = Format.text) -> None:
     console.note("Change it with: mlbench config set KEY VALUE")
 
 
-@config.command(context_settings=HELP_NAMES)
+@config.command()
 def get(key: Key, output: Output = Format.text) -> None:
     """Print the value of one setting. Exit code 4 if neither environment nor config file set it."""
     setting = settings_file.find_setting(key)
@@ -60,13 +58,10 @@ def get(key: Key, output: Output = Format.text) -> None:
             f'"{setting.key}" is not set; built in: {setting.built_in}.',
             hint=f"mlbench config set {setting.key} VALUE",
         )
-    if output == Format.json:
-        console.out_json({"key": setting.key, **entry})
-    else:
-        console.out(str(entry["value"]))
+    print_answer(output, {"key": setting.key, **entry}, str(entry["value"]))
 
 
-@config.command("set", context_settings=HELP_NAMES)
+@config.command("set")
 def set_(
     key: Key,
     value: Annotated[str, typer.Argument(metavar="VALUE", help="new value")],
@@ -75,37 +70,29 @@ def set_(
     """Write a setting to the config file."""
     default = settings_file.set_value(key, value)
     setting = settings_file.find_setting(key)
-    if setting.key == "cluster":
-        _warn_of_unknown_cluster(value)
-    if output == Format.json:
-        console.out_json({"key": setting.key, **_document(setting)})
-    else:
-        console.out(f"{setting.key} = {default.value} ({default.origin})")
+    if setting.key == "cluster" and value not in [item.name for item in Store(notice=console.note).clusters()]:
+        console.warn(f'There is no cluster "{value}" yet; runs fail until there is one.')
+    print_answer(
+        output, {"key": setting.key, **_document(setting)}, f"{setting.key} = {default.value} ({default.origin})"
+    )
     if settings_file.from_environment(setting.key) is not None:
         console.warn(f"The environment variable {setting.variable} is also set and takes precedence.")
 
 
-@config.command(context_settings=HELP_NAMES)
+@config.command()
 def unset(key: Key, output: Output = Format.text) -> None:
     """Remove a setting from the config file."""
     removed = settings_file.unset_value(key)
     setting = settings_file.find_setting(key)
-    if output == Format.json:
-        console.out_json({"key": setting.key, "removed": removed, **_document(setting)})
-    elif removed:
-        console.out(f"{setting.key} is no longer set in {settings_file.config_file()}.")
-    else:
-        console.out(f"{setting.key} was not set in {settings_file.config_file()}.")
+    text = f"{setting.key} {'is no longer' if removed else 'was not'} set in {settings_file.config_file()}."
+    print_answer(output, {"key": setting.key, "removed": removed, **_document(setting)}, text)
 
 
-@config.command(context_settings=HELP_NAMES)
+@config.command()
 def path(output: Output = Format.text) -> None:
     """Print the path of the config file."""
     file = settings_file.config_file()
-    if output == Format.json:
-        console.out_json({"file": str(file), "exists": file.exists()})
-    else:
-        console.out(str(file))
+    print_answer(output, {"file": str(file), "exists": file.exists()}, str(file))
 
 
 def _document(setting: Setting) -> dict[str, object]:
@@ -118,10 +105,3 @@ def _document(setting: Setting) -> dict[str, object]:
         "variable": setting.variable,
         "help": setting.help,
     }
-
-
-def _warn_of_unknown_cluster(name: str) -> None:
-    """Warn about an unknown cluster name, which may be created later."""
-
-    if name not in [cluster.name for cluster in Store(notice=console.note).clusters()]:
-        console.warn(f'There is no cluster "{name}" yet; runs fail until there is one.')

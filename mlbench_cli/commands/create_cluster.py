@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from mlbench_cli.predict.plan import Candidate
     from providers.helm.install import Installation
 
-HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 KEEP = "none"  # of --ttl
 
 
@@ -56,7 +55,7 @@ class ProviderGroup(TyperGroup):
         if provider is None:
             return None
         app = typer.Typer(rich_markup_mode=None, add_completion=False)
-        app.command(name=cmd_name, help=_help(provider), context_settings=HELP_NAMES)(_function(provider))
+        app.command(name=cmd_name, help=_help(provider))(_function(provider))
         return build_command(app)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -75,9 +74,7 @@ class ProviderGroup(TyperGroup):
             formatter.write_dl([(name, provider.summary) for name, provider in registry.creators().items()])
 
 
-create_cluster = typer.Typer(
-    cls=ProviderGroup, rich_markup_mode=None, context_settings=HELP_NAMES, no_args_is_help=True, add_completion=False
-)
+create_cluster = typer.Typer(cls=ProviderGroup, rich_markup_mode=None, no_args_is_help=True, add_completion=False)
 
 
 @create_cluster.callback()

@@ -31,9 +31,8 @@ from task_images.contract import EXIT_ENVIRONMENT, EXIT_USAGE
 
 _PROGRESS = re.compile(r"(.+): (\d+)%( of .+)")  # task_images.harness.progress
 
-HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 
-data = typer.Typer(rich_markup_mode=None, context_settings=HELP_NAMES, add_completion=False)
+data = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
 class PreparedData(TypedDict):
@@ -49,7 +48,7 @@ def about() -> None:
     """Prepare the data sets of tasks before a run."""
 
 
-@data.command(context_settings=HELP_NAMES)
+@data.command()
 def prepare(
     name: Annotated[
         str, typer.Argument(metavar="TASK", help="task (list: mlbench tasks)", autocompletion=complete_tasks)

@@ -8,8 +8,8 @@ import typer
 from mlbench_cli import console
 from mlbench_cli.api import Client, RunHandle
 from mlbench_cli.commands._common import Format, Output, Yes
-from mlbench_cli.commands._selection import All, Names, NewerThan, OlderThan, States, Tasks, make_filter
-from mlbench_cli.errors import MlbenchError, UsageError
+from mlbench_cli.commands._selection import All, Names, NewerThan, OlderThan, States, Tasks, act_on_each, make_filter
+from mlbench_cli.errors import UsageError
 
 
 def delete(
@@ -41,18 +41,12 @@ def delete(
                 f'The experiment "{experiment.name}" is running.',
                 hint=f"mlbench cancel {experiment.name}, then: mlbench delete {experiment.name}",
             )
-    deleted: list[RunHandle] = []
-    problems: list[MlbenchError] = []
-    for run in chosen.runs:
-        try:
-            run.delete(force=force, warn=console.warn)
-            deleted.append(run)
-        except MlbenchError as error:
-            if len(chosen.runs) == 1:
-                raise
-            console.warn(f"{run.name}: {error.message}")
-            problems.append(error)
-    worst = max(problems, key=lambda error: error.exit_code, default=None)
+
+    def delete_one(run: RunHandle) -> RunHandle:
+        run.delete(force=force, warn=console.warn)
+        return run
+
+    deleted, worst = act_on_each(chosen.runs, delete_one, is_only=len(chosen.runs) == 1)
     if output == Format.json:
         runs = [{"run": run.name, "id": run.run.id, "deleted": True, "folder": str(run.folder)} for run in deleted]
         console.out_json({"runs": runs}, worst)

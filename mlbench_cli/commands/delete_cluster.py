@@ -8,7 +8,7 @@ from mlbench_cli import console
 from mlbench_cli.clusters import changes as cluster_changes
 from mlbench_cli.clusters import manage as clusters
 from mlbench_cli.commands._clusters import Location, Project, delete_with_progress
-from mlbench_cli.commands._common import Format, Output, Yes, complete_clusters, is_sealed
+from mlbench_cli.commands._common import Format, Output, Yes, complete_clusters, is_sealed, print_answer
 from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.model.run import Cluster
@@ -69,10 +69,7 @@ def delete_cluster(
 
 
 def _print(name: str, sentence: str, output: Format) -> None:
-    if output == Format.json:
-        console.out_json({"cluster": name, "deleted": True, "summary": sentence})
-    else:
-        console.out(sentence)
+    print_answer(output, {"cluster": name, "deleted": True, "summary": sentence}, sentence)
 
 
 def _refuse_unfetched(store: Store, cluster: Cluster) -> None:

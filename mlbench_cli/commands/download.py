@@ -1,6 +1,5 @@
 """`mlbench download`: a run's archive as one file."""
 
-from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -9,12 +8,11 @@ import typer
 
 from mlbench_cli import console
 from mlbench_cli.api import Client, RunHandle
-from mlbench_cli.commands._dashboard import DashboardUrl, connect, download_runs, require_names
-from mlbench_cli.commands._selection import All, Names, NewerThan, OlderThan, States, Tasks, make_filter
-from mlbench_cli.errors import MlbenchError, UsageError
+from mlbench_cli.commands._dashboard import DashboardUrl, choose_files, connect, download_runs, require_names
+from mlbench_cli.commands._selection import All, Names, NewerThan, OlderThan, States, Tasks, act_on_each, make_filter
+from mlbench_cli.errors import UsageError
 
 FORMATS = ("text", "json")
-DEFAULT_FILE = Path("results.zip")
 
 
 class DownloadKind(StrEnum):
@@ -71,40 +69,16 @@ def download(
     client = Client(notice=console.note)
     filter = make_filter(states, tasks, older_than, newer_than)
     chosen = client.select(names or (), all_runs=all_runs, filter=filter)
-    targets = _targets(chosen.runs, target)
-    for _, file in targets:
-        if file.exists() and not force:
-            raise UsageError(f"{file} exists.", hint="Add --force to replace it, or choose another file with --to.")
-    problems: list[MlbenchError] = []
-    documents = []
-    for run, file in targets:
-        try:
-            documents.append(_download(run, file, kind, is_quiet=as_json, anonymous=anonymous, partial=partial))
-        except MlbenchError as error:
-            if len(targets) == 1:
-                raise
-            console.warn(f"{run.name}: {error.message}")
-            problems.append(error)
-    worst = max(problems, key=lambda error: error.exit_code, default=None)
+    files = choose_files([run.name for run in chosen.runs], target, force=force)
+
+    def write(run: RunHandle) -> dict[str, object]:
+        return _download(run, files[run.name], kind, is_quiet=as_json, anonymous=anonymous, partial=partial)
+
+    documents, worst = act_on_each(chosen.runs, write, is_only=len(chosen.runs) == 1)
     if as_json:
-        console.out_json({"runs": documents} if len(targets) != 1 else documents[0], worst)
+        console.out_json({"runs": documents} if len(chosen.runs) != 1 else documents[0], worst)
     if worst is not None:
         raise worst
-
-
-def _targets(runs: Sequence[RunHandle], to: Path | None) -> list[tuple[RunHandle, Path]]:
-    """The file of each run. Raises UsageError if several have only one."""
-    if len(runs) == 1:
-        path = to or DEFAULT_FILE
-        return [(run, path / f"{run.name}.zip" if path.is_dir() else path) for run in runs]
-    folder = to or Path()
-    if folder.suffix == ".zip" or (folder.exists() and not folder.is_dir()):
-        raise UsageError(f"{len(runs)} runs do not fit into one file, {folder}.", hint="Name a folder with --to.")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"The folder {folder} cannot be created: {error}.") from None
-    return [(run, folder / f"{run.name}.zip") for run in runs]
 
 
 def _download(

@@ -10,7 +10,7 @@ import typer
 
 from mlbench_cli import api, console
 from mlbench_cli.commands._archives import Unproven, open_archives
-from mlbench_cli.commands._common import Format, Output
+from mlbench_cli.commands._common import Format, Output, print_answer
 from mlbench_cli.commands._selection import complete_names
 from mlbench_cli.errors import UsageError
 from mlbench_cli.results.analysis.tables import MetricTable, ResourceTable
@@ -99,10 +99,7 @@ def export(
                 written = _export_runs(archives, _sink_maker(form, target, is_online))
             else:
                 written = _write_files(form, Path(target), archives, (organization, platform, status))
-    if output is Format.json:
-        console.out_json({"form": str(form), "target": target, "exported": written})
-        return
-    console.out("\n".join(written))
+    print_answer(output, {"form": str(form), "target": target, "exported": written}, "\n".join(written))
 
 
 def _sink_maker(form: Form, target: str, is_online: bool) -> SinkMaker:

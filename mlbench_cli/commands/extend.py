@@ -8,7 +8,7 @@ import typer
 from mlbench_cli import console
 from mlbench_cli.clusters import changes as cluster_changes
 from mlbench_cli.commands._clusters import StepPrinter, cluster_document
-from mlbench_cli.commands._common import Format, Output, complete_clusters
+from mlbench_cli.commands._common import Format, Output, complete_clusters, print_answer
 from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.runs.request import parse_duration
 from mlbench_cli.storage.store import Store
@@ -30,8 +30,5 @@ def extend(
     store = Store(notice=console.note)
     with StepPrinter() as report:
         ready = cluster_changes.extend_cluster(store, store.cluster(name), seconds, report)
-    if output == Format.json:
-        console.out_json({"cluster": cluster_document(ready)})
-    else:
-        end = ClusterDetails.of(ready).expires or 0
-        console.out(f"The cluster {name} expires in {console.duration(end - time.time())}.")
+    left = console.duration((ClusterDetails.of(ready).expires or 0) - time.time())
+    print_answer(output, {"cluster": cluster_document(ready)}, f"The cluster {name} expires in {left}.")

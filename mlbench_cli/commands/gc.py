@@ -100,7 +100,12 @@ def gc(
     if search.blind or kept:
         incomplete = CleanupError(
             "Not everything could be searched or deleted: "
-            + "; ".join([*(f"{name} could not be searched" for name in search.blind), *_explain_kept(kept)])
+            + "; ".join(
+                [
+                    *(f"{name} could not be searched" for name in search.blind),
+                    *(f"{cluster.name} has results that were not fetched (--force discards them)" for cluster in kept),
+                ]
+            )
             + ".",
             hint="mlbench doctor   says why a cloud cannot be searched; mlbench wait RUN   fetches results",
             details={"not_searched": sorted(search.blind), "kept": [cluster.name for cluster in kept]},
@@ -126,10 +131,6 @@ def _keep_unfetched(store: Store, chosen: list[tuple[Cluster, str]]) -> list[Clu
         for cluster, _ in chosen
         if cluster.name in recorded and recorded[cluster.name].matches(cluster.identity)
     ]
-
-
-def _explain_kept(kept: list[Cluster]) -> list[str]:
-    return [f"{cluster.name} has results that were not fetched (--force discards them)" for cluster in kept]
 
 
 def _print_chosen(chosen: list[tuple[Cluster, str]]) -> None:

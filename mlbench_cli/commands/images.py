@@ -20,7 +20,6 @@ from mlbench_cli.tasks.images import LOCAL_REGISTRY, name_image, parse_image
 from mlbench_cli.tasks.registries import find_image
 from providers import registry as registry_of_providers
 
-HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 ClusterName = Annotated[
     str | None,
     typer.Option(
@@ -38,7 +37,7 @@ Registry = Annotated[
     ),
 ]
 
-images = typer.Typer(rich_markup_mode=None, context_settings=HELP_NAMES, add_completion=False)
+images = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
 @images.callback(invoke_without_command=True)
@@ -65,7 +64,7 @@ def show(
     console.out_table(["IMAGE", "PRESENCE", "DIGEST"], rows)
 
 
-@images.command(context_settings=HELP_NAMES)
+@images.command()
 def push(
     tasks: Annotated[
         list[str] | None,

@@ -20,7 +20,6 @@ from mlbench_cli.model.run import Cluster
 from mlbench_cli.runs.defaults import default_cluster
 from mlbench_cli.storage.store import Store
 
-HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 TOKEN_SECONDS = 300  # after which kubectl asks again; tokens of all clouds live longer
 
 Name = Annotated[
@@ -28,7 +27,7 @@ Name = Annotated[
     typer.Argument(metavar="[NAME]", help="cluster; default: the default cluster", autocompletion=complete_clusters),
 ]
 
-kubeconfig = typer.Typer(rich_markup_mode=None, context_settings=HELP_NAMES, no_args_is_help=True, add_completion=False)
+kubeconfig = typer.Typer(rich_markup_mode=None, no_args_is_help=True, add_completion=False)
 
 
 @kubeconfig.callback()
@@ -36,7 +35,7 @@ def _group() -> None:
     """Use a cluster with kubectl."""
 
 
-@kubeconfig.command(context_settings=HELP_NAMES)
+@kubeconfig.command()
 def export(
     name: Name = None,
     file: Annotated[
@@ -66,7 +65,7 @@ def export(
     console.note(f"Next: kubectl --kubeconfig {file} get nodes")
 
 
-@kubeconfig.command(context_settings=HELP_NAMES)
+@kubeconfig.command()
 def token(name: Name = None) -> None:
     """Print short-lived credentials as a credential plugin of kubectl does; exported kubeconfigs call this."""
     cluster, access = _access(name)

@@ -13,7 +13,7 @@ from mlbench_cli.api.calibrated import open_run, own_method, read_calibration, r
 from mlbench_cli.commands._archives import Unproven
 from mlbench_cli.commands._common import Format, Output, complete_runs
 from mlbench_cli.errors import UsageError, did_you_mean
-from mlbench_cli.model.network import NetworkShape, format_rate, format_seconds, parse_network
+from mlbench_cli.model.network import format_rate, format_seconds, parse_network
 from mlbench_cli.model.run import JsonObject
 from mlbench_cli.predict.samples import SamplesToGoal, choose_model, read_noise_scale, read_point
 from mlbench_cli.results.analysis.goodput import Goodput, measure_goodput
@@ -139,7 +139,8 @@ def predict(
     probed = None if network_of is None else read_run_probe(Store(notice=console.note), network_of, unproven)
     with open_run(Store(notice=console.note), runs[0], unproven) as archive:
         calibration, link, error = read_calibration(archive, required=network is None and probed is None)
-        shape, links, library, nodes = _shape(network), _inside(inside), _backend(backend), _topology(topology)
+        links, library, nodes = _inside(inside), _backend(backend), _topology(topology)
+        shape = None if network is None else parse_network(network)
         spread = parse_spread(stragglers, calibration)
         scenarios = [
             _add_buckets(
@@ -245,10 +246,6 @@ def _backend(text: str) -> str:
     if text not in ("gloo", "nccl"):
         raise UsageError(f'--backend "{text[:60]}": only gloo and nccl are modeled.')
     return text
-
-
-def _shape(text: str | None) -> NetworkShape | None:
-    return None if text is None else parse_network(text)
 
 
 def _methods(text: str | None, archive: Archive) -> list[Method]:

@@ -9,10 +9,9 @@ from mlbench_cli.commands._common import Format, Output
 from mlbench_cli.errors import UsageError
 from providers import pricing, registry
 
-HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 Providers = Annotated[list[str] | None, typer.Argument(metavar="[PROVIDER]...", help="gke, eks, aks; default: all")]
 
-prices = typer.Typer(rich_markup_mode=None, context_settings=HELP_NAMES, add_completion=False)
+prices = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
 @prices.callback(invoke_without_command=True)
@@ -72,7 +71,7 @@ def _amount(price: float | None) -> str:
     return "unknown" if price is None else f"{price:.4f}"
 
 
-@prices.command(context_settings=HELP_NAMES)
+@prices.command()
 def update(
     providers: Providers = None,
     region: Annotated[

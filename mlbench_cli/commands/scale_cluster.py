@@ -7,7 +7,7 @@ import typer
 from mlbench_cli import console
 from mlbench_cli.clusters import changes as cluster_changes
 from mlbench_cli.commands._clusters import StepPrinter, cluster_document
-from mlbench_cli.commands._common import Format, Output, Yes, complete_clusters
+from mlbench_cli.commands._common import Format, Output, Yes, complete_clusters, print_answer
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.storage.store import Store
@@ -33,7 +33,4 @@ def scale_cluster(
         console.confirm(f"Scale {name} from {before} to {nodes} machines?", yes=yes)
     with StepPrinter() as report:
         ready = cluster_changes.scale_cluster(store, cluster, nodes, report)
-    if output == Format.json:
-        console.out_json({"cluster": cluster_document(ready)})
-    else:
-        console.out(f"The cluster {name} has {nodes} worker machines.")
+    print_answer(output, {"cluster": cluster_document(ready)}, f"The cluster {name} has {nodes} worker machines.")

@@ -12,7 +12,7 @@ import typer
 
 from mlbench_cli import console
 from mlbench_cli.api import Client
-from mlbench_cli.commands._common import Format, Output, complete_clusters
+from mlbench_cli.commands._common import Format, Output, complete_clusters, print_answer
 from mlbench_cli.config import settings
 from mlbench_cli.config.extras import install_hint
 from mlbench_cli.errors import NotFoundError, UsageError
@@ -144,10 +144,7 @@ def serve(
     )
     address = write_address(config)
     try:
-        if output is Format.json:
-            console.out_json({"url": config.url, "client_url": config.client_url, "port": bound})
-        else:
-            console.out(config.url)
+        print_answer(output, {"url": config.url, "client_url": config.client_url, "port": bound}, config.url)
         _explain(config.client_url, is_loopback, allows_actions, certificate is not None)
         threading.Thread(target=warm_up, args=(config,), daemon=True).start()
         if is_remote:
@@ -165,10 +162,7 @@ def get_dashboard_url(output: Output = Format.text) -> None:
     found = read_address(settings.data_dir())
     if found is None:
         raise NotFoundError("No dashboard is running on this machine.", hint="mlbench serve")
-    if output is Format.json:
-        console.out_json({"url": found.url, "client_url": found.client_url, "pid": found.pid})
-    else:
-        console.out(found.url)
+    print_answer(output, {"url": found.url, "client_url": found.client_url, "pid": found.pid}, found.url)
 
 
 def _explain(client_url: str, is_loopback: bool, allows_actions: bool, has_tls: bool) -> None:

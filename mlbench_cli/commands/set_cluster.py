@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from mlbench_cli import console
-from mlbench_cli.commands._common import Format, Output, complete_clusters
+from mlbench_cli.commands._common import Format, Output, complete_clusters, print_answer
 from mlbench_cli.config.file import find_default
 from mlbench_cli.errors import UsageError
 from mlbench_cli.storage.store import Store
@@ -37,12 +37,12 @@ def set_cluster(
         )
     default = find_default("cluster")
     store.choose_cluster(cluster)
-    if output == Format.json:
-        current = default.value if default else cluster.name
-        console.out_json({"cluster": cluster.name, "provider": cluster.provider, "current": current})
-    elif default is None:
-        console.out(f"Commands now use the cluster {cluster.name} ({cluster.provider}).")
-    else:
-        console.out(f"The cluster {cluster.name} ({cluster.provider}) is chosen.")
+    document = {
+        "cluster": cluster.name,
+        "provider": cluster.provider,
+        "current": default.value if default else cluster.name,
+    }
+    named = f"cluster {cluster.name} ({cluster.provider})"
+    print_answer(output, document, f"The {named} is chosen." if default else f"Commands now use the {named}.")
     if default is not None and default.value != cluster.name:
         console.warn(f"Commands keep using {default.value}: {default.origin} takes precedence.")

@@ -11,9 +11,7 @@ from mlbench_cli import console
 from mlbench_cli.commands._common import Format
 from mlbench_cli.util.text import one_line, shorten
 
-HELP_NAMES = {"help_option_names": ["-h", "--help"]}
-
-site = typer.Typer(rich_markup_mode=None, context_settings=HELP_NAMES, add_completion=False)
+site = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
 @site.callback()
@@ -21,7 +19,7 @@ def about() -> None:
     """Build a results site from archives, or start a repository of results."""
 
 
-@site.command(context_settings=HELP_NAMES)
+@site.command()
 def build(
     folders: Annotated[list[Path], typer.Argument(metavar="FOLDER...", help="folders with archives and receipts")],
     target: Annotated[Path, typer.Option("--to", "--output", metavar="DIR", help="folder of the site")] = Path("site"),
@@ -91,7 +89,7 @@ def build(
     console.note(f"Next: python -m http.server --directory {target}")
 
 
-@site.command(context_settings=HELP_NAMES)
+@site.command()
 def init(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="new folder")],
 ) -> None:
@@ -106,7 +104,7 @@ def init(
     console.note(f"Next: git init {folder}, then follow {folder / 'README.md'}")
 
 
-@site.command(context_settings=HELP_NAMES)
+@site.command()
 def check(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="repository of results")] = Path(),
     output: Annotated[Format, typer.Option("-o", help="text, or one JSON document")] = Format.text,
