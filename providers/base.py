@@ -1,8 +1,9 @@
 """The provider interface. A provider describes clusters as lists of resources; `lifecycle` creates and deletes them.
 
 A new provider is one module, with a class that has the members of `Provider`, and one line in `registry`. It declares
-optional abilities by implementing the members of a protocol: `CanCreate`, `CanScale`, `HasAccounts`, `HasDoctor`,
-`ListsOrphans`. The life cycle prevents leaks, provided that each resource
+optional abilities by implementing the members of a protocol: `CanCreate`, `CanScale`, `HasAccounts`, `ListsOrphans`.
+`mlbench doctor` and `mlbench prices` ask the modules `doctor` and `prices` beside it. The life cycle prevents leaks,
+provided that each resource
 
 * has a name that follows from the cluster name alone, so that any machine can find it,
 * gets its ownership tags in the call that creates it,
@@ -12,7 +13,7 @@ optional abilities by implementing the members of a protocol: `CanCreate`, `CanS
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -22,7 +23,6 @@ from mlbench_cli.model.run import Cluster
 
 if TYPE_CHECKING:
     from mlbench_cli.kube.access import Access
-    from providers.checks import Check
     from providers.workloads import OrphanedResource, WorkloadObject
 
 # Names of our ownership tags (labels). Values are lower case letters, digits, "-" and "_": all clouds accept those.
@@ -326,15 +326,6 @@ class RunsOnNodes(Protocol):
 
     def run_on_node(self, cluster: Cluster, node: str, script: str, arguments: Sequence[str]) -> str:
         """What `sh` on a node prints for a script. Raises CapacityError with the node's own words if it fails."""
-        ...
-
-
-@runtime_checkable
-class HasDoctor(Protocol):
-    """A provider of `mlbench doctor PROVIDER`."""
-
-    def run_checks(self, project: str | None, location: str | None) -> "Iterator[Check]":
-        """Check library, credentials, rights and quotas. Reads only."""
         ...
 
 

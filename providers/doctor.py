@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from email.utils import parsedate_to_datetime
-from importlib import metadata
+from importlib import import_module, metadata
 from typing import TypeVar
 
 from mlbench_cli.config.extras import install_hint
@@ -21,12 +21,11 @@ def run_checks(provider: str, project: str | None, location: str | None) -> Iter
     """All checks of a provider's cloud. Raises UsageError for a provider that has none."""
     from providers import registry
 
-    doctors = registry.doctors()
     name = registry.ALIASES.get(provider, provider)
-    if name not in doctors:
-        near = did_you_mean(provider, [*doctors, *registry.ALIASES])
-        raise UsageError(f'There are no checks for "{provider}", only for {", ".join(doctors)}.{near}')
-    yield from doctors[name].run_checks(project, location)
+    if name not in registry.PAID:
+        near = did_you_mean(provider, [*registry.PAID, *registry.ALIASES])
+        raise UsageError(f'There are no checks for "{provider}", only for {", ".join(registry.PAID)}.{near}')
+    yield from import_module(f"providers.{name}.doctor").run_checks(project, location)
 
 
 class Checklist:

@@ -3,7 +3,7 @@
 from importlib import import_module
 
 from mlbench_cli.errors import UsageError, did_you_mean
-from providers.base import CanCreate, HasDoctor, Provider
+from providers.base import CanCreate, Provider
 
 # A new provider is one line here and one module, whose class declares by its members what it can do (see `base`).
 PROVIDERS = {
@@ -37,9 +37,3 @@ def creators() -> dict[str, CanCreate]:
     """The providers of `create-cluster`, by name. Their modules need no cloud's library to be imported."""
     loaded = {name: load(name) for name in PROVIDERS}
     return {name: provider for name, provider in loaded.items() if isinstance(provider, CanCreate)}
-
-
-def doctors() -> dict[str, HasDoctor]:
-    """The providers of `mlbench doctor`, by name."""
-    loaded = {name: load(name) for name in PROVIDERS}
-    return {name: provider for name, provider in loaded.items() if isinstance(provider, HasDoctor)}

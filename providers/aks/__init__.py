@@ -1,9 +1,9 @@
 """AKS, Kubernetes on Azure: a resource group, a cluster with a small system pool, a pool of equal workers."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.kube.access import Access
@@ -35,9 +35,6 @@ from providers.gpu_probe import NONE, GpuProbe
 from providers.machine_checks import check_forced, require_vcpus, settle_gpus
 from providers.ready_machines import ReadyMachines
 
-if TYPE_CHECKING:
-    from providers.checks import Check
-
 MAX_NODES = 1000
 REGION = re.compile(r"[a-z]{4,40}\d?")
 VERSION = re.compile(r"1\.\d{2}(\.\d+)?")
@@ -58,6 +55,7 @@ class AksProvider:
     name = "aks"
     summary = "Kubernetes on Azure, with or without GPUs; costs money"
     options = AksOptions
+    compose_policy = staticmethod(role_of)
 
     def new_cluster(self, name: str, nodes: int, options: AksOptions) -> Cluster:
         """Check all options and return the cluster to create. Calls only read.
@@ -186,16 +184,6 @@ class AksProvider:
             "machines, disks "
             f"and load balancers{condition}. The registry of --registry auto remains until delete-cluster or gc."
         )
-
-    def run_checks(self, project: str | None, location: str | None) -> "Iterator[Check]":
-        """Check credentials, services, permissions, quotas and prices; yields the lines of `mlbench doctor aks`."""
-        from providers.aks.doctor import run_checks
-
-        return run_checks(project, location)
-
-    def compose_policy(self, command: str | None) -> Mapping[str, object]:
-        """The document of `mlbench doctor aks --policy`."""
-        return role_of(command)
 
     def discover(self, scope: Mapping[str, str]) -> list[Cluster]:
         """Find the resource groups with our tag in the subscription and region of `scope`."""

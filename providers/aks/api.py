@@ -177,6 +177,19 @@ def client() -> "PipelineClient[Any, Any]":
     return PipelineClient(ENDPOINT, policies=policies)
 
 
+def send_unsigned(request: Any, server: str) -> Any:
+    """The response to a request without Azure's sign-in. Raises TransientError if `server` cannot be reached."""
+    from azure.core import PipelineClient
+    from azure.core.exceptions import AzureError
+
+    unsigned: PipelineClient[Any, Any] = PipelineClient(ENDPOINT, policies=[])
+    try:
+        return unsigned.send_request(request, **_timeouts())
+    except AzureError as error:
+        hint = explain_connection_failure(str(error)) or UNREACHED
+        raise TransientError(f"{server} cannot be reached: {error}", hint=hint) from None
+
+
 @cache
 def credentials() -> "TokenCredential":
     """This machine's credentials: a service principal's, a workload's, the Azure CLI's, a virtual machine's."""

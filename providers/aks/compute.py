@@ -60,13 +60,9 @@ def check_machines(azure: Azure, demands: Sequence[Demand], zones: Sequence[str]
         _check_quotas(azure, demands, found, list_quotas(azure))
     except (UsageError, CapacityError, NotFoundError, TransientError):
         raise
-    except CredentialError as error:
-        if "AuthorizationFailed" not in error.message:
-            raise
-        return [
-            f"Whether {azure.location} has the machines and the quota allows them could not be checked: {error.message}"
-        ]
     except MlbenchError as error:
+        if isinstance(error, CredentialError) and "AuthorizationFailed" not in error.message:
+            raise
         return [
             f"Whether {azure.location} has the machines and the quota allows them could not be checked: {error.message}"
         ]

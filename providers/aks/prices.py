@@ -7,10 +7,10 @@ from urllib.parse import quote
 
 from mlbench_cli.config.extras import install_hint
 from mlbench_cli.errors import MlbenchError, UsageError
-from mlbench_cli.kube.tls import explain_connection_failure
-from providers.aks.errors import UNREACHED, Message
+from providers.aks import api
+from providers.aks.errors import Message
 from providers.aks.machines import MACHINES
-from providers.base import TransientError, call_timeout
+from providers.base import TransientError
 from providers.pricing import FetchedPrices
 
 ENDPOINT = "https://prices.azure.com"
@@ -74,18 +74,10 @@ def _list_items(region: str, names: Sequence[str]) -> Iterator[Message]:
 def _get(url: str) -> Message:
     """One page. Raises UsageError for an unknown region, TransientError without a response."""
     try:
-        from azure.core import PipelineClient
-        from azure.core.exceptions import AzureError
         from azure.core.rest import HttpRequest
     except ImportError:
         raise UsageError("Prices of Azure need azure-core, which is not installed.", hint=install_hint("aks")) from None
-    client: PipelineClient[HttpRequest, object] = PipelineClient(ENDPOINT, policies=[])
-    seconds = call_timeout()
-    try:
-        answer = client.send_request(HttpRequest("GET", url), connection_timeout=seconds, read_timeout=seconds)
-    except AzureError as error:
-        hint = explain_connection_failure(str(error)) or UNREACHED
-        raise TransientError(f"Azure's price list cannot be reached: {error}", hint=hint) from None
+    answer = api.send_unsigned(HttpRequest("GET", url), "Azure's price list")
     if answer.status_code >= 400:
         raise TransientError(f"Azure's price list answered with status {answer.status_code}: {answer.text()[:300]}")
     document: Message = json.loads(answer.content)

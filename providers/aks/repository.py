@@ -11,9 +11,8 @@ from dataclasses import replace
 from urllib.parse import urlencode
 
 from mlbench_cli.errors import CredentialError, MlbenchError, NotFoundError
-from mlbench_cli.kube.tls import explain_connection_failure
 from providers.aks import api
-from providers.aks.errors import UNREACHED, Message
+from providers.aks.errors import Message
 from providers.aks.identities import assign_role, name_assignment
 from providers.aks.resources import AzureResource, ControlPlane, ResourceGroup
 from providers.base import (
@@ -21,7 +20,6 @@ from providers.base import (
     Readiness,
     ResourceStatus,
     TransientError,
-    call_timeout,
     ownership_tags,
     reason_to_keep_images,
 )
@@ -128,8 +126,6 @@ class ImageRegistry(AzureResource):
 
 def fetch_login(registry: str) -> tuple[str, str]:
     """User and password of a registry: its own token, exchanged for an Azure token."""
-    from azure.core import PipelineClient
-    from azure.core.exceptions import AzureError
     from azure.core.rest import HttpRequest
 
     host = registry.partition("/")[0]
@@ -137,13 +133,7 @@ def fetch_login(registry: str) -> tuple[str, str]:
     form = {"grant_type": "access_token", "service": host, "access_token": api.get_token()}
     headers = {"Content-Type": "application/x-www-form-urlencoded"}
     request = HttpRequest("POST", url, content=urlencode(form), headers=headers)
-    client: PipelineClient[HttpRequest, object] = PipelineClient(url, policies=[])
-    seconds = call_timeout()
-    try:
-        answer = client.send_request(request, connection_timeout=seconds, read_timeout=seconds)
-    except AzureError as error:
-        hint = explain_connection_failure(str(error)) or UNREACHED
-        raise TransientError(f"The registry {host} cannot be reached: {error}", hint=hint) from None
+    answer = api.send_unsigned(request, f"The registry {host}")
     if answer.status_code in (401, 403):
         raise CredentialError(f"The registry {host} rejected the credentials: {answer.text()[:300]}")
     if answer.status_code >= 400:

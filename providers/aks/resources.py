@@ -82,7 +82,12 @@ class AzureResource(Resource):
             return None
         state = state_of(found)
         broken = f"it is in the state {state}" if state in FAILED else None
-        return ResourceStatus(state, deleting=state == "Deleting", broken=broken)
+        differs = None if broken else self.find_difference(found)
+        return ResourceStatus(state, deleting=state == "Deleting", broken=broken, differs=differs)
+
+    def find_difference(self, found: Message) -> str | None:
+        """How the resource differs from the request; None if it does not."""
+        return None
 
     def create(self) -> None:
         """Request it, and store the operation to poll."""
@@ -274,16 +279,6 @@ class WorkerPool(AzureResource):
             f"--resource-group {plane.group.name} --subscription {self.azure.subscription}"
         )
 
-    def find(self) -> ResourceStatus | None:
-        """The status from the pool's state, with differences from the request."""
-        found = self.find_raw()
-        if found is None:
-            return None
-        state = state_of(found)
-        broken = f"it is in the state {state}" if state in FAILED else None
-        differs = None if broken else self._difference(found["properties"])
-        return ResourceStatus(state, deleting=state == "Deleting", broken=broken, differs=differs)
-
     def poll(self) -> Readiness:
         """Like other resources; if the pool failed, reports machines that are running and cost money."""
         try:
@@ -323,9 +318,11 @@ class WorkerPool(AzureResource):
             properties["proximityPlacementGroupID"] = self.placement.path
         return {"properties": properties}
 
-    def _difference(self, found: Message) -> str | None:
+    def find_difference(self, found: Message) -> str | None:
+        """VM size and priority, if they are not those requested."""
         asked = (self.machine.name.lower(), "Spot" if self.plane.options.spot else "Regular")
-        has = (str(found.get("vmSize")).lower(), found.get("scaleSetPriority") or "Regular")
+        properties = found["properties"]
+        has = (str(properties.get("vmSize")).lower(), properties.get("scaleSetPriority") or "Regular")
         words = ("VM size", "priority")
         differing = [f"{word} {a} instead of {b}" for word, a, b in zip(words, has, asked, strict=True) if a != b]
         return ", ".join(differing) or None

@@ -2,9 +2,9 @@
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mlbench_cli.errors import UsageError, did_you_mean
 from mlbench_cli.kube.access import Access
@@ -21,6 +21,7 @@ from providers.base import (
     registry_details,
     split_zones,
 )
+from providers.eks import orphans
 from providers.eks.aws import REGION_VARIABLES, account_of, aws_in, region_of
 from providers.eks.control_plane import AddOn, Admin, ControlPlane, access_to
 from providers.eks.devices import Device, DevicePlugin, gpu_device, network_card_device
@@ -52,16 +53,11 @@ from providers.eks.nodes import (
     worker_group,
 )
 from providers.eks.options import EksDetails, EksOptions
-from providers.eks.orphans import list_orphans, orphan_command
 from providers.eks.repository import ImageRepository, fetch_login
 from providers.eks.topology import NodeTopology, has_topology
 from providers.eks.volumes import volume_resources
 from providers.gpu_probe import NONE, GpuProbe
 from providers.machine_checks import check_forced, require_vcpus, settle_gpus
-
-if TYPE_CHECKING:
-    from providers.checks import Check
-    from providers.workloads import OrphanedResource, WorkloadObject
 
 MAX_NODES = 450  # the quota of machines in one managed node group
 SYSTEM_MACHINES = 2  # so that DNS survives the loss of one
@@ -79,6 +75,7 @@ class EksProvider:
     name = "eks"
     summary = "Kubernetes on AWS, with or without GPUs; costs money"
     options = EksOptions
+    list_orphans, orphan_command = staticmethod(orphans.list_orphans), staticmethod(orphans.orphan_command)
 
     def new_cluster(self, name: str, nodes: int, options: EksOptions) -> Cluster:
         """Check all options and return the cluster to create. Makes no calls.
@@ -273,20 +270,6 @@ class EksProvider:
             "you may create schedules in EventBridge Scheduler. Volumes of claims, load balancers and an image "
             "repository remain until mlbench gc --expired or delete-cluster."
         )
-
-    def run_checks(self, project: str | None, location: str | None) -> "Iterator[Check]":
-        """Check credentials, region, permissions, quotas and prices; yields the lines of `mlbench doctor eks`."""
-        from providers.eks.doctor import run_checks
-
-        return run_checks(project, location)
-
-    def list_orphans(self, cluster: Cluster, objects: "Sequence[WorkloadObject]") -> "list[OrphanedResource]":
-        """Ask AWS for volumes and load balancers of `objects` that are still there after the cluster's deletion."""
-        return list_orphans(cluster, objects)
-
-    def orphan_command(self, cluster: Cluster, item: "WorkloadObject | None") -> str:
-        """The `aws` command that deletes the item, or lists candidates if its handle is unknown."""
-        return orphan_command(cluster, item)
 
     def compose_policy(self, command: str | None) -> Mapping[str, object]:
         """The document of `mlbench doctor eks --policy`."""

@@ -208,7 +208,6 @@ class Stack(Resource):
     def _difference(self, stack: dict[str, Any]) -> str | None:
         given = {item["ParameterKey"]: item.get("ParameterValue") for item in stack.get("Parameters", [])}
         has = given.get("Subnets") or ""
-        has = given.get("Subnets") or ""
         if set(self.subnets) != set(filter(None, has.split(","))):
             return f"it is in {has or 'its own network'}, not in {','.join(self.subnets) or 'its own'}"
         if self.subnets:

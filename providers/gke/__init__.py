@@ -1,9 +1,9 @@
 """GKE, Kubernetes on Google Cloud: a zonal or regional cluster, a small system pool, a pool of equal workers."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mlbench_cli.errors import CredentialError, NotFoundError, UsageError
 from mlbench_cli.kube.access import Access
@@ -21,7 +21,7 @@ from providers.base import (
     split_zones,
 )
 from providers.cluster_end import describe_hold
-from providers.gke import api
+from providers.gke import api, orphans
 from providers.gke.api import Gke
 from providers.gke.compute import Compute
 from providers.gke.discovery import discover_clusters
@@ -31,7 +31,6 @@ from providers.gke.families import FABRICS, FLEX_START_COMPACT, NOT_ON_DEMAND, F
 from providers.gke.machines import CPU_DEFAULT, Machine, choose_machine, is_gpu_family
 from providers.gke.networks import list_networks
 from providers.gke.options import DEFAULT_ZONE, GkeDetails, GkeOptions
-from providers.gke.orphans import list_orphans, orphan_command
 from providers.gke.repository import USER, ImageRepository, registry_of
 from providers.gke.reservations import parse_reservation
 from providers.gke.resources import (
@@ -50,10 +49,6 @@ from providers.gpu_probe import NONE, GpuProbe
 from providers.machine_checks import check_forced, require_vcpus, settle_gpus
 from providers.ready_machines import ReadyMachines
 
-if TYPE_CHECKING:
-    from providers.checks import Check
-    from providers.workloads import OrphanedResource, WorkloadObject
-
 MAX_NODES = 1000
 REGION = re.compile(r"[a-z]+-[a-z]+\d+")
 ZONE = re.compile(rf"{REGION.pattern}-[a-z]")
@@ -69,6 +64,8 @@ class GkeProvider:
     name = "gke"
     summary = "Kubernetes on Google Cloud, with or without GPUs; costs money"
     options = GkeOptions
+    list_orphans, orphan_command = staticmethod(orphans.list_orphans), staticmethod(orphans.orphan_command)
+    compose_policy = staticmethod(role_of)
 
     def new_cluster(self, name: str, nodes: int, options: GkeOptions) -> Cluster:
         """Check all options and return the cluster to create. Calls only read.
@@ -205,24 +202,6 @@ class GkeProvider:
             "balancers, an "
             "image repository and the networks of --fast-network stay until mlbench gc --expired or delete-cluster."
         )
-
-    def run_checks(self, project: str | None, location: str | None) -> "Iterator[Check]":
-        """Check credentials, APIs, permissions, quotas and prices; yields the lines of `mlbench doctor gke`."""
-        from providers.gke.doctor import run_checks
-
-        return run_checks(project, location)
-
-    def list_orphans(self, cluster: Cluster, objects: "Sequence[WorkloadObject]") -> "list[OrphanedResource]":
-        """Ask Google for disks and load balancers of `objects` that are still there after the cluster's deletion."""
-        return list_orphans(cluster, objects)
-
-    def orphan_command(self, cluster: Cluster, item: "WorkloadObject | None") -> str:
-        """The `gcloud` command that deletes the item, or lists candidates if its handle is unknown."""
-        return orphan_command(cluster, item)
-
-    def compose_policy(self, command: str | None) -> Mapping[str, object]:
-        """The document of `mlbench doctor gke --policy`."""
-        return role_of(command)
 
     def discover(self, scope: Mapping[str, str]) -> list[Cluster]:
         """Find the clusters with our label in the project and location of `scope`; "-" is every location."""

@@ -161,11 +161,7 @@ def client() -> "container_v1.ClusterManagerClient":
     try:
         from google.cloud import container_v1
     except ImportError:
-        raise UsageError(
-            "Clusters on GKE need google-cloud-container, which is not installed.",
-            hint=install_hint("gke"),
-            details=NOT_CONFIGURED,
-        ) from None
+        raise _not_installed() from None
     endpoint = os.environ.get("MLBENCH_GKE_ENDPOINT")
     if endpoint:
         import grpc
@@ -182,11 +178,7 @@ def credentials() -> tuple["Credentials", str | None]:
         import google.auth
         from google.auth.exceptions import DefaultCredentialsError
     except ImportError:
-        raise UsageError(
-            "Clusters on GKE need google-cloud-container, which is not installed.",
-            hint=install_hint("gke"),
-            details=NOT_CONFIGURED,
-        ) from None
+        raise _not_installed() from None
     try:
         found: tuple[Credentials, str | None] = google.auth.default(scopes=[SCOPE])
     except DefaultCredentialsError as error:
@@ -194,6 +186,14 @@ def credentials() -> tuple["Credentials", str | None]:
             f"There are no Google credentials on this machine: {error}", hint=LOGIN, details=NOT_CONFIGURED
         ) from None
     return found
+
+
+def _not_installed() -> UsageError:
+    return UsageError(
+        "Clusters on GKE need google-cloud-container, which is not installed.",
+        hint=install_hint("gke"),
+        details=NOT_CONFIGURED,
+    )
 
 
 def project_of(given: str | None) -> str:
@@ -279,6 +279,22 @@ def map_rest_errors(service: str, what: str, project: str) -> Iterator[None]:
         except http.RequestException as error:
             hint = explain_connection_failure(str(error)) or UNREACHED
             raise TransientError(f"{service} cannot be reached: {error}", hint=hint) from None
+
+
+def ask_rest(
+    service: str, method: str, url: str, what: str, project: str, body: Message | None = None, conflict: str = ""
+) -> Message:
+    """The document that one of Google's REST APIs answers; empty without one. `what` is done, for errors.
+
+    Raises TransientError with the text `conflict`, if given, for a change that somebody else's change has overtaken.
+    """
+    with map_rest_errors(service, what, project):
+        answer = open_session().request(method, url, json=body, timeout=call_timeout())
+        if conflict and answer.status_code == 409:
+            raise TransientError(conflict)
+        require_success(answer)
+    document: Message = answer.json() if answer.content else {}
+    return document
 
 
 def require_success(answer: Any) -> None:

@@ -92,9 +92,7 @@ def check_machines(
             compute.check_offer(zone, demands[-1].machine)
         region, others = api.region_of(zones[0]), dict.fromkeys(NETWORK_QUOTAS, networks)
         return compute.check_quotas(region, demands, cpus, others, public_addresses=public_addresses)
-    except (UsageError, CapacityError, NotFoundError):
-        raise
-    except TransientError:
+    except (UsageError, CapacityError, NotFoundError, TransientError):
         raise
     except MlbenchError as error:
         if error.hint in (api.LOGIN, api.SET_CLOCK):  # not a missing permission: the credentials are invalid

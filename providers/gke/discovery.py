@@ -1,7 +1,8 @@
 """Finds GKE clusters with mlbench's tags, also those created on other machines."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from mlbench_cli.errors import CredentialError
@@ -62,32 +63,24 @@ def _list_remains(
         if identity in there | listed or location not in ("-", place):
             continue
         listed.add(identity)
-        options = {"region" if region_of(place) == place else "zone": place, "project": project, "registry": AUTO}
-        details = {
-            "project": project,
-            "location": place,
-            "nodes": 0,
-            "options": options,
-            **details_from_tags(tags),
-            **registry_details(AUTO, registry_of(project, place, name)),
-        }
-        yield Cluster(name, "gke", "failed", str(found.get("createTime") or ""), details, project, place)
+        details = {**details_from_tags(tags), **registry_details(AUTO, registry_of(project, place, name))}
+        remains = _remains(name, project, place, details, registry=AUTO)
+        yield replace(remains, created=str(found.get("createTime") or ""))
     yield from _list_claimants(project, location, there | listed)
     for mark in find_marks(project):
         identity = name, place = mark.tags[CLUSTER_TAG], mark.tags.get(LOCATION_TAG, "")
         if identity in there | listed or location not in ("-", place):
             continue
         listed.add(identity)
-        options = {"region" if region_of(place) == place else "zone": place, "project": project, "fast_network": True}
-        details = {
-            "project": project,
-            "location": place,
-            "nodes": 0,
-            "options": options,
-            **details_from_tags(mark.tags),
-        }
-        state = "creating" if _is_young(mark) else "failed"
-        yield Cluster(name, "gke", state, mark.created, details, project, place)
+        remains = _remains(name, project, place, details_from_tags(mark.tags), fast_network=True)
+        yield replace(remains, state="creating" if _is_young(mark) else "failed", created=mark.created)
+
+
+def _remains(name: str, project: str, place: str, details: Mapping[str, object], **options: object) -> Cluster:
+    """The record of a cluster of which only other resources are found, with what they tell."""
+    located = {"region" if region_of(place) == place else "zone": place, "project": project, **options}
+    known = {"project": project, "location": place, "nodes": 0, "options": located, **details}
+    return Cluster(name, "gke", "failed", details=known, account=project, location=place)
 
 
 def _list_claimants(project: str, location: str, known: set[tuple[str, str]]) -> Iterator[Cluster]:
@@ -112,11 +105,8 @@ def _list_claimants(project: str, location: str, known: set[tuple[str, str]]) ->
     for name, place in sorted(found):
         if name not in names or location not in ("-", place):
             continue
-        options = {"region" if region_of(place) == place else "zone": place, "project": project}
-        details = {"project": project, "location": place, "nodes": 0, "options": options}
         # Its end timer has deleted it, so it has expired.
-        details["expires"] = int(time.time()) - 1
-        yield Cluster(name, "gke", "failed", "", details, project, place)
+        yield _remains(name, project, place, {"expires": int(time.time()) - 1})
 
 
 def _is_young(mark: NetworkMark) -> bool:

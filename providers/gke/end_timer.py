@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from mlbench_cli.errors import CredentialError, MlbenchError, NotFoundError
-from providers.base import Readiness, ResourceStatus, TransientError, call_timeout
+from providers.base import Readiness, ResourceStatus
 from providers.cluster_end import NAME, EndIdentity, EndMark, EndTimer, WorkerHold
 from providers.gke import api
 from providers.gke.api import Gke, Message
@@ -168,13 +168,8 @@ class Project:
     def _ask(self, method: str, path: str, body: Message | None = None) -> Message:
         url = f"{os.environ.get('MLBENCH_RESOURCE_MANAGER_ENDPOINT', ENDPOINT)}{path}"
         what = f"tell or change who may do what in the project {self.name}"
-        with api.map_rest_errors("Google's resource manager", what, self.name):
-            answer = api.open_session().request(method, url, json=body, timeout=call_timeout())
-            if answer.status_code == 409:
-                raise TransientError(f"The policy of {self.name} was changed by someone else; reading it again.")
-            api.require_success(answer)
-        document: Message = answer.json()
-        return document
+        conflict = f"The policy of {self.name} was changed by someone else; reading it again."
+        return api.ask_rest("Google's resource manager", method, url, what, self.name, body, conflict)
 
 
 def can_bind(gke: Gke) -> bool | None:

@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from providers.base import call_timeout
 from providers.gke import api
 from providers.gke.api import Message
 from providers.gke.machines import SHAPED, Machine
@@ -123,16 +122,12 @@ def _price_machine(machine: Machine, parts: Mapping[str, float]) -> float | None
 
 def _list_skus() -> list[Message]:
     base = os.environ.get("MLBENCH_BILLING_ENDPOINT", ENDPOINT)
-    session = api.open_session()
     found: list[Message] = []
     token = ""
     while True:
         page = f"&pageToken={token}" if token else ""
         url = f"{base}/v1/services/{COMPUTE_ENGINE}/skus?currencyCode=USD&pageSize=5000{page}"
-        with api.map_rest_errors("Cloud Billing", "list prices", ""):
-            answer = session.get(url, timeout=call_timeout())
-            api.require_success(answer)
-        document: Message = answer.json()
+        document = api.ask_rest("Cloud Billing", "GET", url, "list prices", "")
         found += document.get("skus", [])
         token = document.get("nextPageToken", "")
         if not token:

@@ -17,7 +17,6 @@ from providers.base import (
     Resource,
     ResourceStatus,
     TransientError,
-    call_timeout,
     ownership_tags,
     reason_to_keep_images,
 )
@@ -156,8 +155,4 @@ def _list(project: str, path: str, what: str) -> Message:
 
 def _ask(project: str, method: str, path: str, what: str, body: Message | None = None) -> Message:
     url = f"{os.environ.get('MLBENCH_ARTIFACT_ENDPOINT', ENDPOINT)}{path}"
-    with api.map_rest_errors("Artifact Registry", what, project):
-        answer = api.open_session().request(method, url, json=body, timeout=call_timeout())
-        api.require_success(answer)
-    document: Message = answer.json() if answer.content else {}
-    return document
+    return api.ask_rest("Artifact Registry", method, url, what, project, body)

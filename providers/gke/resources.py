@@ -399,17 +399,11 @@ def _ranges(options: GkeOptions) -> Message:
 
 def _endpoints(allowed: Sequence[str]) -> Message:
     """The endpoints of the Kubernetes API: by DNS name, protected by IAM, or by IP address from given networks."""
-    if not allowed:
-        return {"dns_endpoint_config": {"allow_external_traffic": True}, "ip_endpoints_config": {"enabled": False}}
-    networks = {"enabled": True, "cidr_blocks": [{"cidr_block": block} for block in allowed]}
-    return {
-        "dns_endpoint_config": {"allow_external_traffic": False},
-        "ip_endpoints_config": {
-            "enabled": True,
-            "enable_public_endpoint": True,
-            "authorized_networks_config": networks,
-        },
-    }
+    by_address: Message = {"enabled": bool(allowed)}
+    if allowed:
+        networks = {"enabled": True, "cidr_blocks": [{"cidr_block": block} for block in allowed]}
+        by_address |= {"enable_public_endpoint": True, "authorized_networks_config": networks}
+    return {"dns_endpoint_config": {"allow_external_traffic": not allowed}, "ip_endpoints_config": by_address}
 
 
 def _maintenance_policy() -> Message:
