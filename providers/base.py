@@ -110,15 +110,12 @@ class Resource(Protocol):
 
     def find(self) -> ResourceStatus | None:
         """Ask the cloud for this resource; None if it does not exist."""
-        ...
 
     def create(self) -> None:
         """Request its creation, with its tags in the call. Returns when the request is accepted."""
-        ...
 
     def poll(self) -> Readiness:
         """Ask the cloud whether it is ready. Raises with the cloud's own words if its creation has failed."""
-        ...
 
     def keep(self) -> None:
         """Mark a resource that the user keeps (`kept`), so that gc does not treat it as a leftover."""
@@ -126,7 +123,6 @@ class Resource(Protocol):
 
     def delete(self) -> None:
         """Request its deletion. Idempotent: may be called when it does not exist or is already being deleted."""
-        ...
 
 
 class Part(Resource):
@@ -140,7 +136,6 @@ class Part(Resource):
 
     def delete(self) -> None:
         """Do nothing: it goes with another resource."""
-        return
 
 
 @dataclass(frozen=True)
@@ -204,18 +199,15 @@ class Provider(Protocol):
 
     def resources(self, cluster: Cluster) -> Sequence[Resource]:
         """All resources of the cluster, each after those that it needs; empty if mlbench deletes none."""
-        ...
 
     def discover(self, scope: Mapping[str, str]) -> list[Cluster]:
         """All clusters with mlbench's tags, complete or not. `scope` limits the search (project, location).
 
         Raises PartialSearchError, with what was found, if some places did not answer.
         """
-        ...
 
     def connect(self, cluster: Cluster) -> "Access":
         """Endpoint and credentials of its Kubernetes API, held in memory."""
-        ...
 
 
 @runtime_checkable
@@ -227,11 +219,9 @@ class CanCreate(Provider, Protocol):
 
     def new_cluster(self, name: str, nodes: int, options: Any) -> Cluster:
         """The record of a cluster to be created. Raises UsageError for combinations that cannot work. Asks no cloud."""
-        ...
 
     def plan(self, cluster: Cluster) -> Plan:
         """Sizes and prices, after a check of tools, credentials and quotas. Writes nothing."""
-        ...
 
 
 @runtime_checkable
@@ -251,11 +241,9 @@ class CanSketch(Protocol):
 
     def fill_place(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """The options with a place holder for what the account would have decided: a project, a region."""
-        ...
 
     def sketch(self, cluster: Cluster) -> Plan:
         """As `plan`, without asking the cloud: what it would have been asked is a warning."""
-        ...
 
 
 @runtime_checkable
@@ -264,7 +252,6 @@ class CanScale(Protocol):
 
     def scale(self, cluster: Cluster, nodes: int) -> Sequence[Resource]:
         """Resources whose creation gives the cluster `nodes` workers. Raises UsageError if that is impossible."""
-        ...
 
 
 @runtime_checkable
@@ -273,11 +260,9 @@ class CanMove(Protocol):
 
     def list_zones(self, cluster: Cluster) -> Sequence[str]:
         """The zones to try, in their order; empty if there is no choice."""
-        ...
 
     def place_workers(self, cluster: Cluster, zone: str) -> Cluster:
         """The record of the same cluster with its workers in `zone`: its resources replace those of another zone."""
-        ...
 
 
 @runtime_checkable
@@ -286,11 +271,9 @@ class EndsClusters(Protocol):
 
     def extend(self, cluster: Cluster) -> Sequence[Resource]:
         """Resources whose creation moves the end of the cluster to its `expires`, in the cloud and in its tags."""
-        ...
 
     def describe_end(self, cluster: Cluster) -> str:
         """A sentence about what expires and what remains until it is deleted."""
-        ...
 
 
 @runtime_checkable
@@ -299,7 +282,6 @@ class NamesRights(Protocol):
 
     def compose_policy(self, command: str | None) -> Mapping[str, object]:
         """The role or policy for one command, or for all. Raises UsageError for one that asks nothing of the cloud."""
-        ...
 
 
 @runtime_checkable
@@ -308,7 +290,6 @@ class HasRegistry(Protocol):
 
     def fetch_registry_login(self, cluster: Cluster) -> tuple[str, str]:
         """User and password for the registry of the cluster's account."""
-        ...
 
 
 @runtime_checkable
@@ -317,7 +298,6 @@ class HasAccounts(Protocol):
 
     def find_account(self, cluster: Cluster) -> str:
         """The account that today's credentials belong to."""
-        ...
 
 
 @runtime_checkable
@@ -326,7 +306,6 @@ class RunsOnNodes(Protocol):
 
     def run_on_node(self, cluster: Cluster, node: str, script: str, arguments: Sequence[str]) -> str:
         """What `sh` on a node prints for a script. Raises CapacityError with the node's own words if it fails."""
-        ...
 
 
 @runtime_checkable
@@ -335,11 +314,9 @@ class ListsOrphans(Protocol):
 
     def list_orphans(self, cluster: Cluster, objects: "Sequence[WorkloadObject]") -> "list[OrphanedResource]":
         """Those that still exist in the cloud. Raises MlbenchError if the cloud cannot be asked."""
-        ...
 
     def orphan_command(self, cluster: Cluster, item: "WorkloadObject | None") -> str:
         """The command that finds and deletes the resource of `item`, or any leftovers of the cluster."""
-        ...
 
 
 # --- helpers of providers ---------------------------------------------------------------------------------------------

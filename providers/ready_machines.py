@@ -32,7 +32,6 @@ class ReadyMachines(Part):
 
     def create(self) -> None:
         """Do nothing: the pool brings the machines."""
-        return
 
     def poll(self) -> Readiness:
         """Count the workers that are Ready and show their GPUs; ready when `count` do.

@@ -57,49 +57,38 @@ class Engine(Protocol):
 
     def render(self, spec: RunSpec) -> Submission:
         """Pure: no network, no clock, no random; the same spec gives the same bytes."""
-        ...
 
     def submit(self, run: Run, submission: Submission, *, detach: bool = False) -> None:
         """Start the run. A second call adopts what exists for the same spec, and rejects another spec."""
-        ...
 
     def resume(self, run: Run) -> None:
         """Resume a submission whose client died. Does nothing if the run has started."""
-        ...
 
     def look(self, run: Run) -> Observation:
         """The current state of the run. Read-only."""
-        ...
 
     def watch(self, run: Run) -> Generator[Observation, None, None]:
         """Yield observations until one has `ended`: at least once per second, or whenever something changes."""
-        ...
 
     def logs(self, run: Run, rank: int, since: Cursor | None = None, follow: bool = False) -> Iterator[LogLine]:
         """The lines of one rank's log after `since`; with `follow`, until the rank has ended."""
-        ...
 
     def log_gaps(self, run: Run) -> tuple[Finding, ...]:
         """Known gaps in the logs in the run's folder: findings with the code LOG_GAP."""
-        ...
 
     def fetch(self, run: Run) -> Fetched:
         """Fetch remaining files into `run.folder` (logs/, output/) and verify them; then release the held worker."""
-        ...
 
     def kept_until(self, run: Run) -> float | None:
         """Until when results outside the run's folder are kept, in seconds since 1970; None if there are none, or
         unknown.
         """
-        ...
 
     def cancel(self, run: Run) -> None:
         """Stop the run and keep its partial results. Idempotent: a run that has ended is unchanged."""
-        ...
 
     def delete(self, run: Run, *, force: bool = False) -> None:
         """Remove everything the run has on the cluster. Refuses unfetched results without `force`."""
-        ...
 
 
 def refuse_running(run: Run) -> UsageError:
@@ -141,4 +130,3 @@ class CanDiscover(Protocol):
 
     def discover(self, namespace: str | None = None) -> list[FoundRun | UnreadableRun]:
         """All runs on the cluster, oldest first, whoever started them."""
-        ...

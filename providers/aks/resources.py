@@ -356,7 +356,6 @@ class PoolSize(AzureResource):
 
     def delete(self) -> None:
         """Do nothing: a size is not deleted."""
-        return
 
 
 def state_of(found: Message) -> str:

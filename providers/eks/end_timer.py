@@ -202,7 +202,6 @@ class PlaneEndMoved(PlaneEnd):
 
     def delete(self) -> None:
         """Does nothing: the cluster's own resource deletes them."""
-        return
 
 
 class EndTag(EndMark):
