@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from mlbench_cli import console
-from mlbench_cli.errors import MlbenchError
+from mlbench_cli.errors import MlbenchError, UsageError
 from mlbench_cli.model.run import Run
 from mlbench_cli.model.spec import common_name
 from mlbench_cli.storage.run_folder import RunFolder
@@ -32,6 +33,15 @@ def print_answer(output: Format, document: Mapping[str, object], text: str) -> N
 # --- completion -----------------------------------------------------------------------------------------------------
 
 COMPLETION_SECONDS = 0.5  # that a shell waits for a store which another process has locked
+
+
+def make_folder(folder: Path) -> Path:
+    """The folder, which exists now. Raises UsageError if it cannot be created."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"The folder {folder} cannot be created: {error.strerror or error}.") from None
+    return folder
 
 
 def read_quietly(read: Callable[[Store], list[str]]) -> list[str]:

@@ -16,7 +16,7 @@ import typer
 
 from mlbench_cli import console, isolation
 from mlbench_cli.api import Client
-from mlbench_cli.commands._common import Format, Output, complete_clusters, complete_tasks
+from mlbench_cli.commands._common import Format, Output, complete_clusters, complete_tasks, make_folder
 from mlbench_cli.errors import TaskFailedError, UsageError
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.model.spec import NAME_LENGTH
@@ -124,7 +124,7 @@ def prepare(
         raise UsageError("--cluster requires --claim; without --claim, data are prepared on this machine.")
     if data_dir is not None:
         data_dir = data_dir.expanduser().absolute()
-        _make_folder(data_dir)
+        make_folder(data_dir)
     for path in paths:
         _import_file(path, data_dir, task)
     result = _run_program(task, data_dir, parameters, urls)
@@ -206,13 +206,6 @@ def request_filling(
         data_dir=folder,
         set=dict(parameters),
     )
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"The folder {folder} cannot be created: {error.strerror or error}.") from None
 
 
 def _import_file(path: Path, data_dir: Path | None, task: Task) -> None:

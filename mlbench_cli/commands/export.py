@@ -10,7 +10,7 @@ import typer
 
 from mlbench_cli import api, console
 from mlbench_cli.commands._archives import Unproven, open_archives
-from mlbench_cli.commands._common import Format, Output, print_answer
+from mlbench_cli.commands._common import Format, Output, make_folder, print_answer
 from mlbench_cli.commands._selection import complete_names
 from mlbench_cli.errors import UsageError
 from mlbench_cli.results.analysis.tables import MetricTable, ResourceTable
@@ -108,7 +108,7 @@ def _sink_maker(form: Form, target: str, is_online: bool) -> SinkMaker:
         if not target.startswith(("sqlite:///", "http://", "https://")):
             raise UsageError(f'"{target}" is not an MLflow URI.', hint="sqlite:///mlflow.db, or http://HOST:PORT")
         return lambda facts: MlflowSink(target, facts)
-    folder = _make_folder(Path(target))
+    folder = make_folder(Path(target))
     if form is Form.wandb:
         return lambda facts: WandbSink(folder, facts, is_online=is_online)
 
@@ -132,7 +132,7 @@ def _export_runs(archives: Iterable[Archive], make_sink: SinkMaker) -> list[str]
 def _write_files(form: Form, target: Path, archives: Sequence[Archive], about: tuple[str, str, str]) -> list[str]:
     if form is Form.parquet:
         return _write_parquet(target, archives)
-    folder = _make_folder(target)
+    folder = make_folder(target)
     if form is Form.nccl:
         texts = {folder / f"{archive.run['name']}.json": format_nccl(archive) for archive in archives}
     else:
@@ -161,17 +161,9 @@ def _write_parquet(target: Path, archives: Sequence[Archive]) -> list[str]:
 
     if target.suffix != ".parquet" or target.is_dir():
         raise UsageError(f'"{target}" is not the name of a Parquet file.', hint="mlbench export parquet OUT.parquet")
-    _make_folder(target.parent)
+    make_folder(target.parent)
     metrics = MetricTable(point for archive in archives for point in api.metrics_of(archive))
     samples = ResourceTable(sample for archive in archives for sample in api.resources_of(archive))
     tasks = {str(archive.run["name"]): str(archive.result["task"]) for archive in archives}
     with layout.naming_file_on_os_error(target, "written"):
         return [str(path) for path in write_parquet(target, metrics, samples, tasks)]
-
-
-def _make_folder(folder: Path) -> Path:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"The folder {folder} cannot be created: {error.strerror or error}.") from None
-    return folder

@@ -38,7 +38,6 @@ from task_images.comm.methods import Method
 from task_images.comm.presets import PRESETS, resolve
 
 PUBLISHED = "published"
-MAX_DOCUMENT_BYTES = 64 << 20
 
 
 def predict(

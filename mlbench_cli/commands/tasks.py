@@ -7,7 +7,7 @@ import typer
 
 from mlbench_cli import console
 from mlbench_cli.commands._common import Format, Output, complete_tasks
-from mlbench_cli.runs.request import entry_text
+from mlbench_cli.runs.matrix import value_text
 from mlbench_cli.tasks.catalog import Parameter, Task, load_catalog, load_task, use_task_folder
 
 
@@ -127,7 +127,7 @@ def _format_value(parameter: Parameter, value: Any) -> str:
         return "all"
     if parameter.type == "sizes" and len(value) > 4:
         return f"{len(value)} from {value[0]} to {value[-1]}"
-    return entry_text(value)
+    return value_text(value)
 
 
 def _meaning(parameter: Parameter) -> str:
@@ -147,4 +147,4 @@ def _meaning(parameter: Parameter) -> str:
 
 def _example(task: Task) -> str:
     name = next(iter(task.parameters), None)
-    return "" if name is None else f" --set {name}={entry_text(task.presets['spec'][name])}"
+    return "" if name is None else f" --set {name}={value_text(task.presets['spec'][name])}"

@@ -347,14 +347,8 @@ class Back(Exception):
 
 def ask(question: str, *, back: bool = False) -> str:
     """Ask for a line of text. Raises Interrupted at the end of input (Ctrl-D), and Back for Esc if `back` is set."""
-    try:
-        line = _read_line(_guard(question), back)
-    except KeyboardInterrupt:
-        sys.stderr.write("\n")
-        raise
-    except EOFError:
-        raise Interrupted("No answer was given; nothing was done.") from None
-    return line.strip()
+    with _asking():
+        return _read_line(_guard(question), back).strip()
 
 
 def choose(title: str, options: Sequence[Option], default: int, *, back: bool = False) -> int:
@@ -367,16 +361,22 @@ def choose(title: str, options: Sequence[Option], default: int, *, back: bool = 
     def measure() -> tuple[int, int]:
         return terminal_width(sys.stderr), terminal_height(sys.stderr)
 
-    try:
+    with _asking():
         chosen = prompts.choose(title, options, default, measure, back)
+    if chosen is None:
+        raise Back
+    return chosen
+
+
+@contextmanager
+def _asking() -> Iterator[None]:
+    try:
+        yield
     except KeyboardInterrupt:
         sys.stderr.write("\n")
         raise
     except EOFError:
         raise Interrupted("No answer was given; nothing was done.") from None
-    if chosen is None:
-        raise Back
-    return chosen
 
 
 def _read_line(question: str, back: bool) -> str:

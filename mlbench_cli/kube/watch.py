@@ -116,15 +116,10 @@ class PodWatch:
     def _list(self) -> str:
         """List all pods, page by page. Returns the resource version to watch from."""
         pods: dict[str, dict[str, Any]] = {}
-        token, asked = None, time.monotonic()
+        asked = time.monotonic()
         self._relist = False
-        while True:
-            params = {"labelSelector": self._selector, "limit": PAGE, "continue": token}
-            page = self._api.request("GET", self._path, params=params, retry_seconds=0)
+        for page in _pages(self._api, self._path, self._selector, retry_seconds=0):
             pods.update((item["metadata"]["name"], _trim(item)) for item in page.get("items", ()))
-            token = page.get("metadata", {}).get("continue")
-            if not token:
-                break
         with self._changed:
             self.listed = asked
             self.silent_since = self.trouble = None
@@ -201,15 +196,17 @@ def split_lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
 
 def list_pods(api: Api, namespace: str, selector: str) -> list[dict[str, Any]]:
     """List the pods with `selector` once, page by page, because 1,000 complete pods take 50 MB."""
-    pods: list[dict[str, Any]] = []
-    token = None
-    while True:
-        params = {"labelSelector": selector, "limit": PAGE, "continue": token}
-        page = api.get(f"/api/v1/namespaces/{namespace}/pods", **params)
-        pods += map(_trim, page.get("items", ()))
-        token = page.get("metadata", {}).get("continue")
-        if not token:
-            return pods
+    pages = _pages(api, f"/api/v1/namespaces/{namespace}/pods", selector)
+    return [_trim(item) for page in pages for item in page.get("items", ())]
+
+
+def _pages(api: Api, path: str, selector: str, retry_seconds: float | None = None) -> Iterator[dict[str, Any]]:
+    token: str | None = ""
+    while token is not None:
+        params = {"labelSelector": selector, "limit": PAGE, "continue": token or None}
+        page = api.request("GET", path, params=params, retry_seconds=retry_seconds)
+        yield page
+        token = page.get("metadata", {}).get("continue") or None
 
 
 def _trim(pod: Mapping[str, Any]) -> dict[str, Any]:

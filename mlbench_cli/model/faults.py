@@ -87,22 +87,8 @@ class Fault:
 
     def __str__(self) -> str:
         """ "kill rank 3", "link 2 down for 20 s"."""
-        kind = FaultKind(self.kind)
-        where = f"{'link' if kind is FaultKind.LINK else 'node' if kind is FaultKind.NODE else 'rank'} {self.target}"
-        words = {
-            FaultKind.KILL: f"kill {where}",
-            FaultKind.STOP: f"stop {where}",
-            FaultKind.SLOW: f"slow {where} to {100 * (self.share or 0):g}% cpu",
-            FaultKind.LINK: f"{where} {self._link_words()}",
-            FaultKind.DISK: "disk full",
-            FaultKind.NODE: f"{where} gone",
-        }[kind]
+        words = _action_words(FaultKind(self.kind), str(self.target), self.share, self.rate)
         return words if self.seconds is None else f"{words} for {self.seconds:g} s"
-
-    def _link_words(self) -> str:
-        if self.share is not None:
-            return f"loss {100 * self.share:g}%"
-        return "down" if not self.rate else str(NetworkShape(self.rate))
 
 
 @dataclass(frozen=True)
@@ -122,18 +108,21 @@ class Item:
         when = f"at {_time(self.at or 0)}" if self.every is None else f"every {'~' * self.is_random}{_time(self.every)}"
         lasting = "" if self.seconds is None else f" for {_time(self.seconds)}"
         target = "any" if self.target is None else str(self.target)
-        what = {
-            FaultKind.KILL: f"kill {_ranks(target)}",
-            FaultKind.STOP: f"stop {_ranks(target)}",
-            FaultKind.SLOW: f"slow {_ranks(target)} to {100 * (self.share or 0):g}% cpu",
-            FaultKind.LINK: f"link {target} {self._link_words()}",
-            FaultKind.DISK: "disk full",
-            FaultKind.NODE: f"node {target} gone",
-        }[self.kind]
-        return f"{when}{lasting} {what}"
+        return f"{when}{lasting} {_action_words(self.kind, target, self.share, self.rate)}"
 
-    def _link_words(self) -> str:
-        return Fault("link", 0, 0, share=self.share, rate=self.rate)._link_words()
+
+def _action_words(kind: FaultKind, target: str, share: float | None, rate: float | None) -> str:
+    """What is done to whom, as scripts say it; `target` is a number or "any"."""
+    rank = "any rank" if target == "any" else f"rank {target}"
+    link = f"loss {100 * share:g}%" if share is not None else str(NetworkShape(rate)) if rate else "down"
+    return {
+        FaultKind.KILL: f"kill {rank}",
+        FaultKind.STOP: f"stop {rank}",
+        FaultKind.SLOW: f"slow {rank} to {100 * (share or 0):g}% cpu",
+        FaultKind.LINK: f"link {target} {link}",
+        FaultKind.DISK: "disk full",
+        FaultKind.NODE: f"node {target} gone",
+    }[kind]
 
 
 @dataclass(frozen=True)
@@ -368,10 +357,6 @@ def _stream(item: Item, generator: random.Random, ranks: int, workers: int) -> I
 
 def _time(seconds: float) -> str:
     return f"{seconds:.10g}s"
-
-
-def _ranks(target: str) -> str:
-    return "any rank" if target == "any" else f"rank {target}"
 
 
 def plan_of(spec: "RunSpec") -> Iterator[Fault]:

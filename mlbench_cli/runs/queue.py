@@ -17,13 +17,13 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlbench_cli.agent.processes import process_handle
+from mlbench_cli.agent.processes import process_handle, process_origin
 from mlbench_cli.engines.base import Engine
 from mlbench_cli.errors import DeadlineError, Interrupted, MlbenchError, NotFoundError, Terminated, UsageError
 from mlbench_cli.isolation import ROOT, protected_path
 from mlbench_cli.model.run import Experiment, Run, RunState
 from mlbench_cli.runs.connect import connect_engine
-from mlbench_cli.storage.queue_folder import QueueFolder, QueueState, clear_queued, pid_namespace, write_queued
+from mlbench_cli.storage.queue_folder import QueueFolder, QueueState, clear_queued, write_queued
 from mlbench_cli.storage.run_folder import RunFolder
 from mlbench_cli.storage.store import Store
 from mlbench_cli.util.times import now
@@ -247,7 +247,7 @@ def stop(experiment: Experiment, home: Path, reason: str, notice: Callable[[str]
     holder = folder.read_holder()
     if state is QueueState.ENDED or holder is None:
         return False
-    if state is QueueState.UNKNOWN or holder.pid_namespace != pid_namespace():
+    if state is QueueState.UNKNOWN or holder.pid_namespace != process_origin()["pid_namespace"]:
         raise UsageError(
             f'The queue of "{experiment.name}" cannot be reached from this machine: {holder.phrase}.',
             hint=f"Run on {holder.host}: mlbench cancel {experiment.name}",

@@ -416,7 +416,7 @@ def equivalent_command(request: Request) -> str:
                 words.append(flag(item.name) if value else flag("no_" + item.name))
         elif item.metadata["kind"] == "pairs":
             for key, entry in value.items():
-                words += [flag(item.name), f"{key}={entry_text(entry)}"]
+                words += [flag(item.name), f"{key}={value_text(entry)}"]
         elif item.metadata["kind"] in ("texts", "points", "axes"):
             for entry in _entries(item.metadata["kind"], value):
                 words += [flag(item.name), entry]
@@ -429,11 +429,6 @@ def _entries(kind: str, value: Any) -> list[str]:
     if kind == "axes":
         return [format_axis(key, values) for key, values in value.items()]
     return [format_point(entry) for entry in value] if kind == "points" else list(value)
-
-
-def entry_text(value: Any) -> str:
-    """A parameter's value as --set takes it."""
-    return value_text(value)
 
 
 # --- spec files, written --------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from mlbench_cli.agent.processes import process_origin
 from mlbench_cli.model.run import Finding, Observation, Run, WorkerState
 from mlbench_cli.storage.run_folder import STATE_FOLDER
 from mlbench_cli.util.files import is_lock_held, write_atomically
@@ -96,8 +97,8 @@ class QueueFolder:
 
     def find_state(self) -> QueueState:
         """Whether somebody holds the lock."""
-        holder = self.read_holder()
-        if holder is not None and holder.boot_id != boot_id() and holder.host != os.uname().nodename:
+        holder, here = self.read_holder(), process_origin()
+        if holder is not None and holder.boot_id != here["boot_id"] and holder.host != here["host"]:
             return QueueState.ENDED if holder.ended else QueueState.UNKNOWN
         try:
             is_held = is_lock_held(self.lock)
@@ -110,8 +111,7 @@ class QueueFolder:
         it."""
         known = self.read_holder()
         started = known.started if ended and known else now()
-        document = {"pid": pid, "host": os.uname().nodename, "boot_id": boot_id(), "started": started}
-        document |= {"is_detached": is_detached, "ended": ended, "pid_namespace": pid_namespace()}
+        document = {"pid": pid, "started": started, "is_detached": is_detached, "ended": ended, **process_origin()}
         write_atomically(self.path / "queue.json", json.dumps(document).encode())
 
     def write_end(self, reason: str) -> None:
@@ -199,25 +199,6 @@ def queue_ended(run: Run, note: QueuedNote) -> Finding:
 def clear_queued(folder: Path) -> None:
     """Remove the note that a run waits in a queue, if there is one."""
     (folder / STATE_FOLDER / _NOTE).unlink(missing_ok=True)
-
-
-def pid_namespace() -> int | None:
-    """The identifier of this PID namespace; None if the system has none."""
-    try:
-        return os.stat("/proc/self/ns/pid").st_ino
-    except OSError:
-        return None
-
-
-def boot_id() -> str | None:
-    """The identifier of this boot, because process IDs are reused after a reboot.
-
-    None without /proc.
-    """
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
-    except OSError:
-        return None
 
 
 def _read_json(path: Path) -> Mapping[str, Any] | None:

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from mlbench_cli import __version__, isolation
+from mlbench_cli.agent.processes import boot_id
 from mlbench_cli.model.spec import RunSpec
-from mlbench_cli.storage.queue_folder import boot_id
 from mlbench_cli.util.masking import mask_words
 from task_images.harness import environment
 

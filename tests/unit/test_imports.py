@@ -62,6 +62,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     # What the ranks say of code and machine, the tool records: one function each, standard library only.
     "mlbench_cli.tasks.provenance": (
         *BASE,
+        "mlbench_cli.agent.processes",
         "mlbench_cli.util.masking",
         "mlbench_cli.__init__",
         "task_images.harness.environment",
@@ -138,6 +139,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("mlbench_cli.errors", "mlbench_cli.util.text", "mlbench_cli.console.terminal", "mlbench_cli.console.prompts"),
     ),
     "mlbench_cli.storage.queue_folder": (
+        "mlbench_cli.agent.processes",
         "mlbench_cli.util.files",
         "mlbench_cli.model.run",
         "mlbench_cli.storage.run_folder",

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -236,8 +237,6 @@ def _phase(pod: Pod, container: Mapping[str, Any], ended: Mapping[str, Any]) -> 
 def _apply_summary(state: WorkerState, summary: Summary | None) -> WorkerState:
     if not summary:
         return state
-    from dataclasses import replace
-
     code = int(summary["exit_code"])
     started, ended = summary.get("started"), summary.get("ended")
     if state.started is not None and isinstance(ended, int | float) and ended < state.started:
@@ -253,6 +252,4 @@ def _apply_summary(state: WorkerState, summary: Summary | None) -> WorkerState:
 
 
 def _assume_success(state: WorkerState) -> WorkerState:
-    from dataclasses import replace
-
     return state if state.exit_code is not None else replace(state, phase="succeeded", exit_code=0, reason=None)

@@ -70,16 +70,17 @@ def list_jobs(channel: Channel) -> dict[str, JobReport]:
 
 
 def parse_jobs(text: str) -> dict[str, JobReport]:
-    """Parse squeue's lines in the format FIELDS; other lines are skipped."""
+    """Jobs by number in lines of FIELDS or of sacct; other lines are skipped, and the last of several for one counts.
+
+    "CANCELLED by 1000" of sacct is CANCELLED.
+    """
     jobs = {}
     for line in text.splitlines():
         parts = line.split(SEPARATOR, 6)
-        if len(parts) != 7 or not parts[0].isdigit():
-            continue
-        number, state, submitted, started, ended, nodes, reason = parts
-        jobs[number] = JobReport(
-            number, state, reason.strip(), nodes, *(_seconds(text) for text in (submitted, started, ended))
-        )
+        if len(parts) == 7 and parts[0].isdigit() and parts[1]:
+            number, state, submitted, started, ended, nodes, reason = parts
+            times = (_seconds(item) for item in (submitted, started, ended))
+            jobs[number] = JobReport(number, state.split()[0].rstrip("+"), reason.strip(), nodes, *times)
     return jobs
 
 
@@ -101,19 +102,7 @@ def ask_accounting(channel: Channel, number: str) -> JobReport | None:
     """The job as the accounting database knows it; None if it does not."""
     argv = ["sacct", "-X", "-n", "-P", "-j", number, "-o", "JobIDRaw,State,Submit,Start,End,NodeList,Reason"]
     answer = ask(channel, argv)
-    return parse_accounting(answer.out).get(number) if answer.code == 0 else None
-
-
-def parse_accounting(text: str) -> dict[str, JobReport]:
-    """sacct's lines. "CANCELLED by 1000" is CANCELLED; of a job id used twice the newest counts."""
-    jobs = {}
-    for line in text.splitlines():
-        parts = line.split(SEPARATOR, 6)
-        if len(parts) == 7 and parts[0].isdigit() and parts[1]:
-            number, state, submitted, started, ended, nodes, reason = parts
-            times = (_seconds(item) for item in (submitted, started, ended))
-            jobs[number] = JobReport(number, state.split()[0].rstrip("+"), reason.strip(), nodes, *times)
-    return jobs
+    return parse_jobs(answer.out).get(number) if answer.code == 0 else None
 
 
 def cancel_job(channel: Channel, number: str) -> None:

@@ -74,7 +74,7 @@ def test_a_queue_on_another_machine_is_unknown_from_here(store: Store, monkeypat
     folder = QueueFolder.of(store.folder, experiment.id)
     folder.path.mkdir()
     with monkeypatch.context() as elsewhere:
-        elsewhere.setattr("mlbench_cli.storage.queue_folder.boot_id", lambda: "another")
+        elsewhere.setattr("mlbench_cli.agent.processes.boot_id", lambda: "another")
         far = os.uname_result(("Linux", "far", "", "", ""))
         elsewhere.setattr("mlbench_cli.storage.queue_folder.os.uname", lambda: far)
         folder.write_holder(1, is_detached=True)

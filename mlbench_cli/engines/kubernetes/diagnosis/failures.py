@@ -88,18 +88,11 @@ def ending(facts: Facts, worker: int) -> Finding:
     ended = terminated_state(pod) if pod else {}
     if summary is not None and summary.get("reason") == "deadline":
         return deadline(facts, worker)
-    if summary is None and not ended:
+    if not ended if summary is None else summary.get("reason") == "terminated":
+        unknown = "; its exit code is unknown" if summary is None else ""
         return Finding(
             "pod_deleted",
-            f"The pod of worker {worker} was deleted by someone else; its exit code is unknown.",
-            hint="kubectl get events",
-            retryable=True,
-            evidence=evidence(worker, pod),
-        )
-    if summary is not None and summary.get("reason") == "terminated":
-        return Finding(
-            "pod_deleted",
-            f"The pod of worker {worker} was deleted by someone else.",
+            f"The pod of worker {worker} was deleted by someone else{unknown}.",
             hint="kubectl get events",
             retryable=True,
             evidence=evidence(worker, pod),
