@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Protocol, TypeVar
 
-from mlbench_cli.errors import UsageError, did_you_mean
+from mlbench_cli.errors import CapacityError, UsageError, did_you_mean
 
 
 class Sized(Protocol):
@@ -145,3 +145,27 @@ def require_vcpus(machine: M, num_cpus: int | None) -> M:
             f"{machine.name} has {machine.vcpus} vCPUs, not {num_cpus}.", hint="Choose a larger --machine-type."
         )
     return machine
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """A quota with less remaining than needed."""
+
+    quota: str
+    left: float
+    limit: float
+    needed: int
+    unit: str = ""  # behind a blank
+
+
+def make_quota_error(place: str, lacking: Sequence[Shortage], hint: str) -> CapacityError:
+    """The error that names every quota of `place` that is too small; its details are those of the first."""
+    listed = "; ".join(
+        f"{item.quota} has {item.left:g} of {item.limit:g}{item.unit} left, {item.needed} needed" for item in lacking
+    )
+    first = lacking[0]
+    return CapacityError(
+        f"The quota of {place} is too small: {listed}.",
+        hint=hint,
+        details={"reason": "quota", "quota": first.quota, "left": first.left, "needed": first.needed},
+    )

@@ -9,6 +9,7 @@ from providers.aks.api import Azure
 from providers.aks.errors import QUOTAS, Message
 from providers.aks.machines import Machine
 from providers.base import TransientError
+from providers.machine_checks import Shortage, make_quota_error
 
 # Names of quotas other than those of families. Spot machines of all families share one per region.
 ALL_CPUS, SPOT_CPUS, MACHINES_QUOTA = "cores", "lowPriorityCores", "virtualMachines"
@@ -36,16 +37,6 @@ class Offer:
     refused: str | None = None  # why this subscription may not use it in the region
     refused_zones: tuple[str, ...] = ()
     is_arm: bool = False
-
-
-@dataclass(frozen=True)
-class Shortage:
-    """A quota with less remaining than needed."""
-
-    quota: str
-    left: int
-    limit: int
-    needed: int
 
 
 def check_machines(azure: Azure, demands: Sequence[Demand], zones: Sequence[str]) -> list[str]:
@@ -158,21 +149,8 @@ def _check_quotas(azure: Azure, demands: Sequence[Demand], offers: Sequence[Offe
         if needed and (quota := quotas.get(name.lower())) is not None:
             left = int(quota["limit"]) - int(quota["currentValue"])
             if left < needed:
-                lacking.append(Shortage(name, left, int(quota["limit"]), needed))
+                unit = " vCPUs" if name != MACHINES_QUOTA else ""
+                lacking.append(Shortage(name, left, int(quota["limit"]), needed, unit))
     if lacking:
-        raise _quota_error(azure, lacking)
-
-
-def _quota_error(azure: Azure, lacking: Sequence[Shortage]) -> CapacityError:
-    listed = "; ".join(
-        f"{item.quota} has {item.left} of {item.limit} vCPUs left, {item.needed} needed"
-        if item.quota != MACHINES_QUOTA
-        else f"{item.quota} has {item.left} of {item.limit} left, {item.needed} needed"
-        for item in lacking
-    )
-    first = lacking[0]
-    return CapacityError(
-        f"The quota of the subscription in {azure.location} is too small: {listed}.",
-        hint=f"Request more at {QUOTAS}, or use fewer or other machines, or another --region.",
-        details={"reason": "quota", "quota": first.quota, "left": first.left, "needed": first.needed},
-    )
+        hint = f"Request more at {QUOTAS}, or use fewer or other machines, or another --region."
+        raise make_quota_error(f"the subscription in {azure.location}", lacking, hint)

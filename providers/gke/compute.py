@@ -14,6 +14,7 @@ from providers.gke import api
 from providers.gke.api import Message
 from providers.gke.families import DISK_QUOTAS, cpu_quota_names
 from providers.gke.machines import Machine
+from providers.machine_checks import Shortage, make_quota_error
 
 ENDPOINT = "https://compute.googleapis.com"
 # GPU -> name of its regional quota; for spot machines with the prefix PREEMPTIBLE_.
@@ -65,16 +66,6 @@ class Demand:
     disk_gb: int
     disk_type: str | None
     purchase: Purchase = Purchase.ON_DEMAND
-
-
-@dataclass(frozen=True)
-class Shortage:
-    """A quota with less remaining than needed."""
-
-    quota: str
-    left: float
-    limit: float
-    needed: int
 
 
 def check_machines(
@@ -207,7 +198,9 @@ class Compute:
                 if left < needed:
                     lacking.append(Shortage(name, left, found[name]["limit"], needed))
         if lacking:
-            raise _quota_error(self.project, region, lacking)
+            first = lacking[0]
+            hint = api.raise_quota(self.project, first.quota, first.limit + first.needed - first.left, region)
+            raise make_quota_error(f"{self.project} in {region}", lacking, hint)
         if demands[-1].machine.gpu and demands[-1].count and not warnings and not set(gpu_quotas) & set(found):
             warnings.append(
                 f"No quota of {demands[-1].machine.gpu} is known in {region}, so the request may still fail."
@@ -315,15 +308,3 @@ def _gpu_needs(demand: Demand, limits: Mapping[str, float]) -> tuple[dict[str, i
                 "still fail."
             ]
     return {**dict.fromkeys(demand.purchase.order_quotas(name, limits), wanted), ALL_GPUS: wanted}, []
-
-
-def _quota_error(project: str, region: str, lacking: Sequence[Shortage]) -> CapacityError:
-    listed = "; ".join(
-        f"{item.quota} has {item.left:g} of {item.limit:g} left, {item.needed} needed" for item in lacking
-    )
-    first = lacking[0]
-    return CapacityError(
-        f"The quota of {project} in {region} is too small: {listed}.",
-        hint=api.raise_quota(project, first.quota, first.limit + first.needed - first.left, region),
-        details={"reason": "quota", "quota": first.quota, "left": first.left, "needed": first.needed},
-    )
