@@ -161,14 +161,14 @@ def find_driver_branch(report: Mapping[str, str]) -> int | None:
     return int(branch) if branch.isdecimal() else None
 
 
-def find_driver_problem(report: Mapping[str, str], cuda: int = IMAGE_CUDA) -> str | None:
+def find_driver_problem(report: Mapping[str, str]) -> str | None:
     """Why the task images may not run on a probed driver; None if they can, or if torch has proved it."""
     branch = find_driver_branch(report)
-    if report.get("torch") or branch is None or branch >= MIN_DRIVERS[cuda]:
+    if report.get("torch") or branch is None or branch >= MIN_DRIVERS[IMAGE_CUDA]:
         return None
     return (
-        f"The driver of the workers is {report['driver']}; images with CUDA {cuda}, as today's torch brings it, need "
-        f"{MIN_DRIVERS[cuda]} or later."
+        f"The driver of the workers is {report['driver']}; images with CUDA {IMAGE_CUDA}, as today's torch brings it, "
+        f"need {MIN_DRIVERS[IMAGE_CUDA]} or later."
     )
 
 

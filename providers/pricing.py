@@ -91,11 +91,11 @@ class PriceTable:
         found = {place for layer in self.layers for place in layer.get("on-demand", {})}
         return sorted(found - {ANY_REGION})
 
-    def find_ages(self, region: str, today: date | None = None) -> list[int]:
+    def find_ages(self, region: str) -> list[int]:
         """Ages of the region's prices in days; those without a date are left out."""
         items = {item for layer in self.layers for item in _entries(layer, region)}
         dates = [found[1] for item in items if (found := self._find_price(item, region, False)) is not None]
-        return [age for text in dates if (age := age_in_days(text, today)) is not None]
+        return [age for text in dates if (age := age_in_days(text)) is not None]
 
     def to_dict(self) -> dict[str, object]:
         """Currency, version, and the number of prices per region."""

@@ -93,12 +93,12 @@ def from_environment(key: str) -> Default | None:
     return Default(_check(setting, value, setting.variable), "environment", setting.variable)
 
 
-def read_config(path: Path | None = None) -> dict[str, Default]:
+def read_config() -> dict[str, Default]:
     """The settings in the config file, by key; none if there is no file.
 
     Raises UsageError with file and line for unknown keys, wrong types and invalid TOML.
     """
-    path = path or config_file()
+    path = config_file()
     text = _read(path)
     return {} if text is None else parse_config(text, path)
 

@@ -155,9 +155,9 @@ class Api:
         """Merge `body` into the object."""
         return self.request("PATCH", path, body=body, content_type=MERGE_PATCH)
 
-    def delete(self, path: str, grace: int | None = None, propagation: str = "Background", **params: Any) -> bool:
+    def delete(self, path: str, grace: int | None = None, **params: Any) -> bool:
         """Delete an object or a collection. False if it did not exist."""
-        options: dict[str, Any] = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": propagation}
+        options: dict[str, Any] = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background"}
         if grace is not None:
             options["gracePeriodSeconds"] = grace
         try:

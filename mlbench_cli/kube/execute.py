@@ -38,7 +38,6 @@ def execute(
     pod: str,
     command: Sequence[str],
     *,
-    container: str = "main",
     sink: Callable[[bytes], object] | None = None,
     idle_seconds: float = IDLE_SECONDS,
 ) -> Executed:
@@ -48,7 +47,7 @@ def execute(
     """
     import websocket
 
-    query = [("container", container), ("stdout", "true"), ("stderr", "true"), *(("command", part) for part in command)]
+    query = [("container", "main"), ("stdout", "true"), ("stderr", "true"), *(("command", part) for part in command)]
     with access.client() as api:
         connection = api.open_websocket(f"/api/v1/namespaces/{namespace}/pods/{pod}/exec", query, PROTOCOLS)
     output, errors = bytearray(), bytearray()

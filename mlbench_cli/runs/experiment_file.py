@@ -22,7 +22,7 @@ from mlbench_cli.runs.experiment import ENTRY, Candidate, absolute_paths, expand
 from mlbench_cli.runs.launch import Machine
 from mlbench_cli.runs.matrix import MAX_MEMBERS, hint_for
 from mlbench_cli.runs.request import Request, merge, parse_mapping, request_document
-from mlbench_cli.tasks.catalog import Task, short
+from mlbench_cli.tasks.catalog import short
 from mlbench_cli.util.yaml_text import read_yaml
 
 FOLDER = Path(__file__).parents[1] / "experiments"
@@ -174,7 +174,6 @@ def expand_file(
     file: ExperimentFile,
     clusters: Sequence[Cluster],
     machine: Machine | None = None,
-    tasks: Mapping[str, Task] | None = None,
     with_defaults: Callable[[Request, Cluster], Request] | None = None,
     most: int = MAX_MEMBERS,
 ) -> tuple[Candidate, ...]:
@@ -193,7 +192,7 @@ def expand_file(
                 own, marks["cluster"] = replace(own, name=f"{request.name}-{cluster.name}"), cluster.name
             if with_defaults is not None:
                 own = with_defaults(own, cluster)
-            found = expand(own, cluster, machine, tasks, marks=marks, most=most)
+            found = expand(own, cluster, machine, marks=marks, most=most)
             count += len(found)
             size = len(found) // (own.repeat or 1)
             for repeat in range(own.repeat or 1):

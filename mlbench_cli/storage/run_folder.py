@@ -108,22 +108,22 @@ class RunFolder:
         return document if isinstance(document, dict) else None
 
     @contextmanager
-    def lock(self, *, seconds: float = LOCK_SECONDS, notice: Callable[[str], None] | None = None) -> Iterator[None]:
+    def lock(self, *, notice: Callable[[str], None] | None = None) -> Iterator[None]:
         """Hold the folder's lock, so that completing, deleting and cancelling a run exclude each other.
 
         The folder itself is locked, which works on a full disk. If another process holds the lock, `notice` is called
-        with one sentence with the deadline. Raises DeadlineError after `seconds`.
+        with one sentence with the deadline. Raises DeadlineError after LOCK_SECONDS.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self.path, os.O_RDONLY)
         try:
-            _wait_for_lock(descriptor, self.path, seconds, notice)
+            _wait_for_lock(descriptor, self.path, notice)
             yield
         finally:
             os.close(descriptor)
 
 
-def _wait_for_lock(descriptor: int, path: Path, seconds: float, notice: Callable[[str], None] | None) -> None:
+def _wait_for_lock(descriptor: int, path: Path, notice: Callable[[str], None] | None) -> None:
     begun, noticed = time.monotonic(), False
     while True:
         try:
@@ -131,12 +131,12 @@ def _wait_for_lock(descriptor: int, path: Path, seconds: float, notice: Callable
             return
         except BlockingIOError:
             waited = time.monotonic() - begun
-        if waited >= seconds:
+        if waited >= LOCK_SECONDS:
             raise DeadlineError(
-                f"Another mlbench command has been working on {path} for {seconds:g} s.",
+                f"Another mlbench command has been working on {path} for {LOCK_SECONDS:g} s.",
                 hint="Wait for it to end, then run the command again.",
             )
         if waited >= _NOTICE_SECONDS and notice is not None and not noticed:
             noticed = True
-            notice(f"Another mlbench command is completing this run; waiting for it at most {seconds:g} s.")
+            notice(f"Another mlbench command is completing this run; waiting for it at most {LOCK_SECONDS:g} s.")
         time.sleep(_LOCK_POLL)

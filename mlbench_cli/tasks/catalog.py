@@ -267,13 +267,10 @@ def load_task(name: str, tasks: Mapping[str, Task] | None = None) -> Task:
 
 
 @cache
-def load_catalog(root: Path | None = None) -> dict[str, Task]:
-    """All tasks by name, ordered by number and name. `root` is a folder of tasks; None: all known tasks. Raises
-    UsageError for invalid files and duplicate names."""
-    folder = root or _tasks_folder()
-    tasks = [parse_task(path.read_text("utf-8"), path) for path in sorted(folder.glob("*/task.yaml"))]
-    if root is None:
-        tasks += [_parse_source(source) for source in list_sources()]
+def load_catalog() -> dict[str, Task]:
+    """All tasks by name, ordered by number and name. Raises UsageError for invalid files and duplicate names."""
+    tasks = [parse_task(path.read_text("utf-8"), path) for path in sorted(_tasks_folder().glob("*/task.yaml"))]
+    tasks += [_parse_source(source) for source in list_sources()]
     found: dict[str, Task] = {}
     for task in sorted(tasks, key=lambda task: (task.number, task.name)):
         if task.name in found:

@@ -91,12 +91,11 @@ def docker_folder() -> Path:
     return Path(os.environ.get("DOCKER_CONFIG") or Path.home() / ".docker")
 
 
-def find_docker_login(host: str, folder: Path | None = None) -> Login | None:
+def find_docker_login(host: str) -> Login | None:
     """The login stored by `docker login` for a registry, also in a credential helper; None if there is none."""
-    folder = folder or docker_folder()
     key = host or "https://index.docker.io/v1/"
     try:
-        config = json.loads((folder / "config.json").read_text("utf-8"))
+        config = json.loads((docker_folder() / "config.json").read_text("utf-8"))
         helper = (config.get("credHelpers") or {}).get(host) or config.get("credsStore")
         if helper and re.fullmatch(r"[A-Za-z0-9._-]+", helper):
             return _ask_helper(helper, key)

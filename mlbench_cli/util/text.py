@@ -113,14 +113,14 @@ def wrap(text: str, width: int) -> list[str]:
     return [cut(piece, width) for piece in textwrap.wrap(text, width)] or [""]
 
 
-def fit_parts(parts: Sequence[tuple[str, int]], width: int | None, separator: str = ", ") -> str:
+def fit_parts(parts: Sequence[tuple[str, int]], width: int | None) -> str:
     """Join (text, rank) parts of a line; drops those with the highest ranks until they fit into `width`."""
     kept = [(text, rank) for text, rank in parts if text]
-    while width is not None and len(kept) > 1 and display_width(separator.join(text for text, _ in kept)) > width:
+    while width is not None and len(kept) > 1 and display_width(", ".join(text for text, _ in kept)) > width:
         worst = max(rank for _, rank in kept)
         last = max(index for index, (_, rank) in enumerate(kept) if rank == worst)
         kept.pop(last)
-    line = separator.join(text for text, _ in kept)
+    line = ", ".join(text for text, _ in kept)
     return line if width is None else cut(line, width)
 
 

@@ -54,9 +54,9 @@ def version_for(aws: Aws, wanted: str | None) -> str | None:
     return None if chosen is None else chosen.name
 
 
-def check_version(aws: Aws, wanted: str | None, today: date | None = None) -> list[str]:
+def check_version(aws: Aws, wanted: str | None) -> list[str]:
     """Warnings about the version that a cluster will get. Raises UsageError for one without standard support."""
-    today = today or datetime.now(UTC).date()
+    today = datetime.now(UTC).date()
     try:
         offered = offered_versions(aws)
     except CredentialError as error:

@@ -265,10 +265,9 @@ def read_position(path: Path) -> Position | None:
 class Copying:
     """One read of a container's log; `stop` ends it from another thread."""
 
-    def __init__(self, api: Api, namespace: str, container: str = "main") -> None:
+    def __init__(self, api: Api, namespace: str) -> None:
         self._api = api
         self._namespace = namespace
-        self._container = container
         self._answer: urllib3.BaseHTTPResponse | None = None
         self.stopped = False
 
@@ -297,7 +296,7 @@ class Copying:
         answer = self._api.stream(
             f"/api/v1/namespaces/{self._namespace}/pods/{pod}/log",
             read_seconds=SILENT_SECONDS,
-            container=self._container,
+            container="main",
             timestamps=True,
             follow=follow or None,
             sinceTime=since,

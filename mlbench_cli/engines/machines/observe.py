@@ -81,17 +81,15 @@ class Snapshot:
         return any(report.state is not None and report.may_live for report in self.nodes.values())
 
 
-def observe(
-    spec: RunSpec, names: Sequence[str | None], snapshot: Snapshot, tail: Tail, more: Sequence[Finding] = ()
-) -> Observation:
+def observe(spec: RunSpec, names: Sequence[str | None], snapshot: Snapshot, tail: Tail) -> Observation:
     """The observation that follows from the machines alone; an engine that knows more may replace `ended`.
 
-    `names` are the names of the processes' nodes as far as they are known before the run; `more` are findings to add.
+    `names` are the names of the processes' nodes as far as they are known before the run.
     """
     first = find_first(snapshot)
     ended = find_ending(snapshot, first) if snapshot.is_over else None
     facts = merge_states(spec, snapshot, ended, first)
-    findings = [*diagnosis.diagnose(facts, tail, timeout=spec.timeout), *_node_findings(snapshot, first, ended), *more]
+    findings = [*diagnosis.diagnose(facts, tail, timeout=spec.timeout), *_node_findings(snapshot, first, ended)]
     reports, without_state = _reports_by_rank(snapshot), _report_without_state(snapshot)
     workers = tuple(
         _worker(own, reports.get(rank, without_state), names[rank] if rank < len(names) else None, snapshot, facts)
