@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from mlbench_cli.errors import NotFoundError, UsageError
-from mlbench_cli.runs.repeats import is_sealed, runs_named
-from mlbench_cli.storage.run_folder import RunFolder
+from mlbench_cli.runs.repeats import runs_named
+from mlbench_cli.storage.run_folder import RunFolder, is_sealed
 from mlbench_cli.storage.store import Store
 
 

@@ -9,9 +9,7 @@ import typer
 
 from mlbench_cli import console
 from mlbench_cli.errors import MlbenchError, UsageError
-from mlbench_cli.model.run import Run
 from mlbench_cli.model.spec import common_name
-from mlbench_cli.storage.run_folder import RunFolder
 from mlbench_cli.storage.store import Store
 
 
@@ -117,14 +115,6 @@ UnreachableTimeout = Annotated[
         help="how long to wait for a cluster that does not answer (default: 15m); the run continues there",
     ),
 ]
-
-
-# --- runs ----------------------------------------------------------------------------------------------------------
-
-
-def is_sealed(run: Run) -> bool:
-    """Whether the run's folder is a complete archive."""
-    return RunFolder(run.folder).is_sealed
 
 
 # --- options for a file with runs -----------------------------------------------------------------------------------

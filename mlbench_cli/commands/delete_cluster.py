@@ -8,10 +8,11 @@ from mlbench_cli import console
 from mlbench_cli.clusters import changes as cluster_changes
 from mlbench_cli.clusters import manage as clusters
 from mlbench_cli.commands._clusters import Location, Project, delete_with_progress
-from mlbench_cli.commands._common import Format, Output, Yes, complete_clusters, is_sealed, print_answer
+from mlbench_cli.commands._common import Format, Output, Yes, complete_clusters, print_answer
 from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.model.run import Cluster
+from mlbench_cli.storage.run_folder import is_sealed
 from mlbench_cli.storage.store import Store
 
 

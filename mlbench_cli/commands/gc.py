@@ -10,11 +10,12 @@ from mlbench_cli import console
 from mlbench_cli.clusters import changes as cluster_changes
 from mlbench_cli.clusters import manage as clusters
 from mlbench_cli.commands._clusters import Location, Project, cluster_document, delete_with_progress
-from mlbench_cli.commands._common import Format, Output, Yes, is_sealed
+from mlbench_cli.commands._common import Format, Output, Yes
 from mlbench_cli.commands._machines import end_orphans, find_orphans
 from mlbench_cli.errors import CleanupError, MlbenchError
 from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.model.run import Cluster
+from mlbench_cli.storage.run_folder import is_sealed
 from mlbench_cli.storage.store import Store
 from providers.operation_lock import hold_operation_lock
 

@@ -9,7 +9,7 @@ from mlbench_cli.model.run import JsonObject, Run, RunRow
 from mlbench_cli.results.analysis.numbers import unit_of
 from mlbench_cli.runs.families import find_families
 from mlbench_cli.runs.select import find
-from mlbench_cli.storage.run_folder import ENVIRONMENT, RESULT, RUN, RunFolder
+from mlbench_cli.storage.run_folder import ENVIRONMENT, RESULT, RUN, is_sealed
 from mlbench_cli.storage.store import Store
 
 if TYPE_CHECKING:
@@ -89,8 +89,3 @@ def _is_intact(run: Run) -> bool:
         return is_sealed(run) and bool(read_documents(run.folder, (RUN, RESULT, ENVIRONMENT)))
     except DamagedArchive:
         return False
-
-
-def is_sealed(run: Run) -> bool:
-    """Whether the run's folder is a complete archive."""
-    return RunFolder(run.folder).is_sealed

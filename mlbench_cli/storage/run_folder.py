@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from mlbench_cli.errors import DeadlineError
-from mlbench_cli.model.run import Observation
+from mlbench_cli.model.run import Observation, Run
 from mlbench_cli.util.files import write_atomically
 
 RUN = "run.json"
@@ -121,6 +121,11 @@ class RunFolder:
             yield
         finally:
             os.close(descriptor)
+
+
+def is_sealed(run: Run) -> bool:
+    """Whether the run's folder is a complete archive."""
+    return RunFolder(run.folder).is_sealed
 
 
 def _wait_for_lock(descriptor: int, path: Path, notice: Callable[[str], None] | None) -> None:
