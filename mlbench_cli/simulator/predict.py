@@ -140,7 +140,7 @@ def _judge(calibration: Calibration, scenario: Scenario) -> tuple[str, tuple[flo
     if calibration.is_crowded:
         raise UsageError(
             f"The calibration had {calibration.ranks} ranks of {calibration.threads} threads on {calibration.cores:g} "
-            "cores: its times are the scheduler's and carry no prediction.",
+            "cores: its times mostly reflect the scheduler, so they carry no prediction.",
             hint="Measure with at most one thread for each core: fewer workers, or --num-cpus 1.",
         )
     if scenario.backend == "nccl" and not scenario.is_elsewhere:
