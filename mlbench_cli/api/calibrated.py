@@ -126,7 +126,7 @@ def make_question(
     if calibration.is_crowded:
         raise UsageError(
             f"The calibration {base.run['name']} had {calibration.ranks} ranks of {calibration.threads} threads on "
-            f"{calibration.cores:g} cores: so its times mostly reflect the scheduler.",
+            f"{calibration.cores:g} cores: its times mostly reflect the scheduler.",
             hint=f"mlbench run cal 2 --task {task.name} --calibrate --num-cpus 1",
         )
     points: list[tuple[GoalPoint, Method]] = []
