@@ -102,7 +102,7 @@ class FaultHands:
     def begin(self) -> None:
         """Before the first rank starts."""
         os.makedirs(self.folder, mode=0o700, exist_ok=True)
-        self._start_guard()
+        self._guard = machine.start_guard(self._watch_held)
 
     def environment(self, rank: Rank) -> dict[str, str]:
         """The variables of the contract that one rank gets for this attempt."""
@@ -293,28 +293,16 @@ class FaultHands:
 
     # --- guard --------------------------------------------------------------------------------------------------
 
-    def _start_guard(self) -> None:
-        """A child that kills the groups of stopped ranks if this process ends without saying that it has done so."""
-        reader, writer = os.pipe()
-        if os.fork():
-            os.close(reader)
-            self._guard = writer
-            os.set_inheritable(writer, False)
-            return
-        try:
-            os.close(writer)
-            os.setsid()
-            machine.keep_only(reader)
-            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-                signal.signal(number, signal.SIG_IGN)
-            held: set[int] = set()
-            with os.fdopen(reader, encoding="ascii") as lines:
-                for line in lines:
-                    (held.add if line[0] == "+" else held.discard)(int(line[1:]))
-            for pid in held:
-                processes.signal_group(pid, signal.SIGKILL)
-        finally:
-            os._exit(0)
+    @staticmethod
+    def _watch_held(reader: int) -> None:
+        """Kill the groups of stopped ranks if the other process ends without saying that it has done so."""
+        machine.keep_only(reader)
+        held: set[int] = set()
+        with os.fdopen(reader, encoding="ascii") as lines:
+            for line in lines:
+                (held.add if line[0] == "+" else held.discard)(int(line[1:]))
+        for pid in held:
+            processes.signal_group(pid, signal.SIGKILL)
 
     def hold(self, pid: int) -> None:
         """Stop a process group; if this process is killed, the guard kills it. Raises OSError."""
@@ -390,9 +378,7 @@ class FaultHands:
         """Tell a rank that waits what is different in this attempt. Raises OSError."""
         place = f"{self.folder}/next-{self._attempt['number']}-{rank.number}.json"
         variables = {**self.environment(rank), "MASTER_PORT": str(self._attempt["port"])}
-        with open(f"{place}.tmp", "w", encoding="utf-8") as file:
-            json.dump(variables, file)
-        os.replace(file.name, place)
+        machine.replace_file(place, variables)
 
     def _give_up(self) -> None:
         """The run ends: nobody is started again, and who is stopped shall hear of it."""

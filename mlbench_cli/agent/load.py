@@ -91,7 +91,7 @@ def _cpu_times(root: str) -> dict[str, float]:
     usable = {f"cpu{number}" for number in os.sched_getaffinity(0)} if hasattr(os, "sched_getaffinity") else set()
     busy = steal = 0
     found = False
-    for line in _read_lines(f"{root}/proc/stat"):
+    for line in cores.read_lines(f"{root}/proc/stat"):
         name, *ticks = line.split()
         if name not in usable or len(ticks) < 8:
             continue
@@ -106,7 +106,7 @@ def _cpu_times(root: str) -> dict[str, float]:
 
 def _pressure(root: str) -> dict[str, float]:
     """Seconds since boot in which some process waited for a CPU; empty on kernels without that count."""
-    for line in _read_lines(f"{root}/proc/pressure/cpu"):
+    for line in cores.read_lines(f"{root}/proc/pressure/cpu"):
         kind, *pairs = line.split()
         total = dict(pair.partition("=")[::2] for pair in pairs).get("total", "")
         if kind == "some" and total.isdigit():
@@ -125,7 +125,7 @@ def _find_zones(root: str) -> dict[str, int]:
     found = {}
     for name in names:
         zone = f"{folder}/{name}"
-        what = "".join(_read_lines(f"{zone}/name")[:1])
+        what = "".join(cores.read_lines(f"{zone}/name")[:1])
         most = _read_number(f"{zone}/max_energy_range_uj")
         if what.startswith(("package", "dram")) and most is not None and _read_number(f"{zone}/energy_uj") is not None:
             found[zone] = most
@@ -133,13 +133,5 @@ def _find_zones(root: str) -> dict[str, int]:
 
 
 def _read_number(path: str) -> int | None:
-    text = "".join(_read_lines(path)[:1]).strip()
+    text = "".join(cores.read_lines(path)[:1]).strip()
     return int(text) if text.isdigit() else None
-
-
-def _read_lines(path: str) -> list[str]:
-    try:
-        with open(path, encoding="ascii", errors="replace") as file:
-            return file.read().splitlines()
-    except OSError:
-        return []

@@ -6,9 +6,10 @@ import contextlib
 import errno
 import json
 import os
+import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from mlbench_cli.agent import processes
 
@@ -40,6 +41,25 @@ def keep_only(*descriptors: int) -> None:
     for descriptor in descriptors:
         if descriptor >= 0:
             os.set_inheritable(descriptor, False)
+
+
+def start_guard(work: Callable[[int], None]) -> int:
+    """A child in a session of its own that only KILL ends: it does `work` with the reading end of a pipe.
+
+    Returns the writing end; once it is closed, or this process has ended, the other one is at its end of file.
+    """
+    reader, writer = os.pipe()
+    if os.fork():
+        os.close(reader)
+        return writer
+    try:
+        os.close(writer)
+        os.setsid()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        work(reader)
+    finally:
+        os._exit(0)
 
 
 def free_port() -> int:

@@ -15,7 +15,6 @@ import contextlib
 import json
 import os
 import selectors
-import signal
 import socket
 import sys
 import time
@@ -99,7 +98,6 @@ class NodeAgent(Agent):
         self.server: socket.socket | None = None
         self.next_beat = self.next_look = self.next_connection = self.next_clock = 0.0
         self.is_clock_known = False
-        self.guardian = -1
         self.lock = MachineLock(plan["lock"], plan["name"], plan["timeout"])
         self.lock_identity = self.lock.find_identity()
         self.is_asked_to_lock = self.is_gathered = False
@@ -156,26 +154,14 @@ class NodeAgent(Agent):
     def prepare(self) -> None:
         """As the agent of a local run, and leave a guard behind."""
         super().prepare()
-        self._start_guardian()
+        machine.start_guard(self._kill_leftovers)
         self._beat(0.0)
 
-    def _start_guardian(self) -> None:
-        """A child that briefly outlives this process and kills leftovers if this process gets SIGKILL."""
-        reader, writer = os.pipe()
-        if os.fork():
-            os.close(reader)
-            self.guardian = writer
-            return
-        try:
-            os.close(writer)
-            os.setsid()
-            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-                signal.signal(number, signal.SIG_IGN)
-            machine.prctl(machine.PR_SET_CHILD_SUBREAPER, 0)
-            os.read(reader, 1)
-            kill_processes(f"{self.folder}/output", seconds=60.0)
-        finally:
-            os._exit(0)
+    def _kill_leftovers(self, reader: int) -> None:
+        """Outlive the agent briefly, and kill what it leaves if it gets SIGKILL."""
+        machine.prctl(machine.PR_SET_CHILD_SUBREAPER, 0)
+        os.read(reader, 1)
+        kill_processes(f"{self.folder}/output", seconds=60.0)
 
     def _meet(self) -> str | None:
         """Wait until all nodes are present. Returns why the run cannot start, or None."""

@@ -1,6 +1,6 @@
 """The process that makes a run's network and, without netem in the kernel, is its switch.
 
-`main([DESCRIPTOR, WORKERS, RATE, DELAY, METHOD])` makes the namespaces, sends their descriptors and one JSON document
+`main([DESCRIPTOR, WORKERS, RATE, DELAY])` makes the namespaces, sends their descriptors and one JSON document
 over the socket DESCRIPTOR, and then answers each message there with its counters until the other end is closed. A
 message that is JSON, {"link": WORKER, "rate": RATE, "loss": SHARE}, changes a link instead. It dies with the agent that
 started it, and all namespaces with it.
@@ -55,12 +55,12 @@ def main(arguments: Sequence[str]) -> int:
     Exit code 1, with the problem as a message, if the network cannot be made.
     """
     channel = socket.socket(fileno=int(arguments[0]))
-    workers, rate, delay, wanted = int(arguments[1]), float(arguments[2]), float(arguments[3]), arguments[4]
+    workers, rate, delay = int(arguments[1]), float(arguments[2]), float(arguments[3])
     parent = os.getppid()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the agent ends it, after the ranks
     try:
-        hub = _Hub(workers, rate, delay, wanted)
+        hub = _Hub(workers, rate, delay)
     except (ShapingError, OSError) as error:
         channel.send(json.dumps({"problem": str(error)}).encode())
         return 1
@@ -77,7 +77,7 @@ def main(arguments: Sequence[str]) -> int:
 class _Hub:
     """The namespaces of all workers and what joins them."""
 
-    def __init__(self, workers: int, rate: float, delay: float, wanted: str) -> None:
+    def __init__(self, workers: int, rate: float, delay: float) -> None:
         namespaces.find_tool("ip")
         self.user = -1
         if os.geteuid() != 0:
@@ -86,7 +86,7 @@ class _Hub:
         self._own = namespaces.new_network()
         self._delay = delay
         namespaces.configure(["link set lo up"])
-        method = wanted if wanted != "auto" else NETEM if has_netem() else PACKET
+        method = NETEM if has_netem() else PACKET
         mtu = choose_mtu(rate, method)
         self.networks: list[int] = []
         self.setup: SetupDocument = {

@@ -53,13 +53,13 @@ class ShapingDocument(TypedDict):
 class ShapedNetwork:
     """The namespaces of all workers, kept alive by the hub process and by the descriptors here."""
 
-    def __init__(self, shape: NetworkShape, workers: int, method: str = "auto") -> None:
+    def __init__(self, shape: NetworkShape, workers: int) -> None:
         """Make the network. Raises ShapingError."""
         self.shape = shape
         self.workers = workers
         self._user, self._group = os.geteuid(), os.getegid()
         self.channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        words = [str(theirs.fileno()), str(workers), repr(shape.rate), repr(shape.delay), method]
+        words = [str(theirs.fileno()), str(workers), repr(shape.rate), repr(shape.delay)]
         try:
             self._hub = subprocess.Popen(_program(_HUB, *words), pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         finally:
