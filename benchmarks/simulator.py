@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from mlbench_cli.simulator.collectives import RingCollectives
 from mlbench_cli.simulator.models import MODELS, workload_of
-from mlbench_cli.simulator.published import SINGLE_GPU
+from mlbench_cli.simulator.published import find_single_rate
 from mlbench_cli.simulator.step import simulate_step
 from task_images.comm.presets import resolve
 
@@ -25,7 +25,7 @@ MAX_SECONDS, MAX_RANKS = 2.0, 1024
 
 def main(arguments: Sequence[str]) -> int:
     """Predict and time; the exit code."""
-    workload = workload_of(MODELS[MODEL](), BATCH / SINGLE_GPU[MODEL])
+    workload = workload_of(MODELS[MODEL](), BATCH / find_single_rate(MODEL))
     is_slow = False
     for ranks in map(int, arguments or ("1024", "10000")):
         for name in METHODS:

@@ -1,8 +1,9 @@
 """What a run measured of itself: calibration.json of its rank 0, and the probe of its network."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from mlbench_cli.errors import UsageError
@@ -109,25 +110,22 @@ def _fit(calibration: Calibration) -> Link:
     """The link with which the model gives the smallest and the largest all-reduce."""
     small = min(calibration.collectives, key=lambda sample: sample.size)
     large = max(calibration.collectives, key=lambda sample: sample.size)
+
+    def seconds(sample: StepSample, alpha: float, beta: float) -> float:
+        return ring_seconds(calibration.ranks, sample.size, Link(alpha, beta))
+
     alpha, beta = 1e-5, 1e-10
     for _ in range(6):
-        alpha = _solve(calibration.ranks, small, (0.0, 1.0), None, beta)
-        beta = _solve(calibration.ranks, large, (1e-13, 1e-5), alpha, None)
+        alpha = solve(partial(seconds, small, beta=beta), small.middle, 0.0, 1.0)
+        beta = solve(partial(seconds, large, alpha), large.middle, 1e-13, 1e-5)
     return Link(alpha, beta)
 
 
-def _solve(
-    ranks: int, sample: StepSample, bounds: tuple[float, float], alpha: float | None, beta: float | None
-) -> float:
-    """The alpha, or the beta, whichever is None, with which the model gives a sample."""
-    low, high = bounds
+def solve(function: Callable[[float], float], target: float, low: float, high: float) -> float:
+    """Where a growing function has the value `target`, between `low` and `high`, by bisection."""
     for _ in range(_STEPS):
         middle = (low + high) / 2
-        link = Link(middle if alpha is None else alpha, middle if beta is None else beta)
-        if ring_seconds(ranks, sample.size, link) < sample.middle:
-            low = middle
-        else:
-            high = middle
+        low, high = (middle, high) if function(middle) < target else (low, middle)
     return (low + high) / 2
 
 

@@ -106,18 +106,26 @@ class GlooCollectives:
         return finish_in_turn(messages, [self.all_reduce(message.size) for message in messages])
 
 
+class _InTurn:
+    """Collectives of which one is under way at a time, and whose reduce-scatter sends no more than it must."""
+
+    @property
+    def scatter_share(self: Collectives) -> float:
+        """All parts but its own."""
+        return (self.ranks - 1) / self.ranks
+
+    def finish(self: Collectives, messages: Sequence[Message], threads: int) -> list[float]:
+        """When each message ends, in seconds, one after the other."""
+        return finish_in_turn(messages, [self.all_reduce(message.size) for message in messages])
+
+
 @dataclass(frozen=True)
-class RingCollectives:
+class RingCollectives(_InTurn):
     """The textbook's ring: `alpha` seconds per hop, `beta` per byte. For tables that give no more than that."""
 
     ranks: int
     alpha: float
     beta: float
-
-    @property
-    def scatter_share(self) -> float:
-        """All parts but its own."""
-        return (self.ranks - 1) / self.ranks
 
     def all_reduce(self, size: float) -> float:
         """Seconds of an all-reduce of `size` bytes: 2 (n - 1) steps of size / n."""
@@ -138,10 +146,6 @@ class RingCollectives:
     def stream(self, size: float) -> tuple[float, float]:
         """Seconds that `size` bytes take of a link, and its latency."""
         return size * self.beta, self.alpha
-
-    def finish(self, messages: Sequence[Message], threads: int) -> list[float]:
-        """When each message ends, in seconds, one after the other."""
-        return finish_in_turn(messages, [self.all_reduce(message.size) for message in messages])
 
     def _part(self, size: float) -> float:
         return (self.ranks - 1) * (self.alpha + size / self.ranks * self.beta)
@@ -173,7 +177,7 @@ class Topology:
 
 
 @dataclass(frozen=True)
-class NcclCollectives:
+class NcclCollectives(_InTurn):
     """NCCL as its tuner models it: the faster of ring and tree, each by its best protocol.
 
     Time = base + hops + bytes / bandwidth; the bandwidth is that of the slowest link that the ring passes.
@@ -185,11 +189,6 @@ class NcclCollectives:
     def ranks(self) -> int:
         """How many ranks take part."""
         return self.topology.ranks
-
-    @property
-    def scatter_share(self) -> float:
-        """All parts but its own."""
-        return (self.ranks - 1) / self.ranks
 
     def all_reduce(self, size: float) -> float:
         """Seconds of an all-reduce of `size` bytes: the best of all algorithms and protocols."""
@@ -220,10 +219,6 @@ class NcclCollectives:
     def stream(self, size: float) -> tuple[float, float]:
         """Seconds that `size` bytes take of a node's link, and its latency."""
         return size * self._beta(), self.topology.network.alpha
-
-    def finish(self, messages: Sequence[Message], threads: int) -> list[float]:
-        """When each message ends, in seconds, one after the other."""
-        return finish_in_turn(messages, [self.all_reduce(message.size) for message in messages])
 
     def _seconds(self, algorithm: str, number: int, size: float, passes: int) -> float:
         top = self.topology

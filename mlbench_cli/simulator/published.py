@@ -6,21 +6,20 @@ authors' rate of one GPU gives the computation. Nothing else is fitted. A method
 that a run uses. The feasibility study had used the same cells and an O(n^2) plan; its figures were known.
 """
 
-import csv
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from itertools import combinations
+from pathlib import Path
 
+from mlbench_cli.simulator.calibration import solve
 from mlbench_cli.simulator.collectives import RingCollectives
 from mlbench_cli.simulator.models import MODELS, workload_of
 from mlbench_cli.simulator.step import Step, simulate_step
 from mlbench_cli.simulator.workload import Workload
+from mlbench_cli.util.csv_text import read_table
 from task_images.comm.presets import resolve
 
-# Authors' constants: samples per second of one GPU.
-SINGLE_GPU = {"ResNet-50": 253.1, "BERT-Large": 49.0, "BERT-Base": 212.8}
 GPUS_PER_NODE = 4
 METHODS = {
     "BSP-A2A": "bsp",
@@ -36,7 +35,7 @@ ALL_REDUCE = ("BSP-A2A", "WFBP-A2A", "MG-WFBP")  # all-reduces, without prioriti
 MIN_DIFFERENCE = 0.03  # between two rates of which one is said to be higher
 _REFERENCE, _RATE_CELL, _START_CELL = "ResNet-50", "BSP-A2A", "WFBP-A2A"
 _CELL_GPUS = 8
-_FILE = "published_methods.csv"
+_DATA = Path(__file__).parents[1] / "results" / "analysis" / "published_rates.csv"
 
 
 @dataclass(frozen=True)
@@ -79,18 +78,24 @@ class Constants:
 
 
 @cache
+def _read_cells() -> tuple[PublishedCell, ...]:
+    return tuple(
+        PublishedCell(
+            *(row["model"], int(row["batch_size"]), row["network"], row["method"], int(row["gpus"])),
+            float(row["rate"]),
+        )
+        for row in read_table(_DATA)
+    )
+
+
 def load_cells() -> tuple[PublishedCell, ...]:
     """The table's cells of more than one node: what one node measures says nothing of the network."""
-    text = resources.files("mlbench_cli.simulator").joinpath(_FILE).read_text("utf-8")
-    rows = csv.DictReader(line for line in text.splitlines() if not line.startswith("#"))
-    cells = [
-        PublishedCell(
-            *(row["model"], int(row["batch"]), row["network"], row["method"], int(row["gpus"])),
-            float(row["samples_per_second"]),
-        )
-        for row in rows
-    ]
-    return tuple(cell for cell in cells if cell.gpus > GPUS_PER_NODE)
+    return tuple(cell for cell in _read_cells() if cell.gpus > GPUS_PER_NODE)
+
+
+def find_single_rate(model: str) -> float:
+    """The authors' constant for one GPU, in samples per second."""
+    return next(cell.rate for cell in _read_cells() if (cell.model, cell.gpus) == (model, 1))
 
 
 def calibrate(cells: Sequence[PublishedCell], network: str, alpha: float | None = None) -> Constants:
@@ -107,7 +112,7 @@ def calibrate(cells: Sequence[PublishedCell], network: str, alpha: float | None 
     def seconds(alpha: float) -> float:
         return _step(single, _START_CELL, _CELL_GPUS, Constants(alpha, beta)).seconds
 
-    return Constants(_solve(seconds, start_cell.seconds, 0.0, 5e-3), beta)
+    return Constants(solve(seconds, start_cell.seconds, 0.0, 5e-3), beta)
 
 
 def compare_published(
@@ -179,7 +184,7 @@ def _step(workload: Workload, method: str, gpus: int, constants: Constants) -> S
 
 @cache
 def _workload(model: str, batch: int) -> Workload:
-    return workload_of(MODELS[model](), batch / SINGLE_GPU[model])
+    return workload_of(MODELS[model](), batch / find_single_rate(model))
 
 
 def _batch(cells: Sequence[PublishedCell], model: str) -> int:
@@ -187,13 +192,5 @@ def _batch(cells: Sequence[PublishedCell], model: str) -> int:
 
 
 def _find(cells: Sequence[PublishedCell], network: str, method: str) -> PublishedCell:
-    wanted: Mapping[str, object] = {"model": _REFERENCE, "network": network, "method": method, "gpus": _CELL_GPUS}
-    return next(cell for cell in cells if all(getattr(cell, name) == value for name, value in wanted.items()))
-
-
-def _solve(function: Callable[[float], float], target: float, low: float, high: float) -> float:
-    """Where a growing function has the value `target`, by bisection."""
-    for _ in range(40):
-        middle = (low + high) / 2
-        low, high = (middle, high) if function(middle) < target else (low, middle)
-    return (low + high) / 2
+    wanted = (_REFERENCE, network, method, _CELL_GPUS)
+    return next(cell for cell in cells if (cell.model, cell.network, cell.method, cell.gpus) == wanted)

@@ -1,8 +1,9 @@
-"""The only CSV writer. It escapes cells that a spreadsheet would evaluate as formulas."""
+"""CSV files. There is one writer, which escapes cells that a spreadsheet would evaluate as formulas."""
 
 import csv
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 
@@ -12,6 +13,11 @@ def format_csv(rows: Iterable[Iterable[object]]) -> str:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([_guard(cell) for cell in row] for row in rows)
     return text.getvalue()
+
+
+def read_table(path: Path) -> Iterator[dict[str, str]]:
+    """The rows of a CSV file that belongs to mlbench, by column. Lines that begin with # are about its origin."""
+    return csv.DictReader(line for line in path.read_text("utf-8").splitlines() if not line.startswith("#"))
 
 
 def _guard(cell: object) -> object:

@@ -193,7 +193,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     # What a run does with a method is a table of axes and pure functions, which a prediction shares.
     "mlbench_cli.simulator": (
         *("mlbench_cli.errors", "mlbench_cli.model.goals", "mlbench_cli.model.network"),
-        *("mlbench_cli.model.faults", "mlbench_cli.util.durations"),
+        *("mlbench_cli.model.faults", "mlbench_cli.util.csv_text", "mlbench_cli.util.durations"),
         *(
             "task_images.comm.__init__",
             "task_images.comm.door",
