@@ -23,7 +23,7 @@ from mlbench_cli.results.archive.sign import Signer, find_signer, make_signature
 from mlbench_cli.results.archive.signature import MAX_SIGNATURE_BYTES, RECEIPT_NAMESPACE
 from mlbench_cli.storage import run_folder
 from mlbench_cli.util import files
-from mlbench_cli.util.json_text import SCHEMA_VERSION, format_document, parse_document
+from mlbench_cli.util.json_text import format_document, parse_versioned
 from mlbench_cli.util.text import clean_values
 from mlbench_cli.util.times import now
 
@@ -108,10 +108,7 @@ def read_receipt(path: Path) -> Receipt:
     try:
         if len(data) > MAX_BYTES:
             raise ValueError(f"it has more than {MAX_BYTES} bytes")
-        document = parse_document(data)
-        if document.get("schema_version") != SCHEMA_VERSION:
-            version = document.get("schema_version")
-            raise ValueError(f"schema version {version!r}; this mlbench reads {SCHEMA_VERSION}")
+        document = parse_versioned(data)
         for problem in validate(document, RECEIPT):
             raise ValueError(problem)
     except ValueError as error:

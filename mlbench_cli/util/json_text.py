@@ -51,6 +51,18 @@ def parse_document(data: bytes) -> dict[str, object]:
     return value
 
 
+def parse_versioned(data: bytes) -> dict[str, Any]:
+    """The JSON object in `data`, a whole document with its schema version. Raises ValueError with the reason."""
+    try:
+        document = parse_document(data)
+    except ValueError as error:
+        raise ValueError(f"no valid JSON: {error}") from None
+    version = document.get("schema_version")
+    if version != SCHEMA_VERSION or isinstance(version, bool):
+        raise ValueError(f"schema version {version!r}; this mlbench reads {SCHEMA_VERSION}")
+    return document
+
+
 def make_strict(value: Any, depth: int = 24) -> Any:
     """A parsed JSON value as strict JSON: non-finite numbers become strings, and deep nesting is cut off."""
     if isinstance(value, float) and not math.isfinite(value):

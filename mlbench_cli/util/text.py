@@ -95,6 +95,12 @@ def shorten_line(value: object, limit: int = 300) -> str:
     return shorten(" ".join(str(value).split()), limit)
 
 
+def list_some(words: Sequence[str], most: int = 4, separator: str = ", ") -> str:
+    """The first `most` words, and how many more there are: "a, b, c, d and 3 more"."""
+    more = f" and {len(words) - most} more" if len(words) > most else ""
+    return separator.join(words[:most]) + more
+
+
 def cut(text: str, width: int) -> str:
     """`text` in at most `width` terminal columns; an ellipsis marks the cut."""
     if display_width(text) <= width:

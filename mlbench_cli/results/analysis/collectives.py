@@ -3,7 +3,6 @@
 The original's published curves can be put beside them; where they are from is said in published_allreduce.csv.
 """
 
-import csv
 import json
 import math
 import re
@@ -18,7 +17,7 @@ from mlbench_cli.errors import DamagedArchive, UsageError
 from mlbench_cli.results.analysis.comparability import ComparisonKey, key_of
 from mlbench_cli.results.analysis.series import describe
 from mlbench_cli.results.archive.reader import Archive
-from mlbench_cli.util.csv_text import format_csv
+from mlbench_cli.util.csv_text import format_csv, read_table
 from mlbench_cli.util.text import shorten
 
 _ROWS = re.compile(r"output/(?:[^/]+/)?results/collectives\.json")
@@ -195,10 +194,9 @@ def _facts(archive: Archive, ranks: int) -> dict[str, str]:
 
 def _machine(archive: Archive) -> str:
     """What the ranks ran on: "Intel Xeon, 2 cores (local)"."""
-    environment: Mapping[str, Any] = archive.environment  # the first edition's has "client"
     spec = archive.run["spec"]
-    first = environment.get("ranks", {}).get("0", {})
-    client = (archive.run.get("provenance") or {}).get("machine") or environment.get("client", {})
+    first = archive.environment["ranks"].get("0", {})
+    client = (archive.run.get("provenance") or {}).get("machine") or {}
     here = spec["engine"] == "local"
     words = [first.get("cpu") or (client.get("cpu") if here else None) or first.get("device_name") or "unknown CPU"]
     if here and client.get("cores"):
@@ -210,9 +208,8 @@ def _machine(archive: Archive) -> str:
 
 @cache
 def load_published() -> tuple[Curve, ...]:
-    lines = [line for line in _DATA.read_text("utf-8").splitlines() if not line.startswith("#")]
     groups: dict[tuple[str, str, str, str], list[tuple[int, float, float]]] = {}
-    for row in csv.DictReader(lines):
+    for row in read_table(_DATA):
         ranks, size = int(row["ranks"]), int(row["elements"]) * _ITEM[row["dtype"]]
         time = 1e3 * float(row["mean_ms"])
         point = (size, time, size / time / 1e3 * 2 * (ranks - 1) / ranks)

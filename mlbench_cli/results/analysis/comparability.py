@@ -17,7 +17,7 @@ from mlbench_cli.errors import UsageError, did_you_mean
 from mlbench_cli.model.methods import method_phrase
 from mlbench_cli.model.network import network_phrase
 from mlbench_cli.model.spec import KubernetesOptions, RunSpec
-from mlbench_cli.results.archive.conditions import Conditions, assess_conditions
+from mlbench_cli.results.archive.conditions import Conditions
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.tasks.catalog import rename_parameters
 from mlbench_cli.util.text import shorten
@@ -259,11 +259,9 @@ def _rate_of(network: Mapping[str, Any]) -> Any:
 
 
 def conditions_of(archive: Archive) -> Conditions:
-    """The conditions that the archive's own result states; assessed from its samples if it is silent."""
-    try:
-        return Conditions.from_dict(archive.result["conditions"])
-    except (KeyError, TypeError, ValueError, AttributeError):
-        return assess_conditions(archive.run["spec"], archive.run.get("provenance"), archive.resources())
+    """The conditions that the archive's own result states; unknown if it is silent."""
+    stated = archive.result.get("conditions")
+    return Conditions() if stated is None else Conditions.from_dict(stated)
 
 
 class _Evidence:
@@ -274,7 +272,6 @@ class _Evidence:
         self._result = archive.result
         self._provenance = _mapping(archive.run.get("provenance"))
         self._ranks = [_mapping(rank) for rank in _mapping(archive.environment.get("ranks")).values()]
-        self._client = _mapping(archive.environment.get("client"))  # archives of judge version 1
 
     @property
     def is_local(self) -> bool:
@@ -293,9 +290,7 @@ class _Evidence:
         if own:
             return own
         reported = sorted({text for rank in self._ranks if (text := _machine_text(rank))})
-        if reported:
-            return shorten(" + ".join(reported), _MAX_TEXT)
-        return _machine_text(self._client) if self._client.get("ran_the_ranks") else None
+        return shorten(" + ".join(reported), _MAX_TEXT) if reported else None
 
     def cpus_per_rank(self) -> float | None:
         """Resources that a rank reported take precedence over the request."""

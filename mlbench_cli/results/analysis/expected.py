@@ -4,7 +4,6 @@ Expected figures have three sources: a table that is shipped, the all-reduce tha
 what a person has recorded from verified archives of a machine that was found to be good.
 """
 
-import csv
 import json
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,7 +21,9 @@ from mlbench_cli.results.analysis.series import drop_duplicates, measure
 from mlbench_cli.results.analysis.verdict import Verdict
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.storage.run_folder import NETWORK
+from mlbench_cli.util.csv_text import read_table
 from mlbench_cli.util.files import write_atomically
+from mlbench_cli.util.text import list_some
 from mlbench_cli.util.times import now
 
 SHARE = 0.95
@@ -132,7 +133,7 @@ def record_expected(home: Path, archives: Sequence[Archive]) -> list[Expected]:
     Figures of the same machine, workers and backend are replaced. Raises UsageError if no archive has one that counts.
     """
     made = [
-        replace(place, value=statistics.fmean(values), source=f"recorded {now()[:10]}: {_list(runs)}")
+        replace(place, value=statistics.fmean(values), source=f"recorded {now()[:10]}: {list_some(runs)}")
         for place, values, runs in _measure(archives)
     ]
     if not made:
@@ -145,13 +146,12 @@ def record_expected(home: Path, archives: Sequence[Archive]) -> list[Expected]:
 
 @cache
 def _load_shipped() -> tuple[Expected, ...]:
-    lines = [line for line in _SHIPPED.read_text("utf-8").splitlines() if not line.startswith("#")]
     return tuple(
         Expected(
             *(row["machine"], int(row["workers"]), int(row["ranks"]), row["backend"], row["figure"]),
             *(float(row["value"]), row["source"]),
         )
-        for row in csv.DictReader(lines)
+        for row in read_table(_SHIPPED)
     )
 
 
@@ -259,7 +259,3 @@ def _nodes_of(archive: Archive) -> dict[int, str]:
     each = int(spec["processes_per_worker"]) if spec["engine"] == "kubernetes" else 1
     states = {int(state["rank"]): str(state["node"] or "?") for state in archive.result["worker_states"]}
     return {number * each + process: node for number, node in states.items() for process in range(each)}
-
-
-def _list(names: Sequence[str]) -> str:
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

@@ -4,8 +4,6 @@ Pure: from results to rows to texts. A speed-up is only given beside a baseline 
 same experiment, by the same settings, or by the same settings but for the method if a method has none of its own.
 """
 
-import csv
-import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +20,7 @@ from mlbench_cli.results.analysis.numbers import (
 )
 from mlbench_cli.results.analysis.rates import PublishedSeries
 from mlbench_cli.results.analysis.statistics import Estimate, estimate, ratio
+from mlbench_cli.util.csv_text import format_csv
 
 METHOD = "method"
 NO_COMMUNICATION = "noop"
@@ -276,13 +275,11 @@ def to_csv(rows: Sequence[Row]) -> str:
     """One line per row and number of workers: what was set, then what was found."""
     names = setting_names(rows)
     found = ("value", "low", "high", "deviation", "unit", "speedup", "efficiency", "exposed")
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow([*names, "published", "workers", *found, "seconds", "price", "runs", "failed"])
+    table: list[list[object]] = [[*names, "published", "workers", *found, "seconds", "price", "runs", "failed"]]
     for row in rows:
         for workers, cell in row.cells.items():
             value, speedup = cell.value, row.speedup(workers)
-            table.writerow(
+            table.append(
                 [
                     *(row.settings.get(name, "") for name in names),
                     row.source or "",
@@ -299,7 +296,7 @@ def to_csv(rows: Sequence[Row]) -> str:
                     len(cell.problems),
                 ]
             )
-    return text.getvalue()
+    return format_csv(table)
 
 
 def to_document(rows: Sequence[Row]) -> list[JsonObject]:
@@ -340,12 +337,11 @@ class Offer:
     workers: int
     seconds: float
     cost: float
-    is_on_front: bool = False
 
 
 def list_offers(rows: Sequence[Row]) -> tuple[list[Offer], str]:
-    """Choices of the experiment's own rows and the unit of their cost. An offer is on the front if no other one is both
-    faster and cheaper. Money is used if every cell has a price, and seconds of workers otherwise."""
+    """Choices of the experiment's own rows and the unit of their cost: money if every cell has a price, and seconds of
+    workers otherwise."""
     cells = [(row, cell) for row in rows if row.source is None and row.is_rate for cell in row.cells.values()]
     cells = [(row, cell) for row, cell in cells if cell.value is not None and cell.value.mean > 0]
     priced = bool(cells) and all(cell.price is not None and cell.seconds for _, cell in cells)
@@ -357,12 +353,4 @@ def list_offers(rows: Sequence[Row]) -> tuple[list[Offer], str]:
         if priced and cell.price is not None and cell.seconds:
             cost = seconds * cell.price / cell.seconds
         offers.append(Offer(row.label, cell.workers, seconds, cost))
-    return [
-        Offer(one.label, one.workers, one.seconds, one.cost, not any(_beats(other, one) for other in offers))
-        for one in offers
-    ], "price" if priced else "seconds of workers"
-
-
-def _beats(one: Offer, other: Offer) -> bool:
-    better = one.seconds < other.seconds or one.cost < other.cost
-    return one.seconds <= other.seconds and one.cost <= other.cost and better
+    return offers, "price" if priced else "seconds of workers"

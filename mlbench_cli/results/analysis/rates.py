@@ -7,8 +7,6 @@ A series is a method on a network, with a mean rate and a deviation for each num
     PATH                                   logs or a Markdown table in the form of ddl-benchmarks: a file or a folder
 """
 
-import csv
-import io
 import re
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
+from mlbench_cli.util.csv_text import read_table
 
 SURVEY = "survey-2020"
 TABLES = (SURVEY,)
@@ -101,11 +100,10 @@ def _has_word(series: PublishedSeries, word: str) -> bool:
 
 def load_survey() -> list[PublishedSeries]:
     """The published table of 2020: every series begins with the rate of one GPU."""
-    lines = [line for line in _DATA.read_text("utf-8").splitlines() if not line.startswith("#")]
     ones: dict[str, Rate] = {}
     series: dict[tuple[str, str, str], list[Rate]] = {}
     facts: dict[tuple[str, str, str], tuple[int, str]] = {}
-    for row in csv.DictReader(io.StringIO("\n".join(lines))):
+    for row in read_table(_DATA):
         deviation = float(row["deviation"]) if row["deviation"] else None
         rate = Rate(int(row["gpus"]), float(row["rate"]), deviation)
         if row["method"] == "single":

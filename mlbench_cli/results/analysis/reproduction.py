@@ -10,7 +10,7 @@ for example of another method, may be different, but never reproduce anything.
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -108,15 +108,6 @@ class NotTheSame:
     reproduction: str
     matters: bool
 
-    def to_dict(self) -> JsonObject:
-        """The difference as a receipt has it."""
-        return {
-            "name": self.name,
-            "original": self.original,
-            "reproduction": self.reproduction,
-            "matters": self.matters,
-        }
-
 
 @dataclass(frozen=True)
 class Reproduction:
@@ -137,7 +128,7 @@ class Reproduction:
             "margin": self.margin,
             "level": LEVEL,
             "figures": [figure.to_dict() for figure in self.figures],
-            "not_the_same": [each.to_dict() for each in self.not_the_same],
+            "not_the_same": [asdict(each) for each in self.not_the_same],
             "sessions": self.sessions,
         }
 

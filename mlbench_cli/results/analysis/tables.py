@@ -9,7 +9,8 @@ from mlbench_cli.config.extras import install_hint
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.goals import is_finite_number
 from mlbench_cli.results.analysis.notebook import MAX_ROWS, display_table
-from mlbench_cli.util.times import parse_timestamp, timestamp
+from mlbench_cli.results.archive.sample_blocks import read_moment
+from mlbench_cli.util.times import timestamp
 
 if TYPE_CHECKING:
     import pandas
@@ -40,7 +41,7 @@ class MetricPoint:
         """A line of metrics.jsonl; None if it is malformed. The texts "nan", "inf" and "-inf" become numbers."""
         value, unit = row.get("value"), row.get("unit")
         number = float(value) if is_finite_number(value) else _SPECIAL.get(str(value))
-        moment = _moment(row.get("time"))
+        moment = read_moment(row.get("time"))
         if number is None or moment is None or not isinstance(row.get("name"), str):
             return None
         rank = row.get("rank")
@@ -51,9 +52,9 @@ class MetricPoint:
             moment,
             row["name"],
             number,
-            _number(row.get("epoch")),
-            _number(row.get("step")),
-            _number(row.get("seconds")),
+            read_number(row.get("epoch")),
+            read_number(row.get("step")),
+            read_number(row.get("seconds")),
             unit if isinstance(unit, str) else None,
         )
 
@@ -81,11 +82,11 @@ class ResourceSample:
     @classmethod
     def parse(cls, run: str, row: Mapping[str, Any]) -> "ResourceSample | None":
         """A line of resources.jsonl; None for one without rank or time, and for one of another kind."""
-        moment, rank = _moment(row.get("time")), row.get("rank")
+        moment, rank = read_moment(row.get("time")), row.get("rank")
         if moment is None or not isinstance(rank, int) or "kind" in row:
             return None
         names = [item.name for item in fields(cls)][3:]
-        return cls(run, rank, moment, *(_number(row.get(name)) for name in names))
+        return cls(run, rank, moment, *(read_number(row.get(name)) for name in names))
 
 
 class Table(Sequence[Row], Generic[Row]):
@@ -243,17 +244,8 @@ def _curves(points: Iterable[MetricPoint]) -> dict[tuple[str, str, int], list[Me
     return found
 
 
-def _moment(value: Any) -> float | None:
-    """Seconds since 1970 of a time that is RFC 3339 in an archive and a number while the run is running."""
-    if is_finite_number(value):
-        return float(value)
-    try:
-        return parse_timestamp(value)
-    except (TypeError, ValueError, OverflowError):
-        return None
-
-
-def _number(value: Any) -> float | None:
+def read_number(value: object) -> float | None:
+    """A finite number of a JSON document, as a float; None for anything else."""
     return float(value) if is_finite_number(value) else None
 
 

@@ -103,13 +103,13 @@ class Conditions:
 
 
 def assess_conditions(
-    spec: RunSpec | Mapping[str, Any],
+    spec: RunSpec,
     provenance: Mapping[str, Any] | None,
     samples: Iterable[Mapping[str, Any]],
     is_alone: bool = True,
     environments: Mapping[int, Mapping[str, Any]] | None = None,
 ) -> Conditions:
-    """The conditions of a run, from its spec (an object, or as in run.json), its provenance and its resource samples.
+    """The conditions of a run, from its spec, its provenance and its resource samples.
 
     Samples are read once, in constant memory. Malformed rows, and rows of other kinds, are skipped. `is_alone`: whether
     each worker of a cluster run has its own node; if not, other processes on the node may belong to the run and are
@@ -123,14 +123,14 @@ def assess_conditions(
             meters.setdefault(worker if isinstance(worker, int) else 0, _Meter()).add(row)
     meters = {worker: meter for worker, meter in meters.items() if meter.last}
     facts = next((meter.facts for meter in meters.values() if meter.facts), {})
-    local = _fact(spec, "engine", "local") == "local"
+    local = spec.engine == "local"
     locks = [meter.facts for meter in meters.values() if local or meter.facts.get("lock")]  # pods have no lock
     return Conditions(
         crowded=_check_crowding(spec, provenance, _amount(facts.get("cores"))) if local else None,
         contended=_worst([_check_contention(meter) for meter in meters.values() if local or is_alone], "other_cpus"),
         quota_limited=_worst([_quota_limited(meter) for meter in meters.values()], "throttled_seconds"),
         shared=_check_sharing(spec, locks) if local or locks else None,
-        slow_network=check_fabric(spec, environments or {}) if isinstance(spec, RunSpec) else None,
+        slow_network=check_fabric(spec, environments or {}),
         measured=bool(meters),
     )
 
@@ -158,19 +158,17 @@ class _Meter:
 
 
 def _check_crowding(
-    spec: RunSpec | Mapping[str, Any], provenance: Mapping[str, Any] | None, sampled_cores: float | None
+    spec: RunSpec, provenance: Mapping[str, Any] | None, sampled_cores: float | None
 ) -> Condition | None:
     machine = (provenance or {}).get("machine")
     machine = machine if isinstance(machine, Mapping) else {}
     cores, gpus = sampled_cores or _amount(machine.get("cores")), machine.get("gpus")
     if cores is None or cores < 1:
         return None
-    workers = int(_fact(spec, "workers", 1))
-    each = int(_fact(spec, "processes_per_worker", 1))
-    ranks = workers * each if _fact(spec, "run_on_all", True) else 1
-    cpus = float(_fact(spec, "cpus", None) or 0.0) * (workers if _fact(spec, "run_on_all", True) else 1)
+    ranks = spec.workers * spec.processes_per_worker if spec.run_on_all else 1
+    cpus = float(spec.cpus or 0.0) * (spec.workers if spec.run_on_all else 1)
     figures = {"ranks": ranks, "cpus": cpus, "cores": cores}
-    if _fact(spec, "device", "cpu") == "gpu" and isinstance(gpus, list | tuple) and 0 < len(gpus) < ranks:
+    if spec.device == "gpu" and isinstance(gpus, list | tuple) and 0 < len(gpus) < ranks:
         figures["gpus"] = len(gpus)
         return Condition("crowded", f"{ranks} ranks on {_count(len(gpus), 'GPU')}", figures)
     if ranks > cores:
@@ -216,9 +214,9 @@ def _quota_limited(meter: _Meter) -> Condition | None:
     return Condition("quota_limited", reason, figures if quota is None else {**figures, "quota": quota})
 
 
-def _check_sharing(spec: RunSpec | Mapping[str, Any], machines: Iterable[Mapping[str, Any]]) -> Condition | None:
+def _check_sharing(spec: RunSpec, machines: Iterable[Mapping[str, Any]]) -> Condition | None:
     """The condition of a run without the locks of all of its machines; machines without facts are ignored."""
-    if _fact(spec, "share_machine", False):
+    if spec.share_machine:
         return Condition("shared", "--share-machine")
     facts = next((item for item in machines if item and item.get("lock") != "held"), None)
     if facts is None:
@@ -254,10 +252,6 @@ def _find_network(facts: Mapping[str, Any]) -> str | None:
 def _worst(found: Iterable[Condition | None], figure: str) -> Condition | None:
     known = [condition for condition in found if condition is not None]
     return max(known, key=lambda condition: condition.figures[figure], default=None)
-
-
-def _fact(spec: RunSpec | Mapping[str, Any], name: str, default: Any) -> Any:
-    return spec.get(name, default) if isinstance(spec, Mapping) else getattr(spec, name)
 
 
 def _amount(value: Any) -> float | None:

@@ -286,17 +286,17 @@ def parse_result(event: Mapping[str, Any]) -> dict[str, object] | None:
     return {
         "outcome": event["outcome"],
         "goal": _parse_goal(event.get("goal")),
-        "budget_seconds": _amount(event.get("budget_seconds")),
-        "wall_seconds": _amount(event.get("wall_seconds")),
-        "training_seconds": _amount(event.get("training_seconds")),
+        "budget_seconds": read_amount(event.get("budget_seconds")),
+        "wall_seconds": read_amount(event.get("wall_seconds")),
+        "training_seconds": read_amount(event.get("training_seconds")),
         "timings": {
             category: {key: spread[key] for key in SPREAD}
             for category, spread in (timings.items() if isinstance(timings, dict) else ())
-            if isinstance(spread, dict) and all(_amount(spread.get(key)) is not None for key in SPREAD)
+            if isinstance(spread, dict) and all(read_amount(spread.get(key)) is not None for key in SPREAD)
         },
-        "updates": _amount(event.get("updates")),
-        "samples": _amount(event.get("samples")),
-        "epochs": _amount(event.get("epochs")),
+        "updates": read_amount(event.get("updates")),
+        "samples": read_amount(event.get("samples")),
+        "epochs": read_amount(event.get("epochs")),
         "synthetic": event.get("synthetic") is True,
         "data": one_line(event["data"]) if isinstance(event.get("data"), str) else None,
         "data_identity": _parse_data_identity(event.get("data_identity")),
@@ -304,7 +304,8 @@ def parse_result(event: Mapping[str, Any]) -> dict[str, object] | None:
     }
 
 
-def _amount(value: Any) -> Any:
+def read_amount(value: Any) -> float | None:
+    """A finite number of at least 0, as the log has it; None for anything else."""
     return value if is_finite_number(value) and value >= 0 else None
 
 

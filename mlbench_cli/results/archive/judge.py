@@ -29,7 +29,7 @@ from mlbench_cli.results.archive.documents import (
     price_of,
     worker_document,
 )
-from mlbench_cli.results.archive.events import GoalWatcher, ReportedFacts, collect_events, read_events
+from mlbench_cli.results.archive.events import GoalWatcher, ReportedFacts, collect_events, read_amount, read_events
 from mlbench_cli.results.archive.evidence import Evidence
 from mlbench_cli.results.archive.fabric import find_slow_links
 from mlbench_cli.results.archive.faults import (
@@ -515,12 +515,8 @@ def _seconds_to_goal(
     passed = passed.get(goal["kind"]) if isinstance(passed, dict) else None
     if facts.get("outcome") != Outcome.BUDGET_SPENT or not isinstance(passed, dict):
         return None
-    wall, training = (_amount(passed.get(f"{key}_seconds")) for key in ("wall", "training"))
+    wall, training = (read_amount(passed.get(f"{key}_seconds")) for key in ("wall", "training"))
     return {"wall": wall, "training": training}
-
-
-def _amount(value: Any) -> float | None:
-    return value if is_finite_number(value) and value >= 0 else None
 
 
 # --- the summary ---------------------------------------------------------------------------------------------------

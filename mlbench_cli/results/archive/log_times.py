@@ -11,9 +11,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from mlbench_cli.results.archive import sample_blocks
 from mlbench_cli.storage.run_folder import LOG_TIMES, RESOURCES, STATE_FOLDER
@@ -113,7 +111,7 @@ def _take_sample(line: bytes, found: dict[int, LogSizes]) -> None:
             for each in zip(columns["log_bytes"], columns["time"], strict=True):
                 _take_size(row["rank"], *each, found)
             return
-        _take_size(row["rank"], row["log_bytes"], _seconds(row["time"]), found)
+        _take_size(row["rank"], row["log_bytes"], sample_blocks.read_moment(row["time"]), found)
     except (ValueError, KeyError, TypeError, OverflowError):
         return
 
@@ -125,10 +123,3 @@ def _take_size(rank: object, size: object, time: float | None, found: dict[int, 
     if not sizes.offsets or (size > sizes.offsets[-1] and time >= sizes.times[-1]):
         sizes.offsets.append(size)
         sizes.times.append(time)
-
-
-def _seconds(value: Any) -> float | None:
-    """A sample's time, which is RFC 3339 in an archive, and seconds while the run is running."""
-    if isinstance(value, str):
-        return datetime.fromisoformat(value).timestamp()
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

@@ -66,8 +66,7 @@ def unpack(path: Path, folder: Path) -> None:
                 target = temporary / name
                 target.parent.mkdir(parents=True, exist_ok=True)
                 with archive.open_file(name) as source, open(target, "wb") as copy:
-                    while chunk := source.read(layout.CHUNK):
-                        copy.write(chunk)
+                    shutil.copyfileobj(source, copy, layout.CHUNK)
                     copy.flush()
                     os.fsync(copy.fileno())
             os.replace(temporary, folder)

@@ -61,7 +61,7 @@ class SampleWatch:
                 self._watch_block(row)
                 yield row
                 continue
-            moment = _moment(row.get("time"))
+            moment = sample_blocks.read_moment(row.get("time"))
             if moment is not None:
                 self._note_times(moment, moment)
             rank, size = row.get("rank"), row.get("log_bytes")
@@ -387,13 +387,3 @@ def _offsets(clock: NodeClock) -> list[float]:
 
 def _have_all_ended(observation: Observation) -> bool:
     return all(worker.finished is not None for worker in observation.workers if worker.started is not None)
-
-
-def _moment(value: Any) -> float | None:
-    """The time of a row, RFC 3339 in an archive."""
-    if not isinstance(value, str):
-        return float(value) if is_finite_number(value) else None
-    try:
-        return parse_timestamp(value)
-    except ValueError:
-        return None

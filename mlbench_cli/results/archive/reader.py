@@ -13,7 +13,7 @@ from mlbench_cli.results.archive import canonical_zip, layout, sample_blocks
 from mlbench_cli.results.archive.canonical_zip import Entry, ZipDamage
 from mlbench_cli.results.archive.events import read_events
 from mlbench_cli.storage import run_folder
-from mlbench_cli.util.json_text import SCHEMA_VERSION, parse_document
+from mlbench_cli.util.json_text import parse_document, parse_versioned
 from mlbench_cli.util.text import clean_values
 
 if TYPE_CHECKING:
@@ -226,18 +226,9 @@ class Archive:
     def document(self, name: str) -> JsonObject:
         """A JSON document of this schema version."""
         try:
-            value = parse_document(self.read(name))
+            return parse_versioned(self.read(name))
         except ValueError as error:
-            raise DamagedArchive(self.path, name, f"no valid JSON: {error}", problem="schema") from None
-        version = value.get("schema_version")
-        if version != SCHEMA_VERSION or isinstance(version, bool):
-            raise DamagedArchive(
-                self.path,
-                name,
-                f"schema version {version!r}; this mlbench reads {SCHEMA_VERSION}",
-                problem="schema",
-            )
-        return value
+            raise DamagedArchive(self.path, name, str(error), problem="schema") from None
 
     def rows(self, name: str) -> Iterator[JsonObject]:
         """The JSON objects of a .jsonl file, one by one."""

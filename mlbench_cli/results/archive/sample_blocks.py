@@ -159,7 +159,7 @@ def _is_sample(row: Row) -> bool:
         "kind" not in row
         and type(row.get("rank")) is int
         and not any(isinstance(value, dict | list) for value in row.values())
-        and _moment(row.get("time")) is not None
+        and read_moment(row.get("time")) is not None
     )
 
 
@@ -177,7 +177,7 @@ def _make_block(rows: Sequence[Row]) -> Row:
     block: dict[str, Any] = {"kind": KIND, "rank": first["rank"]}
     for name, value in first.items():
         if name == "time":
-            moments = [_moment(row["time"]) or 0.0 for row in rows]
+            moments = [read_moment(row["time"]) or 0.0 for row in rows]
             # Like `timestamp`: rounded to microseconds, then truncated to milliseconds.
             block[name] = {"decimals": 3, "steps": _steps([round(1e6 * moment) // 1000 for moment in moments])}
         elif name not in _NO_COLUMNS:
@@ -204,11 +204,11 @@ def _steps(values: Sequence[float]) -> list[float]:
     return [values[0], *(after - before for before, after in pairwise(values))]
 
 
-def _moment(value: object) -> float | None:
-    """A sample's time in seconds since 1970; normalized samples have RFC 3339."""
-    if isinstance(value, str):
-        try:
-            return parse_timestamp(value)
-        except ValueError:
-            return None
-    return float(value) if isinstance(value, int | float) and is_finite_number(value) else None
+def read_moment(value: object) -> float | None:
+    """A row's time in seconds since 1970: RFC 3339 in an archive, a number while the run is running."""
+    if not isinstance(value, str):
+        return float(value) if is_finite_number(value) else None
+    try:
+        return parse_timestamp(value)
+    except (ValueError, OverflowError):
+        return None

@@ -14,7 +14,7 @@ from mlbench_cli.model.run import JsonObject
 from mlbench_cli.results.archive.layout import MAX_DOCUMENT_BYTES, MAX_SUMS_BYTES
 from mlbench_cli.results.archive.schema import SCHEMAS, validate
 from mlbench_cli.storage import run_folder
-from mlbench_cli.util.json_text import SCHEMA_VERSION, parse_document
+from mlbench_cli.util.json_text import parse_versioned
 
 
 def read_documents(folder: Path, names: Sequence[str]) -> list[JsonObject]:
@@ -31,11 +31,9 @@ def _read_document(folder: Path, name: str, sums: bytes) -> JsonObject:
     if hashlib.sha256(data).hexdigest().encode() != listed[1]:
         raise DamagedArchive(folder, name, "it is not what was sealed: its SHA-256 differs", problem="changed")
     try:
-        document = parse_document(data)
+        document = parse_versioned(data)
     except ValueError as error:
-        raise DamagedArchive(folder, name, f"no valid JSON: {error}", problem="schema") from None
-    if document.get("schema_version") != SCHEMA_VERSION:
-        raise DamagedArchive(folder, name, "another schema version than this mlbench reads", problem="schema")
+        raise DamagedArchive(folder, name, str(error), problem="schema") from None
     if message := next(validate(document, SCHEMAS[name]), None):
         raise DamagedArchive(folder, name, message, problem="schema")
     return document

@@ -2,7 +2,7 @@
 
 import hashlib
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -10,7 +10,7 @@ from typing import Any, BinaryIO, cast
 from mlbench_cli import __version__
 from mlbench_cli.errors import DamagedArchive, NotFoundError, UnprovenArchive
 from mlbench_cli.model.spec import canonical_json
-from mlbench_cli.results.archive import canonical_zip, layout, sample_blocks
+from mlbench_cli.results.archive import layout, sample_blocks
 from mlbench_cli.results.archive.canonical_zip import ZipDamage
 from mlbench_cli.results.archive.documents import JUDGE_VERSION, ResultDocument
 from mlbench_cli.results.archive.evidence import Evidence, load_evidence
@@ -179,12 +179,7 @@ def _folder_problems(path: Path) -> Iterator[Problem | str]:
             "unsealed" if sealable else "not_an_archive", run_folder.SUMS, f"there is no SHA256SUMS: {reason}"
         )
         return
-
-    def digest(name: str) -> str:
-        with archive.open_file(name) as file:
-            return layout.digest(file)
-
-    yield from _archive_problems(archive, digest, damaged)
+    yield from _archive_problems(archive, damaged)
 
 
 def _zip_problems(file: BinaryIO, path: Path | str) -> Iterator[Problem | str]:
@@ -192,21 +187,14 @@ def _zip_problems(file: BinaryIO, path: Path | str) -> Iterator[Problem | str]:
     if run_folder.SUMS not in zipped.entries:
         yield Problem("not_an_archive", run_folder.SUMS, "there is no SHA256SUMS: it is not an mlbench archive")
         return
-
-    def digest(name: str) -> str:
-        sha = hashlib.sha256()
-        for chunk in canonical_zip.read_data(file, zipped.entries[name]):
-            sha.update(chunk)
-        return sha.hexdigest()
-
-    yield from _archive_problems(Archive(path, zipped), digest, False)
+    yield from _archive_problems(Archive(path, zipped), False)
 
 
-def _archive_problems(archive: Archive, digest: Callable[[str], str], damaged: bool) -> Iterator[Problem | str]:
+def _archive_problems(archive: Archive, damaged: bool) -> Iterator[Problem | str]:
     """Check files against SHA256SUMS and, if all match, documents against the evidence."""
     sums = layout.parse_sums(archive.read(run_folder.SUMS, layout.MAX_SUMS_BYTES), archive.path)
     names = {*archive.names} - {run_folder.SUMS, run_folder.SIGNATURE}
-    if run_folder.SIGNATURE in archive.names and (reason := _find_signature_problem(archive, digest)):
+    if run_folder.SIGNATURE in archive.names and (reason := _find_signature_problem(archive)):
         damaged = True
         yield Problem("signature", run_folder.SIGNATURE, reason)
     for name in sorted(names | {*sums}):
@@ -217,7 +205,7 @@ def _archive_problems(archive: Archive, digest: Callable[[str], str], damaged: b
             problem = Problem("extra", _printable_name(name), "it is not listed in SHA256SUMS")
         else:
             try:
-                if digest(name) != sums[name]:
+                if _digest(archive, name) != sums[name]:
                     problem = Problem("changed", name, "it is not what was sealed: its SHA-256 differs")
             except ZipDamage as damage:
                 problem = Problem(damage.code, name, str(damage))
@@ -230,10 +218,15 @@ def _archive_problems(archive: Archive, digest: Callable[[str], str], damaged: b
         yield from _content_problems(archive)
 
 
-def _find_signature_problem(archive: Archive, digest: Callable[[str], str]) -> str | None:
+def _digest(archive: Archive, name: str) -> str:
+    with archive.open_file(name) as file:
+        return layout.digest(file)
+
+
+def _find_signature_problem(archive: Archive) -> str | None:
     """Why SHA256SUMS.sig cannot be a signature. results/archive/sign.py checks who made it."""
     try:
-        digest(run_folder.SIGNATURE)  # for a zip, this checks its CRC
+        _digest(archive, run_folder.SIGNATURE)  # for a zip, this checks its CRC
         return find_signature_problem(archive.read(run_folder.SIGNATURE, MAX_SIGNATURE_BYTES))
     except ZipDamage as damage:
         return str(damage)

@@ -9,7 +9,7 @@ from mlbench_cli.results.analysis.tables import MetricPoint, ResourceSample
 from mlbench_cli.util.times import parse_timestamp
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from mlbench_cli.results.archive.reader import Archive
 
@@ -92,6 +92,13 @@ def summarize_result(result: Mapping[str, object]) -> dict[str, float]:
         found[f"phase_seconds/{phase}"] = spread.get("rank0") if isinstance(spread, Mapping) else None
     found["samples"], found["wall_seconds"] = result.get("samples"), result.get("wall_seconds")
     return {name: float(value) for name, value in found.items() if is_finite_number(value)}
+
+
+def list_values(sample: "ResourceSample") -> "Iterator[tuple[str, float]]":
+    """The names and values of what a sample of the machine has."""
+    for name in ("cpu_seconds", "rss_bytes", "sent_bytes", "received_bytes", "gpu_percent"):
+        if (value := getattr(sample, name)) is not None:
+            yield f"machine/{name}", value
 
 
 def count_steps(point: MetricPoint, counts: dict[tuple[str, int], int]) -> int:

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 from mlbench_cli.results.analysis.tables import MetricPoint, ResourceSample
-from mlbench_cli.results.exports.facts import RunFacts, count_steps
+from mlbench_cli.results.exports.facts import RunFacts, count_steps, list_values
 
 _POLYNOMIAL = 0x82F63B78  # CRC-32C, reflected
 _MAX_FLOAT = 3.4028234663852886e38
-_UNITS = {"cpu_seconds": 1.0, "rss_bytes": 1.0, "sent_bytes": 1.0, "received_bytes": 1.0, "gpu_percent": 1.0}
 _DT_STRING = 7
 
 
@@ -79,10 +78,8 @@ class TensorBoardSink:
             self._file(point.rank).add_scalar(point.name, point.value, count_steps(point, self._counts), point.time)
         for sample in samples:
             step = max(0, round(sample.time - self._facts.created))
-            for name in _UNITS:
-                value = getattr(sample, name)
-                if value is not None:
-                    self._file(sample.rank).add_scalar(f"machine/{name}", value, step, sample.time)
+            for name, value in list_values(sample):
+                self._file(sample.rank).add_scalar(name, value, step, sample.time)
         for file in self._files.values():
             file.flush()
 

@@ -9,12 +9,11 @@ from typing import Any
 from mlbench_cli.config.extras import install_hint
 from mlbench_cli.errors import UnreachableError, UsageError
 from mlbench_cli.results.analysis.tables import MetricPoint, ResourceSample
-from mlbench_cli.results.exports.facts import RunFacts, count_steps
+from mlbench_cli.results.exports.facts import RunFacts, count_steps, list_values
 
 MAX_BATCH = 1000  # metrics in a request to MLflow
 MAX_PARAMETERS = 100
 _MLFLOW_NAME = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-. /:")
-_MACHINE = ("cpu_seconds", "rss_bytes", "sent_bytes", "received_bytes", "gpu_percent")
 
 
 class WandbSink:
@@ -62,11 +61,7 @@ class WandbSink:
             row |= {name: value for name in ("epoch", "step") if (value := getattr(point, name)) is not None}
         for sample in samples:
             row = rows.setdefault((sample.time, sample.rank, 0), {"seconds since 1970": sample.time})
-            row |= {
-                _name_with_rank(f"machine/{name}", sample.rank): value
-                for name in _MACHINE
-                if (value := getattr(sample, name)) is not None
-            }
+            row |= {_name_with_rank(name, sample.rank): value for name, value in list_values(sample)}
         for key in sorted(rows):
             self._run.log(rows[key])
 
@@ -126,9 +121,8 @@ class MlflowSink:
         ]
         for sample in samples:
             rows += [
-                Metric(self._name(_name_with_rank(f"machine/{name}", sample.rank)), value, round(sample.time * 1e3), 0)
-                for name in _MACHINE
-                if (value := getattr(sample, name)) is not None
+                Metric(self._name(_name_with_rank(name, sample.rank)), value, round(sample.time * 1e3), 0)
+                for name, value in list_values(sample)
             ]
         for start in range(0, len(rows), MAX_BATCH):
             self._client.log_batch(self._id, metrics=rows[start : start + MAX_BATCH])

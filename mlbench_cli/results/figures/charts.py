@@ -14,7 +14,6 @@ from mlbench_cli.results.analysis.comparability import UNKNOWN
 from mlbench_cli.results.analysis.foreign_collectives import read_foreign_curves
 from mlbench_cli.results.analysis.numbers import SECONDS, format_estimate, unit_of
 from mlbench_cli.results.analysis.series import Measurement, Series, collect, describe
-from mlbench_cli.results.archive import layout
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.verify import open_verified
 from mlbench_cli.results.figures.collectives import collective_sheets
@@ -29,8 +28,7 @@ from mlbench_cli.results.figures.scaling import (
     split_jobs,
     time_figure,
 )
-from mlbench_cli.util import files
-from mlbench_cli.util.text import shorten
+from mlbench_cli.util.text import list_some, shorten
 
 _BAD = {"goal_missed": "goal missed", "never_started": "never started"}
 
@@ -74,12 +72,7 @@ def draw(
     tables = {"summary.csv": series.to_csv()}
     if curves:
         tables["collectives.csv"] = collectives.to_csv(together)
-    with layout.naming_file_on_os_error(folder, "written"):
-        folder.mkdir(parents=True, exist_ok=True)
-        written = write_sheets(sheets, folder)
-        for name, text in tables.items():
-            files.write_atomically(folder / name, text.encode())
-    return [*written, *(folder / name for name in tables)]
+    return write_sheets(sheets, folder, tables)
 
 
 def list_sheets(series: Series) -> Iterator[Sheet]:
@@ -158,13 +151,11 @@ def _footnote(series: Series) -> str:
         notes.append(f"{_conditions(labeled)}.")
     if series.bad:
         names = [f"{run.name} ({_BAD.get(run.outcome, run.outcome)})" for run in series.bad]
-        more = f" and {len(names) - 8} more" if len(names) > 8 else ""
-        notes.append(f"Excluded: {', '.join(names[:8])}{more}.")
+        notes.append(f"Excluded: {list_some(names, 8)}.")
     return " ".join(notes)
 
 
 def _conditions(runs: Sequence[Measurement]) -> str:
     """The contended and oversubscribed runs, with reasons."""
     phrases = [f"{run.name} ({run.conditions.phrase})" for run in runs]
-    more = f" and {len(phrases) - 6} more" if len(phrases) > 6 else ""
-    return shorten(f"Measured under other conditions: {', '.join(phrases[:6])}{more}", 900)
+    return shorten(f"Measured under other conditions: {list_some(phrases, 6)}", 900)

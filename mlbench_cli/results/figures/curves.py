@@ -2,14 +2,14 @@
 
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 from mlbench_cli.model.goals import Goal, is_finite_number
 from mlbench_cli.results.analysis.numbers import SECONDS, unit_of
-from mlbench_cli.results.analysis.tables import MetricPoint, MetricTable, ResourceSample
+from mlbench_cli.results.analysis.tables import MetricPoint, MetricTable, ResourceSample, read_number
 from mlbench_cli.results.archive import sample_blocks
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.figures.model import Axis, Figure, Kind, Line, Scale, thin
@@ -142,7 +142,12 @@ class RunData:
     def phases(self) -> list[tuple[float, str, float | None, float | None]]:
         """(time, phase, epoch, step) of rank 0's phase events, in order."""
         return [
-            (float(event["time"]), str(event.get("phase")), _number(event.get("epoch")), _number(event.get("step")))
+            (
+                float(event["time"]),
+                str(event.get("phase")),
+                read_number(event.get("epoch")),
+                read_number(event.get("step")),
+            )
             for event in self.archive.events(0)
             if event["event"] == "phase" and event["rank"] == 0
         ]
@@ -209,7 +214,7 @@ def _with_goal(figure: Figure, goal: Goal) -> Figure:
     xs = [x for line in figure.lines for x in line.xs]
     ends = (0.0, max(xs, default=1.0))
     line = Line(f"goal: {goal.threshold:g}", ends, (goal.threshold, goal.threshold), reference=True)
-    return Figure(figure.key, figure.title, figure.x, figure.y, (*figure.lines, line), figure.caption)
+    return replace(figure, lines=(*figure.lines, line))
 
 
 def live_figures(points: Sequence[MetricPoint], goal: Goal | None) -> Iterator[Figure]:
@@ -432,7 +437,3 @@ def _stages(run: RunData) -> tuple[float, ...]:
     moments.append(min(end, moments[-1] + ends) if ends and run.begun is not None else end)
     moments.append(end)
     return tuple(max(0.0, after - before) for before, after in pairwise(moments))
-
-
-def _number(value: object) -> float | None:
-    return float(value) if is_finite_number(value) and isinstance(value, int | float) else None

@@ -1,6 +1,6 @@
 """The figures of an experiment: throughput over the number of workers, and time against price."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -9,6 +9,7 @@ from mlbench_cli.results.analysis.numbers import MIN_RUNS, format_factor, value_
 from mlbench_cli.results.figures.look import Look, choose_looks, look_of
 from mlbench_cli.results.figures.model import Axis, Figure, Line, Scale, Sheet
 from mlbench_cli.results.figures.png import write_sheets
+from mlbench_cli.util.front import find_front
 
 MAX_LINES = 12  # rows in one panel; nobody can distinguish more
 PANEL = "task"
@@ -84,13 +85,12 @@ def _short_label(row: Row) -> str:
 
 def _pareto(rows: Sequence[Row]) -> Figure:
     offers, unit = list_offers(rows)
-    front = sorted((offer.cost, offer.seconds) for offer in offers if offer.is_on_front)
     return Figure(
         "pareto",
         "Time against cost",
         Axis(f"{unit} for 1,000 units", from_zero=True),
         Axis("seconds for 1,000 units", from_zero=True),
-        (*_offer_lines(rows), draw_front(front)),
+        (*_offer_lines(rows), draw_front((offer.cost, offer.seconds) for offer in offers)),
     )
 
 
@@ -104,9 +104,10 @@ def _offer_lines(rows: Sequence[Row]) -> Iterator[Line]:
         yield Line(label, costs, seconds, notes=notes, color=color, shape=shape)
 
 
-def draw_front(front: Sequence[tuple[float, float]]) -> Line:
-    """A staircase through (cost, time) pairs by ascending cost: cheaper costs time only at the next offer."""
-    corners = list(front[:1])
+def draw_front(offers: Iterable[tuple[float, float]]) -> Line:
+    """A staircase through the (cost, time) pairs that no other one beats: cheaper costs time only at the next offer."""
+    front = find_front(offers, lambda offer: offer)
+    corners = front[:1]
     for before, after in pairwise(front):
         corners += [(after[0], before[1]), after]
     xs, ys = zip(*corners, strict=True)

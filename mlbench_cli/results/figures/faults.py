@@ -25,7 +25,7 @@ def draw_faults(archive: Archive, key: str) -> Figure:
     lines = []
     for part, (label, color) in _PARTS.items():
         spans = [(begin, end) for name, begin, end in facts["timeline"] if name == part]
-        lines.append(_line(label, color, [(rank, begin, end) for rank in range(ranks) for begin, end in spans]))
+        lines.append(Line.of_spans(label, color, [(rank, begin, end) for rank in range(ranks) for begin, end in spans]))
     wall = float(facts["wall_seconds"])
     for kind in FaultKind:
         struck = [
@@ -35,7 +35,7 @@ def draw_faults(archive: Archive, key: str) -> Figure:
             for rank in range(ranks)
             if target is None or (rank // each if kind.targets_worker else rank) == target
         ]
-        lines.append(_line(f"fault: {kind}", "step", struck))
+        lines.append(Line.of_spans(f"fault: {kind}", "step", struck))
     lanes = Axis("rank", Scale.CATEGORIES, categories=tuple(f"rank {rank}" for rank in range(ranks)))
     return Figure(
         key,
@@ -46,10 +46,3 @@ def draw_faults(archive: Archive, key: str) -> Figure:
         caption="" if facts["script"] is None else f"Faults: {facts['script']}; policy: {facts['policy']}.",
         kind=Kind.SPANS,
     )
-
-
-def _line(label: str, color: str, spans: list[tuple[int, float, float]]) -> Line:
-    lanes = tuple(float(rank) for rank, _, _ in spans)
-    begins, ends = tuple(begin for _, begin, _ in spans), tuple(end for _, _, end in spans)
-    lengths = tuple(end - begin for begin, end in zip(begins, ends, strict=True))
-    return Line(label, lanes, lengths, begins, ends, color=color)

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from mlbench_cli.util.text import list_some
+
 
 class Kind(StrEnum):
     """How a figure is drawn. All but the first two have categories as x-axis, one horizontal row for each."""
@@ -86,6 +88,15 @@ class Line:
         if len(self.xs) != len(self.ys) or any(len(column) not in (0, len(self.ys)) for column in columns):
             raise ValueError(f"the line {self.label!r} has columns of different lengths")
 
+    @classmethod
+    def of_spans(
+        cls, label: str, color: str, spans: Sequence[tuple[int, float, float]], notes: tuple[str, ...] = ()
+    ) -> "Line":
+        """The bars of a figure of the kind SPANS: (lane, begin, end) of each."""
+        lanes, begins, ends = zip(*spans, strict=True) if spans else ((), (), ())
+        lengths = tuple(end - begin for begin, end in zip(begins, ends, strict=True))
+        return cls(label, tuple(map(float, lanes)), lengths, tuple(begins), tuple(ends), notes=notes, color=color)
+
     def points(self) -> Iterator[tuple[float, float, float | None, float | None, bool, str]]:
         """(x, y, low, high, few, note) of every point with a value."""
         for index, (x, y) in enumerate(zip(self.xs, self.ys, strict=True)):
@@ -111,9 +122,8 @@ class Figure:
     @property
     def alt(self) -> str:
         """A sentence that describes the figure for people who cannot see it."""
-        names = ", ".join(line.label for line in self.lines[:8])
-        more = f" and {len(self.lines) - 8} more" if len(self.lines) > 8 else ""
-        return f"{self.title}: {self.y.label} over {self.x.label}, for {names}{more}."
+        names = list_some([line.label for line in self.lines], 8)
+        return f"{self.title}: {self.y.label} over {self.x.label}, for {names}."
 
     @property
     def parts(self) -> tuple[Line, ...]:

@@ -100,17 +100,11 @@ def _figure(index: int, overlap: Overlap) -> Figure:
     lines = []
     for phase, color, names in PHASES:
         own = [(begin, end) for name, begin, end in overlap.training if name in names]
-        lines.append(_line(phase, color, [(0, *span) for span in own]))
+        lines.append(Line.of_spans(phase, color, [(0, *span) for span in own]))
     messages = [(1, begin, end) for _, begin, end in overlap.messages]
-    lines.append(_line("message in flight", "step", messages))
-    lines.append(_line("message behind others", "servers", [(2, *span) for span in overlap.queue]))
+    lines.append(Line.of_spans("message in flight", "step", messages))
+    lines.append(Line.of_spans("message behind others", "servers", [(2, *span) for span in overlap.queue]))
     axis = Axis("lane", Scale.CATEGORIES, categories=LANES)
     title = f"{shorten(overlap.title, 80)}  ({words})"
     seconds = Axis("seconds", from_zero=True, unit=SECONDS)
     return Figure(f"overlap{index}", title, axis, seconds, tuple(line for line in lines if line.xs), kind=Kind.SPANS)
-
-
-def _line(label: str, color: str, spans: Sequence[tuple[int, float, float]]) -> Line:
-    lanes, begins, ends = zip(*spans, strict=True) if spans else ((), (), ())
-    lengths = tuple(end - begin for begin, end in zip(begins, ends, strict=True))
-    return Line(label, tuple(map(float, lanes)), lengths, tuple(begins), tuple(ends), color=color)

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from mlbench_cli.results.archive import layout
 from mlbench_cli.results.figures.look import choose_looks
 from mlbench_cli.results.figures.model import Axis, Figure, Line, Scale, Sheet, thin
 from mlbench_cli.results.figures.png import write_sheets
@@ -31,6 +30,4 @@ def draw_plan(task: str, clouds: Mapping[str, Points], pareto: Points, best: Poi
         tuple(lines),
     )
     sheet = Sheet("plan", figure.title, (figure,), "Predictions, not measurements.")
-    with layout.naming_file_on_os_error(folder, "written"):
-        folder.mkdir(parents=True, exist_ok=True)
-        return write_sheets([sheet], folder)
+    return write_sheets([sheet], folder)

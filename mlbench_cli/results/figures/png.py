@@ -6,7 +6,7 @@ with the same matplotlib.
 
 import textwrap
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from mlbench_cli.config.extras import install_hint
 from mlbench_cli.errors import MlbenchError
 from mlbench_cli.results.analysis.numbers import format_value
+from mlbench_cli.results.archive.layout import naming_file_on_os_error
 from mlbench_cli.results.figures.look import MARKS, look_of, read_colors
 from mlbench_cli.results.figures.model import Figure, Kind, Line, Sheet, Spread
 from mlbench_cli.results.figures.ticks import Places, format_tick, place_axis, values_of
@@ -53,15 +54,23 @@ _STYLE: dict[str, object] = {
 }
 
 
-def write_sheets(sheets: Iterable[Sheet], folder: Path) -> list[Path]:
-    """Write each sheet as NAME.png and NAME.svg into the existing `folder`; returns the paths."""
+def write_sheets(sheets: Iterable[Sheet], folder: Path, tables: Mapping[str, str] | None = None) -> list[Path]:
+    """Write each sheet as NAME.png and NAME.svg into `folder`, which is made, and the texts of `tables` beside them.
+
+    Returns the paths. Raises MlbenchError.
+    """
     written = []
-    for sheet, picture in draw_sheets(sheets):
-        for suffix, metadata in ((".png", {"Software": None}), (".svg", {"Date": None, "Creator": None})):
-            path = folder / f"{sheet.name}{suffix}"
-            with files.replace_file(path) as file:
-                picture.savefig(file, format=suffix[1:], metadata=metadata)
-            written.append(path)
+    with naming_file_on_os_error(folder, "written"):
+        folder.mkdir(parents=True, exist_ok=True)
+        for sheet, picture in draw_sheets(sheets):
+            for suffix, metadata in ((".png", {"Software": None}), (".svg", {"Date": None, "Creator": None})):
+                path = folder / f"{sheet.name}{suffix}"
+                with files.replace_file(path) as file:
+                    picture.savefig(file, format=suffix[1:], metadata=metadata)
+                written.append(path)
+        for name, text in (tables or {}).items():
+            files.write_atomically(folder / name, text.encode())
+            written.append(folder / name)
     return written
 
 

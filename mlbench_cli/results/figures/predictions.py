@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlbench_cli.errors import UsageError
-from mlbench_cli.results.archive import layout
 from mlbench_cli.results.figures.look import choose_looks
 from mlbench_cli.results.figures.model import Axis, Figure, Line, Scale, Sheet, Spread
 from mlbench_cli.results.figures.png import write_sheets
@@ -34,9 +33,7 @@ def draw_predictions(pairs: Sequence[PredictedPair], unit: str, folder: Path) ->
     sheet = Sheet(
         "predictions", "Predicted over measured", figures, f"The band is {BAND:.0%} around the measured value."
     )
-    with layout.naming_file_on_os_error(folder, "written"):
-        folder.mkdir(parents=True, exist_ok=True)
-        return write_sheets([sheet], folder)
+    return write_sheets([sheet], folder)
 
 
 def _figure(group: str, pairs: Sequence[PredictedPair], unit: str, looks: dict[str, tuple[str, int]]) -> Figure:

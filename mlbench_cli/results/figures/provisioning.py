@@ -8,10 +8,8 @@ from mlbench_cli.errors import UsageError
 from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.results.analysis.numbers import SECONDS, format_value
-from mlbench_cli.results.archive import layout
 from mlbench_cli.results.figures.model import Axis, Figure, Kind, Line, Scale, Sheet
 from mlbench_cli.results.figures.png import write_sheets
-from mlbench_cli.util import files
 from mlbench_cli.util.csv_text import format_csv
 from mlbench_cli.util.text import shorten
 
@@ -33,12 +31,7 @@ def draw(clusters: Sequence[Cluster], folder: Path) -> list[Path]:
                 hint="mlbench list-clusters",
             )
     sheet = Sheet(NAME, "Provisioning time", tuple(provisioning_figures(clusters)))
-    with layout.naming_file_on_os_error(folder, "written"):
-        folder.mkdir(parents=True, exist_ok=True)
-        written = write_sheets([sheet], folder)
-        table = folder / f"{NAME}.csv"
-        files.write_atomically(table, to_csv(clusters).encode())
-    return [*written, table]
+    return write_sheets([sheet], folder, {f"{NAME}.csv": to_csv(clusters)})
 
 
 def provisioning_figures(clusters: Sequence[Cluster]) -> Iterator[Figure]:
@@ -123,15 +116,8 @@ def _figure(key: str, title: str, rows: Sequence[ResourceTimes]) -> Figure:
 
 
 def _line(label: str, color: str, spans: Sequence[tuple[int, float, float, ResourceTimes]]) -> Line:
-    return Line(
-        label,
-        tuple(float(index) for index, *_ in spans),
-        tuple(end - begin for _, begin, end, _ in spans),
-        tuple(begin for _, begin, _, _ in spans),
-        tuple(end for _, _, end, _ in spans),
-        notes=tuple("not yet" if row.ended is None else "was there" if row.is_adopted else "" for *_, row in spans),
-        color=color,
-    )
+    notes = ("not yet" if row.ended is None else "was there" if row.is_adopted else "" for *_, row in spans)
+    return Line.of_spans(label, color, [span[:3] for span in spans], tuple(notes))
 
 
 def _waited(row: ResourceTimes) -> float:

@@ -1,6 +1,5 @@
 """Published results of MLBench 3, for comparison: published_results.csv."""
 
-import csv
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -8,6 +7,7 @@ from pathlib import Path
 
 from mlbench_cli.results.figures.look import color_of_phase
 from mlbench_cli.results.figures.model import Line
+from mlbench_cli.util.csv_text import read_table
 
 _DATA = Path(__file__).parents[1] / "analysis" / "published_results.csv"
 # Tasks that repeat a published one.
@@ -31,7 +31,6 @@ class PublishedValue:
 @cache
 def read_published() -> tuple[PublishedValue, ...]:
     """All published values, with sources."""
-    lines = [line for line in _DATA.read_text("utf-8").splitlines() if not line.startswith("#")]
     return tuple(
         PublishedValue(
             row["task"],
@@ -43,7 +42,7 @@ def read_published() -> tuple[PublishedValue, ...]:
             row["approx"] == "yes",
             row["source"],
         )
-        for row in csv.DictReader(lines)
+        for row in read_table(_DATA)
     )
 
 

@@ -47,7 +47,7 @@ from mlbench_cli.results.report.summary import (
     title_of,
     workers,
 )
-from mlbench_cli.util.text import shorten
+from mlbench_cli.util.text import list_some, shorten
 
 MAX_MACHINE_RUNS = 4  # runs whose samples are drawn, the largest of each group first
 MAX_WAYS = 7  # lines in the figure of progress toward the goal
@@ -176,7 +176,7 @@ def _conditions(runs: Sequence[RunData]) -> Iterator[tuple[str, str]]:
     for text, names in found.items():
         _, _, rest = text.partition("{}")
         count = "1 run was" if len(names) == 1 else f"{len(names)} runs were"
-        yield f"{count}{rest}", f"{_names(names)}."
+        yield f"{count}{rest}", f"{list_some(names)}."
 
 
 def _one_job(job: Job, drawn: Sequence[Figure]) -> Iterator[Section]:
@@ -519,7 +519,7 @@ def _finding_section(runs: Sequence[RunData], left_out: Sequence[str]) -> Sectio
             found.setdefault(key, []).append(run.name)
     failed = {run.name for run in runs if run.archive.result["outcome"] not in (*SUCCESSFUL, "goal_missed")}
     notes = [
-        Note(f"{_names(names)}: {summary}", f"({code})", hint, Tone.BAD if failed & set(names) else Tone.WARN)
+        Note(f"{list_some(names)}: {summary}", f"({code})", hint, Tone.BAD if failed & set(names) else Tone.WARN)
         for (code, summary, hint), names in found.items()
     ]
     notes += [Note(lead, text, tone=Tone.WARN) for lead, text in _conditions(runs)]
@@ -531,10 +531,6 @@ def _finding_section(runs: Sequence[RunData], left_out: Sequence[str]) -> Sectio
             Note("Not all runs are in the same division.", "Quote a comparison across divisions with this note.")
         )
     return Section("Findings", () if notes else ("No findings.",), notes=tuple(notes))
-
-
-def _names(names: Sequence[str]) -> str:
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 def _run_section(runs: Sequence[RunData]) -> Section:

@@ -1,7 +1,6 @@
 """The content of a report, independent of its rendering: verdict, key numbers and sections."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
 from mlbench_cli.results.figures.look import Look
@@ -99,7 +98,6 @@ class Report:
     warnings: tuple[str, ...]
     sections: tuple[Section, ...]
     runs: tuple[str, ...] = ()
-    facts: Mapping[str, str] = field(default_factory=dict)
     context: str = ""
     badges: tuple[Badge, ...] = ()
     numbers: tuple[KeyNumber, ...] = ()

@@ -17,7 +17,6 @@ from mlbench_cli.results.figures.model import Axis, Figure, Line, Scale
 from mlbench_cli.results.figures.scaling import Job, phase_figures
 from mlbench_cli.results.figures.svg import MAX_MARKS
 from mlbench_cli.results.site.claims import Claim, Contest
-from mlbench_cli.util.front import find_front
 
 MAX_TREND_LINES = 7
 MAX_OFFERS = 240  # marks of a figure; each is about 250 bytes of its page
@@ -56,13 +55,12 @@ def draw_offers(contest: Contest, key: str) -> Figure | None:
         )
     left = len(offers) - sum(len(line.xs) for line in lines)
     caption = "Lower left is better. Dashed: no other result is both faster and cheaper."
-    front = find_front(((price, claim.point.seconds.mean) for claim, price in offers), lambda offer: offer)
     return Figure(
         key,
         f"Time against {'cost' if has_cost else 'worker-seconds'}",
         Axis("US dollars per run" if has_cost else "worker-seconds", Scale.LOG10),
         Axis(contest.job.what, Scale.LOG10, unit=SECONDS),
-        (*lines, draw_front(front)),
+        (*lines, draw_front((price, claim.point.seconds.mean) for claim, price in offers)),
         caption + (f" {left} slower results are omitted." if left else ""),
     )
 

@@ -112,11 +112,11 @@ def test_less_is_better_for_seconds() -> None:
     assert rows[0].efficiency(2) == 1.0
 
 
-def test_the_front_holds_what_nothing_beats() -> None:
+def test_offers_cost_money_or_the_time_of_workers() -> None:
     rows = make_rows([sample("a", 1, 100.0), sample("a", 4, 200.0), sample("b", 4, 300.0)])
     offers, unit = list_offers(rows)
     assert unit == "seconds of workers"
-    assert [(offer.label, offer.workers) for offer in offers if offer.is_on_front] == [("t, a", 1), ("t, b", 4)]
+    assert [(offer.label, offer.cost) for offer in offers] == [("t, a", 10.0), ("t, a", 20.0), ("t, b", 40 / 3)]
     priced = make_rows([sample("a", 1, 100.0, seconds=10.0, price=1.0)])
     assert list_offers(priced)[1] == "price"
     assert list_offers(priced)[0][0].cost == pytest.approx(1.0)

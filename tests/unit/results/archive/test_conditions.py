@@ -159,11 +159,6 @@ def test_documents_hold_all_of_it() -> None:
             Conditions.from_dict(bad)
 
 
-def test_a_spec_and_its_document_give_the_same() -> None:
-    run_spec = spec(workers=8, share_machine=True)
-    assert assess_conditions(run_spec.to_dict(), None, rows()) == assess_conditions(run_spec, None, rows())
-
-
 def test_a_long_run_takes_no_more_memory() -> None:
     def peak(seconds: int) -> int:
         tracemalloc.start()
