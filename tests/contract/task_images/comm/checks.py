@@ -104,7 +104,7 @@ def a_leader_names_an_order_that_all_ranks_follow(world: World) -> None:
 
 
 def _expect_refusal(world: World, strategy: Strategy, passes: int) -> None:
-    with pytest.raises(TaskUsageError, match="one only") as error:
+    with pytest.raises(TaskUsageError, match="only one") as error:
         train(world, strategy, 1, passes, make_net=PlainNet)
     assert "--method ddp" in str(error.value.hint)
 
