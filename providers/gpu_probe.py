@@ -12,6 +12,7 @@ from typing import Any
 
 from mlbench_cli.errors import MlbenchError, NotFoundError
 from mlbench_cli.kube.objects import condition
+from mlbench_cli.util.text import counted
 from providers.base import ROLE_LABEL, WORKER, Readiness, Resource, ResourceStatus
 from providers.kubernetes_calls import Connect, open_young_cluster
 from templates import FOLDER, documents
@@ -108,7 +109,7 @@ class GpuProbe(Resource):
             self._unschedulable_since = now
         if now - self._unschedulable_since >= UNSCHEDULABLE_SECONDS:
             raise MlbenchError(
-                f'No worker can run the GPU probe, which asks for {self.gpus} GPUs: "{why}"',
+                f'No worker can run the GPU probe, which asks for {counted(self.gpus, "GPU")}: "{why}"',
                 hint=f"kubectl describe nodes   shows what the workers offer and who uses it. {AGAIN}",
             )
         return Readiness(False, f"no worker takes its pod: {why}")

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Protocol, TypeVar
 
 from mlbench_cli.errors import CapacityError, UsageError, did_you_mean
+from mlbench_cli.util.text import counted
 
 
 class Sized(Protocol):
@@ -127,7 +128,8 @@ def settle_gpus(
         )
     if asked is not None and asked != count:
         raise UsageError(
-            f"A {machine.name} has {count} GPUs, not {asked}.", hint="Remove --num-gpus, or choose another type."
+            f"A {machine.name} has {counted(count, 'GPU')}, not {asked}.",
+            hint="Remove --num-gpus, or choose another type.",
         )
     return replace(machine, gpu=(gpu or machine.gpu) if count else None, gpus=count)
 

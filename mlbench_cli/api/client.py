@@ -13,6 +13,7 @@ from mlbench_cli.api.runs import RunHandle, Runs
 from mlbench_cli.api.workspace import API_COMMAND, Workspace
 from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
 from mlbench_cli.model.run import Cluster, JsonObject
+from mlbench_cli.util.text import counted
 
 if TYPE_CHECKING:
     from mlbench_cli.api.launches import Launch
@@ -54,7 +55,7 @@ class Client(Workspace):
         self.close()
 
     def __repr__(self) -> str:
-        return f"<mlbench client of {self.store.folder}: {self.count_runs()} runs>"
+        return f"<mlbench client of {self.store.folder}: {counted(self.count_runs(), 'run')}>"
 
     def _repr_html_(self) -> str:
         """The newest runs, for notebooks."""

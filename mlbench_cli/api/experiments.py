@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from mlbench_cli.api.runs import RunHandle, Runs
 from mlbench_cli.api.workspace import Workspace
 from mlbench_cli.model.run import Experiment, ExperimentState, JsonObject
+from mlbench_cli.util.text import counted
 
 if TYPE_CHECKING:
     from mlbench_cli.results.analysis.experiment_table import Row
@@ -44,7 +45,7 @@ class ExperimentHandle:
     def __repr__(self) -> str:
         """Name and number of runs in one line."""
         count = len(self.runs())
-        return f"<experiment {self.name}: {count} run{'' if count == 1 else 's'}>"
+        return f"<experiment {self.name}: {counted(count, 'run')}>"
 
     def _repr_html_(self) -> str:
         """Its runs, for notebooks."""

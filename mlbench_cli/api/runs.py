@@ -10,6 +10,7 @@ from mlbench_cli.api.workspace import Workspace
 from mlbench_cli.errors import CleanupError, DeadlineError, NotFoundError, UsageError
 from mlbench_cli.model.run import Experiment, FindingDocument, JsonObject, Outcome, Run, RunRow, RunState
 from mlbench_cli.storage.run_folder import METRICS, RESOURCES, RunFolder
+from mlbench_cli.util.text import counted
 
 if TYPE_CHECKING:
     from mlbench_cli.model.goals import Goal
@@ -114,7 +115,7 @@ class RunHandle:
         from mlbench_cli.model.methods import method_phrase
 
         spec = self.run.spec
-        words = [f"{spec.task}, {spec.workers} worker{'' if spec.workers == 1 else 's'}", method_phrase(spec.method)]
+        words = [f"{spec.task}, {counted(spec.workers, 'worker')}", method_phrase(spec.method)]
         words += [spec.network] if spec.network else []
         words += ["functional only"] if spec.functional_only else []
         words += [str(self.row.outcome or self.row.state)]

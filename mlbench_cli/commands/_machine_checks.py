@@ -9,6 +9,7 @@ from mlbench_cli.engines.hosts.hostfile import HostEntry
 from mlbench_cli.errors import MlbenchError
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.storage.store import Store
+from mlbench_cli.util.text import counted
 from providers.checks import Check
 
 if TYPE_CHECKING:
@@ -91,8 +92,8 @@ def _check_partition(name: str, details: "SlurmDetails", facts: "SlurmFacts") ->
         known = ", ".join(facts.partitions)
         return Check(f"{name}: partition", "failed", f"no {chosen or 'default'}, only {known}", "mlbench attach-slurm")
     limit = "no time limit" if partition["max_seconds"] is None else f"{partition['max_seconds']} s at most"
-    gpus = f", {partition['gpus_per_node']} GPUs each" if partition["gpus_per_node"] else ", no GPUs"
-    return Check(f"{name}: partition", "ok", f"{chosen}: {partition['nodes']} nodes{gpus}, {limit}")
+    gpus = f", {counted(partition['gpus_per_node'], 'GPU')} each" if partition["gpus_per_node"] else ", no GPUs"
+    return Check(f"{name}: partition", "ok", f"{chosen}: {counted(partition['nodes'], 'node')}{gpus}, {limit}")
 
 
 def _check_folder(name: str, writable: str, free: int, folder: str) -> Check:
@@ -115,7 +116,7 @@ def _check_hosts(cluster: Cluster) -> Iterator[Check]:
         checks.check_network(found, channels)
         for item in found:
             torch = f"torch {item.torch}" if item.torch else "no torch"
-            text = f"{item.address} on {item.interface}, Python {item.python}, {torch}, {item.gpus} GPUs, "
+            text = f"{item.address} on {item.interface}, Python {item.python}, {torch}, {counted(item.gpus, 'GPU')}, "
             text += f"{int(item.facts['free_bytes']) >> 30} GiB free, clock {item.clock_seconds:+.1f} s"
             yield Check(f"{cluster.name}: {item.name}", "ok", text)
         for warning in warnings:

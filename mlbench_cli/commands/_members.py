@@ -8,6 +8,7 @@ from mlbench_cli.commands._common import Format
 from mlbench_cli.commands._report import Ended, Reporter, in_words
 from mlbench_cli.errors import DeadlineError, MlbenchError, Stopped, explain_stop
 from mlbench_cli.model.run import Outcome, Run
+from mlbench_cli.util.text import counted
 
 STOP_SECONDS = 1.0  # time that a stopped client waits for a run that it cancels
 
@@ -80,8 +81,8 @@ def wait_for_queue(opened: OpenExperiment, *, require_goal: bool) -> list[Ended]
     """As `follow_all`, for several runs at a time: a separate queue process starts them and outlives this client."""
     pid = opened.hand_over()
     console.note(
-        f"Background process {pid} starts {len(opened.left)} runs, {opened.plan.experiment.parallel} at a time. "
-        "Ctrl-C stops waiting, not the runs."
+        f"Background process {pid} starts {counted(len(opened.left), 'run')}, "
+        f"{opened.plan.experiment.parallel} at a time. Ctrl-C stops waiting, not the runs."
     )
     ended = []
     for run in opened.runs:

@@ -12,6 +12,7 @@ from mlbench_cli.commands._common import Format, Output
 from mlbench_cli.errors import CredentialError, UsageError
 from mlbench_cli.model.spec import check_name
 from mlbench_cli.storage.store import Store
+from mlbench_cli.util.text import counted
 from providers import registry
 from templates import dump
 
@@ -107,7 +108,9 @@ def attach_cluster(
     if cluster.details.get("autopilot"):
         console.note("This is GKE Autopilot, where pods get only what they request: runs need --num-cpus N --memory N.")
     if facts is not None and facts.gpus_per_node:
-        console.note(f"Its nodes have up to {facts.gpus_per_node} GPUs each; runs with --gpu have one rank per GPU.")
+        console.note(
+            f"Its nodes have up to {counted(facts.gpus_per_node, 'GPU')} each; runs with --gpu have one rank per GPU."
+        )
     if facts is not None and facts.devices:
         console.note(f"Its nodes offer {', '.join(facts.devices)}; request them with --device RESOURCE=N.")
     console.out(

@@ -13,6 +13,7 @@ from mlbench_cli.commands._machines import SshConfig, read_text_file, record
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.model.spec import check_name
+from mlbench_cli.util.text import counted
 
 
 def attach_hosts(
@@ -91,6 +92,7 @@ def attach_hosts(
         console.warn(warning)
     slots = sum(entry.slots for entry in entries)
     console.out(
-        f"The cluster {name} has {len(records)} hosts with {slots} slots, Python {found[0].python}, torch "
-        f"{found[0].torch or 'none'}, interface {details['interface'] or 'by host'}; commands now use it."
+        f"The cluster {name} has {counted(len(records), 'host')} with {counted(slots, 'slot')}, "
+        f"Python {found[0].python}, torch {found[0].torch or 'none'}, interface {details['interface'] or 'by host'}; "
+        "commands now use it."
     )

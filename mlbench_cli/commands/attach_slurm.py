@@ -13,6 +13,7 @@ from mlbench_cli.commands._machines import SshConfig, read_text_file, record
 from mlbench_cli.errors import CapacityError, UsageError
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.model.spec import check_name
+from mlbench_cli.util.text import counted
 
 
 def attach_slurm(
@@ -136,10 +137,10 @@ def attach_slurm(
         console.warn(f"{python} on the nodes has no torch, which tasks need. Use --python PATH or --setup FILE.")
     unprobed = chosen["nodes"] - len(probes)
     if unprobed:
-        console.note(f"{unprobed} nodes were not probed" + (": they are busy." if probe else "."))
+        console.note(f"{counted(unprobed, 'node was', 'nodes were')} not probed{' (busy)' if probe else ''}.")
     console.out(
         f"The cluster {name} is Slurm {facts.version}, partition {partition or facts.default_partition} with "
-        f"{chosen['nodes']} nodes; commands now use it."
+        f"{counted(chosen['nodes'], 'node')}; commands now use it."
     )
 
 

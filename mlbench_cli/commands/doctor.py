@@ -22,6 +22,7 @@ from mlbench_cli.config.extras import install_hint
 from mlbench_cli.errors import CleanupError, MlbenchError, UsageError
 from mlbench_cli.runs.launch import local_machine
 from mlbench_cli.storage.store import Store
+from mlbench_cli.util.text import counted
 from providers import registry
 from providers.base import NamesRights
 from providers.checks import Check
@@ -213,7 +214,7 @@ def _cores() -> Check:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     quota = cpu_quota()
     cores = f"{machine.cores} cores" if quota is None else f"{machine.cores} cores (CPU quota of {quota:g})"
-    return Check("machine", "ok", f"{cores}, {machine.gpus} GPUs, {console.size(memory)} memory")
+    return Check("machine", "ok", f"{cores}, {counted(machine.gpus, 'GPU')}, {console.size(memory)} memory")
 
 
 def _machine_lock() -> Check:

@@ -17,6 +17,7 @@ from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.storage.run_folder import is_sealed
 from mlbench_cli.storage.store import Store
+from mlbench_cli.util.text import counted
 from providers.operation_lock import hold_operation_lock
 
 
@@ -80,7 +81,10 @@ def gc(
         console.confirm("End these processes?", yes=yes)
         end_orphans(store, providers)
     if chosen and not dry_run:
-        console.confirm(f"Delete {len(chosen)} clusters and everything on them?", yes=yes)
+        console.confirm(
+            f"Delete {counted(len(chosen), 'cluster')} and everything in {'it' if len(chosen) == 1 else 'them'}?",
+            yes=yes,
+        )
 
         def explain_keeping(cluster: Cluster) -> str | None:
             """Why a cluster stays that was to be deleted; it is looked at again, as its end may have been moved."""

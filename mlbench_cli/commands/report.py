@@ -10,6 +10,7 @@ from mlbench_cli import api, console
 from mlbench_cli.commands._archives import Unproven, open_archives
 from mlbench_cli.commands._common import Format, Output
 from mlbench_cli.commands._selection import complete_names
+from mlbench_cli.util.text import counted
 
 
 def report(
@@ -56,4 +57,7 @@ def report(
         console.out_json({"report": str(target.absolute()), "files": [str(path) for path in written]})
         return
     console.out(str(target))
-    console.note(f"{console.size(target.stat().st_size)} of {len(archives)} runs; data: {len(written) - 1} CSV files")
+    console.note(
+        f"{console.size(target.stat().st_size)} of {counted(len(archives), 'run')}; "
+        f"data: {counted(len(written) - 1, 'CSV file')}"
+    )

@@ -25,6 +25,7 @@ from mlbench_cli.results.analysis.numbers import format_estimate
 from mlbench_cli.results.analysis.reproduction import Reproduction, format_margin, unit_of_figure
 from mlbench_cli.results.analysis.statistics import estimate
 from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.util.text import counted
 
 AUTO = "auto"
 
@@ -107,7 +108,7 @@ def reproduce(
                 made = make_cluster(client.store, describe_cluster(first, count), yes=yes, dry_run=dry_run)
                 cluster = stack.enter_context(made).name
                 if dry_run:
-                    console.note(f"Nothing was created. {_count(count, 'run')} would start on {cluster}.")
+                    console.note(f"Nothing was created. {counted(count, 'run')} would start on {cluster}.")
                     return 0
             launch = client.prepare_reproduction(first, name=name, repeats=count, cluster=cluster, data_dir=data_dir)
             title = launch.experiment.name
@@ -160,8 +161,8 @@ def _announce(specs: Sequence[RunSpec], original: Sequence[Archive], margin: flo
     first = specs[0]
     seconds = max(float(archive.result["wall_seconds"] or 0.0) for archive in original)
     console.note(
-        f"Original: {_title(original)}, {_count(len(original), 'run')} ({in_words(first)}). Again: "
-        f"{_count(len(specs), 'run')} of about {console.rough_duration(seconds)} each.\n"
+        f"Original: {_title(original)}, {counted(len(original), 'run')} ({in_words(first)}). Again: "
+        f"{counted(len(specs), 'run')} of about {console.rough_duration(seconds)} each.\n"
         f"It is reproduced if the two sides agree within {format_margin(margin)} in: {', '.join(figures)}."
     )
 
@@ -193,10 +194,6 @@ def _title(original: Sequence[Archive]) -> str:
     """ "demo-2" of the repeats demo-2-r1 and demo-2-r2."""
     name = str(original[0].run["name"])
     return common_name(name) or name
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}{'' if number == 1 else 's'}"
 
 
 # --- the answer -----------------------------------------------------------------------------------------------------

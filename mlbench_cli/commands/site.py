@@ -9,7 +9,7 @@ import typer
 
 from mlbench_cli import console
 from mlbench_cli.commands._common import Format
-from mlbench_cli.util.text import one_line, shorten
+from mlbench_cli.util.text import counted, one_line, shorten
 
 site = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -77,10 +77,10 @@ def build(
         )
         return
     console.out(str(target / "index.html"))
-    receipts = f"{summary.receipts} receipt{'' if summary.receipts == 1 else 's'}"
+    receipts = counted(summary.receipts, "receipt")
     console.note(
-        f"{summary.claims} results from {summary.archives} archives ({console.size(summary.bytes)}), "
-        f"{receipts}; largest page {console.size(summary.largest_page)}"
+        f"{counted(summary.claims, 'result')} from {counted(summary.archives, 'archive')} "
+        f"({console.size(summary.bytes)}), {receipts}; largest page {console.size(summary.largest_page)}"
     )
     if summary.disclosed:
         console.note("The archives publish the following (mlbench download NAME --anonymous omits it):")
@@ -124,5 +124,5 @@ def check(
         if output is Format.text and os.environ.get("GITHUB_ACTIONS") == "true":
             typer.echo(format_annotation(each))
     if not objections and output is Format.text:
-        console.out(f"{count} claim{'' if count == 1 else 's'}, no objections")
+        console.out(f"{counted(count, 'claim')}, no objections")
     return 7 if objections else 0

@@ -15,6 +15,7 @@ from mlbench_cli.results import receipts
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.sign import OriginError, Signer, check_origin, require_signers
 from mlbench_cli.results.archive.verify import Verification
+from mlbench_cli.util.text import counted
 
 # Codes of problems by which all files are as they were sealed, but say what does not follow from the evidence.
 _DERIVATION = {"schema", "inconsistent"}
@@ -111,7 +112,7 @@ def _show(found: CheckedArchive) -> None:
     proofs = f" ({proven}{by})" if proven else ""
     count = len(checked.problems)
     if count:
-        console.out(f"{found.path}: {'1 problem' if count == 1 else f'{count} problems'}{proofs}")
+        console.out(f"{found.path}: {counted(count, 'problem')}{proofs}")
     elif error is not None:
         console.out(f"{found.path}: origin not proven{proofs}")
     else:

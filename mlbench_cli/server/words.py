@@ -9,6 +9,7 @@ from mlbench_cli.model.run import JsonObject
 from mlbench_cli.results.analysis.numbers import SECONDS, format_value, unit_of
 from mlbench_cli.results.analysis.statistics import EstimateDocument
 from mlbench_cli.results.figures.look import choose_looks
+from mlbench_cli.util.text import counted
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -119,7 +120,7 @@ def draw_ratio(document: EstimateDocument | None) -> "Markup | str":
 
 def facts_of(status: JsonObject, result: Mapping[str, Any] | None) -> list[tuple[str, Any]]:
     """The facts below the name of a run: (name, text)."""
-    workers = f"{status['workers']} worker{'' if status['workers'] == 1 else 's'}"
+    workers = counted(status["workers"], "worker")
     where = "this machine" if status["cluster"] == "local" else status["cluster"]
     division = (result or {}).get("division") or {}
     found = [

@@ -130,6 +130,12 @@ def fit_parts(parts: Sequence[tuple[str, int]], width: int | None) -> str:
     return line if width is None else cut(line, width)
 
 
+def counted(count: float, noun: str, plural: str = "") -> str:
+    """ "1 run", "2 runs": a number and its noun, whose plural ends with "s" unless it is given."""
+    number = f"{count:g}" if isinstance(count, float) else str(count)
+    return f"{number} {noun if count == 1 else plural or noun + 's'}"
+
+
 def duration(seconds: float | None) -> str:
     """Seconds for people: "850 ms", "12.3 s", "4 min 5 s", "24 h", "3 d 4 h"."""
     if seconds is None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mlbench_cli.results.analysis.statistics import incomplete_beta
+from mlbench_cli.util.text import counted
 
 LEVEL = 0.01
 MOST_RUNS = 10_000
@@ -37,7 +38,7 @@ class RaceVerdict:
     def __str__(self) -> str:
         if self.holds:
             return f"mean {self.mean:.4f} of {self.runs} runs: below the goal (p = {self.p:.2g})"
-        more = f"{self.more} more run{'' if self.more == 1 else 's'} needed"
+        more = f"{counted(self.more or 0, 'more run')} needed"
         needed = "more such runs would not show it" if self.more is None else more
         chance = "" if self.p is None else f" (p = {self.p:.2g})"
         return f"mean {self.mean:.4f} of {self.runs} runs: not shown to be below the goal{chance}; {needed}"

@@ -39,6 +39,7 @@ from mlbench_cli.results.analysis.series import drop_duplicates, measure
 from mlbench_cli.results.analysis.sessions import Basis, Sessions, find_sessions, mean_by_session
 from mlbench_cli.results.analysis.verdict import Verdict
 from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.util.text import counted
 
 DEFAULT_MARGIN = 0.10
 REPEATS_OF_ONE = 5  # of an original that is a single run, whose spread nobody knows
@@ -402,7 +403,7 @@ def _provenance_differences(original: Archive, reproduction: Archive) -> Iterabl
 
 def _session_difference(sessions: Sessions) -> NotTheSame:
     counts = [len(set(side)) for side in (sessions.a, sessions.b)]
-    words = [f"{count} session{'' if count == 1 else 's'}" for count in counts]
+    words = [counted(count, "session") for count in counts]
     both = f", {len(sessions.shared)} of them common" if sessions.shared else ", at another time"
     return NotTheSame("time", words[0], f"{words[1]}{both}", False)
 

@@ -10,6 +10,7 @@ from mlbench_cli.errors import UsageError
 from mlbench_cli.model.goals import is_finite_number
 from mlbench_cli.results.analysis.notebook import MAX_ROWS, display_table
 from mlbench_cli.results.archive.sample_blocks import read_moment
+from mlbench_cli.util.text import counted
 from mlbench_cli.util.times import timestamp
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ class Table(Sequence[Row], Generic[Row]):
         return iter(self._rows)
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__}: {len(self)} rows>"
+        return f"<{type(self).__name__}: {counted(len(self), 'row')}>"
 
     def to_dicts(self) -> list[dict[str, str | float | None]]:
         """One dictionary per row."""

@@ -28,7 +28,7 @@ from mlbench_cli.results.figures.scaling import (
     split_jobs,
     time_figure,
 )
-from mlbench_cli.util.text import list_some, shorten
+from mlbench_cli.util.text import counted, list_some, shorten
 
 _BAD = {"goal_missed": "goal missed", "never_started": "never started"}
 
@@ -112,7 +112,7 @@ def _list_times(jobs: Sequence[Job]) -> Iterator[str]:
         for group in job.groups:
             for point in group.points:
                 time = format_estimate(point.seconds, SECONDS) if point.good else "no run succeeded"
-                yield f"{job.name}: {time} with {point.workers} worker{'' if point.workers == 1 else 's'}"
+                yield f"{job.name}: {time} with {counted(point.workers, 'worker')}"
 
 
 def _list_values(jobs: Sequence[Job]) -> Iterator[str]:

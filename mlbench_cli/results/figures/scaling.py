@@ -22,6 +22,7 @@ from mlbench_cli.results.analysis.statistics import Estimate, estimate
 from mlbench_cli.results.figures.look import PHASES, Look, choose_looks, look_of
 from mlbench_cli.results.figures.model import Axis, Figure, Kind, Line, Scale
 from mlbench_cli.results.figures.published import published_lines, published_phases
+from mlbench_cli.util.text import counted
 
 COMPUTE = ("forward", "loss", "backward", "optimizer")
 COMMUNICATION = "communication"
@@ -241,7 +242,7 @@ def phases_figure(job: Job, key: str) -> Figure | None:
 
 
 def _name_place(job: Job, group: Group, point: Point) -> str:
-    size = f"{point.workers} worker{'' if point.workers == 1 else 's'}"
+    size = counted(point.workers, "worker")
     if len(job.groups) == 1:
         return size
     return f"{group.label}, {size}" if len(job.workers) > 1 else group.label
@@ -264,7 +265,7 @@ def _waiting(point: Point) -> str:
 
 
 def _name_workers(counts: Sequence[int]) -> Axis:
-    names = tuple(f"{count} worker{'' if count == 1 else 's'}" for count in counts)
+    names = tuple(counted(count, "worker") for count in counts)
     return Axis(_WORKERS, Scale.CATEGORIES, categories=names)
 
 

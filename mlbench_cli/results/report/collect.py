@@ -47,7 +47,7 @@ from mlbench_cli.results.report.summary import (
     title_of,
     workers,
 )
-from mlbench_cli.util.text import list_some, shorten
+from mlbench_cli.util.text import counted, list_some, shorten
 
 MAX_MACHINE_RUNS = 4  # runs whose samples are drawn, the largest of each group first
 MAX_WAYS = 7  # lines in the figure of progress toward the goal
@@ -175,7 +175,7 @@ def _conditions(runs: Sequence[RunData]) -> Iterator[tuple[str, str]]:
             found.setdefault(f"{{}} left out of all times ({ending}):", []).append(run.name)
     for text, names in found.items():
         _, _, rest = text.partition("{}")
-        count = "1 run was" if len(names) == 1 else f"{len(names)} runs were"
+        count = counted(len(names), "run was", "runs were")
         yield f"{count}{rest}", f"{list_some(names)}."
 
 

@@ -24,6 +24,7 @@ from mlbench_cli.results.analysis.statistics import Estimate
 from mlbench_cli.results.figures.curves import RunData
 from mlbench_cli.results.figures.scaling import Job
 from mlbench_cli.results.report.model import Badge, KeyNumber, Tone
+from mlbench_cli.util.text import counted
 
 _BASELINES = (OWN, "bsp", "ddp")  # baseline methods, in order of preference
 
@@ -78,7 +79,7 @@ class Verdict:
 
 def workers(count: int) -> str:
     """ "1 worker", "4 workers"."""
-    return f"{count} worker{'' if count == 1 else 's'}"
+    return counted(count, "worker")
 
 
 def places_of(job: Job) -> list[Place]:

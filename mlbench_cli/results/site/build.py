@@ -32,7 +32,7 @@ from mlbench_cli.results.site.pages import (
 )
 from mlbench_cli.results.site.pictures import contest_figures
 from mlbench_cli.util.csv_text import format_csv
-from mlbench_cli.util.text import one_line
+from mlbench_cli.util.text import counted, one_line
 
 INDEX = "index.json"
 SIGNERS = "allowed_signers"
@@ -152,7 +152,7 @@ def refuse(refused: Sequence[Refusal]) -> RefusedArchives:
     """The error for archives that do not verify: the first three in words, all of them as details."""
     shown = "; ".join(f"{one_line(each.source)}: {one_line(each.message, 300)}" for each in refused[:3])
     more = f"; and {len(refused) - 3} more" if len(refused) > 3 else ""
-    count = f"{len(refused)} archive{'' if len(refused) == 1 else 's'}"
+    count = counted(len(refused), "archive")
     return RefusedArchives(
         f"{count} cannot be shown: {shown}{more}.",
         hint="Remove them, or add --leave-out to build the site without them.",

@@ -97,7 +97,7 @@ def test_a_probe_that_no_worker_can_run_ends_the_wait_with_the_schedulers_words(
     result = command(*CREATE)
     assert result.code == 1
     assert "creating GPU probe mlbench-gpu-probe: no worker takes its pod: 0/2 nodes are available" in result.err
-    assert 'No worker can run the GPU probe, which asks for 1 GPUs: "0/2 nodes are available' in result.err
+    assert 'No worker can run the GPU probe, which asks for 1 GPU: "0/2 nodes are available' in result.err
     assert "kubectl describe nodes" in result.err
     gke_world.gpus_taken = False
     assert command(*CREATE).code == 0

@@ -70,7 +70,7 @@ def test_eks_takes_network_cards_and_vcpus_from_ec2(command: Callable[..., Any],
     no_card = command("create-cluster", "eks", "2", "new", "-t", "g7e.2xlarge", "--zone", ZONE, "--efa", "--dry-run")
     assert (no_card.code, "no EFA network interface" in no_card.err) == (2, True)
     other = command("create-cluster", "eks", "2", "new", "-t", "g7e.2xlarge", "--zone", ZONE, "-g", "4", "--dry-run")
-    assert (other.code, "has 1 GPUs, not 4" in other.err) == (2, True)
+    assert (other.code, "has 1 GPU, not 4" in other.err) == (2, True)
 
 
 def test_eks_gives_machines_whose_first_card_has_no_efa_an_ordinary_one(

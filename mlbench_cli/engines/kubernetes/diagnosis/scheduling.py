@@ -9,7 +9,7 @@ from mlbench_cli.engines.kubernetes.workers import Pod
 from mlbench_cli.kube.objects import condition
 from mlbench_cli.model.cluster_details import GPU_RESOURCES
 from mlbench_cli.model.run import Finding
-from mlbench_cli.util.text import shorten_line
+from mlbench_cli.util.text import counted, shorten_line
 
 # Labels of nodes with GPUs, whether their driver works or not: of the clouds, of NVIDIA's and of AMD's operator.
 GPU_LABELS = ("cloud.google.com/gke-accelerator", "k8s.amazonaws.com/accelerator", "kubernetes.azure.com/accelerator")
@@ -65,7 +65,7 @@ def unschedulable(facts: Facts, blocked: Sequence[tuple[int, Pod]]) -> list[Find
         return [
             Finding(
                 "nodes_busy",
-                f"{len(blocked)} workers are waiting for nodes that are in use by other runs.",
+                f"{counted(len(blocked), 'worker is', 'workers are')} waiting for nodes that are in use by other runs.",
                 hint="They start when those runs end (mlbench status). To start now, use --share-nodes.",
                 evidence=evidence,
             )
