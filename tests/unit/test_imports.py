@@ -479,7 +479,8 @@ def test_import_budget(command: list[str], more: set[str], tmp_path: Path) -> No
 CLIENT = (
     *("isolation", "errors", "api", "api.client", "api.experiments", "api.runs", "api.workspace", "runs.connect"),
     *("model.network", "model.run", "model.spec", "config.settings"),
-    *("storage.run_folder", "storage.store", "storage.store_schema", "util.durations", "util.files", "util.times"),
+    *("storage.run_folder", "storage.store", "storage.store_schema", "util.durations", "util.files", "util.text"),
+    "util.times",
 )
 
 
