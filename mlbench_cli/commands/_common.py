@@ -22,7 +22,7 @@ class Format(StrEnum):
 
 def print_answer(output: Format, document: Mapping[str, object], text: str) -> None:
     """The answer of a command on stdout: the document for `-o json`, else the text."""
-    if output is Format.json:
+    if output == Format.json:  # some callers have its value
         console.out_json(document)
     else:
         console.out(text)

@@ -228,7 +228,11 @@ def test_what_the_auto_scaling_group_says_comes_first(aws: AwsClient, home: Path
         ("InsufficientFreeAddressesInSubnet - The specified subnet does not have enough free addresses.", 5, "--zone"),
         ("Blocked - This account is currently blocked and not recognized as a valid account.", 3, "verified"),
         ("You've reached your quota for maximum Fleet Requests for this account.", 3, "verified"),
-        ("InvalidParameterCombination - The specified instance type is not eligible for Free Tier.", 2, "upgrades"),
+        (
+            "InvalidParameterCombination - The specified instance type is not eligible for Free Tier.",
+            2,
+            "can upgrade it",
+        ),
         ("PendingVerification - Your request for accessing resources in this region is being validated.", 3, "later"),
         ("OptInRequired - You are not subscribed to this service.", 3, "aws account enable-region"),
         ("Unsupported - The requested configuration is currently not supported.", 2, "--machine-type"),

@@ -127,8 +127,8 @@ def test_the_next_zone_is_tried_and_what_the_first_left_is_removed(
     try:
         result = command("create-cluster", "eks", "2", name.partition("-")[0], *words)
         assert result.code == 0, result.err
-        assert "eu-west-1b is tried" in result.err
-        assert "eu-west-1c is tried" in result.err
+        assert "then trying eu-west-1b" in result.err
+        assert "then trying eu-west-1c" in result.err
         groups = [entry for entry in aws.log("me") if entry["action"] == "eks:CreateNodegroup"]
         subnets = [entry["parameters"]["subnets"][0] for entry in groups if entry["target"].endswith("workers")]
         assert len(set(subnets)) == 3

@@ -83,7 +83,7 @@ def test_the_next_zone_is_tried_and_what_the_first_left_is_removed(command: Comm
     gke_world.empty_zones = {FIRST}
     result = create(command, *ZONES)
     assert result.code == 0, result.err
-    assert f"{SECOND} is tried" in result.err
+    assert f"then trying {SECOND}" in result.err
     made = gke_world.find_cluster("rel-2")
     pools = [(pool.name, list(pool.locations)) for pool in made.node_pools]
     assert pools == [("system", []), ("workers", [SECOND])]  # its own: the cluster's zone
@@ -115,7 +115,7 @@ def test_without_machines_in_any_zone_all_are_named_and_the_command_can_be_repea
 def test_a_quota_ends_the_search_since_it_is_the_region_s(command: Command, gke_world: World) -> None:
     gke_world.failing["CreateNodePool"] = "quota"
     result = create(command, *ZONES)
-    assert (result.code, "is tried" in result.err) == (5, False)
+    assert (result.code, "then trying" in result.err) == (5, False)
 
 
 @pytest.mark.parametrize(

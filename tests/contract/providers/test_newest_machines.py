@@ -178,7 +178,7 @@ def test_aks_plans_gpus_that_azure_tells(
     assert ("linux/arm64" in warned) is is_arm
     assert "Build images with CUDA 12.8" not in warned
     wrong = command("create-cluster", "aks", "1", "new", "-t", machine, "--num-gpus", "7", "--dry-run")
-    assert (wrong.code, f"has {gpus} GPUs, not 7" in wrong.err) == (2, True)
+    assert (wrong.code, f"has {gpus} GPU{'s' if gpus > 1 else ''}, not 7" in wrong.err) == (2, True)
 
 
 def test_aks_warns_that_the_driver_of_a10_is_too_old(command: Callable[..., Any], azure_world: AzureWorld) -> None:

@@ -71,10 +71,10 @@ def test_a_task_of_the_catalog_is_known_by_its_code() -> None:
 
 
 def test_a_command_of_the_user_is_known_by_its_commit(repository: Path) -> None:
-    known = collect_provenance(spec(), ["mlbench", "run", "x", "1", "--command", "x --api-key=abc"], repository)
+    known = collect_provenance(spec(), ["mlbench", "run", "x", "1", "--command", "x --api-key=secret"], repository)
     assert known.source == SourceCommit(git(repository, "rev-parse", "HEAD"), modified=False, untracked=False)
     assert known.code is None
-    assert "abc" not in str(known)
+    assert "secret" not in str(known)
 
 
 def test_on_a_cluster_the_ranks_report_where_they_run(repository: Path) -> None:

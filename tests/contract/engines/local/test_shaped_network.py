@@ -196,7 +196,7 @@ def test_a_run_has_the_network_and_its_archive_the_proof(lab: Lab) -> None:
 def test_a_network_that_cannot_be_had_never_starts_the_run(lab: Lab) -> None:
     run = lab.record(python("print('started')"), workers=2, network="100tbit,1ms")
     with pytest.raises(
-        CapacityError, match=r"cannot be created on this machine: asked for 100tbit,1ms, but it carries"
+        CapacityError, match=r"cannot be created on this machine: requested 100tbit,1ms, but it carries"
     ):
         lab.engine.submit(run, lab.engine.render(run.spec))
     last = lab.end(run)
