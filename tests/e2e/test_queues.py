@@ -229,12 +229,13 @@ def test_a_queue_for_all_jobs_of_the_namespace_leaves_the_keeper_alone(
     api.create(queues, {**body, "spec": spec})
     try:
         assert read_queue_facts(cluster.access).needs_queue
-        run = store.record_run(_spec(cluster, "kept"))
+        run = store.record_run(_spec(cluster, "kept", seconds=20))
         runs.started.append(run)
         cluster.engine.submit(run, cluster.engine.render(run.spec))
-        finished = supervise.follow(run, cluster.engine, store, timeout=300)
-        assert finished.outcome is Outcome.COMPLETED, finished.findings
+        until(cluster.engine, run, all_run)
         keeper = api.get(object_path("Job", namespace, keeper_name(run.name)))
         assert (keeper["spec"]["suspend"], keeper["status"].get("active")) == (False, 1)
+        finished = supervise.follow(run, cluster.engine, store, timeout=300)
+        assert finished.outcome is Outcome.COMPLETED, finished.findings
     finally:
         api.delete(f"{queues}/default")

@@ -16,6 +16,7 @@ from mlbench_cli.engines.kubernetes.manifests import (
     JOB_SET,
     TOKEN_ANNOTATION,
     job_name,
+    queue_of,
     role_of,
     workers_of_set,
 )
@@ -174,9 +175,9 @@ def _await_workers(api: Api, job_set: Object) -> dict[str, Any] | None:
 
 def create_owned(api: Api, document: Object, job: Object) -> None:
     """Create an object that goes when the Job goes. One of an earlier Job of that name is on its way out."""
-    # Kueue leaves a Job alone whose controller is a Job of a queue; a keeper that it queued might never start. The
-    # servers' Job is released by the queue, as the run's own. A JobSet takes Jobs that it controls for its own, so its
-    # workers' Job controls the keeper, which stays as long as the set does.
+    # Kueue puts a new Job into the namespace's queue "default" unless a Job controls it; a keeper that it queued might
+    # never start. A JobSet takes Jobs that it controls for its own, so its workers' Job controls the keeper at first.
+    # The servers' Job is released by the queue, as the run's own.
     is_keeper, is_set = role_of(document) == KEEPER, job.get("kind") == JOB_SET
     owners = [_owner(job, is_controller=is_keeper and not is_set)]
     if is_keeper and is_set and (workers := _await_workers(api, job)):
@@ -190,7 +191,7 @@ def create_owned(api: Api, document: Object, job: Object) -> None:
     while True:
         try:
             api.create(collection_path(kind, namespace), document)
-            return
+            break
         except RequestRejected as error:
             if error.status != 409:
                 raise
@@ -200,7 +201,7 @@ def create_owned(api: Api, document: Object, job: Object) -> None:
             continue
         known = {reference["uid"] for reference in found.get("ownerReferences") or ()}
         if job["metadata"]["uid"] in known:
-            return
+            break
         if (found.get("labels") or {}).get(RUN_LABEL) != metadata["labels"][RUN_LABEL]:
             raise UsageError(
                 f'The namespace has a {kind} "{name}" that is not mlbench\'s; it is not touched.',
@@ -214,6 +215,11 @@ def create_owned(api: Api, document: Object, job: Object) -> None:
             raise UsageError(f'The {kind} "{name}" of an earlier run still exists.', hint=f"mlbench delete {name}")
         api.delete(object_path(kind, namespace, name))
         time.sleep(LOOK_SECONDS)
+    if is_keeper and queue_of(job):
+        # Kueue suspends Jobs below one that it has not admitted, and again when that has ended (shouldSuspendChildJob
+        # of Kueue 0.17): the keeper would lose the results. From now on no Job controls it.
+        free = {"ownerReferences": [_owner(job, is_controller=False)]}
+        api.patch(object_path(kind, namespace, name), {"metadata": free, "spec": {"suspend": False}})
 
 
 def _with_token(job: Object, uid: str) -> Object:

@@ -299,6 +299,30 @@ def test_a_queue_releases_and_ends_the_servers_job_itself(server: KubeApi, tmp_p
     assert server.objects["jobs", "r-2-servers"]["spec"]["activeDeadlineSeconds"] == 1
 
 
+def assert_is_free_of_kueue(keeper: dict[str, Any], owner: str, uid: str) -> None:
+    """Kueue 0.17 suspends Jobs that a Job of a queue controls before it has admitted that one and when that has ended
+    (pkg/controller/jobframework/reconciler.go, shouldSuspendChildJob), so that their pods are deleted."""
+    owners = [(item["kind"], item["uid"], item["controller"]) for item in keeper["metadata"]["ownerReferences"]]
+    assert owners == [(owner, uid, False)]
+    assert keeper["spec"].get("suspend") is False
+
+
+@pytest.mark.parametrize("death", [False, True])
+def test_the_keeper_of_a_run_in_a_queue_is_not_below_it(server: KubeApi, tmp_path: Path, death: bool) -> None:
+    """Also if the client dies before it has set the keeper free, and Kueue suspends it."""
+    run = a_served_run(tmp_path, queue="batch")
+    if death:
+        server.faults.append(Fault("PATCH .*jobs/r-2-keeper", times=1000, status=403))
+        with pytest.raises(ApiError):
+            submit(server, run)
+        server.faults.clear()
+        keeper = server.objects["jobs", "r-2-keeper"]
+        assert [item["controller"] for item in keeper["metadata"]["ownerReferences"]] == [True]
+        keeper["spec"]["suspend"] = True
+    submit(server, run)
+    assert_is_free_of_kueue(server.objects["jobs", "r-2-keeper"], "Job", job_of(server)["metadata"]["uid"])
+
+
 def test_a_queue_admits_workers_and_servers_as_one_where_there_are_job_sets(server: KubeApi, tmp_path: Path) -> None:
     run = a_served_run(tmp_path, queue="batch", job_set=True)
     submit(server, run)
@@ -319,10 +343,7 @@ def test_a_queue_admits_workers_and_servers_as_one_where_there_are_job_sets(serv
         assert token == job_set["metadata"]["uid"]
     keeper = server.objects["jobs", "r-2-keeper"]
     assert keeper["spec"]["template"]["metadata"]["annotations"][TOKEN_ANNOTATION] == job_set["metadata"]["uid"]
-    # A JobSet takes Jobs that it controls for its own, and deletes them when it has failed. Kueue may queue a Job that
-    # no Job controls.
-    owners = [(item["kind"], item["uid"], item["controller"]) for item in keeper["metadata"]["ownerReferences"]]
-    assert owners == [("JobSet", job_set["metadata"]["uid"], False), ("Job", workers["metadata"]["uid"], True)]
+    assert_is_free_of_kueue(keeper, "JobSet", job_set["metadata"]["uid"])
     engine = KubernetesEngine(server.access)
     assert [finding.code for finding in engine.look(run).findings] == ["queued"]
     engine.resume(run)
