@@ -33,6 +33,7 @@ NEEDS = {
     "gpu": "GPUs",
     "mpi": "the extra mpi",
     "jax": "the extra jax",
+    "tensorflow": "the extra tensorflow",
     "data": "data sets",
     "web": "a server with archives",
     "time": "more time than a test may take",

@@ -11,6 +11,8 @@ from task_images.harness.settings import (
     parameter,
 )
 
+COLLECTIVE, PARAMETER_SERVER = "collective", "parameter-server"
+
 
 @dataclass(frozen=True)
 class Settings(CifarSettings, SgdSettings, AccuracySettings, TrainingSettings, CheckpointSettings):
@@ -20,5 +22,10 @@ class Settings(CifarSettings, SgdSettings, AccuracySettings, TrainingSettings, C
     epochs: int = parameter(164, "maximum number of epochs", min=1, max=100000)
     loaders: int = parameter(2, "threads that load and augment ahead", min=0, max=64)
     tf32: bool = parameter(False, "GPU: allow TF32 for fp32 products")
+    strategy: str = parameter(
+        COLLECTIVE,
+        "collective: all ranks sum their gradients; parameter-server: asynchronous, ranks update weights on rank 0",
+        choices=(COLLECTIVE, PARAMETER_SERVER),
+    )
     weight_decay: float = parameter(0.0001, "weight decay", min=0, max=1)
     decay_norms: bool = parameter(True, "also apply weight decay to scales and offsets of the norms")

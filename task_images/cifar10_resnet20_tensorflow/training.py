@@ -29,7 +29,7 @@ class Network:
         self.velocities = [tf.Variable(tf.zeros_like(item), trainable=False) for item in self.model.parameters]
         pixels = tf.TensorSpec([None, SIDE, SIDE, 3], tf.uint8)
         inputs = tf.TensorSpec([None, SIDE, SIDE, 3], tf.float32)
-        self.prepare = tf.function(_normalize, input_signature=[pixels])
+        self.prepare = tf.function(normalize, input_signature=[pixels])
         self.forward = tf.function(lambda x: self.model(x, training=True), input_signature=[inputs])
         self.evaluate = tf.function(lambda x: self.model(x, training=False), input_signature=[inputs])
         self.update = tf.function(self._apply)
@@ -141,5 +141,6 @@ class TensorFlowTrainer(Loop[Batch]):
         return state
 
 
-def _normalize(pixels: Any) -> Any:
+def normalize(pixels: Any) -> Any:
+    """Images [n, height, width, 3] of bytes as the network wants them: CIFAR-10 has mean 0 and deviation 1."""
     return (tf.cast(pixels, tf.float32) / 255 - tf.constant(MEAN)) / tf.constant(DEVIATION)

@@ -18,7 +18,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 try:
     import tensorflow as tf
-except ImportError:  # said by open_world
+except ImportError:  # said by require_tensorflow
     tf = None
 
 from task_images.cifar10_resnet20_tensorflow.rendezvous import rendezvous
@@ -101,7 +101,7 @@ class World:
         return {
             "framework": "tensorflow",
             "framework_version": tf.__version__,
-            "device": self.device,
+            "device": self.device.lower(),
             "device_name": _device_name() if self.device.startswith("GPU") else platform.machine(),
             "libraries": _libraries(),
         }
@@ -128,20 +128,32 @@ class World:
         return self._strategy.run(add, args=(tensor,))
 
 
+def require_tensorflow() -> None:
+    """Raises EnvironmentUnfitError without TensorFlow."""
+    if tf is None:
+        raise EnvironmentUnfitError("TensorFlow is not installed here", f"Install it: {install_hint('tensorflow')}")
+
+
 def open_world(contract: Contract, seconds: float = RENDEZVOUS_SECONDS, *, tf32: bool = False) -> World:
     """Meet the other ranks and set up device and threads.
 
-    Raises EnvironmentUnfitError if TensorFlow, backend or device are missing, PeerLostError naming the ranks
-    that did not connect within `seconds`.
+    Raises EnvironmentUnfitError if backend or device are missing, PeerLostError naming the ranks that did
+    not connect within `seconds`.
     """
-    if tf is None:
-        raise EnvironmentUnfitError("TensorFlow is not installed here", f"Install it: {install_hint('tensorflow')}")
+    device, threads = configure(contract, tf32=tf32)
+    return World(contract, device, threads, _strategy(contract, seconds) if contract.world_size > 1 else None)
+
+
+def configure(contract: Contract, *, tf32: bool = False, inter_op: int = 2) -> tuple[str, int]:
+    """Set up device and threads of this process, `inter_op` of them for operations that run side by side.
+
+    Returns the device and the number of threads of an operation. Raises EnvironmentUnfitError.
+    """
     threads = cpu_threads(contract)
     tf.config.experimental.enable_tensor_float_32_execution(tf32)
     tf.config.threading.set_intra_op_parallelism_threads(threads)
-    tf.config.threading.set_inter_op_parallelism_threads(2)
-    device = _device(contract)
-    return World(contract, device, threads, _strategy(contract, seconds) if contract.world_size > 1 else None)
+    tf.config.threading.set_inter_op_parallelism_threads(inter_op)
+    return _device(contract), threads
 
 
 @contextmanager

@@ -75,7 +75,10 @@ def make_lines(archive: "Archive", submitter: Submitter) -> list[MlLogLine]:
     lines.append(MlLogLine(begin, "mlbench_version", __version__))
     lines.append(MlLogLine(begin, "seed", spec["seed"]))
     counts = _find_counts(result)
-    if is_finite_number(parameters.get("batch_size")):
+    batch = result["details"].get("global_batch")  # as the task says: ranks of a parameter server do not share one
+    if is_finite_number(batch) and batch > 0:
+        lines.append(MlLogLine(begin, "global_batch_size", int(batch)))
+    elif is_finite_number(parameters.get("batch_size")):
         lines.append(MlLogLine(begin, "global_batch_size", int(parameters["batch_size"]) * int(result["world_size"])))
     lines += [MlLogLine(begin, key, value) for key, value in counts.items()]
     options = (("learning_rate", "base_learning_rate"), ("momentum", "momentum"), ("weight_decay", "weight_decay"))

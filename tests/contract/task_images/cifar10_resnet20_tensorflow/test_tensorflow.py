@@ -5,6 +5,9 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,7 @@ pytestmark = [
 ]
 MODULE = "task_images.cifar10_resnet20_tensorflow"
 GRPC = {"MLBENCH_BACKEND": "grpc"}
+CHANNELS = 240  # of the norms of a ResNet-8
 SMALL = {"training_images": 64, "validation_images": 32, "batch_size": 16, "goal_full": 100.0}
 
 
@@ -118,19 +122,107 @@ def test_a_training_that_diverges_is_no_result(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_dies_takes_the_others_with_it(tmp_path: Path) -> None:
+    with started(tmp_path, epochs=100_000) as processes:
+        os.kill(processes[1].pid, signal.SIGKILL)
+        assert processes[0].wait(SECONDS) == 75
+        assert "lost another rank" in (tmp_path / "err-0").read_text()
+
+
+@contextmanager
+def started(folder: Path, **changes: Any) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Two ranks that train, after their first epoch."""
     processes = []
-    for rank, given in enumerate(environments(2, tmp_path, tiny(**SMALL, epochs=100_000), GRPC)):
-        with open(tmp_path / f"out-{rank}", "wb") as out, open(tmp_path / f"err-{rank}", "wb") as err:
+    for rank, given in enumerate(environments(2, folder, tiny(**SMALL, **changes), GRPC)):
+        with open(folder / f"out-{rank}", "wb") as out, open(folder / f"err-{rank}", "wb") as err:
             processes.append(
                 subprocess.Popen([sys.executable, "-m", MODULE], cwd=ROOT, env=given, stdout=out, stderr=err)
             )
     try:
-        while "epoch 2/" not in (tmp_path / "out-0").read_text():
-            assert processes[0].poll() is None
-        os.kill(processes[1].pid, signal.SIGKILL)
-        assert processes[0].wait(SECONDS) == 75
-        assert "lost another rank" in (tmp_path / "err-0").read_text()
+        while "epoch 2/" not in (folder / "out-0").read_text():
+            assert processes[0].poll() is None, (folder / "err-0").read_text()
+            time.sleep(0.1)
+        yield processes
     finally:
         for process in processes:
             process.kill()
             process.wait()
+
+
+SERVED = {"strategy": "parameter-server"}
+
+
+@pytest.mark.nightly
+def test_two_workers_reach_the_goal_with_a_parameter_server(tmp_path: Path) -> None:
+    first, second = run(tmp_path, 2, **SERVED)
+    result = first.result
+    assert result["outcome"] == "goal_reached"
+    assert result["goal"]["value"] >= 80.0
+    # An update is one batch of one worker: the data set once per epoch in batches of 32.
+    assert (result["updates"], result["samples"]) == (19 * result["epochs"], 600 * result["epochs"])
+    details = result["details"]
+    assert (details["global_batch"], details["options"]["strategy"]) == (32, "parameter-server")
+    found = details["communication"]
+    own, other = found["updates_by_rank"]
+    assert min(own, other) > 0
+    assert found["messages"] == other
+    assert found["updates"] == own + other == result["updates"]
+    # Weights, means and variances there and, as gradients and changes, back; and the images, with labels of 8 bytes.
+    weights = 4 * (78106 + 2 * CHANNELS)
+    assert found["received_bytes"] == weights * other
+    images = found["sent_bytes"] - weights * other
+    assert 0 < images <= other * 32 * (3 * 32 * 32 + 8)
+    assert 0 < found["staleness"]["mean"] <= found["staleness"]["max"] <= 14
+    assert [event["world_size"] for event in second.events("environment")] == [2]
+    assert not second.events("result")
+    assert second.stderr == ""
+
+
+@pytest.mark.nightly
+def test_one_worker_with_a_parameter_server_trains_as_plain_sgd(tmp_path: Path) -> None:
+    """The server applies updates by TensorFlow's own kernel, the other run by a formula that is written out."""
+    (plain,) = run(tmp_path / "plain", 1, **SMALL, epochs=3, nesterov=True)
+    (served,) = run(tmp_path / "served", 1, **SMALL, epochs=3, nesterov=True, **SERVED)
+    for name in ("train_loss", "loss"):
+        expected = [point[name] for point in plain.result["details"]["curve"]]
+        assert [point[name] for point in served.result["details"]["curve"]] == pytest.approx(expected, rel=1e-4)
+    assert served.result["details"]["communication"]["staleness"] == {"mean": 0.0, "max": 0.0}
+    assert served.result["details"]["communication"]["sent_bytes"] == 0
+
+
+@pytest.mark.nightly
+def test_a_training_with_a_parameter_server_resumes_with_its_momentum(tmp_path: Path) -> None:
+    (whole,) = run(tmp_path / "whole", 1, **SMALL, **SERVED, epochs=4)
+    run(tmp_path / "first", 1, **SMALL, **SERVED, epochs=2, checkpoint=True)
+    saved = tmp_path / "first" / "output-0" / "checkpoint.npz"
+    (rest,) = run(tmp_path / "rest", 1, **SMALL, **SERVED, epochs=4, resume=str(saved))
+    losses = [point["train_loss"] for point in whole.result["details"]["curve"]]
+    assert [point["train_loss"] for point in rest.result["details"]["curve"]] == pytest.approx(losses[2:], rel=1e-4)
+
+
+@pytest.mark.nightly
+def test_each_worker_of_a_parameter_server_makes_the_updates_of_the_protocol(tmp_path: Path) -> None:
+    protocol = {"blocks_after": 1, "blocks": 2, "block_updates": 2}
+    result = run(tmp_path, 2, **SMALL, **SERVED, **protocol)[0].result
+    assert (result["outcome"], result["goal"], result["updates"]) == ("completed", None, 8)
+    assert [len(times) for times in result["details"]["throughput_protocol"]["seconds"]] == [1, 1]
+    assert result["samples"] == 8 * 16
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("gone", [0, 1])
+def test_ranks_with_a_parameter_server_end_when_one_is_gone(tmp_path: Path, gone: int) -> None:
+    with started(tmp_path, epochs=100_000, **SERVED) as processes:
+        os.kill(processes[gone].pid, signal.SIGKILL)
+        assert processes[1 - gone].wait(SECONDS) == 75
+        said = (tmp_path / f"err-{1 - gone}").read_text()
+        assert f"rank {1 - gone}: lost rank {gone}" in said
+        assert "Traceback" not in said
+
+
+@pytest.mark.nightly
+def test_a_stopped_worker_ends_a_run_with_a_parameter_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLBENCH_COLLECTIVE_SECONDS", "5")
+    with started(tmp_path, epochs=100_000, **SERVED) as processes:
+        os.kill(processes[1].pid, signal.SIGSTOP)
+        assert processes[0].wait(SECONDS) == 75
+        assert "the workers have not answered for 5 s" in (tmp_path / "err-0").read_text()

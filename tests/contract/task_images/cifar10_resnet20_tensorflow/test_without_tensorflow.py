@@ -15,7 +15,7 @@ from mlbench_cli.agent.machine import free_port
 from mlbench_cli.tasks.catalog import load_task
 from task_images.cifar10_resnet20.data import Cifar
 from task_images.cifar10_resnet20_tensorflow.data import PADDING, Images, cut
-from task_images.cifar10_resnet20_tensorflow.rendezvous import rendezvous
+from task_images.cifar10_resnet20_tensorflow.rendezvous import meet, rendezvous
 from task_images.contract import Contract
 from task_images.harness.arrays import synthetic_images
 from task_images.harness.errors import PeerLostError
@@ -37,6 +37,20 @@ def test_every_rank_learns_where_all_others_listen() -> None:
         assert {tuple(one.result()) for one in (first, *late)} == {
             ("127.0.0.1:7000", "127.0.0.1:7001", "127.0.0.1:7002")
         }
+
+
+def test_ranks_may_keep_their_connections_to_rank_0() -> None:
+    port = free_port()
+    with ThreadPoolExecutor(2) as pool:
+        late = [pool.submit(meet, contract(rank, 3, port), 7000 + rank, 30.0) for rank in (2, 1)]
+        _, links = meet(contract(0, 3, port), 7000, 30.0)
+        assert sorted(links) == [1, 2]
+        for rank, other in zip((2, 1), late, strict=True):
+            [(peer, link)] = other.result()[1].items()
+            assert peer == 0
+            with link, links[rank]:
+                links[rank].sendall(str(rank).encode())
+                assert link.recv(10) == str(rank).encode()
 
 
 def test_workers_are_found_by_their_names() -> None:
@@ -104,6 +118,16 @@ def test_nothing_of_it_needs_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
+
+
+def test_a_parameter_server_is_not_for_gpus(tmp_path: Path) -> None:
+    served = load_task(NAME).resolve("tiny", {"strategy": "parameter-server"})
+    (ended,) = launch(f"task_images.{NAME}", 1, tmp_path, served, MLBENCH_BACKEND="grpc", MLBENCH_DEVICE="gpu")
+    assert ended.code == 64
+    assert ended.stderr.splitlines() == [
+        "rank 0: the strategy parameter-server is for CPUs",
+        "rank 0: Leave out --gpu, or --set strategy=collective.",
+    ]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("tensorflow") is not None, reason="TensorFlow is installed here")
