@@ -42,7 +42,8 @@ run_at() {
       trap '"$machines" down || true' EXIT
       "$machines" up 3
       eval "$("$machines" env)"
-      mlbench attach-slurm results-slurm --shared "$MACHINES_SHARED" --python "$python"
+      # Runs of an earlier time are still in the shared folder.
+      mlbench attach-slurm results-slurm --shared "$(mktemp -d "$MACHINES_SHARED/results-XXXXXX")" --python "$python"
       measure slurm --cluster results-slurm --matrix method=bsp,fp16
       ;;
     kind)
