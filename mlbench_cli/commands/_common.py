@@ -37,8 +37,9 @@ def make_folder(folder: Path) -> Path:
     """The folder, which exists now. Raises UsageError if it cannot be created."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"The folder {folder} cannot be created: {error.strerror or error}.") from None
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise UsageError(f"The folder {folder} cannot be created: {why}.") from None
     return folder
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 import typer
 
 from mlbench_cli import console
-from mlbench_cli.commands._common import Format, print_answer
+from mlbench_cli.commands._common import Format, make_folder, print_answer
 from mlbench_cli.errors import (
     CleanupError,
     DeadlineError,
@@ -368,10 +368,7 @@ def choose_files(runs: Sequence[str], to: Path | None, *, force: bool) -> dict[s
     elif folder.suffix == ".zip" or (folder.exists() and not folder.is_dir()):
         raise UsageError(f"{len(runs)} runs do not fit into one file, {folder}.", hint="Name a folder with --to.")
     else:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except (OSError, ValueError) as error:
-            raise UsageError(f"The folder {folder} cannot be created: {error}.") from None
+        make_folder(folder)
         files = {run: folder / f"{run}.zip" for run in runs}
     for file in files.values():
         if file.exists() and not force:

@@ -20,7 +20,7 @@ from typing import Any
 
 from mlbench_cli.model.goals import is_finite_number
 from mlbench_cli.model.spec import RunSpec
-from mlbench_cli.util.text import one_line
+from mlbench_cli.util.text import counted, one_line
 
 LABELS = ("crowded", "contended", "quota_limited", "shared", "slow_network")
 # Missing in older documents, so omitted unless they apply.
@@ -170,11 +170,11 @@ def _check_crowding(
     figures = {"ranks": ranks, "cpus": cpus, "cores": cores}
     if spec.device == "gpu" and isinstance(gpus, list | tuple) and 0 < len(gpus) < ranks:
         figures["gpus"] = len(gpus)
-        return Condition("crowded", f"{ranks} ranks on {_count(len(gpus), 'GPU')}", figures)
+        return Condition("crowded", f"{ranks} ranks on {counted(len(gpus), 'GPU')}", figures)
     if ranks > cores:
-        return Condition("crowded", f"{ranks} ranks on {_count(cores, 'core')}", figures)
+        return Condition("crowded", f"{ranks} ranks on {counted(cores, 'core')}", figures)
     if cpus > cores:
-        return Condition("crowded", f"{cpus:g} CPUs for {_count(ranks, 'rank')} on {_count(cores, 'core')}", figures)
+        return Condition("crowded", f"{cpus:g} CPUs for {counted(ranks, 'rank')} on {counted(cores, 'core')}", figures)
     return None
 
 
@@ -186,9 +186,9 @@ def _check_contention(meter: _Meter) -> Condition | None:
     if other < MIN_OTHER_SECONDS or other / seconds <= MAX_OTHER_SHARE * cores:
         return None
     steal = meter.last.get("steal_seconds", 0.0) / seconds
-    reason = f"other processes used {other / seconds:.2g} of {_count(cores, 'CPU')} on average"
+    reason = f"other processes used {other / seconds:.2g} of {counted(cores, 'CPU')} on average"
     if steal > 0.5 * other / seconds:
-        reason = f"the hypervisor gave {other / seconds:.2g} of {_count(cores, 'CPU')} to others on average"
+        reason = f"the hypervisor gave {other / seconds:.2g} of {counted(cores, 'CPU')} to others on average"
     figures = {"other_cpus": other / seconds, "peak_other_cpus": meter.peak, "stolen_cpus": steal, "cores": cores}
     if "waiting_seconds" in meter.last:
         figures["waiting_share"] = min(1.0, meter.last["waiting_seconds"] / seconds)
@@ -208,8 +208,8 @@ def _quota_limited(meter: _Meter) -> Condition | None:
         return None
     seconds = meter.last.get("throttled_seconds", 0.0)
     quota = _amount(meter.facts.get("quota"))
-    limit = "a CPU quota" if quota is None else f"a quota of {_count(quota, 'CPU')}"
-    reason = f"{limit} paused it {_count(int(periods), 'time')}, for {seconds:.2g} s together"
+    limit = "a CPU quota" if quota is None else f"a quota of {counted(quota, 'CPU')}"
+    reason = f"{limit} paused it {counted(int(periods), 'time')}, for {seconds:.2g} s together"
     figures = {"throttled_periods": periods, "throttled_seconds": seconds}
     return Condition("quota_limited", reason, figures if quota is None else {**figures, "quota": quota})
 
@@ -258,7 +258,3 @@ def _amount(value: Any) -> float | None:
     """A JSON value as a float if it is a finite number of at least 0, and not a boolean."""
     known = (type(value) is float and math.isfinite(value)) or (type(value) is int and value < 1 << 63)
     return float(value) if known and value >= 0 else None
-
-
-def _count(value: float, what: str) -> str:
-    return f"{value:g} {what}{'' if value == 1 else 's'}"

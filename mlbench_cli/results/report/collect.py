@@ -45,7 +45,6 @@ from mlbench_cli.results.report.summary import (
     numbers_of,
     sentences_of,
     title_of,
-    workers,
 )
 from mlbench_cli.util.text import counted, list_some, shorten
 
@@ -207,7 +206,7 @@ def _job_row(job: Job) -> tuple[str, ...]:
     differs = [f"{len(methods)} methods"] if len(methods) > 1 else []
     differs += [f"{len(networks)} networks"] if len(networks) > 1 else []
     counts = job.workers
-    differs.append(workers(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]} workers")
+    differs.append(counted(counts[0], "worker") if len(counts) == 1 else f"{counts[0]} to {counts[-1]} workers")
     best = best_of(job)
     failed = sum(not run.good for run in runs)
     labels = Counter(label.replace("_", "-") for run in runs for label in run.conditions.labels)
@@ -422,7 +421,7 @@ def _way_figure(job: Job, runs: Sequence[RunData], prefix: str) -> Figure | None
     if not any(len([y for y in line.ys if y is not None]) > 1 for line in lines if not line.reference):
         return None
     counts = {run.workers for run in shown}
-    size = f", {workers(counts.pop())}" if len(job.workers) > 1 and len(counts) == 1 else ""
+    size = f", {counted(counts.pop(), 'worker')}" if len(job.workers) > 1 and len(counts) == 1 else ""
     return replace(
         found,
         key=f"{prefix}way",

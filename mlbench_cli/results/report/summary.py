@@ -49,7 +49,7 @@ class Place:
     @property
     def size(self) -> str:
         """ "2 workers"."""
-        return workers(self.point.workers)
+        return counted(self.point.workers, "worker")
 
 
 @dataclass(frozen=True)
@@ -75,11 +75,6 @@ class Verdict:
     def words(self) -> str:
         """ "1.45× faster (1.39 to 1.52)"."""
         return format_ratio(self.ratio)
-
-
-def workers(count: int) -> str:
-    """ "1 worker", "4 workers"."""
-    return counted(count, "worker")
 
 
 def places_of(job: Job) -> list[Place]:
@@ -161,7 +156,7 @@ def sentences_of(job: Job, verdict: Verdict | None) -> Iterator[str]:
     text = f"{format_estimate(point.seconds, SECONDS)} with {best.name}"
     speedup = group.speedup(point)
     if group.has_speedup and speedup is not None and group.baseline is not None and point is not group.baseline:
-        text += f", {format_factor(speedup)} as fast as with {workers(group.baseline.workers)}"
+        text += f", {format_factor(speedup)} as fast as with {counted(group.baseline.workers, 'worker')}"
     yield f"{text}."
     if point.without_compiling is not None:
         yield f"{format_estimate(point.without_compiling, SECONDS)} of it without compiling."
@@ -204,7 +199,9 @@ def numbers_of(job: Job, verdict: Verdict | None) -> Iterator[KeyNumber]:
             growth = point.workers / first.workers
             value, _, ends = format_factor(speedup).partition(" (")
             interval = (ends.rstrip(")"),) if ends else ()
-            yield KeyNumber(f"Speed-up over {workers(first.workers)}", value, (*interval, f"{growth:g}× is ideal"))
+            yield KeyNumber(
+                f"Speed-up over {counted(first.workers, 'worker')}", value, (*interval, f"{growth:g}× is ideal")
+            )
             yield KeyNumber("Efficiency", format_percent(speedup.mean / growth), ("speed-up over growth in workers",))
     if verdict is not None:
         value, _, ends = verdict.words.partition(" (")
