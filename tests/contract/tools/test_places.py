@@ -11,10 +11,10 @@ PYTHON = """#!/bin/sh
 echo "$*" >> calls
 case "$*" in *experiment-"$FAILING"*) exit 7 ;; esac
 """
-# Stands for the script that starts hosts and Slurm.
+# Stands for the script that starts hosts and Slurm; the shared folder is this one.
 MACHINES = """#!/bin/sh
 echo "machines $1" >> calls
-[ "$1" != env ] || echo "MACHINES_HOSTS=h MACHINES_SSH_CONFIG=c MACHINES_SHARED=s"
+[ "$1" != env ] || echo "MACHINES_HOSTS=h MACHINES_SSH_CONFIG=c MACHINES_SHARED=."
 """
 
 
