@@ -34,6 +34,7 @@ from mlbench_cli.simulator.predict import predict as predict_step
 from mlbench_cli.simulator.published import ALL_REDUCE, SUPPORTED, compare_order, compare_published, summarize
 from mlbench_cli.simulator.stragglers import parse_spread
 from mlbench_cli.storage.store import Store
+from mlbench_cli.util.text import counted
 from task_images.comm.methods import Method
 from task_images.comm.presets import PRESETS, resolve
 
@@ -177,6 +178,8 @@ def _show_faults(text: str, runs: Sequence[str], unproven: bool, output: Format)
         if facts["recoveries"]:
             costs = [each["detection"] + each["restart"] + each["loading"] for each in facts["recoveries"]]
             known["restart"] = sum(costs) / len(costs)
+        if measured.interval is not None:
+            known["interval"] = measured.interval
     rates = parse_rates(text, known)
     found = predict_faults(rates)
     if output == Format.json:
@@ -185,6 +188,7 @@ def _show_faults(text: str, runs: Sequence[str], unproven: bool, output: Format)
                 "rates": asdict(rates),
                 "predictions": [asdict(item) for item in found],
                 "measured": None if measured is None else measured.value,
+                "measured_after_startup": None if measured is None else measured.after_startup,
             }
         )
         return
@@ -198,8 +202,14 @@ def _show_faults(text: str, runs: Sequence[str], unproven: bool, output: Format)
         for item in found
     ]
     console.out_table(["CHECKPOINT EVERY", "E[ETTR]", "REPLAYED", "95 % OF REPLAYS"], rows)
-    if measured is not None and measured.value is not None:
-        console.note(f"{measured.name} measured {format_percent(measured.value)}, including start-up.")
+    if measured is not None and measured.after_startup is not None:
+        own = next((item.replayed for item in found if item.interval == measured.interval), None)
+        seconds = format_value(measured.wall - measured.parts["startup"], SECONDS)
+        console.note(
+            f"{measured.name} measured {format_percent(measured.after_startup)} in the {seconds} after start-up, with "
+            f"{counted(measured.restarts, 'restart')}"
+            + ("." if own is None else f"; the replay predicts {format_percent(own)} at its interval.")
+        )
 
 
 # --- what is asked for ------------------------------------------------------------------------------------------------

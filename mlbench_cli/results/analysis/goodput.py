@@ -27,6 +27,7 @@ class Goodput:
     value      goodput by the reference, else by the run's own time of a sample
     parts      seconds by part of the run (archive/faults.py)
     mtbf       measured mean time between attempts that ended early, over the time that trained
+    interval   measured mean time between checkpoints
     ettr       E[ETTR] by the formula, from the measured mtbf, cost of a checkpoint, interval and restart
     best       the interval between checkpoints that Daly's formula gives for these figures
     """
@@ -40,8 +41,15 @@ class Goodput:
     restarts: int
     recovery: float | None
     mtbf: float | None
+    interval: float | None
     ettr: float | None
     best: float | None
+
+    @property
+    def after_startup(self) -> float | None:
+        """The useful share of the time after start-up, which predictions leave out."""
+        seconds = self.wall - self.parts["startup"]
+        return self.parts["useful"] / seconds if seconds > 0 else None
 
 
 def has_faults(archive: Archive) -> bool:
@@ -69,10 +77,10 @@ def measure_goodput(archive: Archive, reference: Archive | None = None) -> Goodp
     trained = useful + parts["checkpointing"] + parts["waiting"] + parts["lost"]
     mtbf = trained / restarts if restarts and trained else None
     cost = facts["checkpoint_seconds"]
+    kept = int(facts["checkpoints"])
+    interval = trained / kept if kept and trained else mtbf
     ettr = best = None
-    if mtbf is not None and cost is not None and recoveries:
-        kept = int(facts["checkpoints"])
-        interval = trained / kept if kept else mtbf
+    if mtbf is not None and interval is not None and cost is not None and recoveries:
         restart = sum(each["detection"] + each["restart"] + each["loading"] for each in recoveries) / len(recoveries)
         ettr, best = expected_ettr(mtbf, max(cost, 1e-6), interval, restart), best_interval(max(cost, 1e-6), mtbf)
     return Goodput(
@@ -85,6 +93,7 @@ def measure_goodput(archive: Archive, reference: Archive | None = None) -> Goodp
         restarts=restarts,
         recovery=sum(each["seconds"] for each in recoveries) / len(recoveries) if recoveries else None,
         mtbf=mtbf,
+        interval=interval,
         ettr=ettr,
         best=best,
     )

@@ -12,8 +12,9 @@ from mlbench_cli.app import run
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.results.archive.documents import write_run_document
 from mlbench_cli.results.archive.seal import seal
+from mlbench_cli.util.json_text import format_document
 from task_images.comm.presets import resolve
-from tests.unit.results.runs import event, new_run, observation_of, spec, training_log
+from tests.unit.results.runs import START, event, new_run, observation_of, spec, training_log
 
 Captured = pytest.CaptureFixture[str]
 CALIBRATION: dict[str, Any] = {
@@ -227,6 +228,34 @@ def test_a_run_without_a_calibration_says_how_to_get_one(tmp_path: Path, predict
     seal(plain, observation_of())
     assert folder.exists()
     assert "mlbench run NAME 2 --task TASK --calibrate" in predict(str(tmp_path / "b"), code=4)
+
+
+def test_the_replay_of_faults_is_held_against_the_run(tmp_path: Path, predict: Command, capsys: Captured) -> None:
+    """Trains from 4 s to 30 s, is killed, and trains from 34 s to 103 s; the checkpoint that counts is of 20 s."""
+    faulted = spec(faults="at 26s kill rank 1", on_failure="restart", checkpoint_every="10s")
+    marks = [
+        event("metric", at=at, name="checkpoint_seconds", value=0.1, step=10 * at)
+        for at in (10, 20, *range(40, 100, 10))
+    ]
+    loaded = event("metric", at=33.5, name="restore_seconds", value=0.5, step=200)
+    run_of = new_run(tmp_path / "a", faulted, {0: [*training_log(0)[:3], *marks, loaded, *training_log(0)[3:]]})
+    planned = {"at": 26.0, "kind": "kill", "target": 1}
+    attempts = [
+        {"started": 0.0, "training": 4.0, "ended": 30.2, "ranks": 2, "rank": 1, "why": "killed"},
+        {"started": 32.0, "training": 34.0, "ended": 103.0, "ranks": 2, "rank": None, "resumed_update": 200},
+    ]
+    record: dict[str, Any] = {"seed": faulted.seed, "script": faulted.faults, "policy": "restart", "began": START}
+    events = [{"planned": planned, "at": 30.0, "rank": 1, "problem": None, "until": None}]
+    record.update(ended=103.0, attempts=attempts, events=events)
+    (tmp_path / "a/faults.json").write_bytes(format_document(record))
+    write_run_document(run_of)
+    seal(run_of, observation_of())
+    document = json.loads(predict(str(tmp_path / "a"), "--unproven", "--faults", "mtbf=30s", "-o", "json"))
+    useful = (20 - 4) + (103 - 34) - 8 * 0.1
+    assert document["measured_after_startup"] == pytest.approx(useful / (103 - 4), abs=1e-3)
+    assert document["rates"]["restart"] == pytest.approx(0.2 + 3.5 + 0.5, abs=0.3)
+    assert run(["predict", str(tmp_path / "a"), "--unproven", "--faults", "mtbf=30s"]) == 0
+    assert "in the 99.0 s after start-up, with 1 restart; the replay predicts" in capsys.readouterr().err
 
 
 def test_stragglers_slow_those_that_wait_and_a_price_follows_the_time(tmp_path: Path, predict: Command) -> None:
