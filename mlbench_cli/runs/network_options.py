@@ -79,9 +79,10 @@ def check_network(spec: RunSpec) -> None:
         return
     if spec.engine == "local" and sys.platform != "linux":
         raise UsageError("--network needs Linux network namespaces.", hint="Leave out --network.")
-    if spec.device == "gpu":
-        raise UsageError("--network works only on CPUs: GPUs of one machine bypass the network.")
-    if spec.backend not in NETWORKED_BACKENDS:
+    is_gpu = spec.device == "gpu"
+    if is_gpu and spec.engine != "local":
+        raise UsageError("--network with GPUs works only on this machine.", hint="Leave out --network, or --cluster.")
+    if spec.backend not in NETWORKED_BACKENDS and not (is_gpu and spec.backend == "nccl"):
         raise UsageError(
             f"--network: ranks on the backend {spec.backend} may communicate through shared memory instead.",
             hint=f"Choose --backend {NETWORKED_BACKENDS[0]}.",

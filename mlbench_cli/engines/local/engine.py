@@ -51,6 +51,9 @@ ENDING = 10.0  # seconds that a forced delete waits for a run to end cleanly
 _NETWORK = "network: "  # before the reason why an agent cannot shape it
 _INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
 _INTERFACE_VARIABLES = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME"}
+# On a shaped network. Each worker also gets its own NCCL_HOSTID: between hosts, NCCL uses neither NVLink, PCI nor
+# shared memory.
+_NCCL_OVER_SOCKETS = {"NCCL_SOCKET_IFNAME": "eth0", "NCCL_NET": "Socket", "NCCL_MNNVL_ENABLE": "0"}
 
 
 class LocalEngine:
@@ -79,6 +82,8 @@ class LocalEngine:
         shape: LocalShape = {}
         if is_shaped:  # in the environment, not the defaults: no other interface leads to the other workers
             environment |= {"MLBENCH_NETWORK": str(spec.network), "GLOO_SOCKET_IFNAME": "eth0"}
+            if spec.backend == "nccl":
+                environment |= _NCCL_OVER_SOCKETS
             shape = {"network": str(spec.network), "workers": spec.unit_count}
         ranks = [_plan_rank(spec, rank) for rank in range(spec.process_count)]
         plan: LocalPlan = {**plan_ranks(spec, "LocalRun", environment, defaults), "ranks": ranks, **shape}
@@ -277,6 +282,8 @@ def _hosts(spec: RunSpec) -> str:
 def _plan_rank(spec: RunSpec, rank: int) -> "RankPlan":
     plan = plan_rank(spec, rank)
     words = {"hosts": _hosts(spec), "rank": str(rank), "run_id": spec.name, "backend": spec.backend}
+    if spec.has_shaped_network and spec.backend == "nccl":
+        plan["environment"] = {**plan["environment"], "NCCL_HOSTID": f"worker-{spec.unit_of(rank)}"}
     return {**plan, "argv": None if plan["argv"] is None else fill_in(plan["argv"], words)}
 
 

@@ -1,11 +1,13 @@
 """--network and --network-method: what they mean on each kind of cluster, and what is refused at once."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from mlbench_cli.engines.kubernetes.manifests import manifests
+from mlbench_cli.engines.local.engine import LocalEngine
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.run import LOCAL, Cluster
 from mlbench_cli.model.spec import RunSpec
@@ -47,6 +49,23 @@ def test_both_are_axes_of_a_matrix() -> None:
     }
 
 
+def test_gpus_of_this_machine_communicate_through_the_links() -> None:
+    """NCCL's guide: between hosts, which NCCL_HOSTID names, only a network is used, and NCCL_NET chooses which."""
+    request = Request(name="x", workers=(2,), task="digits_resnet", preset="tiny", network="1gbit", gpu=True)
+    found = resolve(request, LOCAL, Machine(cores=16, gpus=2))[0]
+    assert (found.device, found.backend) == ("gpu", "nccl")
+    (plan,) = LocalEngine().render(found).documents
+    assert {name: plan["environment"][name] for name in ("NCCL_NET", "NCCL_SOCKET_IFNAME", "NCCL_MNNVL_ENABLE")} == {
+        "NCCL_NET": "Socket",
+        "NCCL_SOCKET_IFNAME": "eth0",
+        "NCCL_MNNVL_ENABLE": "0",
+    }
+    assert [rank["environment"]["NCCL_HOSTID"] for rank in plan["ranks"]] == ["worker-0", "worker-1"]
+    (plain,) = LocalEngine().render(replace(found, network=None)).documents
+    assert "NCCL_NET" not in plain["environment"]
+    assert "NCCL_HOSTID" not in plain["ranks"][0]["environment"]
+
+
 @pytest.mark.parametrize(
     ("cluster", "options", "reason", "hint"),
     [
@@ -64,6 +83,12 @@ def test_both_are_axes_of_a_matrix() -> None:
         (KIND, {"network": "1gbit", "host_network": True}, "such pods use the node's network", "--host-network"),
         (KIND, {"network": "1gbit", "run_on_all": False}, "a command that all workers run", "--run-on-all"),
         (KIND, {"network": "1gbit", "backend": "mpi", "run_on_all": True}, "shared memory", "--backend gloo"),
+        (
+            ATTACHED,
+            {"network": "1gbit", "network_method": "annotation", "gpu": True, "backend": "nccl"},
+            "GPUs works only on this machine",
+            "--network",
+        ),
         (KIND, {"network": "1gbit,loss=1%"}, "loss is not supported", None),
         (
             ATTACHED,
