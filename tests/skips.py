@@ -8,11 +8,14 @@ import os
 import re
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
+
+from mlbench_cli.agent.storage import find_disk, find_hierarchy
 
 
 def is_root() -> bool:
@@ -48,6 +51,16 @@ def has_no_control_groups() -> bool:
     return True
 
 
+def has_no_disk_limits() -> bool:
+    """Whether this process may not limit how fast a disk is for others."""
+    try:
+        find_hierarchy()
+        find_disk(tempfile.gettempdir())
+    except OSError:
+        return True
+    return False
+
+
 def has_no_gpu() -> bool:
     return shutil.which("nvidia-smi") is None and not os.path.exists("/dev/kfd")
 
@@ -76,6 +89,7 @@ ALLOWED = (
     AllowedSkip("tests/contract/task_images/allreduce/test_tensorflow.py", "TensorFlow", anywhere),
     AllowedSkip("tests/unit/task_images/harness/test_entry.py", "this machine has a GPU", anywhere),
     AllowedSkip("tests/gpu/", "", has_no_gpu),
+    AllowedSkip("tests/contract/engines/local/test_faults.py", "storage cannot be slowed", has_no_disk_limits),
     AllowedSkip("tests/contract/server/test_chart.py", "needs helm", anywhere),
     AllowedSkip("tests/contract/server/", "axe-core is not installed", is_workstation),
     AllowedSkip("tests/", "one CPU cannot be shared", anywhere),

@@ -23,7 +23,7 @@ import resource
 import signal
 import time
 
-from mlbench_cli.agent import machine, processes
+from mlbench_cli.agent import machine, processes, storage
 from mlbench_cli.model.faults import Fault, FaultKind, Policy, parse_faults
 
 TYPE_CHECKING = False
@@ -255,6 +255,8 @@ class FaultHands:
             self._lasting.append(_Stopped(self, targets[0], event, fault, now))
         elif kind is FaultKind.SLOW:
             self._lasting.append(_Slowed(self, targets[0].number, event, fault, now))
+        elif kind is FaultKind.STORAGE:
+            self._lasting.append(_SlowStorage(self, targets[0], event, fault, now))
         else:
             self._lasting.append(_FullDisk(targets, event, fault, now))
         return None
@@ -295,25 +297,41 @@ class FaultHands:
 
     @staticmethod
     def _watch_held(reader: int) -> None:
-        """Kill the groups of stopped ranks if the other process ends without saying that it has done so."""
+        """Kill stopped process groups, and remove control groups, if the other process ends without having done so."""
         machine.keep_only(reader)
-        held: set[int] = set()
-        with os.fdopen(reader, encoding="ascii") as lines:
+        held: set[str] = set()
+        with os.fdopen(reader, encoding="utf-8") as lines:
             for line in lines:
-                (held.add if line[0] == "+" else held.discard)(int(line[1:]))
-        for pid in held:
-            processes.signal_group(pid, signal.SIGKILL)
+                (held.add if line[0] == "+" else held.discard)(line[1:-1])
+        for name in held:
+            if name.isdecimal():
+                processes.signal_group(int(name), signal.SIGKILL)
+            else:
+                storage.remove_group(name, os.path.dirname(name))
+
+    @property
+    def places(self) -> tuple[str, str]:
+        """Folders that ranks read and write: of their data, and of the run."""
+        return self._agent.plan["environment"]["MLBENCH_DATA_DIR"], self._agent.folder
+
+    def guard(self, name: str | int) -> None:
+        """If this process is killed, the guard kills a process group, or removes a control group. Raises OSError."""
+        os.write(self._guard, f"+{name}\n".encode())
+
+    def unguard(self, name: str | int) -> None:
+        """What `guard` named is as before."""
+        with contextlib.suppress(OSError):
+            os.write(self._guard, f"-{name}\n".encode())
 
     def hold(self, pid: int) -> None:
         """Stop a process group; if this process is killed, the guard kills it. Raises OSError."""
-        os.write(self._guard, f"+{pid}\n".encode())
+        self.guard(pid)
         os.killpg(pid, signal.SIGSTOP)
 
     def free(self, pid: int) -> None:
         """Let a stopped process group go on. One that has ended is no error."""
         processes.signal_group(pid, signal.SIGCONT)
-        with contextlib.suppress(OSError):
-            os.write(self._guard, f"-{pid}\n".encode())
+        self.unguard(pid)
 
     # --- attempts -----------------------------------------------------------------------------------------------
 
@@ -743,6 +761,38 @@ class _FullDisk(_Lasting):
         for pid in self._pids:
             with contextlib.suppress(OSError):
                 resource.prlimit(pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+
+class _SlowStorage(_Lasting):
+    """The disks of a rank's data and output are slow for it; a process that takes its place is slowed, too."""
+
+    outlives_attempt = True
+
+    def __init__(self, hands: FaultHands, rank: Rank, event: int, fault: Fault, now: float) -> None:
+        super().__init__(event, fault, now)
+        assert fault.rate is not None
+        self._hands, self._number, self._pid = hands, rank.number, 0
+        disks = sorted({storage.find_disk(os.path.abspath(place)) for place in hands.places})
+        self._group = storage.SlowGroup(f"mlbench-{os.getpid()}-{event}", disks, fault.rate)
+        hands.guard(self._group.folder)
+        self.turn(now)
+
+    def turn(self, now: float) -> bool:
+        if now >= self.over:
+            self.end()
+            return True
+        rank = self._hands.find_rank(self._number)
+        if rank is not None and rank.pid != self._pid:  # None: it is between two attempts
+            self._group.add(rank.pid)
+            self._pid = rank.pid
+        self.next = min(self.over, now + PERIOD)
+        return False
+
+    def end(self) -> None:
+        if (count := self._group.read_bytes()) is not None:
+            self.facts["bytes"] = count
+        self._group.remove()
+        self._hands.unguard(self._group.folder)
 
 
 class _ChangedLink(_Lasting):

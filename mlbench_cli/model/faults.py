@@ -3,7 +3,8 @@
     at 120s kill rank 3                         every ~600s kill any rank
     at 60s for 20s stop rank 1                  at 60s for 60s slow rank 2 to 50% cpu
     at 90s for 20s link 2 down                  at 90s for 60s link 2 10mbit         at 90s link any loss 2%
-    at 200s for 30s disk full                   at 300s node 1 gone
+    at 200s for 30s disk full                   at 90s for 60s slow storage of rank 1 to 5MB/s
+    at 300s node 1 gone
     seed 7                                      anyway
 
 Items are separated by semicolons or newlines. Times count from the first update of the training. `every 600s` is a
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from mlbench_cli.model.spec import RunSpec
 
 MIN_INTERVAL = 0.05  # seconds between repeated faults
+MIN_STORAGE = 1e5  # bytes per second
 MAX_SECONDS = 30 * 86400.0
 MAX_TEXT = 64 << 10
 MAX_ITEMS = 1000
@@ -43,6 +45,7 @@ class FaultKind(StrEnum):
     SLOW = "slow"
     LINK = "link"
     DISK = "disk"
+    STORAGE = "storage"
     NODE = "node"
 
     @property
@@ -53,7 +56,7 @@ class FaultKind(StrEnum):
     @property
     def lasts(self) -> bool:
         """Whether it can end, which restores the previous state."""
-        return self in (FaultKind.STOP, FaultKind.SLOW, FaultKind.LINK, FaultKind.DISK)
+        return self in (FaultKind.STOP, FaultKind.SLOW, FaultKind.LINK, FaultKind.DISK, FaultKind.STORAGE)
 
 
 class Policy(StrEnum):
@@ -71,7 +74,7 @@ class Fault:
 
     target   rank, or worker for links and nodes; None: all (disk full)
     share    of a CPU that a slowed rank keeps, or of packets that a lossy link drops
-    rate     of a slowed link, bits per second; 0: the link is down
+    rate     of a slowed link, bits per second (0: the link is down), or of slow storage, bytes per second
     """
 
     kind: str
@@ -121,6 +124,7 @@ def _action_words(kind: FaultKind, target: str, share: float | None, rate: float
         FaultKind.SLOW: f"slow {rank} to {100 * (share or 0):g}% cpu",
         FaultKind.LINK: f"link {target} {link}",
         FaultKind.DISK: "disk full",
+        FaultKind.STORAGE: f"slow storage of {rank} to {(rate or 0) / 1e6:g}MB/s",
         FaultKind.NODE: f"node {target} gone",
     }[kind]
 
@@ -243,7 +247,7 @@ def _parse_item(words: list[str], shown: str) -> Item:
 _EXAMPLES = {
     "kill": "at 60s kill rank 1",
     "stop": "at 60s for 20s stop rank 1",
-    "slow": "at 60s for 60s slow rank 2 to 50% cpu",
+    "slow": "at 60s for 60s slow rank 2 to 50% cpu, or slow storage of rank 2 to 5MB/s",
     "link": "at 90s for 20s link 2 down, or link 2 10mbit, or link 2 loss 2%",
     "disk": "at 200s for 30s disk full",
     "node": "at 300s node 1 gone",
@@ -253,8 +257,6 @@ _EXAMPLES = {
 _IMPOSSIBLE = {
     "pod": "a pod may not delete another one, so none is deleted; a node that is gone ends its container",
     "job": "a requeued job starts from the beginning as another run; a node that is gone ends its part of the job",
-    "disk slow": "slowing a disk takes rights on the machine's devices (io.max of a cgroup) that runs do not have",
-    "storage": "slowing storage takes rights on the machine's devices (io.max of a cgroup) that runs do not have",
 }
 
 
@@ -268,6 +270,9 @@ def _parse_action(words: list[str], shown: str) -> Item:
         raise _error(shown, problem + (f".{near}".rstrip(".?") + "?" if near else ""), "at 60s kill rank 1")
     example, rest = _EXAMPLES[verb], words[1:]
     make = Item(FaultKind(verb), None, None, False, None, None)
+    if words[:3] == ["slow", "storage", "of"]:
+        target, rest = _parse_rank(words[3:], shown, example)
+        return replace(make, kind=FaultKind.STORAGE, target=target, rate=_parse_storage(rest, shown, example))
     if verb in ("kill", "stop", "slow"):
         target, rest = _parse_rank(rest, shown, example)
         make = replace(make, target=target)
@@ -303,6 +308,13 @@ def _parse_slow(words: list[str], shown: str, example: str) -> float:
     if match is None or not 1 <= float(match[1]) < 100:
         raise _error(shown, "it does not say to how much of its CPU the rank is slowed, from 1% to 99%", example)
     return float(match[1]) / 100
+
+
+def _parse_storage(words: list[str], shown: str, example: str) -> float:
+    match = re.fullmatch(r"to (\d{1,6}(?:\.\d{1,6})?) ?mb/s", " ".join(words))
+    if match is None or float(match[1]) * 1e6 < MIN_STORAGE:
+        raise _error(shown, f"it does not say to how many MB/s, from {MIN_STORAGE / 1e6:g} MB/s", example)
+    return float(match[1]) * 1e6
 
 
 def _parse_link(item: Item, words: list[str], shown: str, example: str) -> Item:

@@ -4,6 +4,8 @@ import math
 import sys
 from typing import Any
 
+from mlbench_cli.agent.storage import find_disk, find_hierarchy
+from mlbench_cli.config.settings import data_dir
 from mlbench_cli.errors import UsageError, did_you_mean
 from mlbench_cli.model.faults import (
     FaultKind,
@@ -99,12 +101,31 @@ def _check_script(spec: RunSpec, script: FaultScript) -> None:
             "--faults: link faults need a shaped network.",
             hint="Add --network 1gbit and at least two workers, or remove the link faults.",
         )
+    if FaultKind.STORAGE in script.kinds:
+        _check_storage(spec)
     endless = [item for item in script.items if item.kind is FaultKind.STOP and item.seconds is None]
     if endless and spec.detect_seconds is None:
         raise UsageError(
             f'--faults "{endless[0]}": the rank would stay stopped until collectives of the other ranks time out.',
             hint="Add --detect 10s, or a duration: for 20s stop ...",
         )
+
+
+def _check_storage(spec: RunSpec) -> None:
+    """Whether storage can be slowed; other machines are asked when the fault is due."""
+    if spec.engine == "kubernetes":
+        raise UsageError(
+            "--faults: storage cannot be slowed on Kubernetes, because pods have no right to.",
+            hint="Remove the storage faults, or run on this machine as root.",
+        )
+    if spec.engine == "local":
+        try:
+            find_hierarchy()
+            find_disk(str(data_dir()))
+        except OSError as error:
+            raise UsageError(
+                f"--faults: storage cannot be slowed here: {error}.", hint="Remove the storage faults."
+            ) from None
 
 
 def _check_policy(spec: RunSpec, script: FaultScript | None) -> None:

@@ -12,7 +12,8 @@ WHOLE = """
 at 120s kill rank 3; every ~600s kill any rank   # of the published rates
 at 60s for 60s slow rank 2 to 50% cpu
 at 1m for 20s link 2 down; at 90s for 60s link 2 10mbit; at 90s link any loss 2%
-at 200s for 30s disk full; at 5m node 1 gone; at 3s for 2s stop rank 0; seed 7; anyway
+at 200s for 30s disk full; at 5m node 1 gone; at 3s for 2s stop rank 0
+at 90s for 60s slow storage of any rank to 2.5MB/s; seed 7; anyway
 """
 
 
@@ -42,8 +43,10 @@ def test_a_script_is_written_one_way() -> None:
         ("at 5s node 1 away", "can only be gone"),
         ("at 5s pod 1 deleted", "a pod may not delete another one"),
         ("at 5s job requeued", "starts from the beginning as another run"),
-        ("at 5s for 20s disk slow", "rights on the machine's devices"),
-        ("at 5s for 20s storage slow", "rights on the machine's devices"),
+        ("at 5s for 20s disk slow", "can only be full"),
+        ("at 5s slow storage of rank 1", "to how many MB/s"),
+        ("at 5s slow storage of rank 1 to 0.01MB/s", "from 0.1 MB/s"),
+        ("at 5s slow storage of node 1 to 5MB/s", "names no rank"),
         ("at x kill rank 1", '"x" is not a time'),
         ("every 0s kill any rank", "interval is below"),
         ("seed many; at 1s kill rank 0", "a seed is one number"),

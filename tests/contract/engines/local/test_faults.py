@@ -5,6 +5,7 @@ import json
 import os
 import random
 import signal
+import statistics
 import subprocess
 import time
 import uuid
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from mlbench_cli.agent.storage import find_disk, find_hierarchy
 from mlbench_cli.model.run import Run
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.runs.finalize import finalize
@@ -103,6 +105,50 @@ def test_a_slowed_rank_has_its_share_of_the_time_and_is_not_taken_for_stopped(la
     (event,) = record_of(run)["events"]
     assert event["until"] - event["at"] >= 2.4
     assert 0.5 <= event["stopped_share"] <= 0.8  # 0.7 on an idle machine
+
+
+# Reads 1 MiB of a file past the page cache, again and again, and prints when it began and how long that took.
+READ = """
+import mmap, os, time
+with open("data", "wb") as file: file.write(bytes(1 << 20)); os.fsync(file.fileno())
+place, page = os.open("data", os.O_RDONLY | os.O_DIRECT), mmap.mmap(-1, 1 << 20)
+end = time.monotonic() + 5
+while time.monotonic() < end:
+    begun = time.time()
+    os.preadv(place, [page], 0)
+    print(begun, time.time() - begun, flush=True)
+    time.sleep(0.02)
+"""
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_slow_storage_is_as_slow_as_asked_and_nothing_stays(lab: Lab, tmp_path: Path, is_killed: bool) -> None:
+    try:
+        _, top = find_hierarchy()
+        find_disk(str(tmp_path))
+    except OSError as error:
+        pytest.skip(f"storage cannot be slowed: {error}")
+    script = python(READ.replace('"data"', repr(str(tmp_path / "data"))))
+    run = lab.start(script, workers=2, faults="at 0.5s for 3s slow storage of rank 1 to 2MB/s")
+    pid = json.loads((run.folder / ".state" / "state.json").read_bytes())["pid"]
+    group = Path(top, f"mlbench-{pid}-0")
+    assert until(group.exists)
+    if is_killed:
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: not group.exists())
+        return
+    assert lab.end(run).ended == "exited"
+    assert not group.exists()
+    record = record_of(run)
+    (event,) = record["events"]
+    assert event["problem"] is None
+    begin, end = (record["began"] + event[name] for name in ("at", "until"))
+    rows = [[*map(float, line.split())] for line in lab.log(run, 1).decode().splitlines()]
+    slowed = [seconds for begun, seconds in rows if begin + 0.2 < begun and begun + seconds < end]
+    others = [seconds for begun, seconds in rows if begun + seconds < begin or begun > end]
+    assert 3 <= len(slowed) <= 6  # of 1 MiB in 0.52 s each
+    assert statistics.median(others) < statistics.median(slowed) / 2
+    assert event["bytes"] >= len(slowed) << 20
 
 
 def test_a_full_disk_fails_the_ranks_that_write(lab: Lab) -> None:
