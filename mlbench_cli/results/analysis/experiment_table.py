@@ -25,6 +25,7 @@ from mlbench_cli.util.csv_text import format_csv
 METHOD = "method"
 NO_COMMUNICATION = "noop"
 SECONDS = "seconds"
+GOAL = "goal"
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Sample:
 
     settings   what sets the run's row apart, by name
     price      of the run; None if it is not known
+    sent       bytes that rank 0 sent by its method's count; None if it is not known
     """
 
     run: str
@@ -44,6 +46,7 @@ class Sample:
     price: float | None = None
     currency: str | None = None
     problem: str | None = None
+    sent: float | None = None
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,7 @@ class Cell:
     seconds: float | None = None
     price: float | None = None
     deviation: float | None = None
+    sent: float | None = None
 
 
 @dataclass(frozen=True)
@@ -72,8 +76,8 @@ class Row:
 
     @property
     def is_rate(self) -> bool:
-        """Whether its figures are rates, of which more is better, and not seconds."""
-        return self.unit != SECONDS
+        """Whether its figures are rates, of which more is better, and neither seconds nor what a training reached."""
+        return self.unit.endswith(("/s", "_per_second"))
 
     @property
     def label(self) -> str:
@@ -85,7 +89,9 @@ class Row:
         cell = self.cells.get(workers)
         if cell is None or cell.value is None or self.baseline is None or workers == 1:
             return None
-        return ratio(cell.value, self.baseline) if self.is_rate else ratio(self.baseline, cell.value)
+        if self.unit == SECONDS:
+            return ratio(self.baseline, cell.value)
+        return ratio(cell.value, self.baseline) if self.is_rate else None
 
     def efficiency(self, workers: int) -> float | None:
         """Speed-up by number of workers; 1.0 is perfect scaling, None without a baseline of one worker."""
@@ -113,30 +119,44 @@ def name_settings(runs: Sequence[tuple[str, Mapping[str, str]]]) -> list[dict[st
 
 def read_sample(run: str, settings: Mapping[str, str], workers: int, result: JsonObject, metric: str | None) -> Sample:
     """A run's value: the metric that was asked for, else the rate of its throughput protocol, else samples per second,
-    else its seconds. `result` is a result.json."""
-    facts: dict[str, Any] = {"seconds": result.get("wall_seconds"), "problem": None}
+    else its seconds. `result` is a result.json.
+
+    Two names are not metrics: SECONDS, to the goal if there is one, and GOAL, the last value of the goal's metric.
+    """
+    facts: dict[str, Any] = {"seconds": result.get("wall_seconds"), "problem": None, "sent": _sent_bytes(result)}
     price = result.get("price") or {}
     facts |= {"price": price.get("amount"), "currency": price.get("currency")}
     if result["outcome"] not in ("goal_reached", "goal_missed", "completed", "budget_spent"):
         return Sample(run, settings, workers, None, "", **{**facts, "problem": str(result.get("summary"))})
-    if metric is not None:
+    goal = result.get("goal") or {}
+    if metric == SECONDS and goal and not goal.get("reached"):
+        return Sample(run, settings, workers, None, metric, **{**facts, "problem": str(result.get("summary"))})
+    if metric == GOAL and is_finite_number(goal.get("last")):
+        return Sample(run, settings, workers, float(goal["last"]), str(goal["metric"]), **facts)
+    if metric is not None and metric != SECONDS:
         found = result.get("metrics", {}).get(metric)
         if not is_finite_number(found):
             return Sample(run, settings, workers, None, metric, **{**facts, "problem": f"it did not report {metric}"})
         return Sample(run, settings, workers, float(found), metric, **facts)
     details = result.get("details") or {}
-    rates = _rates_of(details.get("throughput_protocol"))
+    rates = () if metric == SECONDS else _rates_of(details.get("throughput_protocol"))
     if rates:
         unit = f"{details['throughput_protocol'].get('unit', 'samples')}/s"
         return Sample(run, settings, workers, math.fsum(rates) / len(rates), unit, **facts)
     throughput = details.get("throughput")
     rate = throughput.get("samples_per_second") if isinstance(throughput, dict) else None
-    if is_finite_number(rate):
+    if is_finite_number(rate) and metric != SECONDS:
         return Sample(run, settings, workers, float(rate), "samples/s", **facts)
     seconds = (result.get("task_seconds") or {}).get("wall") or result.get("wall_seconds")
     if not is_finite_number(seconds):
         return Sample(run, settings, workers, None, SECONDS, **{**facts, "problem": "it did not report a time"})
     return Sample(run, settings, workers, float(seconds), SECONDS, **facts)
+
+
+def _sent_bytes(result: JsonObject) -> float | None:
+    communication = (result.get("details") or {}).get("communication")
+    sent = communication.get("wire_bytes") if isinstance(communication, Mapping) else None
+    return float(sent) if is_finite_number(sent) else None
 
 
 def _rates_of(protocol: object) -> tuple[float, ...]:
@@ -171,6 +191,7 @@ def _cell(workers: int, samples: Sequence[Sample]) -> Cell:
     values = [sample.value for sample in good if sample.value is not None]
     prices = [sample.price for sample in samples if sample.price is not None]
     seconds = [sample.seconds for sample in samples if sample.seconds is not None]
+    sent = [sample.sent for sample in good if sample.sent is not None]
     return Cell(
         workers,
         estimate(values) if values else None,
@@ -178,6 +199,7 @@ def _cell(workers: int, samples: Sequence[Sample]) -> Cell:
         tuple(f"{sample.run}: {sample.problem}" for sample in samples if sample.problem),
         math.fsum(seconds) / len(seconds) if seconds else None,
         math.fsum(prices) / len(prices) if prices else None,
+        sent=math.fsum(sent) / len(sent) if sent else None,
     )
 
 
@@ -227,22 +249,30 @@ def to_markdown(title: str, rows: Sequence[Row]) -> str:
     """A table: settings, then for each number of workers mean and interval, speed-up and efficiency."""
     names, counts = setting_names(rows), worker_counts(rows)
     head = [*names, "unit", *(f"{count} worker{'s' if count > 1 else ''}" for count in counts)]
-    head += [f"{what} {count}" for count in counts if count > 1 for what in ("speed-up", "efficiency")]
+    several = [count for count in counts if count > 1]
+    has_speedup = any(row.speedup(count) is not None for row in rows for count in several)
+    if has_speedup:
+        head += [f"{what} {count}" for count in several for what in ("speed-up", "efficiency")]
     has_exposed = any(row.exposed for row in rows)
     if has_exposed:
-        head += [f"exposed {count}" for count in counts if count > 1]
+        head += [f"exposed {count}" for count in several]
+    has_sent = any(cell.sent for row in rows for cell in row.cells.values())
+    if has_sent:
+        head += [f"MB sent {count}" for count in several]
     lines = [f"# {title}", "", f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     for row in rows:
         cells = [row.settings.get(name, "") for name in names] + [row.unit]
         cells += [_value_text(row.cells.get(count)) for count in counts]
-        for count in counts:
-            if count > 1:
-                speedup, efficiency = row.speedup(count), row.efficiency(count)
-                cells += ["" if speedup is None else format_factor(speedup)]
-                cells += ["" if efficiency is None else format_percent(efficiency)]
+        for count in several if has_speedup else ():
+            speedup, efficiency = row.speedup(count), row.efficiency(count)
+            cells += ["" if speedup is None else format_factor(speedup)]
+            cells += ["" if efficiency is None else format_percent(efficiency)]
         if has_exposed:
-            shares = (row.exposed.get(count) for count in counts if count > 1)
+            shares = (row.exposed.get(count) for count in several)
             cells += ["" if share is None else format_share(share) for share in shares]
+        if has_sent:
+            sent = (cell.sent if (cell := row.cells.get(count)) else None for count in several)
+            cells += ["" if count is None else format_value(count / 1e6) for count in sent]
         lines.append(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |")
     lines += ["", *_notes(rows)]
     return "\n".join(lines).rstrip() + "\n"
@@ -257,6 +287,8 @@ def _notes(rows: Sequence[Row]) -> list[str]:
         notes.append("Published rates: mean ± standard deviation of the source; other machines, other software.")
     if any(row.exposed for row in rows):
         notes.append("exposed: share of the time beyond that of the method `noop`, which sends nothing.")
+    if any(cell.sent for row in rows for cell in row.cells.values()):
+        notes.append("MB sent: by rank 0, as its method counts them.")
     problems = [problem for row in rows for cell in row.cells.values() for problem in cell.problems]
     return [" ".join(notes), *(["", "Failed:", "", *(f"- {problem}" for problem in problems)] if problems else [])]
 
@@ -275,7 +307,8 @@ def to_csv(rows: Sequence[Row]) -> str:
     """One line per row and number of workers: what was set, then what was found."""
     names = setting_names(rows)
     found = ("value", "low", "high", "deviation", "unit", "speedup", "efficiency", "exposed")
-    table: list[list[object]] = [[*names, "published", "workers", *found, "seconds", "price", "runs", "failed"]]
+    rest = ("seconds", "price", "sent_bytes", "runs", "failed")
+    table: list[list[object]] = [[*names, "published", "workers", *found, *rest]]
     for row in rows:
         for workers, cell in row.cells.items():
             value, speedup = cell.value, row.speedup(workers)
@@ -292,6 +325,7 @@ def to_csv(rows: Sequence[Row]) -> str:
                     row.exposed.get(workers),
                     cell.seconds,
                     cell.price,
+                    cell.sent,
                     " ".join(cell.runs),
                     len(cell.problems),
                 ]
@@ -316,6 +350,7 @@ def to_document(rows: Sequence[Row]) -> list[JsonObject]:
                     "exposed_share": row.exposed.get(workers),
                     "seconds": cell.seconds,
                     "price": cell.price,
+                    "sent_bytes": cell.sent,
                     "runs": list(cell.runs),
                     "problems": list(cell.problems),
                 }

@@ -1,10 +1,10 @@
-"""The figures of an experiment: throughput over the number of workers, and time against price."""
+"""The figures of an experiment: values over the number of workers, and time against price, or values against bytes."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from mlbench_cli.results.analysis.experiment_table import Cell, Row, list_offers, worker_counts
+from mlbench_cli.results.analysis.experiment_table import SECONDS, Cell, Row, list_offers, worker_counts
 from mlbench_cli.results.analysis.numbers import MIN_RUNS, format_factor, value_range
 from mlbench_cli.results.figures.look import Look, choose_looks, look_of
 from mlbench_cli.results.figures.model import Axis, Figure, Line, Scale, Sheet
@@ -21,11 +21,17 @@ def draw_experiment(title: str, rows: Sequence[Row], folder: Path) -> list[Path]
     sheets = [Sheet("throughput", title, tuple(_figure(name, members) for name, members in panels))] if panels else []
     if any(row.source is None and row.is_rate and _has_value(row) for row in rows):
         sheets.append(Sheet("pareto", f"{title}: time against cost", (_pareto(rows),), "The numbers are workers."))
+    elif by_bytes := [_by_bytes(name, members) for name, members in panels if any(map(_has_sent, members))]:
+        sheets.append(Sheet("pareto", f"{title}: against bytes sent", tuple(by_bytes), "The numbers are workers."))
     return write_sheets(sheets, folder)
 
 
 def _has_value(row: Row) -> bool:
     return any(cell.value is not None for cell in row.cells.values())
+
+
+def _has_sent(row: Row) -> bool:
+    return any(cell.sent and cell.value for cell in row.cells.values())
 
 
 def split_panels(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
@@ -92,6 +98,19 @@ def _pareto(rows: Sequence[Row]) -> Figure:
         Axis("seconds for 1,000 units", from_zero=True),
         (*_offer_lines(rows), draw_front((offer.cost, offer.seconds) for offer in offers)),
     )
+
+
+def _by_bytes(name: str, rows: Sequence[Row]) -> Figure:
+    """What each row reached, or the time it took, against what it sent to get there."""
+    lines = []
+    for row, look in zip(rows, choose_looks([row.settings.get("method", "") for row in rows]), strict=True):
+        cells = [cell for _, cell in sorted(row.cells.items()) if cell.value is not None and cell.sent]
+        sent = tuple(cell.sent / 1e6 for cell in cells if cell.sent)
+        values = tuple(cell.value.mean if cell.value else None for cell in cells)
+        notes = tuple(str(cell.workers) for cell in cells)
+        lines.append(Line(_short_label(row), sent, values, notes=notes, color=look[0], shape=look[1]))
+    y = Axis(rows[0].unit, from_zero=rows[0].unit == SECONDS)
+    return Figure(name, name, Axis("MB sent by rank 0", Scale.LOG10), y, tuple(lines))
 
 
 def _offer_lines(rows: Sequence[Row]) -> Iterator[Line]:

@@ -97,6 +97,9 @@ def test_a_run_is_valued_by_metric_protocol_rate_or_seconds() -> None:
         ({"details": {"throughput_protocol": protocol}}, None, 2.0, "tokens/s"),
         ({"details": {"throughput": {"samples_per_second": 4.0}}}, None, 4.0, "samples/s"),
         ({}, None, 7.0, "seconds"),
+        ({"details": {"throughput_protocol": protocol}}, "seconds", 7.0, "seconds"),
+        ({"goal": {"metric": "Prec@1", "last": 92.5, "reached": False}}, "goal", 92.5, "Prec@1"),
+        ({"goal": {"metric": "Prec@1", "last": 92.5, "reached": True}}, "seconds", 7.0, "seconds"),
     ]
     for changes, metric, value, unit in cases:
         found = read_sample("r", {}, 1, {**RESULT, **changes}, metric)
@@ -104,6 +107,25 @@ def test_a_run_is_valued_by_metric_protocol_rate_or_seconds() -> None:
     failed = read_sample("r", {}, 1, {**RESULT, "outcome": "failed", "summary": "it broke"}, None)
     assert (failed.value, failed.problem) == (None, "it broke")
     assert read_sample("r", {}, 1, RESULT, "x").problem == "it did not report x"
+    missed = {**RESULT, "goal": {"metric": "Prec@1", "last": 9.0, "reached": False}, "summary": "it missed its goal"}
+    assert read_sample("r", {}, 1, missed, "seconds").problem == "it missed its goal"
+
+
+def test_what_was_sent_stands_beside_what_was_reached(tmp_path: Path) -> None:
+    """Accuracy is no rate: it has no speed-up, and its figure is against bytes."""
+    sent = {"details": {"communication": {"wire_bytes": 5e6}}, "goal": {"metric": "Prec@1", "last": 92.5}}
+    found = [
+        read_sample(name, {"task": "t", "method": name}, workers, {**RESULT, **sent}, "goal")
+        for name in ("bsp", "diloco")
+        for workers in (1, 2)
+    ]
+    rows = make_rows(found)
+    table = to_markdown("Title", rows).splitlines()
+    assert table[2] == "| task | method | unit | 1 worker | 2 workers | MB sent 2 |"
+    assert table[4] == "| t | bsp | Prec@1 | 92.5 | 92.5 | 5.00 |"
+    assert [row["sent_bytes"] for row in csv.DictReader(io.StringIO(to_csv(rows)))] == ["5000000.0"] * 4
+    names = sorted(path.name for path in draw_experiment("Title", rows, tmp_path))
+    assert names == ["pareto.png", "pareto.svg", "throughput.png", "throughput.svg"]
 
 
 def test_less_is_better_for_seconds() -> None:
