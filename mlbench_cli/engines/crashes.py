@@ -34,18 +34,30 @@ def explain_exit(who: str, code: int, how: str, logs: str, evidence: Mapping[str
     def finding(kind: str, summary: str, hint: str, *, retryable: bool = False) -> Finding:
         return Finding(kind, f"{summary} (exit code {code}).", hint=hint, retryable=retryable, evidence=evidence)
 
+    reason = _own_words(evidence.get("log"))
     if code == contract.EXIT_USAGE:
-        return finding("usage", f"{who} rejected its arguments", logs)
+        return finding("usage", f"{who} rejected its arguments{reason}", logs)
     if code == contract.EXIT_WRONG:
         summary = f"A check on {who.lower()} found that communication between ranks gives wrong results"
         return finding("wrong_result", summary, f"Do not trust any result of this run. Details: {logs}")
     if code == contract.EXIT_ENVIRONMENT:
-        return finding("bad_environment", f"{who} cannot run in this environment", logs)
+        return finding("bad_environment", f"{who} cannot run in this environment{reason}", logs)
     if code == contract.EXIT_RETRYABLE:
         summary = f"{who} failed for a reason that may be temporary"
         return finding("retryable", summary, f"Run it again. {logs}", retryable=True)
     why = ", possibly because memory ran out" if how.endswith("SIGKILL") else ""
     return Finding("rank_crashed", f"{who} {how}{why}.", hint=logs, evidence=evidence)
+
+
+def _own_words(lines: object) -> str:
+    """The reason that a task of mlbench said last ("rank 0: REASON", and perhaps a hint) as the end of a sentence."""
+    found: list[str] = []
+    for line in reversed(lines if isinstance(lines, list) else []):
+        said = re.fullmatch(r"rank \d+: (.+)", str(line))
+        if said is None:
+            break
+        found.append(said[1])
+    return f": {found[-1].rstrip('.')}" if found else ""
 
 
 def describe_signal(number: int) -> str:

@@ -57,7 +57,11 @@ def test_the_first_to_fail_is_known_even_to_a_late_supervisor(lab: Lab) -> None:
 @pytest.mark.parametrize(
     ("script", "code", "finding_code", "words"),
     [
-        ("exit 64", 64, "usage", "rejected its arguments"),
+        ("exit 64", 64, "usage", "rejected its arguments (exit code 64)"),
+        (
+            "echo training; echo 'rank 0: no such file' >&2; echo 'rank 0: mlbench data' >&2; exit 64",
+            *(64, "usage", "rejected its arguments: no such file (exit"),
+        ),
         ("exit 70", 70, "wrong_result", "wrong results"),
         ("exit 75", 75, "retryable", "may be temporary"),
         ("exit 78", 78, "bad_environment", "environment"),
