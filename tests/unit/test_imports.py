@@ -170,7 +170,10 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("mlbench_cli.runs.experiment_file", "mlbench_cli.runs.forecast"), (*BASE, "mlbench_cli.runs")),
     **dict.fromkeys(
         ("mlbench_cli.runs.network_options", "mlbench_cli.runs.fault_options"),
-        (*BASE, "mlbench_cli.runs.request", "mlbench_cli.util.durations"),
+        (
+            *(*BASE, "mlbench_cli.runs.request", "mlbench_cli.util.durations"),
+            "mlbench_cli.agent.storage",  # whether disks can be slowed
+        ),
     ),
     "mlbench_cli.runs.launch": (
         *("mlbench_cli.runs.network_options", "mlbench_cli.runs.fault_options"),
