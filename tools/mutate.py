@@ -4,8 +4,9 @@ Each mutant is one small change to the product: an operator, a bound, a constant
 out. The tests that run the changed line try it in a process of their own, the quickest first. A mutant is killed if one
 of them fails that passes without it, or if they take ten times as long. Texts for people are not mutated.
 
-Which tests run which lines is recorded once in build/mutate (an hour of a core), and again by `--record`: for all
-tests, or for those that are named, in addition to what is known.
+Which tests run which lines is recorded once in build/mutate, by as many workers as `make test` has, and again by
+`--record`: for all tests, or for those that are named, in addition to what is known. Slow tests and those that only
+look at whole commands are not recorded, so that the share of killed mutants is, if anything, too low.
 
 Without arguments all mutants of the modules in TARGETS are tried. Their survivors that cannot be killed are explained
 in docs/explanation/mutation.md, which lists each one by its line. The exit code is 1 if another one survives.
@@ -17,6 +18,7 @@ import configparser
 import contextlib
 import copy
 import json
+import multiprocessing
 import os
 import random
 import re
@@ -28,7 +30,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +43,13 @@ EXPLANATIONS = ROOT / "docs" / "explanation" / "mutation.md"
 MAP = ROOT / "build" / "mutate"
 SECONDS = MAP / "seconds.json"
 PRODUCT = ("mlbench_cli", "providers", "templates", "task_images")
-MARKS = "not nightly and not cluster"
+MARKS = "not nightly and not cluster and not slow"
+# The other tests only start whole programs, whose lines are not recorded.
+RECORDED = (
+    "tests/unit",
+    *(f"tests/contract/{name}" for name in ("commands", "engines", "kube", "providers", "results", "runs")),
+    *(f"tests/contract/{name}" for name in ("server", "simulator", "task_images", "test_api.py", "test_images.py")),
+)
 # Modules whose mistakes nobody would see.
 TARGETS = (
     "mlbench_cli.results.archive.judge",
@@ -55,7 +64,7 @@ TARGETS = (
     "mlbench_cli.server.security",
     "providers.aks.errors",
 )
-MOST_SECONDS = 30.0  # of tests for one mutant: the quickest that run its line
+MOST_SECONDS = 60.0  # of tests for one mutant, as recorded on a busy machine: the quickest that run its line
 SLOWER, MIN_SECONDS = 10, 30.0  # a mutant is stopped after so many times the usual duration, and not before so long
 
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
@@ -237,30 +246,34 @@ class Recorder:
 
 
 def record(paths: Sequence[str], *, with_processes: bool) -> None:
-    """Run tests, and add to the map which lines of the product each of them runs; `with_processes` also in programs
-    that it starts, each of which then takes a second longer."""
+    """Run tests, and add to the map which lines of the product each of them runs, itself and in its forks;
+    `with_processes` also in programs that it starts, each of which then takes a second longer."""
     MAP.mkdir(parents=True, exist_ok=True)
     config = configparser.ConfigParser()
     config["run"] = {
-        "source": "\n" + "\n".join(PRODUCT),
+        "include": "".join(f"\n{ROOT / package}/*" for package in PRODUCT),
         "data_file": str(MAP / "lines"),
         "parallel": "true",
+        "patch": "_exit",  # how workers, supervisors and ranks end
+        "context": "${PYTEST_CURRENT_TEST-}",  # for programs that a test has started
         "disable_warnings": "\nno-data-collected\nmodule-not-imported",
     }
-    if with_processes:  # they find the name of the test in their environment
-        config["run"].update(patch="\nsubprocess\n_exit\nexecv\nfork", context="${PYTEST_CURRENT_TEST-}")
     settings = MAP / "coveragerc"
     with settings.open("w") as file:
         config.write(file)
     tool = [sys.executable, "-m", "coverage"]
-    subprocess.run([*tool, "run", f"--rcfile={settings}", "-m", "tools.mutate", "--run", *paths], check=False)
+    environment = os.environ | {"MLBENCH_TESTS_RECORD": str(settings)}
+    command = [*tool, "run", f"--rcfile={settings}", "-m", "tools.mutate", "--run", *paths]
+    if with_processes:
+        environment["COVERAGE_PROCESS_START"] = str(settings)
+    subprocess.run(command, env=environment, check=False)
     subprocess.run([*tool, "combine", "--append", "--quiet", f"--rcfile={settings}"], check=True)
 
 
 def run_recorded(paths: Sequence[str]) -> int:
-    """The tests in this process, which coverage looks at."""
+    """The tests in forks of this process, which coverage looks at."""
     recorder = Recorder()
-    code = run_pytest(paths, recorder)
+    code = run_pytest([f"--workers={3 * (os.cpu_count() or 1)}", *paths], recorder)
     known = json.loads(SECONDS.read_text("utf-8")) if SECONDS.exists() else {}
     SECONDS.write_text(json.dumps(known | recorder.seconds), "utf-8")
     return code
@@ -275,11 +288,9 @@ class TestMap:
         self._seconds: dict[str, float] = json.loads(SECONDS.read_text("utf-8"))
         self._lines: dict[str, dict[int, list[str]]] = {}
 
-    def seconds(self, tests: Sequence[str]) -> float:
-        return sum(self._seconds[test] for test in tests)
-
-    def tests_of(self, mutant: Mutant) -> list[str]:
-        """The tests that run the changed line, the quickest first, as many as fit into the time for one mutant."""
+    def tests_of(self, mutant: Mutant) -> dict[str, float]:
+        """The tests that run the changed line, the quickest first, as many as fit into the time for one mutant: name ->
+        seconds."""
         path = str(path_of(mutant.module))
         if path not in self._lines:
             self._lines[path] = self._data.contexts_by_lineno(path)
@@ -288,12 +299,13 @@ class TestMap:
         if not any(_test_of(context) for line in places for context in lines.get(line, ())):
             places = lines  # it runs when the module is imported
         found = {test for line in places for context in lines.get(line, ()) if (test := _test_of(context))}
-        tests = sorted(found & self._seconds.keys(), key=lambda test: self._seconds[test])
+        tests: dict[str, float] = {}
         total = 0.0
-        for number, test in enumerate(tests):
+        for test in sorted(found & self._seconds.keys(), key=lambda test: self._seconds[test]):
             total += self._seconds[test]
-            if total > MOST_SECONDS and number:
-                return tests[:number]
+            if total > MOST_SECONDS and tests:
+                break
+            tests[test] = self._seconds[test]
         return tests
 
 
@@ -354,30 +366,24 @@ def run_pytest(arguments: Sequence[str], *plugins: object) -> int:
 
 
 class Tree:
-    """A copy of the project, in which one file at a time is changed: programs that tests start are changed, too."""
+    """A copy of the project, in which one file at a time is changed: programs that tests start are changed, too. This
+    process works in it from now on."""
 
-    def __init__(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="mlbench-mutants-"))
-        self.root = self.folder / "project"
+    def __init__(self, folder: Path) -> None:
+        self.root = folder / "project"
+        self.passing: dict[str, bool] = {}  # whether a test passes without a change
         self._changes = 0
-
-    def __enter__(self) -> "Tree":
         listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
         for name in subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0"):
             if name and (ROOT / name).is_file():
                 (self.root / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / name, self.root / name)
-        temporary = self.folder / "tmp"
+        temporary = folder / "tmp"
         temporary.mkdir()
         tempfile.tempdir = None
         os.environ.update(PYTHONPATH=str(self.root), TMPDIR=str(temporary), MLBENCH_MACHINE_LOCK="none")
         os.chdir(self.root)
         sys.path.insert(0, str(self.root))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.chdir(ROOT)
-        shutil.rmtree(self.folder, ignore_errors=True)
 
     @contextlib.contextmanager
     def changed(self, mutant: Mutant) -> Iterator[None]:
@@ -394,45 +400,74 @@ class Tree:
             os.utime(path, (seconds, seconds))
 
 
+@dataclass(frozen=True)
+class Trial:
+    """A mutant with the tests that run its line, and how it ended: the test that has killed it, if any has."""
+
+    mutant: Mutant
+    tests: dict[str, float]
+    end: float  # on the monotonic clock: it is not tried later
+    tried: bool = False
+    killer: str | None = None
+
+
+_trees: list[Tree] = []  # one in each process that tries mutants
+
+
+def start_trials(folder: str) -> None:
+    _trees.append(Tree(Path(tempfile.mkdtemp(dir=folder))))
+
+
+def try_mutant(trial: Trial) -> Trial:
+    if time.monotonic() >= trial.end:
+        return trial
+    return replace(trial, tried=True, killer=_kill(_trees[0], trial.mutant, trial.tests))
+
+
 def check(mutants: Sequence[Mutant], minutes: float) -> tuple[list[Mutant], int]:
     """The survivors of those mutants for which the time has sufficed, and the number of these."""
     end = time.monotonic() + 60 * minutes
     known = TestMap()
-    tests = {mutant: known.tests_of(mutant) for mutant in mutants}
+    trials = [Trial(mutant, known.tests_of(mutant), end) for mutant in mutants]
+    there = load_third_parties(sorted({test.partition("::")[0] for trial in trials for test in trial.tests}))
+    trials = [
+        replace(trial, tests={test: seconds for test, seconds in trial.tests.items() if test in there})
+        for trial in trials
+    ]
     survivors, tried = [], 0
-    passing: dict[str, bool] = {}  # without a mutant
-    with Tree() as tree:
-        there = load_third_parties(sorted({test.partition("::")[0] for names in tests.values() for test in names}))
-        tests = {mutant: [name for name in names if name in there] for mutant, names in tests.items()}
-        for mutant in mutants:
-            if time.monotonic() >= end:
-                break
-            tried += 1
-            killer = _kill(tree, mutant, tests[mutant], known, passing)
-            if killer is None:
+    with (
+        tempfile.TemporaryDirectory(prefix="mlbench-mutants-", ignore_cleanup_errors=True) as folder,
+        ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("fork"), start_trials, (folder,)) as pool,
+    ):
+        for done in as_completed([pool.submit(try_mutant, trial) for trial in trials]):
+            trial = done.result()
+            mutant = trial.mutant
+            tried += trial.tried
+            if trial.killer is not None:
+                said = f"  killed, {mutant.module}:{mutant.line}: {mutant}   by {trial.killer}"
+                print(said, file=sys.stderr, flush=True)
+            elif trial.tried:
                 survivors.append(mutant)
-                reason = "" if tests[mutant] else "   (no test runs it)"
+                reason = "" if trial.tests else "   (no test runs it)"
                 print(f"  survived, {mutant.module}:{mutant.line}: {mutant}{reason}", flush=True)
-            else:
-                print(f"  killed, {mutant.module}:{mutant.line}: {mutant}   by {killer}", file=sys.stderr, flush=True)
     return survivors, tried
 
 
-def _kill(tree: Tree, mutant: Mutant, tests: Sequence[str], known: TestMap, passing: dict[str, bool]) -> str | None:
+def _kill(tree: Tree, mutant: Mutant, tests: dict[str, float]) -> str | None:
     """The test that fails because of a mutant, or "import or time"; None if all of them pass, or fail without it."""
-    remaining = [test for test in tests if passing.get(test, True)]
+    remaining = [test for test in tests if tree.passing.get(test, True)]
     while remaining:
-        limit = max(MIN_SECONDS, SLOWER * known.seconds(remaining))
+        limit = max(MIN_SECONDS, SLOWER * sum(tests[test] for test in remaining))
         with tree.changed(mutant):
             failed = run_tests(remaining, limit)
         if failed is None:
             return None
         if not failed:
             return "import or time" if run_tests(remaining, limit) is None else None
-        if failed not in passing:
-            passing[failed] = run_tests([failed], limit) is None
-        if passing[failed] or failed not in remaining:
-            return failed if passing[failed] else None
+        if failed not in tree.passing:
+            tree.passing[failed] = run_tests([failed], limit) is None
+        if tree.passing[failed] or failed not in remaining:
+            return failed if tree.passing[failed] else None
         remaining = [test for test in remaining if test != failed]
     return None
 
@@ -476,10 +511,10 @@ def main(argv: list[str]) -> int:
     if options.run:
         return run_recorded(options.modules)
     if options.record is not None:
-        record(options.record or ["tests/unit", "tests/contract"], with_processes=options.processes)
+        record(options.record or RECORDED, with_processes=options.processes)
         return 0
     if not SECONDS.exists():
-        record(["tests/unit", "tests/contract"], with_processes=False)
+        record(RECORDED, with_processes=False)
     chance = random.Random(options.seed)
     modules = list_product() if options.product is not None else options.modules
     by_module = {module: list_mutants(module, path_of(module).read_text("utf-8")) for module in modules}
