@@ -262,7 +262,7 @@ def record(paths: Sequence[str], *, with_processes: bool) -> None:
     with settings.open("w") as file:
         config.write(file)
     tool = [sys.executable, "-m", "coverage"]
-    environment = os.environ | {"MLBENCH_TESTS_RECORD": str(settings)}
+    environment = os.environ | {"COVERAGE_OF_RANKS": str(settings)}
     command = [*tool, "run", f"--rcfile={settings}", "-m", "tools.mutate", "--run", *paths]
     if with_processes:
         environment["COVERAGE_PROCESS_START"] = str(settings)

@@ -49,7 +49,7 @@ def fork_rank(
             os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
         os.environ.clear()
         os.environ.update(environment)
-        if settings := os.environ.get("MLBENCH_TESTS_RECORD"):  # tools/mutate.py asks which lines this test runs
+        if settings := os.environ.get("COVERAGE_OF_RANKS"):  # tools/mutate.py asks which lines this test runs
             coverage.Coverage(config_file=settings).start()
         runpy.run_module(module, run_name="__main__", alter_sys=True)
         code = 0
