@@ -105,11 +105,13 @@ def has_own_parts(state: MethodState) -> bool:
 
 def join_method_states(read: Callable[[int], MethodState], count: int, rank: int, size: int) -> MethodState:
     """The state with which rank `rank` of `size` resumes a training of `count` ranks. `read` returns the state saved by
-    a rank: only its own is read if the number of ranks is unchanged, else all."""
+    a rank: only its own is read if the number of ranks is unchanged, else all if they have parts of their own."""
     if count == size:
         return read(rank)
-    states = [read(number) for number in range(count)]
-    found: MethodState = {**states[0]} if states else {}
+    if not count:
+        return {}
+    found: MethodState = {**read(0)}
+    states = [found, *(read(number) for number in range(1, count))] if has_own_parts(found) else []
     for key in ("ranks", "optimizers"):
         if found.get(key):
             found[key] = [state[key][number] for number, state in enumerate(states)]

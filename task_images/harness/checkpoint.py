@@ -49,20 +49,24 @@ def save_own_checkpoint(path: Path, task: str, state: Mapping[str, Any]) -> None
         torch.save({"form": FORM, "task": task, **state}, file)
 
 
-def share_file(world: World, path: Path) -> None:
-    """Copy rank 0's file to ranks on other machines, which do not have it. Collective."""
-    if not world.sum([0.0 if path.exists() else 1.0])[0]:
-        return
-    data = path.read_bytes() if world.is_first and path.exists() else b""
-    size = int(world.agree(len(data)))
-    if not size:
-        return
+def share_file(world: World, path: Path) -> bool:
+    """Copy a file from the first rank that has it to those that do not, on other machines; False if none has it.
+    Collective."""
+    holders = [rank for rank, (has_it,) in enumerate(world.gather([float(path.exists())])) if has_it]
+    if not holders or len(holders) == world.size:
+        return bool(holders)
+    source = holders[0]
+    data = path.read_bytes() if world.rank == source else b""
+    size = int(world.max([len(data)])[0])
     content = torch.frombuffer(bytearray(data.ljust(size, b"\0")), dtype=torch.uint8)
-    content = world.broadcast(content.to(world.device if world.backend == "nccl" else "cpu"))
-    if not path.exists():
+    content = world.broadcast(content.to(world.device if world.backend == "nccl" else "cpu"), source)
+    if world.rank not in holders:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replace_file(path) as file:
+        own = path.with_name(f"{path.name}.{world.rank}")  # another rank of this machine may write the same file
+        with replace_file(own) as file:
             file.write(content.cpu().numpy().tobytes())
+        own.replace(path)
+    return True
 
 
 def load_checkpoint(world: World, path: Path, task: str, expected: Mapping[str, Any]) -> Mapping[str, Any]:

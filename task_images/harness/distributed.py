@@ -98,10 +98,10 @@ class World:
         dist.all_gather(everyone, own)
         return [row.tolist() for row in everyone]
 
-    def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Overwrite `tensor` with rank 0's, and return it."""
+    def broadcast(self, tensor: torch.Tensor, source: int = 0) -> torch.Tensor:
+        """Overwrite `tensor` with that of rank `source`, and return it."""
         if self._grouped:
-            dist.broadcast(tensor, 0)
+            dist.broadcast(tensor, source)
         return tensor
 
     def agree(self, value: float) -> float:

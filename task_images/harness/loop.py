@@ -16,6 +16,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from task_images.contract import CATEGORIES
 from task_images.harness.elastic import MAIN, ClockLook, ElasticCheckpoints
+from task_images.harness.errors import EnvironmentUnfitError
 from task_images.harness.goals import GoalWatch
 from task_images.harness.losses import TrainingLoss, make_divergence_error
 from task_images.harness.report import Reporter
@@ -374,8 +375,15 @@ class Loop(Generic[P]):
         begun = time.monotonic()
         self._share_elastic(folder / MAIN)
         state = self._read_elastic(folder / MAIN)
+        parts = range(state["ranks"] if state["ranks"] != self.world.size else 0)
+        lost = [rank for rank in parts if not self._share_elastic(folder / f"rank-{rank}.pt")]
 
         def read(rank: int) -> Mapping[str, Any]:
+            if rank in lost:
+                raise EnvironmentUnfitError(
+                    f"what the method had kept of rank {rank} was lost with its machine",
+                    "--checkpoint-copy peer keeps a copy of it in the memory of another machine.",
+                )
             return self._read_elastic(folder / f"rank-{rank}.pt")
 
         self._load_elastic_state(state, read)
@@ -488,8 +496,9 @@ class Loop(Generic[P]):
         """Write the state of `_whole_state` or `_own_state`, from any rank and thread."""
         raise NotImplementedError
 
-    def _share_elastic(self, path: Path) -> None:
-        """Copy a file of rank 0 to ranks on other machines. Collective."""
+    def _share_elastic(self, path: Path) -> bool:
+        """Copy a file to ranks on machines that lack it; False if no rank has it. Collective."""
+        return True
 
     def _read_elastic(self, path: Path) -> Mapping[str, Any]:
         """Read what `_write_elastic` wrote, and check that it belongs to this run."""

@@ -335,8 +335,8 @@ class Trainer(Loop[P], Generic[P]):
         method = join_method_states(lambda number: read(number)["method"], state["ranks"], rank, size)
         Trainer._load_state(self, {**state, "method": method})
 
-    def _share_elastic(self, path: Path) -> None:
-        share_file(self.world, path)
+    def _share_elastic(self, path: Path) -> bool:
+        return share_file(self.world, path)
 
     def _read_elastic(self, path: Path) -> Mapping[str, Any]:
         return load_checkpoint(self.world, path, self.name, self.identity)

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import nn
 
+from task_images.comm.base import MethodState, join_method_states
 from task_images.comm.choose import make_strategy
 from task_images.comm.presets import resolve
-from task_images.harness.checkpoint import load_checkpoint, save_checkpoint
+from task_images.harness.checkpoint import load_checkpoint, save_checkpoint, share_file
 from task_images.harness.errors import EnvironmentUnfitError
 from tests.unit.task_images.comm.equality import Probe, draw_gradients
 from tests.unit.task_images.comm.threads import ThreadWorld, run_ranks
@@ -79,3 +80,29 @@ def test_a_checkpoint_has_a_file_of_each_rank_whose_state_goes_to_that_rank(tmp_
     lost.unlink()
     with pytest.raises(EnvironmentUnfitError, match=f"finds no checkpoint {lost}"):
         run_ranks(2, load)
+
+
+def test_a_file_of_any_rank_reaches_the_machines_that_lack_it(tmp_path: Path) -> None:
+    for rank in range(3):
+        (tmp_path / f"{rank}").mkdir()
+    (tmp_path / "1" / "part.pt").write_bytes(b"of the machine that was lost")
+
+    def share(world: ThreadWorld) -> tuple[bool, bool]:
+        place = tmp_path / f"{world.rank}"
+        return share_file(world, place / "part.pt"), share_file(world, place / "none.pt")
+
+    assert run_ranks(3, share) == [(True, False)] * 3
+    assert {path.read_bytes() for path in tmp_path.glob("*/*")} == {b"of the machine that was lost"}
+    assert len(list(tmp_path.glob("*/*"))) == 3
+
+
+@pytest.mark.parametrize(("kept", "read"), [(["a", "b", "c"], [0, 1, 2]), ([], [0])])
+def test_with_fewer_ranks_all_parts_are_read_only_if_the_method_has_some(kept: list[str], read: list[int]) -> None:
+    asked: list[int] = []
+
+    def state_of(rank: int) -> MethodState:
+        asked.append(rank)
+        return {"update": 7, "ranks": [part if rank == number else None for number, part in enumerate(kept)]}
+
+    assert join_method_states(state_of, 3, 0, 2) == {"update": 7, "ranks": kept}
+    assert asked == read

@@ -175,8 +175,8 @@ class ThreadWorld(World):
     def gather(self, values: Sequence[float]) -> list[list[float]]:
         return self._gather(list(values))
 
-    def broadcast(self, tensor: Tensor) -> Tensor:
-        return tensor.copy_(self._gather(tensor.clone())[0])
+    def broadcast(self, tensor: Tensor, source: int = 0) -> Tensor:
+        return tensor.copy_(self._gather(tensor.clone())[source])
 
     def barrier(self) -> None:
         self._gather(None)
