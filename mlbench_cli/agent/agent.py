@@ -23,7 +23,7 @@ import os
 import selectors
 import signal
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from mlbench_cli import isolation
 from mlbench_cli.agent import load, machine, processes
@@ -36,6 +36,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:  # `typing` would cost a tenth of the start
     from typing import Any
 
+    from mlbench_cli.agent.copies import Copies
     from mlbench_cli.agent.faults import FaultHands
     from mlbench_cli.agent.messages import NodeState
     from mlbench_cli.agent.network.shaped import ShapedNetwork
@@ -119,6 +120,8 @@ class Agent:
     """Owns the ranks of a run on one machine and their folder, and writes its state whenever it changes."""
 
     node, count = 0, 1  # of this machine, and of all of the run
+    token = ""  # that the agents of a run share
+    copies: Copies | None = None  # of checkpoints of other machines, if the run keeps some
     divides_streams = True  # whether logs are files of its folder, in which it notes standard error
 
     def __init__(self, folder: str, request: dict[str, Any], leash: int) -> None:
@@ -382,7 +385,7 @@ class Agent:
             moments = [self.next_sample, self.stop_at or self.deadline]
             if self.give_up_at is not None:
                 moments.append(self.give_up_at)
-            if self.faults is not None:
+            if self.faults is not None and (self.state["ended"] is None or self.faults.waits):
                 moments.append(self.faults.next_moment())
             # With pidfds, epoll hands the ranks over in the order in which they ended, however late this process
             # gets its turn: whoever failed first is known on a crowded machine, too.
@@ -418,6 +421,10 @@ class Agent:
     def find_node(self, *, rank: int | None = None, worker: int | None = None) -> int:
         """The node of a rank or of a worker."""
         return 0
+
+    def find_holder(self, lost: Sequence[int]) -> tuple[str, int] | None:
+        """Where this machine's agent sends copies of its checkpoints."""
+        return None
 
     def send_faults(self, node: int, message: Mapping[str, Any]) -> None:
         """Tell another node what `faults` there shall do, or node 0 what was done."""

@@ -20,6 +20,7 @@ import contextlib
 import json
 import os
 import resource
+import shutil
 import signal
 import time
 
@@ -28,9 +29,10 @@ from mlbench_cli.model.faults import Fault, FaultKind, Policy, parse_faults
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
     from typing import Any, Protocol
 
+    from mlbench_cli.agent.copies import Copies
     from mlbench_cli.agent.network.shaped import ShapedNetwork
 
     class Rank(Protocol):
@@ -50,12 +52,15 @@ if TYPE_CHECKING:
         network: ShapedNetwork | None
         node: int
         count: int
+        copies: Copies | None
+        token: str
 
         @property
         def ranks(self) -> Sequence[Rank]:
             """The ranks of its machine."""
 
         def find_node(self, *, rank: int | None = None, worker: int | None = None) -> int: ...
+        def find_holder(self, lost: Sequence[int]) -> tuple[str, int] | None: ...
         def send_faults(self, node: int, message: Mapping[str, Any]) -> None: ...
         def set_port(self, port: int) -> None: ...
         def start_again(self, rank: Any) -> None: ...
@@ -91,8 +96,15 @@ class FaultHands:
         self._lasting: list[_Lasting] = []
         self._stalled: dict[int, tuple[float, int]] = {}  # rank: since when it is stopped, its CPU time then
         self._guard = -1
-        # What `attempt` said last: its number, how many ranks it has, and the checkpoint they go on from.
-        self._attempt: Mapping[str, Any] = {"number": 0, "size": plan["ranks"], "resume": None, "resumed_size": None}
+        # What `attempt` said last: its number, which ranks of the first attempt it has, by their numbers in this one,
+        # the checkpoint they go on from, and which nodes are lost.
+        self._attempt: Mapping[str, Any] = {
+            "number": 0,
+            "members": list(range(plan["ranks"])),
+            "resume": None,
+            "resumed_size": None,
+            "lost": [],
+        }
         self._halted_at = self._next_rest = self._lonely_since = 0.0
         self._halted = self._is_idle = False  # between two attempts, and node 0 knows that nothing runs here any more
         self._is_over = self.policy is Policy.FAIL  # no other attempt will come
@@ -103,6 +115,9 @@ class FaultHands:
         """Before the first rank starts."""
         os.makedirs(self.folder, mode=0o700, exist_ok=True)
         self._guard = machine.start_guard(self._watch_held)
+        if self._agent.copies is not None:
+            self._agent.copies.on_held = lambda node, update: self._report({"held": update, "of": node})
+        self._begin_copies()
 
     def environment(self, rank: Rank) -> dict[str, str]:
         """The variables of the contract that one rank gets for this attempt."""
@@ -117,19 +132,32 @@ class FaultHands:
             resume = self._attempt["resume"]
             found["MLBENCH_ATTEMPT"] = str(number)
             found["MLBENCH_RESUME"] = "" if resume is None else f"{self.folder}/{resume}"
-        if self._attempt["size"] < self._plan["ranks"]:
-            found |= self._shrunk_environment()
+        if len(self._attempt["members"]) < self._plan["ranks"]:
+            found |= self._shrunk_environment(rank)
         return found
 
-    def _shrunk_environment(self) -> dict[str, str]:
-        """As many ranks as are left, with the global batch that all had together."""
-        size, resumed_size = self._attempt["size"], self._attempt["resumed_size"]
+    def _shrunk_environment(self, rank: Rank) -> dict[str, str]:
+        """As many ranks as are left, numbered without gaps, with the global batch that all had together."""
+        members, resumed_size = self._attempt["members"], self._attempt["resumed_size"]
+        size = len(members)
         parameters = json.loads(self._agent.plan["environment"]["MLBENCH_PARAMETERS"])
         parameters["batch_size"] = parameters["batch_size"] * self._plan["ranks"] // size
         return {
             "WORLD_SIZE": str(size),
             "MLBENCH_PARAMETERS": json.dumps(parameters, sort_keys=True, separators=(",", ":")),
             **({"MLBENCH_SHRUNK": "1"} if resumed_size != size else {}),
+            **(self._renumbered_environment(rank) if members != list(range(size)) else {}),
+        }
+
+    def _renumbered_environment(self, rank: Rank) -> dict[str, str]:
+        """What depends on a rank's number. There is one rank per worker, so they have the same numbers."""
+        members = self._attempt["members"]
+        number, hosts = str(members.index(rank.number)), self._agent.plan["environment"]["MLBENCH_HOSTS"].split(",")
+        return {
+            "RANK": number,
+            "NODE_RANK": number,
+            "MLBENCH_HOSTS": ",".join(hosts[member] for member in members),
+            "MLBENCH_FIRST_RANK": str(rank.number),
         }
 
     # --- words --------------------------------------------------------------------------------------------------
@@ -151,7 +179,9 @@ class FaultHands:
         elif "halt" in message:
             self._halt()
         elif "attempt" in message:
-            self._start_attempt(message["attempt"])
+            gone = set(message["attempt"]["gone"])
+            members = [rank for rank in range(self._plan["ranks"]) if rank not in gone]
+            self._start_attempt({**message["attempt"], "members": members})
         elif "over" in message:
             self._is_over = True
 
@@ -166,7 +196,8 @@ class FaultHands:
         """When `on_time` wants to be called next, by the monotonic clock."""
         if self._halted and not self._is_idle:
             return self._next_rest if self._running() else 0.0
-        return min(self._next_look, *(lasting.next for lasting in self._lasting), float("inf"))
+        look = self._agent.copies.next_look if self._agent.copies is not None else float("inf")
+        return min(self._next_look, look, *(lasting.next for lasting in self._lasting))
 
     def on_time(self, now: float) -> None:
         """Do what is due."""
@@ -178,6 +209,8 @@ class FaultHands:
             self._report({"idle": self._list_checkpoints()})
         if now >= self._next_look:
             self._look(now)
+        if self._agent.copies is not None:
+            self._agent.copies.on_time(now)
         for lasting in list(self._lasting):
             if now >= lasting.next and lasting.turn(now):
                 self._end_lasting(lasting)
@@ -363,12 +396,32 @@ class FaultHands:
                 processes.signal_group(rank.pid, signal.SIGKILL)
 
     def _list_checkpoints(self) -> dict[str, list[str]]:
-        """The files of each checkpoint on this machine, by the update that it was written after."""
-        found = {}
+        """The files of each checkpoint on this machine, also in its memory, by the update that it was written after."""
+        found: dict[int, set[str]] = {} if self._agent.copies is None else self._agent.copies.names()
         with contextlib.suppress(OSError):
             for name in filter(str.isdecimal, os.listdir(self.folder)):
-                found[name] = os.listdir(f"{self.folder}/{name}")
-        return found
+                found.setdefault(int(name), set()).update(os.listdir(f"{self.folder}/{name}"))
+        return {str(update): sorted(names) for update, names in found.items()}
+
+    def _begin_copies(self) -> None:
+        """Have the files that this machine's ranks write from now on copied to another machine."""
+        if self._agent.copies is None:
+            return
+        attempt = self._attempt
+        own = [rank.number for rank in self._agent.ranks if rank.number in attempt["members"]]
+        names = [f"rank-{attempt['members'].index(number)}.pt" for number in own]
+        place = self._agent.find_holder(attempt["lost"])
+        self._agent.copies.begin(self._agent.token, attempt["number"], place, self.folder, names, attempt["resume"])
+
+    def _restore_checkpoint(self) -> None:
+        """Bring back copies that this machine holds for lost ones, and drop checkpoints that were not completed: ranks
+        with other numbers write them again. Raises OSError."""
+        resume, lost = self._attempt["resume"], self._attempt["lost"]
+        for name in self._list_checkpoints():
+            if int(name) > (resume or 0):
+                shutil.rmtree(f"{self.folder}/{name}", ignore_errors=True)
+        if self._agent.copies is not None and resume is not None:
+            self._agent.copies.restore(lost, resume, self.folder)
 
     def _start_attempt(self, attempt: Mapping[str, Any]) -> None:
         """Start the ranks again that take part."""
@@ -377,16 +430,18 @@ class FaultHands:
         for lasting in [lasting for lasting in self._lasting if not lasting.outlives_attempt]:
             self._end_lasting(lasting)
         self._stalled.clear()
-        left_out = range(attempt["size"], self._attempt["size"])
-        self._attempt = attempt
+        before, self._attempt = self._attempt["members"], attempt
         self._agent.set_port(attempt["port"])
         try:
+            if self.policy is Policy.SHRINK:
+                self._restore_checkpoint()
+            self._begin_copies()
             for rank in self._agent.ranks:
                 if rank.running:
                     self._go_on(rank)
-                elif rank.number < attempt["size"]:
+                elif rank.number in attempt["members"]:
                     self._agent.start_again(rank)
-                elif rank.number in left_out:
+                elif rank.number in before:
                     self._agent.leave_out(rank)
         except OSError as error:
             self._report({"broken": error.strerror or str(error)})
@@ -406,6 +461,10 @@ class FaultHands:
             self._agent.abandon_ranks()
         for lasting in list(self._lasting):
             self._end_lasting(lasting)
+
+    def lose(self, node: int) -> bool:
+        """Another machine is lost, with its agent. Whether the run goes on without it, which only node 0 can say."""
+        return False
 
     def finish(self) -> None:
         """Undo what lasts."""
@@ -433,6 +492,7 @@ class FaultControl(FaultHands):
         self._last = (0, 1)  # the rank that failed last, and its exit code
         self._done: set[int] = set()  # nodes whose ranks have all ended well
         self._idle: dict[int, Mapping[str, list[str]]] = {}  # nodes that have halted: their checkpoints
+        self._lost: set[int] = set()  # nodes that the run goes on without
         self.document: dict[str, Any] = {
             "schema_version": 1,
             "script": script,
@@ -458,13 +518,15 @@ class FaultControl(FaultHands):
 
     def _note_attempt(self, attempt: Mapping[str, Any]) -> None:
         self._trains, self._next_mark = False, 0.0
+        members, size = attempt["members"], len(attempt["members"])
         self.document["attempts"].append(
             {
                 "number": attempt["number"],
                 "started": self._now(),
                 "training": None,
                 "ended": None,
-                "ranks": attempt["size"],
+                "ranks": size,
+                **({"members": members} if members != list(range(size)) else {}),
                 "resumed_update": attempt["resume"],
                 "rank": None,
                 "exit_code": None,
@@ -502,11 +564,41 @@ class FaultControl(FaultHands):
             self._idle[node] = message["idle"]
         elif "done" in message and message["done"] == self._attempt["number"]:
             self._done.add(node)
-            if len(self._done) == self._agent.count:
-                self._tell(None, {"over": True})
+            self._end_if_done()
+        elif "held" in message:  # the last update of which another machine holds what the ranks of this node wrote
+            copied, of = self.document["attempts"][-1].setdefault("copied", {}), str(message["of"])
+            copied[of] = max(message["held"], copied.get(of, 0))
+            self.write()
         elif "broken" in message:
             self.document["problem"] = str(message["broken"])
             self._end_for_good()
+
+    def _end_if_done(self) -> None:
+        if len(self._done) + len(self._lost) == self._agent.count:
+            self._tell(None, {"over": True})
+
+    def lose(self, node: int) -> bool:
+        """Another machine is lost, with its agent. The run goes on without it if it may shrink, and is not over."""
+        is_over = self._is_over or self._agent.state["ended"] is not None
+        if self.policy is not Policy.SHRINK or is_over or not self.document["attempts"]:
+            return False
+        self._lost.add(node)
+        self._agent.state["lost_nodes"] = sorted(self._lost)
+        self._idle.pop(node, None)
+        self._done.discard(node)
+        gone = self._ranks_of([node])
+        if not gone:  # none of its ranks took part any more
+            self._end_if_done()
+            return True
+        attempt = self.document["attempts"][-1]
+        if attempt["exit_code"] == EXIT_LOST:  # another rank, which lost its connections with them, was faster
+            attempt.update({"rank": gone[0], "why": "lost"})
+        self._take_failure({"end": gone[0], "code": EXIT_LOST, "why": "lost", "is_final": False})
+        return True
+
+    def _ranks_of(self, nodes: Collection[int]) -> list[int]:
+        """The ranks of this attempt on these nodes, by their numbers in the first one."""
+        return [rank for rank in self._attempt["members"] if self._agent.find_node(rank=rank) in nodes]
 
     def _take_event(self, node: int, message: Mapping[str, Any]) -> None:
         note = self.document["events"][message["event"]]
@@ -536,7 +628,7 @@ class FaultControl(FaultHands):
 
     def next_moment(self) -> float:
         """When `on_time` wants to be called next, by the monotonic clock."""
-        if self._restarting and len(self._idle) == self._agent.count:
+        if self._is_ready():
             return 0.0
         moments = [super().next_moment()]
         if not self._trains:
@@ -550,7 +642,7 @@ class FaultControl(FaultHands):
         super().on_time(now)
         if self._agent.state["ended"] is not None:
             return
-        if self._restarting and len(self._idle) == self._agent.count:
+        if self._is_ready():
             self._restart()
         if not self._trains and now >= self._next_mark:
             self._next_mark = now + MARK_SECONDS
@@ -559,6 +651,10 @@ class FaultControl(FaultHands):
             fault, self._next = self._next, next(self._due, None)
             assert fault is not None
             self._order(fault)
+
+    def _is_ready(self) -> bool:
+        """Whether no rank runs any more, and all shall start again."""
+        return self._restarting and len(self._idle) + len(self._lost) == self._agent.count
 
     def _is_due(self, now: float) -> bool:
         return self._next is not None and self._zero is not None and now >= self._zero + self._next.at
@@ -571,6 +667,8 @@ class FaultControl(FaultHands):
         if fault.target is not None:
             kind = "worker" if FaultKind(fault.kind).targets_worker else "rank"
             node = self._agent.find_node(**{kind: fault.target})
+        if node in self._lost:
+            events[-1]["problem"] = "its machine is lost"
         self._tell(node, {"inject": fault.to_dict(), "event": len(events) - 1})
         self.write()
 
@@ -598,11 +696,13 @@ class FaultControl(FaultHands):
         self._idle.clear()
         self._done.clear()
         self._barren = self._barren + 1 if found == self._attempt["resume"] else 0
-        size = self._attempt["size"]
+        members = self._attempt["members"]
+        gone = set(range(self._plan["ranks"])) - set(members)
         problem = None
         if self.policy is Policy.SHRINK:
-            problem = self._explain_no_shrinking()
-            size -= 1
+            # Any other rank that failed leaves a machine that can start a rank, so it is the last one that goes.
+            gone |= {*(self._ranks_of(self._lost) or members[-1:])}
+            problem = self._explain_no_shrinking(self._plan["ranks"] - len(gone))
         if self._barren >= MAX_BARREN:
             problem = f"{MAX_BARREN} attempts in a row made no new checkpoint"
         if problem is not None:
@@ -611,7 +711,8 @@ class FaultControl(FaultHands):
             return
         attempt = {
             "number": self._attempt["number"] + 1,
-            "size": size,
+            "gone": sorted(gone),
+            "lost": sorted(self._lost),
             "resume": found,
             "resumed_size": resumed_size,
             "port": machine.free_port(),  # another one: the last may still be in use
@@ -623,27 +724,34 @@ class FaultControl(FaultHands):
         self._note_attempt(attempt)
         super()._start_attempt(attempt)
 
-    def _explain_no_shrinking(self) -> str | None:
-        """Why the run cannot go on with one rank less, or None. Ranks are numbered without gaps, so that it is the
-        number of the last one that is not there any more."""
-        size = self._attempt["size"]
+    def _explain_no_shrinking(self, size: int) -> str | None:
+        """Why the run cannot go on with so many ranks, or None."""
         total = json.loads(self._agent.plan["environment"]["MLBENCH_PARAMETERS"])["batch_size"] * self._plan["ranks"]
-        if size < 2 or total % (size - 1):
-            return f"the global batch of {total} samples cannot be divided evenly among {size - 1} ranks"
+        if size < 1 or total % size:
+            return f"the global batch of {total} samples cannot be divided evenly among {size} ranks"
         return None
 
     def _find_checkpoint(self) -> tuple[int | None, int]:
-        """The greatest update of which all ranks have written their part, as many as there were then: and how many."""
+        """The greatest update of which all ranks have written their part, as many as there were then: and how many.
+
+        If there is none any more, the greatest that lacks only parts of ranks on lost machines.
+        """
         files: dict[int, set[str]] = {}
         for listed in self._idle.values():
             for name, names in listed.items():
                 files.setdefault(int(name), set()).update(names)
-        sizes = dict.fromkeys(attempt["ranks"] for attempt in self.document["attempts"])
+        attempts = self.document["attempts"]
+        sizes = {attempt["ranks"]: attempt.get("members", range(attempt["ranks"])) for attempt in attempts}
+        incomplete = None
         for update in sorted(files, reverse=True):
-            for size in sizes:
-                if {MAIN, *(f"rank-{number}.pt" for number in range(size))} <= files[update]:
+            for size, members in sizes.items():
+                parts = {f"rank-{number}.pt": self._agent.find_node(rank=rank) for number, rank in enumerate(members)}
+                missing = {MAIN, *parts} - files[update]
+                if not missing:
                     return update, size
-        return None, self._attempt["size"]
+                if incomplete is None and all(parts.get(name) in self._lost for name in missing):
+                    incomplete = update, size
+        return incomplete or (None, len(self._attempt["members"]))
 
     def _end_for_good(self) -> None:
         rank, code = self._last

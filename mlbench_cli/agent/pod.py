@@ -97,6 +97,7 @@ class PodAgent(NodeAgent):
     """The agent of one pod, which shares the fate of the run's other pods."""
 
     divides_streams = False
+    outlives_nodes = False  # the Job fails with its first pod
 
     def conduct(self) -> int:
         """As on a machine; 0 if the run has ended well, although a rank that was killed may have been left out."""

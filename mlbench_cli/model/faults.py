@@ -65,7 +65,14 @@ class Policy(StrEnum):
     FAIL = "fail"  # the run ends
     RESTART = "restart"  # all ranks start again from the last checkpoint
     REPLACE = "replace"  # the same, but ranks that lost another one wait for it instead of starting again
-    SHRINK = "shrink"  # as restart, without the workers that failed
+    SHRINK = "shrink"  # as restart, with one rank less, or without those of machines that are lost
+
+
+class CheckpointCopy(StrEnum):
+    """Where the part of a checkpoint is kept that the ranks of a machine write."""
+
+    DISK = "disk"  # of that machine
+    PEER = "peer"  # also in the memory of the next one
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from mlbench_cli.agent.storage import find_disk, find_hierarchy
 from mlbench_cli.config.settings import data_dir
 from mlbench_cli.errors import UsageError, did_you_mean
 from mlbench_cli.model.faults import (
+    CheckpointCopy,
     FaultKind,
     FaultScript,
     Policy,
@@ -36,15 +37,10 @@ def resolve_faults(request: Request) -> dict[str, Any]:
     script = None if request.faults is None else read_faults(request.faults)
     if script is not None:
         fields["faults"] = str(script)
-    policy = Policy.FAIL
-    if request.on_failure is not None:
-        words = [*Policy]
-        if request.on_failure not in words:
-            near = did_you_mean(request.on_failure, words)
-            raise UsageError(
-                f'There is no --on-failure "{shorten(request.on_failure)}", only {", ".join(words)}.{near}'
-            )
-        policy = Policy(request.on_failure)
+    policy = Policy(_choose("--on-failure", request.on_failure or Policy.FAIL, [*Policy]))
+    copy = _choose("--checkpoint-copy", request.checkpoint_copy or CheckpointCopy.DISK, [*CheckpointCopy])
+    if copy != CheckpointCopy.DISK:
+        fields["checkpoint_copy"] = copy
     if request.checkpoint_every is not None:
         if policy is Policy.FAIL:
             raise UsageError(
@@ -62,6 +58,13 @@ def resolve_faults(request: Request) -> dict[str, Any]:
     return fields
 
 
+def _choose(option: str, word: str, words: list[str]) -> str:
+    if word not in words:
+        near = did_you_mean(word, words)
+        raise UsageError(f'There is no {option} "{shorten(word)}", only {", ".join(words)}.{near}')
+    return word
+
+
 def _choose_interval(script: FaultScript | None) -> str:
     """Daly's interval for faults that repeat."""
     mtbf = None if script is None else script.mtbf
@@ -72,7 +75,9 @@ def _choose_interval(script: FaultScript | None) -> str:
 
 def check_faults(spec: RunSpec) -> None:
     """Refuse faults and policies that this run cannot have. Raises UsageError."""
-    if spec.faults is None and spec.on_failure is None and spec.detect_seconds is None:
+    if spec.checkpoint_copy is not None:
+        _check_copy(spec)
+    if not spec.has_faults:
         return
     asked = "--faults" if spec.faults else "--on-failure" if spec.on_failure else "--detect"
     if spec.engine == "local" and sys.platform != "linux":
@@ -146,12 +151,8 @@ def _check_policy(spec: RunSpec, script: FaultScript | None) -> None:
             "checkpoints.",
             hint="Remove --set resume=...",
         )
-    if script is not None and FaultKind.NODE in script.kinds and spec.engine != "local":
-        raise UsageError(
-            f"--on-failure {spec.on_failure}: a node that is gone takes mlbench's agent along, so its ranks cannot "
-            "be started elsewhere.",
-            hint="Leave out --on-failure, or kill its ranks only: at 60s kill rank 1",
-        )
+    if script is not None and spec.engine != "local":
+        _check_lost_nodes(spec, script)
     if spec.on_failure == Policy.SHRINK:
         _check_shrinking(spec)
     if spec.on_failure == Policy.REPLACE and not (spec.runs_task_program and spec.backend == "gloo"):
@@ -171,6 +172,45 @@ def _check_policy(spec: RunSpec, script: FaultScript | None) -> None:
             f"{RESTART_SECONDS + seconds:.4g} s from a start to the first checkpoint, it takes {attempts:.3g} attempts"
             " to get there.",
             hint="More frequent checkpoints (--checkpoint-every), rarer faults, or the word anyway in the script",
+        )
+
+
+def _check_lost_nodes(spec: RunSpec, script: FaultScript) -> None:
+    """Ranks of a node that is gone cannot start again: there is no spare one. Only shrinking goes on without them."""
+    items = [item for item in script.items if item.kind is FaultKind.NODE]
+    if not items:
+        return
+    if spec.engine == "kubernetes":
+        raise UsageError(
+            f"--on-failure {spec.on_failure}: on Kubernetes, a node that is gone ends the run, because its Job fails.",
+            hint="Leave out --on-failure, or kill its ranks only: at 60s kill rank 1",
+        )
+    if spec.on_failure != Policy.SHRINK:
+        raise UsageError(
+            f"--on-failure {spec.on_failure}: there is no spare machine for the ranks of a node that is gone.",
+            hint="--on-failure shrink, or kill its ranks only: at 60s kill rank 1",
+        )
+    for item in items:
+        if item.target is None or item.every is not None:
+            raise UsageError(
+                f'--faults "{item}" with --on-failure shrink: a node is gone only once, and node 0 has to stay.',
+                hint="Name the node and the time: at 60s node 1 gone",
+            )
+
+
+def _check_copy(spec: RunSpec) -> None:
+    """A copy is of use only if the run can go on without the machine that it came from."""
+    if spec.on_failure != Policy.SHRINK:
+        raise UsageError(
+            f"--checkpoint-copy {spec.checkpoint_copy} needs --on-failure shrink: otherwise the loss of a machine ends "
+            "the run.",
+            hint="Add --on-failure shrink, or leave out --checkpoint-copy.",
+        )
+    if spec.engine not in ("hosts", "slurm"):
+        place = "this machine has no peer" if spec.engine == "local" else "a pod that is lost ends the run"
+        raise UsageError(
+            f"--checkpoint-copy {spec.checkpoint_copy} works on hosts and Slurm: {place}.",
+            hint="Leave out --checkpoint-copy.",
         )
 
 

@@ -163,6 +163,11 @@ class Request:
         "best interval for the faults",
         metavar="DURATION|N",
     )
+    checkpoint_copy: str | None = _option(
+        "where each machine's part of a checkpoint is also kept: disk (only there, default) or peer (in the memory of "
+        "the next machine, for --on-failure shrink on hosts and Slurm)",
+        metavar="PLACE",
+    )
     detect: str | None = _option(
         "treat a rank as failed if it is stopped or keeps the others waiting for this long; default: 10m",
         metavar="DURATION",

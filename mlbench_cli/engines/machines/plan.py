@@ -1,6 +1,7 @@
 """From a spec to the plan of its agents. Pure: the same spec gives the same plan."""
 
 import io
+import math
 import tarfile
 import zipfile
 from collections.abc import Sequence
@@ -13,6 +14,8 @@ from mlbench_cli.agent.agent import AT_START
 from mlbench_cli.engines.environment import contract_environment, plan_rank, plan_ranks
 from mlbench_cli.engines.machines.details import MachineDetails
 from mlbench_cli.engines.machines.placement import NodeShare
+from mlbench_cli.errors import UsageError
+from mlbench_cli.model.faults import CheckpointCopy, FaultKind, Policy, parse_faults
 from mlbench_cli.model.spec import RunSpec
 
 if TYPE_CHECKING:
@@ -48,6 +51,7 @@ def make_plan(
 
     The agents complete MASTER_ADDR, MASTER_PORT and MLBENCH_HOSTS when all are there.
     """
+    _check_nodes(spec, nodes)
     contract = contract_environment(spec, AT_START, AT_START, AT_START)
     return {
         **plan_ranks(spec, "MachinesRun", {**details.env, **spec.kubernetes.env, **contract}, {}),
@@ -70,6 +74,36 @@ def make_plan(
         "grace": grace,
         "lock": lock,
     }
+
+
+def _check_nodes(spec: RunSpec, nodes: Sequence[NodeShare]) -> None:
+    """Reject what a shrinking run cannot do with its workers on these nodes. Raises UsageError."""
+    if spec.checkpoint_copy == CheckpointCopy.PEER and len(nodes) < 2:
+        raise UsageError(
+            "--checkpoint-copy peer: all workers are on one machine, so there is no other to keep the copies.",
+            hint="Leave out --checkpoint-copy, or use hosts with fewer slots.",
+        )
+    if spec.on_failure != Policy.SHRINK or spec.faults is None:
+        return
+    gone: set[int] = set()
+    total = spec.workers * spec.parameters["batch_size"]
+    for item in parse_faults(spec.faults).items:
+        if item.kind is not FaultKind.NODE:
+            continue
+        gone.update(*(node.workers for node in nodes if item.target in node.workers))
+        left = spec.workers - len(gone)
+        if 0 in gone:
+            raise UsageError(
+                f'--faults "{item}": this is the machine of worker 0, whose loss ends the run, because it keeps the '
+                "record and the common part of all checkpoints.",
+                hint=f"For example at 60s node {nodes[-1].workers[-1]} gone" if len(nodes) > 1 else "Remove it.",
+            )
+        if total % left:
+            raise UsageError(
+                f'--faults "{item}" with --on-failure shrink: a global batch of {total} samples cannot be divided '
+                f"evenly among {left} ranks.",
+                hint=f"--set batch_size={math.lcm(*range(1, spec.workers + 1))}",
+            )
 
 
 def start_command(python: str, code_folder: str) -> list[str]:

@@ -211,10 +211,13 @@ def _without_left_out(evidence: Evidence) -> Observation:
     attempts = record.get("attempts")
     last = attempts[-1] if isinstance(attempts, list) and attempts else None
     size = last.get("ranks") if isinstance(last, dict) else None
-    if type(size) is not int or not 0 < size < evidence.spec.world_size:
+    if not isinstance(last, dict) or type(size) is not int or not 0 < size < evidence.spec.world_size:
+        return evidence.observation
+    members = last.get("members", list(range(size)))
+    if not isinstance(members, list) or len(members) != size:
         return evidence.observation
     done = tuple(
-        replace(worker, exit_code=0) if worker.rank >= size else worker for worker in evidence.observation.workers
+        worker if worker.rank in members else replace(worker, exit_code=0) for worker in evidence.observation.workers
     )
     return replace(evidence.observation, workers=done)
 

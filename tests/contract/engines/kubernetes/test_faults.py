@@ -187,7 +187,7 @@ def test_an_image_without_python_says_so(tmp_path: Path) -> None:
     [
         ({"faults": "at 1s link 1 down"}, "links cannot be changed on Kubernetes"),
         ({"faults": "at 1s for 5s slow storage of rank 1 to 5MB/s"}, "storage cannot be slowed on Kubernetes"),
-        ({"faults": "at 1s node 1 gone", "on_failure": "restart"}, "takes mlbench's agent along"),
+        ({"faults": "at 1s node 1 gone", "on_failure": "restart"}, "its Job fails"),
         ({"on_failure": "replace"}, "with your own command, a rank that loses another one ends"),
     ],
 )
