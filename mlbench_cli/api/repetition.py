@@ -157,7 +157,7 @@ def refuse_to_reproduce(program: AuthorsProgram) -> None:
     """Refuse what the author of an original chose: a reproduction has no word by which to agree to it."""
     hint = "Look at it, run it yourself (mlbench run NAME --from ARCHIVE), then: mlbench reproduce ARCHIVE --with NAME"
     if {name for name, _ in program.choices} == {"data_dir"}:
-        hint = "Name the folder of these data on this machine: --data-dir FOLDER"
+        hint = "Name the folder of this data on this machine: --data-dir FOLDER"
     raise UsageError(
         f"{program}\nmlbench reproduce does not run commands chosen by the author of an archive.", hint=hint
     )

@@ -171,11 +171,13 @@ def _transfer(
 ) -> Call:
     """The call from one buffer to another; in place, the smaller one is this rank's part of the larger."""
     content, rank = describe(collective, buffers, elements), buffers.world.rank
-    send, result = buffers.allocate(content.sent), buffers.allocate(content.received)
-    if place == IN_PLACE and content.sent < content.received:
-        send = result[rank * content.sent : (rank + 1) * content.sent]
-    elif place == IN_PLACE:
-        result = send[rank * content.received : (rank + 1) * content.received]
+    if place == OUT_OF_PLACE:
+        send, result = buffers.allocate(content.sent), buffers.allocate(content.received)
+    else:
+        larger = buffers.allocate(max(content.sent, content.received))
+        part = min(content.sent, content.received)
+        own = larger[rank * part : (rank + 1) * part]
+        send, result = (own, larger) if content.sent < content.received else (larger, own)
 
     def fill() -> None:
         result.fill_(_NOTHING)

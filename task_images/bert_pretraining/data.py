@@ -224,6 +224,6 @@ def prepare_data(folder: Path, parameters: Mapping[str, object]) -> DataIdentity
     """Fetch the text that the parameters name, unless it is there, and encode it once for all runs."""
     source = str(parameters.get("data", WIKITEXT))
     if source not in (WIKITEXT, DUMP, TEXT):
-        raise TaskUsageError(f"data={source} needs no files", "Runs generate these data themselves.")
+        raise TaskUsageError(f"data={source} needs no files", "Runs generate this data themselves.")
     fetch_texts(folder, source)
     return load_text(folder, int(str(parameters.get("vocabulary") or DEFAULT_VOCABULARY)), source)[0].identify()

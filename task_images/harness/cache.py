@@ -110,7 +110,7 @@ def hold_lock(path: Path, say: Say = print) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            say(f"{path}: waiting for another process that is preparing these data")
+            say(f"{path}: waiting for another process that is preparing this data")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
