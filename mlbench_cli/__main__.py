@@ -23,7 +23,7 @@ def main() -> int:
     try:
         protect_path()
         return _main(sys.argv[1:])
-    except KeyboardInterrupt:  # while modules were still being loaded; later, app.run takes care
+    except KeyboardInterrupt:  # while modules were still being loaded; later, boundary.run takes care
         return 130
 
 
@@ -32,16 +32,23 @@ def _main(argv: list[str]) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # an odd file name or locale must not end in a traceback
             stream.reconfigure(errors="backslashreplace")
-    # These are answered before Typer is imported, which alone takes five times as long as the interpreter's start.
+    # These are answered without Typer, whose import alone takes several times as long as the interpreter's start.
     if argv == ["--version"]:
         return _answer(f"mlbench {describe_version(__version__)}\n")
-    if argv in ([], ["-h"], ["--help"]) and "_MLBENCH_COMPLETE" not in os.environ:
+    is_completion = "_MLBENCH_COMPLETE" in os.environ
+    if argv in ([], ["-h"], ["--help"]) and not is_completion:
         from mlbench_cli.commands import help_text
 
         return _answer(help_text())
-    from mlbench_cli.app import run
+    if argv[:1] == ["status"] and not any(word.startswith("-") for word in argv) and not is_completion:
+        from mlbench_cli import boundary
+        from mlbench_cli.commands._status import print_status
 
-    code = run(argv)
+        code = boundary.run(argv[1:], print_status)
+    else:
+        from mlbench_cli.app import run
+
+        code = run(argv)
     if code in (130, 143):
         _flush_and_exit(code)  # a thread that is still busy must not hold up who was stopped
     return code

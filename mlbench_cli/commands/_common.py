@@ -1,23 +1,16 @@
 """Shared parts of commands: options, and the engine of a run."""
 
 from collections.abc import Callable, Iterable, Mapping
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from mlbench_cli import console
+from mlbench_cli.console import Format as Format
 from mlbench_cli.errors import MlbenchError, UsageError
 from mlbench_cli.model.spec import common_name
 from mlbench_cli.storage.store import Store
-
-
-class Format(StrEnum):
-    """How a command prints its answer (`-o`)."""
-
-    text = "text"
-    json = "json"
 
 
 def print_answer(output: Format, document: Mapping[str, object], text: str) -> None:

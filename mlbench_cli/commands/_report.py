@@ -5,8 +5,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mlbench_cli import console
-from mlbench_cli.commands._common import Format
 from mlbench_cli.commands._repeats import show_repeats
+from mlbench_cli.console import Format
 from mlbench_cli.errors import DamagedArchive, MlbenchError
 from mlbench_cli.model.network import network_phrase
 from mlbench_cli.model.run import DAMAGED

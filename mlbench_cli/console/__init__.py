@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeVar
 
 from mlbench_cli.errors import Explanation, Interrupted, Stopped, UsageError
@@ -38,6 +39,13 @@ T = TypeVar("T")
 LIVE_DELAY, PIPE_DELAY, REDRAW = 1.0, 10.0, 0.3
 BAR = 20  # columns of a bar
 MIN_COLUMN = 8  # columns below which a truncated column is useless
+
+
+class Format(StrEnum):
+    """How a command prints its answer (`-o`)."""
+
+    text = "text"
+    json = "json"
 
 
 # --- the answer: stdout ---------------------------------------------------------------------------------------------
