@@ -34,7 +34,6 @@ class Gpu:
     key: str
     names: tuple[str, ...]
     fp32_tflops: float
-    tensor_tflops: float
     gbytes: float
     memory_gib: float
     inside: str
@@ -109,7 +108,6 @@ def load_gpus() -> Mapping[str, Gpu]:
             row["gpu"],
             tuple(row["names"].split("|")),
             float(row["fp32_tflops"]),
-            float(row["tensor_tflops"]),
             float(row["gbytes_per_second"]),
             float(row["memory_gib"]),
             row["inside"],

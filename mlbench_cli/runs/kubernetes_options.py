@@ -23,36 +23,24 @@ _LABEL_KEY = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9./_-]*[A-Za-z0-9])?")
 _LABEL_VALUE = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 ASSIGNED = "none"  # of --run-as-user
+# Options with the same name in the request and the spec, by how they are checked.
+_AS_GIVEN = "server_cpus", "collect", "host_network", "spread", "share_nodes", "egress", "cpu_limit", "writable_root"
+_LABELS = ("namespace", "pull_secret", "queue", "env_secret", "data_claim", "priority_class", "scheduler")
+_QUANTITIES = ("memory", "server_memory", "shm", "keep_storage")
 _EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 
 
 def resolve_kubernetes(request: Request, cluster: Cluster) -> KubernetesOptions:
     """The checked options of a run on Kubernetes. Raises UsageError; NotFoundError if there is no template folder."""
     given: dict[str, Any] = {
-        "namespace": _check_label(request.namespace, "namespace"),
-        "memory": _check_quantity(request.memory, "memory"),
-        "server_cpus": request.server_cpus,
-        "server_memory": _check_quantity(request.server_memory, "server_memory"),
-        "shm": _check_quantity(request.shm, "shm"),
-        "pull_secret": _check_label(request.pull_secret, "pull_secret"),
-        "queue": _check_label(request.queue, "queue"),
-        "env_secret": _check_label(request.env_secret, "env_secret"),
-        "data_claim": _check_label(request.data_claim, "data_claim"),
+        **{name: getattr(request, name) for name in _AS_GIVEN},
+        **{name: _check_label(getattr(request, name), name) for name in _LABELS},
+        **{name: _check_quantity(getattr(request, name), name) for name in _QUANTITIES},
         "hold_seconds": None if request.hold is None else round(parse_duration(request.hold, "--hold")),
         "keep_seconds": None if request.keep is None else round(parse_duration(request.keep, "--keep")),
-        "keep_storage": _check_quantity(request.keep_storage, "keep_storage"),
-        "collect": request.collect,
         "template_dir": require_folder(request.template_dir, "--template-dir"),
-        "host_network": request.host_network,
-        "spread": request.spread,
-        "share_nodes": request.share_nodes,
-        "egress": request.egress,
         "run_as_user": _choose_user(request, cluster),
         "assigned_user": request.run_as_user == ASSIGNED,
-        "cpu_limit": request.cpu_limit,
-        "writable_root": request.writable_root,
-        "priority_class": _check_label(request.priority_class, "priority_class"),
-        "scheduler": _check_label(request.scheduler, "scheduler"),
         "network_policy": False if _lacks_policies(request, cluster) else request.network_policy,
         "fabric": _choose_fabric(request, cluster),
         "provisioning_class": ClusterDetails.of(cluster).provisioning_class,

@@ -105,14 +105,7 @@ def resolve(
     price = _own_price(request)
     specs = tuple(join_servers(_spec(size, cluster, common, price), cluster) for size in sizes(request))
     for spec in specs:
-        check_pinning(spec, cluster, machine.cores if machine else None)
-        if machine and local:
-            check_local(spec, machine)
-        elif spec.device == "gpu" and ClusterDetails.of(cluster).gpus_per_node == 0:
-            raise UsageError(f'The cluster "{cluster.name}" has no GPUs.', hint="Leave out --gpu.")
-        check_network(spec)
-        check_method(spec)
-        check_faults(spec)
+        _check(spec, cluster, machine)
         if spec.preset not in (CUSTOM, OPEN):
             check_run(load_task(spec.task, tasks), spec)
     return specs
@@ -177,17 +170,22 @@ def _own_price(request: Request) -> float | None:
 
 def _spec(size: Size, cluster: Cluster, common: Mapping[str, Any], price: float | None) -> RunSpec:
     """`price` is the user's price of a worker per hour, if given."""
-    return RunSpec(
-        name=size.name,
-        cluster=cluster.name,
-        engine=engine_name(cluster),
-        workers=size.workers,
-        seed=size.seed,
-        price=_price(cluster) if price is None else {**OWN_PRICE, "per_hour": price * size.workers},
-        cluster_kind=_cluster_kind(cluster),
-        functional_only=FUNCTIONAL_ONLY if ClusterDetails.of(cluster).functional_only else None,
-        **common,
-    )
+    own_price = {} if price is None else {"price": {**OWN_PRICE, "per_hour": price * size.workers}}
+    facts: dict[str, Any] = {**_cluster_facts(cluster), **own_price, **common}
+    return RunSpec(name=size.name, workers=size.workers, seed=size.seed, **facts)
+
+
+def _cluster_facts(cluster: Cluster) -> dict[str, Any]:
+    """The fields of RunSpec about the cluster itself."""
+    details = ClusterDetails.of(cluster)
+    return {
+        "cluster": cluster.name,
+        "engine": engine_name(cluster),
+        "price": _price(cluster),
+        # Such as "gke/n1-standard-4"; the provider alone if the machine type is not known.
+        "cluster_kind": "/".join(str(part) for part in (cluster.provider, details.machine_type) if part),
+        "functional_only": FUNCTIONAL_ONLY if details.functional_only else None,
+    }
 
 
 def move(spec: RunSpec, cluster: Cluster, data_dir: str | None) -> RunSpec:
@@ -199,24 +197,28 @@ def move(spec: RunSpec, cluster: Cluster, data_dir: str | None) -> RunSpec:
     options = resolve_kubernetes(Request(), cluster)
     moved = replace(
         spec,
-        cluster=cluster.name,
-        engine=engine,
         image=task_image(load_task(spec.task), cluster) if engine == "kubernetes" else None,
         data_dir=data_dir,
         task_path=load_task(spec.task).search_path if engine == "local" else None,
         servers_on=(),
-        price=_price(cluster),
-        cluster_kind=_cluster_kind(cluster),
-        functional_only=FUNCTIONAL_ONLY if ClusterDetails.of(cluster).functional_only else None,
         kubernetes=add_network_method(options, Request(), cluster, spec.network),
+        **_cluster_facts(cluster),
     )
-    check_pinning(moved, cluster, None)
-    if moved.device == "gpu" and engine != "local" and ClusterDetails.of(cluster).gpus_per_node == 0:
-        raise UsageError(f'The cluster "{cluster.name}" has no GPUs.')
-    check_network(moved)
-    check_method(moved)
-    check_faults(moved)
+    _check(moved, cluster, None)
     return moved
+
+
+def _check(spec: RunSpec, cluster: Cluster, machine: Machine | None) -> None:
+    """Raise UsageError for a run that cannot work on the cluster. `machine` is this machine, if it is to be checked."""
+    is_local = cluster.provider == "local"
+    check_pinning(spec, cluster, machine.cores if machine else None)
+    if machine and is_local:
+        check_local(spec, machine)
+    elif not is_local and spec.device == "gpu" and ClusterDetails.of(cluster).gpus_per_node == 0:
+        raise UsageError(f'The cluster "{cluster.name}" has no GPUs.', hint="Leave out --gpu.")
+    check_network(spec)
+    check_method(spec)
+    check_faults(spec)
 
 
 # --- what runs: task or command, its parameters, its backend --------------------------------------------------------
@@ -537,11 +539,6 @@ def _refuse_cluster_options(
         if getattr(request, item.name) not in (None, (), {}):
             problem = f"{flag(item.name)} does not apply {place}."
             raise UsageError(problem, hint="Remove it, or choose a cluster with --cluster.")
-
-
-def _cluster_kind(cluster: Cluster) -> str:
-    """Provider and machine type, such as "gke/n1-standard-4"; the provider alone if the type is not known."""
-    return "/".join(str(part) for part in (cluster.provider, ClusterDetails.of(cluster).machine_type) if part)
 
 
 def _price(cluster: Cluster) -> dict[str, Any]:

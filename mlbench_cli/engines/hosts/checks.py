@@ -1,14 +1,15 @@
 """Checks of what hosts must have in common for meaningful runs; done when they are attached."""
 
 import ipaddress
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mlbench_cli.agent.channel import Channel, Document
 from mlbench_cli.engines.hosts.hostfile import HostEntry
 from mlbench_cli.engines.machines.details import HostRecord
-from mlbench_cli.engines.machines.engine import run_in_parallel
-from mlbench_cli.errors import CapacityError, MlbenchError, NotFoundError, UnreachableError, UsageError
+from mlbench_cli.engines.machines.engine import do_all
+from mlbench_cli.errors import CapacityError, NotFoundError, UnreachableError, UsageError
 
 MAX_CLOCK_SECONDS = 5.0  # clock difference that triggers a warning
 MIN_FREE_BYTES = 2 << 30
@@ -34,18 +35,10 @@ def examine_hosts(
 ) -> list[HostFacts]:
     """Ask all hosts at once. Raises the first host's error: unreachable, host key, login, Python."""
     pairs = list(zip(entries, channels, strict=True))
-    answers = run_in_parallel(lambda pair: _examine(pair[0], pair[1], folder, python, interface), pairs)
-    found = []
-    for answer in answers:
-        if isinstance(answer, MlbenchError):
-            raise answer
-        found.append(HostFacts(**answer))
-    return found
+    return do_all(lambda pair: _examine(*pair, folder, python, interface), pairs)
 
 
-def _examine(entry: HostEntry, channel: Channel, folder: str, python: str, interface: str | None) -> Document:
-    import time
-
+def _examine(entry: HostEntry, channel: Channel, folder: str, python: str, interface: str | None) -> HostFacts:
     channel.call("hello", base=folder)  # connects
     sent = time.time()
     facts = channel.call("hello", base=folder)
@@ -53,16 +46,8 @@ def _examine(entry: HostEntry, channel: Channel, folder: str, python: str, inter
     probe = channel.call("probe", python=python, seconds=PROBE_SECONDS)
     name = entry.login.rpartition("@")[2]
     chosen, address = choose_address(facts["addresses"], str(facts["connection"]), interface, name)
-    return {
-        "name": name,
-        "facts": facts,
-        "clock_seconds": clock,
-        "python": str(probe["python"]),
-        "torch": probe["torch"],
-        "gpus": int(probe["gpus"]),
-        "interface": chosen,
-        "address": address,
-    }
+    versions = str(probe["python"]), probe["torch"]
+    return HostFacts(name, facts, clock, *versions, int(probe["gpus"]), chosen, address)
 
 
 def choose_address(
@@ -150,10 +135,8 @@ def check_network(found: Sequence[HostFacts], channels: Sequence[Channel]) -> No
         return
     port = channels[0].call("listen")["port"]
     address = found[0].address
-    answers = run_in_parallel(lambda channel: channel.call("connect", address=address, port=port), channels[1:])
+    answers = do_all(lambda channel: channel.call("connect", address=address, port=port), channels[1:])
     for item, answer in zip(found[1:], answers, strict=True):
-        if isinstance(answer, MlbenchError):
-            raise answer
         if not answer["reached"]:
             raise UnreachableError(
                 f"{item.name} does not reach {found[0].name} at {address}: {answer['problem']}. "

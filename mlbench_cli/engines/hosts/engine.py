@@ -14,7 +14,7 @@ from mlbench_cli.agent.lock import SHARE, TAKE
 from mlbench_cli.agent.rendezvous import RENDEZVOUS
 from mlbench_cli.engines.base import Submission
 from mlbench_cli.engines.machines.details import HostsDetails
-from mlbench_cli.engines.machines.engine import MachinesEngine, Place, run_in_parallel
+from mlbench_cli.engines.machines.engine import MachinesEngine, Place, do_all, run_in_parallel
 from mlbench_cli.engines.machines.observe import Snapshot
 from mlbench_cli.engines.machines.placement import NodeShare, share_hosts
 from mlbench_cli.engines.machines.plan import make_plan, start_command
@@ -76,9 +76,7 @@ class HostsEngine(MachinesEngine):
             return
         (plan,) = self.render(run.spec).documents
         data = json.dumps(plan, sort_keys=True).encode()
-        for answer in run_in_parallel(lambda place: self._prepare(run, place, data, True), places):
-            if isinstance(answer, MlbenchError):
-                raise answer
+        do_all(lambda place: self._prepare(run, place, data, True), places)
         run_in_parallel(self._start, places)
         self._introduce(run, places)
 
@@ -118,11 +116,7 @@ class HostsEngine(MachinesEngine):
                 hint=f"mlbench cancel {run.name}",
             )
         text = str(note["text"]).encode()
-        for given in run_in_parallel(
-            lambda place: place.channel.call("put", text, path=f"{place.folder}/{RENDEZVOUS}"), places[1:]
-        ):
-            if isinstance(given, MlbenchError):
-                raise given
+        do_all(lambda place: place.channel.call("put", text, path=f"{place.folder}/{RENDEZVOUS}"), places[1:])
 
     # --- look -------------------------------------------------------------------------------------------------------
 

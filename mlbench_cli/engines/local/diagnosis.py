@@ -43,11 +43,9 @@ def diagnose(
                 retryable=True,
             )
         )
-    ending = _ENDINGS.get(state.get("ended") or state.get("stopping") or "")
-    if gone:
-        ending = _ENDINGS["lost"]
-    if ending:
-        found.append(ending(state, timeout))
+    ending = "lost" if gone else state.get("ended") or state.get("stopping")
+    if finding := _explain_ending(ending, state, timeout):
+        found.append(finding)
     return tuple(found)
 
 
@@ -98,36 +96,25 @@ def _failure_finding(name: str, facts: Facts, lines: list[str]) -> Finding:
     return crashes.explain_exit(f"Rank {rank}", code, describe_exit(facts), logs, evidence)
 
 
-def _deadline(state: Facts, timeout: float) -> Finding:
-    return Finding("deadline", f"The run was stopped at its deadline of {timeout:g} s.", hint="Set a longer --timeout.")
-
-
-def _client_lost(state: Facts, timeout: float) -> Finding:
-    return Finding(
-        "client_lost",
-        "The mlbench process that started the run died, so the run ended.",
-        hint="To let runs outlive the client, use --detach.",
-        retryable=True,
-    )
-
-
-def _never_started(state: Facts, timeout: float) -> Finding:
-    problem = state.get("start_problem") or "nothing was started in the run's folder"
-    return Finding("not_started", f"The run was not started: {problem}.", hint="Start it again.", retryable=True)
-
-
-def _lost(state: Facts, timeout: float) -> Finding:
-    return Finding(
-        "supervisor_lost",
-        "The agent is gone (it was killed, or the machine was restarted), so its ranks ended.",
-        hint="Run it again.",
-        retryable=True,
-    )
-
-
-_ENDINGS: dict[str, Callable[[Facts, float], Finding]] = {
-    "deadline": _deadline,
-    "client_lost": _client_lost,
-    "never_started": _never_started,
-    "lost": _lost,
-}
+def _explain_ending(ending: str | None, state: Facts, timeout: float) -> Finding | None:
+    if ending == "deadline":
+        summary = f"The run was stopped at its deadline of {timeout:g} s."
+        return Finding("deadline", summary, hint="Set a longer --timeout.")
+    if ending == "client_lost":
+        return Finding(
+            "client_lost",
+            "The mlbench process that started the run died, so the run ended.",
+            hint="To let runs outlive the client, use --detach.",
+            retryable=True,
+        )
+    if ending == "never_started":
+        problem = state.get("start_problem") or "nothing was started in the run's folder"
+        return Finding("not_started", f"The run was not started: {problem}.", hint="Start it again.", retryable=True)
+    if ending == "lost":
+        return Finding(
+            "supervisor_lost",
+            "The agent is gone (it was killed, or the machine was restarted), so its ranks ended.",
+            hint="Run it again.",
+            retryable=True,
+        )
+    return None

@@ -154,10 +154,7 @@ class MachinesEngine(ABC):
                 return known[1]
             places, shares = self._places(run), self._shares(run.spec)
             RunFolder(run.folder).log(0).parent.mkdir(parents=True, exist_ok=True)
-            answers = run_in_parallel(lambda place: self._sync_place(run, place, shares), places)
-            errors = [answer for answer in answers if isinstance(answer, MlbenchError)]
-            if errors and len(errors) == len(places):
-                raise errors[0]
+            answers = ask_all(lambda place: self._sync_place(run, place, shares), places)
             before = known[1].nodes if known is not None else {}
             snapshot = _merge(places, answers, before, self._silent_since.setdefault(run.id, {}))
             self._synced[run.id] = time.monotonic(), snapshot
@@ -221,10 +218,7 @@ class MachinesEngine(ABC):
             )
         places = self._places(run)
         wanted = [(place, node) for place in places for node in place.nodes]
-        fetched = run_in_parallel(lambda item: self._fetch_node(run, *item, snapshot), wanted)
-        if errors := [answer for answer in fetched if isinstance(answer, MlbenchError)]:
-            raise errors[0]
-        found = [answer for answer in fetched if not isinstance(answer, MlbenchError)]
+        found = do_all(lambda item: self._fetch_node(run, *item, snapshot), wanted)
         results.merge_resources(run, len(snapshot.nodes))
         findings = [*self._check_logs(run, snapshot), *_explain_silence(snapshot)]
         self._save_placement(run, snapshot)
@@ -284,10 +278,7 @@ class MachinesEngine(ABC):
         if RunFolder(run.folder).read_observation() is not None:
             return
         places = self._places(run)
-        answers = run_in_parallel(lambda place: place.channel.call("put", path=f"{place.folder}/cancel"), places)
-        errors = [answer for answer in answers if isinstance(answer, MlbenchError)]
-        if errors and len(errors) == len(places):
-            raise errors[0]
+        ask_all(lambda place: place.channel.call("put", path=f"{place.folder}/cancel"), places)
         self._stop(run, places)
 
     def _await_end(self, run: Run, seconds: float = CANCEL_SECONDS) -> Snapshot:
@@ -354,10 +345,7 @@ class MachinesEngine(ABC):
 
     def _list_runs(self) -> list[Document]:
         channels = self._channels()
-        answers = run_in_parallel(lambda channel: channel.call("list_runs", base=self._runs_folder), channels)
-        errors = [answer for answer in answers if isinstance(answer, MlbenchError)]
-        if errors and len(errors) == len(channels):
-            raise errors[0]
+        answers = ask_all(lambda channel: channel.call("list_runs", base=self._runs_folder), channels)
         return [
             {**answer, "host": channel.target.name}
             for channel, answer in zip(channels, answers, strict=True)
@@ -455,6 +443,22 @@ def run_in_parallel(work: Callable[[Item], Result], items: Sequence[Item]) -> li
         return [attempt(items[0])]
     with ThreadPoolExecutor(min(MAX_PARALLEL, max(1, len(items)))) as pool:
         return list(pool.map(attempt, items))
+
+
+def ask_all(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result | MlbenchError]:
+    """The same. Raises the first error if none has a result."""
+    answers = run_in_parallel(work, items)
+    if answers and all(isinstance(answer, MlbenchError) for answer in answers):
+        raise next(answer for answer in answers if isinstance(answer, MlbenchError))
+    return answers
+
+
+def do_all(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+    """The same. Raises the first error if there is one."""
+    answers = run_in_parallel(work, items)
+    if (error := next((answer for answer in answers if isinstance(answer, MlbenchError)), None)) is not None:
+        raise error
+    return [answer for answer in answers if not isinstance(answer, MlbenchError)]
 
 
 def _explain_silence(snapshot: Snapshot) -> list[Finding]:

@@ -10,7 +10,7 @@ from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, Unr
 
 COMMAND_SECONDS = 45.0  # a controller that is down answers after 9 to 18 s
 SEPARATOR = "|"
-FIELDS = "%i|%T|%V|%S|%e|%N|%r"
+FIELDS = "%i|%T|%S|%e|%N|%r"
 ENDED_STATES = frozenset(
     {
         *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "LAUNCH_FAILED", "NODE_FAIL"),
@@ -31,7 +31,6 @@ class JobReport:
     state: str
     reason: str = ""
     nodes: str = ""
-    submitted: float | None = None
     started: float | None = None
     ended: float | None = None
 
@@ -76,10 +75,10 @@ def parse_jobs(text: str) -> dict[str, JobReport]:
     """
     jobs = {}
     for line in text.splitlines():
-        parts = line.split(SEPARATOR, 6)
-        if len(parts) == 7 and parts[0].isdigit() and parts[1]:
-            number, state, submitted, started, ended, nodes, reason = parts
-            times = (_seconds(item) for item in (submitted, started, ended))
+        parts = line.split(SEPARATOR, 5)
+        if len(parts) == 6 and parts[0].isdigit() and parts[1]:
+            number, state, started, ended, nodes, reason = parts
+            times = _seconds(started), _seconds(ended)
             jobs[number] = JobReport(number, state.split()[0].rstrip("+"), reason.strip(), nodes, *times)
     return jobs
 
@@ -100,7 +99,7 @@ def find_jobs(channel: Channel, name: str, comment: str) -> list[str]:
 
 def ask_accounting(channel: Channel, number: str) -> JobReport | None:
     """The job as the accounting database knows it; None if it does not."""
-    argv = ["sacct", "-X", "-n", "-P", "-j", number, "-o", "JobIDRaw,State,Submit,Start,End,NodeList,Reason"]
+    argv = ["sacct", "-X", "-n", "-P", "-j", number, "-o", "JobIDRaw,State,Start,End,NodeList,Reason"]
     answer = ask(channel, argv)
     return parse_jobs(answer.out).get(number) if answer.code == 0 else None
 

@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from mlbench_cli.agent.channel import Channel, ChannelRequest, Document, RemoteError
+from mlbench_cli.agent.channel import Channel, ChannelRequest, RemoteError
 from mlbench_cli.engines.base import Submission
 from mlbench_cli.engines.machines.details import SlurmDetails
 from mlbench_cli.engines.machines.engine import MachinesEngine, Place
@@ -51,7 +51,8 @@ class SlurmEngine(MachinesEngine):
     def render(self, spec: RunSpec) -> Submission:
         """The batch script, and the plan of its agents."""
         script = render_script(spec, self._details, self._code_folder)
-        return Submission(spec, ({"kind": "SlurmJob", "name": spec.name, "script": script}, _plan(spec, self._details)))
+        job = {"kind": "SlurmJob", "name": spec.name, "script": script}
+        return Submission(spec, (job, {**make_slurm_plan(spec, self._details)}))
 
     # --- submit -----------------------------------------------------------------------------------------------------
 
@@ -204,11 +205,7 @@ class SlurmEngine(MachinesEngine):
                 return self._judge_running(report, snapshot, observation)
         since = self._vanished.setdefault(run.id, time.time())
         submitted = float(json.loads(self._read_text(f"{self._run_place(run)}/job.json") or "{}").get("submitted", 0))
-        if (
-            not snapshot.shows_life
-            and min(since, submitted) > snapshot.time - VANISHED_SECONDS
-            and (submitted > snapshot.time - VANISHED_SECONDS)
-        ):
+        if not snapshot.shows_life and min(since, submitted) > snapshot.time - VANISHED_SECONDS:
             return observation
         ended, finding = diagnosis.forgotten(number, is_begun=snapshot.is_begun, shows_life=snapshot.shows_life)
         return replace(observation, ended=ended, findings=(*observation.findings, finding))
@@ -266,10 +263,6 @@ class SlurmEngine(MachinesEngine):
 def _put_file(path: str, text: str, mode: int = 0o600) -> ChannelRequest:
     """A file that need not survive a crash of the login node: with it the run is lost, or submitted again."""
     return ChannelRequest("put", {"path": path, "mode": mode, "durable": False}, text.encode())
-
-
-def _plan(spec: RunSpec, details: SlurmDetails) -> Document:
-    return {**make_slurm_plan(spec, details)}
 
 
 def _as_failure(observation: Observation, found: Finding) -> Observation:

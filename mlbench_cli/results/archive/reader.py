@@ -5,7 +5,7 @@ import stat
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from mlbench_cli.errors import DamagedArchive, NotFoundError
 from mlbench_cli.model.run import FindingDocument, JsonObject
@@ -21,21 +21,6 @@ if TYPE_CHECKING:
 
 
 UNPROVEN = "(unproven)"
-
-
-class Container(Protocol):
-    """The container of an archive's files: a folder or a zip."""
-
-    names: tuple[str, ...]
-
-    def open(self, name: str) -> BinaryIO:
-        """Open a file of the archive for reading. Raises KeyError or OSError if it is missing."""
-
-    def size(self, name: str) -> int:
-        """The size of a file in bytes."""
-
-    def close(self) -> None:
-        """Close open files."""
 
 
 class Folder:
@@ -89,7 +74,7 @@ class Archive:
     """
 
     def __init__(
-        self, path: Path | str, container: Container, not_derived: Sequence[str] = (), *, is_shown: bool = False
+        self, path: Path | str, container: Folder | Zip, not_derived: Sequence[str] = (), *, is_shown: bool = False
     ) -> None:
         self.path = path
         self.not_derived = tuple(not_derived)

@@ -9,20 +9,20 @@ from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, Unr
 
 def test_jobs_are_read_from_the_format_of_our_own() -> None:
     text = (
-        "27|FAILED|1795308550|1795308552|1795308565|n[1-3]|NonZeroExitCode\n"
-        "28|PENDING|1795308550|N/A|N/A||Nodes required for job are DOWN, DRAINED or reserved\n"
-        "47_[0-999]|PENDING|1795308550|N/A|N/A||Priority\n"
+        "27|FAILED|1795308552|1795308565|n[1-3]|NonZeroExitCode\n"
+        "28|PENDING|N/A|N/A||Nodes required for job are DOWN, DRAINED or reserved\n"
+        "47_[0-999]|PENDING|N/A|N/A||Priority\n"
         "slurm_load_jobs error: Invalid job id specified\n"
     )
     jobs = controller.parse_jobs(text)
     assert jobs == {
-        "27": JobReport("27", "FAILED", "NonZeroExitCode", "n[1-3]", 1795308550.0, 1795308552.0, 1795308565.0),
-        "28": JobReport("28", "PENDING", "Nodes required for job are DOWN, DRAINED or reserved", "", 1795308550.0),
+        "27": JobReport("27", "FAILED", "NonZeroExitCode", "n[1-3]", 1795308552.0, 1795308565.0),
+        "28": JobReport("28", "PENDING", "Nodes required for job are DOWN, DRAINED or reserved"),
     }
 
 
 def test_a_state_of_accounting_loses_who_cancelled() -> None:
-    text = "51|CANCELLED by 1000|1795308550|1795308551|1795308560|n1|None\n51.batch|CANCELLED||||n1|\n"
+    text = "51|CANCELLED by 1000|1795308551|1795308560|n1|None\n51.batch|CANCELLED|||n1|\n"
     assert controller.parse_jobs(text)["51"].state == "CANCELLED"
 
 
