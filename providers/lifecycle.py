@@ -430,7 +430,7 @@ class Deletion(Operation):
     def _verify(self) -> None:
         """Look for every resource again, also for those deleted with another. Raises CleanupError if one is left."""
         left = []
-        reasons = {_key(state): state.failed for state in self.states if state.failed}
+        reasons = {(state.resource.kind, state.resource.name): state.failed for state in self.states if state.failed}
         for resource in self.resources:
             try:
                 found = self._find(resource)
@@ -471,10 +471,6 @@ def _was_created(resource: Resource) -> bool | None:
 def _registry(cluster: Cluster) -> object:
     """The registry that was asked for."""
     return ClusterDetails.of(cluster).options.get("registry")
-
-
-def _key(state: ResourceState) -> tuple[str, str]:
-    return state.resource.kind, state.resource.name
 
 
 def _poll_interval(waited: float) -> float:

@@ -55,30 +55,31 @@ def run_file(file: str, limits: Limits, how: How, to: Path | None, output: Forma
         _print_plan(launch, output)
         return 0
     if how.detach:
-        return _start_detached(launch, how, output, command_line)
+        if launch.max_hours is not None or launch.max_cost is not None:
+            raise UsageError(
+                "A client must follow the runs to keep to max-hours and max-cost.",
+                hint="Leave out --detach, or the limits.",
+            )
+        with launch.open(command_line, retry_failed=how.retry_failed) as opened:
+            opened.record()
+            code = start_detached(opened, output)
+        console.note(f"Table and figures, once the runs have ended: mlbench run {launch.experiment.name} --only-report")
+        return code
     ended: list[FinishedRun] = []
     stopped = None if how.only_report else _run_all(launch, ended, how, command_line)
     experiment = launch.handle if how.only_report else client.find_experiment(launch.experiment.name)
     rows = experiment.table()
     folder = _write_report(experiment, rows, to or data_dir() / TABLES / experiment.name)
-    _print_report(experiment, rows, folder, output)
+    print_answer(
+        output,
+        {"experiment": experiment.name, "folder": str(folder), "rows": to_document(rows)},
+        to_markdown(experiment.title, rows).rstrip(),
+    )
+    console.note(f"Table and figures: {folder}")
     if stopped is not None:
         console.note(f"Not all runs have started: {stopped}. To resume: mlbench run -f {file}, with a higher limit.")
         return BUDGET_SPENT
     return max((finished.exit_code() for finished in ended), default=0)
-
-
-def _start_detached(launch: Launch, how: How, output: Format, command_line: Sequence[str]) -> int:
-    if launch.max_hours is not None or launch.max_cost is not None:
-        raise UsageError(
-            "A client must follow the runs to keep to max-hours and max-cost.",
-            hint="Leave out --detach, or the limits.",
-        )
-    with launch.open(command_line, retry_failed=how.retry_failed) as opened:
-        opened.record()
-        code = start_detached(opened, output)
-    console.note(f"Table and figures, once the runs have ended: mlbench run {launch.experiment.name} --only-report")
-    return code
 
 
 def _run_all(launch: Launch, ended: list[FinishedRun], how: How, command_line: Sequence[str]) -> str | None:
@@ -180,12 +181,3 @@ def _write_report(experiment: ExperimentHandle, rows: Sequence[Row], folder: Pat
 
         draw_experiment(title, rows, folder)
     return folder
-
-
-def _print_report(experiment: ExperimentHandle, rows: Sequence[Row], folder: Path, output: Format) -> None:
-    print_answer(
-        output,
-        {"experiment": experiment.name, "folder": str(folder), "rows": to_document(rows)},
-        to_markdown(experiment.title, rows).rstrip(),
-    )
-    console.note(f"Table and figures: {folder}")

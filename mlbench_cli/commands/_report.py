@@ -50,7 +50,11 @@ class Reporter:
         self._show_log()
         if progress.observation.ended:  # the result says how
             return
-        self._show_return(progress)
+        # Report that a cluster responds again; its next silence will be reported, too.
+        codes = {finding.code for finding in progress.observation.findings}
+        if UNREACHABLE in self._shown - codes:
+            self._shown.discard(UNREACHABLE)
+            self._line.print_above(f"{self._run.name}: the cluster is responding again.")
         for finding in progress.observation.findings:
             if finding.code not in self._shown:
                 self._shown.add(finding.code)
@@ -58,13 +62,6 @@ class Reporter:
                 self._line.print_above(f"{self._run.name}: {finding.summary}{hint}")
         task = self._run.run.spec.task
         self._line.update(lambda width: describe(progress, self._run.name, width, reports=task != CUSTOM))
-
-    def _show_return(self, progress: "Progress") -> None:
-        """Report that a cluster responds again; its next silence will be reported, too."""
-        codes = {finding.code for finding in progress.observation.findings}
-        if UNREACHABLE in self._shown - codes:
-            self._shown.discard(UNREACHABLE)
-            self._line.print_above(f"{self._run.name}: the cluster is responding again.")
 
     def _show_log(self) -> None:
         """Print the lines of rank 0 that are new, without events. A log that cannot be read now is read next time."""

@@ -192,7 +192,8 @@ class Api:
                 if not backoff.wait():
                     raise self._unreachable(error, path) from None
                 continue
-            self._note_clock(answer.headers.get("Date"))
+            with contextlib.suppress(ValueError, TypeError):
+                self._ahead = parsedate_to_datetime(answer.headers.get("Date") or "").timestamp() - time.time()
             if answer.status < 300:
                 return _parse(content)
             if answer.status in TRANSIENT_STATUSES and backoff.wait(_seconds(answer.headers.get("Retry-After"))):
@@ -309,10 +310,6 @@ class Api:
         if certificate:
             source.discard(Path(certificate).read_bytes())
         return True
-
-    def _note_clock(self, date: str | None) -> None:
-        with contextlib.suppress(ValueError, TypeError):
-            self._ahead = parsedate_to_datetime(date or "").timestamp() - time.time()
 
     def _unreachable(self, error: Exception, path: str) -> ApiError:
         words = str(getattr(error, "reason", None) or error)

@@ -81,7 +81,14 @@ def check_method(spec: RunSpec) -> None:
             f"--servers-on names {len(spec.servers_on)} hosts; the run has {spec.servers or 'no'} parameter servers.",
             hint=f"--servers {len(spec.servers_on)}, with a method that has them: mlbench methods",
         )
-    _check_server_options(spec)
+    cpus, memory = spec.kubernetes.server_cpus, spec.kubernetes.server_memory
+    if cpus is not None and cpus < 1:
+        raise UsageError(f"--server-cpus {cpus}: the minimum is 1.")
+    if (cpus is not None or memory is not None) and not spec.servers:
+        option = "--server-memory" if cpus is None else "--server-cpus"
+        raise UsageError(
+            f"{option}: the run has no parameter servers.", hint="Use --method bsp-ps --servers 1, or remove it."
+        )
     if not spec.method:
         return
     if spec.backend == "jax":
@@ -102,18 +109,6 @@ def check_method(spec: RunSpec) -> None:
         raise UsageError(
             f"The method {spec.method['name']} shards parameters, which gloo cannot do on GPUs.",
             hint="--backend nccl, with a GPU for every rank; or --method zero1",
-        )
-
-
-def _check_server_options(spec: RunSpec) -> None:
-    """Raises UsageError for resources of parameter servers that the run does not have, or that are none."""
-    cpus, memory = spec.kubernetes.server_cpus, spec.kubernetes.server_memory
-    if cpus is not None and cpus < 1:
-        raise UsageError(f"--server-cpus {cpus}: the minimum is 1.")
-    if (cpus is not None or memory is not None) and not spec.servers:
-        option = "--server-memory" if cpus is None else "--server-cpus"
-        raise UsageError(
-            f"{option}: the run has no parameter servers.", hint="Use --method bsp-ps --servers 1, or remove it."
         )
 
 

@@ -34,7 +34,11 @@ def add_network_method(
     if cluster.provider == "local":
         return options
     if cluster.provider in ("slurm", "hosts"):
-        _refuse_network(network)
+        if network is not None:
+            raise UsageError(
+                "--network works on this machine and between pods, not between other machines.",
+                hint="Every run of several workers measures its network: see network.json of its archive.",
+            )
         return options
     return replace(options, network_method=_choose_method(request.network_method, cluster, network))
 
@@ -108,13 +112,4 @@ def _check_pods(spec: RunSpec) -> None:
         raise UsageError(
             "--network-method annotation needs one worker per node: plugins do not limit traffic within a node.",
             hint="Leave out --no-spread.",
-        )
-
-
-def _refuse_network(network: str | None) -> None:
-    """Refuse --network on machines without Kubernetes."""
-    if network is not None:
-        raise UsageError(
-            "--network works on this machine and between pods, not between other machines.",
-            hint="Every run of several workers measures its network: see network.json of its archive.",
         )

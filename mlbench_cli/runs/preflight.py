@@ -29,7 +29,13 @@ _QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)([kMGT]i?|Ki)?")
 
 def check_run(task: Task, spec: RunSpec) -> None:
     """Refuse a run that its task knows cannot work. Raises UsageError, NotFoundError for a checkpoint."""
-    _check_checkpoint(spec)
+    path = spec.parameters.get("resume")
+    if spec.engine == "local" and isinstance(path, str) and path and not Path(path).exists():
+        raise NotFoundError(
+            f'{spec.name}: the checkpoint "{path}" does not exist.',
+            hint="Runs with --set checkpoint=true, checkpoint_every or checkpoint_dir write "
+            "checkpoints; mlbench tasks TASK lists these options.",
+        )
     if task.preflight is None:
         return
     check = cast("Check", import_module(task.preflight).check)
@@ -40,17 +46,6 @@ def check_run(task: Task, spec: RunSpec) -> None:
         check(spec.parameters, spec.world_size, sharing, memory)
     except ValueError as error:
         raise UsageError(f"{spec.name}: {error}.", hint=getattr(error, "hint", None)) from None
-
-
-def _check_checkpoint(spec: RunSpec) -> None:
-    """Refuse a run on this machine that would go on from a checkpoint which is not here."""
-    path = spec.parameters.get("resume")
-    if spec.engine == "local" and isinstance(path, str) and path and not Path(path).exists():
-        raise NotFoundError(
-            f'{spec.name}: the checkpoint "{path}" does not exist.',
-            hint="Runs with --set checkpoint=true, checkpoint_every or checkpoint_dir write "
-            "checkpoints; mlbench tasks TASK lists these options.",
-        )
 
 
 def check_pinning(spec: RunSpec, cluster: Cluster, cores: int | None) -> None:

@@ -77,7 +77,13 @@ def record(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (store.folder / "runs").mkdir(exist_ok=True)
-        _remove_abandoned(folder, store)
+        # Remove what clients that were killed while recording have left, unless another one is recording just now.
+        with open(store.folder / _LOCK, "ab") as lock, suppress(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for path in folder.glob(_INTENT.format("*")):
+                with suppress(ValueError):  # killed before all of it was written, and so before the first folder
+                    _remove_unrecorded(map(str, json.loads(path.read_bytes())), store)
+                path.unlink()
         with _intent(folder, experiment, runs):
             try:
                 for run in runs:
@@ -108,16 +114,6 @@ def _intent(folder: Path, experiment: Experiment, runs: Sequence[Run]) -> Iterat
             yield
         finally:
             path.unlink(missing_ok=True)
-
-
-def _remove_abandoned(folder: Path, store: Store) -> None:
-    """Remove what clients that were killed while recording have left, unless another one is recording just now."""
-    with open(store.folder / _LOCK, "ab") as lock, suppress(BlockingIOError):
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        for path in folder.glob(_INTENT.format("*")):
-            with suppress(ValueError):  # killed before all of it was written, and so before the first folder
-                _remove_unrecorded(map(str, json.loads(path.read_bytes())), store)
-            path.unlink()
 
 
 def _remove_unrecorded(ids: Iterable[str], store: Store) -> None:

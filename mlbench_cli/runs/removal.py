@@ -31,7 +31,14 @@ def delete_run(
         note = read_queued(run.folder)
         if note is None or note.is_starting or run.spec.engine == "local":
             _delete_from_cluster(run, store, force, warn)
-        _remove_folder(run)
+        try:
+            shutil.rmtree(run.folder)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise CleanupError(
+                f"The folder {run.folder} cannot be removed: {error.strerror}.", hint=f"mlbench delete {run.name} --yes"
+            ) from None
         store.forget_run(run)
     if experiment is not None and store.find_experiment(experiment.name) is None:
         shutil.rmtree(QueueFolder.of(store.folder, experiment.id).path, ignore_errors=True)
@@ -47,17 +54,6 @@ def _delete_from_cluster(run: Run, store: Store, force: bool, warn: Callable[[st
         if not force:
             raise
         warn(f"{error.message} What {run.name} left on {cluster.name} stays there until it expires.")
-
-
-def _remove_folder(run: Run) -> None:
-    try:
-        shutil.rmtree(run.folder)
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        raise CleanupError(
-            f"The folder {run.folder} cannot be removed: {error.strerror}.", hint=f"mlbench delete {run.name} --yes"
-        ) from None
 
 
 def _cluster(run: Run, store: Store) -> Cluster | None:

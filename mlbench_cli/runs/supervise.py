@@ -103,7 +103,9 @@ def _follow_to_end(run: Run, engine: Engine, store: Store, timeout: float | None
             kept = tuple(finding for finding in permanent if finding.code not in codes)
             return replace(observation, findings=kept + observation.findings)
         if not is_noted and read_queued(run.folder) is None:
-            _record_running(run, store)
+            row = store.find_run(run.id)
+            if row and row.state is RunState.CREATED:
+                store.update_run(run, RunState.RUNNING)
             is_noted = True
         if (ended := _queue_ended(observation)) is not None:
             raise NeverStartedError(ended.summary, hint=ended.hint)
@@ -122,12 +124,6 @@ def _observe(run: Run, engine: Engine, report: Report | None = None) -> Iterator
             if report is not None and reader is not None:
                 report(reader.read(observation))
             yield observation
-
-
-def _record_running(run: Run, store: Store) -> None:
-    row = store.find_run(run.id)
-    if row and row.state is RunState.CREATED:
-        store.update_run(run, RunState.RUNNING)
 
 
 def _permanent_findings(observation: Observation) -> tuple[Finding, ...]:

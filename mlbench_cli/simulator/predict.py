@@ -118,7 +118,7 @@ def predict(calibration: Calibration, link: Link, error: float, scenario: Scenar
         simulate_step(
             workload.scale(slower),
             scenario.method,
-            _collectives(scenario, _widen(used, factor)),
+            _collectives(scenario, Link(used.alpha * factor, used.beta * factor, used.overhead * factor)),
             scenario.servers,
             scenario.buckets,
         )
@@ -157,10 +157,6 @@ def _judge(calibration: Calibration, scenario: Scenario) -> tuple[str, tuple[flo
             )
         return "extrapolated", FAR_ERROR
     return "predicted", OTHER_ERROR
-
-
-def _widen(link: Link, factor: float) -> Link:
-    return Link(link.alpha * factor, link.beta * factor, link.overhead * factor)
 
 
 def _collectives(scenario: Scenario, link: Link) -> Collectives:

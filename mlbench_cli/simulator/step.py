@@ -102,7 +102,12 @@ def _simulate(
         return _registered_step(workload, method, collectives)
     word, _, argument = method.sync.partition(":")
     if word != "every":
-        return _local_step(workload, int(argument.split(",")[-1]), collectives)
+        # The mean over steps of which one in `every` ends with an average of all parameters.
+        every = int(argument.split(",")[-1])
+        exchange = collectives.all_reduce(workload.size)
+        sent = 2 * (collectives.ranks - 1) / collectives.ranks * workload.size / every
+        seconds = workload.seconds + exchange / every
+        return Step(seconds, workload.seconds, exchange / every, 1, sent, 1)
     wire = _Wire(
         method, collectives, servers or max(1, method.server_count), find_codec_seconds(workload, method, ranks)
     )
@@ -112,7 +117,20 @@ def _simulate(
         return _asynchronous_step(workload, parts, wire)
     if method.barrier == "none":
         return _gated_step(workload, method, parts, wire, collectives)
-    return _barrier_step(workload, method, parts, wire, collectives)
+    # All messages end before the update, and the update before the next step.
+    deferred = method.order == "deferred"
+    if method.transport == "gossip" and not deferred:
+        return _parallel_gossip(workload, parts, wire)
+    ready = [workload.backward if deferred else part.ready for part in parts]
+    if method.transport == "allreduce" and method.codec_name != "powersgd":
+        starts, ends = _overlap(method, parts, wire, ready, collectives)
+    elif method.transport == "ps":
+        starts, ends = _pipeline([(at, *wire.both_ways(part)) for at, part in zip(ready, parts, strict=True)])
+    else:
+        order = range(len(parts)) if method.order != "priority" else None
+        starts, ends = _one_at_a_time(ready, [wire.message(part) for part in parts], parts, order)
+    last = max([workload.backward, *ends])
+    return _collect(workload, last + workload.optimizer + workload.other, parts, starts, ends, wire, ready)
 
 
 def check_method(method: Method) -> None:
@@ -338,25 +356,6 @@ def _divide(workload: Workload, groups: Groups, method: Method) -> list[_Part]:
     return parts
 
 
-def _barrier_step(
-    workload: Workload, method: Method, parts: Sequence[_Part], wire: _Wire, collectives: Collectives
-) -> Step:
-    """All messages end before the update, and the update before the next step."""
-    deferred = method.order == "deferred"
-    if method.transport == "gossip" and not deferred:
-        return _parallel_gossip(workload, parts, wire)
-    ready = [workload.backward if deferred else part.ready for part in parts]
-    if method.transport == "allreduce" and method.codec_name != "powersgd":
-        starts, ends = _overlap(method, parts, wire, ready, collectives)
-    elif method.transport == "ps":
-        starts, ends = _pipeline([(at, *wire.both_ways(part)) for at, part in zip(ready, parts, strict=True)])
-    else:
-        order = range(len(parts)) if method.order != "priority" else None
-        starts, ends = _one_at_a_time(ready, [wire.message(part) for part in parts], parts, order)
-    last = max([workload.backward, *ends])
-    return _collect(workload, last + workload.optimizer + workload.other, parts, starts, ends, wire, ready)
-
-
 def _parallel_gossip(workload: Workload, parts: Sequence[_Part], wire: _Wire) -> Step:
     """Weights leave before the forward pass, and are mixed behind the update that was computed meanwhile."""
     ready = [0.0] * len(parts)
@@ -448,7 +447,10 @@ def _gated_step(
 ) -> Step:
     """Without a barrier: each layer's next forward pass waits for its own parameters only."""
     count = len(workload.tensors)
-    backward = _differences([workload.forward, *(tensor.ready for tensor in workload.tensors)])
+    backward = [
+        max(0.0, later - earlier)
+        for earlier, later in itertools.pairwise([workload.forward, *(tensor.ready for tensor in workload.tensors)])
+    ]
     total = sum(backward) or 1.0
     forward = [workload.forward * share / total for share in reversed(backward)]  # in the order of the forward pass
     usable, begin, free, starts_of_steps = [0.0] * count, 0.0, 0.0, []
@@ -523,14 +525,6 @@ def _asynchronous_step(workload: Workload, parts: Sequence[_Part], wire: _Wire) 
     return _collect(workload, max(alone, sum(pushes), sum(pulls)), parts, starts, ends, wire, ready)
 
 
-def _local_step(workload: Workload, every: int, collectives: Collectives) -> Step:
-    """The mean over steps of which one in `every` ends with an average of all parameters."""
-    exchange = collectives.all_reduce(workload.size)
-    sent = 2 * (collectives.ranks - 1) / collectives.ranks * workload.size / every
-    seconds = workload.seconds + exchange / every
-    return Step(seconds, workload.seconds, exchange / every, 1, sent, 1)
-
-
 def _registered_step(workload: Workload, method: Method, collectives: Collectives) -> Step:
     """The mean over steps; the rounds of a method that came through the door follow its backward pass in turn."""
     numbers = sum(tensor.size for tensor in workload.tensors) // 4
@@ -571,7 +565,3 @@ def _join(starts: Sequence[float], ends: Sequence[float]) -> float:
         total += max(0.0, end - max(start, until))
         until = max(until, end)
     return total
-
-
-def _differences(values: Sequence[float]) -> list[float]:
-    return [max(0.0, later - earlier) for earlier, later in itertools.pairwise(values)]

@@ -44,10 +44,6 @@ def _extend(own: Entries, path: Path, shipped: Path, depth: int) -> Entries:
         reason = "no such task next to it or in mlbench" if depth else "the tasks extend each other in a circle"
         raise UsageError(f'{file}: "extends: {parent}": {reason}.')
     inherited = _extend(_read_mapping(place.read_text("utf-8"), str(place)), place, shipped, depth - 1)
-    return _merge(inherited, own, file)
-
-
-def _merge(inherited: Entries, own: Entries, file: str) -> Entries:
     presets, base = own.setdefault("presets", {}), inherited.get("presets", {})
     if not isinstance(presets, dict):
         raise UsageError(f'{file}: "presets" is not a mapping with texts as keys.')

@@ -39,10 +39,6 @@ def _range(word: str) -> list[int]:
         if (end - begin) // width >= MAX_SIZES:
             raise ValueError(f'"{word}" is more than {MAX_SIZES} sizes')
         return list(range(begin, end + 1, width))
-    return _powers(word, begin, end, step)
-
-
-def _powers(word: str, begin: int, end: int, step: str) -> list[int]:
     try:
         factor = float(step.removeprefix("x")) if step.startswith("x") else 0.0
     except ValueError:

@@ -68,7 +68,15 @@ class AksProvider:
         options = replace(options, system_machine_type=system.name)
         machine = machine_of(options)
         _check(options, system)
-        _check_network(options, machine, nodes)
+        # Reject several machines with InfiniBand, which would be unused although it is most of their price.
+        fabric = FABRICS.get(machine.name)
+        if fabric and nodes > 1 and not options.slow_network_ok:
+            raise UsageError(
+                f"{machine.name} has {fabric.gbits} Gbit/s of {fabric.name}, which mlbench does not set up on AKS: "
+                f"between {nodes} machines NCCL would use TCP.",
+                hint="--slow-network-ok accepts that; for InfiniBand install NVIDIA's network operator on your own "
+                "cluster, attach it, and request the cards: mlbench run --device rdma/…=1",
+            )
         region = options.region or DEFAULT_REGION
         zones = split_zones(options.zones, region)
         subscription = api.subscription_of(options.subscription)
@@ -265,18 +273,6 @@ def _check(options: AksOptions, system: Machine) -> None:
             hint="For example --zones 1",
         )
     check_ranges(options.allow_from)
-
-
-def _check_network(options: AksOptions, machine: Machine, nodes: int) -> None:
-    """Reject several machines with InfiniBand, which would be unused although it is most of their price."""
-    fabric = FABRICS.get(machine.name)
-    if fabric and nodes > 1 and not options.slow_network_ok:
-        raise UsageError(
-            f"{machine.name} has {fabric.gbits} Gbit/s of {fabric.name}, which mlbench does not set up on AKS: between "
-            f"{nodes} machines NCCL would use TCP.",
-            hint="--slow-network-ok accepts that; for InfiniBand install NVIDIA's network operator on your own "
-            "cluster, attach it, and request the cards: mlbench run --device rdma/…=1",
-        )
 
 
 def _place_of(cluster: Cluster) -> tuple[str, str, str]:

@@ -78,7 +78,19 @@ def error_from_answer(what: str, status: int, document: object, subscription: st
     words = _join(found) or f"status {status}"
     message = f'Azure refused to {what}: "{words}"' if status else f'{what}: "{words}"'
     if POLICY.search(words):
-        return _policy_error(message, words)
+        # The hint names the policy's assignment, and the option that avoids what it forbids, if there is one.
+        match = ASSIGNMENT.search(words)
+        name = f'the policy assignment "{match[1] or match[2]}"' if match else "a policy of the organization"
+        ask = f"ask who administers the subscription for an exemption from {name}: az policy assignment list -o table"
+        if re.search(r"\btags?\b", words, re.IGNORECASE):
+            return UsageError(message, hint=f"--tag NAME=VALUE with the tag that it wants, or {ask}")
+        if re.search(r"location|region", words, re.IGNORECASE):
+            return UsageError(message, hint=f"--region of one that is allowed, or {ask}")
+        if re.search(
+            r"virtual ?network|vnet|subnet|nsg|route ?table|public ?ip|network interface", words, re.IGNORECASE
+        ):
+            return UsageError(message, hint=f"--subnet ID of a network that follows it, or {ask}")
+        return UsageError(message, hint=ask[0].upper() + ask[1:])
     if known := error_from_causes(CAUSES, message, words):
         return known
     if capacity := capacity_error(message, codes):
@@ -114,21 +126,6 @@ def _lasting_error(message: str, words: str, codes: set[str], status: int, subsc
     if status in (400, 409):
         return UsageError(message)
     return MlbenchError(message, hint=AGAIN if status == 0 else None)
-
-
-def _policy_error(message: str, words: str) -> UsageError:
-    """The error for a rejection by Azure Policy, with its assignment, and the option that avoids what it forbids, if
-    any."""
-    match = ASSIGNMENT.search(words)
-    name = f'the policy assignment "{match[1] or match[2]}"' if match else "a policy of the organization"
-    ask = f"ask who administers the subscription for an exemption from {name}: az policy assignment list -o table"
-    if re.search(r"\btags?\b", words, re.IGNORECASE):
-        return UsageError(message, hint=f"--tag NAME=VALUE with the tag that it wants, or {ask}")
-    if re.search(r"location|region", words, re.IGNORECASE):
-        return UsageError(message, hint=f"--region of one that is allowed, or {ask}")
-    if re.search(r"virtual ?network|vnet|subnet|nsg|route ?table|public ?ip|network interface", words, re.IGNORECASE):
-        return UsageError(message, hint=f"--subnet ID of a network that follows it, or {ask}")
-    return UsageError(message, hint=ask[0].upper() + ask[1:])
 
 
 def capacity_error(message: str, codes: set[str]) -> CapacityError | None:

@@ -18,7 +18,20 @@ def access_to(azure: Azure, path: str) -> Access:
 
     def fetch() -> Credential:
         document = first.pop() if first else _read_kubeconfig(azure, path)
-        return _credential_of(document["users"][0]["user"])
+        # A client certificate, a token, or both; without local accounts, a program to run.
+        certificate, key, token = (
+            document["users"][0]["user"].get(name) for name in ("client-certificate-data", "client-key-data", "token")
+        )
+        if not token and not certificate:
+            raise CredentialError(
+                "The cluster's kubeconfig has neither a certificate nor a token: its local accounts are disabled.",
+                hint="az aks update --enable-local-accounts, or attach it: mlbench attach-cluster",
+            )
+        return Credential(
+            token=token or None,
+            certificate=base64.b64decode(certificate) if certificate else None,
+            key=base64.b64decode(key) if key else None,
+        )
 
     return Access(cluster["server"], ca=ca, token=CredentialSource(fetch))
 
@@ -38,18 +51,3 @@ def _read_kubeconfig(azure: Azure, path: str) -> Any:
     except (ValueError, KeyError, IndexError, TypeError, yaml.YAMLError):
         raise TransientError("Azure's kubeconfig of the cluster is not complete yet.") from None
     return document
-
-
-def _credential_of(user: Any) -> Credential:
-    """A client certificate, a token, or both. Raises CredentialError for a kubeconfig that runs a program."""
-    certificate, key, token = (user.get(name) for name in ("client-certificate-data", "client-key-data", "token"))
-    if not token and not certificate:
-        raise CredentialError(
-            "The cluster's kubeconfig has neither a certificate nor a token: its local accounts are disabled.",
-            hint="az aks update --enable-local-accounts, or attach it: mlbench attach-cluster",
-        )
-    return Credential(
-        token=token or None,
-        certificate=base64.b64decode(certificate) if certificate else None,
-        key=base64.b64decode(key) if key else None,
-    )

@@ -88,7 +88,12 @@ class EksProvider:
         machine = _machine(options)
         require_supported(machine)
         check_forced(options.gpus_per_node)
-        _check_sale(options, machine)
+        if machine.name.startswith(NOT_ON_DEMAND) and not (options.spot or options.capacity_reservation):
+            raise UsageError(
+                f"AWS does not sell {machine.name} on demand.",
+                hint="--spot, or --capacity-reservation cr-… of a Capacity Block for ML: "
+                "aws ec2 describe-capacity-block-offerings",
+            )
         if not SMALLEST_DISK <= options.disk_size <= 16384:
             raise UsageError(f"--disk-size {options.disk_size}: from {SMALLEST_DISK} to 16384 GB.")
         if options.kubernetes_version and not re.fullmatch(r"1\.\d{2}", options.kubernetes_version):
@@ -345,15 +350,6 @@ def _recorded_machine(cluster: Cluster, options: EksOptions) -> Machine:
     facts = EksDetails.of(cluster).machine
     known = {item.name for item in fields(Machine)}
     return Machine(**{key: facts[key] for key in known & set(facts)}) if "name" in facts else _machine(options)
-
-
-def _check_sale(options: EksOptions, machine: Machine) -> None:
-    if machine.name.startswith(NOT_ON_DEMAND) and not (options.spot or options.capacity_reservation):
-        raise UsageError(
-            f"AWS does not sell {machine.name} on demand.",
-            hint="--spot, or --capacity-reservation cr-… of a Capacity Block for ML: "
-            "aws ec2 describe-capacity-block-offerings",
-        )
 
 
 def _require_efa(options: EksOptions, machine: Machine) -> None:

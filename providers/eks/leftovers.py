@@ -22,7 +22,14 @@ def clear_network(aws: Aws, vpcs: Sequence[str]) -> None:
     """Delete leftovers in the networks. Raises BusyError while some still exist."""
     if not vpcs:
         return
-    _delete_endpoints(aws, vpcs)
+    # Delete all endpoints: the stack has none, so others created them.
+    found = aws.pages("ec2", "describe_vpc_endpoints", "VpcEndpoints", Filters=_within(vpcs))
+    waiting = [item for item in found if item["State"].lower() not in GONE]
+    if waiting:
+        aws.call("ec2", "delete_vpc_endpoints", VpcEndpointIds=[item["VpcEndpointId"] for item in waiting])
+    left = [item for item in found if item["State"].lower() != "deleted"]
+    if left:
+        raise BusyError(f"The endpoint {left[0]['VpcEndpointId']} ({left[0].get('ServiceName')}) is being deleted.")
     detaching = None
     for interface in list_interfaces(aws, vpcs):
         if interface["Status"] == "available":
@@ -64,17 +71,6 @@ def _is_owned(interface: Item) -> bool:
 def is_in_use(interface: Item) -> bool:
     """Whether an interface is attached and will be released by itself, e.g. of a machine being terminated."""
     return interface["Status"] not in ("available", "detaching")
-
-
-def _delete_endpoints(aws: Aws, vpcs: Sequence[str]) -> None:
-    """Delete all endpoints: the stack has none, so others created them."""
-    found = aws.pages("ec2", "describe_vpc_endpoints", "VpcEndpoints", Filters=_within(vpcs))
-    waiting = [item for item in found if item["State"].lower() not in GONE]
-    if waiting:
-        aws.call("ec2", "delete_vpc_endpoints", VpcEndpointIds=[item["VpcEndpointId"] for item in waiting])
-    left = [item for item in found if item["State"].lower() != "deleted"]
-    if left:
-        raise BusyError(f"The endpoint {left[0]['VpcEndpointId']} ({left[0].get('ServiceName')}) is being deleted.")
 
 
 def _delete_groups(aws: Aws, filters: Sequence[Item]) -> None:

@@ -152,7 +152,14 @@ class Stack(Resource):
         """Delete leftovers of others in the network, which would block the deletion, then the stack."""
         self.token = uuid.uuid4().hex
         self._network = None
-        self._raise_denied()
+        # CloudFormation uses the caller's permissions, and may have lacked one.
+        stack = self._describe() if self._requested else None
+        reason = str(stack.get("StackStatusReason")) if stack and stack["StackStatus"] == "DELETE_FAILED" else ""
+        if "not authorized" in reason:
+            raise CredentialError(
+                f'CloudFormation could not delete the stack {self.name}: "{reason}"',
+                hint="mlbench doctor eks --policy --for delete-cluster   prints the permissions to ask for",
+            )
         try:
             clear_network(self.aws, self._vpcs())
             clear_cluster(self.aws, self.cluster.name)
@@ -161,17 +168,6 @@ class Stack(Resource):
                 raise
         self.aws.call("cloudformation", "delete_stack", StackName=self.name)
         self._requested = True
-
-    def _raise_denied(self) -> None:
-        """Raises CredentialError if CloudFormation, which uses the caller's permissions, lacked one for deleting the
-        stack."""
-        stack = self._describe() if self._requested else None
-        reason = str(stack.get("StackStatusReason")) if stack and stack["StackStatus"] == "DELETE_FAILED" else ""
-        if "not authorized" in reason:
-            raise CredentialError(
-                f'CloudFormation could not delete the stack {self.name}: "{reason}"',
-                hint="mlbench doctor eks --policy --for delete-cluster   prints the permissions to ask for",
-            )
 
     def network(self) -> Network:
         """The stack's outputs, cached. Raises NotFoundError if it is incomplete."""

@@ -52,7 +52,13 @@ COLUMNS = {
 def fetch_prices(regions: Sequence[str]) -> FetchedPrices:
     """On-demand prices per hour of all machines of the table in the regions, except those without a price."""
     try:
-        return _ask_service(regions)
+        aws = Aws(SERVICE_REGION)
+        prices: dict[str, dict[str, float]] = {}
+        for region in regions:
+            for machine in (*GPU_MACHINES, *OTHER_MACHINES):
+                if (amount := _ask_product(aws, machine, region)) is not None:
+                    prices.setdefault(region, {})[machine] = amount
+        return FetchedPrices("eks", SOURCE, prices, {})
     except CredentialError as error:
         if error.details.get("configured", True):
             raise
@@ -65,16 +71,6 @@ def ask_price(machine: str, region: str) -> float | None:
         return _ask_product(aws_in(SERVICE_REGION), machine, region)
     except MlbenchError:
         return None
-
-
-def _ask_service(regions: Sequence[str]) -> FetchedPrices:
-    aws = Aws(SERVICE_REGION)
-    prices: dict[str, dict[str, float]] = {}
-    for region in regions:
-        for machine in (*GPU_MACHINES, *OTHER_MACHINES):
-            if (amount := _ask_product(aws, machine, region)) is not None:
-                prices.setdefault(region, {})[machine] = amount
-    return FetchedPrices("eks", SOURCE, prices, {})
 
 
 def _ask_product(aws: Aws, machine: str, region: str) -> float | None:

@@ -63,7 +63,11 @@ def check_version(aws: Aws, wanted: str | None) -> list[str]:
         return [] if wanted is None else [f"Cannot check whether EKS has Kubernetes {wanted}: {error.message}"]
     named = ", ".join(map(str, offered))
     if wanted is None:
-        return _explain_choice(offered, today)
+        chosen, default = choose_version(offered, today), next((item for item in offered if item.is_default), None)
+        if chosen is None or chosen is default:
+            return []
+        reason = f", since standard support of EKS' default {default.name} ends on {default.ends}" if default else ""
+        return [f"The cluster gets Kubernetes {chosen}{reason}."]
     found = next((version for version in offered if version.name == wanted), None)
     if found is None:
         raise UsageError(
@@ -76,14 +80,6 @@ def check_version(aws: Aws, wanted: str | None) -> list[str]:
         f"Standard support of Kubernetes {found.name} on EKS ends on {found.ends}: EKS then upgrades the cluster by "
         f"itself. It has: {named}."
     ]
-
-
-def _explain_choice(offered: Sequence[Version], today: date) -> list[str]:
-    chosen, default = choose_version(offered, today), next((item for item in offered if item.is_default), None)
-    if chosen is None or chosen is default:
-        return []
-    reason = f", since standard support of EKS' default {default.name} ends on {default.ends}" if default else ""
-    return [f"The cluster gets Kubernetes {chosen}{reason}."]
 
 
 def _parse(item: dict[str, Any]) -> Version:

@@ -174,7 +174,10 @@ class Release(Resource):
 
     def create(self) -> None:
         """Start `helm upgrade --install --wait` in the background; `poll` follows it."""
-        self._make_namespace()
+        metadata = {"name": self.namespace, "labels": ownership_tags(self.cluster)}
+        with self._api() as api:
+            if _get(api, f"/api/v1/namespaces/{self.namespace}") is None:
+                api.create("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
         words = ["upgrade", "--install", self.name, str(self.installation.chart.folder), "--namespace", self.namespace]
         words += [
             "--wait",
@@ -198,7 +201,11 @@ class Release(Resource):
     def poll(self) -> Readiness:
         """Ready when helm ends with 0; its notes are kept. Raises an error with helm's message if it fails."""
         if self._call is None:
-            return self._adopt_release()
+            # Another helm is working on it; its client may have been killed.
+            found = self.find()
+            if found is None or found.broken:
+                raise MlbenchError(f'The release "{self.name}" was not finished by another helm process.')
+            return Readiness(found.state == "deployed", f"another helm process is working on it ({found.state})")
         if self._call.code is None:
             return Readiness(False, self._call.line or "helm is running")
         self._call.stop()
@@ -219,19 +226,6 @@ class Release(Resource):
     @property
     def _lock(self) -> str:
         return f"{self.cluster.name}-{self.name}"
-
-    def _adopt_release(self) -> Readiness:
-        """Another helm is working on it; its client may have been killed."""
-        found = self.find()
-        if found is None or found.broken:
-            raise MlbenchError(f'The release "{self.name}" was not finished by another helm process.')
-        return Readiness(found.state == "deployed", f"another helm process is working on it ({found.state})")
-
-    def _make_namespace(self) -> None:
-        metadata = {"name": self.namespace, "labels": ownership_tags(self.cluster)}
-        with self._api() as api:
-            if _get(api, f"/api/v1/namespaces/{self.namespace}") is None:
-                api.create("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
 
     def _status(self, api: Api) -> tuple[str, str]:
         """Helm's status of the newest revision, and the digest of its content; empty if there is none."""

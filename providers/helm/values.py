@@ -122,23 +122,19 @@ def _parse_value(path: str, text: str) -> Any:
     if INTEGER.fullmatch(text):
         return int(text)
     if FLOAT.fullmatch(text):
-        return _parse_float(path, text)
+        # No digits may be lost: a tag such as 1.10 would become 1.1.
+        value = float(text)
+        if f"{value:.17g}" == text or (repr(value) == text and not text.endswith(".0")):
+            return value
+        raise UsageError(
+            f"{FLAG} {path}={text}: as a number that is {value:.15g}.",
+            hint=f"""For text: {FLAG} '{path}="{text}"'; for the number: {FLAG} {path}={value:.15g}""",
+        )
     if text[:1] in ("'", '"'):
         return _parse_quoted(path, text)
     if text[:1] in ("[", "{"):
         return _parse_json(path, text)
     return text
-
-
-def _parse_float(path: str, text: str) -> float:
-    """Parse a float. Raises UsageError if digits would be lost: a tag such as 1.10 would become 1.1."""
-    value = float(text)
-    if f"{value:.17g}" == text or (repr(value) == text and not text.endswith(".0")):
-        return value
-    raise UsageError(
-        f"{FLAG} {path}={text}: as a number that is {value:.15g}.",
-        hint=f"""For text: {FLAG} '{path}="{text}"'; for the number: {FLAG} {path}={value:.15g}""",
-    )
 
 
 def _parse_quoted(path: str, text: str) -> str:
@@ -213,26 +209,22 @@ def _resolve(node: Any, default: Any, where: str) -> Any:
             )
         return node.value
     if node and all(isinstance(step, int) for step in node):
-        return _resolve_list(node, default, where)
+        result = deepcopy(default) if isinstance(default, list) else []
+        for index in sorted(int(step) for step in node):
+            if index > len(result):
+                custom = _first_leaf(node[index])
+                raise UsageError(
+                    f"{FLAG} {_format(custom)}: the list {where.lstrip('.')} has {len(result)} elements, so the next "
+                    f"is [{len(result)}]."
+                )
+            below = result[index] if index < len(result) else None
+            value = _resolve(node[index], below, f"{where}[{index}]")
+            if isinstance(value, Mapping) and isinstance(below, Mapping):
+                value = merge_values(below, value)  # helm does not look into lists
+            result[index : index + 1] = [value]
+        return result
     known = default if isinstance(default, Mapping) else {}
     return {key: _resolve(child, known.get(key), f"{where}.{key}") for key, child in node.items()}
-
-
-def _resolve_list(node: Tree, default: Any, where: str) -> list[Any]:
-    result = deepcopy(default) if isinstance(default, list) else []
-    for index in sorted(int(step) for step in node):
-        if index > len(result):
-            custom = _first_leaf(node[index])
-            raise UsageError(
-                f"{FLAG} {_format(custom)}: the list {where.lstrip('.')} has {len(result)} elements, so the next is "
-                f"[{len(result)}]."
-            )
-        below = result[index] if index < len(result) else None
-        value = _resolve(node[index], below, f"{where}[{index}]")
-        if isinstance(value, Mapping) and isinstance(below, Mapping):
-            value = merge_values(below, value)  # helm does not look into lists
-        result[index : index + 1] = [value]
-    return result
 
 
 def _warn_if_unknown(custom: CustomValue, defaults: Mapping[str, Any], subcharts: Sequence[str]) -> str | None:

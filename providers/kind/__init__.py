@@ -139,7 +139,13 @@ class KindProvider:
         """Open the cluster's API by its own kubeconfig, which is asked for from kind if it is missing."""
         path = kubeconfig_of(cluster)
         if not path.exists():
-            _write_privately(path, _kubeconfig(cluster))
+            text = _kubeconfig(cluster)
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            temporary = path.with_name(f".{path.name}.{os.getpid()}")
+            # It gives access: only this user may read it at any moment.
+            with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+                file.write(text)
+            os.replace(temporary, path)
         return Access.from_kubeconfig(path)
 
     def run_on_node(self, cluster: Cluster, node: str, script: str, arguments: Sequence[str]) -> str:
@@ -245,11 +251,3 @@ def _kubeconfig(cluster: Cluster) -> str:
             f'The KIND cluster "{cluster.name}" does not run (no {control_plane_of(cluster.name)}): {error.message}',
             hint=f"mlbench delete-cluster kind {cluster.name}",
         ) from None
-
-
-def _write_privately(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        file.write(text)
-    os.replace(temporary, path)

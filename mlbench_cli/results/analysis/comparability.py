@@ -246,16 +246,12 @@ def find_network_difference(a: Archive, b: Archive) -> Difference | None:
     one, other = (_mapping(archive.result.get("network")) for archive in (a, b))
     if not one or not other or one["asked"] or other["asked"] or 1 in (one["networks"], other["networks"]):
         return None
-    rates = [_rate_of(summary) for summary in (one, other)]
+    rates = [(summary["together_bits_per_second"] or summary["alone_bits_per_second"]) for summary in (one, other)]
     trips = [summary["rtt_seconds"] for summary in (one, other)]
     apart = None not in rates and max(rates) > _MAX_RATE_RATIO * min(rates)
     if None not in trips:
         apart = apart or (max(trips) > 2 * min(trips) and max(trips) - min(trips) > _MIN_TRIP_SECONDS)
     return Difference("network", "measured networks", network_phrase(one), network_phrase(other)) if apart else None
-
-
-def _rate_of(network: Mapping[str, Any]) -> Any:
-    return network["together_bits_per_second"] or network["alone_bits_per_second"]
 
 
 def conditions_of(archive: Archive) -> Conditions:

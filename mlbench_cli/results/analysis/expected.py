@@ -207,7 +207,11 @@ def find_slow_links(archive: Archive, share: float = SHARE) -> list[SlowLink]:
     if len(links) < MIN_LINKS:
         return []
     middle = statistics.median(link[_RATE] for link in links)
-    nodes = _nodes_of(archive)
+    # The node of each rank. On Kubernetes a state is that of a pod, which has all processes of a worker.
+    spec = archive.run["spec"]
+    each = int(spec["processes_per_worker"]) if spec["engine"] == "kubernetes" else 1
+    states = {int(state["rank"]): str(state["node"] or "?") for state in archive.result["worker_states"]}
+    nodes = {number * each + process: node for number, node in states.items() for process in range(each)}
     return [
         SlowLink(
             int(link["from"]),
@@ -251,11 +255,3 @@ def name_machine(archive: Archive) -> str:
     facts: Mapping[str, str] = key_of(archive).facts()
     kind = str(archive.run["spec"].get("cluster_kind") or "")
     return kind if "/" in kind else facts.get("machine") or kind or "unknown machine"
-
-
-def _nodes_of(archive: Archive) -> dict[int, str]:
-    """The node of each rank. On Kubernetes a state is that of a pod, which has all processes of a worker."""
-    spec = archive.run["spec"]
-    each = int(spec["processes_per_worker"]) if spec["engine"] == "kubernetes" else 1
-    states = {int(state["rank"]): str(state["node"] or "?") for state in archive.result["worker_states"]}
-    return {number * each + process: node for number, node in states.items() for process in range(each)}

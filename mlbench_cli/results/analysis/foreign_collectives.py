@@ -122,18 +122,14 @@ def _read_json(text: str, path: Path) -> _Found | None:
         found.collective = _name_collective(str(arguments[0]))
     for row in rows:
         if isinstance(row, Mapping):
-            _take_json_row(found, row)
+            size, kind = _number(row.get("size")), str(row.get("type") or "")
+            own = _name_collective(str(row.get("experiment_name") or ""))
+            for place in ("out_of_place", "in_place"):
+                side = row.get(place)
+                if isinstance(side, Mapping):
+                    time = _number(side.get("time") if "time" in side else side.get("cpu_time"))
+                    found.add(kind, place, int(size) if size < math.inf else 0, time, _number(side.get("bus_bw")), own)
     return found
-
-
-def _take_json_row(found: _Found, row: Mapping[str, object]) -> None:
-    size, kind = _number(row.get("size")), str(row.get("type") or "")
-    own = _name_collective(str(row.get("experiment_name") or ""))
-    for place in ("out_of_place", "in_place"):
-        side = row.get(place)
-        if isinstance(side, Mapping):
-            time = _number(side.get("time") if "time" in side else side.get("cpu_time"))
-            found.add(kind, place, int(size) if size < math.inf else 0, time, _number(side.get("bus_bw")), own)
 
 
 def _read_text(text: str) -> _Found | None:

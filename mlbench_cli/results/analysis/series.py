@@ -360,16 +360,12 @@ def describe(name: str, value: str) -> str:
         "judge": f"judge {value}",
         "processes_per_worker": f"{value} process{'' if value == '1' else 'es'} per worker",
         "gpus_per_worker": f"{value} GPU{'' if value == '1' else 's'} per worker",
-        "cpus": _cpus(value),
+        "cpus": f"{value} CPU{'' if value == '1' else 's'} per rank",
         "goal": f"goal {value}",
         "metric": "",
         "budget": f"{value} s to spend",
     }
     return words.get(name, value)
-
-
-def _cpus(value: str) -> str:
-    return f"{value} CPU{'' if value == '1' else 's'} per rank"
 
 
 def _estimate(values: Sequence[float | None]) -> Estimate | None:

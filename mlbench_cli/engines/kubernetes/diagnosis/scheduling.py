@@ -129,7 +129,10 @@ def _never(facts: Facts) -> str | None:
     if not fitting:
         return f"none of {len(usable)} nodes has everything that each requests"
     if _spreads(facts.template):
-        held = _held_by_servers(facts, workers, fitting)
+        # How many of the nodes parameter servers of the run have, which take no worker beside them and stay to its end.
+        servers = [pod for index, pod in facts.pods.items() if index >= workers and _spreads(pod.get("spec") or {})]
+        names = {node.get("metadata", {}).get("name") for node in fitting}
+        held = len(names & {pod["spec"].get("nodeName") for pod in servers})
         if workers > len(fitting) - held:
             beside = f", as servers of the run have {held}" if held else ""
             free = len(fitting) - held
@@ -137,13 +140,6 @@ def _never(facts: Facts) -> str | None:
                 f"{workers} workers need one node each, and {free} can take one{beside} (--no-spread lets them share)"
             )
     return None
-
-
-def _held_by_servers(facts: Facts, workers: int, nodes: Sequence[Object]) -> int:
-    """How many of the nodes parameter servers of the run have, which take no worker beside them and stay to its end."""
-    servers = [pod for index, pod in facts.pods.items() if index >= workers and _spreads(pod.get("spec") or {})]
-    names = {node.get("metadata", {}).get("name") for node in nodes}
-    return len(names & {pod["spec"].get("nodeName") for pod in servers})
 
 
 def _requests(template: Object) -> dict[str, Decimal]:
