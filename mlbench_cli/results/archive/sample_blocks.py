@@ -87,7 +87,10 @@ def _read_column(column: Mapping[str, Any], every: int) -> Sequence[float]:
     if "values" in column:
         values: list[float] = column["values"]
         return values[::every]
-    found = list(accumulate(column["steps"]))[::every]
+    steps: list[int] = column["steps"]
+    if every > 1:  # sums of slices take a third of the time of all values
+        steps = [sum(steps[max(0, at - every + 1) : at + 1]) for at in range(0, len(steps), every)]
+    found = list(accumulate(steps))
     if "decimals" not in column:
         return found
     unit = 10 ** column["decimals"]
@@ -108,9 +111,12 @@ def read_normal(line: bytes, last: Iterable[str] = ()) -> Row | None:
     decimals, times = columns.get(b'"time"', (b"", b""))
     if len(columns) != len(found) or decimals != b"3":  # duplicate name
         return None
-    moments = list(accumulate(map(int, times.split(b","))))
-    first, end = min(moments), max(moments)
-    if any(steps and steps.count(b",") != len(moments) - 1 for _, _, steps in found):
+    moments = [*map(int, times.split(b","))]
+    count, first, end = len(moments), moments[0], sum(moments)
+    if b"-" in times:  # the clock was set back
+        moments = [*accumulate(moments)]
+        first, end = min(moments), max(moments)
+    if any(steps and steps.count(b",") != count - 1 for _, _, steps in found):
         return None
     if first < 0 or end > 1000 * MAX_SECONDS:
         return None
