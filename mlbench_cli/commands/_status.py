@@ -8,18 +8,18 @@ from typing import Any, NamedTuple
 from mlbench_cli import console
 from mlbench_cli.api import Client, RunHandle
 from mlbench_cli.api.client import Chosen
-from mlbench_cli.commands._experiments import is_queue_problem, show_experiment
 from mlbench_cli.commands._repeats import show_repeats
 from mlbench_cli.commands._report import Reporter, format_eta, run_in_words
 from mlbench_cli.console import Format
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.methods import OWN
-from mlbench_cli.model.run import DAMAGED, FindingDocument, JsonObject
+from mlbench_cli.model.run import DAMAGED, ExperimentState, FindingDocument, JsonObject
 from mlbench_cli.results.analysis.numbers import SECONDS, format_goal, format_value, unit_of
 from mlbench_cli.runs.experiment_status import ExperimentStatus
 from mlbench_cli.runs.repeats import repeats_in
 from mlbench_cli.runs.snapshot import ENDED, UNKNOWN, GoalStanding, RunStatus, find_metric
 from mlbench_cli.runs.views import add_figures, runs_document
+from mlbench_cli.storage.queue_folder import read_queued
 from mlbench_cli.util.times import parse_timestamp
 
 MAX_SHOWN = 50  # runs, unless --limit says otherwise
@@ -289,3 +289,28 @@ def _goal(goal: GoalStanding | None, is_spent: bool) -> str | None:
     reached = format_value(goal["best"], unit)
     at_end = f", {format_value(goal['value'], unit)} at the end" if is_spent else ""
     return f"{goal['metric']} {goal['comparison']} {goal['threshold']:g}, best {reached}{at_end}"
+
+
+# --- experiments ------------------------------------------------------------------------------------------------------
+
+
+def show_experiment(status: ExperimentStatus, verbose: bool) -> None:
+    """A few lines on stdout; with `verbose` also the end of the queue's log."""
+    counts = f"{status.finished} of {status.total} runs finished" + (
+        f", {status.failed} failed" if status.failed else ""
+    )
+    left = "" if status.eta is None else f", about {console.duration(status.eta)} left"
+    facts = [("Experiment", status.name), ("State", f"{status.state}, {counts}{left}"), ("Queue", status.queue_text)]
+    if status.experiment.require_goal:
+        facts.append(("Goal", "required of every run"))
+    console.out("\n".join(f"{title + ':':<12}{console.clean(text)}" for title, text in facts if text))
+    if verbose and status.log:
+        console.out("\n".join(f"  | {console.clean(line)}" for line in status.log))
+    console.out("")
+    if status.state is ExperimentState.STOPPED:
+        console.note(f"Next: mlbench run {status.name} or repeat the command to resume")
+
+
+def is_queue_problem(status: RunStatus) -> bool:
+    """Whether what is wrong with a run is that nobody starts it: its experiment says so already."""
+    return read_queued(status.row.run.folder) is not None

@@ -10,7 +10,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO
 
-from mlbench_cli.engines.members import unpack_members
 from mlbench_cli.errors import MlbenchError
 from mlbench_cli.storage.run_folder import FAULTS, STDERR_INDEX
 from mlbench_cli.util.files import size_of, sync_folder, write_atomically
@@ -165,3 +164,40 @@ def _sync_file(path: Path) -> int:
     with open(path, "rb") as file:
         os.fsync(file.fileno())
         return os.fstat(file.fileno()).st_size
+
+
+# --- foreign archives -------------------------------------------------------------------------------------------------
+
+
+def unpack_members(archive: tarfile.TarFile, folder: Path, keep: Callable[[str], bool]) -> None:
+    """Write the members whose names `keep` takes below `folder`, without what is no file, folder or link, and without
+    what leads out of the folder.
+
+    Python before 3.11.4 (Debian 12 has 3.11.2) has no filters for that; there links are left out, too.
+    """
+    if hasattr(tarfile, "data_filter"):
+        archive.extractall(folder, filter=lambda member, path: _filter(member, path) if keep(member.name) else None)
+        return
+    chosen = (_check(member) for member in archive if keep(member.name))
+    archive.extractall(folder, members=[member for member in chosen if member is not None])
+
+
+def _filter(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo | None:
+    """The member as it may be written below `folder`; None for devices and the like, and for paths that lead out."""
+    if not (member.isfile() or member.isdir() or member.issym() or member.islnk()):
+        return None
+    try:
+        return tarfile.data_filter(member, folder)
+    except tarfile.FilterError:
+        return None
+
+
+def _check(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    """As `_filter`, without its help, for files and folders, which alone are taken."""
+    parts = member.name.split("/")
+    if not (member.isfile() or member.isdir()) or member.name.startswith("/") or ".." in parts:
+        return None
+    member.mode = 0o755 if member.isdir() else member.mode & 0o755 | 0o600
+    member.uid = member.gid = 0
+    member.uname = member.gname = ""
+    return member

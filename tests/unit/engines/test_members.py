@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mlbench_cli.engines.members import unpack_members
+from mlbench_cli.engines.fetch import unpack_members
 
 
 def archive_of(*members: tarfile.TarInfo) -> tarfile.TarFile:
