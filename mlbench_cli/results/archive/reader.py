@@ -2,7 +2,7 @@
 
 import io
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
@@ -163,9 +163,10 @@ class Archive:
         """The rows of resources.jsonl, with expanded blocks of samples."""
         return map(self._show, sample_blocks.expand(self.samples()))
 
-    def samples(self) -> Iterator[JsonObject]:
-        """The lines of resources.jsonl: rows and blocks of samples. Only numbers of blocks may be displayed."""
-        for row in self.rows(run_folder.RESOURCES):
+    def samples(self, *, only_first: bool = False) -> Iterator[JsonObject]:
+        """The lines of resources.jsonl: rows and blocks of samples; with `only_first`, of each block its first sample.
+        Only numbers of blocks may be displayed."""
+        for row in self.rows(run_folder.RESOURCES, sample_blocks.cut_to_first if only_first else None):
             if not self.has_checked_samples and row.get("kind") == sample_blocks.KIND:
                 try:
                     sample_blocks.check(row)
@@ -215,11 +216,11 @@ class Archive:
         except ValueError as error:
             raise DamagedArchive(self.path, name, str(error), problem="schema") from None
 
-    def rows(self, name: str) -> Iterator[JsonObject]:
-        """The JSON objects of a .jsonl file, one by one."""
+    def rows(self, name: str, prepare: Callable[[bytes], bytes] | None = None) -> Iterator[JsonObject]:
+        """The JSON objects of a .jsonl file, one by one; `prepare` changes a line before it is parsed."""
         for number, line in enumerate(self.lines(name), 1):
             try:
-                yield parse_document(line)
+                yield parse_document(line if prepare is None else prepare(line))
             except ValueError as error:
                 raise DamagedArchive(self.path, name, f"line {number}: {error}", problem="schema") from None
 

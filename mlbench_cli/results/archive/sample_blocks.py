@@ -31,6 +31,9 @@ _BLOCK = re.compile(rb'\{"kind":"samples","rank":(0|[1-9][0-9]{0,17})(?:,%b:(?:%
 # Of a line that _BLOCK matches: name, and decimals and steps of a column.
 _FIELD = re.compile(rb'(%b):(?:\{(?:"decimals":([1-6]),)?"steps":\[([^]]*)\]\}|%b|[0-9]+)' % (_TEXT, _TEXT))
 
+# Of a column: its first step or value, and the others.
+_MORE_VALUES = re.compile(rb'("(?:steps|values)":\[[^],]*),[^]]*')
+
 Row = dict[str, Any]
 
 
@@ -87,14 +90,17 @@ def _read_column(column: Mapping[str, Any], every: int) -> Sequence[float]:
     if "values" in column:
         values: list[float] = column["values"]
         return values[::every]
-    steps: list[int] = column["steps"]
-    if every > 1:  # sums of slices take a third of the time of all values
-        steps = [sum(steps[max(0, at - every + 1) : at + 1]) for at in range(0, len(steps), every)]
-    found = list(accumulate(steps))
+    found = list(accumulate(column["steps"]))[::every]
     if "decimals" not in column:
         return found
     unit = 10 ** column["decimals"]
     return [value / unit for value in found]
+
+
+def cut_to_first(line: bytes) -> bytes:
+    """The line of a block with its first sample alone, which takes a tenth of the time to parse; any other line as it
+    is."""
+    return _MORE_VALUES.sub(rb"\1", line) if line.startswith(b'{"kind":"samples"') else line
 
 
 def read_normal(line: bytes, last: Iterable[str] = ()) -> Row | None:

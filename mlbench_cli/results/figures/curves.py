@@ -17,7 +17,7 @@ from mlbench_cli.util.times import parse_timestamp
 
 MAX_RUNS = 12  # in a figure over time; all are in the CSV
 MAX_RANK_LINES = 16  # in a figure of samples; for more ranks the spread is drawn
-SPREAD_INTERVALS = 200
+SPREAD_INTERVALS = 60
 _BLOCK_STEPS = [step for step in range(1, sample_blocks.BLOCK_ROWS + 1) if sample_blocks.BLOCK_ROWS % step == 0]
 SAMPLED_FIELDS = (
     *("cpu_seconds", "rss_bytes", "received_bytes", "sent_bytes", "read_bytes", "write_bytes"),
@@ -121,7 +121,7 @@ class RunData:
     @cached_property
     def resources(self) -> "dict[int, SampleColumns]":
         """The resource samples of each rank in order of time; for many ranks, a tenth of those stored in blocks, or, if
-        that is less, about one for each interval of the figure.
+        that is less, about one for each interval of the figure, which is one of each block from half an hour on.
 
         Counters are cumulative, so rates over longer intervals are equally exact.
         """
@@ -130,9 +130,10 @@ class RunData:
             interval = float(self.archive.result["wall_seconds"] or 0.0) / SPREAD_INTERVALS  # a sample per second
             every = next((step for step in _BLOCK_STEPS if step >= max(10.0, interval)), sample_blocks.BLOCK_ROWS)
         found: dict[int, SampleColumns] = {}
-        for row in self.archive.samples():
+        only_first = every == sample_blocks.BLOCK_ROWS
+        for row in self.archive.samples(only_first=only_first):
             if row.get("kind") == sample_blocks.KIND:
-                columns = sample_blocks.read_columns(row, SAMPLED_FIELDS, every)
+                columns = sample_blocks.read_columns(row, SAMPLED_FIELDS, 1 if only_first else every)
                 found.setdefault(row["rank"], SampleColumns()).extend(columns)
             elif (sample := ResourceSample.parse(self.name, row)) is not None:
                 found.setdefault(sample.rank, SampleColumns()).add(sample)
@@ -286,7 +287,7 @@ def _resource_lines(run: Sampled, kind: Resource) -> Iterator[Line]:
 
 
 def _spread_lines(name: str, curves: Sequence[Sequence[tuple[float, float]]]) -> Iterator[Line]:
-    """Minimum, median and maximum of the ranks' means in 200 equal intervals of time."""
+    """Minimum, median and maximum of the ranks' means in equal intervals of time."""
     end = max((points[-1][0] for points in curves), default=0.0)
     if end <= 0:
         return
