@@ -14,7 +14,15 @@ from mlbench_cli.results.archive.evidence import normalize_samples, read_last_sa
 from mlbench_cli.results.archive.log_times import read_log_sizes
 from mlbench_cli.results.archive.plausibility import LAST_VALUES, SampleWatch
 from mlbench_cli.results.archive.reader import Archive
-from mlbench_cli.results.archive.sample_blocks import BLOCK_ROWS, KIND, check, expand, pack, read_normal
+from mlbench_cli.results.archive.sample_blocks import (
+    BLOCK_ROWS,
+    KIND,
+    check,
+    cut_to_first,
+    expand,
+    pack,
+    read_normal,
+)
 from mlbench_cli.results.archive.verify import verify
 from mlbench_cli.results.figures.curves import RunData, resource_figures
 from mlbench_cli.util.json_text import format_row
@@ -206,6 +214,27 @@ def test_an_archive_with_blocks_verifies_and_is_drawn(tmp_path: Path) -> None:
     labels = [line.label.partition(", ")[2] for line in figures["cpu"].lines]
     assert labels == ["least of 20 ranks", "median of 20 ranks", "greatest of 20 ranks"]
     assert figures["cpu"].lines[1].ys[5] == pytest.approx(0.97, abs=0.05)
+
+
+def test_a_block_can_be_cut_to_its_first_sample_before_it_is_parsed() -> None:
+    rows = [{**row, "share": 1 / (3 + index)} for index, row in enumerate(rows_of(60, ranks=1)) if "kind" not in row]
+    (block,) = pack(rows)
+    assert "values" in block["share"], "such fractions have too many decimals for steps"
+    cut = json.loads(cut_to_first(format_row(block)))
+    check(cut)
+    assert list(expand([cut])) == [normalized(rows[0])]
+    other = format_row({"kind": "machine", "steps": [1, 2]})
+    assert cut_to_first(other) == other
+
+
+def test_many_ranks_over_an_hour_are_drawn_from_a_sample_a_minute(tmp_path: Path) -> None:
+    path = sealed_run(tmp_path / "a", workers=20, seconds=3600.0, samples=rows_of(3600, ranks=20))
+    with Archive.open(path) as archive:
+        run = RunData(archive)
+        assert {len(samples.times) for samples in run.resources.values()} == {60}
+        figures = {figure.key: figure for figure in resource_figures([run], "")}
+    assert figures["cpu"].lines[1].ys[30] == pytest.approx(0.97, abs=0.01)
+    assert max(figures["memory"].lines[2].ys) * 2**30 == pytest.approx(10**9 + 19)
 
 
 def test_a_damaged_block_is_a_problem_of_the_archive(tmp_path: Path) -> None:
