@@ -73,11 +73,15 @@ class Guard:
 
     def _admit(self, scope: Scope) -> Scope:
         """The request without its credentials. Raises Refusal."""
-        headers = _headers_of(scope)
+        headers: dict[str, list[str]] = {}
+        for name, value in scope["headers"]:
+            headers.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
         self._check_origin(headers)
         if len(scope.get("query_string", b"")) > MAX_QUERY_BYTES:
             raise Refusal(414, "The query is too long.")
-        _check_length(headers)
+        for length in headers.get("content-length", []):
+            if not length.isdecimal() or int(length) > MAX_BODY_BYTES:
+                raise Refusal(413, f"The request is larger than {MAX_BODY_BYTES} bytes.")
         scope, is_ambient = self._authenticate(scope, headers)
         self._check_method(scope["method"], headers, is_ambient, scope[ROLE])
         return scope
@@ -176,19 +180,6 @@ def _cookie(headers: Mapping[str, list[str]], name: str) -> str:
 
 
 # --- limits ---------------------------------------------------------------------------------------------------------
-
-
-def _headers_of(scope: Scope) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for name, value in scope["headers"]:
-        found.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
-    return found
-
-
-def _check_length(headers: Mapping[str, list[str]]) -> None:
-    for length in headers.get("content-length", []):
-        if not length.isdecimal() or int(length) > MAX_BODY_BYTES:
-            raise Refusal(413, f"The request is larger than {MAX_BODY_BYTES} bytes.")
 
 
 class BodyTooLong(Exception):

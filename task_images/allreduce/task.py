@@ -164,7 +164,11 @@ def _all(
     """Every series that the backend can do, and why the others cannot be. Each size is measured for all series before
     the next one, so that what a machine does in the meantime meets them alike, and a budget costs the largest sizes.
     """
-    asked = _series(settings)
+    asked = []  # in the order of the tables here; a collective that has but one form is measured in that
+    for collective in (name for name in COLLECTIVES if name in settings.collectives):
+        forms = COLLECTIVES[collective].places
+        places = [place for place in PLACES if place in settings.places and place in forms] or list(forms)
+        asked += [Series(collective, dtype, place) for dtype in DTYPES if dtype in settings.dtypes for place in places]
     refused = {series: why for series in asked if (why := _refusal(world, tracker, series))}
     if len(refused) == len(asked):
         first, why = next(iter(refused.items()))
@@ -188,16 +192,6 @@ def _all(
         factor = COLLECTIVES[one.series.collective].factor(world.size)
         one.fit = fit([row.bytes for row in one.rows], [row.p50_us or 0 for row in one.rows], factor)
     return measured, refused
-
-
-def _series(settings: Settings) -> list[Series]:
-    """What is asked for, in the order of the tables here. A collective that has but one form is measured in that."""
-    found = []
-    for collective in (name for name in COLLECTIVES if name in settings.collectives):
-        forms = COLLECTIVES[collective].places
-        places = [place for place in PLACES if place in settings.places and place in forms] or list(forms)
-        found += [Series(collective, dtype, place) for dtype in DTYPES if dtype in settings.dtypes for place in places]
-    return found
 
 
 def _refusal(world: World, tracker: Tracker, series: Series) -> str:

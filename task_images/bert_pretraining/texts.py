@@ -56,7 +56,13 @@ def read_text(folder: Path, source: str, vocabulary: int) -> tuple[Corpus, WordP
 
     Raises EnvironmentUnfitError if a file is missing or wrong, TaskUsageError if the vocabulary is too large.
     """
-    files = _list_files(folder, source)
+    dump = _find_dump(folder)
+    names = {
+        WIKITEXT: [WIKITEXT103.archives[0].name],
+        DUMP: [dump.name] if dump else [],
+        TEXT: list(SPLITS.values()),
+    }[source]
+    files = [path for path in (folder / name for name in [*names, VOCABULARY]) if path.is_file()]
 
     def build(place: Path) -> None:
         _encode(folder, source, vocabulary, place)
@@ -79,17 +85,6 @@ def _identify(source: str, counts: Mapping[str, int], digest: str, dump: str | N
         return compare_data(counts, OFFICIAL, digest)
     reason = "the data are not those specified for the task"
     return DataIdentity(counts, digest, None, f"{reason}: a dump with SHA-256 {dump}" if dump else reason)
-
-
-def _list_files(folder: Path, source: str) -> list[Path]:
-    """The existing source files of the tokens."""
-    dump = _find_dump(folder)
-    names = {
-        WIKITEXT: [WIKITEXT103.archives[0].name],
-        DUMP: [dump.name] if dump else [],
-        TEXT: list(SPLITS.values()),
-    }[source]
-    return [path for path in (folder / name for name in [*names, VOCABULARY]) if path.is_file()]
 
 
 def _find_dump(folder: Path) -> Path | None:

@@ -52,7 +52,11 @@ class Cluster(World):
         super().__init__(contract, device, threads, None)
         addresses, self._links = meet(contract, port, seconds)
         for link in self._links.values():
-            _keep_alive(link)
+            link.settimeout(None)
+            link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for name, value in PROBES.items():
+                if hasattr(socket, name):
+                    link.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
         if not self.is_first:
             return
         self._given: deque[tuple[Any, Finish]] = deque()
@@ -267,14 +271,6 @@ def _start(job: str, index: int, config: Any) -> Any:
 
 def _port(server: Any) -> int:
     return int(server.target.rpartition(":")[2])
-
-
-def _keep_alive(link: socket.socket) -> None:
-    link.settimeout(None)
-    link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in PROBES.items():
-        if hasattr(socket, name):
-            link.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _exit(message: str, hint: str) -> None:

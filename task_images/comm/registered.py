@@ -83,15 +83,6 @@ class RegisteredRun(Drifting):
         """A copy of the optimizer's state `key` (e.g. exp_avg) of all parameters: [d], or one number per parameter."""
         return torch.cat([self.optimizer.state[item][key].reshape(-1) for item in self._parameters])
 
-    def _check_optimizer(self) -> None:
-        """Raise TaskUsageError if the method does not work with the task's optimizer."""
-        found, possible = type(self.optimizer).__name__, self._registered.optimizers
-        if possible and found not in possible:
-            raise TaskUsageError(
-                f"{self.method.name} needs the optimizer {' or '.join(possible)}; the task has {found}",
-                "another method: mlbench methods",
-            )
-
     def decayed_weights(self, rate: float) -> Tensor:
         """All weights after decoupled weight decay like AdamW's: [d]."""
         parts = []
@@ -105,7 +96,12 @@ class RegisteredRun(Drifting):
         super()._connect()
         self._is_skipped = False
         if self.size > 1:
-            self._check_optimizer()
+            found, possible = type(self.optimizer).__name__, self._registered.optimizers
+            if possible and found not in possible:
+                raise TaskUsageError(
+                    f"{self.method.name} needs the optimizer {' or '.join(possible)}; the task has {found}",
+                    "another method: mlbench methods",
+                )
             self._registered.start(self)
 
     def _reduce(self) -> None:

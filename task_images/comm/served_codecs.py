@@ -50,18 +50,15 @@ def make_adder(method: Method) -> Callable[[Mapping[int, Tensor]], Tensor] | Non
         codec.update = update
         shapes = codec.encode(like, seed)
         payloads = [split_payload(requests[rank][size:], shapes) for rank in sorted(requests)]
-        return _shorten(codec, codec.aggregate(payloads, like, seed))
+        total = codec.aggregate(payloads, like, seed)
+        if isinstance(codec, Sign) and not codec.is_scaled:
+            return pack_bits(total < 0)
+        if isinstance(codec, TopK):
+            places = total.nonzero().squeeze(1)
+            return join_payload([places.to(torch.int32), total[places]])
+        return join_payload([total])
 
     return add
-
-
-def _shorten(codec: Codec, total: Tensor) -> Tensor:
-    if isinstance(codec, Sign) and not codec.is_scaled:
-        return pack_bits(total < 0)
-    if isinstance(codec, TopK):
-        places = total.nonzero().squeeze(1)
-        return join_payload([places.to(torch.int32), total[places]])
-    return join_payload([total])
 
 
 def read_answer(answer: Tensor, codec: Codec, flat: Tensor) -> None:

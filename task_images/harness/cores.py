@@ -81,7 +81,8 @@ def read_throttling(root: str = "/") -> Throttling:
     """The sum over all groups of this process, since each was created."""
     periods, seconds = 0, 0.0
     for folder in _cpu_groups(root):
-        values = _read_pairs(f"{folder}/cpu.stat")
+        pairs = (line.split() for line in read_lines(f"{folder}/cpu.stat"))
+        values = {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
         periods += values.get("nr_throttled", 0)
         # cgroup v2 counts microseconds, v1 nanoseconds.
         seconds += values.get("throttled_usec", 0) / 1e6 + values.get("throttled_time", 0) / 1e9
@@ -143,11 +144,6 @@ def _quota_of(folder: str) -> float | None:
     if not quota.isdigit() or not period.isdigit() or int(period) == 0:  # "max", "-1", or no such file
         return None
     return int(quota) / int(period)
-
-
-def _read_pairs(path: str) -> dict[str, int]:
-    pairs = (line.split() for line in read_lines(path))
-    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
 
 
 def read_lines(path: str) -> list[str]:

@@ -127,7 +127,10 @@ def measure_network(
         address = find_own_address(os.environ, master)
         listener = socket.create_server((address, 0), family=_SOCKET_FAMILY, backlog=size + 8)
         with listener:
-            token = _exchange_token(store, rank, stage)
+            # A secret of this probe, to reject connections of other programs.
+            if rank == 0:
+                store.set(f"network/{stage}/token", secrets.token_hex(16))
+            token = store.get(f"network/{stage}/token")
             own = f"{address} {listener.getsockname()[1]} {_network_identity()}"
             everyone = exchange_addresses(store, rank, size, stage, own)
             places = [(host, int(port)) for host, port, _ in everyone]
@@ -220,13 +223,6 @@ def _network_identity() -> str:
             return f"{file.read().strip()}/{os.stat('/proc/self/ns/net').st_ino}"
     except OSError:
         return socket.gethostname()
-
-
-def _exchange_token(store: Store, rank: int, stage: str) -> bytes:
-    """A secret of this probe, to reject connections of other programs."""
-    if rank == 0:
-        store.set(f"network/{stage}/token", secrets.token_hex(16))
-    return store.get(f"network/{stage}/token")
 
 
 # --- connections ----------------------------------------------------------------------------------------------------

@@ -89,7 +89,8 @@ def build_site(
     Raises RefusedArchives if an archive or receipt does not verify (unless `leave_out`), UsageError for an output
     folder with other files.
     """
-    _check_output(output)
+    if output.exists() and (not output.is_dir() or (any(output.iterdir()) and not (output / INDEX).is_file())):
+        raise UsageError(f"{output} exists and is not a results site.", hint="Name a new folder with --output.")
     sources = find_sources(folders, output)
     if not sources.archives:
         raise UsageError(
@@ -105,11 +106,6 @@ def build_site(
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return summary
-
-
-def _check_output(output: Path) -> None:
-    if output.exists() and (not output.is_dir() or (any(output.iterdir()) and not (output / INDEX).is_file())):
-        raise UsageError(f"{output} exists and is not a results site.", hint="Name a new folder with --output.")
 
 
 def _replace(work: Path, output: Path) -> None:
@@ -244,19 +240,15 @@ def _write_pages(contests: Sequence[Contest], site: Path, look: Look, summary: S
     for task in dict.fromkeys(contest.job.task for contest in contests):
         pages |= render_task(contests, task, look)
     for name, text in pages.items():
-        _write_page(site, name, text, summary)
+        data = text.encode()
+        summary.largest_page = max(summary.largest_page, len(data))
+        (site / name).write_bytes(data)
     for contest in contests:
         for figure in contest_figures(contest):
             (site / "data" / f"{figure.key}.csv").write_text(figure_csv(figure), "utf-8")
     claims = [(claim, contest) for contest in contests for claim in contest.claims]
     for size in _write_claims(claims, site, look):
         summary.largest_page = max(summary.largest_page, size)
-
-
-def _write_page(site: Path, name: str, text: str, summary: SiteSummary) -> None:
-    data = text.encode()
-    summary.largest_page = max(summary.largest_page, len(data))
-    (site / name).write_bytes(data)
 
 
 def _write_claims(claims: Sequence[tuple[Claim, Contest]], site: Path, look: Look) -> Iterator[int]:

@@ -127,19 +127,15 @@ def fill_batches(order: Indices, lengths: npt.NDArray[np.int64], budget: int, fe
     batches = []
     start = 0
     while start < len(order):
-        stop = _run_end(lengths, start, budget, few)
+        # Every sentence takes at least 2 positions, so the run ends within this window.
+        window = np.maximum.accumulate(lengths[start : start + budget // 2 + 1])
+        counts = np.arange(1, len(window) + 1)
+        padded = np.where(counts <= few, -(-window // 8) * 8, -(-window // 2) * 2)
+        fits = counts * padded <= budget
+        found = len(fits) if fits.all() else int(fits.argmin())
+        if found > few:
+            found -= found % few
+        stop = start + max(1, found)
         batches.append(order[start:stop])
         start = stop
     return batches
-
-
-def _run_end(lengths: npt.NDArray[np.int64], start: int, budget: int, few: int) -> int:
-    # Every sentence takes at least 2 positions, so the run ends within this window.
-    window = np.maximum.accumulate(lengths[start : start + budget // 2 + 1])
-    counts = np.arange(1, len(window) + 1)
-    padded = np.where(counts <= few, -(-window // 8) * 8, -(-window // 2) * 2)
-    fits = counts * padded <= budget
-    found = len(fits) if fits.all() else int(fits.argmin())
-    if found > few:
-        found -= found % few
-    return start + max(1, found)
