@@ -128,7 +128,6 @@ def role_manifests(namespace: str) -> list[dict[str, object]]:
 
 def is_kind(access: Access) -> bool:
     """Whether the nodes are containers of KIND. False also if the server does not let us read nodes."""
-
     try:
         nodes = access.client().get("/api/v1/nodes", limit=1).get("items", [])
     except (AccessDenied, ObjectNotFound):
@@ -150,7 +149,6 @@ class NodeFacts:
 
 def read_node_facts(access: Access) -> NodeFacts | None:
     """What the schedulable nodes offer; the most GPUs that any has. None if nodes may not be read."""
-
     try:
         nodes = access.client().get("/api/v1/nodes").get("items", [])
     except (AccessDenied, ObjectNotFound):
@@ -177,7 +175,6 @@ def require_version(access: Access) -> str:
 
     Raises UsageError for one that is older than the fields that runs need.
     """
-
     try:
         found = access.client().get("/version")
     except (AccessDenied, ObjectNotFound):

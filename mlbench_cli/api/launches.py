@@ -50,7 +50,6 @@ class Launch:
 
         With `offline` no cluster is reached and no credentials are needed, as for `mlbench run --dry-run`.
         """
-
         workspace = self.workspace
         engines = workspace.engine_of
         if offline:
@@ -88,7 +87,6 @@ class Launch:
 
     def forecast(self, plan: "Plan") -> "Forecast":
         """What all that `plan` leaves to do is expected to take and to cost."""
-
         left = {run.id for run in plan.left}
         remaining = [
             (spec, estimate)
@@ -109,7 +107,6 @@ class Launch:
 
         `follow` starts a run, waits for its end and returns it. Raises UsageError if another process is the queue.
         """
-
         budget = Budget(None if self.max_hours is None else self.max_hours * 3600, self.max_cost)
         with self.open(command_line, retry_failed=retry_failed) as opened:
             opened.record()
@@ -210,7 +207,6 @@ class OpenExperiment:
 
     def find_machine_holder(self, run: RunHandle) -> str | None:
         """Which run is using this machine, so that a local run has to wait; None if it is free."""
-
         return find_machine_holder(run.run.spec)
 
 

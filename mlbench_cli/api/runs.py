@@ -52,7 +52,6 @@ class RunHandle:
     @property
     def finished(self) -> "FinishedRun | None":
         """How the run ended, from its archive; None until the archive is complete."""
-
         from mlbench_cli.runs.finished import read_finished
 
         return read_finished(self.run)

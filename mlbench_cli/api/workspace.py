@@ -43,5 +43,4 @@ class Workspace:
     @cached_property
     def engine_of(self) -> "EngineCache":
         """A function from a run to the engine that executes it; one engine per cluster."""
-
         return EngineCache(self.store, self.notice)

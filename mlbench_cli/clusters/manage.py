@@ -109,7 +109,6 @@ class PlannedCluster:
 
         Raises UsageError if the name was taken elsewhere since the cluster was planned.
         """
-
         with hold_operation_lock(store, self.cluster.name):
             require_free_name(store, self.cluster)
             known = store.find_cluster(self.cluster.identity)

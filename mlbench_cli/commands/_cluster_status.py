@@ -192,7 +192,6 @@ def _hours(cluster: Cluster) -> float | None:
 
 
 def _findings(store: Store, cluster: Cluster) -> list[ClusterFinding]:
-
     details, removed = cluster.details, cluster.state == "removed"
     found = []
     if failure := details.get("failure"):

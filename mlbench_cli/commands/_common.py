@@ -48,7 +48,6 @@ def read_quietly(read: Callable[[Store], list[str]]) -> list[str]:
 
 def complete_runs(incomplete: str) -> list[str]:
     """Names of runs, and the names that repeats have in common, for the completion of shells."""
-
     names = read_quietly(lambda store: [row.run.name for row in store.runs()])
     names += [common for name in names if (common := common_name(name)) is not None]
     return _beginning(dict.fromkeys(names), incomplete)

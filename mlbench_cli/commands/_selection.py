@@ -27,7 +27,6 @@ def complete_names(incomplete: str) -> list[str]:
 
 
 def _list_names(store: Store) -> list[str]:
-
     names = [experiment.name for experiment in store.experiments()]
     for row in store.runs():
         names += [row.run.name, common_name(row.run.name) or row.run.name]

@@ -169,7 +169,6 @@ def _ensure_claim(cluster: Cluster, name: str, size: str, storage_class: str | N
 
 def _start_filling(request: Request, output: Format) -> None:
     """Start the run that fills a claim, and say how to follow it."""
-
     with Client(notice=console.note) as client:
         client.submit(request, command_line=("mlbench", "data", "prepare"))
     name = f"{request.name}-1"

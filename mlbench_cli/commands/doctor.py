@@ -180,7 +180,6 @@ def _python() -> Check:
 
 
 def _store() -> Check:
-
     try:
         store = Store(notice=console.note)
         runs, clusters = len(store.runs()), len(store.clusters())
@@ -218,7 +217,6 @@ def _cores() -> Check:
 
 
 def _machine_lock() -> Check:
-
     path, problem = probe_lock()
     if problem is not None:
         return Check("machine lock", "missing", problem, "Runs do not wait for each other and are labeled as shared.")

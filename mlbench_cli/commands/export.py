@@ -148,7 +148,6 @@ def _write_files(form: Form, target: Path, archives: Sequence[Archive], about: t
 
 
 def _format_mllog(archive: Archive, submitter: "Submitter") -> str:
-
     lines = make_lines(archive, submitter)
     if missing := list_missing(lines):
         console.note(
@@ -158,7 +157,6 @@ def _format_mllog(archive: Archive, submitter: "Submitter") -> str:
 
 
 def _write_parquet(target: Path, archives: Sequence[Archive]) -> list[str]:
-
     if target.suffix != ".parquet" or target.is_dir():
         raise UsageError(f'"{target}" is not the name of a Parquet file.', hint="mlbench export parquet OUT.parquet")
     make_folder(target.parent)

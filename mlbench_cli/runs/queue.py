@@ -269,7 +269,6 @@ def stop(experiment: Experiment, home: Path, reason: str, notice: Callable[[str]
 
 def _terminate(pid: int, folder: QueueFolder) -> None:
     """Signal the holder of the lock, but not a process that has reused its process ID."""
-
     with suppress(ProcessLookupError):
         handle = process_handle(pid)
         try:

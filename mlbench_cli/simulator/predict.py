@@ -201,7 +201,6 @@ def advise(calibration: Calibration, link: Link, error: float, scenario: Scenari
 
 
 def _changes(scenario: Scenario, link: Link) -> Iterator[tuple[str, str, Scenario, float]]:
-
     for name in ADVISED:
         if name != scenario.method.name:
             yield f"method {name}", f"--method {name}", replace(scenario, method=resolve(name), buckets=()), 1.0

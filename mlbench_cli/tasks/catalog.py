@@ -310,7 +310,6 @@ def _load_one(name: str) -> Task | None:
 
 
 def _tasks_folder() -> Path:
-
     return Path(contract.__file__).parent
 
 

@@ -112,7 +112,6 @@ class Stack(Resource):
 
         CloudFormation has its own timeout.
         """
-
         offered = zones_for(self.aws, self.machine_types, self.zone)
         subnets = self._order_subnets(offered) if self.subnets else {}
         zones = (

@@ -112,7 +112,6 @@ class KindCluster(Resource):
 
         Raises TransientError while another process works on the same cluster.
         """
-
         values = {"name": self.name, "workers": self.nodes - 1, "reserved_cpus": self.reserved_cpus}
         config = render("kind/cluster.yaml.j2", values)
         command = ["kind", "create", "cluster", "--name", self.name, "--config", "-"]

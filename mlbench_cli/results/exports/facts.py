@@ -63,7 +63,6 @@ def describe_settings(spec: Mapping[str, object]) -> dict[str, Plain]:
 
 def read_facts(archive: "Archive") -> RunFacts:
     """The facts of a verified archive."""
-
     run, result = archive.run, archive.result
     return RunFacts(
         str(run["name"]),

@@ -153,7 +153,6 @@ def _accuracy_lines(archive: "Archive", end: int) -> Iterator[MlLogLine]:
 
 
 def _goal_rows(archive: "Archive") -> list[Mapping[str, Any]]:
-
     goal = archive.result["goal"]
     names = metric_names(goal["metric"]) if goal else ()
     return [row for row in archive.metrics() if row["rank"] == 0 and row["name"] in names]
