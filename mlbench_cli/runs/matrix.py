@@ -95,7 +95,7 @@ def point_suffix(point: Point, limit: int) -> str:
     it ends with 4 hexadecimal digits of the point's hash. Raises UsageError if there is no room.
     """
     texts = point_text(point)
-    pieces = [_piece(key, texts[key], value) for key, value in point.items()]
+    pieces = [_piece(key, texts[key]) for key in point]
     readable = "-".join(piece for piece, _ in pieces)
     if len(readable) <= limit and all(is_exact for _, is_exact in pieces):
         return readable
@@ -109,12 +109,11 @@ def point_suffix(point: Point, limit: int) -> str:
     return f"{readable[:room].strip('-')}-{digest}".lstrip("-")
 
 
-def _piece(key: str, text: str, value: Any) -> tuple[str, bool]:
+def _piece(key: str, text: str) -> tuple[str, bool]:
     """A value as part of a name, and whether it is unambiguous."""
     name = key.rpartition(".")[2].replace("_", "")
     if text in ("true", "false"):
-        slug = text
-        return f"{'' if text == 'true' else 'no'}{_slug(name)}", _slug(name) == name and bool(slug)
+        return f"{'' if text == 'true' else 'no'}{_slug(name)}", _slug(name) == name
     if re.fullmatch(r"[0-9]+(\.[0-9]+)?", text):
         return f"{_slug(name)}{text.replace('.', 'p')}", _slug(name) == name
     return _slug(text), _slug(text) == text

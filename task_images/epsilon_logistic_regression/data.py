@@ -25,7 +25,7 @@ _NOISE = 0.25
 _DECAY = 1.3
 
 
-def find_files(data_dir: str | None, features: int = FEATURES) -> tuple[Path, Path]:
+def find_files(data_dir: str | None) -> tuple[Path, Path]:
     """Training and validation file, plain or .bz2, in the data folder or its sub-folder `epsilon`.
 
     Raises EnvironmentUnfitError that names the files wanted and the way without them.

@@ -36,7 +36,7 @@ def decide_ending(
         return "exited"
     if not is_over(job) and not failed:
         return None
-    if going_on and not _survivors_are_stuck(pods, summaries, now - (failing_since or now)):
+    if going_on and not _survivors_are_stuck(pods, now - (failing_since or now)):
         return None
     if failing_since is None and not is_over(job) and _has_just_ended(states, now):
         return None  # all were stopped; the reason will be known soon
@@ -76,7 +76,7 @@ def _annotations(job: Mapping[str, Any]) -> Mapping[str, str]:
     return annotations
 
 
-def _survivors_are_stuck(pods: Mapping[int, Pod], summaries: Mapping[int, Summary], seconds_failing: float) -> bool:
+def _survivors_are_stuck(pods: Mapping[int, Pod], seconds_failing: float) -> bool:
     """Whether those who go on after a failure wait for somebody who will not come.
 
     The Job controller stops them when it sees a failed pod. It sees none if the failed worker holds its results, or

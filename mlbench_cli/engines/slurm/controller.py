@@ -119,7 +119,7 @@ def no_controller(answer: Answer) -> UnreachableError:
     )
 
 
-def explain_refusal(answer: Answer, partition: str | None) -> MlbenchError:
+def explain_refusal(answer: Answer) -> MlbenchError:
     """The error for a rejection by sbatch, from its message. Pure."""
     text = " ".join(answer.err.split())
     words = text.replace("sbatch: error: ", "").replace("Batch job submission failed: ", "")

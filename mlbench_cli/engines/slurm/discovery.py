@@ -179,7 +179,7 @@ def probe_nodes(channel: Channel, details: SlurmDetails, nodes: int) -> list[Nod
             raise CapacityError(
                 f"The nodes could not be probed: {last}", hint="Try again when nodes are free, or add --no-probe."
             )
-        raise controller.explain_refusal(answer, details.partition)
+        raise controller.explain_refusal(answer)
     return probes
 
 

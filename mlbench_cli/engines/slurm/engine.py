@@ -105,7 +105,7 @@ class SlurmEngine(MachinesEngine):
         if self._details.find_partition() is None:  # else rendering has compared; the test makes Slurm start jobs later
             tested = controller.ask(self._channel, ["sbatch", "--test-only"], script)
             if tested.code != 0:
-                raise controller.explain_refusal(tested, self._details.partition)
+                raise controller.explain_refusal(tested)
         comment = f"--comment={job_comment(run.spec, run.id)}"
         words = [*_CLEAN, "sbatch", "--parsable", comment]
         submission = ChannelRequest("run", {"argv": words, "timeout": controller.COMMAND_SECONDS, "stdin": script})
@@ -113,7 +113,7 @@ class SlurmEngine(MachinesEngine):
         answer = controller.Answer(document["code"], document["out"], document["err"])
         number = answer.out.strip().split(";")[0]
         if answer.code != 0 or not number.isdigit():
-            raise controller.explain_refusal(answer, self._details.partition)
+            raise controller.explain_refusal(answer)
         return number
 
     def _note_job(self, run: Run, number: str) -> None:

@@ -114,7 +114,7 @@ def faults_document(record: Mapping[str, Any] | None, marks: CheckpointMarks) ->
         if following is None:
             kept = fault = end
         else:
-            fault = _find_fault(events, attempt, training, end)
+            fault = _find_fault(events, training, end)
             kept = _find_kept(marks, following, attempt, began, training, fault)
             seconds["lost"] += fault - kept
             seconds["detection"] += end - fault
@@ -168,7 +168,7 @@ def faults_document(record: Mapping[str, Any] | None, marks: CheckpointMarks) ->
     }
 
 
-def _find_fault(events: list[Mapping[str, Any]], attempt: Mapping[str, Any], training: float, end: float) -> float:
+def _find_fault(events: list[Mapping[str, Any]], training: float, end: float) -> float:
     """When the fault that ended an attempt began; the end itself if none was injected."""
     ending = (FaultKind.KILL, FaultKind.STOP, FaultKind.NODE, FaultKind.DISK)
     moments = [

@@ -42,7 +42,7 @@ def diagnose(
     if found:
         return found
     pending = waiting(facts)
-    without_node = list_unscheduled(facts, pending)
+    without_node = list_unscheduled(pending)
     with_node = {worker: pod for worker, pod in pending.items() if worker not in dict(without_node)}
     return not_created(facts) + unschedulable(facts, without_node) + _merge_findings(held_up(facts, with_node))
 

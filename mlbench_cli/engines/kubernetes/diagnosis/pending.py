@@ -60,7 +60,7 @@ def not_created(facts: Facts) -> list[Finding]:
     ]
 
 
-def list_unscheduled(facts: Facts, pods: Mapping[int, Pod]) -> list[tuple[int, Pod]]:
+def list_unscheduled(pods: Mapping[int, Pod]) -> list[tuple[int, Pod]]:
     """The pods that have no node."""
     return [(worker, pod) for worker, pod in pods.items() if condition(pod, "PodScheduled").get("status") == "False"]
 

@@ -57,7 +57,7 @@ def test_partitions_add_up_their_kinds_of_nodes() -> None:
     ],
 )
 def test_a_refusal_becomes_an_error_with_the_next_command(text: str, kind: type[MlbenchError]) -> None:
-    error = controller.explain_refusal(Answer(1, "", text), "nope")
+    error = controller.explain_refusal(Answer(1, "", text))
     assert type(error) is kind
     assert error.hint
 
