@@ -155,7 +155,8 @@ def read_sample(run: str, settings: Mapping[str, str], workers: int, result: Jso
 
 def _sent_bytes(result: JsonObject) -> float | None:
     communication = (result.get("details") or {}).get("communication")
-    sent = communication.get("wire_bytes") if isinstance(communication, Mapping) else None
+    counts = communication if isinstance(communication, Mapping) else {}
+    sent = counts.get("wire_bytes", counts.get("bytes"))
     return float(sent) if is_finite_number(sent) else None
 
 
