@@ -184,11 +184,13 @@ def estimate_memory(
 ) -> Memory:
     """Memory of one rank in training with AdamW, parameters and moments in fp32.
 
-    tokens        tokens per micro batch; head_tokens: those with logits, of `logit_bytes` each largest_group parameters
-                  of the largest block, or of embedding and head A block without checkpointing stores about 10 tensors
-                  of `width` and 4 of `hidden` channels per token; with `full` checkpointing only its input, plus one
-                  block at a time as before; `selective` stores results of matrix products and attention, about half.
-                  The estimate excludes the framework's own memory and fragmentation.
+    tokens         tokens per micro batch
+    head_tokens    those with logits, of `logit_bytes` each
+    largest_group  parameters of the largest block, or of embedding and head
+
+    A block without checkpointing stores about 10 tensors of `width` and 4 of `hidden` channels per token; with `full`
+    checkpointing only its input, plus one block at a time as before; `selective` stores results of matrix products and
+    attention, about half. The estimate excludes the framework's own memory and fragmentation.
     """
     per_block = tokens * (10 * width + 4 * hidden) * activation_bytes // layout.tensor
     kept = {

@@ -9,7 +9,7 @@ import pytest
 
 from mlbench_cli.tasks.catalog import load_task
 from task_images.gpt_pretraining.preflight import check, make_plan
-from task_images.harness.language.layout import LayoutError, plan_accumulation, plan_layout
+from task_images.harness.language.layout import LayoutError, estimate_memory, plan_accumulation, plan_layout
 
 
 @pytest.mark.parametrize(
@@ -104,3 +104,26 @@ def test_the_checks_need_no_framework() -> None:
         "import task_images.gpt_pretraining.preflight, sys; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "gathered", "state"),
+    [("ddp", 1, 0, 16e6), ("ddp", 2, 4e6, 16e6), ("fsdp2", 2, 2 * 4 * 3e5, 8e6)],
+)
+def test_memory_has_what_torch_keeps_besides_the_state(name: str, ranks: int, gathered: float, state: float) -> None:
+    """DDP keeps each gradient once more in its buckets; FSDP2 gathers one block while it uses another; both in fp32."""
+    found = estimate_memory(
+        plan_layout(name, ranks, 0, 0),
+        parameters=10**6,
+        largest_group=300_000,
+        tokens=1,
+        width=1,
+        hidden=1,
+        layers=1,
+        head_tokens=1,
+        vocabulary=1,
+        activation_bytes=4,
+        logit_bytes=4,
+        checkpointing="none",
+    )
+    assert (found.gathered, found.state) == (gathered, state)
