@@ -492,6 +492,8 @@ def load_third_parties(files: Sequence[str]) -> set[str]:
     os.dup2(saved, 1)
     for name in [name for name in sys.modules if name.split(".")[0] in (*PRODUCT, "tests")]:
         del sys.modules[name]
+    # Theirs would find the modules of this folder, and not those of a copy.
+    sys.meta_path[:] = [finder for finder in sys.meta_path if type(finder).__module__.split(".")[0] not in PRODUCT]
     return collected.names
 
 
