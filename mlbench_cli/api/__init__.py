@@ -64,30 +64,25 @@ __all__ = [
     "series",
 ]
 
-# Name -> the module that has it.
+# Name -> the module of mlbench_cli that has it.
 _HOMES = {
-    **dict.fromkeys(
-        (
-            *("check_archive", "compare", "judge", "judge_reproduction", "metrics_of", "open_archive", "report"),
-            *("resources_of", "series"),
-        ),
-        "mlbench_cli.api.archives",
-    ),
-    **dict.fromkeys(("AuthorsProgram",), "mlbench_cli.api.repetition"),
-    **dict.fromkeys(("Chosen", "Client"), "mlbench_cli.api.client"),
-    **dict.fromkeys(("FinishedRun",), "mlbench_cli.runs.finished"),
-    **dict.fromkeys(("Launch", "OpenExperiment"), "mlbench_cli.api.launches"),
-    **dict.fromkeys(("ExperimentHandle",), "mlbench_cli.api.experiments"),
-    **dict.fromkeys(("Submission",), "mlbench_cli.engines.base"),
-    **dict.fromkeys(("RunHandle",), "mlbench_cli.api.runs"),
-    **dict.fromkeys(("MetricPoint", "MetricTable", "ResourceTable"), "mlbench_cli.results.analysis.tables"),
+    **dict.fromkeys(("check_archive", "compare", "judge", "judge_reproduction", "metrics_of"), "api.archives"),
+    **dict.fromkeys(("open_archive", "report", "resources_of", "series"), "api.archives"),
+    **dict.fromkeys(("Chosen", "Client"), "api.client"),
+    **dict.fromkeys(("Launch", "OpenExperiment"), "api.launches"),
+    **dict.fromkeys(("MetricPoint", "MetricTable", "ResourceTable"), "results.analysis.tables"),
+    "AuthorsProgram": "api.repetition",
+    "ExperimentHandle": "api.experiments",
+    "FinishedRun": "runs.finished",
+    "RunHandle": "api.runs",
+    "Submission": "engines.base",
 }
 
 
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(import_module(_HOMES[name]), name)
+    found = getattr(import_module(f"mlbench_cli.{_HOMES[name]}"), name)
     globals()[name] = found
     return found
 
