@@ -3,6 +3,7 @@
 import ipaddress
 import secrets
 import socket
+import sys
 import threading
 import urllib.parse
 from pathlib import Path
@@ -145,6 +146,7 @@ def serve(
     address = write_address(config)
     try:
         print_answer(output, {"url": config.url, "client_url": config.client_url, "port": bound}, config.url)
+        sys.stdout.flush()  # whoever reads it through a pipe waits for it
         _explain(config.client_url, is_loopback, allows_actions, certificate is not None)
         threading.Thread(target=warm_up, args=(config,), daemon=True).start()
         if is_remote:

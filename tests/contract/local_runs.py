@@ -2,9 +2,9 @@
 
 import os
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,9 @@ from mlbench_cli.model.run import Observation, Run
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.results.archive.documents import write_run_document
 from mlbench_cli.storage.store import Store
+from tests.contract.clients import start_fork
 
-PATIENCE = 30.0  # seconds; only a broken program needs them
+PATIENCE = 120.0  # seconds; only a broken program, or a machine that others keep busy, needs them
 SLEEP = ("sleep", "600")
 
 
@@ -97,11 +98,10 @@ def processes_below(folder: str) -> list[int]:
     return found
 
 
-def client(home: Path, script: str, **options: Any) -> "subprocess.Popen[str]":
+def client(home: Path, script: str, env: Mapping[str, str] | None = None, **options: Any) -> "subprocess.Popen[str]":
     """Another process that knows the same store: `script` finds `lab` in it."""
     prelude = (
-        "import sys; from pathlib import Path; from tests.contract.local_runs import *; "
-        "from mlbench_cli.runs import finalize, supervise; lab = Lab(Path(sys.argv[1]))\n"
+        "import sys; from tests.contract.local_runs import *; "
+        f"from mlbench_cli.runs import finalize, supervise; lab = Lab(Path({str(home)!r}))\n"
     )
-    words = [sys.executable, "-c", prelude + script, str(home)]
-    return subprocess.Popen(words, stdout=subprocess.PIPE, text=True, **options)
+    return start_fork(partial(exec, prelude + script, {}), env, stdout=subprocess.PIPE, **options)

@@ -6,14 +6,19 @@ import select
 import sys
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
+from tests.contract.clients import become, mlbench
+
 LIMIT = 180.0  # seconds until a text that does not come is given up
-MLBENCH = [sys.executable, "-m", "mlbench_cli"]
 
 
 class Terminal:
-    """One command of the tool on a terminal. `seen` is all that it has written so far."""
+    """One command of the tool on a terminal. `seen` is all that it has written so far.
+
+    `starts_anew`: it is not forked from this process, of which gRPC allows no forks that use it.
+    """
 
     def __init__(
         self,
@@ -22,6 +27,7 @@ class Terminal:
         columns: int = 80,
         cwd: Path | None = None,
         environment: Mapping[str, str] | None = None,
+        starts_anew: bool = False,
     ) -> None:
         own = {"MLBENCH_HOME": str(home), "COLUMNS": str(columns), "TERM": "xterm"}
         inherited = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
@@ -31,7 +37,9 @@ class Terminal:
         if self.pid == 0:
             if cwd is not None:
                 os.chdir(cwd)
-            os.execve(MLBENCH[0], [*MLBENCH, *arguments], variables)
+            if starts_anew:
+                os.execve(sys.executable, [sys.executable, "-m", "mlbench_cli", *arguments], variables)
+            become(partial(mlbench, arguments), variables)
 
     def expect(self, text: str) -> str:
         """Wait until `text` is written; what came before it."""

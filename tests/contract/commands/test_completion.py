@@ -1,7 +1,6 @@
 """What shells complete: commands, tasks, presets, backends, clusters, runs, settings; in bash, zsh and fish."""
 
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,7 @@ import pytest
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.storage.store import Store
-from tests.contract.terminal import MLBENCH
+from tests.contract import clients
 
 
 @pytest.fixture
@@ -22,22 +21,15 @@ def home(tmp_path: Path) -> Path:
 
 
 def complete(home: Path, line: str, shell: str = "zsh") -> str:
-    done = subprocess.run(
-        MLBENCH,
-        env={
-            **os.environ,
-            "MLBENCH_HOME": str(home),
-            "_MLBENCH_COMPLETE": f"complete_{shell}",
-            "_TYPER_COMPLETE_ARGS": line,
-            "_TYPER_COMPLETE_FISH_ACTION": "get-args",
-            "COMP_WORDS": line,
-            "COMP_CWORD": str(len(line.split(" ")) - 1),
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return done.stdout
+    variables = {
+        "MLBENCH_HOME": str(home),
+        "_MLBENCH_COMPLETE": f"complete_{shell}",
+        "_TYPER_COMPLETE_ARGS": line,
+        "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+        "COMP_WORDS": line,
+        "COMP_CWORD": str(len(line.split(" ")) - 1),
+    }
+    return clients.finish(environment=os.environ | variables).stdout
 
 
 @pytest.mark.parametrize(
@@ -70,9 +62,7 @@ def test_names_are_completed(home: Path, line: str, offered: str, withheld: str)
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_every_shell_has_a_script(home: Path, shell: str) -> None:
-    done = subprocess.run(
-        [*MLBENCH, "completion", shell], env={**os.environ, "MLBENCH_HOME": str(home)}, capture_output=True, text=True
-    )
+    done = clients.finish("completion", shell, environment=os.environ | {"MLBENCH_HOME": str(home)})
     assert done.returncode == 0
     assert f"_MLBENCH_COMPLETE=complete_{shell}" in done.stdout
     assert "digits_resnet" in complete(home, "mlbench run x --task digi", shell)

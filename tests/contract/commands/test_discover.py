@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +10,7 @@ import pytest
 
 from mlbench_cli.model.run import Cluster, Run, RunState
 from mlbench_cli.storage.store import Store
+from tests.contract import clients
 from tests.contract.engines.kubernetes.test_engine import a_run, job_of, put_pod, submit, terminated_pod
 from tests.contract.engines.kubernetes.test_keeper import a_kept_run
 from tests.fakes.kube_api import KubeApi
@@ -38,9 +37,7 @@ class Machine:
         return Store(self.home)
 
     def run(self, *words: str, code: int = 0) -> str:
-        command = [sys.executable, "-m", "mlbench_cli", *words]
-        environment = {**os.environ, "MLBENCH_HOME": str(self.home)}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+        done = clients.finish(*words, environment={**os.environ, "MLBENCH_HOME": str(self.home)})
         assert done.returncode == code, done.stdout + done.stderr
         assert "Traceback" not in done.stderr
         return done.stdout

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 
 from mlbench_cli.app import run
 from mlbench_cli.storage.store import Store
+from tests.contract import clients
 from tests.contract.local_runs import until
 
 Captured = pytest.CaptureFixture[str]
@@ -73,7 +73,7 @@ def test_a_failed_member_stays_failed_unless_it_is_retried(capsys: Captured) -> 
 def test_a_stopped_client_leaves_the_rest_pending(capsys: Captured, number: int, code: int) -> None:
     script = "sh -c 'touch begun; until test -e go; do sleep 0.02; done'"
     argv = ["run", "x", "1", "2", "3", "--command", script, "--no-run-on-all"]
-    client = subprocess.Popen([sys.executable, "-m", "mlbench_cli", *argv], stderr=subprocess.PIPE, text=True)
+    client = clients.start(*argv, stderr=subprocess.PIPE)
     until(lambda: Path("begun").exists())
     assert run(["run", "x"]) == 2
     assert 'The experiment "x" is running: ' in capsys.readouterr().err
@@ -93,7 +93,7 @@ def test_a_stopped_client_leaves_the_rest_pending(capsys: Captured, number: int,
 def test_a_killed_client_leaves_the_rest_pending(capsys: Captured) -> None:
     script = "sh -c 'touch begun; until test -e go; do sleep 0.02; done'"
     argv = ["run", "x", "1", "2", "--command", script, "--no-run-on-all"]
-    client = subprocess.Popen([sys.executable, "-m", "mlbench_cli", *argv], stderr=subprocess.DEVNULL)
+    client = clients.start(*argv, stderr=subprocess.DEVNULL)
     until(lambda: Path("begun").exists())
     os.kill(client.pid, signal.SIGKILL)
     client.wait()

@@ -1,7 +1,6 @@
 """`mlbench logs` on real runs: times, the last lines, lines since a time, ranks merged, a run that goes on."""
 
 import json
-import os
 import re
 import subprocess
 import time
@@ -13,7 +12,8 @@ from mlbench_cli.app import run
 from mlbench_cli.engines.local.engine import LocalEngine
 from mlbench_cli.storage.store import Store
 from mlbench_cli.util.times import parse_timestamp
-from tests.contract.terminal import LIMIT, MLBENCH
+from tests.contract import clients
+from tests.contract.terminal import LIMIT
 
 Captured = pytest.CaptureFixture[str]
 TICKS = """sh -c 'for i in 1 2 3; do echo "$i of {rank}"; sleep 1.1; done'"""
@@ -73,12 +73,7 @@ def test_following_begins_with_the_last_lines(home: Path, capsys: Captured) -> N
     end = time.monotonic() + LIMIT
     while len(show_logs(capsys, "a-2")) < 4 and time.monotonic() < end:
         time.sleep(0.05)
-    follower = subprocess.Popen(
-        [*MLBENCH, "logs", "a-2", "--follow", "--tail", "2", "--timestamps"],
-        env=os.environ,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    follower = clients.start("logs", "a-2", "--follow", "--tail", "2", "--timestamps", stdout=subprocess.PIPE)
     assert follower.stdout is not None
     first = [follower.stdout.readline() for _ in range(2)]
     Path("go").touch()

@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from mlbench_cli.model.spec import canonical_json
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.storage.store import Store
 from task_images.contract import PREFIX
+from tests.contract import clients
 from tests.contract.local_runs import until
 
 Captured = pytest.CaptureFixture[str]
@@ -49,6 +49,7 @@ def shell(script: str) -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_ranks")
 def test_from_run_to_charts(tmp_path: Path, capsys: Captured) -> None:
     argv = ["run", "demo", "1", "2", "--task", "digits_resnet", "--preset", "tiny", "--yes"]
     document = answer(capsys, *argv)
@@ -339,13 +340,9 @@ def test_what_clusters_cost(home: Path, capsys: Captured) -> None:
 
 def test_two_clients_at_once(home: Path, tmp_path: Path) -> None:
     """Two sweeps into one store, from two processes."""
-    argv = [sys.executable, "-m", "mlbench_cli", "run"]
-    clients = [
-        subprocess.Popen([*argv, name, "1", "2", "--command", "true"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        for name in ("a", "b")
-    ]
-    for client in clients:
-        _, err = client.communicate(timeout=60)
+    both = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    for client in [clients.start("run", name, "1", "2", "--command", "true", **both) for name in ("a", "b")]:
+        _, err = client.communicate(timeout=280)
         assert client.returncode == 0, err
     rows = Store(home).runs()
     assert {(row.run.name, row.outcome) for row in rows} == {
@@ -366,6 +363,7 @@ def test_a_dry_run_for_a_cluster_reaches_nothing(home: Path, capsys: Captured) -
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_ranks")
 def test_a_network_of_a_formula_delays_every_message_and_is_labeled(tmp_path: Path, capsys: Captured) -> None:
     """20 ms and 8 ns a byte for each of the messages; a bare loopback takes a thousandth of that."""
     options = ["--task", "digits_resnet", "--preset", "tiny", "--set", "epochs=1", "--network", "model:1gbit,20ms"]

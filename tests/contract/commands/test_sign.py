@@ -15,6 +15,7 @@ from mlbench_cli.app import run
 from mlbench_cli.results.archive import layout
 from mlbench_cli.results.archive.pack import pack, unpack
 from mlbench_cli.storage.run_folder import SIGNATURE, SUMS
+from tests.contract import clients
 
 Captured = pytest.CaptureFixture[str]
 SIGNER = "me@example.org"
@@ -24,8 +25,8 @@ SIGNER = "me@example.org"
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The sealed folder of a run."""
     home = tmp_path_factory.mktemp("home")
-    words = [sys.executable, "-m", "mlbench_cli", "run", "demo", "1", "--command", "echo done", "--yes"]
-    subprocess.run(words, env={**os.environ, "MLBENCH_HOME": str(home)}, check=True, capture_output=True)
+    words = ("run", "demo", "1", "--command", "echo done", "--yes")
+    clients.finish(*words, environment={**os.environ, "MLBENCH_HOME": str(home)}).check_returncode()
     [folder] = (home / "runs").iterdir()
     return folder
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from mlbench_cli.storage.store import Store
+from tests.contract import clients
 from tests.contract.local_runs import until
 
 # The command's own limit is 1.8 s after the signal; a machine that is five times slower passes, a hang does not.
@@ -35,6 +36,7 @@ sys.argv = ["mlbench", *argv]
 from mlbench_cli.__main__ import main
 sys.exit(main())
 """
+MLBENCH = "import sys; from mlbench_cli.__main__ import main; sys.exit(main())"
 SIGNALS = [signal.SIGTERM, signal.SIGINT]
 SHORT = ["run", "a", "1", "--command", "sleep 1"]
 
@@ -43,22 +45,17 @@ SHORT = ["run", "a", "1", "--command", "sleep 1"]
 def home(tmp_path: Path) -> Iterator[Path]:
     yield tmp_path
     for row in Store(tmp_path).runs():
-        subprocess.run(
-            [sys.executable, "-m", "mlbench_cli", "delete", row.run.name, "--force", "--yes"],
-            env={**os.environ, "MLBENCH_HOME": str(tmp_path)},
-            capture_output=True,
-            check=False,
-        )
+        environment = {**os.environ, "MLBENCH_HOME": str(tmp_path)}
+        clients.finish("delete", row.run.name, "--force", "--yes", environment=environment)
 
 
-def start(home: Path, argv: list[str]) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        [sys.executable, *argv],
-        env={**os.environ, "MLBENCH_HOME": str(home)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def start(home: Path, *argv: str, program: str = MLBENCH) -> "subprocess.Popen[str]":
+    def work() -> None:
+        sys.argv[1:] = argv
+        exec(program, {})
+
+    both = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return clients.start_fork(work, {**os.environ, "MLBENCH_HOME": str(home)}, **both)
 
 
 def end(process: "subprocess.Popen[str]") -> tuple[int, str]:
@@ -82,7 +79,7 @@ def end(process: "subprocess.Popen[str]") -> tuple[int, str]:
     ],
 )
 def test_a_signal_at_any_moment_of_a_run_ends_it(home: Path, place: str, number: int) -> None:
-    process = start(home, ["-c", PROGRAM, place, str(int(number)), *SHORT])
+    process = start(home, place, str(int(number)), *SHORT, program=PROGRAM)
     code, errors = end(process)
     assert code == 128 + number, errors
     assert "Error:" not in errors  # a wanted stop is no error
@@ -91,13 +88,7 @@ def test_a_signal_at_any_moment_of_a_run_ends_it(home: Path, place: str, number:
 
 
 def _is_running(home: Path, name: str) -> bool:
-    done = subprocess.run(
-        [sys.executable, "-m", "mlbench_cli", "status", name, "-o", "json"],
-        env={**os.environ, "MLBENCH_HOME": str(home)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = clients.finish("status", name, "-o", "json", environment={**os.environ, "MLBENCH_HOME": str(home)})
     return '"phase": "running"' in done.stdout
 
 
@@ -110,8 +101,8 @@ def _handles_sigterm(pid: int) -> bool:
 @pytest.mark.parametrize("number", SIGNALS)
 @pytest.mark.parametrize("command", [["wait", "a-1"], ["status", "a-1", "--watch"], ["logs", "a-1", "--follow"]])
 def test_who_only_looks_can_be_stopped_and_the_run_goes_on(home: Path, command: list[str], number: int) -> None:
-    assert end(start(home, ["-m", "mlbench_cli", "run", "a", "1", "--command", "sleep 600", "--detach"]))[0] == 0
-    process = start(home, ["-m", "mlbench_cli", *command])
+    assert end(start(home, "run", "a", "1", "--command", "sleep 600", "--detach"))[0] == 0
+    process = start(home, *command)
     until(lambda: _handles_sigterm(process.pid))
     time.sleep(1)  # in which most have begun to wait; any moment will do
     process.send_signal(number)
@@ -125,8 +116,8 @@ def test_a_thread_that_nobody_can_stop_does_not_hold_up_the_end(home: Path) -> N
     program = PROGRAM.replace(
         "sys.argv = [", "import threading; threading.Thread(target=time.sleep, args=(600,)).start()\nsys.argv = ["
     )
-    argv = ["-c", program, "mlbench_cli.storage.store:Store.iterate_runs", str(int(signal.SIGTERM)), "status"]
-    assert end(start(home, argv))[0] == 143
+    argv = ("mlbench_cli.storage.store:Store.iterate_runs", str(int(signal.SIGTERM)), "status")
+    assert end(start(home, *argv, program=program))[0] == 143
 
 
 def test_a_call_that_blocks_on_with_the_signal_swallowed_is_cut_off(home: Path) -> None:
@@ -135,7 +126,7 @@ def test_a_call_that_blocks_on_with_the_signal_swallowed_is_cut_off(home: Path) 
         "    try:\n        time.sleep(600)\n    except BaseException:\n        time.sleep(600)\n"
     )
     program = PROGRAM.replace("setattr(owner, name, intercept)", f"{stuck}setattr(owner, name, stuck)")
-    process = start(home, ["-c", program, "mlbench_cli.storage.store:Store.iterate_runs", "15", "status"])
+    process = start(home, "mlbench_cli.storage.store:Store.iterate_runs", "15", "status", program=program)
     until((home / "stuck").exists)
     process.send_signal(signal.SIGTERM)
     assert end(process)[0] == 143

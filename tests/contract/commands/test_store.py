@@ -13,8 +13,8 @@ from mlbench_cli.app import run
 from mlbench_cli.errors import StoreError, StoreLockedError
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.storage.store import Store
+from tests.contract import clients
 from tests.contract.commands.store_locks import lock_out
-from tests.contract.terminal import MLBENCH
 
 Captured = pytest.CaptureFixture[str]
 PATIENCE = 150
@@ -60,9 +60,8 @@ def test_a_store_that_is_locked_ends_commands_with_a_reason_and_loses_nothing(ho
 def test_a_command_says_that_it_waits_and_goes_on_when_the_lock_is_released(home: Path) -> None:
     environment = {**os.environ, "MLBENCH_STORE_PATIENCE": str(PATIENCE)}
     with lock_out(home):
-        process = subprocess.Popen(
-            [*MLBENCH, "status"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+        both = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        process = clients.start("status", environment=environment, **both)
         assert process.stderr is not None
         notice = process.stderr.readline()
     assert f"Waiting for the store {home / 'mlbench.sqlite'}, which another process has locked; at most" in notice
@@ -75,9 +74,9 @@ def test_completion_offers_nothing_while_the_store_is_locked(home: Path) -> None
     for is_locked in (False, True):
         if is_locked:
             with lock_out(home):
-                done = subprocess.run(MLBENCH, env=environment, capture_output=True, text=True, check=False)
+                done = clients.finish(environment=environment)
         else:
-            done = subprocess.run(MLBENCH, env=environment, capture_output=True, text=True, check=False)
+            done = clients.finish(environment=environment)
         assert ("demo-1" in done.stdout) is not is_locked
         assert done.stderr == ""
 

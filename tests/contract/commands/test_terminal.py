@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from mlbench_cli.storage.store import Store
-from tests.contract.terminal import LIMIT, MLBENCH, Terminal
+from tests.contract import clients
+from tests.contract.terminal import LIMIT, Terminal
 
 
 @pytest.fixture
@@ -29,8 +30,8 @@ def plain(text: str) -> str:
 
 def make_finished_runs(home: Path, *names: str) -> None:
     for name in names:
-        command = [*MLBENCH, "run", name, "1", "--command", "true"]
-        subprocess.run(command, env={**os.environ, "MLBENCH_HOME": str(home)}, check=True, capture_output=True)
+        environment = {**os.environ, "MLBENCH_HOME": str(home)}
+        clients.finish("run", name, "1", "--command", "true", environment=environment).check_returncode()
 
 
 def test_delete_asks_first(home: Path) -> None:
@@ -113,14 +114,9 @@ def test_ctrl_c_cancels_and_keeps(home: Path, tmp_path: Path) -> None:
 
 
 def start(home: Path, folder: Path, *argv: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [*MLBENCH, *argv],
-        env={**os.environ, "MLBENCH_HOME": str(home)},
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    environment = {**os.environ, "MLBENCH_HOME": str(home)}
+    both = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return clients.start(*argv, environment=environment, cwd=folder, **both)
 
 
 def test_sigterm_cancels_and_keeps(home: Path, tmp_path: Path) -> None:

@@ -252,7 +252,7 @@ def test_a_failed_installation_is_told_in_helms_words_and_can_be_repeated(
 
 
 def test_a_terminal_shows_what_helm_says_and_ctrl_c_stops_it(place: Place) -> None:
-    terminal = Terminal(*place.words("trouble=hang"), home=place.home / "home", columns=200)
+    terminal = Terminal(*place.words("trouble=hang"), home=place.home / "home", columns=200, starts_anew=True)
     terminal.expect("creating Helm release web: Deployment is not ready: web. 0 out of 1 expected pods are ready")
     terminal.type("\x03")
     assert terminal.finish()[0] == 130

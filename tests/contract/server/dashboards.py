@@ -4,12 +4,13 @@ import http.client
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tests.contract.clients import start
 
 PATIENCE = 60.0
 # Uses a part of a core: other tests run meanwhile.
@@ -74,13 +75,8 @@ class Dashboard:
 def serve(home: Path, *options: str) -> Iterator[Dashboard]:
     """A dashboard of the data folder `home` on a free port."""
     environment = {**os.environ, "MLBENCH_HOME": str(home), "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(
-        [sys.executable, "-c", CODE, "serve", "-o", "json", *options],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
+    words = ("serve", "-o", "json", *options)
+    process = start(*words, environment=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     try:
         assert process.stdout is not None
         text = ""
