@@ -153,8 +153,10 @@ def test_no_workflow_has_a_finding_of_actionlint() -> None:
 
 
 @pytest.mark.slow
-def test_the_steps_run_report_comment_and_gate(world: Path) -> None:
+def test_the_steps_run_report_comment_and_gate(world: Path, forked_ranks: Path) -> None:
     """One training, whose results the other steps of both templates use."""
+    (world / "bin" / "mlbench").unlink()
+    (world / "bin" / "mlbench").symlink_to(forked_ranks / "mlbench")
     assert run_step(world, "Install", INPUTS).returncode == 0
     hostile = {**INPUTS, "name": 'x"; touch hacked; $(touch hacked)'}
     refused = run_step(world, "Run", hostile)

@@ -43,6 +43,7 @@ def test_commands_of_a_page_run_in_order(page: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_ranks")
 def test_commands_of_the_first_page_run_in_order_with_a_small_training(tmp_path: Path) -> None:
     """In every `make test`; the trainings of the pages as they are take minutes, and run nightly."""
 

@@ -45,6 +45,7 @@ def test_what_cannot_be_measured_is_refused_before_anything_runs(capsys: Capture
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_ranks")
 def test_a_gate_that_fails_says_which_size_and_the_figures_are_kept(tmp_path: Path, capsys: Captured) -> None:
     argv = ["run", "gate", "2", "--task", "allreduce", "--preset", "tiny", "--set", "sizes=1KiB:64KiB:x4", "--yes"]
     assert run([*argv, "--set", "dtypes=fp32", "--set", "min_busbw_gbps=5000"]) == 7

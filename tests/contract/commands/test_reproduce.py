@@ -76,6 +76,7 @@ def test_a_result_is_run_again_judged_and_its_receipt_derived(capsys: Captured) 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+@pytest.mark.usefixtures("forked_ranks")
 def test_a_training_from_the_web_is_repeated_from_its_archive_alone(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:

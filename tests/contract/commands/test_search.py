@@ -21,6 +21,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_ranks")
 def test_a_search_chooses_what_then_runs_and_a_second_one_starts_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     words = ["run", "s", "1", "--task", "digits_resnet", "--preset", "tiny", "--set", "goal_full=50", "--yes", *SEARCH]
     words += ["--set", "epochs=8", "--num-cpus", "1", "--share-machine"]

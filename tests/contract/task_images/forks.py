@@ -46,7 +46,7 @@ def fork_rank(
         if enter is not None:
             enter()
         for descriptor, path in enumerate(outputs, 1):
-            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
+            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), descriptor)
         os.environ.clear()
         os.environ.update(environment)
         if settings := os.environ.get("COVERAGE_OF_RANKS"):  # tools/mutate.py asks which lines this test runs
@@ -79,7 +79,7 @@ def serve(orders: TextIO, answers: TextIO) -> None:
 
 
 def fork_servers(listener: socket.socket) -> None:
-    """Returns in each copy when its connection has ended, here when the process that has started this one has."""
+    """Each copy ends with its connection, and this returns when the process that has started this one has ended."""
     parent = os.getppid()
     listener.settimeout(1.0)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -93,7 +93,7 @@ def fork_servers(listener: socket.socket) -> None:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             with connection, connection.makefile("r") as orders, connection.makefile("w") as answers:
                 serve(orders, answers)
-            return
+            os._exit(0)  # to unload torch takes a while
         connection.close()
 
 

@@ -189,7 +189,7 @@ class RankServer:
         every = every[: len(every) - missing]
         outputs = [[str(folder / f"out-{rank}"), str(folder / f"err-{rank}")] for rank in range(len(every))]
         for path in (path for pair in outputs for path in pair):
-            Path(path).touch()
+            Path(path).write_bytes(b"")
         print(json.dumps({"module": module, "environments": every, "outputs": outputs}), file=self._orders, flush=True)
         self._running = Started(self._answer(), folder)
         return self._running

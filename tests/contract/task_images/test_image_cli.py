@@ -18,6 +18,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_ranks")
 def test_a_loss_that_is_not_finite_is_a_finding_and_never_a_goal(capsys: pytest.CaptureFixture[str]) -> None:
     """Any accuracy at all would do for this goal."""
     wild = {"learning_rate": 100, "weight_decay": 1, "batch_size": 2, "goal_full": 0, "goal_light": 0, **SMALL}

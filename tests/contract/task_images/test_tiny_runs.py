@@ -10,7 +10,7 @@ import pytest
 
 from mlbench_cli.tasks.catalog import load_task
 from task_images.contract import CATEGORIES
-from tests.contract.task_images.ranks import Ended, RankServer, launch
+from tests.contract.task_images.ranks import Ended, RankServer
 
 
 def run_tiny(ranks: RankServer, task: str, folder: Path, preset: str = "tiny", **changes: Any) -> list[Ended]:
@@ -30,11 +30,9 @@ def check_times(result: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-def test_the_digits_reach_their_goal_on_two_ranks(tmp_path: Path) -> None:
-    parameters = load_task("digits_resnet").resolve("tiny")
-    first, second = launch("task_images.digits_resnet", 2, tmp_path, parameters)
-    assert [(one.code, one.stderr) for one in (first, second)] == [(0, "")] * 2
-    check_training(first, second, parameters, synthetic=False)
+def test_the_digits_reach_their_goal_on_two_ranks(ranks: RankServer, tmp_path: Path) -> None:
+    first, second = run_tiny(ranks, "digits_resnet", tmp_path)
+    check_training(first, second, load_task("digits_resnet").resolve("tiny"), synthetic=False)
 
 
 def test_the_logistic_regression_reaches_its_goal_on_two_ranks(ranks: RankServer, tmp_path: Path) -> None:
