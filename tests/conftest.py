@@ -31,6 +31,10 @@ settings.load_profile("new" if os.environ.get("MLBENCH_TEST_INPUTS") == "new" el
 
 os.environ.setdefault("MLBENCH_MACHINE_LOCK", "none")
 
+# Before torch is imported. Workers, doubles and ranks are forks: one of a process in which OpenMP has started a team of
+# threads waits for them for ever. And three workers share a core.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 
 def make_home() -> None:
     """A test that names no folder of its own must not write into the home of whoever runs the tests."""

@@ -26,6 +26,14 @@ _aws: list[AwsServer] = []  # none or one, which workers inherit
 IMAGES = {"registry:3": "sha256:01", "my/task:1": "sha256:02", "node": "sha256:03"}
 
 
+@pytest.fixture(autouse=True)
+def no_docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Docker of this machine is nobody's to search or to clean up: in its place there is an empty one."""
+    empty = World(tmp_path / "docker")
+    monkeypatch.setenv("KIND_WORLD", str(empty.path))
+    monkeypatch.setenv("PATH", f"{empty.bin}{os.pathsep}{os.environ['PATH']}")
+
+
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     made = World(tmp_path / "world")

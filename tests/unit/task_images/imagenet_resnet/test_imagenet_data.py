@@ -427,7 +427,8 @@ def test_processes_that_decode_end_when_their_rank_is_killed(tmp_path: Path) -> 
         "print(multiprocessing.active_children()[0].pid, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    ended = subprocess.run([sys.executable, "-c", program, str(folder)], stdout=subprocess.PIPE, text=True, check=False)
+    words = [sys.executable, "-c", program, str(folder)]
+    ended = subprocess.run(words, stdout=subprocess.PIPE, text=True, timeout=240, check=False)
     status = Path("/proc", ended.stdout.strip(), "status")
     deadline = time.monotonic() + 60
     while status.exists() and "State:\tZ" not in status.read_text():  # nobody may be there to collect it
