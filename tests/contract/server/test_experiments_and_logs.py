@@ -12,6 +12,7 @@ from mlbench_cli.server.log_pages import MAX_LINE_BYTES, PAGE_BYTES, read_page
 from mlbench_cli.storage.store_schema import SCHEMA_VERSION
 from tests.contract.commands.store_locks import lock_out
 from tests.contract.server.dashboards import Dashboard, serve
+from tests.sampling import sampled
 
 FILE = """
 title: Demo
@@ -114,13 +115,14 @@ def test_a_log_line_cannot_reorder_what_a_page_shows(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_log_of_a_million_lines_is_read_page_by_page_without_loss(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lines", sampled((200_000, 1_000_000), keep=(200_000,)))
+def test_a_long_log_is_read_page_by_page_without_loss(tmp_path: Path, lines: int) -> None:
     """A page costs a page of memory, whatever its log's size: measured at one of 25, since it takes long."""
     import tracemalloc
 
     path = tmp_path / "rank-0.log"
     with open(path, "w") as file:
-        for start in range(0, 1_000_000, 10_000):
+        for start in range(0, lines, 10_000):
             file.write("".join(f"line {number}\n" for number in range(start, start + 10_000)))
     count, offset, pages = 0, 0, 0
     while True:
@@ -136,8 +138,8 @@ def test_a_log_of_a_million_lines_is_read_page_by_page_without_loss(tmp_path: Pa
         count, offset, pages = count + len(page.lines), page.end, pages + 1
         if page.end >= page.size:
             break
-    assert (count, page.lines[-1]) == (1_000_000, "line 999999")
-    assert pages > 150
+    assert (count, page.lines[-1]) == (lines, f"line {lines - 1}")
+    assert pages > lines // 6_600
 
 
 @pytest.mark.parametrize("end", [b"", b"\n", b"\r"], ids=["no line end", "line end", "progress bar"])
@@ -160,7 +162,7 @@ def test_a_page_of_a_line_of_any_length_costs_bounded_memory(tmp_path: Path, end
 
 def test_a_progress_bar_is_lines_and_can_be_paged_in_both_directions(tmp_path: Path) -> None:
     path = tmp_path / "rank-0.log"
-    bars = [f"step {number}" for number in range(200_000)]
+    bars = [f"step {number}" for number in range(50_000)]
     path.write_bytes(b"begin\n" + "\r".join(bars).encode() + b"\r\nend\n")
     seen: list[str] = []
     offset = 0
@@ -179,7 +181,7 @@ def test_a_progress_bar_is_lines_and_can_be_paged_in_both_directions(tmp_path: P
     assert offsets[-1] == 0
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", sampled(range(20), keep=range(4)))
 def test_pages_forward_lose_nothing_and_backward_always_move(tmp_path: Path, seed: int) -> None:
     chosen = random.Random(seed)
     path = tmp_path / "rank-0.log"

@@ -64,20 +64,27 @@ def test_the_official_measurement(ranks: RankServer, tmp_path: Path) -> None:
     assert list((tmp_path / "output-1").iterdir()) == []
 
 
+# MPI's ranks wait without sleeping, which takes all of a core: by day only for the types that it lacks.
+ALL, LACKING = ("fp32", "fp16", "bf16", "int32"), ("fp16", "bf16")
+WAYS = [("gloo", ALL), ("mpi", LACKING), ("mpi", ALL)]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["gloo", "mpi"])
-def test_all_collectives_in_both_places_and_all_types(ranks: RankServer, tmp_path: Path, backend: str) -> None:
+@pytest.mark.parametrize(("backend", "dtypes"), sampled(WAYS, keep=WAYS[:2]))
+def test_all_collectives_in_both_places_and_all_types(
+    ranks: RankServer, tmp_path: Path, backend: str, dtypes: tuple[str, ...]
+) -> None:
     changes: Parameters = {
         "collectives": "all",
         "places": "all",
-        "dtypes": "all",
+        "dtypes": ",".join(dtypes),
         "sizes": "4B,100B:10KB:x10",
         "samples": 3,
     }
     first, second = run_task(ranks, tmp_path, backend=backend, seconds_total=0.0, **changes)
     assert [(one.code, one.stderr) for one in (first, second)] == [(0, "")] * 2
     details, document = first.result["details"], written(tmp_path)
-    assert len(details["series"]) == (5 * 2 + 6) * 4
+    assert len(details["series"]) == (5 * 2 + 6) * len(dtypes)
     assert details["not_supported"] == []
     for one in details["series"]:
         assert (one["sizes"], one["left_out"]) == (4, None)
@@ -92,10 +99,8 @@ def test_all_collectives_in_both_places_and_all_types(ranks: RankServer, tmp_pat
     assert by_name["bidirectional"] == 2
     assert (by_name["ring"], by_name["permutation"], by_name["incast"]) == (1, 1, 0.5)
     # What is cut in parts is at least one number for each rank.
-    least = min(
-        row["bytes"] for row in document["rows"] if row["collective"] == "all_gather" and row["dtype"] == "fp32"
-    )
-    assert least == 8
+    gathered = [row for row in document["rows"] if row["collective"] == "all_gather" and row["dtype"] == dtypes[0]]
+    assert min(row["bytes"] for row in gathered) == (8 if dtypes[0] == "fp32" else 4)
     assert "busbw = algbw * 2 (k - 1) / k" in first.stdout
     if backend == "mpi":
         assert "by the backend: float16 reduced as float32" in first.stdout

@@ -73,11 +73,11 @@ def measure(world: World, method: Method) -> tuple[float, float | None]:
 
 
 def list_methods(contract: Contract, size: int) -> list[Method]:
-    """The one with servers that this start is of, or all without."""
+    """The one with servers that this start is of, or all without; of these only some, if the parameters name them."""
     if contract.method:
         return [read_method(contract)]
     found = []
-    for name in PRESETS:
+    for name in contract.parameters.get("methods", PRESETS):
         method = resolve(name, EARLY.get(name))
         with suppress(MethodError):
             check(method, size)
