@@ -21,6 +21,7 @@ from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.seal import seal
 from mlbench_cli.results.archive.verify import find_problems
 from mlbench_cli.storage.run_folder import RunFolder
+from tests.contract.clients import start_fork
 from tests.sampling import STRIDES
 from tests.unit.results.runs import (
     START,
@@ -266,17 +267,15 @@ def test_killed_at_every_step_then_sealed_again(tmp_path: Path, stride: int) -> 
 
 def test_killed_at_random_moments_then_sealed_again(tmp_path: Path) -> None:
     chance = random.Random(7)
-    program = (
-        "import sys; from pathlib import Path; from tests.unit.results.archive.test_seal import _large_run; "
-        "from tests.unit.results.runs import observation_of; from mlbench_cli.results.archive.seal import seal; "
-        "run = _large_run(Path(sys.argv[1])); print(flush=True); "
-        "seal(run, observation_of())"
-    )
+
+    def seal_there() -> None:
+        run = _large_run(folder)
+        print(flush=True)
+        seal(run, observation_of())
+
     for attempt in range(3):
         folder = tmp_path / str(attempt)
-        root = Path(__file__).parents[4]
-        child = subprocess.Popen([sys.executable, "-c", program, str(folder)], cwd=root, stdout=subprocess.PIPE)
-        with child:
+        with start_fork(seal_there, stdout=subprocess.PIPE) as child:
             assert child.stdout is not None
             child.stdout.readline()
             time.sleep(chance.uniform(0, 0.2))
@@ -324,7 +323,7 @@ LINES = st.lists(
 )
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     lines=LINES,
     ending=st.sampled_from([*Ending]),

@@ -84,8 +84,8 @@ def test_ends_of_the_decoder_are_gathered_apart_and_each_group_while_the_one_bef
 @pytest.mark.parametrize(
     ("name", "size", "tensor"),
     sampled(
-        [("fsdp2", 8, 0), ("fsdp2", 3, 0), ("hsdp", 8, 0), ("tp", 2, 2), ("tp+fsdp2", 8, 2)],
-        keep=[("fsdp2", 3, 0), ("hsdp", 8, 0), ("tp", 2, 2)],
+        [("fsdp2", 8, 0), ("fsdp2", 3, 0), ("hsdp", 8, 0), ("hsdp", 4, 0), ("tp", 2, 2), ("tp+fsdp2", 8, 2)],
+        keep=[("fsdp2", 3, 0), ("hsdp", 4, 0), ("tp", 2, 2)],
     ),
 )
 def test_each_rank_draws_its_part_of_the_same_values(
