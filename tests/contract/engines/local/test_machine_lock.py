@@ -20,6 +20,7 @@ from mlbench_cli.engines.local.state import read_state
 from mlbench_cli.errors import DeadlineError
 from mlbench_cli.model.run import Run
 from mlbench_cli.storage.store import Store
+from tests.contract import clients
 from tests.contract.local_runs import SLEEP, Lab, processes_of, shell, until
 
 Captured = pytest.CaptureFixture[str]
@@ -230,7 +231,12 @@ def test_the_default_file_is_the_same_for_all_users(monkeypatch: pytest.MonkeyPa
     assert lock_path() is None
 
 
-def test_doctor_says_who_has_this_machine(lab: Lab, lock: Path, capsys: Captured) -> None:
+def test_doctor_says_who_has_this_machine(
+    lab: Lab, lock: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # torch takes two seconds to say it.
+    monkeypatch.setattr("mlbench_cli.commands.doctor.TORCH_PROBE", r'print("2.12\t0\tgloo\tno")')
+
     def find_lock_check() -> tuple[str, str]:
         assert mlbench(["doctor", "-o", "json"]) == 0
         checks = json.loads(capsys.readouterr().out)["checks"]
@@ -260,8 +266,7 @@ def test_a_detached_run_queues_in_the_background(lab: Lab, capsys: Captured, tmp
 
 def test_an_attached_run_says_what_it_waits_for_and_can_be_interrupted(lab: Lab, tmp_path: Path) -> None:
     first = lab.start(SLEEP)
-    words = [sys.executable, "-m", "mlbench_cli", "run", "mine", "1", "--command", "true"]
-    waiting = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+    waiting = clients.start("run", "mine", "1", "--command", "true", stderr=subprocess.PIPE)
     assert waiting.stderr is not None
     assert f"mine-1 is waiting for this machine: {first.name} of user" in waiting.stderr.readline()
     waiting.send_signal(signal.SIGINT)
