@@ -12,7 +12,9 @@ import signal
 import sys
 import tempfile
 
-from hypothesis import HealthCheck, settings
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 pytest_plugins = ("tests.grouping", "tests.limits", "tests.skips", "tests.workers")
 
@@ -27,7 +29,23 @@ settings.register_profile(
 settings.register_profile(
     "new", settings.get_profile("repeatable"), max_examples=100, derandomize=False, print_blob=True
 )
+
+
 settings.load_profile("new" if os.environ.get("MLBENCH_TEST_INPUTS") == "new" else "repeatable")
+
+
+@settings(max_examples=1)
+@given(st.text())
+def read_constants(text: str) -> None:
+    """Hypothesis reads all modules of the project for values to try, which takes seconds of a core in a fresh clone."""
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Read them before the workers are forked, or each of them would."""
+    items = session.items if session.config.option.workers else []
+    if any(getattr(getattr(item, "function", None), "is_hypothesis_test", False) for item in items):
+        read_constants()
+
 
 os.environ.setdefault("MLBENCH_MACHINE_LOCK", "none")
 
