@@ -18,6 +18,7 @@ from itertools import pairwise
 from typing import Any, NoReturn
 
 from mlbench_cli.__main__ import main
+from mlbench_cli.tasks.catalog import load_catalog
 
 HIGHEST = 1 << 20  # above all descriptors
 Work = Callable[[], object]
@@ -43,12 +44,20 @@ def start_fork(
 ) -> "subprocess.Popen[str]":
     """A process that does `work`, whose value is its exit code, and never becomes another program."""
     given = dict(os.environ if environment is None else environment)
+    prepare_fork()
     prepare = partial(become, work, given, pass_fds)
     return subprocess.Popen(["mlbench"], preexec_fn=prepare, pass_fds=pass_fds, text=True, **options)
 
 
+def prepare_fork() -> None:
+    """Close the stores that nobody refers to any more: SQLite must not find them open again in a fork. Whoever keeps a
+    store open cannot start clients of it in this way."""
+    gc.collect()
+
+
 def mlbench(arguments: Sequence[str]) -> int:
     sys.argv[:] = ["mlbench", *arguments]
+    load_catalog.cache_clear()  # other variables may name other tasks
     return main()
 
 

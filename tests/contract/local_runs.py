@@ -2,9 +2,9 @@
 
 import os
 import subprocess
+import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from mlbench_cli.model.run import Observation, Run
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.results.archive.documents import write_run_document
 from mlbench_cli.storage.store import Store
-from tests.contract.clients import start_fork
 
 PATIENCE = 120.0  # seconds; only a broken program, or a machine that others keep busy, needs them
 SLEEP = ("sleep", "600")
@@ -98,10 +97,11 @@ def processes_below(folder: str) -> list[int]:
     return found
 
 
-def client(home: Path, script: str, env: Mapping[str, str] | None = None, **options: Any) -> "subprocess.Popen[str]":
+def client(home: Path, script: str, **options: Any) -> "subprocess.Popen[str]":
     """Another process that knows the same store: `script` finds `lab` in it."""
     prelude = (
-        "import sys; from tests.contract.local_runs import *; "
-        f"from mlbench_cli.runs import finalize, supervise; lab = Lab(Path({str(home)!r}))\n"
+        "import sys; from pathlib import Path; from tests.contract.local_runs import *; "
+        "from mlbench_cli.runs import finalize, supervise; lab = Lab(Path(sys.argv[1]))\n"
     )
-    return start_fork(partial(exec, prelude + script, {}), env, stdout=subprocess.PIPE, **options)
+    words = [sys.executable, "-c", prelude + script, str(home)]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, text=True, **options)

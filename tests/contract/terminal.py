@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from tests.contract.clients import become, mlbench
+from tests.contract.clients import become, mlbench, prepare_fork
 
 LIMIT = 180.0  # seconds until a text that does not come is given up
 
@@ -17,7 +17,7 @@ LIMIT = 180.0  # seconds until a text that does not come is given up
 class Terminal:
     """One command of the tool on a terminal. `seen` is all that it has written so far.
 
-    `starts_anew`: it is not forked from this process, of which gRPC allows no forks that use it.
+    It is a fork of this process (clients.py), unless it `starts_anew`: gRPC allows no forks that use it.
     """
 
     def __init__(
@@ -33,6 +33,7 @@ class Terminal:
         inherited = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
         variables = {**inherited, **own, **(environment or {})}
         self.seen = ""
+        prepare_fork()
         self.pid, self._terminal = pty.fork()
         if self.pid == 0:
             if cwd is not None:

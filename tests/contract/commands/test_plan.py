@@ -53,6 +53,7 @@ def digits_run(folder: Path, batch: int = 64, samples: int = 5000, **changes: An
     return str(calibrated_run(folder, run_spec=run_spec, details=details, **changes))
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_the_best_for_this_machine_are_run_and_written_as_an_experiment(
     tmp_path: Path, plan: Command, capsys: Captured
 ) -> None:

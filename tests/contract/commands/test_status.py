@@ -114,6 +114,7 @@ def test_goal_and_seconds_of_finished_runs(capsys: Captured) -> None:
 
 @pytest.mark.parametrize(("columns", "kept"), [(40, 0), (60, 2), (160, 6)])
 def test_columns_give_way_on_a_narrow_terminal(store: Store, columns: int, kept: int) -> None:
+    store.close()
     _, printed = Terminal(
         "status", "--limit", "0", home=store.folder, columns=columns, environment={"TERM": "dumb"}
     ).finish()

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 from mlbench_cli.engines.base import Engine
@@ -13,7 +12,6 @@ from mlbench_cli.engines.local.engine import LocalEngine
 from mlbench_cli.engines.machines.details import HostRecord, HostsDetails, PartitionRecord, SlurmDetails
 from mlbench_cli.engines.slurm.engine import SlurmEngine
 from mlbench_cli.model.run import Run
-from tests.contract.clients import start_fork
 from tests.contract.local_runs import Lab, processes_below
 from tests.fakes import slurm
 
@@ -71,6 +69,7 @@ def start_client(kind: str, home: Path, script: str) -> "subprocess.Popen[str]":
     """Another process of the same person: `script` finds `lab` in it."""
     prelude = (
         "import os, sys, time; from pathlib import Path; from mlbench_cli.runs import supervise\n"
-        f"from tests.contract.engines.labs import EngineLab; lab = EngineLab({kind!r}, Path({str(home)!r}))\n"
+        "from tests.contract.engines.labs import EngineLab; lab = EngineLab(sys.argv[1], Path(sys.argv[2]))\n"
     )
-    return start_fork(partial(exec, prelude + script, {}), stdout=subprocess.PIPE)
+    words = [sys.executable, "-c", prelude + script, kind, str(home)]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, text=True)

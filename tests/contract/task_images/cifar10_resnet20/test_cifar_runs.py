@@ -100,8 +100,8 @@ def test_ddp_and_mpi_follow_the_same_curve(ranks: RankServer, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sizes", sampled(((2,), (2, 4)), keep=((2,),)))
-def test_curves_do_not_depend_on_the_number_of_ranks(ranks: RankServer, tmp_path: Path, sizes: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("many", sampled((2, 4), keep=(2,)))
+def test_curves_do_not_depend_on_the_number_of_ranks(ranks: RankServer, tmp_path: Path, many: int) -> None:
     """The same global batch on 1, 2 or 4 ranks is the same training, rounding apart: the same images in every step, cut
     and mirrored alike, gradients weighted by images: the last step has 5 of them, unevenly shared.
 
@@ -118,13 +118,12 @@ def test_curves_do_not_depend_on_the_number_of_ranks(ranks: RankServer, tmp_path
     }
     same |= {"schedule": "multistep", "milestones": [2], "warmup_epochs": 0, "goal_full": 100.0, "goal_light": 100.0}
     curves: dict[tuple[str, int], list[float]] = {}
-    for norm, size in (("group", 1), *(("group", size) for size in sizes), ("batch", 1), ("batch", 2)):
+    for norm, size in (("group", 1), ("group", many), ("batch", 1), ("batch", 2)):
         changes = same | {"norm": norm, "batch_size": 32 // size}
         result = finished_result(run(ranks, tmp_path / f"{norm}-{size}", size=size, **changes))
         points = result["details"]["curve"]
         curves[norm, size] = [point[name] for point in points for name in ("train_loss", "loss", "Prec@1", "Prec@5")]
-    for size in sizes:
-        assert curves["group", size] == pytest.approx(curves["group", 1], rel=1e-4)
+    assert curves["group", many] == pytest.approx(curves["group", 1], rel=1e-4)
     assert curves["group", 1][-4] < curves["group", 1][0]
     assert curves["batch", 2] != pytest.approx(curves["batch", 1], rel=1e-3)
 

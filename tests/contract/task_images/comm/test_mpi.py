@@ -39,9 +39,8 @@ def test_the_same_over_the_network_instead_of_shared_memory(ranks: RankServer, t
     assert [(one.code, one.stderr) for one in ended] == [(0, "")] * size
 
 
-@pytest.mark.parametrize("size", sampled((2, 3), keep=(2,)))
-def test_the_harness_takes_it_for_any_other_backend(ranks: RankServer, tmp_path: Path, size: int) -> None:
-    for one in ranks.run("tests.contract.task_images.harness.collectives", size, tmp_path, {}, MLBENCH_BACKEND="mpi"):
+def test_the_harness_takes_it_for_any_other_backend(ranks: RankServer, tmp_path: Path) -> None:
+    for one in ranks.run("tests.contract.task_images.harness.collectives", 3, tmp_path, {}, MLBENCH_BACKEND="mpi"):
         lines = [line for line in one.stdout.splitlines() if not line.startswith("@mlbench ")]
         assert lines == [f"OK {check.__name__}" for check in collectives.CHECKS]
         assert (one.code, one.stderr) == (0, "")
@@ -93,7 +92,7 @@ def test_under_mpiexec_its_ranks_are_taken(tmp_path: Path) -> None:
     del environment["RANK"]
     ended = subprocess.run(
         [MPIEXEC, "-n", "2", sys.executable, "-m", PROGRAM],
-        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60,
+        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280,
     )  # fmt: skip
     assert (ended.returncode, ended.stderr) == (0, "")
     printed, text, decoder = [], ended.stdout.strip(), json.JSONDecoder()

@@ -16,8 +16,11 @@ RIGHT = "            work.wait()\n            if summed is not flat:"
 WRONG = "            work.wait()\n            summed[-1] += self._link.rank\n            if summed is not flat:"
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_failed_self_check_ends_the_run_with_a_finding(tmp_path: Path) -> None:
+    """By day the parts: the check finds it (checks.py), such an error is exit code 70 (test_collective_runs.py), which
+    is this finding (engines/local/test_endings.py)."""
     for name in PACKAGES:
         shutil.copytree(ROOT / name, tmp_path / name)
     source = tmp_path / "task_images" / "comm" / "exchange.py"
