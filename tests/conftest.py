@@ -6,11 +6,13 @@ Runs of tests do not queue for this machine: many of them run several at once, a
 """
 
 import atexit
+import contextlib
 import os
 import shutil
 import signal
 import sys
 import tempfile
+from importlib import import_module
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -34,6 +36,13 @@ settings.register_profile(
 settings.load_profile("new" if os.environ.get("MLBENCH_TEST_INPUTS") == "new" else "repeatable")
 
 
+MANY = 2000  # tests, of which some need each of these
+SHARED = (
+    *("matplotlib.figure", "matplotlib.backends.backend_agg", "kubernetes.client", "boto3", "azure.core", "jinja2"),
+    *("azure.identity", "uvicorn", "starlette.applications", "mlbench_cli.commands.run", "mlbench_cli.commands.serve"),
+)
+
+
 @settings(max_examples=1)
 @given(st.text())
 def read_constants(text: str) -> None:
@@ -41,10 +50,14 @@ def read_constants(text: str) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Read them before the workers are forked, or each of them would."""
+    """Read them, and import what many tests need, before the workers are forked, or each of them would."""
     items = session.items if session.config.option.workers else []
     if any(getattr(getattr(item, "function", None), "is_hypothesis_test", False) for item in items):
         read_constants()
+    if len(items) > MANY:
+        for name in SHARED:
+            with contextlib.suppress(ImportError):
+                import_module(name)
 
 
 os.environ.setdefault("MLBENCH_MACHINE_LOCK", "none")
