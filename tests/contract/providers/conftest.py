@@ -27,9 +27,9 @@ IMAGES = {"registry:3": "sha256:01", "my/task:1": "sha256:02", "node": "sha256:0
 
 
 @pytest.fixture(autouse=True)
-def no_docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def no_docker(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """The Docker of this machine is nobody's to search or to clean up: in its place there is an empty one."""
-    empty = World(tmp_path / "docker")
+    empty = World(tmp_path_factory.mktemp("docker"))
     monkeypatch.setenv("KIND_WORLD", str(empty.path))
     monkeypatch.setenv("PATH", f"{empty.bin}{os.pathsep}{os.environ['PATH']}")
 
