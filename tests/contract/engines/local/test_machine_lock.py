@@ -20,7 +20,6 @@ from mlbench_cli.engines.local.state import read_state
 from mlbench_cli.errors import DeadlineError
 from mlbench_cli.model.run import Run
 from mlbench_cli.storage.store import Store
-from tests.contract import clients
 from tests.contract.local_runs import SLEEP, Lab, processes_of, shell, until
 
 Captured = pytest.CaptureFixture[str]
@@ -266,7 +265,8 @@ def test_a_detached_run_queues_in_the_background(lab: Lab, capsys: Captured, tmp
 
 def test_an_attached_run_says_what_it_waits_for_and_can_be_interrupted(lab: Lab, tmp_path: Path) -> None:
     first = lab.start(SLEEP)
-    waiting = clients.start("run", "mine", "1", "--command", "true", stderr=subprocess.PIPE)
+    words = [sys.executable, "-m", "mlbench_cli", "run", "mine", "1", "--command", "true"]
+    waiting = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
     assert waiting.stderr is not None
     assert f"mine-1 is waiting for this machine: {first.name} of user" in waiting.stderr.readline()
     waiting.send_signal(signal.SIGINT)
