@@ -340,8 +340,11 @@ def test_what_clusters_cost(home: Path, capsys: Captured) -> None:
 
 def test_two_clients_at_once(home: Path, tmp_path: Path) -> None:
     """Two sweeps into one store, from two processes."""
-    both = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    for client in [clients.start("run", name, "1", "2", "--command", "true", **both) for name in ("a", "b")]:
+    started = [
+        clients.start("run", name, "1", "2", "--command", "true", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        for name in ("a", "b")
+    ]
+    for client in started:
         _, err = client.communicate(timeout=280)
         assert client.returncode == 0, err
     rows = Store(home).runs()

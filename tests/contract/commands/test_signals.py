@@ -54,8 +54,8 @@ def start(home: Path, *argv: str, program: str = MLBENCH) -> "subprocess.Popen[s
         sys.argv[1:] = argv
         exec(program, {})
 
-    both = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return clients.start_fork(work, {**os.environ, "MLBENCH_HOME": str(home)}, **both)
+    environment = {**os.environ, "MLBENCH_HOME": str(home)}
+    return clients.start_fork(work, environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 def end(process: "subprocess.Popen[str]") -> tuple[int, str]:
