@@ -414,14 +414,15 @@ class FaultHands:
         self._agent.copies.begin(self._agent.token, attempt["number"], place, self.folder, names, attempt["resume"])
 
     def _restore_checkpoint(self) -> None:
-        """Bring back copies that this machine holds for lost ones, and drop checkpoints that were not completed: ranks
-        with other numbers write them again. Raises OSError."""
-        resume, lost = self._attempt["resume"], self._attempt["lost"]
+        """Bring back copies that this machine holds for those without ranks, and drop checkpoints that were not
+        completed: ranks with other numbers write them again. Raises OSError."""
+        resume = self._attempt["resume"]
         for name in self._list_checkpoints():
             if int(name) > (resume or 0):
                 shutil.rmtree(f"{self.folder}/{name}", ignore_errors=True)
         if self._agent.copies is not None and resume is not None:
-            self._agent.copies.restore(lost, resume, self.folder)
+            gone = {self._agent.find_node(rank=rank) for rank in self._attempt["gone"]}
+            self._agent.copies.restore(gone, resume, self.folder)
 
     def _start_attempt(self, attempt: Mapping[str, Any]) -> None:
         """Start the ranks again that take part."""

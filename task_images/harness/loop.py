@@ -381,8 +381,8 @@ class Loop(Generic[P]):
         def read(rank: int) -> Mapping[str, Any]:
             if rank in lost:
                 raise EnvironmentUnfitError(
-                    f"what the method had kept of rank {rank} was lost with its machine",
-                    "--checkpoint-copy peer keeps a copy of it in the memory of another machine.",
+                    f"what the method had kept of rank {rank} is on no machine that still takes part",
+                    "On hosts and Slurm, --checkpoint-copy peer keeps a copy of it in the memory of another machine.",
                 )
             return self._read_elastic(folder / f"rank-{rank}.pt")
 

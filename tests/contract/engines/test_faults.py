@@ -394,7 +394,7 @@ def train(lab: EngineLab, name: str, method: str, copy: str | None, *, loses_mac
 @pytest.mark.parametrize(("method", "copy"), [("eftopk", "peer"), ("bsp", None)])
 def test_the_curve_is_that_of_a_run_that_lost_only_the_rank(lab: EngineLab, method: str, copy: str | None) -> None:
     """With eftopk each rank has residuals, whose sum the remaining ranks share: it is all there only with the copy."""
-    kept = train(lab, "kept", method, None, loses_machine=False)
+    kept = train(lab, "kept", method, copy, loses_machine=False)
     lost = train(lab, "lost", method, copy, loses_machine=True)
     assert (kept["outcome"], lost["outcome"]) == ("goal_missed", "goal_missed")
     assert (kept.get("doubts"), lost.get("doubts")) == (None, None)
