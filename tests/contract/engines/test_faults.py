@@ -368,11 +368,12 @@ def train(lab: EngineLab, name: str, method: str, copy: str | None, *, loses_mac
     request = Request(name=name, workers=(3,), task="digits_resnet", preset="tiny", method=method, set=settings)
     (spec,) = resolve(replace(request, share_machine=True), LOCAL)
     kept = {field: value for field, value in vars(spec).items() if field not in ("name", "cluster", "engine", "argv")}
-    more = {"on_failure": "shrink", "checkpoint_every": "161", "checkpoint_copy": copy, "cpus": None}
+    more = {"on_failure": "shrink", "checkpoint_every": "161", "checkpoint_copy": copy, "cluster_kind": None}
     run = lab.start(spec.argv, name=name, **{**kept, **more})
     parts = [node_folder(lab, run, node) / f".state/checkpoints/161/rank-{node}.pt" for node in range(3)]
+    files, wanted = [*parts, parts[0].with_name("main.pt")], {"1": 161, "2": 161} if copy else {}
     end = time.monotonic() + 300
-    while not (copied(lab, run) == {"1": 161, "2": 161} if copy else all(part.exists() for part in parts)):
+    while copied(lab, run) != wanted or not all(file.exists() for file in files):
         assert time.monotonic() < end
         time.sleep(0.05)
     if loses_machine:
