@@ -22,7 +22,7 @@ from providers.kind import KindOptions, KindProvider, image_of, kubeconfig_of, t
 from providers.kind.resources import list_owned_clusters, nodes_of
 from providers.lifecycle import down, up
 from tests.fakes.kind_tools import World
-from tests.sampling import STRIDES
+from tests.sampling import STRIDES, sampled
 
 FULL = KindOptions(registry_port=5001, load=("my/task:1",))
 # Calls that change the world; to be killed at another is to be killed after the last of these.
@@ -167,14 +167,15 @@ def test_killed_at_every_change_of_making_nothing_leaks(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("stride", sampled((3, 1), keep=(3,)))
 def test_killed_at_every_change_of_removing_it_goes_on(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stride: int
 ) -> None:
     _make(_cluster())
     full = world.state
     kills = _kills(world, lambda: _remove(_cluster()))
     assert len(kills) == 4
-    for number, when in kills:
+    for number, when in kills[::stride]:
         world.change(**{**full, "log": [], "trouble": {str(number): when}})
         monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / f"home-{number}-{when}"))
         assert _in_child(_remove_from_nothing) == signal.SIGKILL
