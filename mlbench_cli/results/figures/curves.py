@@ -12,10 +12,12 @@ from mlbench_cli.results.analysis.numbers import SECONDS, unit_of
 from mlbench_cli.results.analysis.tables import MetricPoint, MetricTable, ResourceSample, read_number
 from mlbench_cli.results.archive import sample_blocks
 from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.figures.look import MAX_LOOKS
 from mlbench_cli.results.figures.model import Axis, Figure, Kind, Line, Scale, thin
+from mlbench_cli.util.text import counted
 from mlbench_cli.util.times import parse_timestamp
 
-MAX_RUNS = 12  # in a figure over time; all are in the CSV
+MAX_RUNS = MAX_LOOKS  # in a figure over time: each has its own color and mark
 MAX_RANK_LINES = 16  # in a figure of samples; for more ranks the spread is drawn
 SPREAD_INTERVALS = 60
 _BLOCK_STEPS = [step for step in range(1, sample_blocks.BLOCK_ROWS + 1) if sample_blocks.BLOCK_ROWS % step == 0]
@@ -165,27 +167,38 @@ class RunData:
 def metric_figures(runs: Sequence[RunData], prefix: str, *, with_others: bool = True) -> Iterator[Figure]:
     """Loss and the goal's metric with the goal, for runs of one job; with `with_others` also the learning rate and
     rank 0's other metrics."""
-    shown = [run for run in runs if run.archive.run["spec"]["task"] != "allreduce"][:MAX_RUNS]  # it reports no curves
+    # allreduce reports no curves.
+    shown, caption = _limit([run for run in runs if run.archive.run["spec"]["task"] != "allreduce"])
     names = list(dict.fromkeys(point.name for run in shown for point in run.metrics if point.rank == 0))
     goal = next((run.goal for run in shown if run.goal), None)
     goal_names = [name for name in names if goal and name in goal.metric_names]
     losses = [name for name in names if name.endswith("loss") and name not in goal_names]
     rates = [name for name in names if name in _RATES]
     if losses:
-        yield _metric_figure(shown, f"{prefix}loss", "Loss over time", losses, "loss")
+        yield _metric_figure(shown, f"{prefix}loss", "Loss over time", losses, "loss", caption)
     if goal_names and goal:
-        figure = _metric_figure(shown, f"{prefix}goal-metric", f"{goal.metric} over time", goal_names, goal.metric)
+        title = f"{goal.metric} over time"
+        figure = _metric_figure(shown, f"{prefix}goal-metric", title, goal_names, goal.metric, caption)
         yield _with_goal(figure, goal)
     if not with_others:
         return
     if rates:
-        yield _metric_figure(shown, f"{prefix}learning-rate", "Learning rate over time", rates, "learning rate")
+        yield _metric_figure(
+            shown, f"{prefix}learning-rate", "Learning rate over time", rates, "learning rate", caption
+        )
     others = [name for name in names if name not in {*losses, *goal_names, *rates}]
     for index, name in enumerate(others[:MAX_OTHER]):
-        yield _metric_figure(shown, f"{prefix}metric-{index}", f"{name[:60]} over time", [name], name[:60])
+        yield _metric_figure(shown, f"{prefix}metric-{index}", f"{name[:60]} over time", [name], name[:60], caption)
 
 
-def _metric_figure(runs: Sequence[RunData], key: str, title: str, names: Sequence[str], label: str) -> Figure:
+def _limit(runs: Sequence[RunData]) -> tuple[Sequence[RunData], str]:
+    """The runs that a figure shows, and a caption if there are more."""
+    return runs[:MAX_RUNS], f"The first {MAX_RUNS} of {len(runs)} runs." if len(runs) > MAX_RUNS else ""
+
+
+def _metric_figure(
+    runs: Sequence[RunData], key: str, title: str, names: Sequence[str], label: str, caption: str
+) -> Figure:
     lines = []
     for run in runs:
         for name in names:
@@ -195,12 +208,19 @@ def _metric_figure(runs: Sequence[RunData], key: str, title: str, names: Sequenc
             xs, ys = thin(
                 _times(run, points), [point.value if is_finite_number(point.value) else None for point in points]
             )
-            lines.append(Line(run.name if len(names) == 1 else f"{run.name}: {name}", tuple(xs), tuple(ys)))
+            if len(names) == 1:
+                lines.append(Line(run.name, tuple(xs), tuple(ys), panel=_panel(run, runs)))
+            else:
+                lines.append(Line(f"{run.name}: {name}", tuple(xs), tuple(ys), panel=name, short=run.name))
     y = Axis(label, unit=unit_of(names[0]))
     is_timed = all(point.seconds is not None for run in runs for point in run.metrics if point.name in names)
-    return Figure(
-        key, title, Axis(_TIME if is_timed else "seconds since training began", from_zero=True), y, tuple(lines)
-    )
+    x = Axis(_TIME if is_timed else "seconds since training began", from_zero=True)
+    return Figure(key, title, x, y, tuple(lines), caption)
+
+
+def _panel(run: RunData, runs: Sequence[RunData]) -> str:
+    """The small multiple of a run among many: its number of workers if they differ."""
+    return counted(run.workers, "worker") if len({each.workers for each in runs}) > 1 else ""
 
 
 def _times(run: RunData, points: Sequence[MetricPoint]) -> list[float]:
@@ -283,7 +303,7 @@ def _resource_lines(run: Sampled, kind: Resource) -> Iterator[Line]:
         return
     for rank, points in curves:
         xs, ys = thin([time for time, _ in points], [value for _, value in points], 400)
-        yield Line(f"{run.name}, rank {rank}", tuple(xs), tuple(ys))
+        yield Line(f"{run.name}, rank {rank}", tuple(xs), tuple(ys), panel=run.name, short=f"rank {rank}")
 
 
 def _spread_lines(name: str, curves: Sequence[Sequence[tuple[float, float]]]) -> Iterator[Line]:
@@ -307,7 +327,8 @@ def _spread_lines(name: str, curves: Sequence[Sequence[tuple[float, float]]]) ->
     kinds = ("least", min), ("median", statistics.median), ("greatest", max)
     for word, choose in kinds:
         ys = tuple(choose(values) for values in means if values)
-        yield Line(f"{name}, {word} of {len(curves)} ranks", xs, ys)
+        short = f"{word} of {len(curves)} ranks"
+        yield Line(f"{name}, {short}", xs, ys, panel=name, short=short)
 
 
 def _resource_curves(run: Sampled, kind: Resource) -> list[tuple[int, list[tuple[float, float]]]]:
@@ -332,7 +353,8 @@ def _resource_curves(run: Sampled, kind: Resource) -> list[tuple[int, list[tuple
 
 def step_figures(runs: Sequence[RunData], prefix: str) -> Iterator[Figure]:
     """The distribution of step times, and the spread over ranks by phase."""
-    lines = [line for run in runs[:MAX_RUNS] if (line := _step_line(run)) is not None]
+    shown, caption = _limit(runs)
+    lines = [replace(line, panel=_panel(run, shown)) for run in shown if (line := _step_line(run)) is not None]
     if lines:
         yield Figure(
             f"{prefix}steps",
@@ -340,7 +362,7 @@ def step_figures(runs: Sequence[RunData], prefix: str) -> Iterator[Figure]:
             Axis("milliseconds per step", Scale.LOG10),
             Axis("share of steps that are not longer", from_zero=True),
             tuple(lines),
-            "Means over the steps between two reports of rank 0 within an epoch, each weighted by its steps.",
+            f"Means over the steps between two reports of rank 0 within an epoch, weighted by steps. {caption}".strip(),
             Kind.STEPS,
         )
     yield from _straggler_figures(runs, prefix)
@@ -371,7 +393,7 @@ def _step_line(run: RunData) -> Line | None:
 
 
 def _straggler_figures(runs: Sequence[RunData], prefix: str) -> Iterator[Figure]:
-    several = [run for run in runs[:MAX_RUNS] if run.archive.result["world_size"] > 1]
+    several, cut = _limit([run for run in runs if run.archive.result["world_size"] > 1])
     names = list(dict.fromkeys(name for run in several for name in run.archive.result["timings"]))
     if not names:
         return
@@ -387,10 +409,12 @@ def _straggler_figures(runs: Sequence[RunData], prefix: str) -> Iterator[Figure]
                     tuple(spread["mean"] for _, spread in own),
                     tuple(spread["min"] for _, spread in own),
                     tuple(spread["max"] for _, spread in own),
+                    panel=_panel(run, several),
                 )
             )
     axis = Axis("phase", Scale.CATEGORIES, categories=tuple(name.replace("_", " ") for name in names))
     caption = "Marks: means over the ranks. Bars: from the fastest to the slowest rank; long bars are stragglers."
+    caption = f"{caption} {cut}".strip()
     seconds = Axis("seconds", from_zero=True, unit=SECONDS)
     yield Figure(f"{prefix}ranks", "Spread over ranks", axis, seconds, tuple(lines), caption, Kind.RANGES)
 

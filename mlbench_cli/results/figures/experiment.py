@@ -1,17 +1,17 @@
 """The figures of an experiment: values over the number of workers, and time against price, or values against bytes."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 from mlbench_cli.results.analysis.experiment_table import SECONDS, Cell, Row, list_offers, worker_counts
 from mlbench_cli.results.analysis.numbers import MIN_RUNS, format_factor, value_range
-from mlbench_cli.results.figures.look import Look, choose_looks, look_of
-from mlbench_cli.results.figures.model import Axis, Figure, Line, Scale, Sheet
+from mlbench_cli.results.figures.look import MAX_LOOKS, Look, choose_shared_looks, look_of
+from mlbench_cli.results.figures.model import MAX_SERIES, Axis, Figure, Line, Scale, Sheet, choose_divider
 from mlbench_cli.results.figures.png import write_sheets
 from mlbench_cli.util.front import find_front
 
-MAX_LINES = 12  # rows in one panel; nobody can distinguish more
 PANEL = "task"
 
 
@@ -35,25 +35,28 @@ def _has_sent(row: Row) -> bool:
 
 
 def split_panels(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
-    """Rows that may stand side by side: one panel for each task and unit, of at most MAX_LINES rows."""
+    """Rows that may stand side by side: one panel for each task and unit."""
     panels: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         if _has_value(row):
             panels.setdefault((row.settings.get(PANEL, ""), row.unit), []).append(row)
-    return [
-        (f"{task}, {unit}" if task else unit, members[start : start + MAX_LINES])
-        for (task, unit), members in panels.items()
-        for start in range(0, len(members), MAX_LINES)
-    ]
+    return [(f"{task}, {unit}" if task else unit, members) for (task, unit), members in panels.items()]
 
 
 def _figure(name: str, rows: Sequence[Row]) -> Figure:
-    looks = choose_looks([row.settings.get("method", "") for row in rows if not row.source])
-    looks += [look_of(index) for index in range(len(looks), len(rows))]
-    ordered = sorted(rows, key=lambda row: row.source is not None)
-    lines = tuple(_line(row, look) for row, look in zip(ordered, looks, strict=True))
+    own, published = ([row for row in rows if bool(row.source) is known] for known in (False, True))
+    names = [key for key in dict.fromkeys(key for row in own for key in row.settings) if key != PANEL]
+    divider = choose_divider(names, [row.settings for row in own]) if len(own) > MAX_SERIES else ""
+    shorts = [_short_label(row, divider) for row in own]
+    looks = choose_shared_looks(shorts, [row.settings.get("method", "") for row in own])
+    free = [look for look in map(look_of, range(MAX_LOOKS)) if look not in looks] or [look_of(0)]
+    lines = [
+        replace(_line(row, look), panel=row.settings.get(divider, "") if divider else "measured", short=short)
+        for row, look, short in zip(own, looks, shorts, strict=True)
+    ]
+    lines += [replace(_line(row, free[index % len(free)]), panel="published") for index, row in enumerate(published)]
     x = Axis("workers", Scale.LOG2, ticks=tuple(map(float, worker_counts(rows))))
-    return Figure(name, name, x, Axis(rows[0].unit, from_zero=True), lines)
+    return Figure(name, name, x, Axis(rows[0].unit, from_zero=True), tuple(lines))
 
 
 def _line(row: Row, look: Look) -> Line:
@@ -83,9 +86,9 @@ def _range(cell: Cell) -> tuple[float, float] | None:
     return value_range(cell.value)
 
 
-def _short_label(row: Row) -> str:
+def _short_label(row: Row, divider: str = "") -> str:
     """What sets a row apart inside its panel."""
-    words = [value for key, value in row.settings.items() if key not in (PANEL, "source") and value]
+    words = [value for key, value in row.settings.items() if key not in (PANEL, "source", divider) and value]
     return ", ".join([*words, *([row.source] if row.source else [])]) or row.label
 
 

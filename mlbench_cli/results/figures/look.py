@@ -20,6 +20,15 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
     "local": ("localsgd", "postlocalsgd", "dpsgd", "choco"),
     "engine": ("ddp", "ddp-static", "zero1", "fsdp2", "hsdp"),
 }
+FAMILY_NAMES: Mapping[str, str] = {
+    "step": "after the backward pass",
+    "overlap": "during the backward pass",
+    "sparse": "only the largest numbers",
+    "small": "fewer bits, lower rank",
+    "servers": "parameter servers",
+    "local": "local steps, neighbors",
+    "engine": "engines of torch",
+}
 _METHODS = {name: (family, place) for family, names in FAMILIES.items() for place, name in enumerate(names)}
 _METHODS[OWN] = _METHODS["bsp"]
 # The parts of a step in the order of stacked bars: label, color, and the task contract's categories.
@@ -43,21 +52,41 @@ MARKS: tuple[tuple[tuple[float, float], ...], ...] = (
     ),
 )
 
+MAX_LOOKS = len(FAMILIES) * len(MARKS)
+
 Look = tuple[str, int]  # a color's name and the number of a mark
 
 
 def look_of(index: int) -> Look:
-    """The look of series `index` if methods do not distinguish them; there are 42."""
+    """The look of series `index` if methods do not distinguish them; there are MAX_LOOKS."""
     return tuple(FAMILIES)[index % len(FAMILIES)], index % len(MARKS)
 
 
 def choose_looks(methods: Sequence[str]) -> list[Look]:
     """The looks of series with these methods: by method if all differ, else by index."""
-    known = [_METHODS.get(phrase if phrase == OWN else phrase.partition(" ")[0]) for phrase in methods]
-    found = [look for look in known if look is not None]
+    found = [look for phrase in methods if (look := _look_of_method(phrase)) is not None]
     if len(found) == len(methods) == len(set(found)):
         return found
     return [look_of(index) for index in range(len(methods))]
+
+
+def choose_shared_looks(names: Sequence[str], methods: Sequence[str]) -> list[Look]:
+    """The looks of series, equal for equal names; by method if each name has one that no other has."""
+    found: dict[str, str] = {}
+    for name, method in zip(names, methods, strict=True):
+        found[name] = method if found.get(name, method) == method else ""
+    looks = dict(zip(found, choose_looks([*found.values()]), strict=True))
+    return [looks[name] for name in names]
+
+
+def family_of(method: str) -> str:
+    """The family of a method in words: "during the backward pass"; empty if unknown."""
+    look = _look_of_method(method)
+    return FAMILY_NAMES[look[0]] if look else ""
+
+
+def _look_of_method(phrase: str) -> Look | None:
+    return _METHODS.get(phrase if phrase == OWN else phrase.partition(" ")[0])
 
 
 def color_of_phase(name: str) -> str:

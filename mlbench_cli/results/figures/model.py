@@ -3,11 +3,16 @@
 All figures of mlbench are a `Figure`, rendered by `svg` on pages, by `png` in files, and by `Figure.rows` as a table.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import NamedTuple
 
+from mlbench_cli.results.figures.look import look_of
 from mlbench_cli.util.text import list_some
+
+MAX_SERIES = 7  # in one plot; a figure with more becomes small multiples
 
 
 class Kind(StrEnum):
@@ -66,6 +71,8 @@ class Line:
     group       lines of a group are drawn as one part of a bar
     is_joined   False: marks only
     is_named    False: belongs to the line before it, without marks and legend entry
+    panel       title of its small multiple if the figure has too many series; empty: split by order
+    short       name in a small multiple; empty: the label
     """
 
     label: str
@@ -82,6 +89,8 @@ class Line:
     spread: Spread = Spread.INTERVAL
     is_joined: bool = True
     is_named: bool = True
+    panel: str = ""
+    short: str = ""
 
     def __post_init__(self) -> None:
         columns = (self.low, self.high, self.few, self.notes)
@@ -108,7 +117,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Figure:
-    """`key` is used in file names and links."""
+    """`key` is used in file names and links. `panel` is the title of a small multiple."""
 
     key: str
     title: str
@@ -118,12 +127,14 @@ class Figure:
     caption: str = ""
     kind: Kind = Kind.LINES
     notes: tuple[str, ...] = ()
+    panel: str = ""
 
     @property
     def alt(self) -> str:
         """A sentence that describes the figure for people who cannot see it."""
         names = list_some([line.label for line in self.lines], 8)
-        return f"{self.title}: {self.y.label} over {self.x.label}, for {names}."
+        title = f"{self.title}, {self.panel}" if self.panel else self.title
+        return f"{title}: {self.y.label} over {self.x.label}, for {names}."
 
     @property
     def parts(self) -> tuple[Line, ...]:
@@ -165,6 +176,78 @@ class Sheet:
     footnote: str = ""
     marks: tuple[str, ...] = ()
     message: str = ""
+
+
+class Panels(NamedTuple):
+    """A figure's small multiples, which share its axes, and the lines of their legend; empty: each has its own."""
+
+    figures: tuple[Figure, ...]
+    legend: tuple[Line, ...]
+
+
+def split_panels(figure: Figure) -> Panels:
+    """The figure as small multiples of at most MAX_SERIES series, by the lines' `panel` and then by their order.
+
+    A figure with fewer series, or whose lines are parts of bars, is its only panel. Series keep their colors and marks;
+    goals and ideals are in every panel.
+    """
+    owners = _owners(figure)
+    if figure.kind in (Kind.BARS, Kind.SPANS) or len(set(owners) - {""}) <= MAX_SERIES:
+        return Panels((figure,), ())
+    looks = {line.label: look_of(index) for index, line in reversed([*enumerate(figure.lines)])}
+    panels: dict[str, dict[str, None]] = {}
+    for line, owner in zip(figure.lines, owners, strict=True):
+        if owner == line.label:
+            panels.setdefault(line.panel, {})[owner] = None
+    found = []
+    for panel, members in panels.items():
+        for title, labels in _split_evenly(panel, [*members]):
+            lines = [
+                replace(
+                    line,
+                    label=line.short or line.label,
+                    color=line.color or (looks[owner][0] if owner else ""),
+                    shape=line.shape if line.color or not owner else looks[owner][1],
+                )
+                for line, owner in zip(figure.lines, owners, strict=True)
+                if owner in labels or not owner
+            ]
+            found.append(replace(figure, lines=tuple(lines), panel=title))
+    named = {line.label: line for panel in found for line in panel.parts if line.is_named}
+    own = sum(not line.reference or bool(line.color) for line in named.values())
+    return Panels(tuple(found), tuple(named.values()) if own <= MAX_SERIES else ())
+
+
+def choose_divider(names: Sequence[str], settings: Sequence[Mapping[str, str]]) -> str:
+    """The setting whose values divide series into the fewest panels of at most MAX_SERIES; empty if there is none.
+
+    It is the method only if nothing else divides them, so that methods keep their colors in all panels.
+    """
+    counts = {name: Counter(each.get(name, "") for each in settings) for name in names}
+    fit = [name for name in names if 1 < len(counts[name]) < len(settings) and max(counts[name].values()) <= MAX_SERIES]
+    return min(fit, key=lambda name: (name == "method", len(counts[name])), default="")
+
+
+def _owners(figure: Figure) -> list[str]:
+    """The label of the series to which each line belongs; empty for a goal or ideal, which belongs to all."""
+    owners: list[str] = []
+    last = ""
+    for line in figure.lines:
+        if line.is_named:
+            last = "" if line.reference and not line.color else line.label
+            owners.append(last)
+        else:
+            owners.append(line.label if line.label in owners else last)
+    return owners
+
+
+def _split_evenly(panel: str, labels: list[str]) -> Iterator[tuple[str, list[str]]]:
+    """Parts of at most MAX_SERIES labels with their titles, such as "4 workers, 1–6 of 18"."""
+    parts = -(-len(labels) // MAX_SERIES)
+    for part in range(parts):
+        begin, end = (len(labels) * each // parts for each in (part, part + 1))
+        place = f"{begin + 1}–{end} of {len(labels)}" if parts > 1 else ""
+        yield ", ".join(filter(None, (panel, place))), labels[begin:end]
 
 
 def _add(name: str, lines: Sequence[Line]) -> Line:

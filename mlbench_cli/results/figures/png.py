@@ -9,14 +9,14 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mlbench_cli.config.extras import install_hint
 from mlbench_cli.errors import MlbenchError
 from mlbench_cli.results.analysis.numbers import format_value
 from mlbench_cli.results.archive.layout import naming_file_on_os_error
 from mlbench_cli.results.figures.look import MARKS, look_of, read_colors
-from mlbench_cli.results.figures.model import Figure, Kind, Line, Sheet, Spread
+from mlbench_cli.results.figures.model import Figure, Kind, Line, Sheet, Spread, split_panels
 from mlbench_cli.results.figures.ticks import Places, format_tick, place_axis, values_of
 from mlbench_cli.util import files
 from mlbench_cli.util.text import shorten
@@ -105,6 +105,40 @@ def _style() -> Iterator[None]:
         yield
 
 
+class _Cell(NamedTuple):
+    """A panel on the axes of `whole`, its title and the lines of its legend; `figure` is None for a legend alone."""
+
+    figure: Figure | None
+    whole: Figure
+    title: str
+    legend: tuple[Line, ...]
+
+    def labels(self, letters: int) -> list[str]:
+        """The entries of the legend, in lines of so many letters."""
+        return [textwrap.fill(shorten(line.label, MAX_LABEL), letters) for line in self.legend]
+
+    def height(self, letters: int) -> float:
+        """In inches."""
+        legend = _LEGEND * sum(text.count("\n") + 1 for text in self.labels(letters))
+        if self.figure is None:
+            return legend
+        is_plot = self.figure.kind in (Kind.LINES, Kind.STEPS)
+        return (_PLOT if is_plot else _ROW * _count_lanes(self.figure)) + _AROUND + legend
+
+
+def _cells(sheet: Sheet) -> Iterator[_Cell]:
+    """The panels of a sheet: its figures, or their small multiples followed by a legend that they share."""
+    for figure in sheet.figures:
+        panels, shared = split_panels(figure)
+        for panel in panels:
+            own = not shared and (panel.needs_legend or len(panels) > 1)
+            legend = tuple(line for line in panel.parts if line.is_named) if own else ()
+            title = figure.title if len(sheet.figures) > 1 or not panel.panel else ""
+            yield _Cell(panel, figure, ", ".join(filter(None, (title, panel.panel))), legend)
+        if shared:
+            yield _Cell(None, figure, "", shared)
+
+
 # --- the sheet ------------------------------------------------------------------------------------------------------
 
 
@@ -113,11 +147,12 @@ def _draw(sheet: Sheet) -> "Picture":
     from matplotlib.figure import Figure as Picture
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    columns = _COLUMNS.get(len(sheet.figures), 3) if sheet.figures else 1
+    cells = list(_cells(sheet))
+    columns = _COLUMNS.get(len(cells), 3) if cells else 1
     width = _WIDTHS[columns]
     letters = int(width / columns * 9.5)
-    rows = [sheet.figures[start : start + columns] for start in range(0, len(sheet.figures), columns)]
-    heights = [max(_height(figure, letters) for figure in row) for row in rows]
+    rows = [cells[start : start + columns] for start in range(0, len(cells), columns)]
+    heights = [max(cell.height(letters) for cell in row) for row in rows]
     subtitle = textwrap.wrap(sheet.subtitle, int(width * 13.5))
     message = [] if sheet.figures else ["", *(shorten(line, 90) for line in sheet.message.splitlines()[:MAX_LINES])]
     footnote = textwrap.wrap(sheet.footnote, int(width * 16))
@@ -133,9 +168,10 @@ def _draw(sheet: Sheet) -> "Picture":
     picture.text(left, 0.08 / total, "\n".join(footnote), va="bottom", fontsize=8, color=quiet)
     if rows:
         panels = picture.subplots(len(rows), columns, squeeze=False, gridspec_kw={"height_ratios": heights})
+        handles: dict[str, Any] = {}
         for place, axes in enumerate(panels.flat):
-            if place < len(sheet.figures):
-                _panel(axes, sheet.figures[place], letters, is_named=len(sheet.figures) > 1)
+            if place < len(cells):
+                _panel(axes, cells[place], letters, handles, is_named=len(cells) > 1)
             else:
                 axes.set_axis_off()
     return picture
@@ -151,30 +187,28 @@ def _title(picture: "Picture", sheet: Sheet, x: float, y: float) -> None:
         )
 
 
-def _height(figure: Figure, letters: int) -> float:
-    body = _PLOT if figure.kind in (Kind.LINES, Kind.STEPS) else _ROW * _count_lanes(figure)
-    return body + _AROUND + _LEGEND * sum(text.count("\n") + 1 for text in _labels(figure, letters))
-
-
 def _count_lanes(figure: Figure) -> float:
     rows = max(2, len(figure.x.categories))
     return rows * max(1.0, 0.4 * len(figure.parts)) if figure.kind is Kind.RANGES else rows
 
 
-def _labels(figure: Figure, letters: int) -> list[str]:
-    """The entries of the legend."""
-    named = [line for line in figure.parts if line.is_named] if figure.needs_legend else []
-    return [textwrap.fill(shorten(line.label, MAX_LABEL), letters) for line in named]
-
-
-def _panel(axes: "Axes", figure: Figure, letters: int, *, is_named: bool) -> None:
+def _panel(axes: "Axes", cell: _Cell, letters: int, handles: dict[str, Any], *, is_named: bool) -> None:
+    """Draw a cell. `handles` are those of the lines drawn so far by label, for a legend in a separate cell."""
+    labels = cell.labels(letters)
+    if cell.figure is None:
+        axes.set_axis_off()
+        shown = [handles[line.label] for line in cell.legend]
+        axes.legend(shown, labels, loc="upper left", handlelength=2.4, labelspacing=0.3, borderaxespad=0.3)
+        return
     if is_named:
-        axes.set_title(textwrap.fill(shorten(figure.title, MAX_LABEL), letters - 8))
-    is_plot = figure.kind in (Kind.LINES, Kind.STEPS)
-    handles = _plot(axes, figure) if is_plot else _rows(axes, figure, letters)
-    if labels := _labels(figure, letters):
+        axes.set_title(textwrap.fill(shorten(cell.title, MAX_LABEL), letters - 8))
+    is_plot = cell.figure.kind in (Kind.LINES, Kind.STEPS)
+    drawn = _plot(axes, cell.figure, cell.whole) if is_plot else _rows(axes, cell.figure, cell.whole, letters)
+    handles.update(drawn)
+    if labels:
+        shown = [drawn[line.label] for line in cell.legend]
         axes.legend(
-            handles, labels, loc="upper left", bbox_to_anchor=(-0.02, -0.55 / _height(figure, 999)), handlelength=2.4,
+            shown, labels, loc="upper left", bbox_to_anchor=(-0.02, -0.55 / cell.height(999)), handlelength=2.4,
             labelspacing=0.3, borderaxespad=0.3,
         )  # fmt: skip
 
@@ -192,8 +226,9 @@ def _marker(line: Line, index: int) -> Any:
 # --- lines ----------------------------------------------------------------------------------------------------------
 
 
-def _plot(axes: "Axes", figure: Figure) -> list[Any]:
-    xs, ys = values_of(figure)
+def _plot(axes: "Axes", figure: Figure, whole: Figure) -> dict[str, Any]:
+    """Draw lines; their handles by label."""
+    xs, ys = values_of(whole)
     x, y = place_axis(figure.x, xs), place_axis(figure.y, ys)
     axes.set(xscale="log" if figure.x.scale.is_log else "linear", yscale="log" if figure.y.scale.is_log else "linear")
     every = max(1, -(-len(x.ticks) // 8))
@@ -207,7 +242,7 @@ def _plot(axes: "Axes", figure: Figure) -> list[Any]:
     axes.set_xlabel(_wrap(figure.x.label), loc="right")
     axes.set_ylabel(_wrap(figure.y.label))
     drawn = [_line(axes, figure, line, index, y) for index, line in enumerate(figure.lines)]
-    return [each for each, line in zip(drawn, figure.lines, strict=True) if line.is_named]
+    return {line.label: each for each, line in zip(drawn, figure.lines, strict=True) if line.is_named}
 
 
 def _line(axes: "Axes", figure: Figure, line: Line, index: int, y: Places) -> Any:
@@ -247,10 +282,11 @@ def _line(axes: "Axes", figure: Figure, line: Line, index: int, y: Places) -> An
 # --- rows -----------------------------------------------------------------------------------------------------------
 
 
-def _rows(axes: "Axes", figure: Figure, letters: int) -> list[Any]:
+def _rows(axes: "Axes", figure: Figure, whole: Figure, letters: int) -> dict[str, Any]:
+    """Draw bars or lanes; the handles of their parts by label."""
     names = [textwrap.fill(shorten(name, 60), max(16, letters // 3)) for name in figure.x.categories]
-    top = max(values_of(figure)[1], default=0.0) or 1.0
-    drawn = [_part(axes, figure, line, index, len(figure.parts)) for index, line in enumerate(figure.parts)]
+    top = max(values_of(whole)[1], default=0.0) or 1.0
+    drawn = {line.label: _part(axes, figure, line, index, len(figure.parts)) for index, line in enumerate(figure.parts)}
     for row in range(len(names)):
         text, end = _row_text(figure, float(row))
         axes.annotate(text, (end, row), xytext=(6, 0), textcoords="offset points", va="center", fontsize=8)

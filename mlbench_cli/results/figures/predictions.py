@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlbench_cli.errors import UsageError
-from mlbench_cli.results.figures.look import choose_looks
+from mlbench_cli.results.figures.look import choose_looks, family_of
 from mlbench_cli.results.figures.model import Axis, Figure, Line, Scale, Sheet, Spread
 from mlbench_cli.results.figures.png import write_sheets
 
@@ -48,6 +48,6 @@ def _figure(group: str, pairs: Sequence[PredictedPair], unit: str, looks: dict[s
         own = [pair for pair in pairs if pair.method == method]
         if own:
             xs, ys = tuple(pair.measured for pair in own), tuple(pair.predicted for pair in own)
-            lines.append(Line(method, xs, ys, color=color, shape=shape, is_joined=False))
+            lines.append(Line(method, xs, ys, color=color, shape=shape, is_joined=False, panel=family_of(method)))
     x, y = (Axis(f"{word} {unit}", Scale.LOG10) for word in ("measured", "predicted"))
     return Figure(group, group, x, y, tuple(lines))

@@ -4,7 +4,8 @@ Runs share a figure only if they did the same job: equal task, goal, data and ti
 machine, method, ...) are in the label of the line.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -19,8 +20,8 @@ from mlbench_cli.results.analysis.numbers import (
 )
 from mlbench_cli.results.analysis.series import Group, Point, Series, describe
 from mlbench_cli.results.analysis.statistics import Estimate, estimate
-from mlbench_cli.results.figures.look import PHASES, Look, choose_looks, look_of
-from mlbench_cli.results.figures.model import Axis, Figure, Kind, Line, Scale
+from mlbench_cli.results.figures.look import MAX_LOOKS, PHASES, Look, choose_shared_looks, family_of, look_of
+from mlbench_cli.results.figures.model import MAX_SERIES, Axis, Figure, Kind, Line, Scale, choose_divider
 from mlbench_cli.results.figures.published import published_lines, published_phases
 from mlbench_cli.util.text import counted
 
@@ -40,16 +41,38 @@ class Job:
     published: bool = True
 
     @cached_property
+    def places(self) -> list[tuple[str, str]]:
+        """The small multiple of each group and the group's name there, if there are too many for one plot: by the
+        setting that gives the fewest panels of at most MAX_SERIES, else by the families of their methods."""
+        facts = [group.facts for group in self.groups]
+        if len(facts) <= MAX_SERIES:
+            return [("measured", group.label) for group in self.groups]
+        telling = _choose_telling(facts)
+        chosen = choose_divider(telling, facts)
+        if not chosen:
+            panels = _join_families([family_of(fact.get("method", "")) for fact in facts])
+            return [(panel, group.label) for panel, group in zip(panels, self.groups, strict=True)]
+        rest = [name for name in telling if name != chosen]
+        return [
+            (describe(chosen, fact.get(chosen, "")) or f"no {chosen}", _describe_all(rest, fact) or group.label)
+            for fact, group in zip(facts, self.groups, strict=True)
+        ]
+
+    @cached_property
     def looks(self) -> list[Look]:
-        """Color and mark of each group."""
-        return choose_looks([group.facts.get("method", "") for group in self.groups])
+        """Color and mark of each group, equal for groups with the same name in several panels."""
+        names = [name for _, name in self.places]
+        return choose_shared_looks(names, [group.facts.get("method", "") for group in self.groups])
 
     def list_published(self, metric: str) -> list[Line]:
         """The published lines of the task, in colors that the groups do not use."""
         found = published_lines(self.task, metric) if self.published else ()
         taken = set(self.looks)
-        free = [look for look in map(look_of, range(42)) if look not in taken]
-        return [replace(line, color=look[0], shape=look[1]) for line, look in zip(found, free, strict=False)]
+        free = [look for look in map(look_of, range(MAX_LOOKS)) if look not in taken]
+        return [
+            replace(line, color=look[0], shape=look[1], panel="published")
+            for line, look in zip(found, free, strict=False)
+        ]
 
     @property
     def task(self) -> str:
@@ -100,6 +123,12 @@ def label_groups(groups: Sequence[Group]) -> tuple[Group, ...]:
     facts = [group.facts for group in groups]
     if len(groups) == 1:
         return (replace(groups[0], label=describe("method", facts[0].get("method", "")) or groups[0].label),)
+    telling = _choose_telling(facts)
+    return tuple(replace(group, label=_describe_all(telling, group.facts) or group.label) for group in groups)
+
+
+def _choose_telling(facts: Sequence[Mapping[str, str]]) -> list[str]:
+    """The settings whose values tell the groups apart."""
     names = dict.fromkeys(name for fact in facts for name in fact if name not in ("metric", "setting goal"))
     order = [*_TELLING, *(name for name in names if name not in (*_TELLING, *_LAST)), *_LAST]
     chosen: list[str] = []
@@ -108,8 +137,22 @@ def label_groups(groups: Sequence[Group]) -> tuple[Group, ...]:
         count = len({tuple(fact.get(each, "") for each in (*chosen, name)) for fact in facts})
         if count > told:
             chosen, told = [*chosen, name], count
-    labels = [", ".join(filter(None, (describe(name, fact.get(name, "")) for name in chosen))) for fact in facts]
-    return tuple(replace(group, label=label or group.label) for group, label in zip(groups, labels, strict=True))
+    return chosen
+
+
+def _describe_all(names: Sequence[str], facts: Mapping[str, str]) -> str:
+    return ", ".join(filter(None, (describe(name, facts.get(name, "")) for name in names)))
+
+
+def _join_families(families: Sequence[str]) -> list[str]:
+    """The panel of each family; neighbors share one as long as it has at most MAX_SERIES methods."""
+    panels: list[tuple[list[str], int]] = []
+    for family, count in Counter(families).items():
+        if not panels or panels[-1][1] + count > MAX_SERIES:
+            panels.append(([], 0))
+        panels[-1] = [*panels[-1][0], family], panels[-1][1] + count
+    titles = {family: ", ".join(filter(None, members)) for members, _ in panels for family in members}
+    return [titles[family] for family in families]
 
 
 def _job_key(key: ComparisonKey) -> tuple[object, ...]:
@@ -432,7 +475,7 @@ def _scale(found: Estimate, factor: float) -> Estimate:
 def _collect_lines(job: Job, value: Callable[[Group, Point], Estimate | None]) -> list[Line]:
     """A line per group with the points that have a value."""
     lines = []
-    for group, (color, shape) in zip(job.groups, job.looks, strict=True):
+    for group, (color, shape), (panel, short) in zip(job.groups, job.looks, job.places, strict=True):
         found = [(point, each) for point in group.points if (each := value(group, point)) is not None]
         if not found:
             continue
@@ -449,6 +492,8 @@ def _collect_lines(job: Job, value: Callable[[Group, Point], Estimate | None]) -
                 notes=tuple(_note(point) for point, _ in found),
                 color=color,
                 shape=shape,
+                panel=panel,
+                short=short,
             )
         )
     return lines

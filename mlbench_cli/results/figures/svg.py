@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from mlbench_cli.results.analysis.numbers import format_value
 from mlbench_cli.results.figures.look import MARKS, Look, look_of
-from mlbench_cli.results.figures.model import Axis, Figure, Kind, Line, Spread
+from mlbench_cli.results.figures.model import Axis, Figure, Kind, Line, Spread, split_panels
 from mlbench_cli.results.figures.ticks import Places, format_tick, place_axis, values_of
 
 MAX_MARKS = 60  # points of a line that has marks
@@ -21,19 +21,29 @@ _MIN_APART = 8.0  # percent of the height between two values at the ends of line
 
 
 def render_svg(figure: Figure) -> str:
-    """The figure with its legend, if it has several series. A picture for assistive technology, with a name."""
-    body = _plot(figure) if figure.kind in (Kind.LINES, Kind.STEPS) else _rows(figure)
-    return render_legend(figure) + body
+    """The figure with its legend, if it has several series; many series as small multiples with the same axes.
+    A picture for assistive technology, with a name."""
+    panels, legend = split_panels(figure)
+    if len(panels) == 1:
+        return (_legend(figure, figure.parts) if figure.needs_legend else "") + _draw(figure, figure)
+    drawn = (
+        f'<div class="panel"><p>{escape(panel.panel)}</p>{"" if legend else _legend(panel, panel.parts)}'
+        f"{_draw(panel, figure)}</div>"
+        for panel in panels
+    )
+    return f'{_legend(figure, legend) if legend else ""}<div class="panels">{"".join(drawn)}</div>'
 
 
-def render_legend(figure: Figure) -> str:
-    """The names of all series with their marks; empty where nothing has to be told apart."""
-    if not figure.needs_legend:
-        return ""
-    parts = figure.parts
+def _draw(figure: Figure, whole: Figure) -> str:
+    """The figure on the axes of `whole`."""
+    return _plot(figure, whole) if figure.kind in (Kind.LINES, Kind.STEPS) else _rows(figure, whole)
+
+
+def _legend(figure: Figure, lines: Sequence[Line]) -> str:
+    """The names of the lines with their marks."""
     items = (
         f"<li>{_sample(figure, index, line)}<span>{escape(line.label)}</span></li>"
-        for index, line in enumerate(parts)
+        for index, line in enumerate(lines)
         if line.is_named
     )
     return f'<ul class="legend">{"".join(items)}</ul>'
@@ -78,8 +88,8 @@ def _percent(share: float) -> str:
 # --- lines ----------------------------------------------------------------------------------------------------------
 
 
-def _plot(figure: Figure) -> str:
-    x_values, y_values = values_of(figure)
+def _plot(figure: Figure, whole: Figure) -> str:
+    x_values, y_values = values_of(whole)
     x, y = place_axis(figure.x, x_values), place_axis(figure.y, y_values)
     area = "".join(_curve(figure, index, line, x, y) for index, line in enumerate(figure.lines))
     marks = "".join(_points(figure, index, line, x, y) for index, line in enumerate(figure.lines))
@@ -214,9 +224,9 @@ def _end_values(figure: Figure, x: Places, y: Places) -> str:
 # --- rows: a bar for each category ----------------------------------------------------------------------------------
 
 
-def _rows(figure: Figure) -> str:
+def _rows(figure: Figure, whole: Figure) -> str:
     parts = figure.parts
-    top = max(values_of(figure)[1], default=0.0) or 1.0
+    top = max(values_of(whole)[1], default=0.0) or 1.0
     rows = []
     for index, name in enumerate(figure.x.categories):
         if figure.kind is Kind.BARS:

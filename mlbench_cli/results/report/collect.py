@@ -49,7 +49,6 @@ from mlbench_cli.results.report.summary import (
 from mlbench_cli.util.text import counted, list_some, shorten
 
 MAX_MACHINE_RUNS = 4  # runs whose samples are drawn, the largest of each group first
-MAX_WAYS = 7  # lines in the figure of progress toward the goal
 NOT_PUBLISHED = "loss over time and learning rate: the original did not publish numbers"
 _LEADING = ("time", "after-time", "phases", "way")  # figures in a job's section, by suffix of their keys
 
@@ -406,7 +405,7 @@ def _way_figure(job: Job, runs: Sequence[RunData], prefix: str) -> Figure | None
     members = _largest(job)
     shown = [run for run in runs if run.name in members]
     found = next((item for item in metric_figures(shown, prefix) if item.key == f"{prefix}goal-metric"), None)
-    if found is None or len(set(members.values())) > MAX_WAYS:
+    if found is None:
         return None
     lines, named = [], set()
     for line in found.lines:
@@ -414,9 +413,10 @@ def _way_figure(job: Job, runs: Sequence[RunData], prefix: str) -> Figure | None
         if index is None:
             lines.append(line)
             continue
-        color, shape = job.looks[index]
+        (color, shape), (panel, short) = job.looks[index], job.places[index]
         label = job.groups[index].label
-        lines.append(replace(line, label=label, color=color, shape=shape, is_named=label not in named))
+        is_named = label not in named
+        lines.append(replace(line, label=label, color=color, shape=shape, is_named=is_named, panel=panel, short=short))
         named.add(label)
     if not any(len([y for y in line.ys if y is not None]) > 1 for line in lines if not line.reference):
         return None

@@ -165,7 +165,7 @@ def sentences_of(job: Job, verdict: Verdict | None) -> Iterator[str]:
     if verdict is not None and not verdict.is_known:
         yield (
             f"Too few runs to tell {verdict.base.subject} and {verdict.other.subject} apart on "
-            f"{verdict.other.size}; {MIN_RUNS} of each are needed."
+            f"{verdict.other.size}; at least {MIN_RUNS} of each are needed."
         )
     elif verdict is not None and verdict.is_different:
         waits = [_waiting(place) for place in (verdict.other, verdict.base)]

@@ -12,7 +12,7 @@ from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.figures.collectives import collective_figures
 from mlbench_cli.results.figures.curves import RunData, metric_figures
 from mlbench_cli.results.figures.experiment import draw_front
-from mlbench_cli.results.figures.look import choose_looks
+from mlbench_cli.results.figures.look import choose_looks, family_of
 from mlbench_cli.results.figures.model import Axis, Figure, Line, Scale
 from mlbench_cli.results.figures.scaling import Job, phase_figures
 from mlbench_cli.results.figures.svg import MAX_MARKS
@@ -51,6 +51,7 @@ def draw_offers(contest: Contest, key: str) -> Figure | None:
                 color=color,
                 shape=shape,
                 is_joined=False,
+                panel=family_of(method),
             )
         )
     left = len(offers) - sum(len(line.xs) for line in lines)
