@@ -69,7 +69,7 @@ class PartialSearchError(TransientError):
 
 
 class BusyError(TransientError):
-    """The cloud works on something that has to end first: an upgrade of its own, a network card that is detached.
+    """The cloud works on something that has to end first: its own upgrade, a network card that is detached.
 
     The life-cycle waits for it until the resource's own deadline; it does not count as an error.
     """
@@ -406,7 +406,7 @@ def check_tags(texts: Sequence[str], form: str) -> None:
             )
         if name.startswith(("mlbench", "aws:")):
             raise UsageError(
-                f'--tag "{text}": such names are taken.', hint="Choose a name without mlbench or aws: in front."
+                f'--tag "{text}": such names are reserved.', hint="Choose a name without mlbench or aws: in front."
             )
 
 

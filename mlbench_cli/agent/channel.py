@@ -264,7 +264,7 @@ def explain_failure(target: Target, what: str, code: int | None, text: str) -> M
         )
     if "permission denied" in lowered and code == 255:
         return CredentialError(
-            f"{target.name} refuses the login: {last}", hint=f"mlbench asks no passwords; try: {ssh}"
+            f"{target.name} refuses the login: {last}", hint=f"mlbench does not ask for passwords; try: {ssh}"
         )
     if code in (126, 127) or "can't open" in lowered:
         return UsageError(

@@ -55,7 +55,7 @@ def find_credentials(
     for key in ("username", "auth-provider"):
         if user.get(key):
             raise UsageError(
-                f'The context "{context}" logs in by "{key}", which Kubernetes has dropped.',
+                f'The context "{context}" uses the login method "{key}", which Kubernetes no longer supports.',
                 hint="Write the kubeconfig again with your cloud's tool.",
             )
     return None

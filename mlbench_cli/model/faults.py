@@ -262,8 +262,8 @@ _EXAMPLES = {
 
 # What users may look for, and why there is none of it.
 _IMPOSSIBLE = {
-    "pod": "a pod may not delete another one, so none is deleted; a node that is gone ends its container",
-    "job": "a requeued job starts from the beginning as another run; a node that is gone ends its part of the job",
+    "pod": "a pod has no permission to delete another one; node N gone ends the container of that node",
+    "job": "a requeued job starts from the beginning as another run; node N gone ends the part of the job on that node",
 }
 
 

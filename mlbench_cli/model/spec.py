@@ -19,7 +19,7 @@ MAX_WORKERS = 4096
 MAX_TIMEOUT = 30 * 86400
 DEVICES = ("cpu", "gpu")
 GOALS = ("full", "light")
-CUSTOM = "custom"  # the task and the preset of a run with a command of its own
+CUSTOM = "custom"  # the task and the preset of a run of the user's own command
 OPEN = "open"  # the preset of a command of one's own that is held to a task's goal
 SEED = 42
 # Fields of RunSpec that are left out while they are empty: the hash of a spec from before them stays what it was.
@@ -153,7 +153,7 @@ class RunSpec:
     servers_on: tuple[str, ...] = ()  # hosts of the parameter servers, which then have no workers
     network: str | None = None  # shaped: "1gbit,5ms", or "model:1gbit,5ms" (network.py)
     calibrate: bool = False  # measure a few steps without communication first, for predictions
-    pin: bool = False  # bind every process of the run to CPUs of its own
+    pin: bool = False  # pin each process of the run to its own CPUs
     faults: str | None = None  # script of the faults that the run meets on purpose (faults.py)
     on_failure: str | None = None  # a faults.Policy; None: the run fails with its first rank
     checkpoint_every: str | None = None  # "30s" or a number of updates, for policies that start ranks again
@@ -228,7 +228,7 @@ class RunSpec:
         return self.workers + self.servers
 
     def ranks_of(self, unit: int) -> range:
-        """The ranks of a worker, or the number of a server, which goes on from the ranks."""
+        """The ranks of a worker, or the number of a server, which follows those of the ranks."""
         if unit < self.workers:
             return range(unit * self.processes_per_worker, (unit + 1) * self.processes_per_worker)
         number = self.world_size + unit - self.workers

@@ -45,25 +45,26 @@ CAUSES: tuple[Cause, ...] = (
     (
         re.compile(r"RequestDisallowedByAzure|best available regions"),
         UsageError,
-        "--region of one that Azure allows the subscription; trials and students have few: az policy assignment list "
+        "Use a --region that Azure allows for the subscription; trial and student subscriptions have few: "
+        "az policy assignment list "
         "--query \"[?name=='sys.regionrestriction'].parameters\"   lists them",
     ),
     (
         re.compile(r"VM size of .* is not allowed in your subscription|SkuNotAvailableForSubscription"),
         CapacityError,
-        "AKS does not offer this size to the subscription there: another --region or --machine-type, or a support "
-        "request for it, https://aka.ms/aks/quotas-skus-regions",
+        "AKS does not offer this size to the subscription there: use another --region or --machine-type, or open a "
+        "support request (https://aka.ms/aks/quotas-skus-regions)",
     ),
     (
         re.compile(r"InsufficientSubnetSize|SubnetIsFull|enough capacity for \d+ IP addresses"),
         CapacityError,
-        "The subnet has too few free addresses: --subnet ID of a larger one, or fewer workers.",
+        "The subnet has too few free addresses: use a larger one (--subnet ID), or fewer workers.",
     ),
     (
         re.compile(r"outbound connection from agents|VMExtensionProvisioningError|VMExtensionError|vmssCSE"),
         MlbenchError,
-        "The machines started, but did not get what they need from the network: the firewall, routes and security "
-        f"group of --subnet must let out what https://aka.ms/aks-required-ports-and-addresses lists. {AGAIN}",
+        "The machines started, but could not reach what they need: the firewall, routes and security group of "
+        f"--subnet must allow the traffic listed at https://aka.ms/aks-required-ports-and-addresses. {AGAIN}",
     ),
 )
 NOT_REGISTERED = "missingsubscriptionregistration"
@@ -81,15 +82,15 @@ def error_from_answer(what: str, status: int, document: object, subscription: st
         # The hint names the policy's assignment, and the option that avoids what it forbids, if there is one.
         match = ASSIGNMENT.search(words)
         name = f'the policy assignment "{match[1] or match[2]}"' if match else "a policy of the organization"
-        ask = f"ask who administers the subscription for an exemption from {name}: az policy assignment list -o table"
+        ask = f"ask the administrator of the subscription for an exemption from {name}: az policy assignment list -o table"
         if re.search(r"\btags?\b", words, re.IGNORECASE):
-            return UsageError(message, hint=f"--tag NAME=VALUE with the tag that it wants, or {ask}")
+            return UsageError(message, hint=f"add the required tag with --tag NAME=VALUE, or {ask}")
         if re.search(r"location|region", words, re.IGNORECASE):
-            return UsageError(message, hint=f"--region of one that is allowed, or {ask}")
+            return UsageError(message, hint=f"use an allowed --region, or {ask}")
         if re.search(
             r"virtual ?network|vnet|subnet|nsg|route ?table|public ?ip|network interface", words, re.IGNORECASE
         ):
-            return UsageError(message, hint=f"--subnet ID of a network that follows it, or {ask}")
+            return UsageError(message, hint=f"use a network that complies (--subnet ID), or {ask}")
         return UsageError(message, hint=ask[0].upper() + ask[1:])
     if known := error_from_causes(CAUSES, message, words):
         return known

@@ -14,8 +14,8 @@ from providers.base import Plan, PlanLine
 from providers.gpu_probe import IMAGE_CUDA, MIN_DRIVERS
 
 UNCHECKED = (
-    "Not checked, because there are no credentials: versions, quotas, and whether the region has these machines. To be "
-    "asked: az login"
+    "Not checked, because there are no credentials: versions, quotas, and whether the region has these machines. To "
+    "check them: az login"
 )
 # Premium disks are sold in sizes: the smallest with this many GB is used.
 DISKS = ((32, "disk-p4"), (64, "disk-p6"), (128, "disk-p10"), (256, "disk-p15"), (512, "disk-p20"), (1024, "disk-p30"))

@@ -386,7 +386,7 @@ LAUNCH_CAUSES: tuple[Cause, ...] = (
     (
         re.compile(r"InsufficientFreeAddresses|not enough free addresses|insufficient free addresses"),
         CapacityError,
-        "The subnet has no free addresses: fewer workers, or another --zone. aws ec2 describe-subnets --region "
+        "The subnet has no free addresses: use fewer workers, or another --zone. aws ec2 describe-subnets --region "
         "{region}   shows how many are free",
     ),
     (
@@ -409,14 +409,14 @@ LAUNCH_CAUSES: tuple[Cause, ...] = (
         re.compile(r"not eligible for Free Tier"),
         UsageError,
         "The account has AWS's free plan, which has no GPUs and few machine types: its owner can upgrade it under "
-        "Billing; or use --machine-type of one that aws ec2 describe-instance-types --region {region} --filters "
+        "Billing; or use a --machine-type that aws ec2 describe-instance-types --region {region} --filters "
         "Name=free-tier-eligible,Values=true   lists.",
     ),
     (
         re.compile(r"OptInRequired"),
         CredentialError,
-        "The account is not subscribed to the service, or the region is off: aws account enable-region --region-name "
-        "{region}; or another --region",
+        "The account is not subscribed to the service, or the region is not enabled: aws account enable-region "
+        "--region-name {region}; or use another --region",
     ),
     (
         re.compile(r"failed to join|NodeCreationFailure|Unhealthy nodes"),

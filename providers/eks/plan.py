@@ -104,8 +104,8 @@ def _check_public_access(aws: Aws, groups: Sequence[Group]) -> None:
 
 
 UNCHECKED = (
-    "Not checked, because there are no credentials: versions, quotas, and which zone has these machines. To be asked: "
-    "aws configure or aws sso login"
+    "Not checked, because there are no credentials: versions, quotas, and which zone has these machines. To check "
+    "them: aws configure or aws sso login"
 )
 
 

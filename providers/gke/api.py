@@ -49,18 +49,18 @@ CAUSES: tuple[Cause, ...] = (
     (
         re.compile(r"constraints/compute\.vmExternalIpAccess"),
         UsageError,
-        "--private-nodes: the organization allows no public addresses; images then come from Artifact Registry, or the "
-        "network needs Cloud NAT.",
+        "Use --private-nodes, because the organization forbids public addresses. Images then come from Artifact "
+        "Registry, or the network needs Cloud NAT.",
     ),
     (
         re.compile(r"constraints/compute\.requireShieldedVm"),
         UsageError,
-        "--secure-boot: the organization wants machines that start signed code only.",
+        "Use --secure-boot, because the organization requires machines that start only signed code.",
     ),
     (
         re.compile(r"constraints/gcp\.resourceLocations"),
         UsageError,
-        "--zone or --region of a place that the organization allows: gcloud resource-manager org-policies describe "
+        "Use a --zone or --region that the organization allows: gcloud resource-manager org-policies describe "
         "gcp.resourceLocations --effective --project PROJECT   lists them",
     ),
     (
@@ -72,38 +72,38 @@ CAUSES: tuple[Cause, ...] = (
     (
         re.compile(r"hostServiceAgentUser|compute\.(subnetworks|networks)\.(use|get)\b.*projects/"),
         CredentialError,
-        "The host project's administrator has to let GKE of this project in: roles/container.hostServiceAgentUser "
+        "The host project's administrator must give this project's GKE access: roles/container.hostServiceAgentUser "
         "there, and roles/compute.networkUser on the subnetwork, for service-NUMBER@container-engine-robot.iam."
-        "gserviceaccount.com. gcloud projects describe PROJECT --format='value(projectNumber)'   tells the number.",
+        "gserviceaccount.com. gcloud projects describe PROJECT --format='value(projectNumber)'   shows the number.",
     ),
     (
         re.compile(r"IP_SPACE_EXHAUSTED|IP space of .* is exhausted"),
         CapacityError,
-        "The subnetwork has no free addresses: --network NAME --subnetwork NAME of a larger one, another --pods-range, "
-        "or fewer workers. gcloud compute networks subnets list   lists them.",
+        "The subnetwork has no free addresses: use a larger one (--network NAME --subnetwork NAME), another "
+        "--pods-range, or fewer workers. gcloud compute networks subnets list   lists them.",
     ),
     (
         re.compile(r"max(imum supported number of)? secondary ranges"),
         CapacityError,
-        "The subnetwork holds as many ranges as Google allows, two per cluster: --network NAME --subnetwork NAME of "
-        "another one, or --pods-range NAME --services-range NAME that it already has.",
+        "The subnetwork has as many ranges as Google allows, two per cluster: use another one (--network NAME "
+        "--subnetwork NAME), or ranges that it already has (--pods-range NAME --services-range NAME).",
     ),
     (
         re.compile(r"[Ss]econdary (IP )?range"),
         UsageError,
-        "--pods-range NAME --services-range NAME of the subnetwork: gcloud container subnets list-usable "
-        "--network-project HOST   lists them.",
+        "Name ranges of the subnetwork with --pods-range NAME --services-range NAME: gcloud container subnets "
+        "list-usable --network-project HOST   lists them.",
     ),
     (
         re.compile(r"[Ss]ervice account .*(does not exist|is disabled|not found|missing)|(?i:gaia) (id not|email)"),
         UsageError,
-        "--service-account NAME@PROJECT.iam.gserviceaccount.com of an account that exists: gcloud iam service-accounts "
-        "list",
+        "Name an existing account with --service-account NAME@PROJECT.iam.gserviceaccount.com: gcloud iam "
+        "service-accounts list",
     ),
     (
         re.compile(r"[Nn]etwork .*(does not exist|not found)|no (default network|network named)"),
         UsageError,
-        "--network NAME --subnetwork NAME of a network that the project has: gcloud compute networks list",
+        "Name a network of the project with --network NAME --subnetwork NAME: gcloud compute networks list",
     ),
     (
         re.compile(r"requires billing to be enabled|billing disabled|[Bb]illing account .*(disabled|absent)"),
@@ -119,9 +119,9 @@ CAUSES: tuple[Cause, ...] = (
     (
         re.compile(r"nodes out of \d+ have registered"),
         MlbenchError,
-        "The machines started, but do not reach the control plane: the network needs a route to the internet or "
+        "The machines started, but cannot reach the control plane: the network needs a route to the internet or "
         "Private Google Access, and no firewall rule that denies egress. gcloud compute instances "
-        "get-serial-port-output INSTANCE   tells more. Then repeat the create-cluster command: it removes what failed.",
+        "get-serial-port-output INSTANCE   shows more. Then repeat the create-cluster command: it removes what failed.",
     ),
 )
 # A cluster allows only one changing operation at a time.

@@ -17,8 +17,8 @@ from providers.gke.resources import SYSTEM_DISK, SYSTEM_NODES, ControlPlane, is_
 from providers.gpu_probe import IMAGE_CUDA, MIN_DRIVERS
 
 UNCHECKED = (
-    "Not checked, because there are no credentials: versions, quotas, and whether the zone has these machines. To be "
-    "asked: gcloud auth application-default login"
+    "Not checked, because there are no credentials: versions, quotas, and whether the zone has these machines. To "
+    "check them: gcloud auth application-default login"
 )
 
 

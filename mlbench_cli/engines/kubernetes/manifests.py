@@ -186,7 +186,7 @@ def has_keeper(spec: RunSpec) -> bool:
 
 
 def has_chaos(spec: RunSpec) -> bool:
-    """Whether Chaos Mesh shapes the run's network, by objects of its own."""
+    """Whether Chaos Mesh shapes the run's network, with its own objects."""
     return spec.has_shaped_network and spec.kubernetes.network_method == NetworkMethod.CHAOS_MESH
 
 
@@ -457,7 +457,7 @@ def _check(spec: RunSpec) -> None:
     if has_keeper(spec) and quantity(options.keep_storage) <= KEEPER_SPARE_BYTES:
         raise UsageError(
             f"--keep-storage {options.keep_storage}: it must be above {KEEPER_SPARE_BYTES >> 20} MiB.",
-            hint="For example --keep-storage 10Gi; --keep 0 does without a keeper.",
+            hint="For example --keep-storage 10Gi; --keep 0 disables the keeper.",
         )
     if not 0 <= options.keep_seconds <= MAX_TIMEOUT:
         raise UsageError(f"--keep: {options.keep_seconds} seconds; the maximum is 30 days.")

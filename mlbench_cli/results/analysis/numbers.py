@@ -135,7 +135,7 @@ def verdict_sentence(a: str, b: str, found: Estimate, counts: str) -> str:
     """What the ratio of two times says, in a sentence: "new is 1.45× faster than old (95 %: 1.39 to 1.52; 3 and
     3 runs)."."""
     if not has_verdict(found):
-        return f"Too few runs for a verdict on {a} and {b}: {counts}, {MIN_RUNS} on each side are needed."
+        return f"Too few runs for a verdict on {a} and {b}: {counts}; each side needs at least {MIN_RUNS}."
     if _has_one(found):
         return f"No difference seen: {b} takes {_ends(found)} times as long as {a} (95 %; {counts})."
     turned = found if found.mean >= 1 else found.inverse

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mlbench_cli.results.analysis.experiment_table import SECONDS, Cell, Row, list_offers, worker_counts
 from mlbench_cli.results.analysis.numbers import MIN_RUNS, format_factor, value_range
-from mlbench_cli.results.figures.look import MAX_LOOKS, Look, choose_shared_looks, look_of
+from mlbench_cli.results.figures.look import MAX_LOOKS, Look, choose_looks, choose_shared_looks, look_of
 from mlbench_cli.results.figures.model import MAX_SERIES, Axis, Figure, Line, Scale, Sheet, choose_divider
 from mlbench_cli.results.figures.png import write_sheets
 from mlbench_cli.util.front import find_front

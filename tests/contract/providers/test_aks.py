@@ -195,7 +195,7 @@ def test_a_group_without_its_cluster_is_collected_when_it_is_not_new(mlbench: An
         (["--subnet", "mine"], "resource ID of a subnet"),
         (["--identity", "mine"], "az identity show --query id"),
         (["--tag", "team"], "--tag team=research"),
-        (["--tag", "mlbench-owner=me"], "such names are taken"),
+        (["--tag", "mlbench-owner=me"], "such names are reserved"),
         (["--subscription", "prod"], "not the ID of a subscription"),
         (["--subscription", "99999999-9999-9999-9999-999999999999"], "az account list"),
         (["--system-machine-type", "Standard_B2s"], "not burstable"),

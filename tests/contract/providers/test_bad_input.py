@@ -236,8 +236,8 @@ AKS = {
     "a policy half way": Case(
         UsageError,
         "was disallowed by policy",
-        "--subnet ID of a network that follows it, or ask who administers the subscription for an exemption from the "
-        'policy assignment "Sandbox Restrictions - No Public Interfaces"',
+        "use a network that complies (--subnet ID), or ask the administrator of the subscription for an exemption from "
+        'the policy assignment "Sandbox Restrictions - No Public Interfaces"',
         spoil=lambda world: world.failing.update(managedClusters="policy"),
         recorded=True,
     ),

@@ -41,7 +41,7 @@ def test_a_script_is_written_one_way() -> None:
         ("at 5s link 1 up", "not a number with a unit"),
         ("at 5s link 1 loss 0%", "above 0%"),
         ("at 5s node 1 away", "can only be gone"),
-        ("at 5s pod 1 deleted", "a pod may not delete another one"),
+        ("at 5s pod 1 deleted", "a pod has no permission to delete another one"),
         ("at 5s job requeued", "starts from the beginning as another run"),
         ("at 5s for 20s disk slow", "can only be full"),
         ("at 5s slow storage of rank 1", "to how many MB/s"),
