@@ -3,7 +3,7 @@
 MlbenchError                1    internal
 ├── UsageError              2    wrong command line, spec file or configuration
 │   ├── StoreError          2    the store is damaged, out of reach, or of a newer version
-│   └── DamagedArchive      2    a file of an archive is not as it was sealed
+│   └── DamagedArchive      2    a file of an archive has changed since it was sealed
 ├── CredentialError         3    no credentials, or no permission
 ├── NotFoundError           4    no such cluster, run, file
 ├── CapacityError           5    quota exceeded or nothing left to allocate
@@ -166,7 +166,7 @@ class StoreLockedError(DeadlineError):
 
 class Stopped(Explanation):
     """A signal or an answer at a prompt ended the command. Like KeyboardInterrupt it is no Exception: code that
-    goes on after errors must not go on after it.
+    continues after errors must not continue after it.
     """
 
 

@@ -177,7 +177,7 @@ class Operation:
     times: str  # key of the cluster's details under which the timeline is recorded
     states: list[ResourceState] = field(default_factory=list)
     facts: dict[str, object] = field(default_factory=dict)  # that resources reported when they were ready
-    # Details of the record that other commands write at any time, also while this operation goes on.
+    # Details of the record that other commands write at any time, also during this operation.
     keep: tuple[str, ...] = ("images",)
 
     def record(self, state: str, **more: Any) -> Cluster:

@@ -87,7 +87,7 @@ class PriceTable:
         return self if len(layer) == 1 else replace(self, layers=(*self.layers, layer))
 
     def list_regions(self) -> list[str]:
-        """The regions with prices of their own."""
+        """The regions with prices."""
         found = {place for layer in self.layers for place in layer.get("on-demand", {})}
         return sorted(found - {ANY_REGION})
 

@@ -1,7 +1,7 @@
 """Provisioning times: when each resource was requested, what it waited for, and when it was ready or gone.
 
 One entry of the record; times are seconds since the operation on the cluster began. A stopped operation that is
-continued goes on from its last recorded time; the pause between is not counted.
+continued resumes at its last recorded time; the pause between is not counted.
 
     {"kind", "name", "adopted", "began", "accepted", "ready", "waits": [{"reason", "seconds"}]}     creation
     {"kind", "name", "began", "gone", "waits": [...]}                                               deletion
@@ -61,7 +61,7 @@ class ResourceTimeline:
         self._waiting = None
 
     def to_dict(self) -> Entry:
-        """The entry of provisioning.json, with a wait that still goes on."""
+        """The entry of provisioning.json, with a wait that has not ended."""
         return {**self.entry, "waits": self._waits()}
 
     def _waits(self) -> list[Entry]:

@@ -51,7 +51,7 @@ class CleanupSnapshot:
 
 
 class WorkloadCleanup(Resource):
-    """Removed before everything else of a cluster. Close it, and then ask `check` what is left."""
+    """Removed before everything else of a cluster. Close it, and then ask `check` what remains."""
 
     kind = "workload resources of"
 
@@ -119,7 +119,7 @@ class WorkloadCleanup(Resource):
         for call in (self._calls or {}).values():
             call.stop()
 
-    # --- what is left when all is over --------------------------------------------------------------------------
+    # --- what remains at the end --------------------------------------------------------------------------------
 
     def raise_for_orphans(self, error: CleanupError | None = None) -> None:
         """Raise CleanupError for resources left in the cloud, or `error` if there is one; doubts go to `warnings`."""

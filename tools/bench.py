@@ -3,7 +3,7 @@
 Most scripts need this machine only. Those of clusters use the cluster of KUBECONFIG; without that variable a KIND
 cluster with two workers is made for them, and deleted at the end. Their image (MLBENCH_BENCH_IMAGE) is loaded onto the
 nodes before the first of them starts, because a node without it would wait for it as long as the script lets it.
-A script whose needs cannot be met is left out with the reason, and the others go on.
+A script whose needs cannot be met is skipped with the reason, and the others run.
 """
 
 import argparse

@@ -75,7 +75,7 @@ probe("after")
 """
 
 
-# A JSON object as it was read: any keys, any values.
+# A JSON object as read: any keys, any values.
 Document = dict[str, object]
 
 

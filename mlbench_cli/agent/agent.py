@@ -1,6 +1,6 @@
 """The agent of a run on one machine: starts, watches and ends the ranks, and records what it observes.
 
-It is started by the local engine, in a session of its own, as `main([FOLDER, LEASH, READY, LOCK, MACHINE])`,
+It is started by the local engine, in a separate session, as `main([FOLDER, LEASH, READY, LOCK, MACHINE])`,
 and outlives its client. Only the standard library, `machine`, `load` and `cores` are imported: it starts in 25 ms.
 When the run is over it imports the finalizer that the request names, which completes the archive.
 
@@ -442,7 +442,7 @@ class Agent:
         self._write_state()
 
     def leave_out(self, rank: Rank) -> None:
-        """A rank is not started again, and the run goes on without it."""
+        """A rank is not started again, and the run continues without it."""
         self._mark_failed(rank)
 
     def fail(self, number: int, code: int) -> None:
@@ -483,7 +483,7 @@ class Agent:
         code = os.WEXITSTATUS(status) if number is None else 128 + number
         rank.end()
         if self.faults is not None and self.faults.take_end(rank, code, number):
-            rank.facts.update({"exit_code": code, "signal": number})  # and the phase stays: its log goes on
+            rank.facts.update({"exit_code": code, "signal": number})  # and the phase stays: its log continues
             self._write_state()
             return
         rank.facts.update(

@@ -1,4 +1,4 @@
-"""Load of this machine while a run goes on: CPU time of the run and of everything else. Standard library only.
+"""Load of this machine during a run: CPU time of the run and of everything else. Standard library only.
 
 One row a second goes into resources.jsonl. Counters are cumulative since the run's start, so a lost row loses nothing:
 

@@ -44,7 +44,7 @@ def keep_only(*descriptors: int) -> None:
 
 
 def start_guard(work: Callable[[int], None]) -> int:
-    """A child in a session of its own that only KILL ends: it does `work` with the reading end of a pipe.
+    """A child in a separate session that only KILL ends: it does `work` with the reading end of a pipe.
 
     Returns the writing end; once it is closed, or this process has ended, the other one is at its end of file.
     """

@@ -1,6 +1,6 @@
 """The agent of one machine of several: that of local runs, which also talks to those on the other machines.
 
-It is started on each machine of a run as `main([RUN/nodes/K])`: by srun, or through ssh in a session of its own.
+It is started on each machine of a run as `main([RUN/nodes/K])`: by srun, or through ssh in a separate session.
 RUN/plan.json says what to do. Node 0 writes RUN/rendezvous.json; the others connect to it, and when all are there, all
 start their ranks. From then on the end of any of them ends the run everywhere. Standard library only.
 

@@ -195,7 +195,7 @@ def kill_processes(folder: str, *, arguments: bool = False, seconds: float = 5.0
 
 
 def is_signaled(pid: int) -> bool:
-    """Whether the child has ended by SIGTERM, of its own accord or not; it can still be waited for."""
+    """Whether the child has ended, by SIGTERM or otherwise; it can still be waited for."""
     with contextlib.suppress(ChildProcessError, AttributeError):
         ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if ended is not None:

@@ -241,7 +241,7 @@ def unlock(path: str) -> Answer:
 
 
 def spawn(argv: list[str], log: str, cwd: str = "~") -> Answer:
-    """Start a program that outlives this channel, in a session of its own."""
+    """Start a program that outlives this channel, in a separate session."""
     argv = [expand(word) if word.startswith("~/") else word for word in argv]
     output = os.open(expand(log), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:

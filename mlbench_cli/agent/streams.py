@@ -20,7 +20,7 @@ class ErrorPipe:
     def __init__(self, folder: str, rank: int) -> None:
         """Raises OSError."""
         flags, names = os.O_WRONLY | os.O_CREAT | os.O_APPEND, (f"logs/rank-{rank}.log", f".state/{INDEX}{rank}")
-        # A description of its own: the rank's standard output moves the position of the other.
+        # A separate file description: the rank's standard output moves the position of the other.
         self._log, self._index = (os.open(f"{folder}/{name}", flags, 0o644) for name in names)
         self.reader, self.writer = os.pipe()
         os.set_blocking(self.reader, False)

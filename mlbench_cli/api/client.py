@@ -157,7 +157,7 @@ class Client(Workspace):
         return request, cluster
 
     def recall(self, request: "Request") -> "Request":
-        """A request that says nothing of what to run, but names an experiment: what was asked for then, changed by it.
+        """For a request that only names an experiment: the request of that experiment, with the changes of this one.
 
         Any other request is returned as it is.
         """
@@ -291,7 +291,7 @@ class Client(Workspace):
         contains: str = "",
         shown_as: str | None = None,
     ) -> "Iterator[RunHandle]":
-        """The same, read as far as the caller goes.
+        """The same as an iterator, which reads runs when they are needed.
 
         `shown_as` leaves out runs that `read_states` cannot show with that state or outcome: they ended with another.
         """
@@ -350,8 +350,7 @@ class Client(Workspace):
         return self.store.clusters()
 
     def clusters_of(self, archives: "Iterable[Archive]") -> list[Cluster]:
-        """The records of the clusters that runs were on, also of removed ones; this machine and what is not known here
-        are left out."""
+        """The records of the clusters of these runs, including removed ones, without this machine."""
         found = []
         for name in dict.fromkeys(str(archive.run["spec"]["cluster"]) for archive in archives):
             try:
@@ -370,7 +369,7 @@ class Client(Workspace):
         readable: bool = True,
         repeats: bool = False,
     ) -> Chosen:
-        """The runs of some names (runs, experiments, what repeats have in common) or all, as far as they pass a filter.
+        """The named runs (by run, experiment, or common name of repeats), or all of them, that pass a filter.
 
         With `repeats`, a run whose name stands for its repeats, too, means all of them. Raises NotFoundError with the
         nearest name; UsageError if nothing says which runs are meant or, with `readable`,
@@ -385,9 +384,9 @@ class Client(Workspace):
         )
 
     def find_archives(self, words: Sequence[str] = ()) -> list[Path]:
-        """The archives that words name (runs, experiments, folders, zips), each once; without words those of all runs.
+        """The archives of named runs, experiments, folders and zips, each once; without names those of all runs.
 
-        Of experiments those of runs that have ended. Raises NotFoundError, or UsageError if none has.
+        For experiments only runs that have ended count. Raises NotFoundError, or UsageError if none has.
         """
         from mlbench_cli.api.sources import find_archives
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ExperimentHandle:
-    """An experiment, and what can be asked of it."""
+    """A handle to an experiment."""
 
     workspace: Workspace
     experiment: Experiment
@@ -79,16 +79,16 @@ class ExperimentHandle:
         return QueueFolder.of(self.workspace.store.folder, self.experiment.id)
 
     def read_queue_log(self) -> list[str]:
-        """What its queue has printed; nothing if it never had one of its own."""
+        """The output of its background queue; empty if it never had one."""
         return list(self._queue.read_log())
 
     @property
     def state(self) -> ExperimentState:
-        """How far the experiment is now."""
+        """The current state."""
         return ExperimentState(self.status()["state"])
 
     def wait(self, timeout: float | None = None) -> "list[FinishedRun]":
-        """Wait for all runs to end, at most `timeout` seconds (DeadlineError); as they ended."""
+        """Wait for all runs to end, at most `timeout` seconds (DeadlineError). Returns how they ended."""
         deadline = None if timeout is None else time.monotonic() + timeout
         left: list[FinishedRun] = []
         for run in self.runs():
@@ -97,13 +97,13 @@ class ExperimentHandle:
         return left
 
     def stop(self, reason: str = "the API stopped it") -> None:
-        """Start nothing further. Runs that are under way go on."""
+        """Start no further runs. Running ones continue."""
         from mlbench_cli.runs import queue
 
         queue.stop(self.experiment, self.workspace.store.folder, reason, self.workspace.notice)
 
     def cancel(self) -> None:
-        """Start nothing further, and stop the runs that are under way."""
+        """Start no further runs, and stop the running ones."""
         self.stop()
         for run in self.runs():
             if run.is_started and not run.is_finished:

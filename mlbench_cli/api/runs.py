@@ -31,7 +31,7 @@ class RunHandle:
 
     @property
     def run(self) -> Run:
-        """The run as it was recorded."""
+        """The run as recorded."""
         return self.row.run
 
     @property

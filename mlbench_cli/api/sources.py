@@ -10,10 +10,10 @@ from mlbench_cli.storage.store import Store
 
 
 def find_archives(words: Sequence[str], store: Store, notice: Callable[[str], None] | None = None) -> list[Path]:
-    """The archives that words name (runs, experiments, folders, zips), each once; without words those of all runs.
+    """The archives of named runs, experiments, folders and zips, each once; without names those of all runs.
 
-    Of experiments those of runs that have ended; `notice` hears of the others. Raises NotFoundError, or UsageError if
-    none has.
+    For experiments only runs that have ended count; `notice` is told of the others. Raises NotFoundError,
+    or UsageError if none has ended.
     """
     if not words:
         found = [row.run.folder for row in store.runs() if is_sealed(row.run)]

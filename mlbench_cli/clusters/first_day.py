@@ -162,7 +162,7 @@ class FirstDay:
     def spend(self, tell: Callable[[str], None]) -> int:
         """Take all steps that cost money. Returns the exit code of the first that failed, 0 if none did.
 
-        The removal goes first where it failed: what is left costs money.
+        A failed removal comes first: leftovers cost money.
         """
         self.write_runs_file()
         failed = 0

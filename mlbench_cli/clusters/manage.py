@@ -44,7 +44,7 @@ UNATTENDED_TTL = "8h"
 
 
 class Ttl(NamedTuple):
-    """Time to live of a cluster, as it was given ("8h") and in seconds."""
+    """Time to live of a cluster, as given ("8h") and in seconds."""
 
     text: str
     seconds: float

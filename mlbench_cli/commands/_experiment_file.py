@@ -83,7 +83,8 @@ def run_file(file: str, limits: Limits, how: How, to: Path | None, output: Forma
 
 
 def _run_all(launch: Launch, ended: list[FinishedRun], how: How, command_line: Sequence[str]) -> str | None:
-    """Start and follow what is left; what has ended is appended. Why it stopped before the last run, or None."""
+    """Start and follow the remaining runs, and append those that end. Returns why it stopped before the last run, or
+    None."""
     ahead = launch.forecast(launch.plan(retry_failed=how.retry_failed))
     console.note(_describe_forecast(ahead))
 

@@ -177,7 +177,7 @@ def _print_plan(specs: Sequence[RunSpec], figures: Sequence[str], margin: float,
 
 
 def _run(launch: Launch, command_line: Sequence[str], client: api.Client) -> list[Path]:
-    """Run what is left of the new runs; the folders of all of them."""
+    """Run the remaining new runs. Returns the folders of all of them."""
     if any(spec.engine == "kubernetes" for spec in launch.specs):
         from mlbench_cli.commands._images import require_images
 

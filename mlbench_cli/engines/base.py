@@ -92,7 +92,7 @@ class Engine(Protocol):
 
 
 def refuse_running(run: Run) -> UsageError:
-    """The error of deleting a run that goes on."""
+    """The error of deleting a running run."""
     return UsageError(
         f'The run "{run.name}" is still running.', hint=f"mlbench cancel {run.name}, then: mlbench delete {run.name}"
     )

@@ -34,7 +34,7 @@ _WORDING = ("reason", "sessions")  # may change from version to version
 
 @dataclass(frozen=True)
 class Receipt:
-    """A receipt as it was read from a file."""
+    """A receipt as read from a file."""
 
     path: Path
     data: bytes

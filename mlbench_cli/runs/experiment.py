@@ -146,7 +146,7 @@ def refuse_duplicates(candidates: Sequence[Candidate]) -> None:
 
 
 def request_of(experiment: Experiment) -> Request:
-    """The request of an experiment as it was given. Raises UsageError for one of a newer mlbench or of a file."""
+    """The request of an experiment as given. Raises UsageError for one of a newer mlbench or of a file."""
     import json
 
     if ENTRY in experiment.request:

@@ -44,7 +44,7 @@ class FinishedRun:
 def read_finished(run: Run) -> FinishedRun | None:
     """The run as its sealed archive tells it; None for a run that is not sealed.
 
-    Raises DamagedArchive if one of the two documents is not as it was sealed, or not what it must be.
+    Raises DamagedArchive if one of the two documents has changed since sealing, or is invalid.
     """
     folder = RunFolder(run.folder)
     if not folder.is_sealed:

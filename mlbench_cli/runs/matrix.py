@@ -31,7 +31,7 @@ class Matrix:
     """`axes`: values by key, in order. `exclude` drops every point that has all of an entry's values.
 
     `include` is as in CI systems: an entry whose values for axes are those of a point adds its other values to it; an
-    entry that fits no point is a point of its own.
+    entry that matches no point is an additional point.
     """
 
     axes: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)

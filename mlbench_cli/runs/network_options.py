@@ -1,4 +1,4 @@
-"""What --network means: which runs may have a network of their own, and which would pass it by."""
+"""What --network means: which runs may have a shaped network, and which would bypass it."""
 
 import sys
 from dataclasses import replace
@@ -78,7 +78,7 @@ def _choose_method(asked: str | None, cluster: Cluster, network: str | None) -> 
 
 
 def check_network(spec: RunSpec) -> None:
-    """Refuse a network of its own for a run whose ranks would not use it."""
+    """Refuse a shaped network for a run whose ranks would not use it."""
     if spec.network is None or is_modeled(spec.network):
         return
     if spec.engine == "local" and sys.platform != "linux":

@@ -115,7 +115,7 @@ def acquire(experiment: Experiment, folder: QueueFolder) -> int:
     return descriptor
 
 
-# --- a process of its own -------------------------------------------------------------------------------------------
+# --- a separate process ---------------------------------------------------------------------------------------------
 
 
 def start(experiment: Experiment, runs: Sequence[Run], home: Path, held: HeldQueue) -> int:

@@ -476,7 +476,7 @@ def _plain(value: Any) -> Any:
 
 
 def _with_flat_matrix(data: dict[Any, Any]) -> dict[Any, Any]:
-    """`matrix` holds its lists `include` and `exclude` in a file; here they are options of their own."""
+    """`matrix` holds its lists `include` and `exclude` in a file; here they are separate options."""
     matrix = data.get("matrix")
     if not isinstance(matrix, dict):
         return data
@@ -490,7 +490,7 @@ def _with_flat_matrix(data: dict[Any, Any]) -> dict[Any, Any]:
 
 
 def matrix_of(request: Request) -> Matrix:
-    """The request's matrix. Raises UsageError if an axis is also given as an option of its own."""
+    """The request's matrix. Raises UsageError if an axis is also given as a separate option."""
     for key in request.matrix:
         name, _, entry = key.partition(".")
         given = getattr(request, name)

@@ -1,7 +1,7 @@
 """`mlbench run --search`: which values of a task's parameters are tried, for how long, and which of them is chosen.
 
 Successive halving (Jamieson and Talwalkar 2016, arXiv:1502.07943) by thirds: all points train briefly, the better third
-of them three times as long, and so on to the budget. A trial is a run with an archive of its own. Where the task can
+of them three times as long, and so on to the budget. A trial is a run with its own archive. Where the task can
 hold out a part of its training samples, trials train on 80 % of them and are scored on the rest, so that the validation
 set is not what chooses. Pure.
 """
@@ -20,7 +20,7 @@ from mlbench_cli.runs.request import Request, given_value, parse_duration
 from mlbench_cli.tasks.catalog import BUDGET, Parameter, Task
 from mlbench_cli.util.text import shorten
 
-THIRD = 3  # of the points of a round, one in three goes on, for three times as long
+THIRD = 3  # of the points of a round, one in three is kept, for three times as long
 SHARE = 0.2  # of the training samples, held out by tasks that can
 LENGTHS = ("epochs", "steps")  # parameters that say how long a training takes, at most
 DEFAULT_EPOCHS = 9

@@ -176,7 +176,7 @@ def _finished_progress(finished: FinishedRun) -> dict[str, object]:
 
 
 def run_conditions(result: Mapping[str, Any]) -> dict[str, object]:
-    """Under which conditions a finished run was measured, each with its reason, and its network as it was measured."""
+    """Under which conditions a finished run was measured, each with its reason, and its measured network."""
     network = result.get("network")
     return {
         "conditions": list(condition_phrases(result.get("conditions"))),

@@ -76,7 +76,7 @@ def parse_calibration(text: bytes) -> Calibration:
 def find_link(calibration: Calibration, network: Mapping[str, Any] | None) -> tuple[Link, float]:
     """The ranks' link and the mean relative error of gloo's model with it on the run's own collectives.
 
-    From the probe (`network` of result.json) if the ranks had networks of their own; else fitted to the collectives.
+    From the probe (`network` of result.json) if the ranks had separate networks; else fitted to the collectives.
     Raises UsageError if there is neither.
     """
     probed = read_probe(network)
@@ -89,7 +89,7 @@ def find_link(calibration: Calibration, network: Mapping[str, Any] | None) -> tu
 
 
 def read_probe(network: Mapping[str, Any] | None) -> Link | None:
-    """The ranks' link as the probe found it (`network` of result.json); None if they had no networks of their own."""
+    """The ranks' link as the probe found it (`network` of result.json); None if they shared one network stack."""
     if not network or (network.get("networks") or 0) < 2 or not network.get("rtt_seconds"):
         return None
     rate = network.get("together_bits_per_second") or network.get("alone_bits_per_second")

@@ -26,7 +26,7 @@ ADVISED = ("wfbp", "fusion", "mgwfbp", "optfusion", "bytescheduler", "dear", "fp
 
 
 class PredictionDocument(TypedDict):
-    """A prediction as JSON: seconds of a step with their interval, and what it is made of."""
+    """A prediction as JSON: seconds of a step with their interval, and its parts."""
 
     method: str
     workers: int

@@ -178,7 +178,7 @@ def _compare(cell: PublishedCell, constants: Constants) -> PublishedComparison:
 def _step(workload: Workload, method: str, gpus: int, constants: Constants) -> Step:
     preset = resolve(METHODS[method])
     ring = RingCollectives(gpus, constants.alpha, constants.beta)
-    # Nodes sum inside themselves first; servers are as many as nodes, on machines of their own.
+    # Nodes sum inside themselves first; there are as many servers as nodes, on separate machines.
     return simulate_step(workload, preset, ring, servers=gpus)
 
 

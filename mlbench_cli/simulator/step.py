@@ -136,7 +136,7 @@ def _simulate(
 def check_method(method: Method) -> None:
     """Raises UsageError for what this simulator has no model of."""
     if method.engine in UNKNOWN_ENGINES:
-        raise UsageError(f"{method.engine} is not simulated: its messages gate the forward pass in ways of its own.")
+        raise UsageError(f"{method.engine} is not simulated: when its messages block the forward pass is not modeled.")
     if method.staleness.startswith("ssp"):
         raise UsageError("Bounded staleness is not simulated: it depends on how far workers drift apart.")
 

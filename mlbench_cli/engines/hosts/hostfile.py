@@ -16,7 +16,7 @@ _GIVEN_BY_ENGINE = re.compile(r"MLBENCH_|(LOCAL_)?(RANK|WORLD_SIZE)$|NODE_RANK$|
 
 @dataclass(frozen=True)
 class HostEntry:
-    """One host as it was listed: `login` as [USER@]HOST for ssh, and how many workers it takes."""
+    """One listed host: `login` as [USER@]HOST for ssh, and how many workers it takes."""
 
     login: str
     slots: int = 1

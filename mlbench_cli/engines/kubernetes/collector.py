@@ -30,7 +30,7 @@ class LogCollector:
     """`ranks[i]` names the log of worker i. `pods` gives the pods as they are now; if one is missing and the run is
     `over`, its log is complete.
 
-    `run` copies in threads of its own until closed or all is complete. Where another process holds the lock, it waits
+    `run` copies in separate threads until closed or all is complete. Where another process holds the lock, it waits
     its turn and reads that one's progress from the folder.
     """
 

@@ -141,7 +141,7 @@ class KubernetesEngine:
             return self._look(run, self._observer(api, run))
 
     def watch(self, run: Run) -> Generator[Observation, None, None]:
-        """The first observation is one look; whoever goes on follows the run, and copies its logs.
+        """The first observation is one look; whoever continues follows the run, and copies its logs.
 
         A cluster that does not answer is waited for; observations say so. Raises what it answered last if it stays
         silent for longer than the user's limit.
@@ -352,7 +352,7 @@ class KubernetesEngine:
     def delete(self, run: Run, *, force: bool = False) -> None:
         """Remove the run's objects, verified by their label, and its folder.
 
-        Raises UsageError for a run that goes on or whose results nobody has fetched, unless `force`; CleanupError where
+        Raises UsageError for a running run or one whose results nobody has fetched, unless `force`; CleanupError where
         something stays.
         """
         namespace = self._namespace(run)

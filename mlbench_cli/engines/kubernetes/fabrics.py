@@ -200,6 +200,6 @@ def _interfaces(count: int) -> dict[str, str]:
 
 
 def _devices(container: str, *more: str) -> dict[str, str]:
-    """The devices of the machine that a container without GPUs of its own gets; YAML in an annotation."""
+    """The devices of the machine that a container without GPUs gets; YAML in an annotation."""
     paths = [*(f"/dev/nvidia{number}" for number in range(GPUS)), "/dev/nvidiactl", "/dev/nvidia-uvm", *more]
     return {f"devices.gke.io/container.{container}": "".join(f"- path: {path}\n" for path in paths)}

@@ -124,7 +124,7 @@ class LogFile:
         self._complete()
 
     def start(self, pod: str) -> None:
-        """Read from this pod from now on; another one than before has a log of its own, which is appended."""
+        """Read from this pod from now on; a new pod has a new log, which is appended."""
         position = self.position
         if position.pod != pod:
             position.pod, position.last, position.newest, position.counts = pod, "", "", {}

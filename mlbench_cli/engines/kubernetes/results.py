@@ -94,7 +94,7 @@ class Results:
         )
 
     def _stop_those_who_wait(self) -> bool:
-        """Stop the workers that would go on for ever, if nobody else does. True if workers are being stopped."""
+        """Stop the workers that would run forever, if nobody else does. True if workers are being stopped."""
         pods, summaries = self._following.pods(), self._following.summaries()
         only_waiting = not self._run.spec.run_on_all and 0 in summaries  # they end when worker 0 is let go
         if only_waiting or not active(pods, summaries):

@@ -1,7 +1,7 @@
 """Brings a run's objects into the cluster, in steps of which each may be the last that this client does.
 
 The Job comes first, suspended; then what belongs to it and is owned by it, so that it goes when the Job goes; then the
-Job is released. Whoever repeats the steps finds what is there and goes on.
+Job is released. Repeating the steps finds what exists and continues.
 """
 
 import time

@@ -142,7 +142,7 @@ def _is_submitting(run: Run) -> bool:
 
 
 def is_queued(run: Run) -> bool:
-    """Whether the run waits: for the queue of its experiment, now or when somebody goes on, or for the machine."""
+    """Whether the run waits: for the queue of its experiment, now or when somebody resumes it, or for the machine."""
     return read_queued(run.folder) is not None or _waits_for_machine(run)
 
 

@@ -1,7 +1,7 @@
 """Shared code of the Slurm and hosts engines: following, logs, results, and runs of other clients.
 
 All that is known of a run is in folders on its machines (RUN/nodes/K, see `node`) and in the run's own folder here:
-any client that reaches the machines may go on. Logs are copied by offset: two clients that copy write the same bytes.
+any client that reaches the machines may continue. Logs are copied by offset, so two clients write the same bytes.
 """
 
 import json

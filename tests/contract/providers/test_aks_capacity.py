@@ -221,7 +221,7 @@ def test_an_identity_that_entra_does_not_know_everywhere_yet_is_waited_for(world
     ("trouble", "code", "says"),
     [
         ("403", 3, "mlbench doctor aks --policy"),
-        ("403 RequestDisallowedByPolicy", 2, "sk the administrator of the subscription"),
+        ("403 RequestDisallowedByPolicy", 2, "sk the subscription's administrator"),
         ("401 InvalidAuthenticationToken", 3, "az login"),
         ("409 ReadOnlyDisabledSubscription", 2, "state of your subscriptions"),
         ("400 InvalidParameter", 2, "the test said so"),

@@ -236,7 +236,7 @@ AKS = {
     "a policy half way": Case(
         UsageError,
         "was disallowed by policy",
-        "use a network that complies (--subnet ID), or ask the administrator of the subscription for an exemption from "
+        "use a network that complies (--subnet ID), or ask the subscription's administrator for an exemption from "
         'the policy assignment "Sandbox Restrictions - No Public Interfaces"',
         spoil=lambda world: world.failing.update(managedClusters="policy"),
         recorded=True,

@@ -1,1 +1,1 @@
-"""Why a run on a cluster does not go on: pure functions over recorded Kubernetes objects."""
+"""Why a run on a cluster is stuck or has ended: pure functions over recorded Kubernetes objects."""

@@ -1,4 +1,4 @@
-"""Why a run does not go on, or ended as it did: `diagnose`, a pure function of what the API server says.
+"""Why a run is stuck, or how it ended: `diagnose`, a pure function of what the API server says.
 
 Typed fields decide; the text of messages and events only if Kubernetes has no field for it. What concerns many
 workers alike is one finding. `permanent` means that waiting cannot help; whoever acts on that confirms it first.

@@ -1,7 +1,7 @@
-"""The gate in front of the workers of a run with a network of its own, as the client that follows the run sees it.
+"""The gate in front of the workers of a run with a shaped network, as the client that follows the run sees it.
 
 The workers wait (worker.sh) until a client has shaped the network and a probe among their pods has found it to be what
-was asked for. How far that is stands in an annotation of the Job, so that another client can go on, or say why it
+was asked for. How far that is stands in an annotation of the Job, so that another client can continue, or say why it
 was refused.
 """
 
@@ -79,7 +79,7 @@ def network_findings(job: Mapping[str, Any] | None) -> list[Finding]:
 
 
 class NetworkGate:
-    """Shapes and proves the network of one run in a thread of its own, once all its pods run."""
+    """Shapes and proves the network of one run in a separate thread, once all its pods run."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class NetworkGate:
         self._noted = float("-inf")
         self.is_open = False
         self.is_refused = False
-        self.failure: MlbenchError | None = None  # of the way to the cluster: another client may go on
+        self.failure: MlbenchError | None = None  # of the way to the cluster: another client may continue
 
     def advance(self, job: Mapping[str, Any] | None, pods: Mapping[int, Pod], server_time: float) -> None:
         """Begin if all pods run and nobody else has begun. Raises what kept this client from going on."""

@@ -1,4 +1,4 @@
-"""Shaping by this machine: the nodes are containers of its own, and each pod's link is limited from its node."""
+"""Shaping by this machine: the nodes are containers on it, and each pod's link is limited from its node."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
