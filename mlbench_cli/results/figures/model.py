@@ -219,13 +219,15 @@ def split_panels(figure: Figure) -> Panels:
 
 
 def choose_divider(names: Sequence[str], settings: Sequence[Mapping[str, str]]) -> str:
-    """The setting whose values divide series into the fewest panels of at most MAX_SERIES; empty if there is none.
+    """The setting whose values divide series into the fewest panels of at most MAX_SERIES; empty if each would leave
+    less than two series for a panel.
 
     It is the method only if nothing else divides them, so that methods keep their colors in all panels.
     """
     counts = {name: Counter(each.get(name, "") for each in settings) for name in names}
-    fit = [name for name in names if 1 < len(counts[name]) < len(settings) and max(counts[name].values()) <= MAX_SERIES]
-    return min(fit, key=lambda name: (name == "method", len(counts[name])), default="")
+    panels = {name: sum(-(-count // MAX_SERIES) for count in found.values()) for name, found in counts.items()}
+    fit = [name for name in names if len(counts[name]) > 1 and 2 * panels[name] <= len(settings)]
+    return min(fit, key=lambda name: (name == "method", panels[name]), default="")
 
 
 def _owners(figure: Figure) -> list[str]:

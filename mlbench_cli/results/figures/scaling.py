@@ -151,6 +151,8 @@ def _join_families(families: Sequence[str]) -> list[str]:
         if not panels or panels[-1][1] + count > MAX_SERIES:
             panels.append(([], 0))
         panels[-1] = [*panels[-1][0], family], panels[-1][1] + count
+    if len(panels) == 1:
+        return [""] * len(families)
     titles = {family: ", ".join(filter(None, members)) for members, _ in panels for family in members}
     return [titles[family] for family in families]
 

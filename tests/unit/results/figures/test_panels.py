@@ -18,7 +18,7 @@ from mlbench_cli.results.report.collect import collect as collect_report
 from tests.unit.results.figures.test_charts import series
 
 METHODS = ("bsp", "wfbp", "mgwfbp", "eftopk", "powersgd", "localsgd")
-NETWORKS = ("50mbit,5ms", "100mbit,5ms", "1gbit,1ms")
+NETWORKS = ("100mbit,5ms", "1gbit,1ms", "50mbit,5ms")  # in the order of series, which is that of their labels
 
 
 def many(count: int, kind: Kind = Kind.LINES) -> Figure:
@@ -109,10 +109,15 @@ def test_series_of_a_report_are_divided_by_the_setting_with_the_fewest_panels(tm
 
 def test_many_methods_are_divided_by_family(tmp_path: Path) -> None:
     methods = (*FAMILIES["overlap"], *FAMILIES["sparse"], "powersgd", "fp16")
-    [job] = split_jobs(series(tmp_path, *runs_of(("",), methods)), {})
+    [job] = split_jobs(series(tmp_path, *runs_of(("1gbit,1ms",), methods)), {})
     titles = ["during the backward pass", "only the largest numbers, fewer bits, lower rank"]
     assert sorted({panel for panel, _ in job.places}) == titles
     assert [name for _, name in job.places] == [group.label for group in job.groups]
+
+
+def legends_of(picture: Any) -> list[list[str]]:
+    found = [legend for axes in picture.axes if (legend := axes.get_legend()) is not None]
+    return [[text.get_text() for text in legend.get_texts()] for legend in found]
 
 
 def test_the_files_have_the_same_panels(tmp_path: Path) -> None:
@@ -122,11 +127,10 @@ def test_the_files_have_the_same_panels(tmp_path: Path) -> None:
     plots = [axes for axes in picture.axes if axes.lines]
     assert [axes.get_title(loc="left") for axes in plots] == [*NETWORKS]
     assert len({axes.get_ylim() for axes in plots}) == len({axes.get_xlim() for axes in plots}) == 1
-    [legend] = [axes.get_legend() for axes in picture.axes if axes.get_legend()]
-    assert sorted(text.get_text() for text in legend.get_texts()) == sorted(METHODS)
+    [legend] = legends_of(picture)
+    assert sorted(legend) == sorted(METHODS)
     [(_, picture)] = draw_sheets([Sheet("s", "t", (many(18),))])
-    legends = [[text.get_text() for text in axes.get_legend().get_texts()] for axes in picture.axes if axes.lines]
-    assert legends == [[*(f"s{n}" for n in range(start, start + 6)), "goal"] for start in (0, 6, 12)]
+    assert legends_of(picture) == [[*(f"s{n}" for n in range(start, start + 6)), "goal"] for start in (0, 6, 12)]
 
 
 def test_the_report_shows_each_run_over_time(tmp_path: Path) -> None:
