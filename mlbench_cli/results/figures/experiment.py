@@ -7,12 +7,12 @@ from pathlib import Path
 
 from mlbench_cli.results.analysis.experiment_table import SECONDS, Cell, Row, list_offers, worker_counts
 from mlbench_cli.results.analysis.numbers import MIN_RUNS, format_factor, value_range
-from mlbench_cli.results.figures.look import MAX_LOOKS, Look, choose_looks, choose_shared_looks, look_of
+from mlbench_cli.results.figures.look import MAX_LOOKS, Look, choose_shared_looks, look_of
 from mlbench_cli.results.figures.model import MAX_SERIES, Axis, Figure, Line, Scale, Sheet, choose_divider
 from mlbench_cli.results.figures.png import write_sheets
 from mlbench_cli.util.front import find_front
 
-PANEL = "task"
+PANEL, NETWORK = "task", "network"
 
 
 def draw_experiment(title: str, rows: Sequence[Row], folder: Path) -> list[Path]:
@@ -21,8 +21,9 @@ def draw_experiment(title: str, rows: Sequence[Row], folder: Path) -> list[Path]
     sheets = [Sheet("throughput", title, tuple(_figure(name, members) for name, members in panels))] if panels else []
     if any(row.source is None and row.is_rate and _has_value(row) for row in rows):
         sheets.append(Sheet("pareto", f"{title}: time against cost", (_pareto(rows),), "The numbers are workers."))
-    elif by_bytes := [_by_bytes(name, members) for name, members in panels if any(map(_has_sent, members))]:
-        sheets.append(Sheet("pareto", f"{title}: against bytes sent", tuple(by_bytes), "The numbers are workers."))
+    elif by_bytes := tuple(_by_bytes(rows)):
+        note = "The numbers are workers." if len(worker_counts(rows)) > 1 else ""
+        sheets.append(Sheet("pareto", f"{title}: against bytes sent", by_bytes, note))
     return write_sheets(sheets, folder)
 
 
@@ -45,18 +46,26 @@ def split_panels(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
 
 def _figure(name: str, rows: Sequence[Row]) -> Figure:
     own, published = ([row for row in rows if bool(row.source) is known] for known in (False, True))
-    names = [key for key in dict.fromkeys(key for row in own for key in row.settings) if key != PANEL]
-    divider = choose_divider(names, [row.settings for row in own]) if len(own) > MAX_SERIES else ""
-    shorts = [_short_label(row, divider) for row in own]
-    looks = choose_shared_looks(shorts, [row.settings.get("method", "") for row in own])
+    lines = [_place(_line(row, look), *words) for row, look, *words in _arrange(own)]
+    looks = [(line.color, line.shape) for line in lines]
     free = [look for look in map(look_of, range(MAX_LOOKS)) if look not in looks] or [look_of(0)]
-    lines = [
-        replace(_line(row, look), panel=row.settings.get(divider, "") if divider else "measured", short=short)
-        for row, look, short in zip(own, looks, shorts, strict=True)
-    ]
     lines += [replace(_line(row, free[index % len(free)]), panel="published") for index, row in enumerate(published)]
     x = Axis("workers", Scale.LOG2, ticks=tuple(map(float, worker_counts(rows))))
     return Figure(name, name, x, Axis(rows[0].unit, from_zero=True), tuple(lines))
+
+
+def _arrange(rows: Sequence[Row]) -> Iterator[tuple[Row, Look, str, str]]:
+    """Each row with its look, the title of its small multiple, and what sets it apart there."""
+    names = [key for key in dict.fromkeys(key for row in rows for key in row.settings) if key != PANEL]
+    divider = choose_divider(names, [row.settings for row in rows]) if len(rows) > MAX_SERIES else ""
+    shorts = [_short_label(row, divider) for row in rows]
+    looks = choose_shared_looks(shorts, [row.settings.get("method", "") for row in rows])
+    panels = [row.settings.get(divider, "") if divider else "measured" for row in rows]
+    return zip(rows, looks, panels, shorts, strict=True)
+
+
+def _place(line: Line, panel: str, short: str) -> Line:
+    return replace(line, panel=panel, short=short)
 
 
 def _line(row: Row, look: Look) -> Line:
@@ -103,17 +112,24 @@ def _pareto(rows: Sequence[Row]) -> Figure:
     )
 
 
-def _by_bytes(name: str, rows: Sequence[Row]) -> Figure:
-    """What each row reached, or the time it took, against what it sent to get there."""
-    lines = []
-    for row, look in zip(rows, choose_looks([row.settings.get("method", "") for row in rows]), strict=True):
-        cells = [cell for _, cell in sorted(row.cells.items()) if cell.value is not None and cell.sent]
-        sent = tuple(cell.sent / 1e6 for cell in cells if cell.sent)
-        values = tuple(cell.value.mean if cell.value else None for cell in cells)
-        notes = tuple(str(cell.workers) for cell in cells)
-        lines.append(Line(_short_label(row), sent, values, notes=notes, color=look[0], shape=look[1]))
-    y = Axis(rows[0].unit, from_zero=rows[0].unit == SECONDS)
-    return Figure(name, name, Axis("MB sent by rank 0", Scale.LOG10), y, tuple(lines))
+def _by_bytes(rows: Sequence[Row]) -> Iterator[Figure]:
+    """What each row reached, or the time it took, against what it sent to get there: a figure for each task and
+    network, with the rest of the settings beside the points."""
+    places: dict[tuple[str, str, str], list[Row]] = {}
+    for row in filter(_has_sent, rows):
+        places.setdefault((row.settings.get(PANEL, ""), row.settings.get(NETWORK, ""), row.unit), []).append(row)
+    for (task, network, unit), members in places.items():
+        several = len(worker_counts(members)) > 1
+        lines = []
+        for row in members:
+            label = ", ".join(value for key, value in row.settings.items() if key not in (PANEL, NETWORK, "series"))
+            for workers, cell in sorted(row.cells.items()):
+                if cell.value is not None and cell.sent:
+                    note = f"{label}, {workers}" if several else label
+                    lines.append(Line("", (cell.sent / 1e6,), (cell.value.mean,), notes=(note,), color="step"))
+        title = ", ".join(word for word in (task, network) if word)
+        y = Axis(unit, Scale.LOG10) if unit == SECONDS else Axis(unit)
+        yield Figure(title, title, Axis("MB sent by rank 0", Scale.LOG10), y, tuple(lines))
 
 
 def _offer_lines(rows: Sequence[Row]) -> Iterator[Line]:
