@@ -63,7 +63,7 @@ def show_help(home: str) -> None:
     count = next(index for index, line in enumerate(commands) if not line)
     print(f"mlbench --help: {count} commands, {len(lines)} lines")
     for word in ("--help", "--help-all"):
-        options = [line for line in help_of(home, "run", word) if re.match(r"  (-\w, )?--", line)]
+        options = [line for line in help_of(home, "run", word) if re.match(r"  (-\w, )?--[\w-]+(  | [A-Z<]| / |$)", line)]
         own = [line for line in options if "--help" not in line]
         print(f"mlbench run {word}: {len(own)} options, and {len(options) - len(own)} about help")
 
