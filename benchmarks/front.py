@@ -23,6 +23,7 @@ from tests.browser import open_browser  # noqa: E402
 RUNS = 30
 WIDTHS = (1400, 800, 400)
 FIRST_RUN = ("run", "first", "1", "--task", "digits_resnet", "--light", "--share-machine")  # as README, on one worker
+OPTION = re.compile(r"  (-\w, )?--[\w-]+(  | [A-Z<]| / |$)")
 PAGES = re.compile(rb"/Type\s*/Page[^s]")
 
 
@@ -63,7 +64,7 @@ def show_help(home: str) -> None:
     count = next(index for index, line in enumerate(commands) if not line)
     print(f"mlbench --help: {count} commands, {len(lines)} lines")
     for word in ("--help", "--help-all"):
-        options = [line for line in help_of(home, "run", word) if re.match(r"  (-\w, )?--[\w-]+(  | [A-Z<]| / |$)", line)]
+        options = [line for line in help_of(home, "run", word) if OPTION.match(line)]
         own = [line for line in options if "--help" not in line]
         print(f"mlbench run {word}: {len(own)} options, and {len(options) - len(own)} about help")
 

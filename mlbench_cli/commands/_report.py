@@ -296,7 +296,7 @@ def _explain_together(runs: Sequence[Ended]) -> None:
             found.setdefault(f"open division: {result['division']['reason']}", []).append(ended.name)
         if result.get("network") and (phrase := network_phrase(result["network"])):
             found.setdefault(f"network between the ranks: {phrase}", []).append(ended.name)
-    for text, names in found.items():
+    for text, names in sorted(found.items(), key=lambda item: item[0].partition(":")[0]):
         shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
         console.note(text if len(runs) == 1 else f"{text} ({shown})")
 

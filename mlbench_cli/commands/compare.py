@@ -128,4 +128,6 @@ def _show(found: Comparison) -> None:
         console.note(f"Energy by {'; '.join(found.energy_sources)}. Per sample: mean power over samples per second.")
     if found.sessions.warning:
         console.warn(found.sessions.warning)
-    console.note(f"{LEGEND}\nSessions: {found.sessions.note}.")
+    measured = (*found.seconds.values(), *found.others.values())
+    if any(each is not None and each.count > 1 for row in measured for each in (row.a, row.b)):
+        console.note(f"{LEGEND}\nSessions: {found.sessions.note}.")
