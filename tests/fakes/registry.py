@@ -15,7 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 # Pushes by HTTP, with the login of the configuration that it was given, and logs every call with its environment.
-DOCKER = """#!{python}
+DOCKER = """#!{python} -IS
 import base64, hashlib, json, os, sys, urllib.error, urllib.request
 words = sys.argv[1:]
 def value(flag):

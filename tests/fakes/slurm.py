@@ -20,7 +20,7 @@ def install(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("sbatch", "srun", "squeue", "scancel"):
         path = folder / name
-        path.write_text(f'#!/bin/sh\nexec {sys.executable} {__file__} {name} "$@"\n')
+        path.write_text(f'#!/bin/sh\nexec {sys.executable} -IS {__file__} {name} "$@"\n')
         path.chmod(0o755)
 
 

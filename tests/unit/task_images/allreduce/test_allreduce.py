@@ -38,8 +38,8 @@ def test_bytes_become_elements_and_parts_are_equal() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("ranks", [1, 2, 4, 33, 64, 65, 300])
-@pytest.mark.parametrize("elements", [1, 5, 57331, 57332, 120001])
+@pytest.mark.parametrize("ranks", sampled([1, 2, 4, 33, 64, 65, 300], keep=[1, 2, 65, 300]))
+@pytest.mark.parametrize("elements", sampled([1, 5, 57331, 57332, 120001], keep=[5, 57332]))
 def test_the_sum_is_exact_in_every_type(dtype: str, ranks: int, elements: int) -> None:
     pattern = Pattern(0, ranks, DTYPES[dtype], CPU)
     total = torch.zeros(elements, dtype=DTYPES[dtype])

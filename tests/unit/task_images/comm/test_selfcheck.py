@@ -29,8 +29,11 @@ def check(name: str, size: int = 2, prepare: Callable[[Strategy], None] | None =
 
 
 @pytest.mark.parametrize("name", [name for name in OWN if name != "noop"])
-def test_every_method_passes_on_two_and_three_ranks(name: str) -> None:
-    for size in (2, 3):
+@pytest.mark.parametrize(
+    "sizes", [[3], pytest.param([2, 3], marks=pytest.mark.nightly)], ids=["three", "two and three"]
+)
+def test_every_method_passes_on_two_and_three_ranks(name: str, sizes: list[int]) -> None:
+    for size in sizes:
         found = check(name, size)
         both = {"dgc": ["SGD"], "onebit-adam": ["AdamW"]}.get(name, ["SGD", "AdamW"])
         assert [text.split()[0] for text in found.settings] == both
