@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from mlbench_cli.agent.storage import find_disk, find_hierarchy
+from mlbench_cli.agent.storage import try_to_slow
 
 
 def is_root() -> bool:
@@ -54,8 +54,7 @@ def has_no_control_groups() -> bool:
 def has_no_disk_limits() -> bool:
     """Whether this process may not limit how fast a disk is for others."""
     try:
-        find_hierarchy()
-        find_disk(tempfile.gettempdir())
+        try_to_slow(tempfile.gettempdir())
     except OSError:
         return True
     return False

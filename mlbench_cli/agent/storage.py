@@ -113,6 +113,11 @@ class SlowGroup:
         return sum(int(word[7:]) for word in words if word.startswith(("rbytes=", "wbytes=")))
 
 
+def try_to_slow(path: str) -> None:
+    """Raise OSError if the disk of a file cannot be slowed: made and removed again with a group without processes."""
+    SlowGroup(f"mlbench-try-{os.getpid()}", [find_disk(path)], 1e9).remove()
+
+
 def remove_group(folder: str, place: str | None = None) -> None:
     """Remove a control group, whose processes move to the group `place`, or end by themselves."""
     end = time.monotonic() + EMPTY_SECONDS

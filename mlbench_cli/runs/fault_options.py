@@ -4,7 +4,7 @@ import math
 import sys
 from typing import Any
 
-from mlbench_cli.agent.storage import find_disk, find_hierarchy
+from mlbench_cli.agent.storage import try_to_slow
 from mlbench_cli.config.settings import data_dir
 from mlbench_cli.errors import UsageError, did_you_mean
 from mlbench_cli.model.faults import (
@@ -125,8 +125,7 @@ def _check_storage(spec: RunSpec) -> None:
         )
     if spec.engine == "local":
         try:
-            find_hierarchy()
-            find_disk(str(data_dir()))
+            try_to_slow(str(data_dir()))
         except OSError as error:
             raise UsageError(
                 f"--faults: storage cannot be slowed here: {error}.", hint="Remove the storage faults."

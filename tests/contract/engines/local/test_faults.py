@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from mlbench_cli.agent.storage import find_disk, find_hierarchy
+from mlbench_cli.agent.storage import find_hierarchy, try_to_slow
 from mlbench_cli.model.run import Run
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.runs.finalize import finalize
@@ -124,8 +124,8 @@ while time.monotonic() < end:
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_slow_storage_is_as_slow_as_asked_and_nothing_stays(lab: Lab, tmp_path: Path, is_killed: bool) -> None:
     try:
+        try_to_slow(str(tmp_path))
         _, top = find_hierarchy()
-        find_disk(str(tmp_path))
     except OSError as error:
         pytest.skip(f"storage cannot be slowed: {error}")
     script = python(READ.replace('"data"', repr(str(tmp_path / "data"))))
