@@ -1,6 +1,6 @@
 """Goodput under random kills, predicted before the runs and then measured: two ranks of digits_resnet on this machine.
 
-    python -m benchmarks.goodput [--seconds 90] [--seeds 4,5,6] [--mtbf 15,40]
+    .venv/bin/python benchmarks/goodput.py [--seconds 90] [--seeds 4,5,6] [--mtbf 15,40]
 
 A first run measures what a checkpoint and a restart cost. From these, E[ETTR] (arXiv 2410.21680) and the replay predict
 the productive share of runs with other faults: for the requested rate, and for the faults that happened. Shares
@@ -9,16 +9,14 @@ are of the time after start-up. The defaults take 14 minutes; two cores of the m
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 from typing import Any
 
-from mlbench_cli.config.settings import data_dir
+from recovery import run_with_faults
+
 from mlbench_cli.simulator.faults import FaultRates, predict_faults
 
-COMMAND = [sys.executable, "-m", "mlbench_cli"]
 SETTINGS = ("--task", "digits_resnet", "--preset", "tiny", "--num-cpus", "1", "--set", "epochs=10000")
 NO_GOAL = ("--set", "goal_full=100", "--set", "goal_light=100")
 INTERVAL = 3.0  # seconds between checkpoints
@@ -62,24 +60,16 @@ def main(arguments: list[str]) -> int:
 
 
 def measure(name: str, script: str, seconds: int) -> dict[str, Any]:
-    """The record of faults of one run, which is deleted."""
+    """The record of faults of one run."""
     budget = ("--budget", f"{seconds}s", "--timeout", "10m")
     faults = ("--faults", script, "--on-failure", "restart", "--checkpoint-every", f"{INTERVAL:g}s")
-    words = [*COMMAND, "run", name, "2", *SETTINGS, *NO_GOAL, *budget, *faults, "--yes"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(done.stderr)
-    for path in data_dir().glob("runs/*/result.json"):
-        result = json.loads(path.read_bytes())
-        if result["run"] == f"{name}-2":
-            subprocess.run([*COMMAND, "delete", f"{name}-2", "--yes"], capture_output=True, check=True)
-            return dict(result["faults"])
-    raise SystemExit(f"{name} has no result")
+    return run_with_faults(name, *SETTINGS, *NO_GOAL, *budget, *faults)
 
 
 def mean_cost(facts: dict[str, Any]) -> float:
     """Seconds from a fault until training continues, over the recoveries of a run."""
+    if not facts["recoveries"]:
+        raise SystemExit("The first run ended before its first kill: it needs more --seconds.")
     return statistics.fmean(each["detection"] + each["restart"] + each["loading"] for each in facts["recoveries"])
 
 

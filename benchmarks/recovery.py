@@ -41,21 +41,25 @@ def main(arguments: list[str]) -> int:
 
 
 def measure(cluster: str, name: str, script: str, policy: str) -> dict[str, Any]:
-    """The one recovery of a run, which is deleted."""
-    command = [sys.executable, "-m", "mlbench_cli"]
+    """The one recovery of a run."""
     faults = ("--faults", script, "--detect", "2s", "--on-failure", policy, "--checkpoint-every", "5")
-    words = [*command, "run", name, "2", "--cluster", cluster, *SETTINGS, "8s", *faults, "--yes"]
-    done = subprocess.run(
-        words, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False
-    )
+    (recovery,) = run_with_faults(name, "--cluster", cluster, *SETTINGS, "8s", *faults)["recoveries"]
+    return dict(recovery)
+
+
+def run_with_faults(name: str, *options: str) -> dict[str, Any]:
+    """`faults` of the result of a run on two workers, which is then deleted."""
+    command = [sys.executable, "-m", "mlbench_cli"]
+    words = [*command, "run", name, "2", *options, "--yes"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(done.stderr)
     for path in data_dir().glob("runs/*/result.json"):
         result = json.loads(path.read_bytes())
         if result["run"] == f"{name}-2":
             subprocess.run([*command, "delete", f"{name}-2", "--yes"], capture_output=True, check=True)
-            (recovery,) = result["faults"]["recoveries"]
-            return dict(recovery)
+            return dict(result["faults"])
     raise SystemExit(f"{name} has no result")
 
 
