@@ -882,9 +882,13 @@ class _SlowStorage(_Lasting):
         assert fault.rate is not None
         self._hands, self._number, self._pid = hands, rank.number, 0
         disks = sorted({storage.find_disk(os.path.abspath(place)) for place in hands.places})
-        self._group = storage.SlowGroup(f"mlbench-{os.getpid()}-{event}", disks, fault.rate)
-        hands.guard(self._group.folder)
-        self.turn(now)
+        self._group = storage.SlowGroup(f"mlbench-{os.getpid()}-{event}", disks, fault.rate, hands.guard)
+        try:
+            self._join(rank)
+        except OSError:
+            self.end()
+            raise
+        self.next = min(self.over, now + PERIOD)
 
     def turn(self, now: float) -> bool:
         if now >= self.over:
@@ -892,10 +896,14 @@ class _SlowStorage(_Lasting):
             return True
         rank = self._hands.find_rank(self._number)
         if rank is not None and rank.pid != self._pid:  # None: it is between two attempts
-            self._group.add(rank.pid)
-            self._pid = rank.pid
+            with contextlib.suppress(OSError):  # it has just ended
+                self._join(rank)
         self.next = min(self.over, now + PERIOD)
         return False
+
+    def _join(self, rank: Rank) -> None:
+        self._group.add(rank.pid)
+        self._pid = rank.pid
 
     def end(self) -> None:
         if (count := self._group.read_bytes()) is not None:

@@ -13,7 +13,7 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 V1_LIMITS = ("blkio.throttle.read_bps_device", "blkio.throttle.write_bps_device")
 V1_BYTES = "blkio.throttle.io_service_bytes_recursive"
@@ -58,14 +58,19 @@ def _writable(version: int, place: str) -> tuple[int, str]:
 class SlowGroup:
     """A control group with limits. Raises OSError if it cannot be made."""
 
-    def __init__(self, name: str, disks: Sequence[str], rate: float) -> None:
-        """`rate`: bytes per second, for reads and for writes, of each disk."""
+    def __init__(
+        self, name: str, disks: Sequence[str], rate: float, announce: Callable[[str], None] | None = None
+    ) -> None:
+        """`rate`: bytes per second, for reads and for writes, of each disk. `announce` gets the group's folder before
+        there is one."""
         self._version, self._top = find_hierarchy()
         self.folder = f"{self._top}/{name}"
         self._before = self._top  # the group of its processes before
         if self._version == 2:
             with open(f"{self._top}/cgroup.subtree_control", "w", encoding="ascii") as file:
                 file.write("+io")
+        if announce is not None:
+            announce(self.folder)
         os.mkdir(self.folder)
         try:
             for disk in disks:
