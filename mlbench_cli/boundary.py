@@ -17,7 +17,7 @@ from typing import NoReturn
 from mlbench_cli import console
 from mlbench_cli.errors import Explanation, Interrupted, MlbenchError, Stopped, Terminated
 
-# What a shell reports of a program that SIGPIPE ended: the reader of a pipe went away, as in `mlbench logs x | head`.
+# As shells report a program that SIGPIPE ended because nobody reads its output any more: `mlbench logs x | head`.
 EXIT_PIPE = 141
 STOP_SECONDS = 1.8  # after a signal in which a command says what is true, and ends
 # -o, alone or behind switches as in -yo, with its value in the next word or the same.

@@ -102,7 +102,7 @@ def _simulate(
         return _registered_step(workload, method, collectives)
     word, _, argument = method.sync.partition(":")
     if word != "every":
-        # The mean over steps of which one in `every` ends with an average of all parameters.
+        # Means over many steps: one in `every` ends with an average of all parameters.
         every = int(argument.split(",")[-1])
         exchange = collectives.all_reduce(workload.size)
         sent = 2 * (collectives.ranks - 1) / collectives.ranks * workload.size / every

@@ -129,24 +129,32 @@ def read_sample(run: str, settings: Mapping[str, str], workers: int, result: Jso
     if result["outcome"] not in ("goal_reached", "goal_missed", "completed", "budget_spent"):
         return Sample(run, settings, workers, None, "", **{**facts, "problem": str(result.get("summary"))})
     goal = result.get("goal") or {}
-    if metric == SECONDS and goal and not goal.get("reached"):
-        return Sample(run, settings, workers, None, metric, **{**facts, "problem": str(result.get("summary"))})
+    if metric == SECONDS:
+        if goal and not goal.get("reached"):
+            return Sample(run, settings, workers, None, metric, **{**facts, "problem": str(result.get("summary"))})
+        return _seconds_sample(run, settings, workers, result, facts)
     if metric == GOAL and is_finite_number(goal.get("last")):
         return Sample(run, settings, workers, float(goal["last"]), str(goal["metric"]), **facts)
-    if metric is not None and metric != SECONDS:
+    if metric is not None:
         found = result.get("metrics", {}).get(metric)
         if not is_finite_number(found):
             return Sample(run, settings, workers, None, metric, **{**facts, "problem": f"it did not report {metric}"})
         return Sample(run, settings, workers, float(found), metric, **facts)
     details = result.get("details") or {}
-    rates = () if metric == SECONDS else _rates_of(details.get("throughput_protocol"))
+    rates = _rates_of(details.get("throughput_protocol"))
     if rates:
         unit = f"{details['throughput_protocol'].get('unit', 'samples')}/s"
         return Sample(run, settings, workers, math.fsum(rates) / len(rates), unit, **facts)
     throughput = details.get("throughput")
     rate = throughput.get("samples_per_second") if isinstance(throughput, dict) else None
-    if is_finite_number(rate) and metric != SECONDS:
+    if is_finite_number(rate):
         return Sample(run, settings, workers, float(rate), "samples/s", **facts)
+    return _seconds_sample(run, settings, workers, result, facts)
+
+
+def _seconds_sample(
+    run: str, settings: Mapping[str, str], workers: int, result: JsonObject, facts: Mapping[str, Any]
+) -> Sample:
     seconds = (result.get("task_seconds") or {}).get("wall") or result.get("wall_seconds")
     if not is_finite_number(seconds):
         return Sample(run, settings, workers, None, SECONDS, **{**facts, "problem": "it did not report a time"})

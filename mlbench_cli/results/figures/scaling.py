@@ -42,8 +42,11 @@ class Job:
 
     @cached_property
     def places(self) -> list[tuple[str, str]]:
-        """The small multiple of each group and the group's name there, if there are too many for one plot: by the
-        setting that gives the fewest panels of at most MAX_SERIES, else by the families of their methods."""
+        """For each group, the title of its small multiple and its name there.
+
+        Too many groups for one plot are divided by the setting that gives the fewest panels of at most MAX_SERIES, else
+        by the families of their methods.
+        """
         facts = [group.facts for group in self.groups]
         if len(facts) <= MAX_SERIES:
             return [("measured", group.label) for group in self.groups]
