@@ -18,6 +18,9 @@ class Silent:
         return len(self._held)
 
     def close(self) -> None:
+        # Wakes the thread up: the kernel may start its accept() again, on whatever has the descriptor's number by then.
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
         for connection in self._held:
             connection.close()

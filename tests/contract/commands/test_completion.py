@@ -29,7 +29,9 @@ def complete(home: Path, line: str, shell: str = "zsh") -> str:
         "COMP_WORDS": line,
         "COMP_CWORD": str(len(line.split(" ")) - 1),
     }
-    return clients.finish(environment=os.environ | variables).stdout
+    done = clients.finish(environment=os.environ | variables)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
 
 
 @pytest.mark.parametrize(
