@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-# gRPC would start its threads again in each fork of a process that uses it (tests/contract/clients.py), where they abort
+# gRPC would start its threads again in each fork of a process that uses it (contract/clients.py), where they abort
 # over descriptors that the fork has closed. Read when gRPC is imported.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 

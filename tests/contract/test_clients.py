@@ -18,4 +18,4 @@ def test_a_client_of_a_process_that_uses_grpc_is_not_aborted() -> None:
             grpc.channel_ready_future(channel).result(timeout=60)
             ended = [clients.finish("tasks", "mnist") for _ in range(FORKS)]
         server.stop(None).wait()
-    assert {(done.returncode, done.stderr) for done in ended} == {(0, "")}
+    assert [done.returncode for done in ended] == [0] * FORKS
