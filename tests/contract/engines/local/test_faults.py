@@ -7,8 +7,10 @@ import random
 import signal
 import statistics
 import subprocess
+import tempfile
 import time
 import uuid
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.runs.finalize import finalize
 from tests.contract.engines.local.test_shaped_network import find_obstacle
 from tests.contract.local_runs import Lab, client, processes_of, python, shell, until
+from tests.skips import DISK
 
 # Sleeps in the first attempt; ends at once in the next.
 SECOND_TRY = 'test -n "$MLBENCH_ATTEMPT" && exit 0; exec sleep 60'
@@ -121,14 +124,21 @@ while time.monotonic() < end:
 """
 
 
+@pytest.fixture
+def disk_lab() -> Iterator[Lab]:
+    with tempfile.TemporaryDirectory(dir=DISK) as folder, contextlib.closing(Lab(Path(folder))) as opened:
+        yield opened
+
+
 @pytest.mark.parametrize("is_killed", [False, True])
-def test_slow_storage_is_as_slow_as_asked_and_nothing_stays(lab: Lab, tmp_path: Path, is_killed: bool) -> None:
+def test_slow_storage_is_as_slow_as_asked_and_nothing_stays(disk_lab: Lab, is_killed: bool) -> None:
+    lab, folder = disk_lab, disk_lab.store.folder
     try:
-        try_to_slow(str(tmp_path))
+        try_to_slow(str(folder))
         _, top = find_hierarchy()
     except OSError as error:
         pytest.skip(f"storage cannot be slowed: {error}")
-    script = python(READ.replace('"data"', repr(str(tmp_path / "data"))))
+    script = python(READ.replace('"data"', repr(str(folder / "data"))))
     run = lab.start(script, workers=2, faults="at 0.5s for 3s slow storage of rank 1 to 2MB/s")
     pid = json.loads((run.folder / ".state" / "state.json").read_bytes())["pid"]
     group = Path(top, f"mlbench-{pid}-0")
