@@ -7,6 +7,7 @@ Runs of tests do not queue for this machine: many of them run several at once, a
 
 import atexit
 import contextlib
+import getpass
 import os
 import shutil
 import signal
@@ -78,7 +79,8 @@ def keep_files_in_memory() -> None:
         return
     place = os.statvfs(MEMORY)
     if place.f_bavail * place.f_frsize >= ROOM and not place.f_flag & os.ST_NOEXEC:
-        os.environ["TMPDIR"] = MEMORY
+        os.environ["TMPDIR"] = f"{MEMORY}/tests-{getpass.getuser()}"
+        os.makedirs(os.environ["TMPDIR"], exist_ok=True)
         tempfile.tempdir = None
 
 

