@@ -354,7 +354,7 @@ class HeldBack(Quiet):
         super().do_GET()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_check_that_takes_long_names_the_command_until_it_ends(archives: Path, tmp_path: Path) -> None:
     site = tmp_path / "site"
     build_site([archives], site, SiteOptions(pyodide=find_pyodide()))

@@ -111,8 +111,8 @@ def busy(tmp_path: Path) -> Iterator[Dashboard]:
             found.post("/api/v1/experiments/live/cancel", {})
 
 
-@SCHEMES
-@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.nightly
 def test_the_pages_of_the_dashboard_have_no_violations(busy: Dashboard, scheme: str) -> None:
     check_all(scheme, [f"http://127.0.0.1:{busy.port}{path}" for path in PAGES], busy.url)
 

@@ -126,7 +126,7 @@ def test_workers_start_once_the_probe_has_proved_the_network(
     assert "Network between the ranks: emulated 50mbit,20ms (got " in (run.folder / "official_result.txt").read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_parameter_servers_stand_behind_the_same_gate(
     server: KubeApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,7 +211,7 @@ def test_another_client_goes_on_when_the_first_has_died(
         assert end(engine, run).ended == Ending.EXITED
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_chaos_mesh_is_asked_for_waited_for_and_given_back(
     server: KubeApi, network: ShapedNetwork, tmp_path: Path
 ) -> None:

@@ -193,7 +193,7 @@ def test_a_run_has_the_network_and_its_archive_the_proof(lab: Lab) -> None:
     assert document["task"]["sent_bytes"] is not None
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_network_that_cannot_be_had_never_starts_the_run(lab: Lab) -> None:
     run = lab.record(python("print('started')"), workers=2, network="100tbit,1ms")
     with pytest.raises(

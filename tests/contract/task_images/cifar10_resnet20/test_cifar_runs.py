@@ -83,6 +83,7 @@ def test_tiny_reaches_its_goal(ranks: RankServer, tmp_path: Path, changes: Param
     assert ended[0].metric("val_global_Prec@5")[-1] >= ended[0].metric("val_global_Prec@1")[-1]
 
 
+@pytest.mark.nightly
 def test_ddp_and_mpi_follow_the_same_curve(ranks: RankServer, tmp_path: Path) -> None:
     """With uneven last batches: the second of two steps has 2 + 1 images."""
     same = SMALL | {"training_images": 35, "epochs": 4, "learning_rate": 0.02, "nesterov": True, "scale_rate": False}

@@ -85,7 +85,7 @@ def is_mapped(name: str) -> bool:
     return False
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_under_mpiexec_its_ranks_are_taken(tmp_path: Path) -> None:
     """One mpiexec for both; RANK comes from it."""
     environment = environments(2, tmp_path, {}, {})[0]

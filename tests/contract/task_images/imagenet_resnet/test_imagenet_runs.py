@@ -59,7 +59,7 @@ def test_folders_are_trained_on_however_reduced(ranks: RankServer, tmp_path: Pat
     assert ddp["details"]["communication"]["messages"] > flat["details"]["communication"]["messages"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_resumed_training_goes_on_as_if_nothing_had_happened(ranks: RankServer, tmp_path: Path) -> None:
     whole = finished_result(run(ranks, tmp_path / "whole", **SMALL, epochs=4, warmup_epochs=2.5))
     short = SMALL | {"epochs": 4, "warmup_epochs": 2.5, "checkpoint": True}

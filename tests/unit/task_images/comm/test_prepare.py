@@ -34,7 +34,7 @@ def test_the_self_check_waits_for_ranks_that_still_load_their_data(monkeypatch: 
     assert done == ["loaded", "checked fusion"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_torchs_engines_load_is_loaded_before_the_self_check() -> None:
     """Two seconds of a core, which were counted as the self-check's."""
     code = "\n".join(

@@ -174,7 +174,7 @@ def test_loaders_make_no_teams_of_threads() -> None:
         torch.set_num_threads(before)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_threads_stay_alone_whatever_openmp_was_loaded_first() -> None:
     """scikit-learn brings an OpenMP of its own; torch's is the one that counts."""
     program = (

@@ -159,6 +159,7 @@ def test_gradients_do_not_stay_in_the_memory_of_a_graph(make_strategy: Callable[
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.nightly
 def test_graphs_train_alike_and_are_not_claimed_on_a_cpu(capsys: pytest.CaptureFixture[str]) -> None:
     """By torch's own compiler. Every pass is announced."""
     _, losses = train_images("no", GradientAllReduce())
