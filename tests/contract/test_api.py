@@ -5,11 +5,13 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from mlbench_cli import api
-from mlbench_cli.api import Client
+from mlbench_cli.api import Client, RunHandle
 from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.model.run import ExperimentState, Outcome
 from mlbench_cli.model.spec import RunSpec
@@ -172,6 +174,20 @@ def test_a_file_of_runs_is_planned_run_and_tabulated(client: Client, tmp_path: P
     assert launch.estimates()[0].seconds is not None
     stopped = client.prepare_file(str(file), max_hours=1e-9).run_all(retry_failed=True)
     assert "hours are used up" in str(stopped)
+
+
+def test_what_runs_cost_is_added_up_and_ends_the_experiment(client: Client, tmp_path: Path) -> None:
+    file, started = tmp_path / "study.yaml", list[str]()
+    file.write_text(RUNS_FILE)
+
+    def follow(opened: object, run: RunHandle) -> Any:
+        started.append(run.name)
+        return SimpleNamespace(outcome=Outcome.FAILED, result={"wall_seconds": 1800.0, "price": {"amount": 1.5}})
+
+    assert client.prepare_file(str(file), max_cost=3.0).run_all(follow) == "3.00 of a budget of 3 is used up"
+    assert len(started) == 2
+    assert client.prepare_file(str(file), max_hours=0.5).run_all(follow) == "0.50 of 0.5 hours are used up"
+    assert len(started) == 3
 
 
 def test_the_effort_of_planning_a_file_is_linear_in_its_runs(
