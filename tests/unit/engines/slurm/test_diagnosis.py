@@ -38,7 +38,8 @@ def job(state: str, reason: str = "") -> JobReport:
 def test_a_pending_reason_comes_with_a_hint(reason: str, permanent: bool, word: str) -> None:
     finding = diagnosis.explain_pending(job("PENDING", reason))
     assert reason in finding.summary
-    assert finding.permanent is permanent
+    assert (finding.permanent, finding.retryable) == (permanent, not permanent)
+    assert finding.code == ("unschedulable" if permanent else "pending")
     assert word in (finding.hint or "")
 
 
