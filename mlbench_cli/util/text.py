@@ -140,7 +140,7 @@ def duration(seconds: float | None) -> str:
     """Seconds for people: "850 ms", "12.3 s", "4 min 5 s", "24 h", "3 d 4 h"."""
     if seconds is None:
         return "-"
-    if seconds < 1:
+    if seconds < 0.9995:  # 999 ms at most: 1000 ms are 1.0 s
         return f"{seconds * 1000:.0f} ms"
     if seconds >= 59.95:
         seconds = round(seconds)
@@ -162,8 +162,6 @@ def ago(moment: str) -> str:
     from datetime import UTC, datetime
 
     seconds = (datetime.now(UTC) - datetime.fromisoformat(moment)).total_seconds()
-    if seconds < 60:
-        return "just now"
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
         if seconds >= size:
             return f"{int(seconds // size)} {unit} ago"
@@ -172,8 +170,8 @@ def ago(moment: str) -> str:
 
 def size(count: float) -> str:
     """Bytes for people: "980 B", "1.4 GiB"."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+    for unit, shown in (("B", ".0f"), ("KiB", ".1f"), ("MiB", ".1f"), ("GiB", ".1f")):
+        if float(f"{count:{shown}}") < 1024:
+            return f"{count:{shown}} {unit}"
         count /= 1024
     return f"{count:.1f} TiB"

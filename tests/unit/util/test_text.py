@@ -1,0 +1,144 @@
+"""Numbers, durations and strangers' text as people read them."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from mlbench_cli.util import text
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (0, "0"), (1234, "1234"), (999.6, "1000"), (99.96, "100"), (99.94, "99.9"), (9.996, "10.0"), (1.005, "1.00"),
+        (0.012345, "0.0123"), (1e-6, "0.000001"), (1e-9, "0.000000"), (-3.14159, "-3.14"), (float("inf"), "inf"),
+        (float("nan"), "nan"),
+    ],
+)  # fmt: skip
+def test_three_significant_digits(value: float, shown: str) -> None:
+    assert text.significant(value) == shown
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        (None, "-"), (0, "0 ms"), (0.85, "850 ms"), (0.9994, "999 ms"), (0.9996, "1.0 s"), (1, "1.0 s"),
+        (12.34, "12.3 s"), (59.94, "59.9 s"), (59.96, "1 min"), (60, "1 min"), (245, "4 min 5 s"), (3599.6, "1 h"),
+        (3600, "1 h"), (3660, "1 h 1 min"), (86400, "24 h"), (172799, "48 h"), (172800, "2 d"), (273600, "3 d 4 h"),
+    ],
+)  # fmt: skip
+def test_durations(seconds: float | None, shown: str) -> None:
+    assert text.duration(seconds) == shown
+
+
+@pytest.mark.parametrize(("seconds", "shown"), [(0.4, "0 s"), (25.6, "26 s"), (59.4, "59 s"), (59.6, "1 min")])
+def test_running_clocks_show_whole_seconds(seconds: float, shown: str) -> None:
+    assert text.rough_duration(seconds) == shown
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        (-5, "just now"), (59, "just now"), (61, "1 min ago"), (3599, "59 min ago"), (3601, "1 h ago"),
+        (86399, "23 h ago"), (86401, "1 d ago"), (900000, "10 d ago"),
+    ],
+)  # fmt: skip
+def test_how_long_ago(seconds: float, shown: str) -> None:
+    assert text.ago((datetime.now(UTC) - timedelta(seconds=seconds)).isoformat()) == shown
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"),
+    [
+        (0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (1536, "1.5 KiB"), (1048575, "1.0 MiB"), (1 << 20, "1.0 MiB"),
+        (1.4 * (1 << 30), "1.4 GiB"), (1 << 40, "1.0 TiB"), (3 << 50, "3072.0 TiB"),
+    ],
+)  # fmt: skip
+def test_sizes(count: float, shown: str) -> None:
+    assert text.size(count) == shown
+
+
+@pytest.mark.parametrize(
+    ("words", "columns"), [("abc", 3), ("日本", 4), ("ｗ", 2), ("e\u0301", 1), ("é", 1), ("", 0), ("…", 1)]
+)
+def test_columns_on_a_terminal(words: str, columns: int) -> None:
+    assert text.display_width(words) == columns
+
+
+def test_what_could_move_the_cursor_or_forge_lines_is_escaped() -> None:
+    assert text.clean("plain ü 日本") == "plain ü 日本"
+    assert text.clean("a\x1b[2Jb\u202ec\nd\te\u2028f") == "a\\x1b[2Jb\\u202ec d e f"
+    assert text.clean("a\nb\x07", keep="\n") == "a\nb\\x07"
+    assert text.clean("a\nb", keep="\n") == "a\nb"
+    value: Any = {"a\n": ["\x07", 1, None, {"b": "c\r"}]}
+    assert text.clean_values(value) == {"a ": ["\\x07", 1, None, {"b": "c "}]}
+
+
+@pytest.mark.parametrize(
+    ("said", "safe"),
+    [
+        ("::error::no", "\\::error::no"), ("\t ::stop-commands::x", "\t \\::stop-commands::x"),
+        ("a\n::set-output name=x::y", "a\n\\::set-output name=x::y"), ("std::vector", "std::vector"),
+        ("x ##[error]y", "x #\\#[error]y"), ("nothing", "nothing"),
+    ],
+)  # fmt: skip
+def test_commands_of_a_runner_are_disarmed(said: str, safe: str) -> None:
+    assert text.disarm_commands(said) == safe
+
+
+def test_one_line_of_strangers_text() -> None:
+    assert text.one_line(" a\n\tb\x1bc  d ") == "a b c d"
+    assert text.one_line("x" * 300) == "x" * 200
+
+
+@pytest.mark.parametrize(("limit", "shown"), [(5, "12345"), (4, "123…"), (1, "…")])
+def test_an_ellipsis_marks_what_is_cut(limit: int, shown: str) -> None:
+    assert text.shorten("12345", limit) == shown
+    assert text.cut("12345", limit) == shown
+    assert text.shorten_line(" 12345 ", limit) == shown
+
+
+def test_wide_characters_are_cut_by_columns() -> None:
+    assert text.cut("日本語", 6) == "日本語"
+    assert text.cut("日本語", 5) == "日本…"
+    assert text.cut("日本語", 4) == "日…"
+
+
+def test_words_in_a_list() -> None:
+    assert text.list_some(["a", "b"]) == "a, b"
+    assert text.list_some(list("abcd")) == "a, b, c, d"
+    assert text.list_some(list("abcdefg")) == "a, b, c, d and 3 more"
+    assert text.list_some(["a", "b", "c"], 1, "; ") == "a and 2 more"
+
+
+def test_lines_of_a_width() -> None:
+    assert text.wrap("one two three", 13) == ["one two three"]
+    assert text.wrap("one two three", 8) == ["one two", "three"]
+    assert text.wrap("", 8) == [""]
+    assert text.wrap("a" * 10, 4) == ["aaaa", "aaaa", "aa"]
+
+
+def test_the_least_important_parts_are_dropped_first() -> None:
+    parts = [("state", 0), ("epoch 3", 2), ("", 0), ("loss 0.5", 2), ("eta 4 min", 1)]
+    assert text.fit_parts(parts, None) == "state, epoch 3, loss 0.5, eta 4 min"
+    assert text.fit_parts(parts, 35) == "state, epoch 3, loss 0.5, eta 4 min"
+    assert text.fit_parts(parts, 34) == "state, epoch 3, eta 4 min"
+    assert text.fit_parts(parts, 24) == "state, eta 4 min"
+    assert text.fit_parts(parts, 15) == "state"
+    assert text.fit_parts(parts, 3) == "st…"
+
+
+@pytest.mark.parametrize(
+    ("count", "plural", "shown"),
+    [
+        (1, "", "1 run"),
+        (2, "", "2 runs"),
+        (0, "", "0 runs"),
+        (1.5, "", "1.5 runs"),
+        (1.0, "", "1 run"),
+        (3, "R", "3 R"),
+    ],
+)
+def test_a_number_and_its_noun(count: float, plural: str, shown: str) -> None:
+    assert text.counted(count, "run", plural) == shown
