@@ -21,6 +21,8 @@ def read_table(path: Path) -> Iterator[dict[str, str]]:
 
 
 def _guard(cell: object) -> object:
+    if isinstance(cell, str) and "\r" in cell:  # Python before 3.13 leaves it unquoted, and it would begin a row
+        cell = cell.replace("\r\n", "\n").replace("\r", "\n")
     if not isinstance(cell, str) or not cell.lstrip(" ").startswith(_FORMULA) or _is_number(cell):
         return cell
     return f"'{cell}"
