@@ -10,16 +10,19 @@ import signal
 import ssl
 import sys
 import time
-import urllib.error
-import urllib.request
 from base64 import b64decode
+from http.client import HTTPConnection, HTTPSConnection
 from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
 
+# Says its version without the imports of the rest, since every command asks for it.
 PROGRAM = """#!{python} -IS
 import sys
+if sys.argv[1] == "version":
+    print(open(sys.argv[0].rpartition("/")[0] + "/version").read())
+    sys.exit()
 sys.path[:0] = {path!r}
 from tests.fakes.helm_tool import main
 main(sys.argv)
@@ -47,9 +50,6 @@ class HelmTool:
 
 def main(argv: list[str]) -> None:
     folder, words = Path(argv[0]).parent, argv[1:]
-    if words[0] == "version":
-        print((folder / "version").read_text())
-        return
     given = {word: following for word, following in zip(words, [*words[1:], ""], strict=True) if word.startswith("--")}
     values = json.loads(Path(given["--values"]).read_text()) if "--values" in given else {}
     files = {flag: describe(given[flag]) for flag in ("--values", "--kubeconfig") if flag in given}
@@ -97,7 +97,6 @@ def upgrade(words: list[str], given: dict[str, str], values: dict[str, Any]) -> 
     labels = {label: value, "owner": "helm", "name": name, "version": str(newest + 1)}
     secret = {"metadata": {"name": f"sh.helm.release.v1.{name}.v{newest + 1}", "labels": labels}}
     labels["status"] = "pending-install"
-    api.ask("POST", secrets, secret)
 
     def become(status: str) -> None:
         body = {"metadata": {"labels": {**labels, "status": status}}}
@@ -108,6 +107,7 @@ def upgrade(words: list[str], given: dict[str, str], values: dict[str, Any]) -> 
         fail("release web failed: context canceled")
 
     signal.signal(signal.SIGTERM, stop)
+    api.ask("POST", secrets, secret)
     debug("creating 2 resource(s)")
     if values.get("service"):
         service = {"metadata": {"name": name}, "spec": {"type": values["service"]}}
@@ -153,13 +153,18 @@ class Api:
     def ask(self, method: str, path: str, body: dict[str, Any] | None = None, missing: bool = False) -> Any:
         headers = {"Authorization": f"Bearer {self.user.get('token')}", "Content-Type": "application/json"}
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.server + path, data, headers, method=method)
-        try:
-            with urllib.request.urlopen(request, context=self.tls, timeout=60) as answer:
-                return json.loads(answer.read())
-        except urllib.error.HTTPError as error:
-            if error.code != 404 or not missing:
-                fail(f"Kubernetes cluster unreachable: {error.read().decode()}")
+        host = self.server.partition("//")[2]
+        connection = (
+            HTTPSConnection(host, context=self.tls, timeout=60) if self.tls else HTTPConnection(host, timeout=60)
+        )
+        connection.request(method, path, data, headers)
+        answer = connection.getresponse()
+        text = answer.read()
+        if answer.status < 400:
+            return json.loads(text)
+        if answer.status != 404 or not missing:
+            fail(f"Kubernetes cluster unreachable: {text.decode()}")
+        return None
 
     def releases(self, space: str, name: str) -> list[dict[str, str]]:
         """The labels of all revisions."""
