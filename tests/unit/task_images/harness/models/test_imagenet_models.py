@@ -1,11 +1,13 @@
 """The networks of ImageNet: their published sizes, any classes and images, and normalization without a batch."""
 
+from functools import cache
+
 import pytest
 import torch
 from torch import nn
 
 from task_images.harness.models.imagenet import MODELS, imagenet_model
-from task_images.harness.models.layers import make_norm
+from task_images.harness.models.layers import make_norm, widen
 from task_images.harness.models.resnet import resnet
 
 PARAMETERS = {
@@ -105,3 +107,101 @@ def test_narrow_inceptions_take_images_of_75_pixels(name: str) -> None:
     model(torch.randn(2, 3, 75, 75)).sum().backward()
     assert model(torch.randn(2, 3, 96, 80)).shape == (2, 7)
     assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@cache
+def describe(name: str, width: float = 1.0) -> nn.Module:
+    """The model without memory."""
+    with torch.device("meta"):
+        return imagenet_model(name, width=width).eval()
+
+
+@pytest.mark.parametrize("name", ["resnet50", "vgg11_bn", "densenet121", "inception3", "inception4"])
+def test_a_width_of_8_has_eight_times_the_channels_of_the_published_network(name: str) -> None:
+    """Channels are multiples of 8, which at width 1 hides a table that is off by a few channels."""
+    pairs = list(zip(describe(name).parameters(), describe(name, 8.0).parameters(), strict=True))
+    for number, (one, other) in enumerate(pairs):
+        inputs = 1 if number == 0 else 8  # images have three channels in both
+        factor = 8 * inputs if one.dim() > 1 else 8
+        if number >= len(pairs) - 2:  # both have 1000 classes
+            factor //= 8
+        assert other.numel() == factor * one.numel(), (number, one.shape, other.shape)
+
+
+@pytest.mark.parametrize(
+    ("version", "pooled"), [(3, [32, 64, 64, 192, 192, 192, 192, 192, 192]), (4, [96] * 4 + [128] * 7 + [256] * 3)]
+)
+def test_an_inception_block_pools_on_its_way_to_the_channels_of_the_paper(version: int, pooled: list[int]) -> None:
+    """Szegedy et al. 2015, figures 5 to 7, and 2016, figures 4 to 6: 3x3 averages, which keep the size of an image."""
+    model = describe(f"inception{version}", 8.0)
+    chains = [
+        module
+        for module in model.modules()
+        if isinstance(module, nn.Sequential) and len(module) and isinstance(module[0], nn.AvgPool2d)
+    ]
+    outputs = [next(item for item in chain.modules() if isinstance(item, nn.Conv2d)).out_channels for chain in chains]
+    assert outputs == [8 * number for number in pooled]
+    pool = chains[0][0]
+    assert isinstance(pool, nn.AvgPool2d)
+    ones = torch.ones(1, 1, 3, 3)
+    # In version 3 black borders count, as in torchvision; in version 4 they do not, as in TensorFlow's.
+    assert pool(ones)[0, 0, 0, 0].item() == pytest.approx(4 / 9 if version == 3 else 1.0)
+    assert pool(ones).shape == ones.shape
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("inception3", [(256, 35), (288, 35), (288, 35), (768, 17), *[(768, 17)] * 4, (1280, 8), *[(2048, 8)] * 2]),
+        ("inception4", [*[(384, 35)] * 4, (1024, 17), *[(1024, 17)] * 7, (1536, 8), *[(1536, 8)] * 3]),
+    ],
+)
+def test_inception_blocks_have_the_grids_of_the_papers_tables(name: str, sizes: list[tuple[int, int]]) -> None:
+    """For images of 299x299 (2015, table 1; 2016, figure 9)."""
+    found: list[tuple[int, int]] = []
+
+    def note(_: nn.Module, __: object, outputs: torch.Tensor) -> None:
+        found.append((outputs.shape[1], outputs.shape[2]))
+
+    blocks = list(describe(name).get_submodule("0").children())[-len(sizes) :]
+    hooks = [block.register_forward_hook(note) for block in blocks]
+    describe(name)(torch.empty(1, 3, 299, 299, device="meta"))
+    for hook in hooks:
+        hook.remove()
+    assert found == sizes
+
+
+@pytest.mark.parametrize(("name", "share"), [("inception3", 0.5), ("inception4", 0.2), ("vgg11", 0.5)])
+def test_dropout_is_the_papers(name: str, share: float) -> None:
+    """Inception v4 keeps 0.8 of its features (2016, figure 9); VGG drops half (2014, section 3.1)."""
+    assert {module.p for module in describe(name).modules() if isinstance(module, nn.Dropout)} == {share}
+
+
+@pytest.mark.parametrize("name", ["vgg11", "vgg11_bn", "resnet50", "densenet121", "inception4"])
+def test_only_the_convolutions_of_vgg_have_biases(name: str) -> None:
+    """VGG as published (2014), also before a normalization, where a bias has no effect."""
+    biases = {module.bias is not None for module in describe(name).modules() if isinstance(module, nn.Conv2d)}
+    assert biases == {name.startswith("vgg")}
+
+
+@pytest.mark.parametrize(("channels", "width", "wide"), [(64, 1.0, 64), (64, 0.5, 32), (20, 1.0, 16), (4, 0.1, 8)])
+def test_channels_are_the_nearest_multiple_of_8(channels: int, width: float, wide: int) -> None:
+    assert widen(channels, width) == wide
+
+
+@pytest.mark.parametrize("depth", [2, 7, 9, 19, 21])
+def test_small_resnets_have_a_depth_of_6n_plus_2(depth: int) -> None:
+    with pytest.raises(ValueError, match=f"depth 6n\\+2, not {depth}"):
+        resnet(depth)
+    assert count(resnet(8)) < count(resnet(14))
+
+
+def test_classifiers_begin_small_and_without_bias() -> None:
+    """He et al. and Goyal et al. 2017, section 5.1: a standard deviation of 0.01."""
+    torch.manual_seed(0)
+    model = imagenet_model("resnet18", width=0.25)
+    weight, bias = model.get_parameter("classifier.weight"), model.get_parameter("classifier.bias")
+    assert weight.std().item() == pytest.approx(0.01, rel=0.02)
+    assert not bias.any()
+    densenet = imagenet_model("densenet121", 10, width=0.125)
+    assert not densenet.get_parameter("classifier.bias").any()
