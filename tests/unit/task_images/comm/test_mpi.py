@@ -152,7 +152,7 @@ def test_ranks_of_a_launcher_end_by_the_library(calls: Calls) -> None:
 # --- finding the library --------------------------------------------------------------------------------------------
 
 
-def fail_once(monkeypatch: pytest.MonkeyPatch, failures: int) -> list[str]:
+def fail(monkeypatch: pytest.MonkeyPatch, failures: int, **environ: str) -> list[str]:
     """mpi4py.MPI cannot be imported the first `failures` times; returns MPI4PY_LIBMPI at each try."""
     tried: list[str] = []
     package = SimpleNamespace(rc=SimpleNamespace(initialize=True, finalize=True))
@@ -161,33 +161,33 @@ def fail_once(monkeypatch: pytest.MonkeyPatch, failures: int) -> list[str]:
         if name == "mpi4py":
             return package
         assert (package.rc.initialize, package.rc.finalize) == (False, False)
-        tried.append(mpi.os.environ.get("MPI4PY_LIBMPI", ""))
+        tried.append(environ.get("MPI4PY_LIBMPI", ""))
         if len(tried) <= failures:
             raise RuntimeError("cannot load\n   MPI library" + " x" * 200)
         return "MPI"
 
     monkeypatch.setattr(mpi, "find_spec", lambda name: object())
     monkeypatch.setattr(mpi, "import_module", load)
-    monkeypatch.setattr(mpi, "os", SimpleNamespace(environ={}))
+    monkeypatch.setattr(mpi, "os", SimpleNamespace(environ=environ))
     monkeypatch.setattr(mpi, "_library_of_the_wheel", lambda: "/usr/local/lib/libmpi.so.12")
     return tried
 
 
 def test_the_library_is_loaded_but_not_initialized(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried = fail_once(monkeypatch, 0)
+    tried = fail(monkeypatch, 0)
     assert mpi._mpi() == "MPI"
     assert tried == [""]
 
 
 def test_the_wheels_library_is_loaded_if_mpi4py_finds_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """Debian's pip installs it where mpi4py does not look."""
-    tried = fail_once(monkeypatch, 1)
+    tried = fail(monkeypatch, 1)
     assert mpi._mpi() == "MPI"
     assert tried == ["", "/usr/local/lib/libmpi.so.12"]
 
 
 def test_a_library_that_cannot_be_loaded_is_named_with_the_reason_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    fail_once(monkeypatch, 2)
+    fail(monkeypatch, 2)
     with pytest.raises(
         EnvironmentUnfitError, match=r"cannot load /usr/local/lib/libmpi\.so\.12: cannot load MPI"
     ) as error:
@@ -197,15 +197,14 @@ def test_a_library_that_cannot_be_loaded_is_named_with_the_reason_in_one_line(mo
 
 
 def test_a_library_that_the_user_names_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried = fail_once(monkeypatch, 1)
-    mpi.os.environ["MPI4PY_LIBMPI"] = "/opt/libmpi.so"
+    tried = fail(monkeypatch, 1, MPI4PY_LIBMPI="/opt/libmpi.so")
     with pytest.raises(EnvironmentUnfitError, match="mpi4py finds no MPI library: cannot load MPI library"):
         mpi._mpi()
     assert tried == ["/opt/libmpi.so"]
 
 
 def test_without_any_library_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    fail_once(monkeypatch, 1)
+    fail(monkeypatch, 1)
     monkeypatch.setattr(mpi, "_library_of_the_wheel", lambda: None)
     with pytest.raises(EnvironmentUnfitError, match="mpi4py finds no MPI library") as error:
         mpi._mpi()
@@ -262,7 +261,7 @@ def test_groups_of_some_ranks_have_communicators_of_these_ranks_and_a_tag(
     monkeypatch.setitem(
         sys.modules,
         "task_images.comm.mpi_group",
-        SimpleNamespace(MpiGroup=lambda *arguments: arguments),  # type: ignore[arg-type]
+        SimpleNamespace(MpiGroup=lambda *arguments: arguments),
     )
 
     def open_group(name: str, ranks: list[int]) -> Any:

@@ -16,7 +16,6 @@ from task_images.harness.precision import LossScale
 from tests.unit.task_images.comm.threads import ThreadWorld, run_ranks
 
 METHOD = Method.from_dict({"name": "custom", "engine": "registered", "options": "alpha=0.5,steps=3"})
-Look = Callable[[RegisteredRun], Any]
 
 
 class Averaging(RegisteredMethod):
@@ -259,7 +258,10 @@ def test_only_decoupled_decay_shrinks_weights(kind: str, factor: float) -> None:
     def body(run: RegisteredRun, rank: int) -> Tensor:
         return run.decayed_weights(0.1)
 
-    make: Look = lambda it: getattr(torch.optim, kind)(it.parameters(), weight_decay=0.5)  # noqa: E731
+    def make(model: nn.Module) -> torch.optim.Optimizer:
+        optimizer: type[torch.optim.Adam] = getattr(torch.optim, kind)
+        return optimizer(model.parameters(), weight_decay=0.5)
+
     torch.testing.assert_close(look(body, optimizer=make)[0], factor * torch.arange(1.0, 6.0))
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from task_images.harness import calibration
@@ -71,9 +72,9 @@ def sent(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> list[int]:
     def all_reduce(tensor: Tensor, async_op: bool = False) -> None:
         made.append(tensor.numel() * tensor.element_size())
         clock.now += 0.001 * len(made)
-        tensor *= 2
+        tensor[:1] *= 2
 
-    monkeypatch.setattr(calibration.dist, "all_reduce", all_reduce)
+    monkeypatch.setattr(dist, "all_reduce", all_reduce)
     return made
 
 
@@ -151,13 +152,17 @@ def test_a_step_times_each_phase_without_the_loading(tmp_path: Path, clock: Cloc
         def loss() -> Tensor:
             clock.now += 4.0
             assert model.training
-            return model.used(torch.ones(1, 3, dtype=torch.bfloat16)).sum()
+            outputs: Tensor = model.used(torch.ones(1, 3, dtype=torch.bfloat16))
+            return outputs.sum()
 
         return loss
 
     optimizer = torch.optim.SGD(model.parameters(), 0.0)
-    update = optimizer.step
-    optimizer.step = lambda *_: (setattr(clock, "now", clock.now + 1.0), update())[1]  # type: ignore[method-assign]
+
+    def note_update(*_: object) -> None:
+        clock.now += 1.0
+
+    optimizer.register_step_post_hook(note_update)
     steps = calibration._Steps(world(tmp_path), model, optimizer, take)
 
     def delay(_: Tensor) -> None:

@@ -271,8 +271,9 @@ def observe(
 
     def arrange(trainer: MeanTrainer) -> None:
         trainer.batches = SampleBatches(Steps(steps))
-        trainer.report.metric = lambda name, *_, **fields: metrics.append((name, fields.get("step", 0)))  # type: ignore[method-assign]
-        trainer.report.say = said.append  # type: ignore[method-assign]
+        report: Any = trainer.report
+        report.metric = lambda name, *_, **fields: metrics.append((name, fields.get("step", 0)))
+        report.say = said.append
         if prepare:
             prepare(trainer)
 
@@ -285,7 +286,7 @@ def updates_of(log: Log, name: str) -> list[int]:
 
 
 def test_the_training_loss_is_reported_every_25_updates_and_at_the_end_of_an_epoch(tmp_path: Path) -> None:
-    """As in MLBench 3, so that curves have points at the same updates."""
+    """As in the original benchmark, so that curves have points at the same updates."""
     log = observe(tmp_path, 60, Plan(2))
     assert updates_of(log, "train_loss") == [25, 50, 60, 85, 110, 120]
     assert updates_of(log, "learning_rate") == updates_of(log, "train_loss")
@@ -371,7 +372,7 @@ def test_an_update_may_learn_more_slowly(tmp_path: Path) -> None:
             return update(each, rate)
 
         trainer.batches.updates = slowed  # type: ignore[method-assign]
-        trainer._update = note  # type: ignore[method-assign]
+        trainer._update = note  # type: ignore[assignment, method-assign]
 
     observe(tmp_path, 3, Plan(1), prepare=arrange)
     assert rates == pytest.approx([0.1, 0.05, 0.025])
@@ -381,7 +382,7 @@ def test_the_schedule_follows_the_validation_loss_or_without_one_that_of_the_tra
     seen: list[float] = []
 
     def arrange(trainer: MeanTrainer) -> None:
-        trainer.schedule.after_epoch = seen.append  # type: ignore[method-assign]
+        trainer.schedule.after_epoch = seen.append  # type: ignore[assignment, method-assign]
 
     observe(tmp_path / "with", 4, Plan(2, validate_every=2), prepare=arrange)
     assert seen == [1.0, 1.0]  # at the end of epochs only

@@ -341,13 +341,19 @@ def test_the_loss_scale_is_divided_out_and_an_overflow_is_dropped(monkeypatch: p
 
 
 def test_norms_of_half_precision_gradients_do_not_overflow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Squares of fp16 gradients above 256 would."""
+    """Six gradients of 60,000, of which each fits fp16, up to 65,504, and their norm does not."""
     trained = Costly(monkeypatch, dtype=torch.float16)
     for _ in range(3):
-        trained.update(factor=4000.0)
+        trained.noise.begin(Update([], 2, 16.0, 16.0, 16), 1.0)
+        trained.model.weight.grad = None
+        for _ in range(2):
+            trained.clock.wall, trained.clock.cpu = trained.clock.wall + 1.0, trained.clock.cpu + 1.0
+            trained.noise.begin_pass()
+            (30_000 * trained.model.weight).sum().backward()  # type: ignore[no-untyped-call]
+            trained.noise.end_pass()
     trained.noise.collect()
     [norm] = trained.noise._norms
-    assert norm.big > 65504.0
+    assert norm.small == norm.big == pytest.approx(6 * 60_000.0**2, rel=1e-3)
 
 
 def test_sharded_and_frozen_parameters_have_no_norms(monkeypatch: pytest.MonkeyPatch) -> None:
