@@ -196,3 +196,67 @@ def test_a_pod_of_a_task_takes_no_other_code(variable: str) -> None:
         manifests(spec, "default")
     manifests(replace(spec, task="custom", preset="custom"), "default")
     manifests(replace(spec, preset="open"), "default")
+
+
+# Variables of docs.python.org/3/using/cmdline.html that name code, or places from which code is read, or that change
+# what code does: without assertions, with warnings as errors, with another breakpoint.
+CODE_VARIABLES = {
+    "PYTHONHOME": "/nowhere",
+    "PYTHONPATH": "/nowhere",
+    "PYTHONPLATLIBDIR": "lib-of-mine",
+    "PYTHONPYCACHEPREFIX": "/nowhere",
+    "PYTHONSTARTUP": "/nowhere/startup.py",
+    "PYTHONINSPECT": "1",
+    "PYTHONBREAKPOINT": "mine.stop",
+    "PYTHONOPTIMIZE": "2",
+    "PYTHONWARNINGS": "error",
+}
+
+
+@pytest.mark.parametrize("variable", CODE_VARIABLES)
+def test_a_rank_of_the_catalog_gets_no_variable_that_changes_its_code(variable: str) -> None:
+    given = {"HOME": "/home/me", variable: CODE_VARIABLES[variable]}
+    assert isolation.rank_environment(given) == {"HOME": "/home/me", "PYTHONSAFEPATH": "1"}
+
+
+@pytest.mark.parametrize("value", ["", "0", "1"])
+def test_a_rank_of_the_catalog_is_always_on_the_safe_path(value: str) -> None:
+    """Python takes an empty PYTHONSAFEPATH as none, and any other text as set."""
+    assert isolation.rank_environment({"PYTHONSAFEPATH": value}) == {"PYTHONSAFEPATH": "1"}
+    assert isolation.rank_environment({}) == {"PYTHONSAFEPATH": "1"}
+
+
+@pytest.mark.parametrize("variable", ["PYTHONUNBUFFERED", "PYTHONHASHSEED", "PYTHONFAULTHANDLER", "PYTHONUTF8", "PATH"])
+def test_a_rank_of_the_catalog_keeps_all_other_variables(variable: str) -> None:
+    assert isolation.rank_environment({variable: "1"})[variable] == "1"
+
+
+@pytest.mark.parametrize(
+    "argv", [["python", "train.py"], ["python", "-m"], ["python3", "-m", "x"], ["sh", "-m", "x"], []]
+)
+def test_only_a_module_for_this_python_is_started_another_way(argv: list[str]) -> None:
+    assert isolation.rank_command(argv, {}) == argv
+
+
+def test_a_rank_finds_installed_packages_of_the_user_before_the_folder_of_the_task(tmp_path: Path) -> None:
+    packages, plain = tmp_path / "packages", tmp_path / "plain"
+    (packages / "extra.egg-info").mkdir(parents=True)
+    plain.mkdir()
+    environ = {"PYTHONPATH": f"{plain}:{packages}:{tmp_path / 'missing'}"}
+    start = ["python", isolation.__file__]
+    argv = ["python", "-m", "task_images.mnist", "--x"]
+    assert isolation.rank_command(argv, environ, "/tasks") == [*start, f"{packages}:/tasks", "task_images.mnist", "--x"]
+    assert isolation.rank_command(argv, {}) == [*start, "", "task_images.mnist", "--x"]
+
+
+def test_the_finder_of_own_packages_knows_no_other_and_is_there_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "meta_path", [])
+    isolation.find_own_packages_first()
+    isolation.find_own_packages_first()
+    (finder,) = sys.meta_path
+    assert isinstance(finder, isolation.OwnPackageFinder)
+    assert finder.find_spec("json") is None
+    assert finder.find_spec("providers.kind") is None
+    found = finder.find_spec("providers")
+    assert found is not None
+    assert found.origin == str(ROOT / "providers" / "__init__.py")

@@ -76,6 +76,17 @@ def test_what_could_move_the_cursor_or_forge_lines_is_escaped() -> None:
 
 
 @pytest.mark.parametrize(
+    ("given", "keep", "shown"),
+    [
+        ("a\nb\n", "\n", "a\nb\n"), ("a\nb\tc", "\n", "a\nb c"), ("a\nb\tc", "\n\t", "a\nb\tc"),
+        ("a\n\x1b[2J", "\n", "a\n\\x1b[2J"), ("plain", "\n", "plain"), ("a\nb", "", "a b"), ("", "\n", ""),
+    ],
+)  # fmt: skip
+def test_only_characters_that_are_to_stay_do(given: str, keep: str, shown: str) -> None:
+    assert text.clean(given, keep=keep) == shown
+
+
+@pytest.mark.parametrize(
     ("said", "safe"),
     [
         ("::error::no", "\\::error::no"), ("\t ::stop-commands::x", "\t \\::stop-commands::x"),
