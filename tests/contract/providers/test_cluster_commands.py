@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from mlbench_cli.model.run import Cluster
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.storage.store import Store
 from tests.fakes.kind_tools import World
@@ -120,6 +121,54 @@ def test_delete_asks_and_is_repeatable(mlbench: Any, world: World) -> None:
     assert world.left == []
     done = mlbench("delete-cluster", "kind", "rel-2", "--yes")
     assert (done.code, done.out) == (0, "The cluster rel-2 has already been deleted.\n")
+
+
+@pytest.mark.parametrize(
+    ("cluster", "words", "question"),
+    [
+        (Cluster("c-1", "kind"), (), "Delete the cluster c-1 (kind), everything on it?"),
+        (
+            Cluster("c-1", "gke", location="europe-west4-a"),
+            (),
+            "Delete the cluster c-1 (gke, europe-west4-a), everything on it?",
+        ),
+        (
+            Cluster("c-1", "eks", location="eu-west-1", details={"registry_made": True}),
+            (),
+            "Delete the cluster c-1 (eks, eu-west-1), everything on it and its image repository "
+            "(--keep-images keeps that)?",
+        ),
+        (
+            Cluster("c-1", "eks", location="eu-west-1", details={"registry_made": True}),
+            ("--keep-images",),
+            "Delete the cluster c-1 (eks, eu-west-1), everything on it?",
+        ),
+        (
+            Cluster("c-1", "eks", location="eu-west-1", details={"registry_made": False}),
+            (),
+            "Delete the cluster c-1 (eks, eu-west-1), everything on it?",
+        ),
+    ],
+)
+def test_the_question_before_a_deletion_names_all_that_goes(
+    mlbench: Any, cluster: Cluster, words: Sequence[str], question: str
+) -> None:
+    """Clusters of one name may be in several places: who answers must know which one it is."""
+    Store().record_cluster(cluster)
+    done = mlbench("delete-cluster", "c-1", *words)
+    assert done.code == 2
+    assert f"Error: {question} There is no terminal to ask on." in " ".join(done.err.split())
+    assert Store().cluster("c-1").state == "ready"
+
+
+def test_a_cluster_that_is_only_removed_from_mlbench_is_removed_without_a_question(mlbench: Any) -> None:
+    for provider in ("attached", "slurm", "hosts"):
+        Store().record_cluster(Cluster("c-1", provider))
+        done = mlbench("delete-cluster", "c-1")
+        assert (done.code, done.out) == (
+            0,
+            "Removed the cluster c-1 from mlbench; the cluster itself is unchanged.\n",
+        )
 
 
 def test_delete_refuses_to_lose_results(mlbench: Any, world: World) -> None:
