@@ -54,7 +54,7 @@ def hubs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Hub]]:
         found.append(Hub(*words, **more))
         return found[-1]
 
-    monkeypatch.setattr(shaped.subprocess, "Popen", start)
+    monkeypatch.setattr(subprocess, "Popen", start)
     yield found
     for hub in found:
         hub.end.close()
@@ -117,7 +117,7 @@ def test_a_hub_that_cannot_create_the_network_is_ended_and_its_reason_told(
 ) -> None:
     monkeypatch.setattr(Hub, "answer", answer)
     if not answer:
-        monkeypatch.setattr(shaped.socket, "recv_fds", lambda *_: (b"", [], 0, None))
+        monkeypatch.setattr(socket, "recv_fds", lambda *_: (b"", [], 0, None))
     with pytest.raises(ShapingError, match="no room for it" if answer else "the process that makes it ended at once"):
         ShapedNetwork(parse_network(SHAPE), 2)
     assert hubs[-1].calls[-1] == "wait None"
@@ -128,7 +128,7 @@ def test_a_hub_that_says_nothing_is_given_up(hubs: list[Hub], monkeypatch: pytes
         assert channel.gettimeout() == shaped.SETUP_SECONDS
         raise TimeoutError("timed out")
 
-    monkeypatch.setattr(shaped.socket, "recv_fds", wait)
+    monkeypatch.setattr(socket, "recv_fds", wait)
     with pytest.raises(ShapingError, match=r"it was not created within 30 s: timed out"):
         ShapedNetwork(parse_network(SHAPE), 2)
     assert "kill" in hubs[-1].calls
