@@ -387,11 +387,11 @@ def test_only_the_machine_whose_turn_it_is_can_say_that_it_has_its_lock(make_age
     agent._on_message(agent.links[1], {"locked": True})
     assert agent.turns == [1, 2]
     agent._on_message(agent.links[1], {"waits": "m2: x-1"})
-    assert agent.state["waits"] is None
+    assert not agent.state["waits"]
     agent._on_message(agent.links[0], {"waits": "m1: y-1"})
-    assert (agent.state["waits"], agent.turns) == ("m1: y-1", [1, 2])
+    assert [agent.state["waits"], agent.turns] == ["m1: y-1", [1, 2]]
     agent._on_message(agent.links[0], {"locked": True})
-    assert (agent.state["waits"], agent.turns) == (None, [2])
+    assert [agent.state["waits"], agent.turns] == [None, [2]]
     assert agent.read_from(2) == [{"lock": True}]
 
 

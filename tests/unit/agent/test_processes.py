@@ -61,7 +61,7 @@ def test_without_proc_a_signal_that_does_nothing_tells(
         if error is not None:
             raise error
 
-    monkeypatch.setattr(processes.os, "kill", kill)
+    monkeypatch.setattr(os, "kill", kill)
     assert is_alive(note_of(os.getpid(), start_time=None)) is alive
 
 
@@ -109,8 +109,12 @@ def test_a_rank_that_runs_was_ended_by_nobody(child: "subprocess.Popen[bytes]") 
 def test_processes_of_a_run_are_found_by_their_output_folder_and_agents_by_their_arguments(tmp_path: Path) -> None:
     folder = str(tmp_path / "run")
     code = ["-c", "import sys; print(flush=True); sys.stdin.read()"]
-    variables = ({"MLBENCH_OUTPUT_DIR": f"{folder}/output"}, {"MLBENCH_OUTPUT_DIR": f"{folder}-2/output"}, {})
-    arguments = ([], [], [f"{folder}/nodes/0"])
+    variables: tuple[dict[str, str], ...] = (
+        {"MLBENCH_OUTPUT_DIR": f"{folder}/output"},
+        {"MLBENCH_OUTPUT_DIR": f"{folder}-2/output"},
+        {},
+    )
+    arguments: tuple[list[str], ...] = ([], [], [f"{folder}/nodes/0"])
     started = [
         subprocess.Popen(
             [sys.executable, "-I", "-S", *code, *words],

@@ -72,7 +72,7 @@ def pack(**files: bytes) -> bytes:
 def test_code_is_asked_for_checked_and_unpacked_once(tmp_path: Path) -> None:
     data = pack(module=b"1")
     sha256 = hashlib.sha256(data).hexdigest()
-    words = {"folder": str(tmp_path / "code"), "sha256": sha256}
+    words: Any = {"folder": str(tmp_path / "code"), "sha256": sha256}
     target = str(tmp_path / "code" / sha256)
     assert ask("install", **words) == {"folder": None, "installed": False}
     assert ask("install", data[:-1], **words) == {"error": "the code arrived damaged", "kind": "refused"}
@@ -92,7 +92,7 @@ def test_code_that_another_client_unpacks_at_the_same_time_is_taken_as_it_is(
         os.makedirs(target)
         raise OSError("it is there")
 
-    monkeypatch.setattr(serve.os, "rename", rename)
+    monkeypatch.setattr(os, "rename", rename)
     assert ask("install", data, folder=str(tmp_path), sha256=sha256)["folder"] == str(tmp_path / sha256)
     assert os.listdir(tmp_path) == [sha256]
 
@@ -141,7 +141,7 @@ def test_an_answer_has_as_many_bytes_of_logs_as_were_asked_for(run: Path, limit:
 
 def test_the_age_of_a_beat_is_by_the_clock_of_the_file_system(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     os.utime(run / "nodes/0/.state/beat", (time.time() - 50,) * 2)
-    monkeypatch.setattr(serve.time, "time", lambda: 0.0)
+    monkeypatch.setattr(time, "time", lambda: 0.0)
     assert sync(run, {"0": {}})[0]["nodes"]["0"]["beat_age"] == pytest.approx(50, abs=5)
 
 
