@@ -61,6 +61,7 @@ OPERATIONS: tuple[tuple[str, str, str, tuple[_Parameter, ...], str], ...] = (
             ("offset", "query", "integer", "bytes of the log before the page; -1: the last page"),
             ("limit", "query", "integer", "bytes of the page"),
             ("raw", "query", "boolean", "include the lines that hold events"),
+            ("stream", "query", "string", "both (default), stdout or stderr"),
         ),
         "application/json",
     ),
@@ -118,10 +119,7 @@ def describe_api() -> JsonObject:
             "summary": summary,
             "parameters": [_parameter(*parameter) for parameter in parameters],
             "responses": {
-                "201" if method == "post" and path.endswith("s") else "200": {
-                    "description": "the answer",
-                    "content": {media: {}},
-                },
+                **_describe_answers(method, path, media),
                 "default": {"description": "an error: status, message", "content": {"application/json": {}}},
             },
             "security": [{"bearer": []}, {"cookie": []}, {"basic": []}],
@@ -139,6 +137,15 @@ def describe_api() -> JsonObject:
             }
         },
     }
+
+
+def _describe_answers(method: str, path: str, media: str) -> JsonObject:
+    if (method, path) == ("delete", "/api/runs/{id}"):
+        return {"204": {"description": "deleted"}}
+    answer = {"description": "the answer", "content": {media: {}}}
+    if (method, path) == ("post", "/api/v1/runs"):
+        return {"201": answer, "200": {**answer, "description": "with check: nothing was started"}}
+    return {"201" if method == "post" and path.endswith("s") else "200": answer}
 
 
 def _parameter(name: str, place: str, kind: str, text: str) -> JsonObject:
