@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from mlbench_cli.errors import NotFoundError, UsageError
+from mlbench_cli.results.analysis import foreign_collectives
 from mlbench_cli.results.analysis.collectives import Curve, label_curves, to_csv
 from mlbench_cli.results.analysis.foreign_collectives import read_foreign_curves
 
@@ -136,3 +137,104 @@ def test_imported_curves_are_drawn_beside_others(tmp_path: Path) -> None:
         *("Latency of all_reduce, fp32", "Bandwidth of all_reduce, fp32", "Latency of all_reduce, fp16"),
         *("Bandwidth of all_reduce, fp16", "Latency of all_reduce, int32"),
     ]
+
+
+def rows_of_nccl(*rows: str) -> str:
+    return "# nccl-tests version 2.19.6\n" + "".join(f"{row}\n" for row in rows)
+
+
+def points_of(tmp_path: Path, *rows: str) -> tuple[tuple[int, float, float], ...]:
+    return read(tmp_path, rows_of_nccl(*rows))["fp32", "in_place"].points
+
+
+def test_points_without_a_size_or_a_time_are_left_out(tmp_path: Path) -> None:
+    """nccl-tests prints 0.00 for what took no measurable time, and runs sizes of 0 bytes with -b 0."""
+    assert points_of(
+        tmp_path,
+        "0    0   float sum -1  11.0 0.00 0.00 0  11.0 0.00 0.00 0",
+        "1024 256 float sum -1  0.00 0.00 0.00 0  0.00 0.00 0.00 0",
+        "2048 512 float sum -1  inf  0.00 0.00 0  inf  0.00 0.00 0",
+        "4096 1024 float sum -1 nan  0.00 0.00 0  nan  0.00 0.00 0",
+        "1    0   float sum -1  0.01 0.10 0.10 0  0.01 0.10 0.10 0",
+    ) == ((1, 0.01, 0.1),)
+
+
+def test_a_bandwidth_that_is_no_number_is_unknown_and_its_time_is_kept(tmp_path: Path) -> None:
+    assert points_of(
+        tmp_path,
+        "1024 256  float sum -1  11.0 0.09 N/A 0  11.0 0.09 N/A 0",
+        "2048 512  float sum -1  12.0 0.09 inf 0  12.0 0.09 inf 0",
+        "4096 1024 float sum -1  13.0 0.00 0.00 0 13.0 0.00 0.00 0",
+        "8192 2048 float sum -1  14.0 0.09 -1 0   14.0 0.09 -1 0",
+    ) == ((1024, 11.0, 0.0), (2048, 12.0, 0.0), (4096, 13.0, 0.0), (8192, 14.0, 0.0))
+
+
+@pytest.mark.parametrize(
+    ("printed", "dtype"),
+    [("float", "fp32"), ("half", "fp16"), ("bfloat16", "bf16"), ("double", "fp64"), ("int32", "int32")],
+)
+def test_data_types_of_nccl_tests_have_our_names(tmp_path: Path, printed: str, dtype: str) -> None:
+    text = rows_of_nccl(f"1024 256 {printed} sum -1  11.0 0.09 0.09 0  11.0 0.09 0.09 0")
+    assert {kind for kind, _ in read(tmp_path, text)} == {dtype}
+
+
+def test_a_data_type_without_our_name_keeps_its_own(tmp_path: Path) -> None:
+    text = rows_of_nccl("1024 1024 fp8_e4m3 sum -1  11.0 0.09 0.09 0  11.0 0.09 0.09 0")
+    assert {kind for kind, _ in read(tmp_path, text)} == {"fp8_e4m3"}
+
+
+@pytest.mark.parametrize(
+    ("program", "collective"),
+    [
+        ("all_reduce_perf", "all_reduce"),
+        ("all_gather_perf", "all_gather"),
+        ("alltoall_perf", "all_to_all"),
+        ("broadcast_perf", "broadcast"),
+        ("gather_perf", "gather"),
+        ("reduce_perf", "reduce"),
+        ("reduce_scatter_perf", "reduce_scatter"),
+        ("scatter_perf", "scatter"),
+        ("sendrecv_perf", "send_recv"),
+        ("hypercube_perf", "collective"),
+    ],
+)
+def test_every_program_of_nccl_tests_is_known_by_name(tmp_path: Path, program: str, collective: str) -> None:
+    """By the longest name: "all_reduce" and "reduce_scatter" are not "reduce". A file's name counts without a title."""
+    row = "1024 256 float sum -1  11.0 0.09 0.09 0  11.0 0.09 0.09 0"
+    titled = read(tmp_path, rows_of_nccl(f"# Collective test starting: {program}", row), "x.txt")
+    named = read(tmp_path, rows_of_nccl(row), f"{program}.txt")
+    assert {curve.collective for curve in [*titled.values(), *named.values()]} == {collective}
+
+
+def test_rows_with_other_numbers_of_columns_are_not_rows(tmp_path: Path) -> None:
+    good = "1024 256 float sum -1  11.0 0.09 0.09 0  11.0 0.09 0.09 0"
+    bad = "2048 512 float sum -1  11.0 0.09 0.09 0  11.0 0.09 0.09"
+    assert points_of(tmp_path, good, bad, "2048 512 5 sum -1  11.0 0.09 0.09 0  11.0 0.09 0.09 0") == (
+        (1024, 11.0, 0.09),
+    )
+
+
+def test_a_file_may_have_64_mib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert foreign_collectives.MAX_BYTES == 64 * 1024**2
+    monkeypatch.setattr(foreign_collectives, "MAX_BYTES", len(NCCL))
+    assert read(tmp_path, NCCL)
+    with pytest.raises(UsageError, match="larger than"):
+        read(tmp_path, NCCL + " ")
+
+
+def test_points_are_sorted_by_size_and_ranks_may_be_unknown(tmp_path: Path) -> None:
+    rows = [f"{size} 256 float sum -1  11.0 0.09 0.09 0  11.0 0.09 0.09 0" for size in (4096, 1024, 2048)]
+    found = read(tmp_path, rows_of_nccl(*rows))["fp32", "out_of_place"]
+    assert [size for size, _, _ in found.points] == [1024, 2048, 4096]
+    assert (found.facts["ranks"], found.facts["device"]) == ("unknown ranks", "gpu")
+
+
+def test_json_with_cpu_times_and_the_names_of_several_experiments(tmp_path: Path) -> None:
+    side = {"cpu_time": 11.25, "bus_bw": 0.09}
+    rows = [
+        {"size": 1024, "type": "float", "out_of_place": side, "experiment_name": "all_gather"},
+        {"size": 1024, "type": "float", "out_of_place": {**side, "time": True}},
+        {"size": float("inf"), "type": "float", "out_of_place": side},
+    ]
+    (found,) = read(tmp_path, json.dumps({"results": rows}).replace("Infinity", "inf"), "x.json").values()
+    assert (found.collective, found.points) == ("all_gather", ((1024, 11.25, 0.09),))
