@@ -36,12 +36,13 @@ class RaceVerdict:
         return self.p is not None and self.p < LEVEL
 
     def __str__(self) -> str:
+        mean = f"mean {self.mean:.4f} of {counted(self.runs, 'run')}"
         if self.holds:
-            return f"mean {self.mean:.4f} of {self.runs} runs: below the goal (p = {self.p:.2g})"
+            return f"{mean}: below the goal (p = {self.p:.2g})"
         more = f"{counted(self.more or 0, 'more run')} needed"
         needed = "more such runs would not show it" if self.more is None else more
         chance = "" if self.p is None else f" (p = {self.p:.2g})"
-        return f"mean {self.mean:.4f} of {self.runs} runs: not shown to be below the goal{chance}; {needed}"
+        return f"{mean}: not shown to be below the goal{chance}; {needed}"
 
 
 def judge_race(losses: Sequence[float], goal: float) -> RaceVerdict:

@@ -6,7 +6,7 @@ import pytest
 
 from mlbench_cli.errors import UsageError
 from mlbench_cli.results.analysis.compare import THROUGHPUT, Comparison, ComparisonRow, Obstacle, compare
-from mlbench_cli.results.analysis.gate import Direction, check_gate, find_metric
+from mlbench_cli.results.analysis.gate import Direction, check_gate, describe_limit, find_metric, parse_limit
 from mlbench_cli.results.analysis.statistics import Estimate
 from mlbench_cli.results.analysis.verdict import Verdict
 from mlbench_cli.results.archive.reader import Archive
@@ -105,3 +105,39 @@ def test_archives_of_repeats_from_end_to_end(tmp_path: Path) -> None:
     accuracy = check_gate(compare(base, slow), 1.01, "Prec@1")
     assert (accuracy.verdict, accuracy.direction) == (Verdict.PASSED, Direction.HIGHER)
     assert accuracy.to_dict()["worse"] == {"count": 4, "mean": 1.0, "low": 1.0, "high": 1.0, "confidence": 0.95}
+
+
+@pytest.mark.parametrize(
+    ("text", "factor"),
+    [("1.2", 1.2), ("+20%", 1.2), ("20%", 1.2), ("-5%", 0.95), ("+0%", 1.0), ("1", 1.0), ("999999", 999999.0)],
+)
+def test_a_limit_is_a_factor_or_a_percentage(text: str, factor: float) -> None:
+    assert parse_limit(text, "--max") == pytest.approx(factor)
+
+
+@pytest.mark.parametrize("text", ["", "x", "0", "-1", "-100%", "1e6", "nan", "inf", "20 percent", "%"])
+def test_what_is_no_limit_is_quoted(text: str) -> None:
+    with pytest.raises(UsageError, match="is neither a factor nor a percentage") as caught:
+        parse_limit(text, "--max")
+    assert caught.value.message.startswith(f'--max "{text}"')
+
+
+@pytest.mark.parametrize(
+    ("limit", "text"),
+    [
+        (1.2, "limit 1.2× (+20 %)"),
+        (1.0, "limit 1× (+0 %)"),
+        (0.95, "limit 0.95× (-5 %)"),
+        (10.0, "limit 10× (+900 %)"),
+        (1.025, "limit 1.02× (+2.5 %)"),
+    ],
+)
+def test_a_limit_in_words(limit: float, text: str) -> None:
+    assert describe_limit(limit) == text
+
+
+def test_a_ratio_without_an_interval_is_undecided() -> None:
+    found = check_gate(comparison(Estimate(1, 2.0, None, None)), 1.1)
+    assert found.verdict is Verdict.CANNOT_TELL
+    assert "there is no interval without repeats on both sides" in found.reason
+    assert found.to_dict()["direction"] == "lower"
