@@ -13,6 +13,7 @@ from mlbench_cli.results.exports.facts import RunFacts, count_steps, list_values
 
 MAX_BATCH = 1000  # metrics in a request to MLflow
 MAX_PARAMETERS = 100
+MAX_NAME = 250  # characters
 _MLFLOW_NAME = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-. /:")
 
 
@@ -137,19 +138,23 @@ class MlflowSink:
 
     def _name(self, name: str) -> str:
         if name not in self._names:
-            plain = _mlflow_name(name)
+            base = plain = _mlflow_name(name)
+            number = 1
             while plain in self._names.values():
-                plain += "_"
+                number += 1
+                plain = f"{base[: MAX_NAME - len(str(number)) - 1]}_{number}"
             self._names[name] = plain
             if plain != name:
-                self._client.set_tag(self._id, f"mlbench.metric.{plain}"[:250], name)
+                self._client.set_tag(self._id, f"mlbench.metric.{plain}"[:MAX_NAME], name)
         return self._names[name]
 
 
 def _mlflow_name(name: str) -> str:
-    """Prec@1 -> Prec_at_1; other characters that MLflow rejects become "_"."""
+    """Prec@1 -> Prec_at_1; other characters that MLflow rejects become "_". It also wants normal relative paths."""
     text = name.replace("@", "_at_")
-    return "".join(letter if letter in _MLFLOW_NAME else "_" for letter in text)[:250].strip("/ ") or "_"
+    allowed = "".join(letter if letter in _MLFLOW_NAME else "_" for letter in text)[:MAX_NAME].strip("/ ")
+    path = "/".join(part for part in allowed.split("/") if part not in ("", ".", "..")) or "_"
+    return f"_{path[1:]}" if path.startswith("..") else path
 
 
 def _name_with_rank(name: str, rank: int) -> str:

@@ -11,12 +11,14 @@ from mlbench_cli.results.exports.mllog import MlLogLine, list_missing
 
 def test_settings_have_no_variables_and_no_command() -> None:
     spec = {
-        "task": "mnist", "workers": 2, "backend": "", "network": None, "env": {"TOKEN": "hush"},
-
-            "argv": ["train", "--token", "hush"],
-            "parameters": {"b": 2, "a": 1, "list": [1]},
-            "method": {"name": "topk"}
-        ,
+        "task": "mnist",
+        "workers": 2,
+        "backend": "",
+        "network": None,
+        "env": {"TOKEN": "hush"},
+        "argv": ["train", "--token", "hush"],
+        "parameters": {"b": 2, "a": 1, "list": [1]},
+        "method": {"name": "topk"},
     }
     found = describe_settings(spec)
     assert found == {"task": "mnist", "workers": 2, "method.name": "topk", "parameters.a": 1, "parameters.b": 2}
@@ -38,7 +40,10 @@ def test_a_summary_has_only_finite_numbers() -> None:
         "wall_seconds": math.nan,
     }
     assert summarize_result(result) == {
-        "task_seconds": 60.0, "goal_threshold": 80.0, "goal_reached": 0.0, "phase_seconds/forward": 16.0,
+        "task_seconds": 60.0,
+        "goal_threshold": 80.0,
+        "goal_reached": 0.0,
+        "phase_seconds/forward": 16.0,
         "samples": 51200.0,
     }
     assert summarize_result({"goal": {"reached": True}}) == {"goal_reached": 1.0}

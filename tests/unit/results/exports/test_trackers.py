@@ -1,5 +1,6 @@
 """MLflow's limits, against a recording client; its own client and server are in tests/contract/results."""
 
+import posixpath
 import sys
 from collections.abc import Mapping
 from types import ModuleType, SimpleNamespace
@@ -140,11 +141,41 @@ def test_names_have_only_characters_that_mlflow_allows() -> None:
     assert max(map(len, client.tags)) <= NAME_CHARACTERS
 
 
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("a//b", "a/b"),
+        ("a/./b", "a/b"),
+        ("../a/..", "a"),
+        ("..a", "_.a"),
+        (".a", ".a"),
+        (".", "_"),
+        ("/", "_"),
+        ("x" * 249 + "/y", "x" * 249),
+    ],
+)
+def test_names_are_normal_relative_paths(name: str, key: str) -> None:
+    """MLflow rejects names that would resolve to other names as files, with the whole request."""
+    sink, client = open_sink()
+    sink.add([point(name=name)])
+    ((metrics, _),) = client.batches
+    assert metrics[0].key == key
+    assert posixpath.normpath(key) == key
+
+
 def test_names_that_become_equal_stay_apart() -> None:
     sink, client = open_sink()
     sink.add([point(name="a%"), point(name="a#"), point(name="a_"), point(name="a%")])
     ((metrics, _),) = client.batches
-    assert [metric.key for metric in metrics] == ["a_", "a__", "a___", "a_"]
+    assert [metric.key for metric in metrics] == ["a_", "a__2", "a__3", "a_"]
+
+
+def test_long_names_that_become_equal_stay_apart_within_the_limit() -> None:
+    sink, client = open_sink()
+    sink.add([point(name="x" * 300 + end) for end in "abc"])
+    ((metrics, _),) = client.batches
+    assert len({metric.key for metric in metrics}) == 3
+    assert {len(metric.key) for metric in metrics} == {NAME_CHARACTERS}
 
 
 def test_a_metric_names_its_rank_unless_it_is_rank_0() -> None:
