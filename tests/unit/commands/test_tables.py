@@ -30,7 +30,9 @@ def list_values(statements: Iterable[ast.AST]) -> Values:
     for node in statements:
         if isinstance(node, ast.AugAssign | ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value:
             found.setdefault(node.target.id, []).append(node.value)
-        for target in node.targets if isinstance(node, ast.Assign) else ():
+        if not isinstance(node, ast.Assign):
+            continue
+        for target in node.targets:
             if isinstance(target, ast.Name):
                 found.setdefault(target.id, []).append(node.value)
             elif isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name):
