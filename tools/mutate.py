@@ -2,11 +2,13 @@
 
 Each mutant is one small change to the product: an operator, a bound, a constant, a condition, a statement that is left
 out. The tests that run the changed line try it in a process of their own, the quickest first. A mutant is killed if one
-of them fails that passes without it, or if they take ten times as long. Texts for people are not mutated.
+of them fails that passes without it, or if they take ten times as long; or if mypy, which `make test` runs, too, finds
+an error that is not there without it. Texts for people are not mutated.
 
 Which tests run which lines is recorded once in build/mutate, by as many workers as `make test` has, and again by
-`--record`: for all tests, or for those that are named, in addition to what is known. Slow tests and those that only
-look at whole commands are not recorded, so that the share of killed mutants is, if anything, too low.
+`--record`: for all tests, or for those that are named, in addition to what is known. Agents and ranks are programs that
+are not recorded; all tests in the folders that start them try their lines. Slow tests are left out, so that the share
+of killed mutants is, if anything, too low.
 
 Without arguments all mutants of the modules in TARGETS are tried. Their survivors that cannot be killed are explained
 in docs/explanation/mutation.md, which lists each one by its line. The exit code is 1 if another one survives.
@@ -29,7 +31,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -50,6 +53,13 @@ RECORDED = (
     *(f"tests/contract/{name}" for name in ("commands", "engines", "kube", "providers", "results", "runs")),
     *(f"tests/contract/{name}" for name in ("server", "simulator", "task_images", "test_api.py", "test_images.py")),
 )
+# Packages that run in programs, which are not recorded, and the tests that start these.
+PROGRAMS = {
+    "mlbench_cli.agent": ("tests/contract/engines/local", "tests/contract/engines"),
+    "mlbench_cli.simulator": ("tests/contract/simulator",),
+    "mlbench_cli.server": ("tests/contract/server",),
+    "task_images": ("tests/contract/task_images",),
+}
 # Modules whose mistakes nobody would see.
 TARGETS = (
     "mlbench_cli.results.archive.judge",
@@ -301,12 +311,24 @@ class TestMap:
         found = {test for line in places for context in lines.get(line, ()) if (test := _test_of(context))}
         tests: dict[str, float] = {}
         total = 0.0
-        for test in sorted(found & self._seconds.keys(), key=lambda test: self._seconds[test]):
+        for test in [*self._by_duration(found), *self._starting(mutant.module)]:
             total += self._seconds[test]
             if total > MOST_SECONDS and tests:
                 break
             tests[test] = self._seconds[test]
         return tests
+
+    def _by_duration(self, tests: Iterable[str]) -> list[str]:
+        return sorted(self._seconds.keys() & set(tests), key=lambda test: self._seconds[test])
+
+    def _starting(self, module: str) -> list[str]:
+        """The tests that start programs in which a module may run: those of its own folder first, if it has one."""
+        folders = [folder for package in PROGRAMS if module.startswith(f"{package}.") for folder in PROGRAMS[package]]
+        own = [f"{folder}/{module.split('.')[1]}" for folder in folders if module.startswith("task_images.")]
+        found: dict[str, None] = {}
+        for folder in [*own, *folders]:
+            found |= dict.fromkeys(self._by_duration(name for name in self._seconds if name.startswith(f"{folder}/")))
+        return list(found)
 
 
 def _test_of(context: str) -> str:
@@ -372,12 +394,15 @@ class Tree:
     def __init__(self, folder: Path) -> None:
         self.root = folder / "project"
         self.passing: dict[str, bool] = {}  # whether a test passes without a change
+        self._errors: dict[str, Counter[str]] = {}  # that mypy finds in an unchanged module
         self._changes = 0
         listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
         for name in subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0"):
             if name and (ROOT / name).is_file():
                 (self.root / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / name, self.root / name)
+        if (ROOT / ".mypy_cache").is_dir():
+            shutil.copytree(ROOT / ".mypy_cache", self.root / ".mypy_cache")
         temporary = folder / "tmp"
         temporary.mkdir()
         tempfile.tempdir = None
@@ -385,12 +410,30 @@ class Tree:
         os.chdir(self.root)
         sys.path.insert(0, str(self.root))
 
+    def breaks_types(self, mutant: Mutant) -> bool:
+        """Whether mypy finds something in the changed module that it does not find in the same text without the
+        change. Neither has the comments that tell it to ignore something."""
+        if mutant.module not in self._errors:
+            with self._rewritten(mutant.module, ast.parse):
+                self._errors[mutant.module] = self._find_errors(mutant.module)
+        with self.changed(mutant):
+            return bool(self._find_errors(mutant.module) - self._errors[mutant.module])
+
+    def _find_errors(self, module: str) -> Counter[str]:
+        path = str(path_of(module, Path()))
+        words = [sys.executable, "-m", "mypy", "--no-error-summary", "--hide-error-context", path]
+        found = subprocess.run(words, capture_output=True, text=True, check=False).stdout.splitlines()
+        return Counter(line.split(": ", 1)[1] for line in found if line.startswith(f"{path}:") and ": error: " in line)
+
+    def changed(self, mutant: Mutant) -> contextlib.AbstractContextManager[None]:
+        return self._rewritten(mutant.module, lambda source: mutate(source, mutant))
+
     @contextlib.contextmanager
-    def changed(self, mutant: Mutant) -> Iterator[None]:
-        path = path_of(mutant.module, self.root)
+    def _rewritten(self, module: str, rewrite: Callable[[str], ast.Module]) -> Iterator[None]:
+        path = path_of(module, self.root)
         source, seconds = path.read_text("utf-8"), path.stat().st_mtime
         self._changes += 1
-        path.write_text(ast.unparse(mutate(source, mutant)), "utf-8")
+        path.write_text(ast.unparse(rewrite(source)), "utf-8")
         # What Python has compiled belongs to one time of its source, in seconds.
         os.utime(path, (seconds + self._changes, seconds + self._changes))
         try:
@@ -454,14 +497,14 @@ def check(mutants: Sequence[Mutant], minutes: float) -> tuple[list[Mutant], int]
 
 
 def _kill(tree: Tree, mutant: Mutant, tests: dict[str, float]) -> str | None:
-    """The test that fails because of a mutant, or "import or time"; None if all of them pass, or fail without it."""
+    """The test that fails because of a mutant, "import or time", or "mypy"; None if nothing notices it."""
     remaining = [test for test in tests if tree.passing.get(test, True)]
     while remaining:
         limit = max(MIN_SECONDS, SLOWER * sum(tests[test] for test in remaining))
         with tree.changed(mutant):
             failed = run_tests(remaining, limit)
         if failed is None:
-            return None
+            break
         if not failed:
             return "import or time" if run_tests(remaining, limit) is None else None
         if failed not in tree.passing:
@@ -469,7 +512,7 @@ def _kill(tree: Tree, mutant: Mutant, tests: dict[str, float]) -> str | None:
         if tree.passing[failed] or failed not in remaining:
             return failed if tree.passing[failed] else None
         remaining = [test for test in remaining if test != failed]
-    return None
+    return "mypy" if tree.breaks_types(mutant) else None
 
 
 class Collected:
