@@ -1,12 +1,13 @@
 """The price tables: a person's own goes before the shipped one, and what nobody knows is unknown."""
 
+from datetime import date
 from pathlib import Path
 
 import pytest
 
 from mlbench_cli.errors import UsageError
 from providers.base import Plan, PlanLine
-from providers.pricing import load_prices, user_price_file
+from providers.pricing import age_in_days, load_prices, user_price_file
 
 
 @pytest.fixture(autouse=True)
@@ -70,6 +71,8 @@ def test_another_table_has_another_version() -> None:
         "[eks.spot.a]\nx = -1",
         '[eks]\ncurrency = "EUR"',
         "eks = 1",
+        "[eks.on-demand.a]\nx = true",
+        "[eks.on-demand.a]\nx = 1e6",
     ],
 )
 def test_a_malformed_table_is_told(text: str) -> None:
@@ -82,3 +85,33 @@ def test_a_sum_with_an_unknown_part_is_unknown() -> None:
     known = PlanLine("a", 2, 0.5)
     assert Plan((known,), "x").total == 1.0
     assert Plan((known, PlanLine("b", 1, None)), "x").total is None
+
+
+def test_what_is_free_has_a_price() -> None:
+    user_price_file().write_text("[eks.on-demand.a]\nx = 0\ny = 999999\n")
+    assert load_prices("eks").price("x", "a") == 0
+    assert load_prices("eks").price("y", "a") == 999999
+
+
+@pytest.mark.parametrize(
+    ("text", "days"),
+    [
+        ("2026-07-30", 2),
+        ("2026-08-01", 0),
+        ("2026-08-02", 0),
+        ("2026", 212),
+        ("2026-02-30", None),
+        ("July", None),
+        (None, None),
+    ],
+)
+def test_a_price_is_as_old_as_its_date_and_one_of_a_year_as_its_first_day(text: str | None, days: int | None) -> None:
+    assert age_in_days(text, date(2026, 8, 1)) == days
+
+
+def test_prices_of_every_region_are_of_no_region() -> None:
+    user_price_file().write_text("[eks.on-demand.any]\nx = 1\n[eks.on-demand.here]\ny = 1\n")
+    prices = load_prices("eks")
+    assert "any" not in prices.list_regions()
+    assert "here" in prices.list_regions()
+    assert prices.count_prices("here") == prices.count_prices("nowhere") + 1
