@@ -332,11 +332,13 @@ def test_the_most_and_the_least_of_everything_are_allowed(monkeypatch: pytest.Mo
     monkeypatch.setattr("providers.kind.os.cpu_count", lambda: 4)
     for nodes in (1, 50):
         assert KindProvider().new_cluster("demo", nodes, KindOptions()).details["nodes"] == nodes
-    for values in ({"registry_port": 1}, {"registry_port": 65535}, {"num_cpus": 1}, {"num_cpus": 4}):
-        assert KindProvider().new_cluster("demo", 2, KindOptions(**values))
-    for values in ({"registry_port": 0}, {"registry_port": 65536}, {"num_cpus": 5}):
+    for port in (1, 65535):
+        assert KindProvider().new_cluster("demo", 2, KindOptions(registry_port=port))
+    for cpus in (1, 4):
+        assert KindProvider().new_cluster("demo", 2, KindOptions(num_cpus=cpus))
+    for options in (KindOptions(registry_port=0), KindOptions(registry_port=65536), KindOptions(num_cpus=5)):
         with pytest.raises(UsageError):
-            KindProvider().new_cluster("demo", 2, KindOptions(**values))
+            KindProvider().new_cluster("demo", 2, options)
 
 
 def test_cpus_that_are_not_for_pods_are_in_the_kubelets_configuration() -> None:

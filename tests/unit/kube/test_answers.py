@@ -75,7 +75,7 @@ class Server:
         self.sent: list[tuple[str, str, Any]] = []
 
     def client(self) -> Api:
-        found = Api(SimpleNamespace(server="https://c", token=None))  # type: ignore[arg-type]
+        found = Api(SimpleNamespace(server="https://c", token=None))
         found._send = self._send  # type: ignore[method-assign,assignment]
         return found
 
@@ -96,8 +96,8 @@ def test_a_status_that_may_pass_is_asked_for_again(monkeypatch: pytest.MonkeyPat
 
 def test_pauses_between_retries_double_up_to_five_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
-    monkeypatch.setattr(api.time, "sleep", slept.append)
-    monkeypatch.setattr(api.random, "uniform", lambda low, high: 1.0)
+    monkeypatch.setattr("mlbench_cli.kube.api.time.sleep", slept.append)
+    monkeypatch.setattr("mlbench_cli.kube.api.random.uniform", lambda low, high: 1.0)
     backoff = api._Backoff(1000.0)
     assert all(backoff.wait() for _ in range(8))
     assert slept == [0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0]

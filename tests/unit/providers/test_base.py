@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mlbench_cli.errors import Stopped, Terminated, UsageError
+from mlbench_cli.errors import Terminated, UsageError
 from mlbench_cli.model.run import Cluster
 from providers.aks.machines import Machine
 from providers.base import (
@@ -186,7 +186,6 @@ def test_every_end_of_an_operation_says_what_exists(error: BaseException) -> Non
 
 def test_an_exit_of_the_interpreter_stays_what_it_is() -> None:
     error = SystemExit(3)
-    assert not isinstance(error, Stopped)
     assert explain_error(error, Cluster("rel-2", "kind"), EXISTING) is error
 
 

@@ -142,7 +142,7 @@ def test_a_probe_that_no_node_takes_is_given_up_after_a_minute(monkeypatch: pyte
     pending = {"type": "PodScheduled", "status": "False", "message": "0/2 nodes are available"}
     api = Api({f"{gpu_probe.PODS}/{gpu_probe.NAME}": {"status": {"conditions": [pending]}}})
     monkeypatch.setattr(gpu_probe, "open_young_cluster", api.opened)
-    monkeypatch.setattr(gpu_probe.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("providers.gpu_probe.time.monotonic", lambda: now[0])
     probe = GpuProbe(lambda: None, "x", 1, (), None)  # type: ignore[arg-type,return-value]
     for moment in (100.0, 159.9):
         now[0] = moment
@@ -250,7 +250,7 @@ def test_the_deployment_behind_a_replica_set_is_what_makes_a_pod() -> None:
 )
 def test_a_disk_goes_with_its_claim_only_by_the_policy_delete(policy: str, claim: Any, is_left: bool) -> None:
     provider = SimpleNamespace(list_orphans=list, orphan_command=str)
-    cleanup = WorkloadCleanup(Cluster("rel-2", "gke"), provider, ())  # type: ignore[arg-type]
+    cleanup = WorkloadCleanup(Cluster("rel-2", "gke"), provider, ())
     volume = {"metadata": {"name": "pv"}, "spec": {"claimRef": claim, "persistentVolumeReclaimPolicy": policy}}
     api: Any = SimpleNamespace(
         request=lambda method, path, **_: {"items": [volume] if path.endswith("/persistentvolumes") else []}

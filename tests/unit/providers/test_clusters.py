@@ -14,7 +14,6 @@ from mlbench_cli.clusters.zone_failover import create_in_first_zone
 from mlbench_cli.errors import CapacityError, UsageError
 from mlbench_cli.kube.api import AccessDenied
 from mlbench_cli.model.run import Cluster
-from providers import doctor
 from providers.attached import (
     NodeFacts,
     _absolute_kubeconfig,
@@ -86,7 +85,7 @@ def test_the_login_is_a_value_that_labels_of_all_clouds_accept(
     monkeypatch: pytest.MonkeyPatch, login: str, owner: str
 ) -> None:
     """Google's labels: at most 63 lower case letters, digits, dashes and underscores."""
-    monkeypatch.setattr(manage.getpass, "getuser", lambda: login)
+    monkeypatch.setattr("mlbench_cli.clusters.manage.getpass.getuser", lambda: login)
     assert manage.owner_name() == owner
 
 
@@ -215,7 +214,7 @@ def test_a_clock_may_be_a_minute_off(ahead: float, state: str) -> None:
 def test_versions_of_libraries_are_compared_by_number(
     monkeypatch: pytest.MonkeyPatch, version: str, floor: str, state: str
 ) -> None:
-    monkeypatch.setattr(doctor.metadata, "version", lambda package: version)
+    monkeypatch.setattr("providers.doctor.metadata.version", lambda package: version)
     assert check_library(Checklist("gke"), "x", floor, "gke").state == state
 
 

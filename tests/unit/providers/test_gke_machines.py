@@ -11,7 +11,7 @@ from google.api_core import exceptions as google
 from mlbench_cli.errors import CapacityError, MlbenchError, UsageError
 from mlbench_cli.model.run import Cluster
 from providers.base import BusyError, TransientError
-from providers.gke import GkeProvider, api, end_timer
+from providers.gke import GkeProvider, api
 from providers.gke.compute import Compute, Demand, Purchase
 from providers.gke.discovery import _is_young
 from providers.gke.end_timer import ROLE, GkeEndIdentity, GkeHold, Project
@@ -328,7 +328,7 @@ def test_permissions_are_asked_about_100_at_a_time(monkeypatch: pytest.MonkeyPat
         asked.append(len(body["permissions"]))
         return body
 
-    monkeypatch.setattr(end_timer.api, "ask_rest", ask_rest)
+    monkeypatch.setattr(api, "ask_rest", ask_rest)
     names = [f"a.b.c{number}" for number in range(201)]
     assert Project(api.Gke("demo-project", "z")).list_granted(names) == set(names)
     assert asked == [100, 100, 1]

@@ -494,10 +494,12 @@ def test_credentials_that_end_in_the_middle_leave_a_list_of_what_is_left(store: 
     class Locked(Part):
         kind, name = "thing", "demo-thing"
         remove_command = "remove it"
-        looks = 0
 
         def find(self) -> ResourceStatus | None:
             return ResourceStatus("ready")
+
+        def create(self) -> None:
+            raise NotImplementedError
 
         def delete(self) -> None:
             raise CredentialError("The session has ended.")
