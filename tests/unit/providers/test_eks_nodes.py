@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import UTC, date, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,7 @@ from providers.eks.machines import Machine, describe_machine, machine_of
 from providers.eks.nodes import Group, LaunchTemplate, NodeGroup
 from providers.eks.options import EksOptions
 from providers.eks.plan import _check_public_access, _check_quota, _fabric_warnings, _quota_code, _spot
-from providers.eks.topology import _find_unlabeled, find_places, has_topology
+from providers.eks.topology import NodeTopology, _find_unlabeled, find_places, has_topology
 from providers.eks.versions import Version, choose_version, offered_versions
 
 STOCK_OUT = (
@@ -261,6 +262,22 @@ def test_positions_are_asked_for_100_machines_at_a_time() -> None:
 )
 def test_only_ec2_machines_without_labels_are_labeled(provider: str, labels: Any, instance: str | None) -> None:
     assert _find_unlabeled({"metadata": {"labels": labels}, "spec": {"providerID": provider}}) == instance
+
+
+def test_the_farthest_layer_of_the_network_has_the_label_of_layer_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    """AWS' cloud controller numbers the layers from 1, as EC2 lists them."""
+    patches: list[Any] = []
+    node = {"metadata": {"name": "n"}, "spec": {"providerID": "aws:///z/i-1"}}
+    client = SimpleNamespace(
+        get=lambda *_, **__: {"items": [node]}, patch=lambda path, body: patches.append(body["metadata"]["labels"])
+    )
+    monkeypatch.setattr("providers.eks.topology.open_young_cluster", lambda connect: nullcontext(client))
+    told = {"Instances": [{"InstanceId": "i-1", "NetworkNodes": ["far", "near"]}]}
+    topology = object.__new__(NodeTopology)
+    topology.plane = SimpleNamespace(access=None, aws=Answers(describe_instance_topology=told))  # type: ignore[assignment]
+    assert topology._label_nodes() is None
+    layers = {f"topology.k8s.aws/network-node-layer-{number}": name for number, name in ((1, "far"), (2, "near"))}
+    assert patches == [layers]
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from providers.gke.end_timer import ROLE, GkeEndIdentity, GkeHold, Project
 from providers.gke.families import FABRICS, default_disk_type
 from providers.gke.machines import SHAPED, Machine, choose_machine, is_gpu_family
 from providers.gke.options import GkeOptions
+from providers.gke.plan import _check_since
 from providers.gke.prices import price_machines
 from providers.gke.reservations import check_reservation, parse_reservation
 from providers.gke.resources import WorkerPool, _maintenance_policy, is_queued
@@ -175,6 +176,13 @@ def test_a_family_has_its_own_kind_of_boot_disk(machine: str, disk: str | None) 
 def test_the_bandwidth_of_gpu_networks_is_googles(machine: str, gbits: int) -> None:
     """Compute Engine's page on the network bandwidth of GPU machines, without the cards for other traffic."""
     assert FABRICS[machine].gbits == gbits
+
+
+def test_rdma_networks_come_with_a_patch_of_gke_1_34() -> None:
+    fabric = FABRICS["a4-highgpu-8g"]
+    _check_since(fabric, None, [], "1.34.1-gke.1829001")
+    with pytest.raises(UsageError, match=r"needs GKE 1\.34\.1-gke\.1829001 or later"):
+        _check_since(fabric, None, [], "1.34.1-gke.1829000")
 
 
 @pytest.mark.parametrize(
