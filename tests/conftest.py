@@ -7,6 +7,7 @@ Runs of tests do not queue for this machine: many of them run several at once, a
 
 import atexit
 import contextlib
+import gc
 import getpass
 import os
 import shutil
@@ -22,6 +23,10 @@ from hypothesis import strategies as st
 # gRPC would start its threads again in each fork of a process that uses it (contract/clients.py), where they abort
 # over descriptors that the fork has closed. Read when gRPC is imported.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+
+# A fork must not collect what it has inherited: gRPC's objects would wait for threads that it lacks, and files would
+# close descriptors that have other owners by then.
+os.register_at_fork(after_in_child=gc.freeze)
 
 pytest_plugins = ("tests.grouping", "tests.limits", "tests.skips", "tests.workers")
 

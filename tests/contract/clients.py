@@ -68,8 +68,6 @@ def become(work: Work, environment: Mapping[str, str], pass_fds: Sequence[int] =
         for below, above in pairwise(sorted({2, *pass_fds, HIGHEST})):
             if below + 1 < above:  # an empty range would be all there are
                 os.closerange(below + 1, above)
-        # What belongs to those descriptors is never collected, or it would close new ones of the same number.
-        gc.freeze()
         gc.enable()
         for number, handler in (
             (signal.SIGINT, signal.default_int_handler),

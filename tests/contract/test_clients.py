@@ -1,5 +1,8 @@
 """Clients that are forked from the process of the tests, whatever else that process is doing."""
 
+import gc
+import os
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
@@ -19,3 +22,24 @@ def test_a_client_of_a_process_that_uses_grpc_is_not_aborted() -> None:
             ended = [clients.finish("tasks", "mnist") for _ in range(FORKS)]
         server.stop(None).wait()
     assert [done.returncode for done in ended] == [0] * FORKS
+
+
+class Cycle:
+    """Garbage that only a search finds."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_a_fork_does_not_collect_what_it_has_inherited() -> None:
+    gc.disable()
+    try:
+        inherited = weakref.ref(Cycle())
+        child = os.fork()
+        if child == 0:
+            own = weakref.ref(Cycle())
+            gc.collect()
+            os._exit(0 if inherited() is not None and own() is None else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    finally:
+        gc.enable()
