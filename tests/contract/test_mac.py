@@ -96,7 +96,7 @@ def test_a_kind_cluster_is_made_and_deleted(mac: Mac, tmp_path: Path) -> None:
     assert world.left == []
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_cluster_is_attached_and_runs_on_it(mac: Mac, server: KubeApi, tmp_path: Path) -> None:
     server.write_kubeconfig(tmp_path / "kubeconfig")
     attached = mac.json("attach-cluster", "there", "--kubeconfig", str(tmp_path / "kubeconfig"))

@@ -155,7 +155,7 @@ def test_a_server_of_mlflow_gets_a_run_while_it_runs(world: dict[str, str], tmp_
         assert tags["mlbench.outcome"] == "completed"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_server_that_does_not_answer_is_named(world: dict[str, str], tmp_path: Path) -> None:
     need("mlflow")
     archive = sealed_run(tmp_path / "demo", name="demo-2")

@@ -179,7 +179,7 @@ runs:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_progress_of_an_experiment_moves_and_it_opens_by_keyboard(acting: Dashboard, tmp_path: Path) -> None:
     """Its client is a process of its own, as on a terminal; its runs end when the test says so."""
     (tmp_path / "study.yaml").write_text(RUNS_FILE.format(folder=tmp_path))

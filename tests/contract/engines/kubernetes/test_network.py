@@ -193,7 +193,7 @@ def test_a_node_that_cannot_shape_is_the_reason(
     assert "the kernel of the node has no netem" in seen.findings[0].summary
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_another_client_goes_on_when_the_first_has_died(
     server: KubeApi, network: ShapedNetwork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,7 +46,7 @@ def test_the_harness_takes_it_for_any_other_backend(ranks: RankServer, tmp_path:
         assert (one.code, one.stderr) == (0, "")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_task_by_mpi_ends_cleanly_and_says_so(tmp_path: Path) -> None:
     """Started as an engine starts it, so that the library is finalised too."""
     before = shared_memory()
