@@ -311,7 +311,7 @@ class TestMap:
         found = {test for line in places for context in lines.get(line, ()) if (test := _test_of(context))}
         tests: dict[str, float] = {}
         total = 0.0
-        for test in [*self._by_duration(found), *self._starting(mutant.module)]:
+        for test in dict.fromkeys([*self._by_duration(found), *self._starting(mutant.module)]):
             total += self._seconds[test]
             if total > MOST_SECONDS and tests:
                 break
@@ -325,10 +325,8 @@ class TestMap:
         """The tests that start programs in which a module may run: those of its own folder first, if it has one."""
         folders = [folder for package in PROGRAMS if module.startswith(f"{package}.") for folder in PROGRAMS[package]]
         own = [f"{folder}/{module.split('.')[1]}" for folder in folders if module.startswith("task_images.")]
-        found: dict[str, None] = {}
-        for folder in [*own, *folders]:
-            found |= dict.fromkeys(self._by_duration(name for name in self._seconds if name.startswith(f"{folder}/")))
-        return list(found)
+        known = self._by_duration(self._seconds)
+        return [name for folder in (*own, *folders) for name in known if name.startswith(f"{folder}/")]
 
 
 def _test_of(context: str) -> str:
