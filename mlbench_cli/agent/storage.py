@@ -119,7 +119,7 @@ class SlowGroup:
 
 
 def try_to_slow(path: str) -> None:
-    """Raise OSError if the disk of a file cannot be slowed: made and removed again with a group without processes."""
+    """Raise OSError if the disk of a file cannot be slowed. Tries it with an empty control group."""
     SlowGroup(f"mlbench-try-{os.getpid()}", [find_disk(path)], 1e9).remove()
 
 

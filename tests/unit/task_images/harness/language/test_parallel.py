@@ -373,7 +373,8 @@ def test_a_model_that_cannot_be_split_is_rejected_before_it_gets_memory(monkeypa
 def test_blocks_or_the_whole_model_are_compiled(
     monkeypatch: pytest.MonkeyPatch, how: str, compiled: list[tuple[str, str | None]]
 ) -> None:
-    """Without breaks in the graph, which would be slow without a word; CUDA graphs are torch's mode reduce-overhead."""
+    """With fullgraph, so that a graph break is an error and not a silent slowdown; CUDA graphs are torch's mode
+    reduce-overhead."""
     found: list[tuple[str, str | None]] = []
 
     def compile_module(self: nn.Module, fullgraph: bool = False, mode: str | None = None) -> None:
