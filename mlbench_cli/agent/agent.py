@@ -102,12 +102,15 @@ class Rank:
         self.running = False  # its process has been started and has not ended
         self.facts = pending_facts(self.number)
 
-    def begin(self) -> None:
-        """Its process has been started, for the first time or again."""
-        self.running = True
-        self.begun = self.begun or time.monotonic()
-        started = self.facts["started"] or time.time()
-        self.facts.update({"pid": self.pid, "phase": "running", "started": started, "finished": None})
+    def begin(self, pid: int, begun: float, started: float) -> None:
+        """Its process has been started, for the first time or again: when, by the monotonic and the wall clock.
+
+        Both are read before the fork, because the process may run for long before this one runs again.
+        """
+        self.running, self.pid = True, pid
+        self.begun = self.begun or begun
+        started = self.facts["started"] or started
+        self.facts.update({"pid": pid, "phase": "running", "started": started, "finished": None})
 
     def end(self) -> None:
         """Its process has ended, or was given up."""
@@ -283,8 +286,8 @@ class Agent:
             errors = ErrorPipe(self.folder, rank.number) if self.divides_streams else None
             reader, writer = os.pipe()
             parent = os.getpid()
-            rank.pid = os.fork()
-            if rank.pid == 0:
+            begun, started = time.monotonic(), time.time()
+            if (pid := os.fork()) == 0:
                 self._exec_command(rank, (log, errors.writer if errors else log), writer, parent)
             os.close(writer)
             if errors:
@@ -294,8 +297,8 @@ class Agent:
         finally:
             os.close(log)
         with contextlib.suppress(OSError):
-            os.setpgid(rank.pid, rank.pid)
-        rank.begin()
+            os.setpgid(pid, pid)
+        rank.begin(pid, begun, started)
         with os.fdopen(reader, "rb") as file:
             rank.facts["start_error"] = file.read().decode("utf-8", "replace") or None
         rank.pidfd = processes.process_handle(rank.pid)

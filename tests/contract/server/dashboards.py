@@ -76,7 +76,7 @@ def serve(home: Path, *options: str) -> Iterator[Dashboard]:
     """A dashboard of the data folder `home` on a free port."""
     environment = {**os.environ, "MLBENCH_HOME": str(home), "OMP_NUM_THREADS": "1"}
     words = ("serve", "-o", "json", *options)
-    process = start(*words, environment=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    process = start(*words, environment=environment, stdout=subprocess.PIPE)
     try:
         assert process.stdout is not None
         text = ""

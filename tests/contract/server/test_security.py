@@ -3,11 +3,15 @@
 import base64
 import contextlib
 import http.client
+import os
+import signal
 import socket
 import stat
+import time
 
 import pytest
 
+from mlbench_cli.server.connections import TOKEN_SECONDS
 from tests.contract.server.dashboards import Dashboard
 
 PLACES = ("/", "/api/v1/runs", "/api/runs/", "/metrics", "/static/x/page.css", "/report?run=alpha-1", "/nowhere")
@@ -170,6 +174,20 @@ def test_connections_without_a_token_are_dropped_and_never_cost_the_owners(dashb
     finally:
         for stranger in strangers:
             stranger.close()
+
+
+def test_a_request_that_a_late_server_finds_waiting_is_answered(idle: Dashboard) -> None:
+    """The time to authenticate had passed while the server did not run, as on a busy machine."""
+    request = f"GET /api/v1/runs HTTP/1.1\r\nHost: 127.0.0.1:{idle.port}\r\nAuthorization: Bearer {idle.token}\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", idle.port), 60) as connection:
+        time.sleep(0.2)  # accepted
+        os.kill(idle.pid, signal.SIGSTOP)
+        try:
+            connection.sendall(request.encode())
+            time.sleep(TOKEN_SECONDS)
+        finally:
+            os.kill(idle.pid, signal.SIGCONT)
+        assert connection.recv(12) == b"HTTP/1.1 200"
 
 
 def test_a_connection_that_has_shown_the_token_is_kept(dashboard: Dashboard) -> None:

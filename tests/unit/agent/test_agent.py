@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -72,8 +73,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
 
 
 def run_rank(agent: Agent, number: int, pid: int) -> None:
-    agent.ranks[number].pid = pid
-    agent.ranks[number].begin()
+    agent.ranks[number].begin(pid, time.monotonic(), time.time())
 
 
 def read_state(agent: Agent) -> Any:
@@ -124,14 +124,35 @@ def test_another_start_counts_and_forgets_how_the_one_before_ended(
 
 def test_a_rank_keeps_its_first_start_and_loses_its_end_when_it_starts_again(agent: Agent) -> None:
     rank = agent.ranks[0]
-    rank.begin()
-    first = rank.begun, rank.facts["started"]
+    rank.begin(11, 100.0, 5000.0)
     rank.end()
     assert rank.facts["finished"] is not None
-    rank.begin()
-    assert (rank.begun, rank.facts["started"]) == first
+    rank.begin(12, 107.0, 5007.0)
+    assert (rank.pid, rank.begun, rank.facts["started"]) == (12, 100.0, 5000.0)
     assert rank.running
     assert rank.facts["finished"] is None
+
+
+def test_a_rank_runs_from_before_the_fork_however_late_its_agent_runs_again(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fork = os.fork
+
+    def fork_and_wait() -> int:
+        if pid := fork():
+            time.sleep(0.2)
+        return pid
+
+    monkeypatch.setattr(os, "fork", fork_and_wait)
+    rank = agent.ranks[0]
+    agent._start(rank)
+    os.waitpid(rank.pid, 0)
+    rank.end()
+    started, finished, seconds = (rank.facts[key] for key in ("started", "finished", "seconds"))
+    assert started is not None
+    assert finished is not None
+    assert seconds is not None
+    assert min(finished - started, seconds) >= 0.2
 
 
 # --- the end --------------------------------------------------------------------------------------------------------
