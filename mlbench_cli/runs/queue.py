@@ -29,7 +29,8 @@ from mlbench_cli.storage.store import Store
 from mlbench_cli.util.times import now
 
 STOP_SECONDS = 10.0  # time for a stopped queue to end
-_LAST_STEPS = 1.0  # time for a queue to end after its last run
+_LAST_STEPS = 1.0  # time for a queue to end after its last run,
+_LAST_STEPS_OF_ENDED = 20.0  # and if all runs are recorded as ended: on a busy machine it takes a while
 _POLL = 0.05
 ALL_ENDED = "all its runs have ended"
 
@@ -72,7 +73,7 @@ class HeldQueue:
 def hold(experiment: Experiment, store: Store) -> Iterator[HeldQueue]:
     """Act as the queue of an experiment, and record why it ended. Raises UsageError if another process is the queue."""
     folder = QueueFolder.of(store.folder, experiment.id)
-    held = HeldQueue(folder, acquire(experiment, folder))
+    held = HeldQueue(folder, _acquire(experiment, folder, store))
     try:
         folder.write_holder(os.getpid(), is_detached=False)
         try:
@@ -97,12 +98,15 @@ def _end_of(error: BaseException) -> str:
     return error.message.rstrip(".") if isinstance(error, MlbenchError) else f"{type(error).__name__}: {error}"
 
 
-def acquire(experiment: Experiment, folder: QueueFolder) -> int:
+def _acquire(experiment: Experiment, folder: QueueFolder, store: Store) -> int:
     """A descriptor that holds the queue's lock. Raises UsageError if another process holds it."""
-    deadline = time.monotonic() + _LAST_STEPS
+    begun = time.monotonic()
     descriptor = None
     while folder.find_state() is not QueueState.UNKNOWN:
-        if (descriptor := folder.acquire()) is not None or time.monotonic() >= deadline:
+        if (descriptor := folder.acquire()) is not None:
+            break
+        patience = _LAST_STEPS_OF_ENDED if _have_ended(experiment, store) else _LAST_STEPS
+        if time.monotonic() - begun >= patience:
             break
         time.sleep(_POLL)
     if descriptor is None:
@@ -113,6 +117,11 @@ def acquire(experiment: Experiment, folder: QueueFolder) -> int:
             f"or: mlbench cancel {experiment.name}",
         )
     return descriptor
+
+
+def _have_ended(experiment: Experiment, store: Store) -> bool:
+    runs = (store.find_run(member.run_id) for member in experiment.members)
+    return all(run is None or run.state is RunState.FINISHED for run in runs)
 
 
 # --- a separate process ---------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mlbench_cli.errors import NeverStartedError, NotFoundError, UsageError
-from mlbench_cli.model.run import Cluster, Ending, Experiment, Member, Observation, Run, RunState, WorkerState
+from mlbench_cli.model.run import Cluster, Ending, Experiment, Member, Observation, Outcome, Run, RunState, WorkerState
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.runs import queue, supervise
 from mlbench_cli.runs.recording import record
@@ -67,6 +67,20 @@ def test_only_one_process_is_the_queue(store: Store) -> None:
     with pytest.raises(ValueError, match="boom"), queue.hold(experiment, store):
         raise ValueError("boom")
     assert folder.explain_end() == "ValueError: boom"
+
+
+def test_a_queue_whose_runs_have_ended_is_waited_for(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes its last steps. On a busy machine, a client that has waited for its runs can be there first."""
+    monkeypatch.setattr(queue, "_LAST_STEPS", 0.0)
+    experiment, (run,) = experiment_of(store, 1)
+    descriptor = QueueFolder.of(store.folder, experiment.id).acquire()
+    assert descriptor is not None
+    with pytest.raises(UsageError, match="is running"), queue.hold(experiment, store):
+        pass
+    store.update_run(run, RunState.FINISHED, Outcome.COMPLETED)
+    threading.Timer(0.2, os.close, [descriptor]).start()
+    with queue.hold(experiment, store):
+        pass
 
 
 def test_a_queue_on_another_machine_is_unknown_from_here(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
