@@ -206,3 +206,31 @@ def test_tensors_belong_to_the_bucket_that_holds_their_middle(
     buckets: tuple[int, ...], groups: list[list[int]]
 ) -> None:
     assert group_by_bytes(LAYERS, buckets) == groups
+
+
+# --- registered methods ---------------------------------------------------------------------------------------------
+
+
+def test_an_average_every_so_many_updates_is_shared_by_them() -> None:
+    step = simulate_step(WORK, resolve("slowmo"), RING)  # an all-reduce of everything in one of four updates
+    assert step.seconds == pytest.approx(4.5 + 15 / 4)
+    assert step.communication == pytest.approx(15 / 4)
+    assert step.sent_bytes == pytest.approx(2 * 3 * 200 / 4)
+
+
+def test_signs_are_gathered_from_all_ranks_in_each_update() -> None:
+    step = simulate_step(WORK, resolve("onebit-adam"), RING)  # 200 signs are 25 bytes
+    assert step.communication == pytest.approx(3 * (0.5 + 25 / 100))
+    assert step.sent_bytes == pytest.approx(3 * 25)
+    assert (step.messages, step.groups) == (1, 1)
+
+
+def test_what_a_registered_method_computes_is_part_of_its_step() -> None:
+    work = replace(WORK, codecs=(cost("onebit-adam", 4, 0.001, 0.002), cost("slowmo", 4, 9.0, 9.0)))
+    step = simulate_step(work, resolve("onebit-adam"), RING)
+    assert step.communication == pytest.approx(3 * 0.75 + 800 * 0.003)
+
+
+def test_only_what_is_not_hidden_is_exposed() -> None:
+    assert Step(7.0, 4.5, 3.0, 1, 0.0, 1).exposed == 2.5
+    assert Step(4.0, 4.5, 3.0, 1, 0.0, 1).exposed == 0.0
