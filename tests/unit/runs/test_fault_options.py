@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from mlbench_cli.config.settings import data_dir
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.runs import fault_options
@@ -136,6 +137,8 @@ def test_runs_that_can_have_their_faults(changes: dict[str, Any]) -> None:
         ({"on_failure": "shrink", "parameters": {"batch_size": 5}}, "a global batch of 20 samples cannot be divided"),
         ({"faults": "at 9s node 1 gone", "on_failure": "restart", "engine": "hosts"}, "there is no spare machine"),
         ({"faults": "at 9s node 1 gone", "on_failure": "restart", "engine": "kubernetes"}, "its Job fails"),
+        ({"faults": "at 9s node any gone", "on_failure": "shrink", "engine": "hosts"}, "a node is gone only once"),
+        ({"faults": "every 9m node 1 gone", "on_failure": "shrink", "engine": "hosts"}, "a node is gone only once"),
         ({"checkpoint_copy": "peer"}, "needs --on-failure shrink"),
         ({"on_failure": "shrink", "checkpoint_copy": "peer"}, "this machine has no peer"),
         ({"on_failure": "shrink", "checkpoint_copy": "peer", "engine": "kubernetes"}, "a pod that is lost ends"),
@@ -195,7 +198,7 @@ def test_this_machine_is_asked_whether_its_storage_can_be_slowed(monkeypatch: py
     asked: list[str] = []
     monkeypatch.setattr(fault_options, "try_to_slow", asked.append)
     check_faults(replace(SPEC, faults=slow))
-    assert asked == [str(fault_options.data_dir())]
+    assert asked == [str(data_dir())]
     check_faults(replace(SPEC, faults=slow, engine="slurm"))
     check_faults(replace(SPEC, faults="at 60s disk full"))
     assert len(asked) == 1  # other machines are asked when the fault is due

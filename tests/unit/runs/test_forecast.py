@@ -23,7 +23,7 @@ def test_nothing_is_expected_of_a_run_like_none_before(history: History) -> None
     assert history.estimate(SPEC, CLOUD) == RunEstimate(None, None)
     history.add(SPEC, 100.0)
     for changes in ({"task": "other"}, {"preset": "spec"}, {"workers": 4}, {"cluster": "d"}, {"device": "gpu"}):
-        assert history.estimate(replace(SPEC, **changes), CLOUD) == RunEstimate(None, None)  # type: ignore[arg-type]
+        assert history.estimate(replace(SPEC, **changes), CLOUD) == RunEstimate(None, None)
 
 
 def test_a_run_takes_as_long_as_its_repeats_on_average_and_costs_the_planned_price(history: History) -> None:

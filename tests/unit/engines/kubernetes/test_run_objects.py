@@ -43,7 +43,7 @@ def variables(document: Any) -> dict[str, Any]:
 
 
 SERVED = {"method": {"name": "ps", "servers": "2"}}
-SHAPED = {"network": "1gbit,5ms"}
+SHAPED: dict[str, Any] = {"network": "1gbit,5ms"}
 CHAOS = {"network_method": "chaos-mesh"}
 
 # --- which objects there are, and their names ------------------------------------------------------------------------
@@ -405,7 +405,7 @@ def test_runs_on_the_hosts_network_have_ports_of_their_own() -> None:
 
 def test_tasks_of_the_catalog_run_only_the_code_of_their_image() -> None:
     safe = {"PYTHONSAFEPATH": "1", "PYTHONNOUSERSITE": "1"}
-    task = {"task": "digits_resnet", "preset": "tiny"}
+    task: dict[str, Any] = {"task": "digits_resnet", "preset": "tiny"}
     assert variables(objects(a_spec(**task))["job.yaml"]).items() >= safe.items()
     assert not set(safe) & set(variables(objects(a_spec())["job.yaml"]))
     foreign = {"env": {"PYTHONPATH": "/mine"}}
