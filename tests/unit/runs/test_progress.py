@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from mlbench_cli.errors import NotFoundError
 from mlbench_cli.model.goals import Goal
 from mlbench_cli.model.run import Ending, Observation, Run, WorkerState
 from mlbench_cli.model.spec import RunSpec
-from mlbench_cli.runs.progress import EventReader, Progress, ProgressTracker, find_goal
+from mlbench_cli.runs.progress import EventReader, Progress, ProgressReader, ProgressTracker, find_goal
 from task_images.contract import format_event
 from tests.fakes.engine import FakeEngine
 
@@ -217,3 +218,182 @@ def test_events_are_read_once_and_in_order_however_often_the_log_fails() -> None
     engine.lines[0].append(lines[3])
     assert [one["value"] for one in reader.poll()] == [2, 3]
     assert reader.poll() == []
+
+
+# --- time left, worked out by hand -----------------------------------------------------------------------------------
+
+
+def measured(*values: tuple[float, float], last: float | None = None, goal: Goal = ACCURACY) -> tuple[Any, Any]:
+    """Earliest and latest end by (time, accuracy)."""
+    events = [event("metric", moment, name="val_Prec@1", value=value) for moment, value in values]
+    events += [] if last is None else [event("metric", last, name="other", value=1)]
+    progress = track(*events, goal=goal).progress(RUNNING, 0.0)
+    return progress.eta, progress.eta_high
+
+
+@pytest.mark.parametrize(
+    ("values", "last", "eta"),
+    [
+        ([(0, 40), (10, 50)], None, (30.0, None)),  # a bend needs three values
+        ([(0, 40), (10, 50), (20, 60)], None, (20.0, 20.0)),
+        ([(0, 40), (10, 50), (20, 60)], 25, (15.0, 15.0)),
+        ([(0, 40), (10, 50), (20, 60)], 40, (0.0, None)),  # it should be there by now
+        ([(0, 40), (10, 50), (20, 80)], None, (0.0, 0.0)),
+        ([(0, 40), (10, 50), (20, 90)], None, (0.0, 0.0)),
+        ([(0, 50), (10, 50), (20, 50)], None, (None, None)),
+        ([(0, 50), (10, 60), (20, 40)], None, (None, None)),
+        ([(5, 40), (5, 50)], None, (None, None)),
+        # The straight trend is that of the last four values.
+        ([(0, 0), (10, 40), (20, 50), (30, 60), (40, 70)], None, (10.0, 28.1)),
+        # The speed halves from 2 to 1 a second between the middles of the halves, 10 s apart: k = ln 2 / 10, now 0.707,
+        # and 0.707 / k * (1 - exp(-k t)) = 10 at t = 56.6 s. The straight trend says 10 * 20 / 30.
+        ([(0, 40), (10, 60), (20, 70)], None, (6.7, 56.6)),
+        ([(0, 40), (10, 60), (20, 70)], 22, (4.7, 54.6)),
+        # Falling so fast that it never gets there.
+        ([(0, 0), (10, 60), (20, 70)], None, (2.9, None)),
+    ],
+)
+def test_time_left_by_the_trend_of_the_metric(
+    values: list[tuple[float, float]], last: float | None, eta: tuple[float | None, float | None]
+) -> None:
+    assert measured(*values, last=last) == eta
+
+
+def test_time_left_by_the_trend_of_a_metric_that_falls() -> None:
+    assert measured((0, 60), (10, 50), (20, 40), goal=Goal("Prec@1", "<=", 30.0)) == (10.0, 10.0)
+
+
+def test_a_bent_trend_is_that_of_the_last_eight_values() -> None:
+    linear = [(10.0 * number, float(number - 10)) for number in range(1, 9)]
+    goal = Goal("Prec@1", ">=", 0.0)
+    assert measured(*linear, goal=goal) == measured((0, -1000), *linear, goal=goal) == (20.0, 20.0)
+
+
+@pytest.mark.parametrize(
+    ("place", "seconds", "eta"),
+    [
+        ({"phase": "training", "epoch": 3, "epochs": 10, "step": 5, "steps": 10}, 50, 150.0),  # a quarter
+        ({"phase": "training", "epoch": 3, "epochs": 10}, 60, 240.0),  # two of ten epochs
+        ({"phase": "validation", "epoch": 3, "epochs": 10}, 60, 140.0),  # three
+        ({"phase": "validation", "epoch": 3, "epochs": 10, "step": 5, "steps": 10}, 60, 140.0),
+        ({"phase": "validation", "epoch": 10, "epochs": 10}, 60, 0.0),
+        ({"phase": "training", "step": 25, "steps": 100}, 30, 90.0),
+        ({"phase": "validation", "step": 25, "steps": 100}, 30, None),
+        ({"phase": "training", "epoch": 1, "epochs": 10}, 60, None),  # nothing is done
+        ({"phase": "training", "epoch": 12, "epochs": 10}, 60, None),  # more than all
+        ({"phase": "training", "epoch": 3}, 60, None),
+        ({"phase": "training", "epoch": 3, "epochs": 10}, 0, None),
+    ],
+)
+def test_time_left_by_the_share_that_is_done(place: dict[str, Any], seconds: float, eta: float | None) -> None:
+    events = event("phase", 100, phase="training"), event("phase", 100 + seconds, **place)
+    progress = track(*events, goal=None).progress(RUNNING, 0.0)
+    assert (progress.eta, progress.eta_high) == (eta, eta)
+
+
+@pytest.mark.parametrize(
+    ("events", "eta"),
+    [
+        ([], None),
+        ([event("phase", 10, phase="loading")], None),
+        ([event("phase", 10, phase="training")], 60.0),
+        ([event("phase", 10, phase="training"), event("phase", 30, phase="validation")], 40.0),
+        ([event("phase", 10, phase="training"), event("phase", 90, phase="validation")], 0.0),
+        # All epochs end before the budget.
+        (
+            [event("phase", 10, phase="training"), event("phase", 30, phase="training", epoch=9, epochs=10)],
+            5.0,
+        ),
+    ],
+)
+def test_time_left_of_a_budget(events: list[dict[str, Any]], eta: float | None) -> None:
+    tracker = ProgressTracker(ACCURACY, budget=60.0)
+    for one in events:
+        tracker.take(one)
+    progress = tracker.progress(RUNNING, 0.0)
+    assert (progress.eta, progress.eta_high) == (eta, eta)
+
+
+# --- single events ---------------------------------------------------------------------------------------------------
+
+
+def test_a_phase_keeps_the_epoch_and_forgets_the_step() -> None:
+    tracker = track(
+        event("phase", 1, phase="training", epoch=2, epochs=9, step=3, steps=4),
+        event("phase", 2, phase="v" * 50),
+        event("phase", 3, phase=""),
+        event("phase", 4, epoch=5),
+    )
+    progress = tracker.progress(RUNNING, 0.0)
+    assert (progress.phase, progress.epoch, progress.epochs, progress.step, progress.steps) == (
+        "v" * 40,
+        2,
+        9,
+        None,
+        None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "loss"),
+    [
+        ("loss", 2.5, 2.5),
+        ("train_loss", 3, 3),
+        ("val_loss", 2.5, None),
+        ("val_global_loss", 2.5, None),
+        ("losses", 2.5, None),
+        ("loss", float("nan"), None),
+        ("loss", "2.5", None),
+        (None, 2.5, None),
+    ],
+)
+def test_the_loss_is_that_of_the_training(name: Any, value: Any, loss: float | None) -> None:
+    assert track(event("metric", 1, name=name, value=value)).progress(RUNNING, 0.0).loss == loss
+
+
+def test_the_best_value_is_by_the_direction_of_the_goal() -> None:
+    values = [event("metric", at, name="Perplexity", value=value) for at, value in enumerate((90, 70, 80))]
+    progress = track(*values, goal=Goal("Perplexity", "<=", 60.0)).progress(RUNNING, 0.0)
+    assert (progress.value, progress.best) == (80, 70)
+    assert track(*values).progress(RUNNING, 0.0).best is None
+
+
+def test_another_goal_forgets_the_values_of_the_one_before() -> None:
+    goal = {"metric": "Prec@1", "comparison": ">=", "threshold": 90}
+    tracker = track(event("metric", 1, name="val_Prec@1", value=85.0))
+    assert tracker.progress(RUNNING, 0.0).best == 85.0
+    tracker.take(event("phase", 2, phase="training", goal={**goal, "value": 50}))
+    progress = tracker.progress(RUNNING, 0.0)
+    assert (progress.threshold, progress.value, progress.best) == (90, 50, 50)
+    tracker.take(event("phase", 3, phase="training", goal=goal))
+    assert tracker.progress(RUNNING, 0.0).best == 50
+
+
+def test_progress_as_a_document_leaves_out_the_observation() -> None:
+    document = Progress(RUNNING, 1.5, phase="training", eta=2.0).to_dict()
+    assert (document["elapsed"], document["phase"], document["eta"], document["eta_high"]) == (
+        1.5,
+        "training",
+        2.0,
+        None,
+    )
+    assert "observation" not in document
+
+
+def test_a_log_is_read_at_most_once_a_second_but_for_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, clock = FakeEngine(), [100.0]
+    monkeypatch.setattr("mlbench_cli.runs.progress.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    reader = ProgressReader(engine, Run("id", SPEC, Path("/nowhere"), "2026-01-01T00:00:00Z"))
+
+    def loss(value: float, observation: Observation = RUNNING) -> float | None:
+        line = format_event(event("metric", value, name="loss", value=value)).encode() + b"\n"
+        engine.lines.setdefault(0, []).append(line)
+        return reader.read(observation).loss
+
+    assert loss(1.0) == 1.0
+    clock[0] += 0.99
+    assert loss(2.0) == 1.0
+    clock[0] += 0.01
+    assert loss(3.0) == 3.0
+    assert loss(4.0) == 3.0
+    assert loss(5.0, replace(RUNNING, ended=Ending.EXITED)) == 5.0
