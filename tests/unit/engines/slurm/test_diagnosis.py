@@ -97,3 +97,88 @@ def test_a_step_killed_for_its_memory_is_found_in_its_log(line: str) -> None:
     assert found.code == "out_of_memory"
     assert diagnosis.find_memory_kill(f"rank 0: {line}", "2") is None
     assert diagnosis.find_memory_kill("slurmstepd-n1: error: *** STEP 2.0 ON n3 CANCELLED AT ***", "2") is None
+
+
+@pytest.mark.parametrize(
+    ("reason", "is_told"),
+    [
+        ("", False),
+        ("None", False),
+        ("Priority", False),
+        ("Resources", False),
+        ("Resources, x", False),
+        ("QOSLimit", True),
+    ],
+)
+def test_an_ordinary_wait_for_nodes_is_not_worth_telling(reason: str, is_told: bool) -> None:
+    assert diagnosis.is_worth_telling(job("PENDING", reason)) is is_told
+
+
+def test_a_pending_job_without_a_reason_has_not_been_considered() -> None:
+    finding = diagnosis.explain_pending(job("PENDING"))
+    assert finding.summary == "Slurm's job 27 is pending: None."
+    assert finding.hint == "Slurm has not considered it yet."
+    assert finding.evidence == {"job": "27", "state": "PENDING", "reason": "None"}
+
+
+@pytest.mark.parametrize(
+    ("reason", "hint"),
+    [
+        ("MaxJobsPerAccount", "A limit of its account is reached: it is waiting, or attach another one."),
+        ("MaxSubmitJobs", "A limit of its account is reached: it is waiting, or attach another one."),
+        ("QOSMaxCpuPerJobLimit", "A limit of its QOS is reached: ask for less."),
+        ("AssocMaxJobsLimit", "A limit of its account is reached: it is waiting, or attach another one."),
+        ("(Resources)", "squeue --start; scontrol show job 27"),
+    ],
+)
+def test_limits_are_those_of_the_account_or_the_qos(reason: str, hint: str) -> None:
+    assert diagnosis.explain_pending(job("PENDING", reason)).hint == hint
+
+
+@pytest.mark.parametrize(
+    ("state", "begun", "ended", "words", "retryable"),
+    [
+        ("CANCELLED", False, Ending.NEVER_STARTED, "The job 27 was canceled by someone else.", True),
+        ("NODE_FAIL", False, Ending.NEVER_STARTED, "A node of the job 27 failed (NODE_FAIL, n[1-3]).", True),
+        ("LAUNCH_FAILED", True, Ending.LOST, "A node of the job 27 failed (LAUNCH_FAILED, n[1-3]).", True),
+        ("REVOKED", False, Ending.LOST, "The job 27 was preempted by another job (REVOKED).", True),
+        ("FAILED", True, Ending.LOST, "The job 27 ended (FAILED), but the files of its ranks are missing.", False),
+        ("TIMEOUT", False, Ending.DEADLINE, "Slurm ended the job 27 at its time limit (TIMEOUT).", True),
+    ],
+)
+def test_an_end_in_words(state: str, begun: bool, ended: Ending, words: str, retryable: bool) -> None:
+    found, finding = diagnosis.explain_end(job(state), is_begun=begun, is_cancelled=False)
+    assert found is ended
+    assert finding is not None
+    assert (finding.summary, finding.retryable) == (words, retryable)
+    assert finding.evidence == {"job": "27", "state": state, "reason": "", "nodes": "n[1-3]"}
+
+
+def test_a_cancelled_run_whose_job_ended_otherwise_says_so() -> None:
+    ended, finding = diagnosis.explain_end(job("TIMEOUT"), is_begun=True, is_cancelled=True)
+    assert ended is Ending.DEADLINE
+    assert finding is not None
+
+
+def test_a_job_without_nodes_has_its_nodes() -> None:
+    _, finding = diagnosis.explain_end(JobReport("27", "NODE_FAIL"), is_begun=True, is_cancelled=False)
+    assert finding is not None
+    assert "(NODE_FAIL, its nodes)" in finding.summary
+
+
+def test_the_evidence_of_a_memory_kill_is_slurms_line() -> None:
+    line = "slurmstepd-n3: error: Detected 1 oom-kill event(s) in StepId=12.0 cgroup. " + "x" * 400
+    found = diagnosis.find_memory_kill(f"{line}\nmore\n", "2")
+    assert found is not None
+    assert found.summary.startswith("Slurm killed the job 2 because of its memory: Detected 1 oom-kill event(s) in")
+    assert found.evidence["job"] == "2"
+    assert found.evidence["log"] == [line[:300]]
+
+
+@pytest.mark.parametrize(
+    ("begun", "words"), [(True, "its ranks have ended without a trace."), (False, "its ranks never began.")]
+)
+def test_a_vanished_job_in_words(begun: bool, words: str) -> None:
+    _, finding = diagnosis.forgotten("27", is_begun=begun, shows_life=False)
+    assert finding.summary == f"Slurm no longer knows the job 27, and {words}"
+    assert finding.retryable
