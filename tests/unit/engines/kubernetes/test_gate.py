@@ -255,3 +255,73 @@ def test_a_client_that_stops_following_opens_nothing(tmp_path: Path, monkeypatch
     assert isinstance(lab.gate.failure, UnreachableError)
     assert str(lab.gate.failure.hint) == "mlbench wait x-2"
     assert lab.states == ["shaping"]
+
+
+# --- more ways to shape and to fail ----------------------------------------------------------------------------------
+
+
+def test_notes_are_in_the_clusters_time_and_name_their_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = Lab(tmp_path, monkeypatch)
+    monkeypatch.setattr(gating, "time", SimpleNamespace(time=lambda: 100.0, time_ns=lambda: 7_000_000, monotonic=float))
+    lab.advance(130.0)
+    assert (lab.note["time"], lab.note["holder"]) == (130.0, lab.gate._holder)
+    assert lab.orders["p0"][0] == "probe 7"
+    other = Lab(tmp_path, monkeypatch)
+    assert other.gate._holder != lab.gate._holder
+
+
+def test_chaos_mesh_shapes_with_its_objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = Lab(tmp_path, monkeypatch, method="chaos-mesh", run_on_node=None)
+    asked: list[Any] = []
+
+    def inject(api: Any, documents: Any, job: Any) -> list[str]:
+        asked.append((documents, job["metadata"]["name"]))
+        return ["x-2-bandwidth"]
+
+    monkeypatch.setattr("mlbench_cli.engines.kubernetes.network.chaos.inject", inject)
+    lab.gate._chaos = [{"kind": "NetworkChaos"}]
+    lab.advance()
+    assert asked == [([{"kind": "NetworkChaos"}], "x-2")]
+    told = parse_event(lab.orders["p0"][-1].split(" ", 2)[2])
+    assert told is not None
+    assert told["setup"] == {"method": "chaos-mesh", "objects": ["x-2-bandwidth"]}
+
+
+def test_a_burst_after_a_pause_may_be_so_large_that_one_probe_is_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab = Lab(tmp_path, monkeypatch, {"links": [link(first_bits_per_second=2.1 * RATE)]})
+    lab.advance()
+    assert len(lab.orders["p0"]) == 1
+    assert lab.note["problem"] == "it lets the first MiB after a pause through at 2.1 Gbit/s"
+
+
+def test_a_probe_without_a_report_is_waited_for_and_noted_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab = Lab(tmp_path, monkeypatch)
+    now = [0.0]
+
+    def monotonic() -> float:
+        now[0] += 1.0
+        return now[0]
+
+    monkeypatch.setattr(gating, "time", SimpleNamespace(time=float, time_ns=int, monotonic=monotonic))
+    plain = lab.execute
+    monkeypatch.setattr(
+        gating, "execute", lambda *words: plain(*words) if words[3][0] == "sh" else Executed(1, b"", "no file")
+    )
+    lab.advance()
+    assert lab.gate.is_refused
+    assert lab.note["problem"] == "it could not be measured: the probe gave no report within 240 s"
+    assert lab.states.count("shaping") > 40  # of three probes, every ten seconds or so
+
+
+def test_a_report_that_cannot_be_read_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = Lab(tmp_path, monkeypatch)
+    plain = lab.execute
+    monkeypatch.setattr(
+        gating, "execute", lambda *words: plain(*words) if words[3][0] == "sh" else Executed(0, b"rubbish", "")
+    )
+    lab.advance()
+    assert lab.note["problem"] == "it could not be measured: the probe's report cannot be read"

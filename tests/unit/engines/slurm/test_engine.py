@@ -14,6 +14,7 @@ from mlbench_cli.engines.machines.observe import NodeReport, Snapshot
 from mlbench_cli.engines.slurm import engine as slurm
 from mlbench_cli.engines.slurm.controller import Answer, JobReport
 from mlbench_cli.engines.slurm.engine import SlurmEngine
+from mlbench_cli.errors import CredentialError, UsageError
 from mlbench_cli.model.run import Ending, Finding, Observation, Run, WorkerState
 from mlbench_cli.model.spec import RunSpec
 from tests.unit.engines.slurm.login import Login
@@ -264,3 +265,122 @@ def test_a_report_is_that_of_the_runs_own_job(tmp_path: Path) -> None:
     lab = Lab(tmp_path, line("FAILED", number="26") + line("RUNNING"))
     assert lab.engine._find_report("27", BEGUN, is_over=False) == JobReport("27", "RUNNING", "None", "n1")
     assert lab.engine._find_report("99", BEGUN, is_over=False) is None
+
+
+# --- submitting and ending -------------------------------------------------------------------------------------------
+
+
+class Cluster(Login):
+    """A login node that numbers the jobs that it is given, and locks and claims folders."""
+
+    def __init__(self, *answers: tuple[str, Answer], files: dict[str, str] | None = None) -> None:
+        super().__init__(*answers, files=files)
+        self.host = {"folder": "/code", "written": True}
+        self.steps: list[str] = []
+
+    def call(self, do: str, data: bytes = b"", **arguments: Any) -> dict[str, Any]:
+        """As on a machine, but for the lock."""
+        self.steps.append(f"{do} {arguments.get('path', '')}".strip())
+        if do == "put":
+            is_new = arguments["path"] not in self.files
+            if is_new or not arguments.get("new"):
+                self.files[arguments["path"]] = data
+            return {"written": is_new}
+        if do == "run":
+            return self._run(arguments["argv"])
+        return super().call(do, data, **arguments)
+
+    def call_in_sequence(self, requests: list[Any], **_: Any) -> list[dict[str, Any]]:
+        """One after the other."""
+        return [self.call(request.do, request.data, **request.arguments) for request in requests]
+
+
+SBATCH = ("sbatch --parsable", Answer(0, "31;cluster\n", ""))
+
+
+def submit(cluster: Cluster, folder: Path, **details: Any) -> Run:
+    engine = SlurmEngine(SlurmDetails(folder="/shared", **details))
+    engine._channel = cluster.channel
+    run = Run("abc", SPEC, folder, "2027")
+    engine.submit(run, engine.render(SPEC))
+    return run
+
+
+PARTITIONS = {"p": {"max_seconds": None, "nodes": 9, "gpus_per_node": 0, "default": True}}
+
+
+def test_a_run_is_submitted_with_its_script_and_plan(tmp_path: Path) -> None:
+    cluster = Cluster(SBATCH)
+    submit(cluster, tmp_path, partitions=PARTITIONS)
+    assert cluster.steps[-1] == "unlock /shared/locks/x-2"
+    assert cluster.steps.index("lock /shared/locks/x-2") < cluster.steps.index(f"put {FOLDER}/run.json")
+    assert cluster.files[f"{FOLDER}/job.sh"].startswith(b"#!")
+    assert json.loads(cluster.files[f"{FOLDER}/plan.json"])["name"] == "x-2"
+    assert json.loads(cluster.files[f"{FOLDER}/job.json"])["job"] == "31"
+    (sbatch,) = (words for words in cluster.commands if "sbatch" in words)
+    assert sbatch[-2:] == ["--parsable", f"--comment=mlbench:abc:{SPEC.hash}"]
+    assert sbatch[:2] == ["/bin/sh", "-c"]
+
+
+def test_a_script_for_an_unknown_partition_is_tested_before(tmp_path: Path) -> None:
+    cluster = Cluster(SBATCH)
+    submit(cluster, tmp_path)
+    assert cluster.commands[0] == ["sbatch", "--test-only"]
+    refused = Cluster(("sbatch --test-only", Answer(1, "", "sbatch: error: Invalid qos specification")), SBATCH)
+    with pytest.raises(CredentialError):
+        submit(refused, tmp_path)
+    assert refused.steps[-1] == "unlock /shared/locks/x-2"
+    assert f"{FOLDER}/job.json" not in refused.files
+
+
+@pytest.mark.parametrize("answer", [Answer(1, "31", "sbatch: error: no"), Answer(0, "no number", "")])
+def test_a_refusal_leaves_no_number(tmp_path: Path, answer: Answer) -> None:
+    cluster = Cluster(("sbatch --parsable", answer))
+    with pytest.raises(UsageError, match="Slurm rejects the job"):
+        submit(cluster, tmp_path, partitions=PARTITIONS)
+    assert f"{FOLDER}/job.json" not in cluster.files
+
+
+OWN = {f"{FOLDER}/run.json": '{"id": "abc"}'}
+
+
+@pytest.mark.parametrize(
+    ("files", "squeue", "number", "cancelled"),
+    [
+        ({f"{FOLDER}/job.json": '{"job": "7"}'}, "", "7", []),
+        ({f"{FOLDER}/started/job": "8\n"}, "", "8", []),
+        ({f"{FOLDER}/started/job": "x\n"}, "", "31", []),
+        ({}, "", "31", []),
+        ({}, f"9|RUNNING|None|mlbench:abc:{SPEC.hash}\n12|PENDING|None|mlbench:abc:{SPEC.hash}\n", "9", ["12"]),
+    ],
+)
+def test_a_run_is_submitted_once_whoever_was_killed_in_between(
+    tmp_path: Path, files: dict[str, str], squeue: str, number: str, cancelled: list[str]
+) -> None:
+    cluster = Cluster(SBATCH, ("squeue", Answer(0, squeue, "")), files={**OWN, **files})
+    submit(cluster, tmp_path, partitions=PARTITIONS)
+    assert json.loads(cluster.files[f"{FOLDER}/job.json"])["job"] == number
+    assert [words[1] for words in cluster.commands if words[0] == "scancel"] == cancelled
+    assert any("sbatch" in words for words in cluster.commands) is (number == "31")
+
+
+def test_a_run_that_was_cancelled_or_is_anothers_is_not_submitted(tmp_path: Path) -> None:
+    cancelled = Cluster(SBATCH, files={**OWN, f"{FOLDER}/cancel": ""})
+    with pytest.raises(UsageError, match='The run "x-2" was canceled before it started'):
+        submit(cancelled, tmp_path)
+    with pytest.raises(UsageError, match='has another run "x-2"'):
+        submit(Cluster(SBATCH, files={f"{FOLDER}/run.json": '{"id": "other"}'}), tmp_path)
+
+
+@pytest.mark.parametrize("is_begun", [True, False])
+def test_a_cancelled_run_has_its_job_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_begun: bool) -> None:
+    lab = Lab(tmp_path)
+    waited: list[Run] = []
+    monkeypatch.setattr(lab.engine, "_sync", lambda run: BEGUN if is_begun else WAITING)
+    monkeypatch.setattr(lab.engine, "_await_end", waited.append)
+    lab.engine._stop(lab.run, [])
+    assert lab.login.commands == [["scancel", "27"]]
+    assert waited == ([lab.run] if is_begun else [])
+    without = Lab(tmp_path, files={})
+    without.engine._stop(without.run, [])
+    assert [words[0] for words in without.login.commands] == ["squeue"]
