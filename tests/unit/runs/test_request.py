@@ -1,9 +1,10 @@
 """Spec files say the same as flags, wrong ones are refused in words, and a request can be written as a command line."""
 
 import shlex
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
@@ -11,6 +12,7 @@ from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.model.run import LOCAL
 from mlbench_cli.runs.launch import Machine, resolve
 from mlbench_cli.runs.request import (
+    OPTIONS,
     Request,
     apply_point,
     equivalent_command,
@@ -159,7 +161,7 @@ def test_values_of_a_spec_file(text: str, options: dict[str, Any]) -> None:
         ("include: [{seed: 1}]\nmatrix: {seed: [2]}", '"include" must be under "matrix".'),
         ("matrix: {seed: []}", 'The matrix has no values for "seed".'),
         ("matrix: {num-cpus: [1], num_cpus: [2]}", '"num_cpus" is twice.'),
-        ("matrix: {seed: [1, '1']}", 'The matrix has the value "1" of "seed" twice.'),
+        ("matrix: {seed: [2, 1, '1']}", 'The matrix has the value "1" of "seed" twice.'),
         ("matrix: {seed: [[1]]}", "not a text or a number."),
         ("matrix: {set.a: ['']}", "not a text or a number."),
         ("matrix: {set.a: [.nan]}", "which is not a number."),
@@ -343,3 +345,25 @@ def test_an_option_is_given_either_directly_or_in_the_matrix() -> None:
         with pytest.raises(UsageError) as caught:
             matrix_of(Request(**options))  # type: ignore[arg-type]
         assert words in caught.value.message
+
+
+def test_the_kind_of_an_option_is_that_of_its_type() -> None:
+    """The command makes flags of kinds, and the checker of types reads types."""
+    hints = get_type_hints(Request)
+    kinds: dict[Any, set[str]] = {
+        bool | None: {"switch"},
+        int | None: {"integer"},
+        str | None: {"text"},
+        tuple[str, ...]: {"texts"},
+        Mapping[str, str]: {"pairs"},
+        Mapping[str, Any]: {"pairs"},
+        Mapping[str, tuple[Any, ...]]: {"axes"},
+        tuple[Mapping[str, Any], ...]: {"points"},
+    }
+    assert [item.name for item in OPTIONS if item.metadata["kind"] not in kinds[hints[item.name]]] == []
+
+
+def test_no_two_options_have_the_same_letter() -> None:
+    letters = [item.metadata["letter"] for item in OPTIONS if item.metadata["letter"]]
+    assert sorted(letters) == sorted(set(letters))
+    assert {len(letter) for letter in letters} == {1}

@@ -227,3 +227,57 @@ def test_the_limit_of_open_files_is_raised_as_far_as_it_may(
     monkeypatch.setattr(resource, "setrlimit", lambda kind, limits: set_to.append(limits))
     hosts._allow_open_files(count)
     assert set_to == ([] if limit is None else [(limit, hard)])
+
+
+# --- continuing and ending -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("reports", "snapshot", "starts"),
+    [
+        ((UNKNOWN, UNKNOWN), {}, True),
+        ((ALIVE, UNKNOWN), {}, True),  # one agent waits for the other
+        ((ALIVE, ALIVE), {}, False),
+        ((LOST, LOST), {}, False),
+        ((UNKNOWN, UNKNOWN), {"exists": False}, False),
+        ((UNKNOWN, UNKNOWN), {"is_cancelled": True}, False),
+        ((UNKNOWN, UNKNOWN), {"unreachable": {"m2": "away"}}, False),
+    ],
+)
+def test_a_submission_whose_client_died_is_completed(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    reports: tuple[NodeReport, ...],
+    snapshot: dict[str, Any],
+    starts: bool,
+) -> None:
+    lab = Lab(tmp_path)
+    monkeypatch.setattr(lab.engine, "_sync", lambda run: Snapshot(1.0, dict(enumerate(reports)), **snapshot))
+    lab.engine.resume(lab.run)
+    assert [len(host.started) for host in lab.hosts] == ([1, 1] if starts else [0, 0])
+    assert any(data == b"m1 5000" for data in lab.hosts[1].files.values()) is starts
+    assert not any(name.endswith("/lease") for host in lab.hosts for name in host.files)  # it outlives this client
+    assert lab.engine._owned == set()
+
+
+def test_leftovers_of_a_cancelled_run_are_killed_where_its_agents_did_not_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab = Lab(tmp_path)
+    done = NodeReport({**STATE, "ended": "cancelled"}, {"archive": None}, alive=False)
+    ended: list[str] = []
+    for host in lab.hosts:
+        monkeypatch.setattr(
+            host, "call", lambda do, folder, name=host.target.name: ended.append(f"{name} {do} {folder}")
+        )
+
+    def stop(*reports: NodeReport) -> list[str]:
+        ended.clear()
+        monkeypatch.setattr(lab.engine, "_await_end", lambda run: Snapshot(1.0, dict(enumerate(reports))))
+        lab.engine._stop(lab.run, lab.engine._places(lab.run))
+        return ended
+
+    assert stop(done, ALIVE) == [f"m2 end_processes {FOLDER}"]
+    assert stop(done, done) == []
+    assert stop(ALIVE, ALIVE) == [f"m{number} end_processes {FOLDER}" for number in (1, 2)]
+    assert stop(ALIVE) == [f"m1 end_processes {FOLDER}"]

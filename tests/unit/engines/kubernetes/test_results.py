@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from mlbench_cli.engines.fetch import FetchError
 from mlbench_cli.engines.kubernetes import results as fetching
 from mlbench_cli.engines.kubernetes.fetch import HeldArchive
 from mlbench_cli.engines.kubernetes.follower import RunFollower
@@ -14,7 +15,7 @@ from mlbench_cli.engines.kubernetes.keeper import KeptResults, KeptWorker
 from mlbench_cli.engines.kubernetes.logs import LogFile, samples_file
 from mlbench_cli.engines.kubernetes.results import Results, Source, _hands_over, is_fetched
 from mlbench_cli.kube.access import Access
-from mlbench_cli.kube.api import ApiError
+from mlbench_cli.kube.api import ApiError, NodeUnreachable
 from mlbench_cli.model.run import Run
 from mlbench_cli.model.spec import KubernetesOptions, RunSpec
 from tests.unit.engines.kubernetes.memory_api import MemoryApi
@@ -280,3 +281,132 @@ def test_samples_of_resources_are_those_fetched_or_those_in_the_log_or_the_last_
     empty.mkdir()
     Lab(empty, monkeypatch, said={0: {"resources": "much"}}).results._write_resources()
     assert not (empty / "resources.jsonl").exists()
+
+
+# --- a whole fetch ---------------------------------------------------------------------------------------------------
+
+
+class Whole(Lab):
+    """Results that are downloaded in memory: `files` by pod and path, and what was taken of logs."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
+        super().__init__(folder, monkeypatch, **options)
+        self.installed: list[tuple[int, bytes, bool, Any]] = []
+        self.downloads: list[tuple[str, str]] = []
+        self.errors: list[Exception] = []
+        self.complete: set[int] = {0, 1}
+        self.gaps: dict[int, list[int]] = {}
+        self.waits = 0
+        collector = self.results._following.collector
+        collector.complete = lambda worker: worker in self.complete  # type: ignore[method-assign]
+        collector.install = self.install  # type: ignore[method-assign]
+        collector.wait = self.wait  # type: ignore[method-assign]
+        monkeypatch.setattr(collector, "gaps", self.gaps)
+        watch = SimpleNamespace(wait=lambda version, seconds: self.sleep(0.0))
+        monkeypatch.setattr(self.results._following, "watch", watch, raising=False)
+        monkeypatch.setattr(fetching, "download", self.download)
+        monkeypatch.setattr("mlbench_cli.engines.fetch.unpack", self.unpack)
+        (folder / ".state").mkdir(exist_ok=True)
+
+    def wait(self, seconds: float) -> None:
+        self.waits += 1
+        self.now += 10.0
+
+    def install(self, worker: int, part: Path, truncated: bool, summary: Any) -> bool:
+        self.installed.append((worker, part.read_bytes(), truncated, summary))
+        return True
+
+    def download(self, access: Any, namespace: str, pod: str, what: HeldArchive, part: Path, path: str) -> None:
+        self.downloads.append((pod, path))
+        if self.errors:
+            raise self.errors.pop(0)
+        part.write_bytes(f"{pod}{path}".encode())
+
+    def unpack(self, part: Path, folder: Path, split: Any, resources: Path, *, marker: Path, first: bool) -> Any:
+        assert (resources.name, marker.name) == (
+            f"resources-{0 if first else 1}.jsonl",
+            f"fetched-{0 if first else 1}.json",
+        )
+        marker.write_text('{"files": 2, "bytes": 30}')
+        return 2, 30
+
+
+def test_what_all_holders_have_is_fetched_and_then_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    every = KubernetesOptions(collect="all")
+    pods = {0: pod(), 1: pod(name="p1")}
+    lab = Whole(tmp_path, monkeypatch, pods=pods, said={0: HELD, 1: HELD}, has_keeper=False, kubernetes=every)
+    found = lab.results.fetch()
+    assert (found.files, found.bytes, found.complete, found.findings) == (4, 60, True, ())
+    assert sorted(lab.downloads) == [("p0", "/results/archive.tar"), ("p1", "/results/archive.tar")]
+    assert sorted(lab.acknowledged) == ["p0", "p1"]
+    again = lab.results.fetch()
+    assert (again.files, len(lab.downloads)) == (4, 2)  # it is here already
+
+
+@pytest.mark.parametrize(
+    "error", [ApiError("ended", status=400), ApiError("gone", status=404), NodeUnreachable("silent")]
+)
+def test_a_worker_that_hands_over_while_it_is_fetched_from_is_looked_for_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: ApiError
+) -> None:
+    lab = Whole(tmp_path, monkeypatch, pods={0: pod()}, said={0: HELD}, has_keeper=False)
+    lab.errors = [error]
+    assert lab.results.fetch().files == 2
+    other = tmp_path / "other"
+    other.mkdir()
+    twice = Whole(other, monkeypatch, pods={0: pod()}, said={0: HELD}, has_keeper=False)
+    twice.errors = [error, error]
+    found = twice.results.fetch()
+    assert (found.files, found.complete, len(twice.downloads)) == (0, False, 2)
+
+
+def test_other_errors_end_the_fetch_before_anything_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = Whole(tmp_path, monkeypatch, pods={0: pod()}, said={0: HELD}, has_keeper=False)
+    lab.errors = [ApiError("busy", status=500)]
+    with pytest.raises(ApiError, match="busy"):
+        lab.results.fetch()
+    assert (lab.acknowledged, lab.api.writes) == ([], [])
+
+
+def test_logs_that_do_not_come_in_time_are_gaps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = Whole(tmp_path, monkeypatch, pods={0: pod()}, said={0: HELD}, has_keeper=False)
+    lab.complete, lab.gaps[0] = {0}, [7]
+    (finding,) = lab.results.fetch().findings
+    assert finding.evidence == {"missing_before_byte": {"logs/rank-0.log": [7]}, "unfinished": ["logs/rank-1.log"]}
+    assert lab.waits == 9  # a minute of grace and half a minute more, ten seconds each
+
+
+LOG = HeldArchive(20, "1111111111111111ff")
+SAMPLES = HeldArchive(5, "2222222222222222ff")
+
+
+@pytest.mark.parametrize(
+    ("complete", "local", "is_taken"), [(set(), 20, True), ({0, 1}, 19, True), ({0, 1}, 20, False)]
+)
+def test_logs_of_the_keeper_take_the_place_of_shorter_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, complete: set[int], local: int, is_taken: bool
+) -> None:
+    kept = KeptResults("k", None, {0: KeptWorker(HELD, ARCHIVE, LOG, SAMPLES, True), 9: KeptWorker({}, None, LOG)})
+    lab = Whole(tmp_path, monkeypatch, pods={0: DONE}, said={0: HELD}, kept=kept)
+    lab.complete = complete
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "rank-0.log").write_bytes(b"x" * local)
+    lab.results._take_kept_logs()
+    assert lab.installed == ([(0, b"k/results/0/log", True, HELD)] if is_taken else [])
+    assert (tmp_path / ".state" / "resources-0.jsonl").exists() is is_taken
+    assert ("k", "/results/0/resources.jsonl") in lab.downloads or not is_taken
+    lab.results._take_kept_logs()
+    assert lab.downloads.count(("k", "/results/0/resources.jsonl")) == int(is_taken)
+
+
+def test_a_log_that_another_client_copies_is_left_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = KeptResults("k", None, {0: KeptWorker(HELD, ARCHIVE, LOG)})
+    lab = Whole(tmp_path, monkeypatch, kept=kept)
+    monkeypatch.setattr(lab.results._following.collector, "install", lambda *_: False)
+    with pytest.raises(FetchError, match="Another client is copying the logs"):
+        lab.results._take_kept_logs()
+    lab.errors = [ApiError("gone", status=404)]
+    lab.results._take_kept_logs()  # what the node gave stays
+    lab.errors = [ApiError("busy", status=500)]
+    with pytest.raises(ApiError, match="busy"):
+        lab.results._take_kept_logs()

@@ -1,0 +1,92 @@
+"""Paths of objects as Kubernetes documents them, conditions, and lists of pods page by page."""
+
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pytest
+
+from mlbench_cli.kube.api import Api
+from mlbench_cli.kube.objects import collection_path, condition, is_true, object_path
+from mlbench_cli.kube.watch import list_pods, split_lines
+
+
+@pytest.mark.parametrize(
+    ("kind", "path"),
+    [
+        ("Pod", "/api/v1/namespaces/n/pods"),
+        ("Service", "/api/v1/namespaces/n/services"),
+        ("ConfigMap", "/api/v1/namespaces/n/configmaps"),
+        ("Secret", "/api/v1/namespaces/n/secrets"),
+        ("Event", "/api/v1/namespaces/n/events"),
+        ("PodTemplate", "/api/v1/namespaces/n/podtemplates"),
+        ("PersistentVolumeClaim", "/api/v1/namespaces/n/persistentvolumeclaims"),
+        ("Job", "/apis/batch/v1/namespaces/n/jobs"),
+        ("NetworkPolicy", "/apis/networking.k8s.io/v1/namespaces/n/networkpolicies"),
+        ("ResourceClaimTemplate", "/apis/resource.k8s.io/v1/namespaces/n/resourceclaimtemplates"),
+        ("ProvisioningRequest", "/apis/autoscaling.x-k8s.io/v1/namespaces/n/provisioningrequests"),
+        ("JobSet", "/apis/jobset.x-k8s.io/v1alpha2/namespaces/n/jobsets"),
+        ("NetworkChaos", "/apis/chaos-mesh.org/v1alpha1/namespaces/n/networkchaos"),
+    ],
+)
+def test_paths_of_kinds(kind: str, path: str) -> None:
+    assert collection_path(kind, "n") == path
+    assert object_path(kind, "n", "x") == f"{path}/x"
+
+
+READY, FAILED = {"type": "Ready", "status": "True"}, {"type": "Failed", "status": "False"}
+
+
+@pytest.mark.parametrize(
+    ("owner", "kind", "found", "value"),
+    [
+        ({"status": {"conditions": [READY, FAILED]}}, "Failed", FAILED, False),
+        ({"status": {"conditions": [READY, FAILED]}}, "Ready", READY, True),
+        ({"status": {"conditions": [READY]}}, "Failed", {}, False),
+        ({"status": {"conditions": None}}, "Ready", {}, False),
+        ({"status": None}, "Ready", {}, False),
+        ({}, "Ready", {}, False),
+    ],
+)
+def test_conditions(owner: dict[str, Any], kind: str, found: dict[str, str], value: bool) -> None:
+    assert condition(owner, kind) == found
+    assert is_true(condition(owner, kind)) is value
+
+
+class Pages:
+    """An API server that lists pods in two pages."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str, dict[str, Any]]] = []
+
+    def request(self, method: str, path: str, *, params: dict[str, Any], retry_seconds: float | None) -> Any:
+        self.asked.append((method, path, params))
+        pod = {
+            "metadata": {"name": f"p{len(self.asked)}", "uid": "u", "managedFields": ["long"]},
+            "spec": {"nodeName": "n1", "containers": ["long"]},
+            "status": {"phase": "Running", "podIPs": ["long"], "hostIPs": ["long"]},
+        }
+        token = "next" if len(self.asked) == 1 else ""
+        return {"items": [pod], "metadata": {"continue": token}}
+
+
+def test_pods_are_listed_page_by_page_and_only_what_tells_something_is_kept() -> None:
+    api = Pages()
+    found = list_pods(cast(Api, api), "n", "a=b")
+    assert found == [
+        {"metadata": {"name": name, "uid": "u"}, "spec": {"nodeName": "n1"}, "status": {"phase": "Running"}}
+        for name in ("p1", "p2")
+    ]
+    plain = {"labelSelector": "a=b", "limit": 100}
+    assert api.asked == [
+        ("GET", "/api/v1/namespaces/n/pods", {**plain, "continue": None}),
+        ("GET", "/api/v1/namespaces/n/pods", {**plain, "continue": "next"}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("chunks", "lines"),
+    [([b"a\nb", b"c\n", b"\nd"], [b"a", b"bc", b""]), ([b"a"], []), ([], []), ([b"\n\n"], [b"", b""])],
+)
+def test_a_stream_is_split_into_whole_lines(chunks: list[bytes], lines: list[bytes]) -> None:
+    stream: Iterator[bytes] = iter(chunks)
+    assert list(split_lines(stream)) == lines
