@@ -175,6 +175,7 @@ def test_a_copy_that_is_not_what_the_worker_packed_is_rejected(
     message = json.dumps(HELD)
     lab = Lab(tmp_path, monkeypatch, pods={0: pod(ended(0, message=message))}, kept=kept)
     assert lab.results._find_source(0) is None
+    assert (lab.results._missing(0), lab.codes()) == (None, ["results_replaced"])  # which says why it is missing
 
 
 # --- what is lost ----------------------------------------------------------------------------------------------------
@@ -334,8 +335,10 @@ class Whole(Lab):
 def test_what_all_holders_have_is_fetched_and_then_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     every = KubernetesOptions(collect="all")
     pods = {0: pod(), 1: pod(name="p1")}
-    lab = Whole(tmp_path, monkeypatch, pods=pods, said={0: HELD, 1: HELD}, has_keeper=False, kubernetes=every)
+    said = {0: {**HELD, "resources": {"cpu": 1}}, 1: HELD}
+    lab = Whole(tmp_path, monkeypatch, pods=pods, said=said, has_keeper=False, kubernetes=every)
     found = lab.results.fetch()
+    assert (tmp_path / "resources.jsonl").read_text() == '{"cpu":1}\n'
     assert (found.files, found.bytes, found.complete, found.findings) == (4, 60, True, ())
     assert sorted(lab.downloads) == [("p0", "/results/archive.tar"), ("p1", "/results/archive.tar")]
     assert sorted(lab.acknowledged) == ["p0", "p1"]
