@@ -5,10 +5,11 @@ import os
 import shutil
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from mlbench_cli.errors import NeverStartedError, NotFoundError, UsageError
+from mlbench_cli.errors import DeadlineError, NeverStartedError, NotFoundError, Terminated, UsageError
 from mlbench_cli.model.run import Cluster, Ending, Experiment, Member, Observation, Outcome, Run, RunState, WorkerState
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.runs import queue, supervise
@@ -167,3 +168,107 @@ def test_a_lock_in_a_folder_that_was_removed_keeps_nobody_away(store: Store, mon
     descriptor = folder.acquire()
     assert descriptor is not None
     os.close(descriptor)
+
+
+# --- how a queue ends ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (Terminated("SIGTERM"), "it was stopped by SIGTERM"),
+        (KeyboardInterrupt(), "Ctrl-C stopped it"),
+        (UsageError("The disk is full."), "The disk is full"),
+        (OSError("no space"), "OSError: no space"),
+    ],
+)
+def test_why_a_queue_ended_in_words(store: Store, error: BaseException, words: str) -> None:
+    experiment, _ = experiment_of(store, 1)
+    with pytest.raises(type(error)), queue.hold(experiment, store):
+        raise error
+    assert QueueFolder.of(store.folder, experiment.id).explain_end() == words
+
+
+def test_a_queue_that_was_handed_over_does_not_end_with_its_client(store: Store) -> None:
+    experiment, _ = experiment_of(store, 1)
+    with queue.hold(experiment, store) as held:
+        held.is_handed_over = True
+    holder = held.folder.read_holder()
+    assert holder is not None
+    assert (holder.ended, holder.is_detached) == (None, False)
+
+
+def test_the_trouble_of_a_client_is_not_that_of_the_queue_that_it_handed_over(store: Store) -> None:
+    experiment, _ = experiment_of(store, 1)
+
+    def hand_over() -> None:
+        with queue.hold(experiment, store) as held:
+            held.is_handed_over = True
+            raise UsageError("x")
+
+    with pytest.raises(UsageError):
+        hand_over()
+    holder = QueueFolder.of(store.folder, experiment.id).read_holder()
+    assert holder is not None
+    assert holder.ended is None
+
+
+def test_a_queue_of_an_experiment_that_was_not_recorded_leaves_no_folder(store: Store) -> None:
+    unrecorded = Experiment("other", "y", CREATED, {}, ())
+    with queue.hold(unrecorded, store) as held:
+        assert held.folder.path.is_dir()
+    assert not held.folder.path.exists()
+
+
+def test_a_queue_that_has_ended_is_not_stopped(store: Store) -> None:
+    experiment, _ = experiment_of(store, 1)
+    notices: list[str] = []
+    assert not queue.stop(experiment, store.folder, "stopped", notices.append)
+    with queue.hold(experiment, store):
+        pass
+    assert not queue.stop(experiment, store.folder, "stopped", notices.append)
+    assert notices == []
+
+
+def test_a_queue_that_does_not_end_is_reported_after_its_time(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment, _ = experiment_of(store, 1)
+    signals: list[int] = []
+    clock = [0.0]
+
+    def sleep(seconds: float) -> None:
+        clock[0] += seconds
+
+    monkeypatch.setattr(queue, "_terminate", lambda pid, folder: signals.append(pid))
+    with queue.hold(experiment, store), monkeypatch.context() as fast:
+        fast.setattr(queue, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep))
+        notices: list[str] = []
+        with pytest.raises(DeadlineError, match="has not ended within") as caught:
+            queue.stop(experiment, store.folder, "stopped", notices.append)
+    assert signals == [os.getpid()]
+    assert caught.value.hint == "mlbench cancel x"
+    assert notices[0].startswith(f"Stopping the mlbench run, process {os.getpid()} on ")
+    assert queue.STOP_SECONDS <= clock[0] < queue.STOP_SECONDS + 1
+
+
+def test_the_reason_of_who_stopped_a_queue_is_kept(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment, _ = experiment_of(store, 1)
+    folder = QueueFolder.of(store.folder, experiment.id)
+    states = iter([QueueState.ALIVE, QueueState.ENDED])
+    folder.path.mkdir(parents=True, exist_ok=True)
+    folder.write_holder(os.getpid(), is_detached=True)
+    monkeypatch.setattr(QueueFolder, "find_state", lambda self: next(states))
+    monkeypatch.setattr(queue, "_terminate", lambda pid, folder: None)
+    assert queue.stop(experiment, store.folder, "mlbench cancel stopped it")
+    assert folder.explain_end() == "mlbench cancel stopped it"
+
+
+def test_problems_of_single_runs_do_not_end_a_queue(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment, runs = experiment_of(store, 3)
+    store.update_run(runs[0], RunState.FINISHED)
+    delete_run(runs[1], store)
+
+    def connect_engine(cluster: Cluster, report: object) -> FakeEngine:
+        raise UsageError("The cluster is gone.")
+
+    monkeypatch.setattr(queue, "connect_engine", connect_engine)
+    assert queue._work(experiment, [run.id for run in runs], store.folder) == ["x-3: The cluster is gone"]

@@ -2,10 +2,11 @@
 
 import hashlib
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -16,7 +17,9 @@ from mlbench_cli.errors import CleanupError, UsageError
 from mlbench_cli.kube.access import Access
 from mlbench_cli.model.run import Ending, Finding, Observation, Run, WorkerState
 from mlbench_cli.model.spec import KubernetesOptions, RunSpec, canonical_json
+from mlbench_cli.storage.run_folder import RunFolder
 from tests.unit.engines.kubernetes.memory_api import MemoryApi
+from tests.unit.engines.kubernetes.test_worker_states import RUNNING, a_pod, ended, is_
 
 JOBS = "/apis/batch/v1/namespaces/team/jobs"
 SPEC = RunSpec("x-2", "c", "kubernetes", "custom", "custom", ("true",), "gloo", 2, image="i")
@@ -207,3 +210,167 @@ def test_the_objects_of_a_run_are_kept_as_they_were_submitted(tmp_path: Path) ->
     assert {path.name for path in (tmp_path / "manifests").iterdir()} == {
         *("job.yaml", "configmap.yaml", "service.yaml", "networkpolicy.yaml", "keeper.yaml", "servers.yaml")
     }
+
+
+# --- the engine's own calls ------------------------------------------------------------------------------------------
+
+PODS = "/api/v1/namespaces/team/pods"
+
+
+class Reachable(MemoryApi):
+    """A namespace whose pods are listed, and from which everything that is deleted goes at once."""
+
+    def __init__(self, *pods: dict[str, Any], **jobs: dict[str, Any]) -> None:
+        super().__init__({f"{JOBS}/{name.replace('_', '-')}": job for name, job in jobs.items()})
+        self.pods = list(pods)
+        self.graces: dict[str, Any] = {}
+
+    def get(self, path: str, **params: Any) -> Any:
+        """Lists are empty but for the Jobs."""
+        if path == JOBS:
+            self._record("GET", path, params)
+            return {"items": list(self.objects.values())} if "managed-by" in params["labelSelector"] else {"items": []}
+        if path.split("/")[-2] == "team":
+            return {"items": []}
+        return super().get(path, **params)
+
+    def request(self, method: str, path: str, **_: Any) -> Any:
+        """The list of pods."""
+        assert (method, path) == ("GET", PODS)
+        return {"items": self.pods}
+
+    def delete(self, path: str, grace: int | None = None, **params: Any) -> bool:
+        """Remember with which grace."""
+        self.graces[path] = grace
+        return super().delete(path, **params)
+
+
+def engine_of(api: MemoryApi) -> KubernetesEngine:
+    access = SimpleNamespace(namespace="team", client=lambda **_: nullcontext(api))
+    return KubernetesEngine(cast(Access, access))
+
+
+OURS = {"labels": {"mlbench/run": "x-2"}}
+
+
+def test_runs_of_a_cluster_are_discovered() -> None:
+    text = canonical_json(SPEC.to_dict()).decode()
+    metadata = {"creationTimestamp": "2027", "uid": "u"}
+    api = Reachable(x_2=a_job(annotations={"mlbench/spec": text, "mlbench/run-id": "abc"}, metadata=metadata))
+    assert engine_of(api).discover() == [FoundRun("abc", "2027", SPEC, False)]
+
+
+def test_a_cancelled_run_says_that_it_was(tmp_path: Path) -> None:
+    api = Reachable(x_2=a_job())
+    engine_of(api).cancel(a_run(tmp_path))
+    assert api.objects[f"{JOBS}/x-2"]["metadata"]["annotations"]["mlbench/stopped"].startswith("cancelled ")
+
+
+@pytest.mark.parametrize(
+    ("job", "force", "words"),
+    [
+        (a_job(), False, 'The Job "x-2" is not mlbench'),
+        (a_job(), True, 'The Job "x-2" is not mlbench'),
+        (a_job(metadata=OURS), False, "is still running"),
+        (a_job(metadata=OURS), True, None),
+        (a_job(metadata=OURS, status=DONE), False, None),
+        (None, False, None),
+    ],
+)
+def test_a_run_is_deleted_if_it_is_ours_and_nothing_is_lost(
+    tmp_path: Path, job: dict[str, Any] | None, force: bool, words: str | None
+) -> None:
+    run = a_run(tmp_path / "run")
+    run.folder.mkdir()
+    api = Reachable(**({"x_2": job} if job else {}))
+    if words is not None:
+        with pytest.raises(UsageError, match=words):
+            engine_of(api).delete(run, force=force)
+        assert (api.writes, run.folder.exists()) == ([], True)
+        return
+    engine_of(api).delete(run, force=force)
+    assert api.writes == [f"DELETE {JOBS}/x-2"]
+    assert not run.folder.exists()
+
+
+def test_pods_are_stopped_at_once_and_those_that_hold_are_let_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone: dict[str, Any] = {"deletionTimestamp": "2027"}
+    cut_off = (is_("DisruptionTarget", why="DeletionByTaintManager"),)
+    pods = [
+        a_pod(RUNNING),
+        a_pod(RUNNING, **gone),
+        a_pod(ended(0), "Succeeded", **gone),
+        a_pod(None, "Pending", **gone),
+        a_pod(RUNNING, conditions=cut_off, **gone),
+    ]
+    for number, pod in enumerate(pods):
+        pod["metadata"]["name"] = f"p{number}"
+    acknowledged: list[str] = []
+    monkeypatch.setattr(kubernetes, "acknowledge", lambda access, namespace, name: acknowledged.append(name))
+    api = Reachable(*pods)
+    engine_of(api)._let_go(api.api, "team", a_run(tmp_path))
+    assert api.graces == {f"{PODS}/p0": 1, f"{PODS}/p4": 0}
+    assert acknowledged == ["p1"]
+
+
+@pytest.mark.parametrize(("phase", "patience"), [("lost", 30.0), ("failed", 600.0), (None, 600.0)])
+def test_a_keeper_of_a_run_that_lost_a_worker_is_worth_less_patience(
+    tmp_path: Path, phase: str | None, patience: float
+) -> None:
+    run = a_run(tmp_path)
+    if phase is not None:
+        RunFolder(tmp_path).write_observation(Observation(1.0, (WorkerState(0, "succeeded"), WorkerState(1, phase))))
+    found = engine()._keeper(MemoryApi().api, run)
+    assert found is not None
+    assert found._node_patience == patience
+    assert engine()._keeper(MemoryApi().api, a_run(tmp_path, keep_seconds=0)) is None
+
+
+def test_chaos_is_removed_only_where_it_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    removed: list[str] = []
+    monkeypatch.setattr(kubernetes, "remove_chaos", lambda api, namespace, name: removed.append(f"{namespace}/{name}"))
+    plain = a_run(tmp_path, network_method="chaos-mesh")
+    engine()._drop_chaos(MemoryApi().api, plain)
+    engine()._drop_chaos(MemoryApi().api, replace(plain, spec=replace(plain.spec, network="1gbit")))
+    assert removed == ["team/x-2"]
+
+
+def test_a_run_that_was_not_released_is_released(tmp_path: Path) -> None:
+    run = a_run(tmp_path)
+    api = MemoryApi()
+    submission = engine().render(run.spec)
+    api.api.create(JOBS, submission.documents[0])
+    engine_of(api).resume(run)
+    assert api.objects[f"{JOBS}/x-2"]["spec"]["suspend"] is False
+    before = len(api.writes)
+    engine_of(api).resume(run)
+    engine_of(MemoryApi()).resume(run)
+    assert len(api.writes) == before
+
+
+def test_a_run_is_submitted_with_its_id_and_its_objects_are_kept(tmp_path: Path) -> None:
+    run = a_run(tmp_path)
+    api = MemoryApi({"/version": {"major": "1", "minor": "34"}})
+    engine_of(api).submit(run, engine().render(run.spec))
+    annotations = api.objects[f"{JOBS}/x-2"]["metadata"]["annotations"]
+    assert (annotations["mlbench/run-id"], annotations["mlbench/run-created"]) == ("abc", "2027-01-15T08:00:00Z")
+    assert (tmp_path / "manifests" / "job.yaml").exists()
+    shaped = replace(run, spec=replace(run.spec, network="1gbit", kubernetes=KubernetesOptions(
+        namespace="team", network_method="chaos-mesh")))  # fmt: skip
+    with pytest.raises(UsageError, match="Chaos Mesh is not installed"):
+        engine_of(MemoryApi()).submit(shaped, engine().render(shaped.spec))
+    old = MemoryApi({"/version": {"major": "1", "minor": "30"}})
+    with pytest.raises(UsageError, match=r"runs need 1\.31"):
+        engine_of(old).submit(run, engine().render(run.spec))
+    assert old.writes == []
+
+
+def test_a_run_that_has_ended_is_read_from_its_folder(tmp_path: Path) -> None:
+    known = Observation(1.0, (WorkerState(0, "succeeded", exit_code=0),), ended=Ending.EXITED)
+    RunFolder(tmp_path).write_observation(known)
+    api = MemoryApi()
+    assert engine_of(api).look(a_run(tmp_path)) == known
+    assert list(engine_of(api).watch(a_run(tmp_path))) == [known]
+    assert api.calls == []

@@ -34,6 +34,7 @@ class Cluster(MemoryApi):
     def stream(self, path: str, **params: Any) -> BytesIO:
         """The log of a pod."""
         name = path.split("/")[-2]
+        assert (params["container"], params["limitBytes"]) == ("main", 64 << 10)
         self.tails.append((name, params["tailLines"]))
         return BytesIO(self.logs.get(name, "").encode())
 
@@ -112,6 +113,15 @@ def test_a_list_that_may_not_be_read_is_asked_for_once(tmp_path: Path, error: Ap
     for _ in range(2):
         seen.refresh({})
     assert asked(cluster).count("nodes") == times
+
+
+def test_a_list_that_may_not_be_read_leaves_the_others(tmp_path: Path) -> None:
+    cluster = Cluster()
+    cluster.answers[f"GET {EVENTS}"] = [AccessDenied("forbidden", status=403)]
+    seen = observer(cluster, tmp_path)
+    for _ in range(2):
+        seen.refresh({})
+    assert asked(cluster) == ["events", "nodes", "nodes"]
 
 
 # --- last words ------------------------------------------------------------------------------------------------------
