@@ -6,6 +6,7 @@ import json
 import socket
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -53,8 +54,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 class Wire:
     """A socket that receives given pieces, each after a pause, and notes what is sent."""
 
-    def __init__(self, pieces: Iterable[bytes] = (), clock: Clock | None = None, pause: float = 0.0) -> None:
-        self._pieces, self._clock, self._pause = deque(pieces), clock, pause
+    def __init__(self, pieces: Iterable[bytes] = (), clock: Clock | None = None, *pauses: float) -> None:
+        self._pieces, self._clock, self._pauses = deque(pieces), clock, deque(pauses)
         self.sent, self.is_closed, self.options = b"", False, []  # type: tuple[bytes, bool, list[object]]
 
     def settimeout(self, seconds: float) -> None:
@@ -71,8 +72,8 @@ class Wire:
         return len(data)
 
     def recv(self, most: int) -> bytes:
-        if self._clock is not None:
-            self._clock.now += self._pause
+        if self._clock is not None and self._pauses:
+            self._clock.now += self._pauses.popleft()
         piece = self._pieces.popleft() if self._pieces else b""
         if len(piece) > most:
             self._pieces.appendleft(piece[most:])
@@ -85,8 +86,8 @@ class Wire:
         self.is_closed = True
 
 
-def make_line(*pieces: bytes, clock: Clock | None = None, pause: float = 0.0) -> tuple[Line, Wire]:
-    wire = Wire(pieces, clock, pause)
+def make_line(*pieces: bytes, clock: Clock | None = None, pauses: Sequence[float] = ()) -> tuple[Line, Wire]:
+    wire = Wire(pieces, clock, *pauses)
     return Line(wire), wire  # type: ignore[arg-type]
 
 
@@ -127,13 +128,13 @@ def test_a_block_has_exactly_its_size(size: int) -> None:
 
 
 def test_a_rate_leaves_out_the_first_fifth_of_a_block(clock: Clock) -> None:
-    """Ten pieces of 100 bytes, one every half a second: the first two are slow start."""
-    line, _ = make_line(*[b"x" * 100] * 10, clock=clock, pause=0.5)
-    assert line.receive_block(1000, bytearray(4096)) == pytest.approx(8 * 800 / (8 * 0.5))
+    """Ten pieces of 100 bytes: the first two are slow start, the others take 4.5 seconds."""
+    line, _ = make_line(*[b"x" * 100] * 10, clock=clock, pauses=[5.0, 5.0, 1.0, *[0.5] * 7])
+    assert line.receive_block(1000, bytearray(4096)) == pytest.approx(8 * 800 / 4.5)
 
 
 def test_bytes_behind_the_last_line_belong_to_the_block(clock: Clock) -> None:
-    line, _ = make_line(b"go\n" + b"x" * 30, b"x" * 70 + b"next\n", clock=clock, pause=1.0)
+    line, _ = make_line(b"go\n" + b"x" * 30, b"x" * 70 + b"next\n", clock=clock, pauses=[1.0] * 4)
     assert line.read() == "go"
     line.receive_block(100, bytearray(4096))
     assert line.read() == "next"
@@ -161,7 +162,7 @@ def test_a_neighbor_that_is_late_is_asked_again_until_the_deadline(
         return wire
 
     monkeypatch.setattr(socket, "create_connection", create)
-    network.connect(("host", 5), b"hello")
+    assert network.connect(("host", 5), b"hello").socket is wire  # type: ignore[comparison-overlap]
     assert wire.sent == b"hello\n"
     begun = clock.now
     failures.extend([OSError("refused")] * 10_000)
@@ -175,7 +176,7 @@ class Listener:
         self._wires = deque(wires)
 
     def settimeout(self, seconds: float) -> None:
-        assert seconds > 0
+        assert network.CONNECT_SECONDS - 1 < seconds <= network.CONNECT_SECONDS
 
     def accept(self) -> tuple[Wire, None]:
         return self._wires.popleft(), None
@@ -288,6 +289,12 @@ def test_counters_are_those_of_the_kernels_tables(monkeypatch: pytest.MonkeyPatc
     files["/proc/net/dev"] = "eth0: 1 2\n"
     files["/proc/net/snmp"] = "Tcp: RetransSegs\nTcp: many\n"
     assert read_counters("eth0") == {"interface": "eth0"}
+
+
+def test_processes_of_one_network_stack_have_one_identity() -> None:
+    boot, _, stack = network._network_identity().partition("/")
+    assert boot == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    assert stack == str(Path("/proc/self/ns/net").stat().st_ino)
 
 
 def test_a_machine_without_proc_has_no_counters(monkeypatch: pytest.MonkeyPatch) -> None:
