@@ -326,3 +326,101 @@ def test_the_network_is_measured_between_ranks_unless_the_engine_does(
     monkeypatch.setattr(distributed, "emit", lambda event, rank, **fields: found.append((event, rank, fields)))
     distributed._probe_network(Contract({"MASTER_ADDR": "host", **variables}), "store", "before")
     assert found == events
+
+
+# --- the process group ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("backend", "host", "names", "interface", "barriers"),
+    [
+        ("gloo", "127.0.0.1", ["lo", "eth0"], "lo", 1),
+        ("gloo", "localhost", ["lo"], "lo", 1),
+        ("gloo", "localhost", ["eth0"], None, 1),
+        ("gloo", "10.0.0.7", ["lo"], None, 1),
+        ("nccl", "10.0.0.7", ["lo"], None, 0),
+    ],
+)
+def test_a_group_is_made_after_all_have_met_and_the_network_was_measured(
+    monkeypatch: pytest.MonkeyPatch, backend: str, host: str, names: list[str], interface: str | None, barriers: int
+) -> None:
+    steps: list[Any] = []
+    environ: dict[str, str] = {}
+
+    def meet(*words: object, timeout: timedelta) -> Any:
+        steps.append((*words, timeout))
+        return iter([("store", *words[1:])])
+
+    monkeypatch.setattr(distributed.os, "environ", environ)
+    monkeypatch.setattr(distributed.socket, "if_nameindex", lambda: list(enumerate(names, 1)))
+    monkeypatch.setattr(distributed, "PrefixStore", lambda prefix, store: (prefix, store))
+    monkeypatch.setattr(distributed, "rendezvous", meet)
+    monkeypatch.setattr(distributed, "await_everyone", lambda *words: steps.append(words))
+    monkeypatch.setattr(distributed, "_probe_network", lambda contract, store, stage: steps.append((store, stage)))
+    monkeypatch.setattr(distributed.nccl, "log_to", lambda folder, variables: steps.append(("log", str(folder))))
+    monkeypatch.setattr(dist, "init_process_group", lambda name, **options: steps.append((name, options)))
+    monkeypatch.setattr(dist, "barrier", lambda: steps.append("barrier"))
+    contract = Contract(
+        {
+            "WORLD_SIZE": "4",
+            "RANK": "2",
+            "MASTER_ADDR": host,
+            "MASTER_PORT": "99",
+            "MLBENCH_BACKEND": backend,
+            "MLBENCH_OUTPUT_DIR": "/out",
+        }
+    )
+    assert distributed._meet(contract, backend, GPU, 5.0, 7.0) == "store"
+    options = {"store": ("group", "store"), "rank": 2, "world_size": 4, "timeout": timedelta(seconds=7)}
+    assert steps == [
+        ("env://", 2, 4, timedelta(seconds=5)),
+        ("store", "here", 2, 4, 5.0),
+        ("store", "before"),
+        *([("log", "/out")] if backend == "nccl" else []),
+        (backend, {**options, "device_id": GPU if backend == "nccl" else None}),
+        *["barrier"] * barriers,
+    ]
+    expected = {"MASTER_ADDR": host, "MASTER_PORT": "99"}
+    assert environ == (expected if interface is None else {**expected, "GLOO_SOCKET_IFNAME": interface})
+
+
+def test_a_rendezvous_that_fails_names_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*words: object, timeout: timedelta) -> Any:
+        raise RuntimeError("timed\n out " + 400 * "x")
+
+    monkeypatch.setattr(distributed.os, "environ", {})
+    monkeypatch.setattr(distributed, "rendezvous", fail)
+    contract = Contract({"WORLD_SIZE": "4", "MASTER_ADDR": "host", "MASTER_PORT": "99"})
+    with pytest.raises(PeerLostError) as caught:
+        distributed._meet(contract, "gloo", CPU, 2.5, 7.0)
+    assert str(caught.value) == "no rendezvous at host:99 within 2.5 s: " + ("timed out " + 400 * "x")[:300]
+
+
+def test_times_on_a_gpu_are_those_of_its_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self, stream: object) -> None:
+            seen.append(stream)
+
+        def synchronize(self) -> None:
+            seen.append("waited")
+
+        def elapsed_time(self, last: object) -> float:
+            return 250.0  # milliseconds
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream of {device.index}")
+    marks = CudaMarks(GPU)
+    first, last = marks.record(), marks.record()
+    marks.wait(last)
+    assert marks.seconds_between(first, last) == 0.25
+    assert seen == ["stream of 1", "stream of 1", "waited"]
+
+
+def test_nccl_moves_bookkeeping_through_the_device() -> None:
+    assert make_world(GPU, MLBENCH_BACKEND="nccl")._small == GPU
+    assert make_world(GPU, MLBENCH_BACKEND="gloo")._small == CPU
