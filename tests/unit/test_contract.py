@@ -2,6 +2,7 @@
 
 import io
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -248,7 +249,7 @@ def test_ranks_and_times_that_a_float_holds_are_figures(change: dict[str, object
 
 
 def test_an_event_has_a_version_a_rank_a_time_and_its_fields(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contract.time, "time", lambda: 12.5)
+    monkeypatch.setattr(time, "time", lambda: 12.5)
     stream = io.StringIO()
     emit("metric", 3, stream=stream, name="größe", value=float("-inf"))
     assert stream.getvalue() == (

@@ -117,7 +117,7 @@ def run(
 ) -> Row:
     buffers: Any = SimpleNamespace(element_size=4)
     monkeypatch.setattr(measuring, "make", lambda *_: timed.make())
-    return measure(world or World(), Tracker(), buffers, SERIES, 1000, *limits, mode)  # type: ignore[arg-type]
+    return measure(world or World(), Tracker(), buffers, SERIES, 1000, *limits, mode)  # type: ignore[arg-type, call-arg]
 
 
 # --- one size -------------------------------------------------------------------------------------------------------

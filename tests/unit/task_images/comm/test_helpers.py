@@ -1,11 +1,13 @@
 """Small decisions of the methods: neighbors, strategies, what a self-check compares, states of other ranks, bytes."""
 
 import math
+import time
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from task_images.comm import link as link_module
@@ -111,7 +113,8 @@ def test_a_parameter_is_a_matrix_of_its_first_dimension(shape: tuple[int, ...], 
 
 def test_a_groups_rate_has_its_factor() -> None:
     first, second = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
-    optimizer = torch.optim.SGD([{"params": [first]}, {"params": [second], "rate_factor": 0.5}], lr=1.0)
+    groups: list[dict[str, Any]] = [{"params": [first]}, {"params": [second], "rate_factor": 0.5}]
+    optimizer = torch.optim.SGD(groups, lr=1.0)
     set_rate(optimizer, 0.2)
     assert [group["lr"] for group in optimizer.param_groups] == [0.2, 0.1]
 
@@ -264,8 +267,8 @@ def make_link(size: int, rank: int = 0, backend: str = "nccl", delay: Any = None
 
 def test_a_ring_sends_twice_all_but_one_part_and_a_broadcast_along_a_tree(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("reduce_scatter_tensor", "all_gather_into_tensor", "all_to_all_single", "broadcast", "send", "recv"):
-        monkeypatch.setattr(link_module.dist, name, lambda *_, **__: None)
-    monkeypatch.setattr(link_module.dist, "all_reduce", lambda *_, **__: SimpleNamespace(wait=lambda: None))
+        monkeypatch.setattr(dist, name, lambda *_, **__: None)
+    monkeypatch.setattr(dist, "all_reduce", lambda *_, **__: SimpleNamespace(wait=lambda: None))
     numbers = torch.zeros(100)  # 400 bytes
 
     def count(call: Any, size: int = 4, rank: int = 0, backend: str = "nccl") -> tuple[int, int, float]:
@@ -291,7 +294,7 @@ def test_a_ring_sends_twice_all_but_one_part_and_a_broadcast_along_a_tree(monkey
 
 def test_a_delay_grows_with_the_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
-    monkeypatch.setattr(link_module.time, "sleep", slept.append)
+    monkeypatch.setattr(time, "sleep", slept.append)
     link = make_link(2, delay=(0.5, 0.01))
     link.book(torch.zeros(25), 1)
     assert slept == [0.5 + 0.01 * 100]
@@ -343,7 +346,7 @@ def test_a_burst_is_timed_behind_two_warm_ups(monkeypatch: pytest.MonkeyPatch) -
 
         def synchronize(self) -> None: ...
 
-    monkeypatch.setattr(link_module.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     link: Any = Counting()
     assert link_module.measure_burst(link, 6, 3) == 3.0
     assert seen == ["warm"] * 2 + ["start"] * 3 + ["wait"] * 3

@@ -127,4 +127,5 @@ def test_rows_of_the_fused_matrix_are_in_groups_of_a_key_head() -> None:
     ]
     assert torch.equal(join_qkv(query, key, value, SMALL), matrix)
     bias = torch.arange(128.0)
-    assert torch.equal(join_qkv(*split_qkv(bias, SMALL), SMALL), bias)
+    query, key, value = split_qkv(bias, SMALL)
+    assert torch.equal(join_qkv(query, key, value, SMALL), bias)

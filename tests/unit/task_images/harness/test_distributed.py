@@ -1,6 +1,8 @@
 """The ranks of a run without other processes: missing devices and backends, who is awaited, what is reported."""
 
+import os
 import platform
+import socket
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from datetime import timedelta
@@ -13,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from task_images.contract import Contract
-from task_images.harness import distributed
+from task_images.harness import distributed, nccl
 from task_images.harness.distributed import (
     CudaMarks,
     World,
@@ -351,13 +353,13 @@ def test_a_group_is_made_after_all_have_met_and_the_network_was_measured(
         steps.append((*words, timeout))
         return iter([("store", *words[1:])])
 
-    monkeypatch.setattr(distributed.os, "environ", environ)
-    monkeypatch.setattr(distributed.socket, "if_nameindex", lambda: list(enumerate(names, 1)))
+    monkeypatch.setattr(os, "environ", environ)
+    monkeypatch.setattr(socket, "if_nameindex", lambda: list(enumerate(names, 1)))
     monkeypatch.setattr(distributed, "PrefixStore", lambda prefix, store: (prefix, store))
     monkeypatch.setattr(distributed, "rendezvous", meet)
     monkeypatch.setattr(distributed, "await_everyone", lambda *words: steps.append(words))
     monkeypatch.setattr(distributed, "_probe_network", lambda contract, store, stage: steps.append((store, stage)))
-    monkeypatch.setattr(distributed.nccl, "log_to", lambda folder, variables: steps.append(("log", str(folder))))
+    monkeypatch.setattr(nccl, "log_to", lambda folder, variables: steps.append(("log", str(folder))))
     monkeypatch.setattr(dist, "init_process_group", lambda name, **options: steps.append((name, options)))
     monkeypatch.setattr(dist, "barrier", lambda: steps.append("barrier"))
     contract = Contract(
@@ -388,7 +390,7 @@ def test_a_rendezvous_that_fails_names_its_place(monkeypatch: pytest.MonkeyPatch
     def fail(*words: object, timeout: timedelta) -> Any:
         raise RuntimeError("timed\n out " + 400 * "x")
 
-    monkeypatch.setattr(distributed.os, "environ", {})
+    monkeypatch.setattr(os, "environ", {})
     monkeypatch.setattr(distributed, "rendezvous", fail)
     contract = Contract({"WORLD_SIZE": "4", "MASTER_ADDR": "host", "MASTER_PORT": "99"})
     with pytest.raises(PeerLostError) as caught:

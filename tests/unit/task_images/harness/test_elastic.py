@@ -1,6 +1,7 @@
 """Checkpoints from which ranks restart: when they are due, which files stay, and the clock of the whole run."""
 
 import json
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,6 @@ from typing import Any
 import pytest
 
 from task_images.contract import Contract
-from task_images.harness import elastic as module
 from task_images.harness.elastic import KEPT, ClockLook, ElasticCheckpoints
 
 
@@ -53,7 +53,7 @@ def test_a_time_is_up_by_rank_0s_clock_and_begins_anew_with_each_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [1000.0]
-    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
     made, written = make(tmp_path, MLBENCH_CHECKPOINT_EVERY="10s")
     due = []
     for total in range(1, 31):
@@ -104,7 +104,7 @@ def test_what_cannot_be_written_is_raised_once_by_the_next(tmp_path: Path) -> No
 
 def test_the_clock_of_the_run_begins_with_the_first_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [500.0]
-    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
     folder = tmp_path / "new"
     first, _ = make(folder, RANK="1")
     assert first.begin_training() == 0.0

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from task_images import contract
 from task_images.harness import network, network_probe
 from task_images.harness.network import (
     AFTER,
@@ -162,7 +163,8 @@ def test_a_neighbor_that_is_late_is_asked_again_until_the_deadline(
         return wire
 
     monkeypatch.setattr(socket, "create_connection", create)
-    assert network.connect(("host", 5), b"hello").socket is wire  # type: ignore[comparison-overlap]
+    line: Any = network.connect(("host", 5), b"hello")
+    assert line.socket is wire
     assert wire.sent == b"hello\n"
     begun = clock.now
     failures.extend([OSError("refused")] * 10_000)
@@ -186,7 +188,7 @@ def test_only_connections_with_the_secret_and_a_wanted_name_are_accepted() -> No
     strangers = Wire([b"GET / HTTP/1.1\n"]), Wire([b"secret control 9\n"]), Wire([b"other data 1\n"]), Wire()
     good = Wire([b"secret data 1\n"]), Wire([b"secret control 2\n"])
     listener: Any = Listener(strangers[0], good[0], *strangers[1:], good[1])
-    found = network._accept(listener, b"secret", {"data 1", "control 2"})
+    found: Any = network._accept(listener, b"secret", {"data 1", "control 2"})
     assert {name: line.socket for name, line in found.items()} == {"data 1": good[0], "control 2": good[1]}
     assert [wire.is_closed for wire in strangers] == [True] * 4
     assert [wire.is_closed for wire in good] == [False] * 2
@@ -356,7 +358,8 @@ class Growth:
 
 
 def make_member(forward: Any, backward: Any = None, form: str = FULL) -> network._Member:
-    return network._Member(0, 2, form, forward or Growth(Clock()), backward or Growth(Clock()), "127.0.0.1")
+    silent: Any = Growth(Clock())
+    return network._Member(0, 2, form, forward or silent, backward or silent, "127.0.0.1")
 
 
 def test_round_trips_are_sorted_and_their_median_sets_the_length_of_a_transfer(clock: Clock) -> None:
@@ -685,7 +688,7 @@ def test_a_failed_probe_between_pods_is_an_event_of_rank_0(monkeypatch: pytest.M
     monkeypatch.setattr(network, "CONNECT_SECONDS", network.CONNECT_SECONDS)
     monkeypatch.setattr(network, "STEP_SECONDS", network.STEP_SECONDS)
     monkeypatch.setattr(network_probe, "_resolve", fail)
-    monkeypatch.setattr(network_probe.contract, "emit", lambda *words, **fields: events.append((words, fields)))
+    monkeypatch.setattr(contract, "emit", lambda *words, **fields: events.append((words, fields)))
     for rank in (0, 1):
         assert network_probe.main([str(rank), "2", "before", "host:1", "3", "0"]) == 0
     assert events == [(("network", 0), {"stage": "before", "error": "Name or service not known"})]

@@ -1,5 +1,8 @@
 """The result event as a whole document, and which rank says what."""
 
+import platform
+import socket
+import time
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -81,8 +84,13 @@ def test_a_result_ends_at_the_given_moment(monkeypatch: pytest.MonkeyPatch) -> N
     report.result(make_tracker(), end=Snapshot(SECONDS, 5.0, 2.0, 10, 320, 1), details={"own": 1})
     assert events[0][2] == {
         **RESULT,
-        "wall_seconds": 5.0, "training_seconds": 2.0, "updates": 10, "samples": 320, "epochs": 1,
-        "timings": {"wall": 5.0}, "details": {"own": 1},
+        "wall_seconds": 5.0,
+        "training_seconds": 2.0,
+        "updates": 10,
+        "samples": 320,
+        "epochs": 1,
+        "timings": {"wall": 5.0},
+        "details": {"own": 1},
     }
 
 
@@ -123,8 +131,15 @@ def test_a_reached_goal_stops_the_clock_and_keeps_both_passages(monkeypatch: pyt
     goal = {"metric": "Prec@1", "comparison": ">=", "threshold": 80.0, "kind": "full", "value": 85.0, "last": 85.0}
     assert events[0][2] == {
         **RESULT,
-        "outcome": "goal_reached", "goal": goal, "wall_seconds": 6.0, "training_seconds": 3.0, "updates": 10,
-        "samples": 320, "epochs": 2, "timings": {"wall": 6.0}, "details": {"goals": {"light": LIGHT, "full": FULL}},
+        "outcome": "goal_reached",
+        "goal": goal,
+        "wall_seconds": 6.0,
+        "training_seconds": 3.0,
+        "updates": 10,
+        "samples": 320,
+        "epochs": 2,
+        "timings": {"wall": 6.0},
+        "details": {"goals": {"light": LIGHT, "full": FULL}},
     }
 
 
@@ -184,7 +199,7 @@ def test_only_rank_0_reports_metrics_phases_and_lines(
 def test_progress_is_reported_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     report, events = make(monkeypatch, Rank())
     now = [100.0]
-    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
     for step, moment in enumerate((100.0, 100.9, 101.0, 101.5, 102.0), 1):
         now[0] = moment
         report.step(step, 5, epoch=1)
@@ -197,16 +212,24 @@ def test_progress_is_reported_once_a_second(monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_environment_is_each_ranks_and_code_that_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "machine_facts", lambda: {"cpu": "fast"})
     monkeypatch.setattr(module, "code_facts", lambda: {"code_digest": "abc"})
-    monkeypatch.setattr(module.platform, "python_version", lambda: "3.11")
-    monkeypatch.setattr(module.socket, "gethostname", lambda: "here")
+    monkeypatch.setattr(platform, "python_version", lambda: "3.11")
+    monkeypatch.setattr(socket, "gethostname", lambda: "here")
     for rank in (0, 1):
         report, events = make(monkeypatch, Rank(rank))
         report.environment(tf32=True)
         [(event, first_rank, fields)] = events
         assert (event, first_rank) == ("environment", rank + 10)
         assert fields == {
-            "framework": "none", "device": "cpu", "python": "3.11", "host": "here", "threads": 4,
-            "backend": "gloo", "world_size": 2, "seed": 7, "cpu": "fast", "tf32": True,
+            "framework": "none",
+            "device": "cpu",
+            "python": "3.11",
+            "host": "here",
+            "threads": 4,
+            "backend": "gloo",
+            "world_size": 2,
+            "seed": 7,
+            "cpu": "fast",
+            "tf32": True,
             **({"code_digest": "abc"} if rank == 0 else {}),
         }
 

@@ -60,7 +60,7 @@ def test_a_missing_checkpoint_names_the_rank_that_lacks_it(tmp_path: Path) -> No
 
 
 def test_arrays_come_back_in_their_order_and_types(tmp_path: Path) -> None:
-    arrays = [np.arange(3, dtype=np.int16), np.ones((2, 2)), np.zeros(0, np.float32)]
+    arrays: list[Any] = [np.arange(3, dtype=np.int16), np.ones((2, 2)), np.zeros(0, np.float32)]
     save_arrays(WORLD, tmp_path / "c.npz", "a_task", {"epoch": 2}, arrays)
     state, found = load_arrays(tmp_path / "c.npz", "a_task", {"epoch": 2})
     assert state == {"form": 1, "task": "a_task", "epoch": 2}

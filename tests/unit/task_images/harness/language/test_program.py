@@ -38,7 +38,9 @@ class Settings(PretrainingSettings):
 
 def read(**parameters: Any) -> Settings:
     program: Any = SimpleNamespace(settings=Settings)
-    return Program._read_settings(program, SimpleNamespace(parameters=parameters))  # type: ignore[arg-type]
+    contract: Any = SimpleNamespace(parameters=parameters)
+    settings: Settings = Program._read_settings(program, contract)
+    return settings
 
 
 @pytest.mark.parametrize(

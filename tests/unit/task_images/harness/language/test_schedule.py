@@ -154,7 +154,7 @@ def test_a_loss_in_chunks_ignores_what_the_whole_one_ignores(tokens: int) -> Non
     whole = sum_cross_entropy(head(features).flatten(0, 1), targets.flatten())
     logs = head(features).log_softmax(-1)
     kept = targets != -100
-    assert float(whole.detach()) == pytest.approx(-float(logs[kept].gather(1, targets[kept][:, None]).sum()), rel=1e-5)
+    assert float(whole.detach()) == pytest.approx(-logs[kept].gather(1, targets[kept][:, None]).sum().item(), rel=1e-5)
     parts = sum_in_chunks(head, features, targets, tokens)
     torch.testing.assert_close(parts, whole)
     torch.testing.assert_close(torch.autograd.grad(parts, features)[0], torch.autograd.grad(whole, features)[0])
