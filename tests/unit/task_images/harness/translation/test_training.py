@@ -1,5 +1,6 @@
 """Translation with a model whose scores are given: updates, losses, shares of ranks, and where data come from."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,8 +15,9 @@ from task_images.contract import Contract
 from task_images.harness.distributed import World
 from task_images.harness.errors import EnvironmentUnfitError
 from task_images.harness.identity import DataIdentity
-from task_images.harness.precision import Precision
+from task_images.harness.precision import LossScale, Precision
 from task_images.harness.settings import Protocol, TranslationSettings
+from task_images.harness.translation import training as module
 from task_images.harness.translation.batches import SentenceBatches, TokenBatches, fill_batches
 from task_images.harness.translation.beam import Search
 from task_images.harness.translation.pairs import Pairs, Side
@@ -181,6 +183,51 @@ def test_sentences_of_all_ranks_come_back_by_number() -> None:
 
     assert run_ranks(3, body) == [[[5, 6], [7], [8, 9, 10], []]] * 3
     assert gather_sentences(alone(), {}, 0) == []
+
+
+@pytest.mark.parametrize(("device", "wire"), [("cpu", "fp32"), ("cuda", "fp16")])
+def test_a_training_is_described_in_its_result(device: str, wire: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """fp16 is computed and sent on GPUs only; the norm is measured even without a limit."""
+    made: list[Any] = []
+    world: Any = World(Contract({"MLBENCH_SEED": "9"}), torch.device(device), 1, grouped=False)
+
+    def make(*words: Any, **options: Any) -> Any:
+        made.append((words, options))
+        return SimpleNamespace(run=lambda: made.append("run"))
+
+    monkeypatch.setattr(module, "Trainer", make)
+    monkeypatch.setattr(module, "prepare_strategy", lambda world, make: make())
+    for clip in (None, 5.0):
+        task = make_task(goal_bleu="cased", global_batch=64)
+        task.name, task.make_optimizer, task.learning_rate = "a_task", None, lambda update: 0.5
+        task.reference, task.identity, task.clip, task.loss_scale = "test.de", {"vocabulary": 12}, clip, LossScale(8.0)
+        task.model.weight = nn.Parameter(torch.zeros(7))
+        made.clear()
+        goal: Any = "the goal"
+        module.train_translation(world, "report", task, goal)  # type: ignore[arg-type]
+        (words, options), run = made
+        assert run == "run"
+        assert words[0] is world
+        assert isinstance(words[2], PairBatches)
+        assert words[3].rate(3) == 0.5
+        assert words[4] == make_plan(task.settings, 3)
+        assert options["details"] == {
+            "parameters": 7,
+            "pairs": 5,
+            "left_out": {},
+            "test_pairs": 5,
+            "test_left_out": {},
+            "updates_per_epoch": 3,
+            "padding_share": task.batches.padding(1),
+            "reference": "test.de",
+            "goal_bleu": "cased",
+            "wire": wire,
+        }
+        assert options["identity"] == {"vocabulary": 12, "global_batch": 64, "seed": 9}
+        assert (options["name"], options["goal"], options["unit"].name) == ("a_task", "the goal", "sentences")
+        assert options["clip"] == (math.inf if clip is None else 5.0)
+        assert options["precision"].factor == (8.0 if device == "cuda" else 1.0)
+        assert options["closing"] == options["validate"].facts
 
 
 # --- batches --------------------------------------------------------------------------------------------------------
