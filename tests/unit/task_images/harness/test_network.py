@@ -4,6 +4,7 @@ import builtins
 import io
 import json
 import socket
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -650,6 +651,70 @@ def test_ranks_on_one_network_take_the_short_form(
     token = store.values[f"network/{stage}/token"].encode()
     assert len(token) == 32
     assert asked == [(0, [(f"host-{one}", number) for number, one in enumerate(identities)], token, form, 7.0)]
+
+
+class SharedValues(Values):
+    """The same for threads, which wait for what others set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._changed = threading.Condition()
+
+    def set(self, key: str, value: str) -> None:
+        with self._changed:
+            super().set(key, value)
+            self._changed.notify_all()
+
+    def append(self, key: str, value: str) -> None:
+        with self._changed:
+            super().append(key, value)
+
+    def add(self, key: str, amount: int) -> int:
+        with self._changed:
+            return super().add(key, amount)
+
+    def get(self, key: str) -> bytes:
+        with self._changed:
+            assert self._changed.wait_for(lambda: key in self.values, 30)
+            return super().get(key)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_ranks_that_are_threads_measure_each_other(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "none")
+    store, reports = SharedValues(), [None] * size  # type: tuple[SharedValues, list[Any]]
+
+    def run(rank: int) -> None:
+        reports[rank] = measure_network(store, rank, size, "before", "127.0.0.1")
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    report = reports[0]
+    assert reports[1:] == [None] * (size - 1)
+    assert "error" not in report, report["error"]
+    assert (report["form"], report["networks"], report["ranks"]) == ("short", 1, size)
+    assert [(link["from"], link["to"]) for link in report["links"]] == [(r, (r + 1) % size) for r in range(size)]
+    assert all(0 < link["rtt_p50_seconds"] <= link["rtt_p90_seconds"] < 30 for link in report["links"])
+    assert [row["interface"] for row in report["counters"]] == [network.find_interface("127.0.0.1")] * size
+    assert all("retransmits" in row for row in report["counters"])
+
+
+def test_a_neighbor_that_fails_fails_the_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 1 leaves after its address is known, so that rank 0 waits for its connections in vain."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "none")
+    monkeypatch.setattr(network, "CONNECT_SECONDS", 0.05)
+    store = SharedValues()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        store.append("network/before/each", f"1 127.0.0.1 {port} other\n")
+        store.add("network/before/count", 1)
+        report = measure_network(store, 0, 2, "before", "127.0.0.1")
+    assert report is not None
+    assert report["error"] == "timed out"
+    assert 0 < report["seconds"] < 10
 
 
 def test_a_failure_is_a_report_of_rank_0_in_one_line(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
