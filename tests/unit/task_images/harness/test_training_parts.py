@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from task_images.comm.allreduce import GradientAllReduce
 from task_images.contract import Contract, parse_event
+from task_images.harness import peak, training
 from task_images.harness.data import Batch
 from task_images.harness.decay import split_decay
 from task_images.harness.distributed import World
@@ -34,8 +35,9 @@ from task_images.harness.schedules import (
     WarmupInverseSqrt,
 )
 from task_images.harness.seeds import derive, generator, lasting_generator, load_lasting_states, read_lasting_states
-from task_images.harness.settings import CudaSettings
-from task_images.harness.training import PassLoss, SampleValidator, SampleWork, make_sample_trainer
+from task_images.harness.settings import CudaSettings, Protocol
+from task_images.harness.training import PassLoss, SampleValidator, SampleWork, Trainer, make_sample_trainer
+from task_images.harness.updates import Update
 from tests.unit.task_images.comm.threads import ThreadWorld, run_ranks
 
 CPU = torch.device("cpu")
@@ -189,6 +191,136 @@ def test_a_result_lists_what_was_computed_and_how(capsys: pytest.CaptureFixture[
     for missing in ("compile_seconds", "self_check", "noise_scale", "gpu", "throughput_protocol"):
         assert missing not in details, missing
     assert json.dumps(details)
+
+
+def make_trainer(model: nn.Module, data: Any, strategy: GradientAllReduce | None = None, **more: Any) -> Trainer[Batch]:
+    world = alone()
+    return make_sample_trainer(
+        world,
+        Reporter(world, "rows"),
+        data,
+        model,
+        lambda outputs, targets: nn.functional.cross_entropy(outputs, targets),
+        lambda model: torch.optim.SGD(model.parameters(), 0.1),
+        PerEpoch(Constant(1e-3)),
+        more.pop("plan", Plan(1)),
+        strategy=strategy or GradientAllReduce(),
+        **more,
+    )
+
+
+def read_result(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    events = [event for line in capsys.readouterr().out.splitlines() if (event := parse_event(line))]
+    return dict(events[-1])
+
+
+def test_a_measured_training_has_its_share_of_the_devices_peak(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four rows times a 2 x 2 matrix: 32 FLOPs forwards, and as many for the gradient of the weights."""
+    monkeypatch.setattr(peak, "find_peak", lambda device, precision: peak.Peak(1e6, 2e6))
+    seen: list[bool] = []
+    model = nn.Linear(2, 2)
+    observed = SampleWork(Rows(), lambda outputs, targets: outputs.sum(), metrics=[TopK(1)])
+    monkeypatch.setattr(observed, "observe", lambda *_: seen.append(True))
+    make_trainer(model, Rows(4, 4), plan=Plan(9, protocol=Protocol(1, 2, 3)), work=observed).run()
+    result = read_result(capsys)
+    details = result["details"]
+    assert (result["updates"], result["goal"], details["curve"]) == (6, None, [])
+    assert (details["flops_per_update"], details["peak_flops"]) == (64.0, {"measured": 1e6, "datasheet": 2e6})
+    rate = details["throughput_protocol"]["summary"]["mean"] / 4  # updates per second
+    assert details["model_flops_per_second_per_rank"] == pytest.approx(64 * rate)
+    assert details["mfu_of_measured_peak"] == pytest.approx(64 * rate / 1e6)
+    assert details["mfu"] == pytest.approx(64 * rate / 2e6)
+    assert seen == []  # metrics of training samples would take time
+
+
+def test_without_a_protocol_nothing_is_said_of_the_peak(capsys: pytest.CaptureFixture[str]) -> None:
+    make_trainer(nn.Linear(2, 2), Rows(4)).run()
+    assert "flops_per_update" not in read_result(capsys)["details"]
+
+
+class Passes:
+    """One update of three passes of one row each, numbered from 5 among those of all ranks."""
+
+    def count(self, epoch: int) -> int:
+        return 1
+
+    def updates(self, epoch: int, begin: int = 0) -> Iterator[Update[Batch]]:
+        rows = [Batch(torch.ones(1, 2) * number, torch.zeros(1, dtype=torch.int64), 1) for number in range(3)]
+        yield Update(iter(rows), 3, 3.0, 3.0, 3, first=5)
+
+
+class CountingStrategy(GradientAllReduce):
+    """Notes in which passes gradients may be sent."""
+
+    passes = 0
+
+    def last_pass(self) -> Any:
+        self.sent_in = self.passes
+        return super().last_pass()
+
+
+def test_gradients_are_exchanged_in_the_last_pass_and_dropout_has_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    strategy, streams = CountingStrategy(), []  # type: tuple[CountingStrategy, list[Any]]
+    monkeypatch.setattr(training, "seed_device", lambda device, *path: streams.append(path))
+    trainer = make_trainer(nn.Linear(2, 2), Rows(1), strategy)
+    trainer.batches = Passes()
+    forward = trainer.work.forward
+
+    def count(model: nn.Module, data: Any) -> Any:
+        strategy.passes += 1
+        return forward(model, data)
+
+    monkeypatch.setattr(trainer.work, "forward", count)
+    trainer.run()
+    assert (strategy.passes, strategy.sent_in) == (3, 2)  # two passes were over when the last one began
+    assert streams == [(42, "dropout", 0, number) for number in (5, 6, 7)]
+
+
+def test_a_work_may_compute_reported_means_later(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = make_trainer(nn.Linear(2, 2), Rows(4, 4))
+    monkeypatch.setattr(trainer.work, "read_losses", lambda means: [7.0] * len(means), raising=False)
+    trainer.run()
+    assert read_result(capsys)["details"]["curve"][0]["train_loss"] == 7.0
+
+
+def test_a_restart_has_buffers_random_numbers_and_sums_of_its_rank() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 2))
+    trainer = make_trainer(model, Rows(4), training_metrics=[TopK(1)])
+    trainer.work.load_sums([[3.0, 4.0]])  # type: ignore[attr-defined]
+    with torch.no_grad():
+        model[0].running_mean.fill_(5.0)  # type: ignore[operator]
+    state = dict(trainer._own_state())
+    state["buffers"] = {name: value.clone() for name, value in state["buffers"].items()}
+    drawn = torch.rand(3)
+    trainer.work.load_sums([[0.0, 1.0]])  # type: ignore[attr-defined]
+    with torch.no_grad():
+        model[0].running_mean.fill_(0.0)  # type: ignore[operator]
+    trainer._load_own_state(state)
+    assert torch.equal(torch.rand(3), drawn)
+    assert model[0].running_mean.tolist() == [5.0, 5.0]  # type: ignore[operator]
+    assert trainer.work.read_sums() == [[3.0, 4.0]]  # type: ignore[attr-defined]
+    plain = make_trainer(nn.Linear(2, 2), Rows(4), work=PlainWork())
+    assert plain._own_state()["sums"] is None
+    plain._load_own_state(plain._own_state())
+
+
+class PlainWork:
+    """A work without metrics."""
+
+    def prepare(self, part: Batch) -> Batch:
+        return part
+
+    def forward(self, model: nn.Module, data: Batch) -> Tensor:
+        outputs: Tensor = model(data.inputs)
+        return outputs
+
+    def loss(self, outputs: Tensor, data: Batch) -> PassLoss:
+        value = outputs.sum()
+        return PassLoss(value, value.detach(), data.size)
 
 
 # --- number formats -------------------------------------------------------------------------------------------------
