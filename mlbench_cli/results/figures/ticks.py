@@ -89,8 +89,8 @@ def format_tick(value: float, unit: str = "") -> str:
     if unit == "B":
         scale, name = next((each for each in _BINARY if size >= each[0]), (1.0, "B"))
         return f"{value / scale:.4g}\u00a0{name}"
-    if size >= 1e18:
-        return f"{value:.0e}"
+    if size >= 9.9995e15:  # beyond 9,999T
+        return f"{value:.3g}"
     if 0 < size < 1e-4:
         return f"{value:.{min(20, 1 - math.floor(math.log10(size)))}f}".rstrip("0")
     if size < 1e4:
