@@ -296,7 +296,7 @@ def _check_logs(evidence: Evidence, reported: ReportedFacts, samples: SampleWatc
     if spec.engine not in _OWN_LOGS:
         return
     for worker in evidence.observation.workers:
-        is_expected = is_success and worker.phase is not Phase.LOST  # such a run went on without this rank's machine
+        is_expected = is_success and worker.phase != Phase.LOST  # such a run went on without this rank's machine
         if worker.started is not None and worker.rank not in reported.logs and is_expected:
             yield f"rank {worker.rank} has no log"
     for rank, facts in reported.logs.items():
