@@ -1,6 +1,7 @@
 """Single documents of a sealed folder: read only as they were sealed."""
 
 import json
+from base64 import b64encode
 from pathlib import Path
 
 import pytest
@@ -121,8 +122,6 @@ SIGNED = """-----BEGIN SSH SIGNATURE-----
     ],
 )
 def test_a_signature_is_one_of_openssh_for_the_namespace_of_archives(blob: bytes, problem: str | None) -> None:
-    from base64 import b64encode
-
     text = SIGNED.format(b64encode(blob).decode())
     assert find_signature_problem(text.encode()) == problem
     wrapped = SIGNED.format("\n".join(b64encode(blob).decode()[at : at + 8] for at in range(0, 200, 8)).strip("\n"))
