@@ -1,6 +1,7 @@
 """What a run's key takes from its documents, and what becomes of facts that are missing or malformed."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -416,3 +417,67 @@ def test_differences_can_be_accepted_by_their_words() -> None:
     assert len(set(WORDS)) == len(WORDS)
     assert {"task", "backend", "machine", "data", "goal", "parameters", "judge", "network"} <= set(WORDS)
     assert json.loads(json.dumps(WORDS)) == list(WORDS)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "word", "phrase"),
+    [
+        ("task", "x", "task", "The tasks differ: unknown-task and x."),
+        ("backend", "x", "backend", "The backends differ: gloo and x."),
+        ("device", "gpu", "device", "The devices differ: cpu and gpu."),
+        ("preset", "x", "preset", "The presets differ: spec and x."),
+        ("cluster", "x", "cluster", "The kinds of cluster differ: local and x."),
+        ("machine", "x", "machine", "The machines differ: unknown and x."),
+        ("processes_per_worker", 2, "processes", "The numbers of processes per worker differ: 1 and 2."),
+        ("gpus_per_worker", 8, "gpus", "The numbers of GPUs per worker differ: 0 and 8."),
+        ("cpus", 2.5, "cpus", "The CPUs per rank differ: 1 and 2.5."),
+        ("image", None, "image", "The images differ: none and unknown."),
+        ("code", "x", "code", "The digests of the code differ: unknown and x."),
+        ("framework", "x", "framework", "The versions of the framework differ: torch 2.15.0 and x."),
+        ("command", "x", "command", "The commands differ: none and x."),
+        ("label", "x", "label", "The labels differ: none and x."),
+        ("metric", "x", "goal", "The metrics of the goal differ: Prec@1 and x."),
+        ("budget", "60", "budget", "The times to spend differ: none and 60."),
+        ("network", "x", "network", "The networks differ: none and x."),
+        ("method", "x", "method", "The methods differ: task's own and x."),
+        ("settings", (("engine", "x"),), "settings", "The values of engine differ: local and x."),
+        ("data", "x", "data", "The data differ: digits and x."),
+        ("synthetic", "x", "data", "The kinds of data differ: none and x."),
+        ("division", "closed", "division", "The divisions differ: none and closed."),
+        ("measure", "x", "measure", "The measures differ: none and x."),
+        ("judge", 1, "judge", "The versions of the judge differ: 3 and 1."),
+    ],
+)
+def test_each_difference_has_a_word_and_a_sentence(
+    sealed: Path, name: str, value: object, word: str, phrase: str
+) -> None:
+    archive = Archive.open(sealed)
+    archive.result["judge"] = 3
+    key = key_of(archive)
+    [found] = key.differences(replace(key, **{name: value}))  # type: ignore[arg-type]
+    assert (found.word, found.phrase) == (word, phrase)
+    assert word in WORDS
+
+
+@pytest.mark.parametrize(("word", "fact"), [("closed", "closed"), ("open", "open"), (None, "none")])
+def test_a_division_is_a_fact_of_a_run(sealed: Path, word: str | None, fact: str) -> None:
+    assert key_with(sealed, result={"division": {"word": word, "reason": None}}).division == fact
+    old = archive_with(sealed)
+    del old.result["division"]  # type: ignore[misc]
+    assert key_of(old).division == "none"
+
+
+@pytest.mark.parametrize(
+    "name", ["framework", "cpus", "goal", "metric", "budget", "data", "synthetic", "division", "measure"]
+)
+def test_what_training_reports_may_be_unknown_of_a_run_that_failed(sealed: Path, name: str) -> None:
+    key = key_of(Archive.open(sealed))
+    assert key.covers(replace(key, **{name: None}))  # type: ignore[arg-type]
+    other = replace(key, **{name: "other"})  # type: ignore[arg-type]
+    assert key.covers(other) is (name == "measure")
+
+
+@pytest.mark.parametrize("name", ["cluster", "machine", "image", "code", "network", "method", "label", "device"])
+def test_what_is_known_before_training_has_to_agree(sealed: Path, name: str) -> None:
+    key = replace(key_of(Archive.open(sealed)), machine="m", image="i", code="c")
+    assert not key.covers(replace(key, **{name: None}))  # type: ignore[arg-type]
