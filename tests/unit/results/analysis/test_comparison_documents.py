@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mlbench_cli.errors import UsageError
-from mlbench_cli.results.analysis.cells import Values, describe_cell, make_document
+from mlbench_cli.results.analysis.cells import Values, describe_cell, make_document, pair_cells
 from mlbench_cli.results.analysis.compare import THROUGHPUT, Comparison, ComparisonRow, Obstacle, compare
 from mlbench_cli.results.analysis.gate import (
     Direction,
@@ -149,6 +149,20 @@ def test_settings_that_may_differ_between_any_runs_are_no_difference(sealed: Pat
     assert found["parameters.new"] == (None, 1)
     assert found["kubernetes.queue"][1] == "q"
     assert not {"name", "price", "spec_version", "parameters", "kubernetes"} & set(found)
+
+
+def test_what_the_judge_found_is_a_difference_too(sealed: Path) -> None:
+    division = {"word": "open", "reason": "x"}
+    changes: dict[str, Any] = {"synthetic": True, "data": "x", "division": division, "outcome": "goal_missed"}
+    a, b = archive(sealed, "a"), archive(sealed, "b", **changes)
+    b.run["mlbench"] = "0"
+    assert compare([a], [b]).differences == {
+        "data": ("digits", "x"),
+        "synthetic": (False, True),
+        "division": (None, "open"),
+        "outcome": ("goal_reached", "goal_missed"),
+        "mlbench": (a.run["mlbench"], "0"),
+    }
 
 
 # --- gate -----------------------------------------------------------------------------------------------------------
@@ -303,3 +317,32 @@ def test_documents_of_several_cells_have_the_worst_verdict() -> None:
 )
 def test_a_cell_in_a_few_words(values: tuple[tuple[str, str], ...], text: str) -> None:
     assert describe_cell(values) == text
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "label"),
+    [
+        ("task", "x", "x"),
+        ("preset", "x", "preset x"),
+        ("backend", "mpi", "mpi"),
+        ("device", "gpu", "gpu"),
+        ("processes_per_worker", 2, "2 processes per worker"),
+        ("gpus_per_worker", 2, "2 GPUs per worker"),
+        ("network", "1gbit", "1gbit"),
+        ("parameters", {"batch_size": 128, "goal_full": 80.0, "goal_light": 70.0, "x": 1}, "x=1"),
+        ("later_option", "x", "later_option=x"),
+    ],
+)
+def test_each_axis_of_a_matrix_makes_cells(sealed: Path, name: str, value: object, label: str) -> None:
+    other = archive(sealed, "b")
+    other.run["spec"][name] = value
+    [pair], alone = pair_cells([archive(sealed, "a"), other], [archive(sealed, "c")])
+    assert ([each.run["name"] for each in pair.a], alone) == (["a"], [f"{label} (A only)"])
+
+
+@pytest.mark.parametrize("name", ["seed", "timeout", "cluster", "anonymous"])
+def test_runs_that_differ_in_nothing_that_is_varied_on_purpose_are_repeats(sealed: Path, name: str) -> None:
+    other = archive(sealed, "b")
+    other.run["spec"][name] = 7
+    [pair], alone = pair_cells([archive(sealed, "a"), other], [archive(sealed, "c")])
+    assert (len(pair.a), pair.values, alone) == (2, (), [])
