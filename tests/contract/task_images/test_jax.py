@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mlbench_cli.tasks.catalog import load_task
-from tests.contract.task_images.ranks import launch, launch_within
+from tests.contract.task_images.ranks import RankServer, launch_within
 
 HAS_JAX = importlib.util.find_spec("jax") is not None
 SECONDS = 250.0
@@ -20,8 +20,8 @@ with_jax = pytest.mark.skipif(not HAS_JAX, reason="JAX, 0.4 GB, is not installed
 
 
 @pytest.mark.skipif(HAS_JAX, reason="JAX is installed here")
-def test_without_jax_it_says_how_to_get_it(tmp_path: Path) -> None:
-    (ended,) = launch(
+def test_without_jax_it_says_how_to_get_it(ranks: RankServer, tmp_path: Path) -> None:
+    (ended,) = ranks.run(
         "task_images.allreduce", 1, tmp_path, load_task("allreduce").resolve("tiny", {}), MLBENCH_BACKEND="jax"
     )
     assert ended.code == 78

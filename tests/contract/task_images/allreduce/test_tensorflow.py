@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mlbench_cli.tasks.catalog import load_task
-from tests.contract.task_images.ranks import launch, launch_within
+from tests.contract.task_images.ranks import RankServer, launch_within
 
 HAS_TENSORFLOW = importlib.util.find_spec("tensorflow") is not None
 SECONDS = 900.0
@@ -15,9 +15,9 @@ BACKEND = {"MLBENCH_BACKEND": "grpc"}
 
 
 @pytest.mark.skipif(HAS_TENSORFLOW, reason="TensorFlow is installed here")
-def test_without_tensorflow_it_says_how_to_get_it(tmp_path: Path) -> None:
+def test_without_tensorflow_it_says_how_to_get_it(ranks: RankServer, tmp_path: Path) -> None:
     parameters = load_task("allreduce").resolve("tiny", {})
-    (ended,) = launch("task_images.allreduce", 1, tmp_path, parameters, MLBENCH_BACKEND="grpc")
+    (ended,) = ranks.run("task_images.allreduce", 1, tmp_path, parameters, MLBENCH_BACKEND="grpc")
     assert ended.code == 78
     assert "pip install 'mlbench-cli[tensorflow]'" in ended.stderr
 
