@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from mlbench_cli.errors import CredentialError, UsageError
-from mlbench_cli.kube.api import RETRY_SECONDS, Api
+from mlbench_cli.kube.api import Api
 from mlbench_cli.kube.credentials import Credential, CredentialSource
 from mlbench_cli.kube.kubeconfig import open_context
 from mlbench_cli.kube.official import import_official_client
@@ -46,8 +46,8 @@ class Access:
         if not _is_http_url(self.server):
             raise UsageError(f'The address of the cluster, "{self.server}", is not an http or https URL.')
 
-    def client(self, retry_seconds: float = RETRY_SECONDS) -> Api:
-        """A new client with its own connections that retries requests for this long.
+    def client(self, retry_seconds: float | None = None) -> Api:
+        """A new client with its own connections that retries requests for this long, by default RETRY_SECONDS.
 
         Raises CredentialError for certificates that cannot be read.
         """

@@ -112,9 +112,9 @@ class Endpoint(Protocol):
 class Api:
     """A client of one cluster. Safe for many threads; close it to drop its connections."""
 
-    def __init__(self, endpoint: Endpoint, retry_seconds: float = RETRY_SECONDS) -> None:
+    def __init__(self, endpoint: Endpoint, retry_seconds: float | None = None) -> None:
         self._endpoint = endpoint
-        self._retry_seconds = retry_seconds
+        self._retry_seconds = RETRY_SECONDS if retry_seconds is None else retry_seconds
         self._lock = threading.Lock()
         self._settings: Any = None
         self._clients: dict[str | None, Any] = {}  # RESTClientObject by the file of its client certificate

@@ -24,8 +24,9 @@ def server() -> Iterator[KubeApi]:
 
 
 @pytest.fixture
-def dashboard(server: KubeApi, tmp_path: Path) -> Iterator[Dashboard]:
-    """Of the cluster "there", on a machine that has runs of its own."""
+def dashboard(server: KubeApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Dashboard]:
+    """Of the cluster "there", on a machine that has runs of its own. It looks for new ones every second."""
+    monkeypatch.setattr("mlbench_cli.server.discovery.SECONDS", 1.0)
     home = tmp_path / "home"
     home.mkdir()
     server.write_kubeconfig(home / "kubeconfig")

@@ -29,6 +29,7 @@ RUNNING = {
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[KubeApi]:
     monkeypatch.setattr("mlbench_cli.kube.api.RETRY_SECONDS", 0.5)
+    monkeypatch.setattr("mlbench_cli.kube.watch.MAX_PAUSE_SECONDS", 1.0)
     monkeypatch.setattr("mlbench_cli.engines.kubernetes.engine.WATCH_RETRY_SECONDS", 0.2)
     monkeypatch.setattr("mlbench_cli.model.silence.SHORT_SECONDS", 0.2)
     with KubeApi() as server:
@@ -40,7 +41,10 @@ def codes(observation: object) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_run_is_followed_through_an_outage_of_the_api_server(server: KubeApi, tmp_path: Path) -> None:
+def test_a_run_is_followed_through_an_outage_of_the_api_server(
+    server: KubeApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mlbench_cli.engines.kubernetes.engine.SLOW_POLL", 1.0)
     run = a_run(tmp_path)
     submit(server, run)
     for worker in (0, 1):
@@ -48,6 +52,7 @@ def test_a_run_is_followed_through_an_outage_of_the_api_server(server: KubeApi, 
         server.write(f"r-2-{worker}-x", b"before")
     is_silent = False
     with closing(KubernetesEngine(server.access).watch(run)) as observations:
+        next(observations)  # a look; whoever goes on watches
         for seen in observations:
             if not server.is_down and not is_silent and all(worker.phase == "running" for worker in seen.workers):
                 server.is_down = True

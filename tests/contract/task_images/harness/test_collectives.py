@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from tests.contract.task_images.harness import collectives
-from tests.contract.task_images.ranks import RankServer, launch
+from tests.contract.task_images.ranks import RankServer
 
 LOGISTIC = "task_images.epsilon_logistic_regression"
 SMALL = {"data": "synthetic", "training_rows": 600, "validation_rows": 100, "epochs": 5, "goal_full": 100.0}
@@ -56,8 +56,8 @@ def test_a_rank_that_dies_takes_the_others_with_it(ranks: RankServer, tmp_path: 
     assert not first.events("result")
 
 
-def test_missing_data_is_said_in_two_lines(tmp_path: Path) -> None:
-    [ended] = launch(LOGISTIC, 1, tmp_path, {}, MLBENCH_DATA_DIR="")
+def test_missing_data_is_said_in_two_lines(ranks: RankServer, tmp_path: Path) -> None:
+    [ended] = ranks.run(LOGISTIC, 1, tmp_path, {}, MLBENCH_DATA_DIR="")
     assert ended.code == 78
     assert len(ended.stderr.splitlines()) == 2
     assert "--set data=synthetic" in ended.stderr
