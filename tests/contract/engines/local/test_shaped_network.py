@@ -23,7 +23,7 @@ from mlbench_cli.model.run import Ending
 from tests.contract.local_runs import Lab, python, until
 
 ROOT = Path(__file__).parents[4]
-SLOW = "10mbit,50ms"  # within 10 ms of the round trip, and on a machine that is busy with other tests
+SLOW = "10mbit,50ms"  # slow enough for a machine that is busy with other tests: a tenth of its round trip is 10 ms
 
 
 @functools.cache
@@ -47,7 +47,8 @@ def possible() -> None:
 
 
 @pytest.fixture
-def network() -> Iterator[ShapedNetwork]:
+def network(monkeypatch: pytest.MonkeyPatch) -> Iterator[ShapedNetwork]:
+    monkeypatch.setattr("mlbench_cli.agent.network.shaped.ATTEMPTS", 10)
     made = ShapedNetwork(parse_network(SLOW), 3)
     yield made
     made.close()
@@ -117,16 +118,24 @@ def test_it_dies_with_whoever_made_it() -> None:
     until(lambda: not Path(f"/proc/{hub}").exists())
 
 
+@pytest.fixture
+def public_folder() -> Iterator[Path]:
+    """One that every user may read. pytest takes its own folders away from others whenever it starts."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for each in (folder, *folder.parents):
+            if each.is_relative_to(tempfile.gettempdir()):
+                each.chmod(each.stat().st_mode | 0o055)
+        yield folder
+
+
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only root can become another user")
-def test_an_ordinary_user_can_make_it_too(tmp_path: Path) -> None:
+def test_an_ordinary_user_can_make_it_too(public_folder: Path) -> None:
     interpreter = shutil.which("python3", path="/usr/bin:/bin")
     if interpreter is None:
         pytest.skip("no interpreter that every user may start")
     for package in ("mlbench_cli", "task_images"):
-        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
-    for folder in (tmp_path, *tmp_path.parents):
-        if folder.is_relative_to(tempfile.gettempdir()):
-            folder.chmod(folder.stat().st_mode | 0o055)
+        shutil.copytree(ROOT / package, public_folder / package, ignore=shutil.ignore_patterns("__pycache__"))
     code = (
         "import json, os, sys; sys.path.insert(0, sys.argv[1]);"
         "from mlbench_cli.agent.network.namespaces import ShapingError\n"
@@ -140,9 +149,9 @@ def test_an_ordinary_user_can_make_it_too(tmp_path: Path) -> None:
         "    made.enter_worker(1); print(os.getuid(), os.listdir('/sys/class/net') and '', flush=True); os._exit(0)\n"
         "os.waitpid(child, 0); print(json.dumps(made.setup)); made.close()\n"
     )
-    words = [interpreter, "-c", code, str(tmp_path), SLOW]
+    words = [interpreter, "-c", code, str(public_folder), SLOW]
     done = subprocess.run(
-        words, capture_output=True, text=True, timeout=240, cwd=tmp_path, user=65534, group=65534, extra_groups=[]
+        words, capture_output=True, text=True, timeout=240, cwd=public_folder, user=65534, group=65534, extra_groups=[]
     )
     if done.stderr.startswith("cannot: "):
         pytest.skip(done.stderr)
