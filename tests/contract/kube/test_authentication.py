@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -202,15 +203,19 @@ def test_a_malformed_plugin_entry_is_reported(world: World, broken: dict[str, ob
 # --- the official client itself ---------------------------------------------------------------------------------------
 
 
-def test_classes_of_the_official_client_work_with_an_access_and_renew_its_token() -> None:
+def test_classes_of_the_official_client_work_with_an_access_and_renew_its_token(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from kubernetes.client import ApiClient, CoreV1Api
 
     tokens = iter(("first", "second"))
     with KubeApi(tokens=lambda: {"first", "second"}) as server:
-        access = server.access_with(lambda: (next(tokens), time.time() + 0.4))
+        clock = SimpleNamespace(time=lambda: 1000.0)
+        monkeypatch.setattr("mlbench_cli.kube.credentials.time", clock)
+        access = server.access_with(lambda: (next(tokens), clock.time() + 60))
         with ApiClient(access.configuration()) as client:
             assert CoreV1Api(client).list_namespaced_pod("default").items == []
-            time.sleep(0.4)
+            clock.time = lambda: 1060.0
             assert CoreV1Api(client).list_namespaced_pod("default").items == []
         assert next(tokens, None) is None
 

@@ -15,11 +15,11 @@ def test_short_work_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
 def test_long_work_says_in_a_pipe_what_is_done(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(console, "PIPE_DELAY", 0.05)
+    monkeypatch.setattr(console, "PIPE_DELAY", 0.5)
     for number, item in enumerate(console.track("Verifying", ["a.zip", "b.zip", "c.zip", "d.zip"])):
         console.out(f"{item}: ok")
         if number == 2:
-            time.sleep(0.3)
+            time.sleep(0.75)
     out, err = capsys.readouterr()
     assert out == "a.zip: ok\nb.zip: ok\nc.zip: ok\nd.zip: ok\n"
     assert err.startswith("Verifying: [##########..........] 2 of 4 c.zip, ")
@@ -27,9 +27,9 @@ def test_long_work_says_in_a_pipe_what_is_done(
 
 
 def test_a_failure_ends_the_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(console, "PIPE_DELAY", 0.05)
-    with pytest.raises(ValueError, match="broken"), console.Busy("Writing"):
+    monkeypatch.setattr(console, "PIPE_DELAY", 30.0)
+    with pytest.raises(ValueError, match="broken"), console.Busy("Writing") as busy:
         raise ValueError("broken")
-    time.sleep(0.2)
+    assert not busy._thread.is_alive()
     console.note("after")
     assert capsys.readouterr().err == "after\n"

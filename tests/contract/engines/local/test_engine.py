@@ -177,7 +177,7 @@ def test_resources_are_written_per_rank_with_their_children(lab: Lab) -> None:
     lines = [line for line in lines if line.get("kind") != "machine"]
     mine = [line for line in lines if line["rank"] == 0]
     assert {line["rank"] for line in lines} == {0, 1}
-    assert len(mine) >= 3
+    assert len(mine) >= 2
     assert max(line["rss_bytes"] for line in mine) > 40_000_000
     assert mine[-1]["cpu_seconds"] >= 0.3
     assert mine[-1]["peak_rss_bytes"] > 40_000_000
