@@ -29,19 +29,29 @@ class Zygote:
 
     def run(self, argv: list[str], environment: dict[str, str], pidfile: Path) -> tuple[int, str]:
         """Run `mlbench ARGV`. Returns the exit code (minus the signal if one ended it) and all that was printed."""
+        with tempfile.NamedTemporaryFile("r") as output:
+            return self._end(argv, environment, pidfile, [output.name, output.name]), output.read()
+
+    def complete(
+        self, argv: list[str], environment: dict[str, str], pidfile: Path
+    ) -> "subprocess.CompletedProcess[str]":
+        """The same, with standard output and standard error apart."""
+        with tempfile.NamedTemporaryFile("r") as output, tempfile.NamedTemporaryFile("r") as errors:
+            code = self._end(argv, environment, pidfile, [output.name, errors.name])
+            return subprocess.CompletedProcess(argv, code, output.read(), errors.read())
+
+    def _end(self, argv: list[str], environment: dict[str, str], pidfile: Path, outputs: list[str]) -> int:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        with tempfile.NamedTemporaryFile("r") as output:
-            case = {"argv": argv, "environment": environment, "pidfile": str(pidfile), "output": output.name}
-            self._process.stdin.write(json.dumps(case) + "\n")
-            self._process.stdin.flush()
-            try:
-                code = int(self._process.stdout.readline())
-            except BaseException:  # the test's time limit: its answer would be taken for that of the next command
-                os.kill(int(pidfile.read_text()), signal.SIGKILL)
-                self._process.stdout.readline()
-                raise
-            return code, output.read()
+        case = {"argv": argv, "environment": environment, "pidfile": str(pidfile), "outputs": outputs}
+        self._process.stdin.write(json.dumps(case) + "\n")
+        self._process.stdin.flush()
+        try:
+            return int(self._process.stdout.readline())
+        except BaseException:  # the test's time limit: its answer would be taken for that of the next command
+            os.kill(int(pidfile.read_text()), signal.SIGKILL)
+            self._process.stdout.readline()
+            raise
 
     def close(self) -> None:
         assert self._process.stdin is not None
@@ -50,9 +60,8 @@ class Zygote:
 
 
 def child(case: dict[str, Any]) -> int:
-    output = os.open(case["output"], os.O_WRONLY)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
+    for descriptor, path in enumerate(case["outputs"], 1):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND), descriptor)
     sys.stdin = open(os.devnull)  # noqa: SIM115
     os.environ.update(case["environment"])
     Path(case["pidfile"]).write_text(str(os.getpid()))

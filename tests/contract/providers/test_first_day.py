@@ -1,14 +1,19 @@
-"""The first day of each cloud, `mlbench doctor CLOUD --first-day`, against the doubles: real processes, no runs.
+"""The first day of each cloud, `mlbench doctor CLOUD --first-day`, against the doubles: without runs.
+
+Its steps are real processes; in the one of every `make test` they are forks of a program that has the SDK loaded.
 
 Runs need images, which need Docker: those steps are skipped, and what they would confirm is not tried. The lab's real
 Kubernetes runs them in tests/e2e.
 """
 
 import json
+import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +23,7 @@ from mlbench_cli.errors import CapacityError, MlbenchError
 from tests.fakes.aws_server import AwsClient
 from tests.fakes.azure_arm import World as AzureWorld
 from tests.fakes.gke import World as GkeWorld
+from tests.fakes.zygote import Zygote
 
 ROOT = Path(__file__).parents[3]
 
@@ -44,9 +50,30 @@ def verdicts(report: Any) -> dict[str, str]:
     return {item["row"].partition(" ")[0] + item["row"][-12:]: item["verdict"] for item in report["assumptions"]}
 
 
+@pytest.fixture
+def forked_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[str]]]:
+    """The command lines of the steps, which are forks of one program."""
+    zygote = Zygote("mlbench_cli.app", "mlbench_cli.commands.create_cluster", "google.cloud.container_v1", "yaml")
+    ran: list[list[str]] = []
+
+    def run(words: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        assert words[:4] == [sys.executable, "-P", "-m", "mlbench_cli"]
+        assert (options["stdin"], options["check"]) == (subprocess.DEVNULL, False)
+        ran.append(words[4:])
+        return zygote.complete(words[4:], dict(os.environ), tmp_path / "pid")
+
+    # Not in subprocess itself, which the double of the cluster uses in this process.
+    own = SimpleNamespace(run=run, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired)
+    monkeypatch.setattr("mlbench_cli.clusters.first_day.subprocess", own)
+    yield ran
+    zygote.close()
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_gke_from_the_price_to_nothing_left(command: Any, gke_world: GkeWorld, tmp_path: Path) -> None:
+def test_gke_from_the_price_to_nothing_left(
+    command: Any, gke_world: GkeWorld, tmp_path: Path, forked_steps: list[list[str]]
+) -> None:
     folder = tmp_path / "evidence"
     refused = command("doctor", "gke", "--first-day", "--to", str(tmp_path / "asked"), "--project", "demo-project")
     assert (refused.code, "There is no terminal to ask on" in refused.err) == (2, True)
@@ -57,6 +84,7 @@ def test_gke_from_the_price_to_nothing_left(command: Any, gke_world: GkeWorld, t
     assert (gke_world.clusters, gke_world.repositories) == ({}, {})
     report = json.loads((folder / "first-day.json").read_text())
     assert report["left"] == []
+    assert [words[0] for words in forked_steps[:3]] == ["doctor", "prices", "create-cluster"]  # nothing else was asked
     steps = {item["name"]: item["exit_code"] for item in report["steps"]}
     assert steps == {
         "doctor": 0, "prices": 0, "plan": 0, "create": 0, "push": None, "run": None, "extend": 0, "list": 0,
