@@ -207,7 +207,7 @@ def _findings(store: Store, cluster: Cluster) -> list[ClusterFinding]:
     expires = details.get("expires")
     if not removed and expires is not None and expires < datetime.now(UTC).timestamp():
         late = console.duration(datetime.now(UTC).timestamp() - expires)
-        found.append(_finding("expired", f"It expired {late}.", "mlbench gc --expired"))
+        found.append(_finding("expired", f"It expired {late} ago.", "mlbench gc --expired"))
     plan = details.get("plan") or {}
     if not removed:
         found += [_finding("planned", warning, None) for warning in plan.get("warnings", [])]
