@@ -1,6 +1,8 @@
 """What `mlbench plan` reads from its options, and how it shows candidates: rows, documents, commands, limits."""
 
+import json
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -8,7 +10,9 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import yaml
 
+from mlbench_cli import api
 from mlbench_cli.commands import plan as module
 from mlbench_cli.commands._quotas import creation_command, creation_options, leave_out_refused
 from mlbench_cli.commands.plan import (
@@ -20,6 +24,7 @@ from mlbench_cli.commands.plan import (
     _document,
     _draw,
     _item_document,
+    _measure,
     _numbers,
     _offer_here,
     _offers,
@@ -29,10 +34,12 @@ from mlbench_cli.commands.plan import (
     _settings,
     _warnings,
 )
+from mlbench_cli.console import Format
 from mlbench_cli.errors import CapacityError, CredentialError, UnreachableError, UsageError
 from mlbench_cli.predict.machines import HERE, MachineType, Speed
 from mlbench_cli.predict.plan import Candidate, Excluded, Offer, PlanResult
 from mlbench_cli.predict.samples import Basis, SamplesToGoal
+from mlbench_cli.runs.request import Request
 from mlbench_cli.simulator.step import Step
 from providers import pricing
 from providers.pricing import PriceTable
@@ -113,6 +120,78 @@ def test_what_is_no_list_of_numbers(text: str, kind: type) -> None:
     with pytest.raises(UsageError, match=f'--batch "{text}" is not a list of numbers from 1 to 10000') as caught:
         _numbers(text, "--batch", kind)
     assert caught.value.hint == "--batch 1,2,4"
+
+
+def test_what_is_asked_for_is_checked_before_anything_is_read() -> None:
+    with pytest.raises(UsageError, match=r'There is no task "digits_resne"\..*Did you mean "digits_resnet"'):
+        module.plan("digits_resne")
+    with pytest.raises(UsageError, match='--goal "half" is neither full nor light') as caught:
+        module.plan("digits_resnet", goal="half")
+    assert caught.value.hint == "mlbench tasks digits_resnet"
+    for goal in ("full", "light", None):
+        with pytest.raises(UsageError, match="--deadline"):
+            module.plan("digits_resnet", goal=goal, deadline="long")
+
+
+@pytest.fixture
+def planning(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What `plan` asks the parts below it for."""
+    asked: dict[str, Any] = {}
+
+    def ask(name: str, answer: Any) -> Any:
+        def record(*words: Any, **named: Any) -> Any:
+            asked[name] = (*words, *named.values())
+            return answer
+
+        return record
+
+    monkeypatch.setattr(module, "Store", lambda **_: "store")
+    monkeypatch.setattr(module, "open_archives", ask("open", ["archive"]))
+    monkeypatch.setattr(module, "make_question", ask("question", (make_question(samples=SAMPLES), base())))
+    monkeypatch.setattr(module, "_offers", ask("offers", ([], [])))
+    monkeypatch.setattr(module, "_offer_here", ask("here", [at(LOCAL)]))
+    monkeypatch.setattr(module, "make_plan", ask("plan", result(candidate(offer=at(LOCAL)))))
+    monkeypatch.setattr(module, "leave_out_refused", ask("quotas", result(candidate(offer=at(LOCAL)))))
+    monkeypatch.setattr(module, "_measure", ask("measure", [Trial("plan-1", "a", 110.0, 100.0, 0.1)]))
+    monkeypatch.setattr(module, "_draw", ask("draw", None))
+    monkeypatch.setattr(module, "_settings", lambda *_: {})
+    return asked
+
+
+def test_a_plain_plan_compares_everything_and_starts_nothing(planning: dict[str, Any], capsys: Captured) -> None:
+    module.plan("digits_resnet")
+    assert planning["open"][:4] == ("store", "digits_resnet", None, False)
+    assert planning["question"][1:] == (["archive"], None, None)
+    assert planning["offers"] == (["gke", "eks", "aks", "here"], (), False, 0.05)
+    assert planning["here"][2] == 0.0
+    question, offers, excluded = planning["plan"]
+    assert (question.workers, question.batch_factors) == ([1, 2, 4, 8, 16, 32], [0.5, 1.0, 2.0, 4.0])
+    assert (question.max_price, question.deadline) == (None, None)
+    assert (offers, excluded) == ([at(LOCAL)], [])
+    assert not planning.keys() & {"quotas", "measure", "draw"}
+    assert "Best:" in capsys.readouterr().out
+
+
+def test_a_plan_passes_its_options_on(planning: dict[str, Any], capsys: Captured) -> None:
+    module.plan(
+        "digits_resnet", "light", ["a"], 9.5, "90m", "gke", ["near"], True, 0.5, "4,2", "any", "1", 0.0,
+        Path("out"), 3, True, output=Format.json,
+    )  # fmt: skip
+    assert planning["open"][2] == ["a"]
+    assert planning["question"][2:] == ("light", "any")
+    assert planning["offers"] == (["gke"], ["near"], True, 0.5)
+    question = planning["plan"][0]
+    assert (question.workers, question.batch_factors) == ([2, 4], [1.0])
+    assert (question.max_price, question.deadline) == (9.5, 5400.0)
+    assert "here" not in planning
+    assert planning["quotas"][0] == "store"
+    assert planning["measure"][3:] == ("light", 3)
+    assert planning["draw"][2] == Path("out")
+    document = json.loads(capsys.readouterr().out)
+    assert document["task"] == "digits_resnet"
+    assert document["measured"] == [
+        {"run": "plan-1", "candidate": "a", "planned_seconds": 110.0, "measured_seconds": 100.0, "error": 0.1}
+    ]
 
 
 # --- offers -----------------------------------------------------------------------------------------------------------
@@ -472,6 +551,61 @@ def test_trials_have_an_error_if_they_reached_the_goal(capsys: Captured) -> None
     assert printed.err == "Median error of the plan: 20 %.\n"
     _print_trials(trials[3:])
     assert capsys.readouterr().err == ""
+
+
+class Started:
+    """A client whose runs reach their goal in 100 s, but for the second one."""
+
+    def __init__(self) -> None:
+        self.store = "store"
+        self.requests: list[Request] = []
+
+    def submit(self, request: Request) -> Any:
+        self.requests.append(request)
+        return SimpleNamespace(wait=lambda: None)
+
+    def open_run(self, store: str, name: str, unproven: bool) -> Any:
+        assert (store, name, unproven) == ("store", f"{self.requests[-1].name}-2", True)
+        outcome = "goal_missed" if len(self.requests) == 2 else "goal_reached"
+        return nullcontext(SimpleNamespace(result={"outcome": outcome, "task_seconds": {"wall": 100.0}}))
+
+
+@pytest.mark.parametrize(
+    ("goal", "own", "light"),
+    [("light", "full", True), (None, "light", True), ("full", "light", None), (None, None, None)],
+)
+def test_the_best_for_this_machine_are_run_one_after_the_other(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, goal: str | None, own: str | None, light: bool | None
+) -> None:
+    client = Started()
+    monkeypatch.setattr(api, "Client", lambda **_: client)
+    monkeypatch.setattr(module, "open_run", client.open_run)
+    monkeypatch.setattr(module, "data_dir", lambda: tmp_path / "data")
+    monkeypatch.setattr(module, "_settings", lambda *_: {"batch_size": 16})
+    here = [candidate(offer=at(LOCAL), seconds=seconds, startup=10.0) for seconds in (500.0, 120.0, 210.0)]
+    trials = _measure("x", base(cpus=2.0, goal=own), result(candidate(), *here), goal, 2)
+    first, second = client.requests
+    assert (first.workers, first.task, first.preset, dict(first.set), first.method) == (
+        (2,), "x", "tiny", {"batch_size": 16}, "bsp"
+    )  # fmt: skip
+    assert (first.num_cpus, first.light, first.cluster) == (2, light, "local")
+    assert first.name is not None
+    assert second.name is not None
+    assert [first.name[-2:], second.name[-2:]] == ["-1", "-2"]
+    name = "2 x this-machine, bsp, batch 64"
+    assert trials == [
+        Trial(f"{first.name}-2", name, 110.0, 100.0, 110.0 / 100.0 - 1),
+        Trial(f"{second.name}-2", name, 200.0, None, None),
+    ]
+    (file,) = (tmp_path / "data" / "plans").iterdir()
+    document = yaml.safe_load(file.read_text())
+    assert (document["title"], document["clusters"]) == ("The best candidates of a plan for x", ["local"])
+    assert [run["name"] for run in document["runs"]] == ["best-1", "best-2"]
+
+
+def test_what_is_for_no_machine_here_is_not_run() -> None:
+    with pytest.raises(UsageError, match="none of them is for it"):
+        _measure("x", base(), result(candidate()), None, 1)
 
 
 # --- quotas -----------------------------------------------------------------------------------------------------------
