@@ -63,7 +63,11 @@ def store(tmp_path: Path) -> Store:
 def clouds(monkeypatch: pytest.MonkeyPatch) -> dict[str, Cloud]:
     """The clouds gke, eks and aks, which find nothing."""
     made: dict[str, Cloud] = {name: Cloud() for name in ("gke", "eks", "aks")}
-    monkeypatch.setattr(registry, "load", lambda name: made[registry.ALIASES.get(name, name)])
+
+    def load(name: str) -> Cloud:
+        return made[registry.ALIASES.get(name, name)]
+
+    monkeypatch.setattr(registry, "load", load)
     monkeypatch.setattr(registry, "creators", lambda: made)
     return made
 

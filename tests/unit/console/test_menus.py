@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 
@@ -119,6 +120,69 @@ def test_a_long_answer_is_scrolled_to_the_cursor(
     editor.line, editor.place = line, place
     editor.draw()
     assert put == [f"\r\x1b[J{drawn}"]
+
+
+class Typing:
+    """A keyboard with keys that were pressed before, and what is put on the terminal."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.put: list[str] = []
+        self.keys: list[str] = []
+        monkeypatch.setattr(prompts, "_put", self.put.append)
+        monkeypatch.setattr(prompts, "_keys", lambda redraw: nullcontext(self))
+
+    def read_key(self) -> str:
+        return self.keys.pop(0)
+
+    def edit(self, *keys: str, back: bool = False) -> str | None:
+        self.keys = list(keys)
+        return prompts.edit_line("? ", lambda: 80, back)
+
+    def choose(self, *keys: str, back: bool = False) -> int | None:
+        self.keys = list(keys)
+        return prompts.choose("Task", OPTIONS, 2, lambda: (80, 24), back)
+
+
+@pytest.fixture
+def typing(monkeypatch: pytest.MonkeyPatch) -> Typing:
+    return Typing(monkeypatch)
+
+
+def test_a_line_ends_with_enter(typing: Typing) -> None:
+    assert typing.edit("a", "b", "left", "c", "enter", "d") == "acb"
+    assert typing.put[0] == "\r\x1b[J? "
+    assert typing.put[-2:] == ["\r\x1b[J? acb\x1b[1D", "\n"]
+
+
+def test_the_end_of_input_deletes_unless_the_line_is_empty(typing: Typing) -> None:
+    assert typing.edit("a", "b", "home", "eof", "enter") == "b"
+    with pytest.raises(EOFError):
+        typing.edit("a", "backspace", "eof")
+    assert typing.put[-1] == "\n"
+
+
+def test_escape_leads_back_only_if_there_is_a_question_before(typing: Typing) -> None:
+    assert typing.edit("a", "escape", back=True) is None
+    assert typing.put[-1] == "\r\x1b[J"
+    assert typing.edit("a", "escape", "enter") == "a"
+    assert typing.choose("escape", back=True) is None
+    assert typing.put[-1] == "\r\x1b[J"
+    assert typing.choose("down", "escape", "enter") == 3
+
+
+def test_a_choice_ends_with_enter_and_is_kept_on_the_screen(typing: Typing) -> None:
+    assert typing.choose("enter") == 2
+    assert typing.put[-2:] == ["\r\x1b[J", "Task: gpt\n"]
+    drawn = typing.put[0]
+    assert drawn.startswith("\r\x1b[J")
+    assert drawn.endswith("\x1b[5A\r")  # back over the five options to the title
+    assert drawn.count("\n") == 5
+
+
+def test_nothing_is_chosen_while_nothing_matches(typing: Typing) -> None:
+    assert typing.choose("b", "x", "enter", "backspace", "enter") == 3
+    with pytest.raises(EOFError):
+        typing.choose("eof")
 
 
 # --- a menu -----------------------------------------------------------------------------------------------------------
