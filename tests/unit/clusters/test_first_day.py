@@ -1,6 +1,7 @@
 """The first day with a cloud's account: its steps, what it does after a failure, and what each step proves."""
 
 import json
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -158,6 +159,37 @@ def test_the_file_of_runs(day: FirstDay, machine: Any, gpu: bool) -> None:
     assert [run["name"] for run in document["runs"]] == ["first-day-all-reduce", "first-day-digits"]
     del document["runs"]
     assert document == {"title": "First day on gke", "workers": [1], "gpu": gpu, "timeout": "20m"}
+
+
+@pytest.mark.parametrize("end", [0, 7, None])
+def test_a_step_is_a_process_whose_output_is_kept(
+    day: FirstDay, monkeypatch: pytest.MonkeyPatch, end: int | None
+) -> None:
+    day.folder.mkdir()
+    asked: list[Any] = []
+
+    def run(command: list[str], **options: Any) -> Any:
+        asked.append((command, options))
+        if end is None:
+            raise subprocess.TimeoutExpired("it", options["timeout"])
+        return subprocess.CompletedProcess(command, end, '{"a": 1}', "Error: it")
+
+    monkeypatch.setattr("subprocess.run", run)
+    told: list[str] = []
+    found = [day._run(Step(name, ("wait", "x y")), told.append) for name in ("first", "second")]
+    assert day.done == found
+    assert told == ["mlbench wait x y"] * 2
+    command, options = asked[0]
+    assert command[1:] == ["-P", "-m", "mlbench_cli", "wait", "x y"]
+    assert (options["capture_output"], options["text"], options["timeout"]) == (True, True, 5400.0)
+    assert sorted(path.name for path in day.folder.iterdir()) == [
+        *("01-first.err", "01-first.out", "02-second.err", "02-second.out")
+    ]
+    if end is None:
+        assert (found[0].exit_code, found[0].err, found[0].document) == (124, "no end within 5400 s", None)
+    else:
+        assert (found[0].exit_code, found[0].document) == (end, {"a": 1})
+        assert (day.folder / "01-first.err").read_text() == "Error: it"
 
 
 # --- evidence ---------------------------------------------------------------------------------------------------------
