@@ -144,7 +144,7 @@ def _find_registry(store: Store, given: str | None, name: str | None) -> tuple[s
     else:
         default = find_default("registry")
         place = own or (default.value.rstrip("/") if default else None)
-    if not place or place.startswith(f"{LOCAL_REGISTRY}/"):
+    if not place or f"{place}/".startswith(f"{LOCAL_REGISTRY}/"):
         raise UsageError(
             f'The cluster "{cluster.name}" has no registry.',
             hint="Pass your own: --registry ghcr.io/me, or mlbench config set registry ghcr.io/me; on gke, eks "
