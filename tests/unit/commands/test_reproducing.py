@@ -283,3 +283,138 @@ def test_a_cluster_that_costs_money_is_confirmed_and_a_dry_run_makes_none(monkey
     free = Making(monkeypatch, 0.0)
     free.use(yes=False)
     assert free.done == ["made", "used repro-2", "deleted"]
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+class Reproducing:
+    """What `reproduce` does with runs that need no time, and what it asks for."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.asked: dict[str, Any] = {}
+        self.engine = "local"
+        self.answer = Answer.REPRODUCED
+        monkeypatch.setattr("mlbench_cli.api.Client", lambda **_: self)
+        monkeypatch.setattr(module, "open_archives", lambda paths, stack: [f"archive {path}" for path in paths])
+        for target, name in ((reproduction, "check_original"), (reproduction, "choose_figures")):
+            monkeypatch.setattr(target, name, self._record(name))
+        monkeypatch.setattr(reproduction, "judge_reproduction", self._judge)
+        monkeypatch.setattr(module, "_title", lambda original: "demo-2")
+        monkeypatch.setattr(module, "_announce", lambda *words: None)
+        monkeypatch.setattr(module, "follow_all", self._record("follow_all"))
+        monkeypatch.setattr("mlbench_cli.commands._images.require_images", self._record("require_images"))
+        monkeypatch.setattr("mlbench_cli.results.receipts.make_receipt", self._record("make_receipt", {"verdict": "x"}))
+        monkeypatch.setattr("mlbench_cli.results.receipts.write_receipt", self._record("write_receipt"))
+
+    store = "store"
+    cluster = "find"
+
+    def _record(self, name: str, answer: Any = ...) -> Any:
+        def record(*words: Any, **named: Any) -> Any:
+            self.asked[name] = (*words, *named.values())
+            return words[0] if answer is ... else answer
+
+        return record
+
+    def _judge(self, *words: Any) -> Reproduction:
+        self.asked["judge"] = words
+        return Reproduction(self.answer, "So it is.", 0.1, (), (), "one each")
+
+    def find_archives(self, words: Any) -> Any:
+        return list(words)
+
+    def fetch_archive(self, url: str) -> str:
+        return f"fetched {url}"
+
+    def prepare_reproduction(self, first: Any, **options: Any) -> Any:
+        self.asked["prepare"] = options
+        specs = [spec("new-2-r1", engine=self.engine), spec("new-2-r2", engine=self.engine)]
+        runs = [SimpleNamespace(folder=f"folder {each.name}") for each in specs]
+        opened = SimpleNamespace(name="new", left=runs[1:], runs=runs, record=self._record("record", None))
+
+        @contextmanager
+        def open_launch(words: Any) -> Any:
+            self.asked["open"] = words
+            yield opened
+
+        experiment = SimpleNamespace(name="new")
+        return SimpleNamespace(
+            specs=specs, experiment=experiment, is_known=True, render=self._record("render", None), open=open_launch
+        )
+
+    def run(self, *words: str, **options: Any) -> int:
+        context: Any = SimpleNamespace(obj=["reproduce", *words])
+        return module.reproduce(context, list(words), **{"repeat": "2", **options})
+
+
+@pytest.fixture
+def reproducing(monkeypatch: pytest.MonkeyPatch) -> Reproducing:
+    return Reproducing(monkeypatch)
+
+
+@pytest.mark.parametrize(("answer", "code"), [(Answer.REPRODUCED, 0), (Answer.DIFFERENT, 7), (Answer.CANNOT_TELL, 9)])
+def test_new_runs_are_judged_and_the_answer_is_the_exit_code(
+    reproducing: Reproducing, capsys: Captured, answer: Answer, code: int
+) -> None:
+    reproducing.answer = answer
+    assert reproducing.run("a.zip", "https://x/b.zip", metric=["loss"], data_dir="/data", name="new") == code
+    asked = reproducing.asked
+    original = ["archive a.zip", "archive fetched https://x/b.zip"]
+    assert asked["check_original"] == (original,)
+    assert asked["choose_figures"] == (original, ["loss"])
+    assert asked["prepare"] == {"name": "new", "repeats": 2, "cluster": None, "data_dir": "/data"}
+    assert asked["render"] == (False,)
+    assert asked["open"] == ("mlbench", "reproduce", "a.zip", "https://x/b.zip")
+    assert asked["follow_all"][1:] == (False,)
+    assert asked["judge"] == (original, ["archive folder new-2-r1", "archive folder new-2-r2"], 0.1, original)
+    assert str(asked["write_receipt"][0]) == "new.json"
+    assert "record" in asked
+    assert "require_images" not in asked
+    printed = capsys.readouterr()
+    assert printed.out.startswith(f"{answer.phrase[0].upper()}{answer.phrase[1:]}. So it is.\n")
+    assert 'Resuming "new": 1 of 2 runs to do.' in printed.err
+    assert "Receipt: new.json. Next: mlbench sign new.json --key FILE" in printed.err
+
+
+def test_finished_runs_are_judged_without_starting_any(reproducing: Reproducing, capsys: Captured) -> None:
+    assert reproducing.run("a.zip", repeat="auto", against=["b"], within="5%", output=Format.json) == 0
+    assert reproducing.asked["judge"][1:3] == (["archive b"], 0.05)
+    assert not reproducing.asked.keys() & {"prepare", "follow_all"}
+    assert reproducing.asked["choose_figures"][1] == ()
+    assert json.loads(capsys.readouterr().out) == {"schema_version": 1, "receipt": "demo-2-repro.json", "verdict": "x"}
+
+
+def test_a_dry_run_prints_the_plan_and_starts_nothing(reproducing: Reproducing, capsys: Captured) -> None:
+    assert reproducing.run("a.zip", dry_run=True) == 0
+    assert reproducing.asked["render"] == (True,)
+    assert not reproducing.asked.keys() & {"follow_all", "write_receipt"}
+    assert "new-2-r2" in capsys.readouterr().out
+
+
+def test_images_are_needed_on_kubernetes(reproducing: Reproducing) -> None:
+    reproducing.engine = "kubernetes"
+    reproducing.run("a.zip", cluster="lab", receipt=None)
+    assert reproducing.asked["require_images"][1] == "find"
+    assert reproducing.asked["prepare"]["cluster"] == "lab"
+
+
+def test_a_cluster_that_is_created_is_used(
+    reproducing: Reproducing, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    @contextmanager
+    def make(store: Any, request: Any, *, yes: bool, dry_run: bool) -> Any:
+        reproducing.asked["make"] = (store, request, yes, dry_run)
+        yield Cluster("made-2", "kind")
+
+    monkeypatch.setattr(module, "make_cluster", make)
+    monkeypatch.setattr(module, "describe_cluster", lambda first, count: ("like", first, count))
+    reproducing.run("a.zip", create=True, yes=True)
+    assert reproducing.asked["make"] == ("store", ("like", ["archive a.zip"], 2), True, False)
+    assert reproducing.asked["prepare"]["cluster"] == "made-2"
+    reproducing.asked.clear()
+    capsys.readouterr()
+    assert reproducing.run("a.zip", create=True, dry_run=True) == 0
+    assert capsys.readouterr().err == "Nothing was created. 2 runs would start on made-2.\n"
+    assert reproducing.asked["make"][2:] == (False, True)
+    assert "prepare" not in reproducing.asked
