@@ -1,5 +1,6 @@
 """What `mlbench status` shows of one run, of several, and of an experiment."""
 
+import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from mlbench_cli.commands import _status as module
 from mlbench_cli.commands._status import (
     MAX_SHOWN,
     Choice,
@@ -18,6 +20,7 @@ from mlbench_cli.commands._status import (
     show_rows,
     show_runs,
 )
+from mlbench_cli.console import Format
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.methods import OWN
 from mlbench_cli.model.run import Experiment, ExperimentState, Run, RunRow, RunState
@@ -403,3 +406,145 @@ def test_an_empty_store_says_where_runs_may_come_from(capsys: Captured, folders:
 def test_a_run_that_is_in_no_queue_has_a_problem_of_its_own(tmp_path: Path) -> None:
     run = Run("f00d", spec(), tmp_path, "2026-01-01T00:00:00Z")
     assert not is_queue_problem(RunStatus(RunRow(run, RunState.CREATED, None), "created", None))
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+class Known(Runs):
+    """A client with runs, experiments and states, and what it was asked for."""
+
+    def __init__(self, *names: str, experiments: tuple[Any, ...] = ()) -> None:
+        super().__init__(*names)
+        self.store: Any = None
+        self.asked: list[Any] = []
+        self._experiments = experiments
+
+    def handle(self, name: str) -> Any:
+        found = next(each for each in self.handles if each.run.name == name)
+        found.is_finished = name[0] != "e"
+        found.watch = lambda report: self.asked.append("watched")
+        found.status = lambda: document(name=name, metrics={"val_loss": 0.5})
+        found.open_log, found.name = (lambda rank: None), name
+        return found
+
+    def select(self, names: list[str], *, readable: bool = True) -> Any:
+        self.asked.append((list(names), readable))
+        runs = [self.handle(each.run.name) for each in self.handles if each.run.name.startswith(tuple(names))]
+        return SimpleNamespace(runs=runs, names=[each.run.name for each in runs], experiments=self._experiments)
+
+    def iterate_runs(self, *, tasks: Any, shown_as: Any) -> Any:
+        self.asked.append((tasks, shown_as))
+        return self.handles
+
+    def count_runs(self) -> int:
+        return len(self._rows)
+
+    def list_unknown_folders(self) -> list[Path]:
+        return []
+
+
+@pytest.fixture
+def rows(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The names in each table of runs that is shown."""
+    shown: list[list[str]] = []
+    monkeypatch.setattr(module, "repeats_in", lambda store, found: [])
+    monkeypatch.setattr(module, "show_rows", lambda found: shown.append([each["name"] for each in found]))
+    return shown
+
+
+def show(client: Known, *names: str, choice: Choice | None = None, **options: Any) -> None:
+    show_runs(cast(Any, client), list(names), choice or Choice(), **options)
+
+
+def test_the_newest_runs_are_shown_and_how_many_are_hidden(rows: list[list[str]], capsys: Captured) -> None:
+    client = Known("a-4", "a-3", "a-2")
+    show(client, choice=Choice(limit=2))
+    assert rows == [["a-3", "a-4"]]
+    assert client.asked == [((), None)]
+    assert capsys.readouterr().err == "1 older runs are hidden; --limit 0 shows all.\n"
+    show(client, choice=Choice(limit=3))
+    show(client, choice=Choice(limit=2, task="task_a"))
+    assert capsys.readouterr().err == ""
+    assert client.asked[-1] == (("task_a",), None)
+    show(Known())
+    assert capsys.readouterr().err.startswith("No runs yet.")
+
+
+@pytest.mark.parametrize(
+    ("state", "shown_as"), [("failed", "failed"), ("unknown", None), ("damaged", None), (None, None)]
+)
+def test_runs_that_may_have_a_state_are_looked_at(
+    rows: list[list[str]], capsys: Captured, state: str | None, shown_as: str | None
+) -> None:
+    client = Known("a-4")
+    show(client, choice=Choice(state=state))
+    assert client.asked == [((), shown_as)]
+    assert (capsys.readouterr().err == "No run matches.\nNext: mlbench status\n") == (state is not None)
+
+
+def test_a_run_whose_archive_is_not_complete_can_be_waited_for(rows: list[list[str]], capsys: Captured) -> None:
+    show(Known("a-4", "e-3", "e-2"))
+    assert capsys.readouterr().err == "Ended, archive not complete yet: e-2, e-3. Next: mlbench wait e-2\n"
+
+
+def test_one_run_is_shown_in_detail_by_its_name(rows: list[list[str]], capsys: Captured) -> None:
+    client = Known("a-4", "e-3")
+    show(client, "a-4")
+    assert capsys.readouterr().out.startswith("Run:       a-4: ")
+    assert client.asked == [(["a-4"], False), (["a-4"], True)]
+    show(client, "a")  # the only run of an experiment
+    assert rows == [["a-4"]]
+    show(client, "a", metric="loss")
+    assert "loss    0.500" in capsys.readouterr().out
+    show(client, "a-4", choice=Choice(task="task_a"))
+    assert rows == [["a-4"], ["a-4"]]
+
+
+def test_only_a_run_that_has_not_ended_is_watched(rows: list[list[str]]) -> None:
+    client = Known("a-4", "e-3")
+    show(client, "a-4", watch=True)
+    show(client, "e-3")
+    assert "watched" not in client.asked
+    show(client, "e-3", watch=True)
+    assert client.asked.count("watched") == 1
+
+
+def test_a_metric_is_in_the_document(rows: list[list[str]], capsys: Captured) -> None:
+    show(Known("a-4"), "a-4", metric="loss", output=Format.json)
+    assert json.loads(capsys.readouterr().out)["metric"] == {"name": "loss", "value": 0.5}
+
+
+@pytest.mark.parametrize("options", [{"metric": "loss"}, {"watch": True}])
+def test_several_runs_have_no_metric_to_watch(rows: list[list[str]], options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="--metric and --watch need one run, not 2") as caught:
+        show(Known("a-4", "a-3"), "a", **options)
+    assert caught.value.hint == "mlbench status a-4 --watch"
+    with pytest.raises(UsageError, match="not 0") as caught:
+        show(Known(), "a", **options)
+    assert caught.value.hint == "mlbench status"
+
+
+def test_an_experiment_is_shown_above_its_runs(rows: list[list[str]], capsys: Captured) -> None:
+    item = SimpleNamespace(read_status=lambda states: status(finished=len(states)))
+    show(Known("a-4", "a-3", experiments=(item,)), "a")
+    printed = capsys.readouterr()
+    assert printed.out.startswith("Experiment: demo\nState:      running, 2 of 8 runs finished")
+    assert rows == [["a-4", "a-3"]]
+    show(Known("a-4", "a-3", experiments=(item,)), "a", choice=Choice(state="failed"))
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == ("", "No run matches.\nNext: mlbench status\n")
+
+
+def test_a_problem_is_a_warning_unless_the_experiment_says_it(
+    rows: list[list[str]], capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "is_queue_problem", lambda found: True)
+    item = SimpleNamespace(read_status=lambda states: status())
+    for experiments, warning in (((), "Warning: a-4: Nobody starts it.\n"), ((item,), "")):
+        client = Known("a-4", experiments=experiments)
+        client.read_states = lambda handles: iter(  # type: ignore[method-assign]
+            [RunStatus(each.row, "created", None, "Nobody starts it.") for each in handles]
+        )
+        show(client, "a")
+        assert capsys.readouterr().err == warning
