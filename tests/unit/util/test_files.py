@@ -111,7 +111,16 @@ def test_dates_are_dates_or_texts() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["a: [", "a: !!float ''", "a: 0000-01-01", "? [a]\n: b", "!!python/object:os.system {}", "1" * 5000 + ": a"]
+    "text",
+    [
+        "a: [",
+        "a: !!float ''",
+        "a: 0000-01-01",
+        "? [a]\n: b",
+        "!!python/object:os.system {}",
+        "1" * 5000 + ": a",
+        "0x" + "f" * 5000 + ": a",
+    ],
 )
 def test_what_is_not_valid_is_said_with_its_subject(text: str) -> None:
     with pytest.raises(UsageError, match=r"^values\.yaml is not valid YAML: "):
@@ -124,4 +133,7 @@ def test_lists_may_be_nested_to_a_depth() -> None:
     assert read_yaml("[" * MAX_DEPTH + "]" * MAX_DEPTH)
     with pytest.raises(UsageError, match=f"more than {MAX_DEPTH} lists or mappings inside each other"):
         read_yaml("[" * (MAX_DEPTH + 1) + "]" * (MAX_DEPTH + 1))
-    assert len(read_yaml("[" + ",".join(["[a]"] * (MAX_DEPTH + 5)) + "]")) == MAX_DEPTH + 5
+    siblings = ",".join(["[a]"] * (MAX_DEPTH + 5))
+    assert len(read_yaml(f"[{siblings}]")) == MAX_DEPTH + 5
+    with pytest.raises(UsageError, match="inside each other"):
+        read_yaml(f"[{siblings},{'[' * MAX_DEPTH}{']' * MAX_DEPTH}]")

@@ -88,3 +88,30 @@ def test_a_list_with_choices_holds_only_these() -> None:
         with pytest.raises(UsageError) as caught:
             several.check(wrong)
         assert words in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("3", 3), ("3B", 3), ("3K", 3 * 1024), ("3k", 3 * 1024), ("3KiB", 3 * 1024), ("3KB", 3000),
+        ("3M", 3 * 1024**2), ("3MiB", 3 * 1024**2), ("3MB", 3_000_000),
+        ("3G", 3 * 1024**3), ("3GiB", 3 * 1024**3), ("3gb", 3_000_000_000),
+    ],
+)  # fmt: skip
+def test_units_of_sizes(text: str, size: int) -> None:
+    """KiB is a power of two and KB one of ten (IEC 80000-13); K alone is a power of two, as in most tools."""
+    assert parse_sizes(text) == [size]
+
+
+@pytest.mark.parametrize(
+    ("text", "sizes"),
+    [("1000:1001:x1.001", [1000, 1001]), ("1:1099511627776:x1099511627776", [1, 2**40]), ("1:2:x2", [1, 2])],
+)
+def test_factors_at_their_bounds(text: str, sizes: list[int]) -> None:
+    assert parse_sizes(text) == sizes
+
+
+@pytest.mark.parametrize("factor", ["x1.0009", "x1099511627777", "x1", "x0", "x-2", "x", "2", "xnan"])
+def test_factors_outside_of_them(factor: str) -> None:
+    with pytest.raises(ValueError, match="is neither a factor such as x2 nor a step such as"):
+        parse_sizes(f"1:1024:{factor}")
