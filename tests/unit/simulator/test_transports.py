@@ -46,7 +46,8 @@ def test_a_message_takes_and_sends_what_its_transport_does(
     step = simulate(RingCollectives(ranks, 0.5, 0.01), transport=transport, order=order)
     assert step.communication == pytest.approx(seconds)
     assert step.seconds == pytest.approx(4.5 + seconds)
-    assert (step.sent_bytes, step.messages, step.groups) == (pytest.approx(sent), 1, 1)
+    assert step.sent_bytes == pytest.approx(sent)
+    assert (step.messages, step.groups) == (1, 1)
 
 
 def test_gloos_reduce_scatter_sends_as_much_as_an_all_reduce() -> None:
