@@ -7,7 +7,16 @@ from typing import Any
 import pytest
 
 from mlbench_cli.errors import UsageError
-from mlbench_cli.model.network import NetworkShape, find_deviations, network_phrase, parse_network
+from mlbench_cli.model.network import (
+    NetworkMethod,
+    NetworkShape,
+    find_deviations,
+    format_rate,
+    format_seconds,
+    network_phrase,
+    parse_network,
+    worker_address,
+)
 from mlbench_cli.model.spec import RunSpec
 from tests.unit.model.test_spec import SPEC
 
@@ -129,3 +138,149 @@ def test_a_phrase_says_what_the_network_was(changes: Mapping[str, Any], phrase: 
     }
     figures = {"together_bits_per_second": 9.4e9, "alone_bits_per_second": 9.5e9}
     assert network_phrase({**summary, **figures, **changes}) == phrase
+
+
+@pytest.mark.parametrize(
+    ("changes", "phrase"),
+    [
+        ({"networks": 2}, ""),
+        ({"networks": 2, "alone_bits_per_second": 5e8}, "500 Mbit/s"),
+        ({"networks": 2, "alone_bits_per_second": 5e8, "together_bits_per_second": 1e8}, "100 Mbit/s"),
+        ({"networks": 2, "rtt_seconds": 0.002}, "RTT 2 ms"),
+        ({"asked": "1gbit", "held": True}, "emulated 1gbit (not measured)"),
+        (
+            {"asked": "1gbit", "held": False, "problems": ["a", "b"]},
+            "emulated 1gbit (not measured), which did not hold: a; b",
+        ),
+    ],
+)
+def test_a_phrase_leaves_out_what_was_not_measured(changes: Mapping[str, Any], phrase: str) -> None:
+    names = ("asked", "method", "held", "problems", "rtt_seconds", "together_bits_per_second", "alone_bits_per_second")
+    assert network_phrase({**dict.fromkeys(names), **changes}) == phrase
+
+
+@pytest.mark.parametrize(
+    ("rate", "text"),
+    [
+        (1.0, "0.001 Kbit/s"),
+        (100e3, "100 Kbit/s"),
+        (999.4e3, "999 Kbit/s"),
+        (999.6e3, "1 Mbit/s"),
+        (940.4e6, "940 Mbit/s"),
+        (8 / 8e-9, "1 Gbit/s"),  # 999999999.9999999
+        (9.414e9, "9.41 Gbit/s"),
+        (1e12, "1 Tbit/s"),
+        (2.5e13, "25 Tbit/s"),
+    ],
+)
+def test_rates_have_three_digits_and_the_largest_unit(rate: float, text: str) -> None:
+    assert format_rate(rate) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0, "0 us"),
+        (5e-8, "0.05 us"),
+        (5e-5, "50 us"),
+        (0.0009994, "999 us"),
+        (0.0009996, "1 ms"),
+        (0.01042, "10.4 ms"),
+        (0.9996, "1 s"),
+        (1.0, "1 s"),
+        (12.34, "12.3 s"),
+    ],
+)
+def test_seconds_have_three_digits_and_the_largest_unit(seconds: float, text: str) -> None:
+    assert format_seconds(seconds) == text
+
+
+@pytest.mark.parametrize("text", ["100kbit", "100tbit", "1gbit,10s", "1gbit,10000ms"])
+def test_the_ends_of_the_range_of_networks_are_allowed(text: str) -> None:
+    parse_network(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("99.9kbit", "from 100kbit to 100tbit"),
+        ("100.1tbit", "from 100kbit to 100tbit"),
+        ("1gbit,10.001s", "at most 10s"),
+        ("1gbit,1ms,reorder=1", "reorder is not supported"),
+        ("1gbit,duplicate", "duplicate is not supported"),
+        ("1gbit,corrupt=1%", "corrupt is not supported"),
+        ("1gbit,burst=3000", "burst is not supported"),
+        ("-1gbit", 'the rate "-1gbit"'),
+        ("1gbit,", 'the delay ""'),
+        ("1234567890kbit", 'the rate "1234567890kbit"'),
+    ],
+)
+def test_a_network_just_outside_is_refused_in_the_name_of_its_option(text: str, reason: str) -> None:
+    with pytest.raises(UsageError, match=reason) as caught:
+        parse_network(text, "network:")
+    assert caught.value.message.startswith("network: ")
+
+
+@pytest.mark.parametrize(
+    ("rate", "bytes_"), [(1e5, 3000.0), (2.4e7, 3000.0), (4e7, 5000.0), (1e9, 125_000.0), (1e10, 1_250_000.0)]
+)
+def test_a_token_bucket_holds_a_millisecond_and_at_least_two_packets(rate: float, bytes_: float) -> None:
+    assert NetworkShape(rate).bucket_bytes == pytest.approx(bytes_)
+
+
+def test_a_shape_as_delays_of_messages() -> None:
+    assert NetworkShape(1e9, 0.005).message_delay == "0.005,8e-09"
+    assert NetworkShape(1e8).message_delay == "0,8e-08"
+    assert NetworkShape(1e9).seconds_per_byte == 8e-9
+
+
+def test_workers_have_addresses_from_one_on() -> None:
+    assert [worker_address(worker) for worker in (0, 1, 253)] == ["10.77.0.1", "10.77.0.2", "10.77.0.254"]
+
+
+def test_what_each_way_of_shaping_can_do() -> None:
+    """Annotations of the bandwidth plugin limit rates alone; its buckets and those of Chaos Mesh are not ours."""
+    assert [method.shapes_delay for method in NetworkMethod] == [True, False, True]
+    assert [method.may_burst for method in NetworkMethod] == [False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("rates", "found"),
+    [
+        ([0.95e9, 0.95e9, 0.2e9], []),
+        ([0.949e9], ["it carries 949 Mbit/s alone"]),
+        ([1.02e9], []),
+        ([1.021e9], ["it carries 1.02 Gbit/s alone"]),
+        ([0.1e9, 0.5e9, 0.99e9], ["it carries 500 Mbit/s alone"]),
+        ([0.5e9, 0.97e9], []),
+    ],
+)
+def test_the_median_of_the_links_counts(rates: list[float], found: list[str]) -> None:
+    links = [{"alone_bits_per_second": rate} for rate in rates]
+    assert find_deviations(NetworkShape(1e9), {"links": links}) == found
+
+
+@pytest.mark.parametrize(
+    ("delay", "trip", "holds"),
+    [
+        (0.0, 0.00039, True),
+        (0.0, 0.00041, False),
+        (0.001, 0.00239, True),
+        (0.001, 0.00241, False),
+        (0.05, 0.1099, True),
+        (0.05, 0.1101, False),
+        (0.05, 0.0901, True),
+        (0.05, 0.0899, False),
+    ],
+)
+def test_a_round_trip_may_be_off_by_a_tenth_or_four_tenths_of_a_millisecond(
+    delay: float, trip: float, holds: bool
+) -> None:
+    links = [{"rtt_p50_seconds": trip}, {"rtt_p50_seconds": None}]
+    assert (find_deviations(NetworkShape(1e12, delay), {"links": links}) == []) is holds
+
+
+@pytest.mark.parametrize(("first", "holds"), [(None, True), (0.0, True), (1.1e9, True), (1.101e9, False)])
+def test_a_burst_is_more_than_a_tenth_above_the_rate_on_any_link(first: float | None, holds: bool) -> None:
+    links = [{"first_bits_per_second": 1e9}, {"first_bits_per_second": first}]
+    assert (find_deviations(NetworkShape(1e9), {"links": links}) == []) is holds
