@@ -8,10 +8,11 @@ from mlbench_cli.api import RunHandle
 from mlbench_cli.errors import MlbenchError
 from mlbench_cli.model.run import Cluster, JsonObject
 from mlbench_cli.results.figures.curves import LatestSamples, resource_figures, use_now
+from mlbench_cli.util.text import counted
 from mlbench_cli.util.times import timestamp
 
 USES = ("cpu", "memory", "network", "gpu", "gpu-memory")  # columns, if a rank uses it
-DETAILS = ("location", "machine_type", "gpu", "nodes")
+DETAILS = ("location", "machine_type", "gpu")
 
 
 def describe_cluster(cluster: Cluster, running: Sequence[RunHandle], number: int) -> JsonObject:
@@ -26,8 +27,8 @@ def describe_cluster(cluster: Cluster, running: Sequence[RunHandle], number: int
     ranks.sort(key=lambda rank: (rank["node"] or "", rank["run"], rank["rank"]))
     expires = cluster.details.get("expires")
     facts = [str(cluster.details[name]) for name in DETAILS if cluster.details.get(name)]
-    if "nodes" in cluster.details and facts:
-        facts[-1] += " nodes"
+    nodes = cluster.details.get("nodes")
+    facts += [] if nodes is None else [counted(nodes, "node")]
     return {
         "name": cluster.name,
         "provider": cluster.provider,
