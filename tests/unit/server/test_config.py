@@ -138,3 +138,22 @@ def test_label_values_are_escaped_as_prometheus_reads_them() -> None:
     """Backslash, quote and line feed, by the text format 0.0.4."""
     assert format_row("m", {}, 3.0) == "m 3.0"
     assert format_row("m", {"a": 'x\\y"z\n', "b": "1"}, 0.5) == 'm{a="x\\\\y\\"z\\n",b="1"} 0.5'
+
+
+def test_a_token_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be read"):
+        read_grants(tmp_path / "gone")
+    path = write_tokens(tmp_path, "")
+    path.write_bytes(b"\xff")
+    with pytest.raises(UsageError, match="cannot be read"):
+        read_grants(path)
+
+
+def test_a_token_file_of_comments_has_no_token(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="has no token"):
+        read_grants(write_tokens(tmp_path, "# nobody\n\n"))
+
+
+def test_a_dashboard_of_this_machine_is_reached_by_all_names_of_it() -> None:
+    hosts = ServerConfig(Path("/none"), 8080, token="t").hosts
+    assert hosts == {"127.0.0.1:8080", "localhost:8080", "[::1]:8080"}

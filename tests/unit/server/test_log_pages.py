@@ -100,3 +100,35 @@ def test_an_entry_of_the_index_that_is_still_being_written_is_ignored(tmp_path: 
     path = write_log(tmp_path, b"out 1\nerr 1\nout 2\n", b"6 6\nx y\n12")
     assert read_page(path, 0, stream=Stream.ERRORS).lines == ("err 1",)
     assert read_page(path, 0, stream=Stream.OUTPUT).lines == ("out 1", "out 2")
+
+
+def test_a_line_that_is_longer_than_a_page_is_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mlbench_cli.server.log_pages.MAX_LINE_BYTES", 45)
+    path = write_log(tmp_path, b"x" * 50 + b"\ntwo\nthree\n")
+    page = read_page(path, 0, limit=10)
+    assert (page.lines, page.offset, page.end) == (("x" * 50,), 0, 51)
+    assert read_page(path, page.end, limit=9).lines == ("two",)
+
+
+def test_a_line_that_is_too_long_is_cut_into_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mlbench_cli.server.log_pages.MAX_LINE_BYTES", 20)
+    path = write_log(tmp_path, bytes(range(97, 123)) * 3 + b"\nend\n")
+    first = read_page(path, 0, limit=10)
+    assert (first.end, len(first.lines[0])) == (30, 30)
+    second = read_page(path, first.end, limit=10)
+    assert (second.offset, second.end) == (30, 60)
+    assert (first.lines[0] + second.lines[0])[:28] == "abcdefghijklmnopqrstuvwxyzab"
+    third = read_page(path, second.end, limit=10)
+    assert (third.offset, third.end, third.size) == (60, 83, 83)
+    assert third.lines == ("ijklmnopqrstuvwxyz", "end")
+
+
+def test_bytes_that_are_no_text_are_shown_as_such(tmp_path: Path) -> None:
+    assert read_page(write_log(tmp_path, b"a\xffb\n"), 0).lines == ("a\ufffdb",)
+
+
+def test_the_last_page_begins_with_a_whole_line(tmp_path: Path) -> None:
+    path = write_log(tmp_path, b"".join(b"line %d\r" % number for number in range(10)))
+    page = read_page(path, -1, limit=20)
+    assert page.lines == ("line 8", "line 9")
+    assert (page.offset, page.end, page.before) == (56, 70, 36)
