@@ -106,11 +106,10 @@ def test_samples_of_a_metric_follow_its_type(monkeypatch: pytest.MonkeyPatch) ->
     """The text format 0.0.4 wants all lines of a metric as one group, after one TYPE line."""
     monkeypatch.setattr(prometheus, "count_runs", lambda _: 2)
     monkeypatch.setattr(prometheus, "list_runs", lambda _, limit: [Handle(Outcome.COMPLETED, result())] * 2)
-    names = []
-    for line in prometheus.render_metrics(CONFIG).splitlines():
-        words = line.replace("{", " ").split()
-        names.append((words[1], words[2]) if line.startswith("#") else (words[0], ""))
-        names[-1] = (words[2], words[1]) if line.startswith("#") else names[-1]
+    rows = [
+        line.replace("{", " ").removeprefix("# ").split() for line in prometheus.render_metrics(CONFIG).splitlines()
+    ]
+    names = [(row[1], row[0]) if row[0] in ("HELP", "TYPE") else (row[0], "") for row in rows]
     order = [name for name, kind in names if kind == "TYPE"]
     assert order == [name for name, kind in names if kind == "HELP"]
     assert len({*order}) == len(order) == 6
