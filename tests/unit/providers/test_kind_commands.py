@@ -284,3 +284,50 @@ def test_other_programs_than_docker_are_named_by_kinds_variable(monkeypatch: pyt
         tools.container_program()
     monkeypatch.delenv("KIND_EXPERIMENTAL_PROVIDER")
     assert tools.container_program() == "docker"
+
+
+def test_deletions_name_what_they_delete(run: FakeTools, tmp_path: Path) -> None:
+    nodes = make_nodes(tmp_path)
+    nodes.kubeconfig.parent.mkdir()
+    nodes.kubeconfig.touch()
+    nodes.delete()
+    MarkerVolume(CLUSTER).delete()
+    Registry(CLUSTER, MarkerVolume(CLUSTER), "r", 5001, "registry:2").delete()
+    assert [argv for argv, _ in run.calls] == [
+        ["kind", "delete", "cluster", "--name", "demo", "--kubeconfig", str(nodes.kubeconfig)],
+        ["docker", "volume", "rm", "--force", "mlbench-demo"],
+        ["docker", "rm", "--force", "--volumes", "r"],
+    ]
+    assert not nodes.kubeconfig.parent.exists()
+
+
+@pytest.mark.parametrize(("details", "nodes"), [({"nodes": 2}, 3), ({"nodes": 0}, 1), ({}, 1)])
+def test_a_cluster_has_one_node_more_than_workers(details: dict[str, int], nodes: int) -> None:
+    assert resources.nodes_in(Cluster("demo", "kind", details=details)) == nodes
+
+
+@pytest.mark.parametrize(
+    ("listed", "workers"),
+    [
+        (NODES, ["demo-worker", "demo-worker2"]),
+        ("demo-control-plane\trunning\n", ["demo-control-plane"]),
+        ("", []),
+    ],
+)
+def test_runs_are_on_the_workers_or_on_a_control_plane_that_is_alone(
+    run: FakeTools, listed: str, workers: list[str]
+) -> None:
+    run.answers = {"docker ps --all --filter label=io.x-k8s.kind.cluster=demo": listed}
+    assert resources.workers_of("demo") == workers
+
+
+@pytest.mark.parametrize(
+    ("program", "driver", "is_kept"),
+    [("docker", "io.containerd.snapshotter.v1", True), ("docker", "overlay2", False), ("podman", "x", False)],
+)
+def test_only_docker_keeps_images_in_containerd(
+    run: FakeTools, monkeypatch: pytest.MonkeyPatch, program: str, driver: str, is_kept: bool
+) -> None:
+    monkeypatch.setenv("KIND_EXPERIMENTAL_PROVIDER", program)
+    run.answers = {"docker info --format {{json .DriverStatus}}": driver}
+    assert resources.keeps_images_in_containerd() is is_kept
