@@ -43,8 +43,9 @@ def documents(name: str, values: Mapping[str, Any], folder: Path | None = None) 
     import yaml
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as quick, where PyYAML was built with libyaml
+    text = render(name, values, folder)  # outside the block below: its TemplateError is a ValueError too
     try:
-        loaded = [one for one in yaml.load_all(render(name, values, folder), loader) if one is not None]
+        loaded = [one for one in yaml.load_all(text, loader) if one is not None]
     except (yaml.YAMLError, ValueError) as error:
         raise TemplateError(f"{name}: not valid YAML: {' '.join(str(error).split())[:300]}") from None
     if not all(isinstance(document, dict) for document in loaded):
