@@ -4,8 +4,17 @@ from typing import Any
 
 import pytest
 
-from mlbench_cli.engines.kubernetes.ending import SETTLE_SECONDS, STOP_SECONDS, decide_ending
-from mlbench_cli.engines.kubernetes.manifests import STOPPED_ANNOTATION
+from mlbench_cli.engines.kubernetes.ending import (
+    SETTLE_SECONDS,
+    STOP_SECONDS,
+    active,
+    decide_ending,
+    is_over,
+    is_stopped,
+    is_unreleased,
+    will_be_stopped,
+)
+from mlbench_cli.engines.kubernetes.manifests import QUEUE_LABEL, STOPPED_ANNOTATION
 from mlbench_cli.engines.kubernetes.workers import worker_states
 from mlbench_cli.model.spec import RunSpec
 
@@ -93,3 +102,76 @@ def test_who_was_stopped_just_now_may_yet_show_why(since: float, word: str | Non
         workers=1,
     )  # fmt: skip
     assert decide_ending(spec, a_job(), worker_states(1, pods, said), pods, said, NOW, None) == word
+
+
+@pytest.mark.parametrize(("waited", "word"), [(600.0, None), (600.5, "deadline")])
+def test_the_time_limit_also_counts_for_pods_that_never_started(waited: float, word: str | None) -> None:
+    spec = RunSpec("r-1", "c", "kubernetes", "custom", "custom", ("true",), "gloo", 1, image="i", timeout=600.0)
+    released = 1_768_464_000.0  # 2026-01-15T08:00:00Z
+    job = a_job(start="2026-01-15T08:00:00Z")
+    assert decide_ending(spec, job, worker_states(1, {}, {}), {}, {}, released + waited, None) == word
+
+
+def test_a_run_that_was_never_released_has_no_time_limit() -> None:
+    spec = RunSpec("r-1", "c", "kubernetes", "custom", "custom", ("true",), "gloo", 1, image="i", timeout=1.0)
+    assert decide_ending(spec, {}, worker_states(1, {}, {}), {}, {}, NOW, None) is None
+
+
+def test_workers_are_active_until_their_pod_or_their_summary_says_that_they_ended() -> None:
+    pods = {0: RUNNING, 1: DONE, 2: WAITING, 3: CRASHED, 4: RUNNING, 5: cut_off()}
+    assert active(pods, {4: OK}) == [0, 2]
+
+
+@pytest.mark.parametrize(
+    ("pods", "summaries", "found"),
+    [
+        ({}, {}, False),
+        ({0: RUNNING, 1: DONE}, {}, False),
+        ({0: RUNNING, 1: CRASHED}, {}, True),
+        ({0: RUNNING}, {0: BAD}, True),
+        ({0: RUNNING}, {0: OK}, False),
+        ({0: RUNNING}, {0: {**BAD, "held": False}}, False),
+        ({0: RUNNING, 1: RUNNING}, {0: OK, 1: BAD}, True),
+    ],
+)
+def test_the_job_controller_stops_the_others_after_a_failure(pods: Any, summaries: Any, found: bool) -> None:
+    assert will_be_stopped(pods, summaries) is found
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "found"),
+    [
+        ("Complete", "True", True),
+        ("Failed", "True", True),
+        ("Complete", "False", False),
+        ("Failed", "Unknown", False),
+        ("FailureTarget", "True", False),  # the controller is still deleting pods
+        ("SuccessCriteriaMet", "True", False),
+        ("Suspended", "True", False),
+    ],
+)
+def test_a_job_is_over_with_the_terminal_conditions_of_kubernetes(kind: str, status: str, found: bool) -> None:
+    assert is_over({"status": {"conditions": [{"type": kind, "status": status}]}}) is found
+
+
+STOPPED = {STOPPED_ANNOTATION: "cancelled 2027"}
+
+
+@pytest.mark.parametrize(
+    ("suspend", "annotations", "labels", "stopped", "unreleased"),
+    [
+        (True, None, None, False, True),
+        (True, {}, {}, False, True),
+        (False, {}, {}, False, False),
+        (None, {}, {}, False, False),
+        (True, STOPPED, {}, True, False),
+        (False, STOPPED, {}, True, False),
+        (True, {}, {QUEUE_LABEL: "q"}, False, False),  # Kueue releases it
+    ],
+)
+def test_a_suspended_job_waits_for_its_client_unless_it_was_stopped_or_queued(
+    suspend: bool | None, annotations: Any, labels: Any, stopped: bool, unreleased: bool
+) -> None:
+    job = {"metadata": {"annotations": annotations, "labels": labels}, "spec": {"suspend": suspend}}
+    assert is_stopped(job) is stopped
+    assert is_unreleased(job) is unreleased
