@@ -111,3 +111,65 @@ def test_what_is_needed_to_reach_the_hub_is_for_its_owner_only(tmp_path: Path) -
     assert not rendezvous.is_token(token[:-1], token)
     assert not rendezvous.is_token(None, token)
     assert rendezvous.connect_to_hub({"addresses": ["127.0.0.1"], "port": note["port"]}, 1.0) is None
+
+
+def test_a_hub_may_be_told_its_port_and_token(tmp_path: Path) -> None:
+    with socket.create_server(("", 0)) as other:
+        port = other.getsockname()[1]
+    server, token = rendezvous.open_hub(str(tmp_path), ["192.0.2.1"], {"port": port, "token": "secret"})
+    with server:
+        assert (server.getsockname()[1], token) == (port, "secret")
+        assert not server.getblocking()
+    assert rendezvous.read_rendezvous(str(tmp_path)) == {"addresses": ["192.0.2.1"], "port": port, "token": "secret"}
+
+
+def test_every_hub_has_a_new_token_of_128_bits(tmp_path: Path) -> None:
+    tokens = set()
+    for _ in range(2):
+        server, token = rendezvous.open_hub(str(tmp_path), [])
+        server.close()
+        tokens.add(token)
+        assert len(bytes.fromhex(token)) == 16
+    assert len(tokens) == 2
+
+
+def test_a_half_written_note_counts_as_none(tmp_path: Path) -> None:
+    (tmp_path / rendezvous.RENDEZVOUS).write_text('{"addresses": [')
+    assert rendezvous.read_rendezvous(str(tmp_path)) is None
+
+
+def test_the_first_address_that_answers_is_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        found = rendezvous.connect_to_hub({"addresses": ["127.0.0.2", "127.0.0.1"], "port": port}, 5.0)
+        assert found is not None
+        with found:
+            assert found.getpeername() == ("127.0.0.1", port)
+
+
+def test_a_message_is_one_line_of_json_and_nothing_is_sent_after_the_end(pair: Pair) -> None:
+    pair.link.send({"go": ["a\nb"], "port": 1})
+    assert pair.other.recv(1000) == b'{"go": ["a\\nb"], "port": 1}\n'
+    pair.link.close()
+    pair.link.send({"more": True})
+    assert pair.other.recv(1000) == b""
+    assert pair.ends == [pair.link]
+    assert not pair.selector.get_map()
+
+
+def test_json_that_is_no_object_is_ignored_and_the_link_stays(pair: Pair) -> None:
+    pair.other.sendall(b'[1]\n"word"\n7\nnull\n{"node": 3}\n')
+    pair.read()
+    assert pair.messages == [{"node": 3}]
+    assert pair.link.is_open
+
+
+def test_messages_after_one_that_closed_the_link_are_not_delivered(pair: Pair) -> None:
+    def close_after(link: RankLink, message: Any) -> None:
+        pair.messages.append(message)
+        link.close()
+
+    pair.link._on_message = close_after
+    pair.other.sendall(b'{"node": 1}\n{"node": 2}\n')
+    pair.read()
+    assert pair.messages == [{"node": 1}]
