@@ -192,3 +192,72 @@ def test_a_holder_is_described_with_its_times(
 
 def test_an_unreadable_holder_is_another_run() -> None:
     assert lock.describe_holder(None) == "another run is using it"
+
+
+@pytest.mark.parametrize(
+    ("mode", "found"),
+    [
+        (0o041777, "/run/lock/mlbench-machine.lock"),  # Debian
+        (0o040755, "/tmp/mlbench-machine.lock"),  # Fedora: for root only
+        (0o040777, "/tmp/mlbench-machine.lock"),  # not sticky: anybody could remove the file
+        (0o041775, "/tmp/mlbench-machine.lock"),
+        (0o101777, "/tmp/mlbench-machine.lock"),  # no folder
+        (None, "/tmp/mlbench-machine.lock"),  # macOS
+    ],
+)
+def test_the_folder_of_the_lock_is_one_that_all_users_may_write_to(
+    mode: int | None, found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stat(path: str) -> os.stat_result:
+        assert path == "/run/lock"
+        if mode is None:
+            raise FileNotFoundError(path)
+        return os.stat_result((mode, *[0] * 9))
+
+    monkeypatch.delenv(lock.VARIABLE, raising=False)
+    with monkeypatch.context() as patch:
+        patch.setattr("mlbench_cli.agent.lock.os.stat", stat)
+        chosen = lock.lock_path()
+    assert chosen == found
+
+
+def test_a_holder_replaces_a_longer_one_before_it(path: Path) -> None:
+    path.write_text(" " * 1000 + "left by another run")
+    found = MachineLock(lock.TAKE, "a-1", 60.0)
+    assert found.acquire()
+    found.close()
+    assert json.loads(path.read_text()) == {
+        "run": "a-1",
+        "user": lock._user_name(),
+        "since": 1000.0,
+        "deadline": 1060.0,
+    }
+
+
+def test_a_run_that_must_wait_keeps_no_file_open(
+    locks: dict[str, MachineLock], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert locks["a"].acquire()
+    opened: list[int] = []
+    original = lock.open_lock
+
+    def open_and_note(path: str) -> int:
+        opened.append(original(path))
+        return opened[-1]
+
+    monkeypatch.setattr(lock, "open_lock", open_and_note)
+    assert not locks["b"].acquire()
+    assert locks["b"].read_holder() is not None
+    assert locks["b"].find_identity() is not None
+    assert len(opened) == 3
+    for descriptor in opened:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(descriptor)
+
+
+def test_a_closed_lock_is_closed_once(locks: dict[str, MachineLock]) -> None:
+    assert locks["a"].acquire()
+    locks["a"].close()
+    assert locks["a"].descriptor == -1
+    locks["a"].close()
+    assert locks["b"].acquire()
