@@ -261,3 +261,16 @@ def test_a_closed_lock_is_closed_once(locks: dict[str, MachineLock]) -> None:
     assert locks["a"].descriptor == -1
     locks["a"].close()
     assert locks["b"].acquire()
+
+
+def test_a_probe_finds_the_lock_or_why_there_is_none(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert lock.probe_lock() == (str(path), None)
+    monkeypatch.setenv(lock.VARIABLE, "none")
+    assert lock.probe_lock() == (None, "MLBENCH_MACHINE_LOCK=none")
+    assert lock.find_holder() is None
+
+
+def test_a_holder_that_cannot_be_read_is_still_a_holder(locks: dict[str, MachineLock], path: Path) -> None:
+    assert locks["a"].acquire()
+    path.write_text("damaged")
+    assert lock.find_holder() == LockHolder("a run", "unknown", 1000.0, 1000.0)
