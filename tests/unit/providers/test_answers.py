@@ -487,3 +487,25 @@ def test_only_what_this_cluster_had_not_begun_is_adopted(clock: Clock, earlier: 
     assert (line.entry["adopted"], line.entry["accepted"]) == (is_adopted, 0.0)
     line.reset()
     assert (line.entry["accepted"], line.entry["ready"]) == (None, None)
+
+
+def test_waits_after_the_twentieth_are_added_to_the_last_one(clock: Clock) -> None:
+    pool = resource()
+    line = Timeline([pool]).of(pool)
+    for number in range(22):
+        line.start_wait(f"reason {number}")
+        clock.seconds += 1.0625
+    line.end_wait()
+    waits = line.to_dict()["waits"]
+    assert [wait["reason"] for wait in waits] == [f"reason {number}" for number in range(20)]
+    assert [wait["seconds"] for wait in waits[-2:]] == pytest.approx([1.0625, 3 * 1.0625], abs=0.002)
+
+
+def test_a_wait_for_the_same_reason_again_is_one_wait(clock: Clock) -> None:
+    pool = resource()
+    line = Timeline([pool]).of(pool)
+    for _ in range(2):
+        line.start_wait("starting")
+        clock.seconds += 1.5
+        line.end_wait()
+    assert line.to_dict()["waits"] == [{"reason": "starting", "seconds": 3.0}]

@@ -234,3 +234,22 @@ def test_a_cloud_that_cannot_be_asked_is_warned_of_where_there_were_objects() ->
     doubtful._seen[("Service", "n", "s")] = WorkloadObject("Service", "n", "s")
     doubtful.raise_for_orphans()
     assert doubtful.warnings == ["Cannot check whether load balancers or disks remain: no right"]
+
+
+@pytest.mark.parametrize(
+    ("item", "path", "words"),
+    [
+        (WorkloadObject("Service", "n", "s"), "/api/v1/namespaces/n/services/s", "Service n/s"),
+        (
+            WorkloadObject("Ingress", "n", "i"),
+            *("/apis/networking.k8s.io/v1/namespaces/n/ingresses/i", "Ingress n/i"),
+        ),
+        (
+            WorkloadObject("Gateway", "n", "g"),
+            *("/apis/gateway.networking.k8s.io/v1/namespaces/n/gateways/g", "Gateway n/g"),
+        ),
+        (WorkloadObject("PersistentVolume", "", "pv"), "/api/v1/persistentvolumes/pv", "PersistentVolume pv"),
+    ],
+)
+def test_an_object_of_a_workload_has_the_path_of_the_api_reference(item: WorkloadObject, path: str, words: str) -> None:
+    assert (item.path, str(item)) == (path, words)

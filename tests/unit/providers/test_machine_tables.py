@@ -12,6 +12,7 @@ from providers.eks.prices import LINES_BEFORE_HEADER, _hourly_prices, read_offer
 from providers.eks.topology import has_topology
 from providers.gke import families
 from providers.gke import machines as google
+from providers.gke import prices as google_prices
 from providers.gke.prices import parse_skus, price_machines
 
 
@@ -238,7 +239,8 @@ def test_a_machine_with_an_unpriced_part_has_no_price(missing: str) -> None:
 
 
 def sku(description: str, usage: str = "OnDemand", units: str = "0", nanos: int = 5 * 10**8) -> dict[str, Any]:
-    rates = [{"unitPrice": {"units": "9"}}, {"unitPrice": {"units": units, "nanos": nanos}}]
+    tiers = [{"unitPrice": {"units": "9"}}, {"unitPrice": {"units": "8"}}]
+    rates = [*tiers, {"unitPrice": {"units": units, "nanos": nanos}}]
     return {
         "description": description,
         "category": {"usageType": usage},
@@ -278,6 +280,23 @@ def test_parts_are_named_without_their_place(item: dict[str, Any], name: str, wa
 )
 def test_other_offers_for_the_same_part_are_left_out(item: dict[str, Any]) -> None:
     assert list(parse_skus([item])) == []
+
+
+def test_prices_of_a_region_are_the_sums_of_its_own_parts_for_each_way_of_buying(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    items = [
+        *(sku(f"E2 Instance {part} running in Iowa") for part in ("Core", "Ram")),
+        *(
+            sku(f"Spot Preemptible E2 Instance {part} running in Iowa", "Preemptible", nanos=10**8)
+            for part in ("Core", "Ram")
+        ),
+    ]
+    monkeypatch.setattr(google_prices, "_list_skus", lambda: items)
+    found = google_prices.fetch_prices(["us-central1", "europe-west4"])
+    assert (found.provider, found.source) == ("gke", "Cloud Billing catalog")
+    assert found.on_demand == {"us-central1": {"e2-standard-2": 5.0, "e2-standard-4": 10.0}}
+    assert found.spot == {"us-central1": {"e2-standard-2": 1.0, "e2-standard-4": 2.0}}
 
 
 def test_a_price_of_google_is_in_units_and_billionths() -> None:
