@@ -105,8 +105,8 @@ def _acquire(experiment: Experiment, folder: QueueFolder, store: Store) -> int:
     while folder.find_state() is not QueueState.UNKNOWN:
         if (descriptor := folder.acquire()) is not None:
             break
-        patience = _LAST_STEPS_OF_ENDED if _have_ended(experiment, store) else _LAST_STEPS
-        if time.monotonic() - begun >= patience:
+        waited = time.monotonic() - begun
+        if waited >= _LAST_STEPS_OF_ENDED or (waited >= _LAST_STEPS and not _have_ended(experiment, store)):
             break
         time.sleep(_POLL)
     if descriptor is None:

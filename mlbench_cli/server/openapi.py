@@ -34,15 +34,13 @@ def _operation(
         str(status): {"description": text, **({} if status == 204 else {"content": {media: {}}})}
         for status, text in (statuses or {200: "the answer"}).items()
     }
-    return (
-        *(method, path),
-        {
-            "summary": summary,
-            "parameters": list(parameters),
-            "responses": {**responses, "default": _ERROR},
-            "security": _SECURITY,
-        },
-    )
+    operation: JsonObject = {
+        "summary": summary,
+        "parameters": list(parameters),
+        "responses": {**responses, "default": _ERROR},
+        "security": _SECURITY,
+    }
+    return method, path, operation
 
 
 _NAME = _parameter("path", "name", "string", "name or id of a run")
