@@ -58,7 +58,7 @@ class Run:
 
 
 class Experiment:
-    """An open experiment named demo with some runs, of which those that have not finished are left."""
+    """An open experiment named demo; its unfinished runs are still to be done."""
 
     name = "demo"
 

@@ -8,7 +8,7 @@ import pytest
 from mlbench_cli.errors import CapacityError, MlbenchError, NotFoundError, UsageError
 from mlbench_cli.kube.api import AccessDenied
 from mlbench_cli.model.run import Cluster
-from providers import attached, rights, timeline
+from providers import attached, rights
 from providers.attached import Right, check_rights, read_queue_facts, role_manifests
 from providers.gke import reservations
 from providers.gke.machines import Machine
@@ -16,7 +16,6 @@ from providers.gke.reservations import ReservationName, check_reservation, parse
 from providers.machine_checks import Shortage, make_quota_error
 from providers.operation_errors import delete_command, failure_record, incomplete_deletion_error
 from providers.pricing import ANY_REGION, FetchedPrices, PriceTable, _format_table, _is_price
-from providers.timeline import Timeline
 
 
 def test_the_role_of_runs_has_the_rights_that_are_checked_and_is_bound_to_a_user() -> None:
@@ -400,112 +399,3 @@ def test_only_missing_prices_are_asked_for_and_those_of_a_table_stay() -> None:
 )
 def test_a_price_is_a_number_from_zero_to_below_a_million(amount: Any, is_price: bool) -> None:
     assert _is_price(amount) is is_price
-
-
-class Clock:
-    """A clock that a test sets."""
-
-    seconds = 1000.0
-
-    def monotonic(self) -> float:
-        return self.seconds
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(timeline, "time", clock)
-    return clock
-
-
-def resource(name: str = "pool") -> Any:
-    return SimpleNamespace(kind="node pool", name=name)
-
-
-def test_times_of_a_creation_are_seconds_since_it_began(clock: Clock) -> None:
-    pool = resource()
-    times = Timeline([pool, resource("other")])
-    line = times.of(pool)
-    line.record_time("began")
-    clock.seconds += 1.5
-    line.record_time("accepted")
-    line.record_time("began")
-    assert line.start_wait("no capacity")
-    clock.seconds += 2
-    assert not line.start_wait("no capacity")
-    assert line.to_dict()["waits"] == [{"reason": "no capacity", "seconds": 2.0}]
-    assert line.start_wait("starting")
-    clock.seconds += 0.25
-    line.end_wait()
-    line.record_time("ready")
-    assert times.to_list() == [
-        {
-            "kind": "node pool",
-            "name": "pool",
-            "adopted": False,
-            "began": 0.0,
-            "accepted": 1.5,
-            "ready": 3.75,
-            "waits": [{"reason": "no capacity", "seconds": 2.0}, {"reason": "starting", "seconds": 0.25}],
-        }
-    ]
-
-
-def test_times_of_a_deletion_have_an_end_and_no_creation(clock: Clock) -> None:
-    pool = resource()
-    times = Timeline([pool], removing=True)
-    times.of(pool).record_time("began")
-    clock.seconds += 4
-    times.of(pool).record_time("gone")
-    assert times.to_list() == [{"kind": "node pool", "name": "pool", "began": 0.0, "gone": 4.0, "waits": []}]
-
-
-@pytest.mark.parametrize(
-    ("earlier", "now"),
-    [
-        ({"began": 3.0, "accepted": 5.0, "ready": 9.0, "waits": []}, 9.0),
-        ({"began": 3.0, "accepted": 5.0, "ready": None, "waits": []}, 5.0),
-        ({"began": 3.0, "accepted": 5.0, "waits": [{"reason": "x", "seconds": 4.0}]}, 7.0),
-        ({"began": 3.0, "gone": 8.0}, 8.0),
-        ({"began": None}, 0.0),
-    ],
-)
-def test_an_operation_that_is_continued_resumes_at_its_last_time(
-    clock: Clock, earlier: dict[str, Any], now: float
-) -> None:
-    times = Timeline([], [{"kind": "node pool", "name": "pool", **earlier}])  # type: ignore[typeddict-item]
-    assert times.now() == now
-    clock.seconds += 2
-    assert times.now() == now + 2
-
-
-@pytest.mark.parametrize(("earlier", "is_adopted"), [([], True), ([{"kind": "node pool", "name": "pool"}], False)])
-def test_only_what_this_cluster_had_not_begun_is_adopted(clock: Clock, earlier: list[Any], is_adopted: bool) -> None:
-    pool = resource()
-    line = Timeline([pool], earlier).of(pool)
-    line.mark_adopted()
-    assert (line.entry["adopted"], line.entry["accepted"]) == (is_adopted, 0.0)
-    line.reset()
-    assert (line.entry["accepted"], line.entry["ready"]) == (None, None)
-
-
-def test_waits_after_the_twentieth_are_added_to_the_last_one(clock: Clock) -> None:
-    pool = resource()
-    line = Timeline([pool]).of(pool)
-    for number in range(22):
-        line.start_wait(f"reason {number}")
-        clock.seconds += 1.0625
-    line.end_wait()
-    waits = line.to_dict()["waits"]
-    assert [wait["reason"] for wait in waits] == [f"reason {number}" for number in range(20)]
-    assert [wait["seconds"] for wait in waits[-2:]] == pytest.approx([1.0625, 3 * 1.0625], abs=0.002)
-
-
-def test_a_wait_for_the_same_reason_again_is_one_wait(clock: Clock) -> None:
-    pool = resource()
-    line = Timeline([pool]).of(pool)
-    for _ in range(2):
-        line.start_wait("starting")
-        clock.seconds += 1.5
-        line.end_wait()
-    assert line.to_dict()["waits"] == [{"reason": "starting", "seconds": 3.0}]

@@ -1,6 +1,5 @@
 """Folders of runs and of queues: what is written into them, what is read, and what a damaged file means."""
 
-import fcntl
 import json
 import os
 from pathlib import Path
@@ -21,6 +20,7 @@ from mlbench_cli.storage.queue_folder import (
     write_queued,
 )
 from mlbench_cli.storage.run_folder import RunFolder, is_sealed
+from mlbench_cli.util.files import is_lock_held
 
 SPEC = RunSpec("x-2", "c", "kubernetes", "custom", "custom", ("true",), "gloo", 2)
 
@@ -92,20 +92,9 @@ def test_json_objects_are_read_and_nothing_else(tmp_path: Path) -> None:
 
 def test_a_folder_is_locked_by_one_at_a_time(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
-
-    def is_free() -> bool:
-        descriptor = os.open(folder.path, os.O_RDONLY)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        finally:
-            os.close(descriptor)
-        return True
-
     with folder.lock():
-        assert not is_free()
-    assert is_free()
+        assert is_lock_held(folder.path)
+    assert not is_lock_held(folder.path)
 
 
 # --- queues ----------------------------------------------------------------------------------------------------------

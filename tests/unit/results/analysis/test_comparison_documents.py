@@ -22,12 +22,7 @@ from mlbench_cli.results.analysis.statistics import Estimate
 from mlbench_cli.results.analysis.verdict import Verdict
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.util.times import timestamp
-from tests.unit.results.runs import START, sealed_run
-
-
-@pytest.fixture(scope="module")
-def sealed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return sealed_run(tmp_path_factory.mktemp("archives") / "a")
+from tests.unit.results.runs import START
 
 
 def archive(path: Path, run: str, seconds: float = 100.0, at: float = 0.0, **result: Any) -> Archive:

@@ -18,12 +18,6 @@ from mlbench_cli.results.analysis.comparability import (
 )
 from mlbench_cli.results.archive.conditions import Conditions
 from mlbench_cli.results.archive.reader import Archive
-from tests.unit.results.runs import sealed_run
-
-
-@pytest.fixture(scope="module")
-def sealed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return sealed_run(tmp_path_factory.mktemp("archives") / "a")
 
 
 def archive_with(

@@ -24,7 +24,6 @@ from mlbench_cli.results.analysis.baseline import (
 from mlbench_cli.results.analysis.history import Judged
 from mlbench_cli.results.analysis.verdict import Verdict
 from mlbench_cli.results.archive.reader import Archive
-from tests.unit.results.runs import sealed_run
 
 
 def check(
@@ -183,11 +182,6 @@ def test_exit_codes_tell_a_failure_from_what_cannot_be_told(verdict: Verdict, co
 
 
 # --- which figures and cells are checked ----------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def sealed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return sealed_run(tmp_path_factory.mktemp("archives") / "a")
 
 
 def archive(path: Path, run: str, seconds: float = 100.0, **result: Any) -> Archive:

@@ -9,12 +9,6 @@ import pytest
 from mlbench_cli.errors import UsageError
 from mlbench_cli.results.analysis.series import Measurement, Series, collect, describe, drop_duplicates, measure
 from mlbench_cli.results.archive.reader import Archive
-from tests.unit.results.runs import sealed_run
-
-
-@pytest.fixture(scope="module")
-def sealed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return sealed_run(tmp_path_factory.mktemp("archives") / "a")
 
 
 def archive(path: Path, run: str = "run-2", spec: dict[str, Any] | None = None, **result: Any) -> Archive:

@@ -6,19 +6,12 @@ from typing import Any
 
 import pytest
 
-from mlbench_cli.results.analysis.series import Measurement, group_runs, measure
+from mlbench_cli.results.analysis.series import Measurement, group_runs
 from mlbench_cli.results.archive.conditions import Condition, Conditions
-from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.figures.model import Figure, Kind, Scale
 from mlbench_cli.results.figures.scaling import Job, phase_figures, scaling_figures, split_jobs
-from tests.unit.results.runs import sealed_run
 
 PARTS = {"forward": 40.0, "backward": 30.0, "communication": 20.0, "data_wait": 10.0}
-
-
-@pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> Measurement:
-    return measure(Archive.open(sealed_run(tmp_path_factory.mktemp("archives") / "a")))
 
 
 def run(measured: Measurement, name: str, workers: int, seconds: float, **changes: Any) -> Measurement:

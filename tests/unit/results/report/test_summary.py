@@ -9,7 +9,7 @@ import pytest
 
 from mlbench_cli.results.analysis.fabric import FabricReport, LinkFault
 from mlbench_cli.results.analysis.fabric import Job as FabricJob
-from mlbench_cli.results.analysis.series import Measurement, group_runs, measure
+from mlbench_cli.results.analysis.series import Measurement, group_runs
 from mlbench_cli.results.analysis.statistics import Estimate
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.figures.curves import RunData
@@ -25,17 +25,6 @@ from mlbench_cli.results.report.summary import (
     sentences_of,
     title_of,
 )
-from tests.unit.results.runs import sealed_run
-
-
-@pytest.fixture(scope="module")
-def sealed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return sealed_run(tmp_path_factory.mktemp("archives") / "a")
-
-
-@pytest.fixture(scope="module")
-def measured(sealed: Path) -> Measurement:
-    return measure(Archive.open(sealed))
 
 
 def job_of(measured: Measurement, *runs: dict[str, Any]) -> Job:

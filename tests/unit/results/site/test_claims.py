@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from mlbench_cli.results.analysis.series import Measurement, measure
-from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.analysis.series import Measurement
 from mlbench_cli.results.site.claims import (
     Claim,
     Contest,
@@ -17,13 +16,6 @@ from mlbench_cli.results.site.claims import (
 )
 from mlbench_cli.results.site.entries import Entry, Withdrawal
 from mlbench_cli.results.site.pictures import draw_offers, draw_trend
-from tests.unit.results.runs import sealed_run
-
-
-@pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> Measurement:
-    """A local run of two workers that reached its goal in 100 s."""
-    return measure(Archive.open(sealed_run(tmp_path_factory.mktemp("archives") / "a")))
 
 
 def entry(measured: Measurement, name: str, seconds: float = 100.0, folder: str = "f", **changes: Any) -> Entry:

@@ -32,6 +32,7 @@ from task_images.allreduce.measure import (
 from task_images.allreduce.operations import COLLECTIVES, IN_PLACE, OUT_OF_PLACE, Buffers, Call
 from task_images.allreduce.settings import Settings
 from task_images.harness.errors import TaskUsageError, WrongResultError
+from tests.fakes.clock import Clock
 
 SERIES = Series("all_reduce", "fp32", IN_PLACE)
 
@@ -72,14 +73,6 @@ class Tracker:
 
     def snapshot(self) -> Any:
         return SimpleNamespace(wall=self.wall)
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 50.0
-
-    def perf_counter(self) -> float:
-        return self.now
 
 
 @pytest.fixture

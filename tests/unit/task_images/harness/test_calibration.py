@@ -26,6 +26,7 @@ from task_images.harness.calibration import (
     calibrate,
     keep_state,
 )
+from tests.fakes.clock import Clock
 
 
 class Ranks:
@@ -46,15 +47,6 @@ class Ranks:
 
     def max(self, values: Sequence[float]) -> list[float]:
         return [self.factor * value for value in values]
-
-
-class Clock:
-    """A clock that only the test moves."""
-
-    now = 0.0
-
-    def perf_counter(self) -> float:
-        return self.now
 
 
 @pytest.fixture

@@ -29,21 +29,7 @@ from task_images.harness.network import (
     measure_network,
     read_counters,
 )
-
-
-class Clock:
-    """Time that passes only when the test says so."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def perf_counter(self) -> float:
-        return self.now
-
-    monotonic = perf_counter
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
+from tests.fakes.clock import Clock
 
 
 @pytest.fixture
