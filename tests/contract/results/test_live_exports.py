@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from mlbench_cli.agent.machine import free_port
+from tests.fakes.ports import reserve_port
 from tests.fakes.wandb_server import WandbServer
 from tests.unit.results.runs import sealed_run
 
@@ -92,7 +92,7 @@ def test_tensorboard_follows_a_run_to_its_end(world: dict[str, str], tmp_path: P
 @contextmanager
 def mlflow_server(folder: Path) -> Iterator[str]:
     """MLflow's own tracking server; its address."""
-    port = free_port()
+    held, port = reserve_port()
     environment = {**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true", "HOME": str(folder)}
     store = ["--backend-store-uri", f"sqlite:///{folder / 'mlflow.db'}", "--artifacts-destination", str(folder)]
     words = ["server", *store, "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
@@ -115,6 +115,7 @@ def mlflow_server(folder: Path) -> Iterator[str]:
         process.terminate()
         process.wait(60)
         log.close()
+        held.close()
 
 
 @pytest.mark.nightly

@@ -22,7 +22,6 @@ import pytest
 
 import templates
 import templates.kubernetes.keeper
-from mlbench_cli.agent.machine import free_port
 from mlbench_cli.engines.base import LOG_GAP
 from mlbench_cli.engines.kubernetes import results
 from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
@@ -31,6 +30,7 @@ from mlbench_cli.model.run import Run
 from tests.contract.engines.kubernetes.test_engine import a_run, job_of, put_pod, submit, terminated_pod
 from tests.contract.engines.kubernetes.test_worker_script import Worker, members
 from tests.fakes.kube_api import Fault, KubeApi
+from tests.fakes.ports import reserve_port
 
 SCRIPT = templates.FOLDER / "kubernetes" / "keeper.py"
 TOKEN = "the-jobs-uid"
@@ -45,7 +45,7 @@ class Keeper:
     def __init__(self, folder: Path, **changes: str) -> None:
         self.folder = folder
         folder.mkdir(exist_ok=True)
-        self.port = free_port()
+        self.held, self.port = reserve_port()
         self.environ = {
             "MLBENCH_WORK_DIR": str(folder),
             "MLBENCH_WORKERS": "2",
@@ -96,6 +96,7 @@ def keeper(tmp_path: Path) -> Iterator[Keeper]:
     yield keeper
     keeper.process.kill()
     keeper.process.wait()
+    keeper.held.close()
 
 
 def files_of(folder: Path) -> list[str]:
