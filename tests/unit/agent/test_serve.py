@@ -195,7 +195,9 @@ def test_only_the_folder_of_a_run_without_processes_is_removed(run: Path, monkey
 
 
 def test_runs_are_listed_with_what_they_say_of_themselves(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "find_processes", lambda folder, arguments: [11] if "r-1" in folder else [])
+    monkeypatch.setattr(
+        processes, "find_processes", lambda folder, arguments: [11] if folder.startswith(f"{run}/") else []
+    )
     monkeypatch.setattr(processes, "is_alive", lambda note: note["alive"])
     (run / "nodes/0/.state/state.json").write_text('{"alive": true}')
     (run.parent / "r-2").mkdir()
