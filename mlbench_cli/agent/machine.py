@@ -216,15 +216,18 @@ class Sampler:
         }
 
     def _scan(self, ranks: Mapping[int, int]) -> None:
-        """Look for new members of the trees, but spend at most half a percent of one core on a crowded machine."""
-        begun = time.monotonic()
-        if begun < self._next_scan and self._trees.keys() >= ranks.keys():
+        """Look for new members of the trees, but spend at most half a percent of one core on a crowded machine.
+
+        What counts is CPU time: a look that had to wait for a CPU would otherwise put off the next one for long.
+        """
+        if time.monotonic() < self._next_scan and self._trees.keys() >= ranks.keys():
             return
+        begun = time.thread_time()
         children = processes.process_tree()
         self._trees = {rank: processes.descendants(pid, children) for rank, pid in ranks.items()}
         known = {*ranks.values(), *(pid for tree in self._trees.values() for pid in tree)}
         self._orphans = [pid for pid in processes.descendants(os.getpid(), children) if pid not in known]
-        self._next_scan = time.monotonic() + 200 * (time.monotonic() - begun)
+        self._next_scan = time.monotonic() + 200 * (time.thread_time() - begun)
 
     def _line(self, rank: int, root: int, moment: float) -> dict[str, object]:
         cpu, resident, read, written = 0.0, 0, 0, 0

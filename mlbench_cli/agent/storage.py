@@ -11,6 +11,8 @@ import contextlib
 import os
 import time
 
+from task_images.harness import cores
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -36,16 +38,9 @@ def find_disk(path: str) -> str:
 
 def find_hierarchy() -> tuple[int, str]:
     """Version and place of the control groups that can limit disks. Raises OSError if this process may not use them."""
-    with open("/proc/self/mounts", encoding="utf-8") as file:
-        mounts = [line.split()[1:4] for line in file]
-    for place, kind, options in mounts:
-        if kind == "cgroup" and "blkio" in options.split(","):
-            return _writable(1, place)
-    for place, kind, _ in mounts:
-        if kind == "cgroup2":
-            with open(f"{place}/cgroup.controllers", encoding="ascii") as file:
-                if "io" in file.read().split():
-                    return _writable(2, place)
+    for version, _, place in sorted(cores.find_hierarchies("blkio")):
+        if version == 1 or "io" in " ".join(cores.read_lines(f"{place}/cgroup.controllers")).split():
+            return _writable(version, place)
     raise OSError("this machine has no control groups that limit disks")
 
 

@@ -188,13 +188,16 @@ def network_phrase(summary: Mapping[str, Any]) -> str:
     return text if summary["held"] else f"{text}, which did not hold: {'; '.join(summary['problems'])}"
 
 
+_ROUNDED = 0.9995  # of a unit: with three digits it is 1 of this unit, and not 1e+03 of the one below
+
+
 def format_rate(bits_per_second: float) -> str:
     """ "940 Mbit/s"."""
-    unit = next((unit for unit in ("tbit", "gbit", "mbit") if bits_per_second >= _RATES[unit]), "kbit")
+    unit = next((unit for unit in ("tbit", "gbit", "mbit") if bits_per_second >= _ROUNDED * _RATES[unit]), "kbit")
     return f"{bits_per_second / _RATES[unit]:.3g} {unit.capitalize()}/s"
 
 
 def format_seconds(seconds: float) -> str:
     """ "10.4 ms"."""
-    unit = next((unit for unit in ("s", "ms") if seconds >= _DELAYS[unit]), "us")
+    unit = next((unit for unit in ("s", "ms") if seconds >= _ROUNDED * _DELAYS[unit]), "us")
     return f"{seconds / _DELAYS[unit]:.3g} {unit}"

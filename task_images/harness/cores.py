@@ -91,7 +91,7 @@ def read_throttling(root: str = "/") -> Throttling:
 
 def _cpu_groups(root: str) -> Iterator[str]:
     """Folders of the groups that limit this process's CPU time, innermost first, if they are mounted here."""
-    mounts = list(_mounts(root))
+    mounts = list(find_hierarchies("cpu", root))
     for line in read_lines(f"{root}/proc/self/cgroup"):
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
@@ -103,8 +103,9 @@ def _cpu_groups(root: str) -> Iterator[str]:
                 yield from _folders_up(f"{root}{place}", _below(path, top))
 
 
-def _mounts(root: str) -> Iterator[tuple[int, str, str]]:
-    """(version, root within the hierarchy, mount point) of each mounted cgroup hierarchy with CPU quotas."""
+def find_hierarchies(controller: str, root: str = "/") -> Iterator[tuple[int, str, str]]:
+    """(version, root within the hierarchy, mount point) of each mounted cgroup hierarchy that has this controller of
+    version 1, such as "cpu", or is of version 2."""
     for line in read_lines(f"{root}/proc/self/mountinfo"):
         before, _, after = line.partition(" - ")
         fields, kind = before.split(), after.split()
@@ -112,7 +113,7 @@ def _mounts(root: str) -> Iterator[tuple[int, str, str]]:
             continue
         if kind[0] == "cgroup2":
             yield 2, fields[3], fields[4]
-        elif kind[0] == "cgroup" and "cpu" in kind[2].split(","):
+        elif kind[0] == "cgroup" and controller in kind[2].split(","):
             yield 1, fields[3], fields[4]
 
 

@@ -267,17 +267,21 @@ class Line:
 
     def receive_block(self, size: int, buffer: bytearray) -> float:
         """Receive a block of `size` bytes; returns bits per second, without its first part (TCP slow start)."""
-        got, marked, mark = min(size, len(self._rest)), 0, 0.0
+        got = min(size, len(self._rest))
         self._rest = self._rest[got:]
-        while got < size:
-            count = self.socket.recv_into(buffer, min(len(buffer), size - got))
+        untimed = max(got, int(_WARM_UP * size))
+        self._receive(untimed - got, buffer)
+        begun = time.perf_counter()
+        self._receive(size - untimed, buffer)
+        elapsed = time.perf_counter() - begun
+        return (size - untimed) * 8 / elapsed if elapsed > 0 else 0.0
+
+    def _receive(self, size: int, buffer: bytearray) -> None:
+        while size > 0:
+            count = self.socket.recv_into(buffer, min(len(buffer), size))
             if not count:
                 raise ConnectionError("a neighbor closed its connection")
-            got += count
-            if not marked and got >= _WARM_UP * size:
-                marked, mark = got, time.perf_counter()
-        elapsed = time.perf_counter() - mark
-        return (got - marked) * 8 / elapsed if elapsed > 0 and got > marked else 0.0
+            size -= count
 
     def close(self) -> None:
         """Close the connection."""

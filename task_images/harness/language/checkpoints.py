@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
@@ -79,7 +80,7 @@ def load_step(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer | N
     try:
         with _without_single_process_warning():
             load(state, checkpoint_id=str(path))
-    except Exception as error:  # readers of damaged parts may raise anything
+    except (Exception, CheckpointException) as error:  # readers of damaged parts may raise anything
         why = " ".join(str(error).split())[:200] or type(error).__name__
         raise EnvironmentUnfitError(f"{path} cannot be read as a checkpoint: {why}", "Use an earlier one.") from None
     optimizers = () if optimizer is None else (optimizer,)

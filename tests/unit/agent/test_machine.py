@@ -4,19 +4,22 @@ import errno
 import json
 import os
 import socket
+import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from mlbench_cli.agent import clock, interfaces, machine, storage
+from mlbench_cli.agent import clock, interfaces, machine, processes, storage
 from mlbench_cli.agent.clock import ClockWatch, read_clocks
 from mlbench_cli.agent.interfaces import find_interface, list_addresses
 from mlbench_cli.agent.machine import Sampler, gpus_of_worker, is_full, replace_file, risen, visible_gpus
 from mlbench_cli.agent.messages import fill_in, pending_facts
 from mlbench_cli.agent.storage import SlowGroup
 from mlbench_cli.agent.streams import ErrorPipe
+from task_images.harness import cores
 
 # --- devices ---------------------------------------------------------------------------------------------------------
 
@@ -141,6 +144,30 @@ def test_the_last_sample_of_a_rank_has_all_its_time_and_never_less_than_before()
     assert sampler.last(3, less)["cpu_seconds"] == 1.75
     assert sampler.last(4, less)["cpu_seconds"] == 1.5
     assert sampler.lines({}) == []
+
+
+def test_waiting_for_a_cpu_does_not_put_off_the_next_look_for_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most half a percent of a core: after 10 ms of CPU time the next look comes after 2 s, and one that also waited
+    for three seconds is no dearer."""
+    clocks = {"monotonic": 100.0, "thread_time": 5.0}
+    looks = []
+
+    def look() -> dict[int, list[int]]:
+        looks.append(clocks["monotonic"])
+        clocks["monotonic"] += 3.0
+        clocks["thread_time"] += 0.01
+        return {}
+
+    monkeypatch.setattr(
+        machine, "time", SimpleNamespace(time=time.time, **{name: partial(clocks.get, name) for name in clocks})
+    )
+    monkeypatch.setattr(processes, "process_tree", look)
+    sampler = Sampler()
+    for later in (0.0, 1.9, 0.2, 0.0):
+        clocks["monotonic"] += later
+        sampler.lines({0: 1})
+    sampler.lines({0: 1, 1: 1})  # another rank
+    assert looks == [pytest.approx(moment) for moment in (100.0, 105.1, 108.1)]
 
 
 # --- clocks ----------------------------------------------------------------------------------------------------------
@@ -308,11 +335,15 @@ def test_a_disk_that_the_kernel_does_not_limit_leaves_no_group(groups: Path, mon
 @pytest.mark.parametrize(
     ("mounts", "controllers", "found"),
     [
-        ("cgroup {0}/blkio cgroup rw,blkio 0 0\n", None, (1, "blkio")),
-        ("cgroup2 {0}/unified cgroup2 rw 0 0\n", "cpu io memory", (2, "unified")),
-        ("cgroup2 {0}/unified cgroup2 rw 0 0\n", "cpu memory", None),
-        ("cgroup2 {0}/unified cgroup2 rw 0 0\ncgroup {0}/blkio cgroup rw,blkio 0 0\n", "io", (1, "blkio")),
-        ("cgroup {0}/cpu cgroup rw,cpu 0 0\ntmpfs {0} tmpfs rw,blkio 0 0\n", None, None),
+        ("33 22 0:28 / {0}/blkio rw shared:9 - cgroup cgroup rw,blkio\n", None, (1, "blkio")),
+        ("26 22 0:23 / {0}/unified rw - cgroup2 cgroup2 rw\n", "cpu io memory", (2, "unified")),
+        ("26 22 0:23 / {0}/unified rw - cgroup2 cgroup2 rw\n", "cpu memory", None),
+        (
+            "26 22 0:23 / {0}/unified rw - cgroup2 cgroup2 rw\n33 22 0:28 / {0}/blkio rw - cgroup cgroup rw,blkio\n",
+            "io",
+            (1, "blkio"),
+        ),
+        ("30 22 0:26 / {0}/cpu rw - cgroup cgroup rw,cpu\n31 22 0:27 / {0} rw - tmpfs tmpfs rw,blkio\n", None, None),
     ],
 )
 def test_the_control_groups_that_can_limit_disks(
@@ -327,11 +358,12 @@ def test_the_control_groups_that_can_limit_disks(
     if controllers is not None:
         (tmp_path / "unified" / "cgroup.controllers").write_text(controllers)
     (tmp_path / "mounts").write_text(mounts.format(tmp_path))
+    read_lines = cores.read_lines
 
-    def open_other(path: str, **options: Any) -> Any:
-        return open(tmp_path / "mounts" if path == "/proc/self/mounts" else path, **options)
+    def read_others(path: str) -> list[str]:
+        return read_lines(str(tmp_path / "mounts") if path == "//proc/self/mountinfo" else path)
 
-    monkeypatch.setattr(storage, "open", open_other, raising=False)
+    monkeypatch.setattr(cores, "read_lines", read_others)
     if found is None:
         with pytest.raises(OSError, match="no control groups that limit disks"):
             storage.find_hierarchy()

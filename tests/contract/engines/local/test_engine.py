@@ -170,15 +170,22 @@ def test_delete_after_the_end_needs_no_force(lab: Lab) -> None:
 
 
 def test_resources_are_written_per_rank_with_their_children(lab: Lab) -> None:
-    burn = "import time; block = bytearray(40_000_000)\nwhile time.process_time() < 0.3: pass\ntime.sleep(3)"
+    gate = lab.store.folder / "gate"
+    burn = "block = bytearray(40_000_000)\nwhile time.process_time() < 0.3: pass\n"
+    burn = f'import os, time\n{burn}while not os.path.exists("{gate}"): time.sleep(0.05)'
     run = lab.start(shell(f"if [ $RANK = 0 ]; then python -c '{burn}'; exit 0; fi"), workers=2)
+
+    def samples() -> list[dict[str, Any]]:
+        lines = [json.loads(line) for line in (run.folder / "resources.jsonl").read_text().splitlines()]
+        return [line for line in lines if line.get("kind") != "machine"]
+
+    # However seldom a slow machine lets the agent look for new processes.
+    until(lambda: any(line["rank"] == 0 and line["rss_bytes"] > 40_000_000 for line in samples()))
+    gate.touch()
     lab.end(run)
-    lines = [json.loads(line) for line in (run.folder / "resources.jsonl").read_text().splitlines()]
-    lines = [line for line in lines if line.get("kind") != "machine"]
-    mine = [line for line in lines if line["rank"] == 0]
-    assert {line["rank"] for line in lines} == {0, 1}
+    mine = [line for line in samples() if line["rank"] == 0]
+    assert {line["rank"] for line in samples()} == {0, 1}
     assert len(mine) >= 2
-    assert max(line["rss_bytes"] for line in mine) > 40_000_000
     assert mine[-1]["cpu_seconds"] >= 0.3
     assert mine[-1]["peak_rss_bytes"] > 40_000_000
     assert [line["cpu_seconds"] for line in mine] == sorted(line["cpu_seconds"] for line in mine)

@@ -121,6 +121,12 @@ def test_a_rate_leaves_out_the_first_fifth_of_a_block(clock: Clock) -> None:
     assert line.receive_block(1000, bytearray(4096)) == pytest.approx(8 * 800 / 4.5)
 
 
+def test_a_block_that_has_arrived_as_a_whole_has_a_rate(clock: Clock) -> None:
+    """The kernel hands over what is asked for: the untimed fifth, and then the rest, after half a second."""
+    line, _ = make_line(b"x" * 1000, clock=clock, pauses=[5.0, 0.5])
+    assert line.receive_block(1000, bytearray(4096)) == pytest.approx(8 * 800 / 0.5)
+
+
 def test_bytes_behind_the_last_line_belong_to_the_block(clock: Clock) -> None:
     line, _ = make_line(b"go\n" + b"x" * 30, b"x" * 70 + b"next\n", clock=clock, pauses=[1.0] * 4)
     assert line.read() == "go"

@@ -110,6 +110,23 @@ def test_damage_is_found_by_digests_before_anything_is_read(world: World, tmp_pa
         check_digests(world, tmp_path / "step-1")
 
 
+@pytest.mark.parametrize("content", [None, b"no part"])
+def test_a_part_that_is_missing_or_cannot_be_read_is_an_error_of_the_environment(
+    world: World, tmp_path: Path, content: bytes | None
+) -> None:
+    """Torch wraps both in an exception of its own that is no Exception."""
+    model, optimizer = make(1)
+    save_step(world, tmp_path / "step-1", model, optimizer, FACTS)
+    part = tmp_path / "step-1" / "__0_0.distcp"
+    if content is None:
+        part.unlink()
+    else:
+        part.write_bytes(content)
+    with pytest.raises(EnvironmentUnfitError, match="step-1 cannot be read as a checkpoint: ") as caught:
+        load_step(tmp_path / "step-1", model, optimizer)
+    assert caught.value.hint == "Use an earlier one."
+
+
 def test_a_methods_state_that_cannot_be_read_is_named(world: World, tmp_path: Path) -> None:
     model, optimizer = make(1)
     save_step(world, tmp_path / "step-1", model, optimizer, FACTS, {"update": 3, "ranks": ["own"]})
