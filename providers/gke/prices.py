@@ -28,14 +28,15 @@ OTHER_MACHINES = (
 MEMORY_PER_CPU = {"e2": 4.0, "n1": 3.75, "g2": 4.0, "g4": 3.75}
 CPUS_PER_GPU = {"a2-highgpu": 12, "a2-megagpu": 6, "a2-ultragpu": 12, "a3-highgpu": 26, "a3-megagpu": 26}
 MEMORY_PER_GPU = {"a2-highgpu": 85, "a2-megagpu": 85, "a2-ultragpu": 170, "a3-highgpu": 234, "a3-megagpu": 234}
-# The catalog's names of GPUs, and of a family's vCPUs and memory.
+# The catalog's names of GPUs, some of which differ between regions, and of a family's vCPUs and memory.
 GPU_WORDS = {
-    "nvidia-tesla-t4": "Nvidia Tesla T4",
-    "nvidia-l4": "Nvidia L4",
-    "nvidia-tesla-a100": "Nvidia Tesla A100",
-    "nvidia-a100-80gb": "Nvidia Tesla A100 80GB",
-    "nvidia-h100-80gb": "Nvidia H100 80GB",
-    "nvidia-h100-mega-80gb": "Nvidia H100 80GB Plus",
+    "nvidia-tesla-t4": ("Nvidia Tesla T4",),
+    "nvidia-l4": ("Nvidia L4",),
+    "nvidia-tesla-a100": ("Nvidia Tesla A100",),
+    "nvidia-a100-80gb": ("Nvidia Tesla A100 80GB",),
+    "nvidia-h100-80gb": ("Nvidia H100 80GB",),
+    "nvidia-h100-mega-80gb": ("Nvidia H100 80GB Plus", "Nvidia H100 80GB Mega"),
+    "nvidia-rtx-pro-6000": ("RTX 6000 96GB",),
 }
 FAMILY_WORDS = {
     "e2": "E2 Instance", "n1": "N1 Predefined Instance", "g2": "G2 Instance", "g4": "G4 Instance",
@@ -77,7 +78,7 @@ def price_machines(parts: Mapping[str, float]) -> dict[str, float]:
         amount = _price_machine(machine, parts)
         if amount is not None:
             prices[machine.name] = round(amount, 6)
-    if (t4 := parts.get(GPU_WORDS["nvidia-tesla-t4"])) is not None:
+    if (t4 := _price_gpu("nvidia-tesla-t4", parts)) is not None:
         prices["nvidia-tesla-t4"] = t4
     return prices
 
@@ -114,10 +115,14 @@ def _price_machine(machine: Machine, parts: Mapping[str, float]) -> float | None
         cpus = machine.vcpus or 0
         memory = cpus * MEMORY_PER_CPU.get(machine.name.partition("-")[0], 0)
     core, ram = parts.get(f"{words} Core"), parts.get(f"{words} Ram")
-    gpu = parts.get(GPU_WORDS.get(machine.gpu or "", "")) if machine.gpu else 0.0
+    gpu = _price_gpu(machine.gpu, parts) if machine.gpu else 0.0
     if core is None or ram is None or gpu is None or not cpus:
         return None
     return cpus * core + memory * ram + machine.gpus * gpu
+
+
+def _price_gpu(gpu: str, parts: Mapping[str, float]) -> float | None:
+    return next((parts[name] for name in GPU_WORDS.get(gpu, ()) if name in parts), None)
 
 
 def _list_skus() -> list[Message]:

@@ -190,15 +190,23 @@ GOOGLE_PUBLISHED = {
     "a3-ultragpu-8g": (8, 224, 2952),
     "a4-highgpu-8g": (8, 224, 3968),
 }
-UNPRICED = ("g4-standard", "a3-ultragpu", "a4-highgpu")  # the catalog's names of their parts are not known
-WORDS = ("E2 Instance", "N1 Predefined Instance", "G2 Instance", "A2 Instance", "A3 Instance", "A3Plus Instance")
+UNPRICED = ("a3-ultragpu", "a4-highgpu")  # the catalog's names of their parts are not known
+WORDS = (
+    "E2 Instance",
+    "N1 Predefined Instance",
+    "G2 Instance",
+    "G4 Instance",
+    "A2 Instance",
+    "A3 Instance",
+    "A3Plus Instance",
+)
 GPUS = ("Tesla T4", "L4", "Tesla A100", "Tesla A100 80GB", "H100 80GB", "H100 80GB Plus")
 
 
 def parts(core: float, ram: float, gpu: float) -> dict[str, float]:
     """The price list of a region in which all families cost the same."""
     cpus = {f"{words} Core": core for words in WORDS} | {f"{words} Ram": ram for words in WORDS}
-    return cpus | {f"Nvidia {name}": gpu for name in GPUS}
+    return cpus | {f"Nvidia {name}": gpu for name in GPUS} | {"RTX 6000 96GB": gpu}
 
 
 def test_gpu_machines_of_google_have_the_published_number_of_gpus() -> None:
