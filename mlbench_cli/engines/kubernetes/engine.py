@@ -211,10 +211,11 @@ class KubernetesEngine:
         """Observations as something changes. The number of requests does not depend on that of the pods."""
         probed: dict[int, Summary] = {}
         spoken, next_poll, last = float("-inf"), 0.0, (-1, -1)
-        following.watch.wait(0, FIRST_LIST_SECONDS)
+        listed_by = time.monotonic() + FIRST_LIST_SECONDS
         while True:
             version, pods = following.watch.version, following.pods()
             begun = time.monotonic()
+            may_observe = version > 0 or begun >= listed_by  # until then, nobody knows whether there are pods
             try:
                 if begun >= next_poll:
                     observer.refresh(pods)
@@ -224,7 +225,8 @@ class KubernetesEngine:
                 if gate is not None:
                     self._pass_gate(run, api, observer, gate, pods)
                 summaries = probed | following.summaries()
-                if silence.is_broken and (last != (version, len(summaries)) or time.monotonic() >= spoken + HEARTBEAT):
+                is_news = last != (version, len(summaries)) or time.monotonic() >= spoken + HEARTBEAT
+                if silence.is_broken and may_observe and is_news:
                     last, spoken, used = (version, len(summaries)), time.monotonic(), time.thread_time()
                     gaps = log_gap(following.collector.gaps, _ranks(run))
                     seen = self._observe(run, observer, pods, summaries, gaps)
