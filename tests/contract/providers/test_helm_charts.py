@@ -88,7 +88,7 @@ class Place:
         secrets = [item for (kind, _, _), item in self.kube.objects.items() if kind == "secrets"]
         return [item["metadata"]["labels"]["status"] for item in secrets]
 
-    def until(self, wanted: Callable[[], Any], seconds: float = 30) -> None:
+    def until(self, wanted: Callable[[], Any], seconds: float = 120) -> None:
         end = time.monotonic() + seconds
         while not wanted() and time.monotonic() < end:
             time.sleep(0.02)
@@ -265,7 +265,7 @@ def test_terminated_helm_is_stopped_too(place: Place) -> None:
     process = place.start(*place.words("trouble=hang"))
     place.until(lambda: place.statuses == ["pending-install"])
     process.send_signal(signal.SIGTERM)
-    _, printed = process.communicate(timeout=30)
+    _, printed = process.communicate(timeout=120)
     assert process.returncode == 143, printed
     assert place.statuses == ["failed"]
 

@@ -325,7 +325,7 @@ def test_a_link_is_down_and_slowed_for_its_time_and_then_as_before(lab: Lab) -> 
     if (obstacle := find_obstacle()) is not None:
         pytest.skip(obstacle)
     script = "at 1s for 1s link 1 down; at 4s for 1s link 1 200kbit"
-    run = lab.start(python(ECHO), workers=2, network="50mbit,40ms", faults=script)
+    run = lab.start(python(ECHO), workers=2, network="20mbit,40ms", faults=script)
     assert lab.end(run).ended == "exited"
     finalize(run, lab.engine, lab.store)
     result = json.loads((run.folder / "result.json").read_bytes())
