@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from mlbench_cli.model.run import Outcome, RunState
 from mlbench_cli.storage.store import Store
 from tests.contract.server.dashboards import Dashboard, serve
-from tests.unit.results.runs import new_run, observation_of, spec, training_log
+from tests.unit.results import runs
 
 RUNS = (("alpha-1", 1, 90.0), ("alpha-2", 2, 60.0), ("alpha-4", 4, 40.0))
 SAMPLES = "".join(
@@ -22,16 +21,7 @@ SAMPLES = "".join(
 
 def record_sealed(store: Store, name: str, workers: int, seconds: float) -> None:
     """A sealed run of a task in the store, with hand-written logs."""
-    from mlbench_cli.results.archive.documents import write_run_document
-    from mlbench_cli.results.archive.seal import seal
-
-    run = store.record_run(spec(name=name, workers=workers))
-    logs = {rank: training_log(rank, seconds) for rank in range(workers)}
-    new_run(run.folder, run.spec, logs)
-    (run.folder / "resources.jsonl").write_text(SAMPLES)
-    write_run_document(run)
-    seal(run, observation_of(workers, seconds + 3))
-    store.update_run(run, RunState.FINISHED, Outcome.GOAL_REACHED)
+    runs.record_sealed(store, name, workers, seconds, samples=SAMPLES)
 
 
 @pytest.fixture(scope="session")

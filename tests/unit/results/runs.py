@@ -7,10 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mlbench_cli.model.run import Ending, Observation, Run, WorkerState
+from mlbench_cli.model.run import Ending, Observation, Outcome, Run, RunState, WorkerState
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.results.archive.documents import write_run_document
 from mlbench_cli.results.archive.seal import seal
+from mlbench_cli.storage.store import Store
 from mlbench_cli.util.times import timestamp
 from task_images.contract import format_event
 
@@ -168,3 +169,29 @@ def sealed_run(folder: Path, outcome: str = "goal_reached", **changes: Any) -> P
     write_run_document(run, more["provenance"])
     seal(run, seen)
     return folder
+
+
+def record_sealed(
+    store: Store,
+    name: str,
+    workers: int,
+    seconds: float,
+    outcome: str = "goal_reached",
+    *,
+    samples: str = "",
+    provenance: Mapping[str, Any] | None = None,
+    **changes: Any,
+) -> Run:
+    """A sealed run in the store. `samples`: its resources.jsonl; `changes`: fields of its spec."""
+    run = store.record_run(spec(name=name, workers=workers, **changes))
+    logs = {rank: training_log(rank, seconds, outcome) for rank in range(workers)}
+    failed = outcome == "failed"
+    if failed:
+        logs[0] = [*logs[0][:-1], "Traceback (most recent call last):"]
+    new_run(run.folder, run.spec, logs)
+    if samples:
+        (run.folder / "resources.jsonl").write_text(samples)
+    write_run_document(run, provenance)
+    seal(run, observation_of(workers, seconds + 3, [int(failed and rank == 0) for rank in range(workers)]))
+    store.update_run(run, RunState.FINISHED, Outcome(outcome))
+    return run
