@@ -89,7 +89,6 @@ def test_what_was_seen_first_of_the_end_counts(store: Store, hooks: list[str]) -
     """The cluster may lose it before the archive is sealed, or say something else later."""
     run = record(store)
     engine = FakeEngine([RUNNING])
-    engine.error = None
 
     def fetch(_: Run) -> Fetched:
         raise DeadlineError("It takes too long.")
@@ -97,7 +96,7 @@ def test_what_was_seen_first_of_the_end_counts(store: Store, hooks: list[str]) -
     engine.fetch = fetch  # type: ignore[method-assign]
     with pytest.raises(DeadlineError):
         finalize(run, engine, store, FAILED)
-    assert RunFolder(run.folder).read_observation() == FAILED
+    assert (RunFolder(run.folder).read_observation(), engine.calls) == (FAILED, [])
     finished = finalize(run, FakeEngine([ENDED]), store, ENDED)
     assert finished is not None
     assert finished.outcome is Outcome.FAILED
@@ -137,7 +136,7 @@ def full(number: int) -> MlbenchError:
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), OSError(errno.EDQUOT, "quota"), full(errno.ENOSPC)])
 def test_a_full_disk_leaves_the_archive_for_later(store: Store, hooks: list[str], error: Exception) -> None:
     run = record(store)
-    engine = FakeEngine([FAILED])
+    engine = FakeEngine([ENDED])
 
     def fetch(_: Run) -> Fetched:
         raise error
@@ -145,7 +144,7 @@ def test_a_full_disk_leaves_the_archive_for_later(store: Store, hooks: list[str]
     engine.fetch = fetch  # type: ignore[method-assign]
     finished = finalize(run, engine, store)
     assert finished is not None
-    assert (finished.outcome, finished.result) == (Outcome.FAILED, None)
+    assert (finished.outcome, finished.result) == (Outcome.COMPLETED, None)
     finding = finished.findings[-1]
     assert finding.to_dict() == {
         **Finding("archive_unfinished", "").to_dict(),
@@ -154,6 +153,7 @@ def test_a_full_disk_leaves_the_archive_for_later(store: Store, hooks: list[str]
         "retryable": True,
     }
     assert (store.run("r-1").state, hooks) == (RunState.CREATED, [])
+    assert finished.exit_code() == 8
 
 
 @pytest.mark.parametrize("error", [OSError(errno.EACCES, "no"), full(errno.EIO), MlbenchError("Something else.")])

@@ -1,20 +1,20 @@
 """Runs that have ended: exit codes for who waited, what their archive and their end say, and runs of other machines."""
 
-import errno
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from mlbench_cli.engines.base import Fetched, FoundRun, UnreadableRun
-from mlbench_cli.errors import CapacityError, NotFoundError, UsageError
+from mlbench_cli.engines.base import FoundRun, UnreadableRun
+from mlbench_cli.errors import CapacityError, NotFoundError
 from mlbench_cli.model.run import LOCAL, Cluster, Ending, Finding, Observation, Outcome, Run, RunState, WorkerState
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.results.archive.documents import ResultDocument, write_run_document
-from mlbench_cli.runs import connect, discovery, finalize, hooks
+from mlbench_cli.runs import connect, discovery, hooks
 from mlbench_cli.runs.connect import EngineCache, connect_engine
 from mlbench_cli.runs.discovery import Discovered
+from mlbench_cli.runs.finalize import finalize
 from mlbench_cli.runs.finished import FinishedRun
 from mlbench_cli.storage.store import Store
 from tests.fakes.engine import FakeEngine
@@ -78,79 +78,6 @@ def test_facts_for_the_command_at_the_end_of_a_run() -> None:
     assert hooks.describe_end(finished(Outcome.FAILED))["goal_value"] is None
 
 
-# --- completing an archive -------------------------------------------------------------------------------------------
-
-
-def ended_engine(ended: Ending | None = Ending.EXITED) -> FakeEngine:
-    workers = tuple(WorkerState(rank, "succeeded", exit_code=0, started=1.0, finished=2.0) for rank in (0, 1))
-    return FakeEngine([Observation(3.0, workers, ended=ended)], logs={0: [b"hello\n"]})
-
-
-def test_a_run_that_has_ended_is_sealed_once(store: Store) -> None:
-    run, engine = store.record_run(SPEC), ended_engine()
-    write_run_document(run, None)
-    found = finalize.finalize(run, engine, store)
-    assert found is not None
-    assert (found.outcome, engine.calls) == (Outcome.COMPLETED, ["look", "fetch"])
-    assert (run.folder / "SHA256SUMS").is_file()
-    row = store.find_run(run.id)
-    assert row is not None
-    assert (row.state, row.outcome) == (RunState.FINISHED, Outcome.COMPLETED)
-    again = finalize.finalize(run, engine, store)
-    assert again is not None
-    assert (again.outcome, engine.calls) == (Outcome.COMPLETED, ["look", "fetch"])
-
-
-def test_a_run_that_has_not_ended_is_left_alone(store: Store) -> None:
-    run, engine = store.record_run(SPEC), ended_engine(None)
-    assert finalize.finalize(run, engine, store) is None
-    assert engine.calls == ["look"]
-    row = store.find_run(run.id)
-    assert row is not None
-    assert row.state is RunState.CREATED
-
-
-def test_a_known_observation_is_not_asked_for_again(store: Store) -> None:
-    run, engine = store.record_run(SPEC), ended_engine()
-    write_run_document(run, None)
-    assert finalize.finalize(run, engine, store, engine.observations[0]) is not None
-    assert engine.calls == ["fetch"]
-
-
-def test_a_run_that_was_deleted_has_no_archive(store: Store) -> None:
-    run = store.record_run(SPEC)
-    store.forget_run(run)
-    with pytest.raises(NotFoundError, match='The run "x-2" was deleted in the meantime'):
-        finalize.finalize(run, ended_engine(), store)
-
-
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-def test_a_full_disk_leaves_the_facts_without_an_archive(
-    store: Store, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
-    run, engine = store.record_run(SPEC), ended_engine()
-    write_run_document(run, None)
-
-    def fetch(run: Run) -> Fetched:
-        raise OSError(number, "full")
-
-    monkeypatch.setattr(engine, "fetch", fetch)
-    found = finalize.finalize(run, engine, store)
-    assert found is not None
-    assert (found.result, found.findings[-1].code, found.exit_code()) == (None, "archive_unfinished", 8)
-    row = store.find_run(run.id)
-    assert row is not None
-    assert row.state is not RunState.FINISHED
-
-
-def test_other_errors_are_not_taken_for_a_full_disk() -> None:
-    assert not finalize._is_full(OSError(errno.EACCES, "no"))
-    assert not finalize._is_full(UsageError("x"))
-    wrapped = UsageError("x")
-    wrapped.__context__ = OSError(errno.ENOSPC, "full")
-    assert finalize._is_full(wrapped)
-
-
 # --- runs of other machines ------------------------------------------------------------------------------------------
 
 FAR = Cluster("here", "attached")
@@ -185,7 +112,8 @@ def test_runs_that_this_machine_does_not_know_are_recorded(store: Store) -> None
 def sealed_folder(store: Store) -> Path:
     run = store.record_run(SPEC)
     write_run_document(run, None)
-    finalize.finalize(run, ended_engine(), store)
+    workers = tuple(WorkerState(rank, "succeeded", exit_code=0) for rank in (0, 1))
+    finalize(run, FakeEngine([Observation(3.0, workers, ended=Ending.EXITED)]), store)
     store.forget_run(run)
     return run.folder
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from mlbench_cli.simulator.collectives import GlooCollectives, RingCollectives
-from mlbench_cli.simulator.gloo import Link
+from mlbench_cli.simulator.gloo import LAUNCH_SECONDS, Link
 from mlbench_cli.simulator.step import Step, factor_bytes, find_codec_seconds, group_by_bytes, simulate_step
 from mlbench_cli.simulator.workload import CodecCost, Tensor, Workload
 from task_images.comm.methods import Method
@@ -54,6 +54,22 @@ def test_gloos_reduce_scatter_sends_as_much_as_an_all_reduce() -> None:
     gloo = GlooCollectives(4, Link(1e-3, 1e-8))
     step = simulate_step(WORK, method(transport="rsag"), gloo)
     assert step.sent_bytes == pytest.approx((1.5 + 0.75) * 800)
+
+
+@pytest.mark.parametrize("transport", ["allreduce", "rsag", "allgather", "a2a"])
+def test_each_transport_takes_what_its_own_collectives_take(transport: str) -> None:
+    """On gloo, whose all-gather is not half of its all-reduce as that of the textbook's ring is."""
+    gloo = GlooCollectives(4, Link(1e-3, 1e-6, 2e-4))
+    reduce, gather = gloo.all_reduce(800), gloo.all_gather(800)  # without the launch
+    seconds = {
+        "allreduce": reduce + LAUNCH_SECONDS,
+        "rsag": reduce + gather,
+        "allgather": gloo.all_gather(4 * 800),
+        "a2a": 2 * gather,
+    }
+    assert len({*seconds.values()}) == 4
+    step = simulate_step(WORK, method(transport=transport), gloo)
+    assert step.communication == pytest.approx(seconds[transport])
 
 
 @pytest.mark.parametrize(("servers", "share"), [(1, 4), (2, 2), (4, 1), (8, 1)])
