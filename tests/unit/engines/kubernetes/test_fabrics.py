@@ -88,7 +88,34 @@ def test_tcpx_has_four_networks_and_a_daemon_with_sockets() -> None:
     assert [*found.volumes] == [*MACHINE, {"name": "tcpx-sockets", "hostPath": {"path": "/run/tcpx"}}]
     assert [*found.mounts] == [LIBRARIES, sockets]
     assert (found.pins_memory, found.claimed_cards) == (True, 0)
-    assert found.environment["NCCL_GPUDIRECTTCPX_UNIX_CLIENT_PREFIX"] == "/run/tcpx"
+
+
+def test_tcpx_has_the_settings_of_nccl_that_google_documents_for_a3_high() -> None:
+    """The cores are those of the CPU that each card is attached to, other ones for what is sent and for what comes."""
+    environment = dict(fabric(setup="tcpx").environment)
+    cards = {"eth1": 0, "eth2": 0, "eth3": 1, "eth4": 1}
+    cores = {"TX": ("8-21,112-125", "60-73,164-177"), "RX": ("22-35,126-139", "74-87,178-191")}
+    for direction, found in cores.items():
+        bindings = ";".join(f"{card}:{found[socket]}" for card, socket in cards.items())
+        assert environment.pop(f"NCCL_GPUDIRECTTCPX_{direction}_BINDINGS") == bindings
+    chunk = str(512 << 10)
+    assert environment == {
+        "NCCL_SOCKET_IFNAME": "eth0",
+        "NCCL_GPUDIRECTTCPX_CTRL_DEV": "eth0",
+        "NCCL_GPUDIRECTTCPX_SOCKET_IFNAME": ",".join(cards),
+        "NCCL_GPUDIRECTTCPX_UNIX_CLIENT_PREFIX": "/run/tcpx",
+        "NCCL_GPUDIRECTTCPX_PROGRAM_FLOW_STEERING_WAIT_MICROS": str(500_000),
+        "NCCL_CROSS_NIC": "0",
+        "NCCL_ALGO": "Ring,Tree",
+        "NCCL_PROTO": "Simple",
+        "NCCL_NET_GDR_LEVEL": "PIX",
+        "NCCL_P2P_PXN_LEVEL": "0",
+        **dict.fromkeys(("NCCL_DYNAMIC_CHUNK_SIZE", "NCCL_P2P_NET_CHUNKSIZE", "NCCL_P2P_PCI_CHUNKSIZE"), chunk),
+        "NCCL_P2P_NVL_CHUNKSIZE": str(1 << 20),
+        "NCCL_BUFFSIZE": str(4 << 20),
+        "NCCL_NSOCKS_PERTHREAD": "4",
+        "NCCL_SOCKET_NTHREADS": "1",
+    }
 
 
 @pytest.mark.parametrize(("branch", "program"), [(None, "v1.0.22"), (580, "v1.0.22"), (595, "v1.0.23")])
