@@ -85,7 +85,7 @@ def test_a_run_is_completed_once(store: Store, hooks: list[str]) -> None:
     assert (store.run("r-1").state, hooks) == (RunState.FINISHED, ["r-1"])
 
 
-def test_what_was_seen_first_of_the_end_counts(store: Store, hooks: list[str]) -> None:
+def test_what_was_seen_first_of_the_end_counts(store: Store, hooks: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """The cluster may lose it before the archive is sealed, or say something else later."""
     run = record(store)
     engine = FakeEngine([RUNNING])
@@ -93,7 +93,7 @@ def test_what_was_seen_first_of_the_end_counts(store: Store, hooks: list[str]) -
     def fetch(_: Run) -> Fetched:
         raise DeadlineError("It takes too long.")
 
-    engine.fetch = fetch  # type: ignore[method-assign]
+    monkeypatch.setattr(engine, "fetch", fetch)
     with pytest.raises(DeadlineError):
         finalize(run, engine, store, FAILED)
     assert (RunFolder(run.folder).read_observation(), engine.calls) == (FAILED, [])
@@ -134,14 +134,16 @@ def full(number: int) -> MlbenchError:
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), OSError(errno.EDQUOT, "quota"), full(errno.ENOSPC)])
-def test_a_full_disk_leaves_the_archive_for_later(store: Store, hooks: list[str], error: Exception) -> None:
+def test_a_full_disk_leaves_the_archive_for_later(
+    store: Store, hooks: list[str], monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
     run = record(store)
     engine = FakeEngine([ENDED])
 
     def fetch(_: Run) -> Fetched:
         raise error
 
-    engine.fetch = fetch  # type: ignore[method-assign]
+    monkeypatch.setattr(engine, "fetch", fetch)
     finished = finalize(run, engine, store)
     assert finished is not None
     assert (finished.outcome, finished.result) == (Outcome.COMPLETED, None)
@@ -157,14 +159,14 @@ def test_a_full_disk_leaves_the_archive_for_later(store: Store, hooks: list[str]
 
 
 @pytest.mark.parametrize("error", [OSError(errno.EACCES, "no"), full(errno.EIO), MlbenchError("Something else.")])
-def test_other_trouble_is_an_error(store: Store, hooks: list[str], error: Any) -> None:
+def test_other_trouble_is_an_error(store: Store, hooks: list[str], monkeypatch: pytest.MonkeyPatch, error: Any) -> None:
     run = record(store)
     engine = FakeEngine([ENDED])
 
     def fetch(_: Run) -> Fetched:
         raise error
 
-    engine.fetch = fetch  # type: ignore[method-assign]
+    monkeypatch.setattr(engine, "fetch", fetch)
     with pytest.raises(type(error)):
         finalize(run, engine, store)
 

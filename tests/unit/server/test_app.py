@@ -88,7 +88,7 @@ def test_new_runs_of_the_shown_cluster_are_looked_for_every_half_minute(
                 raise error
 
     monkeypatch.setattr(discovery, "Client", Client)
-    monkeypatch.setattr(discovery.time, "sleep", calls.append)
+    monkeypatch.setattr("mlbench_cli.server.discovery.time.sleep", calls.append)
     with pytest.raises(KeyboardInterrupt):
         discovery.keep_discovering(ServerConfig(tmp_path, 8080, cluster="far"))
     assert calls == ["far", "closed", 30.0] * 4 + ["far", "closed"]

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -10,6 +10,7 @@ from mlbench_cli.engines.kubernetes import follower as module
 from mlbench_cli.engines.kubernetes.follower import RunFollower
 from mlbench_cli.engines.kubernetes.manifests import STOPPED_ANNOTATION
 from mlbench_cli.engines.kubernetes.workers import INDEX_LABEL
+from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.api import AccessDenied, ApiError, ObjectNotFound, ServerUnreachable
 from mlbench_cli.model.run import Run
 from mlbench_cli.model.spec import RunSpec
@@ -84,7 +85,7 @@ class Lab:
         monkeypatch.setattr(module, "PodWatch", lambda *given: self._make(given, self.watch))
         monkeypatch.setattr(module, "LogCollector", lambda *given: self._make(given[:4], self.collector))
         api = SimpleNamespace(close=lambda: self.watch.calls.append("close api"))
-        self.access: Any = SimpleNamespace(client=lambda: api)
+        self.access = cast(Access, SimpleNamespace(client=lambda: api))
         run = Run("abc", RunSpec("r-2", "far", "kubernetes", "custom", "custom", ("true",), "gloo", 2), folder, "2027")
         self.follower = RunFollower(self.access, "team", run, [0, 4])
 
