@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from mlbench_cli import __version__
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.run import LOCAL, Cluster
 from mlbench_cli.model.spec import RunSpec
@@ -200,6 +201,101 @@ def test_options_that_do_not_apply_are_refused(cluster: Cluster, options: dict[s
 )
 def test_options_that_apply_are_not_refused(cluster: Cluster, options: dict[str, Any]) -> None:
     one(cluster, **options)
+
+
+# --- what runs, by kind of cluster ------------------------------------------------------------------------------------
+
+DIGITS = Request(name="run", workers=(2,), task="digits_resnet", preset="tiny")
+OWN = replace(DIGITS, preset=None, command="python train.py")  # held to the goal of the task
+BUILT = f"localhost/mlbench/digits_resnet:{__version__}"
+
+
+@pytest.mark.parametrize("request_", [DIGITS, OWN])
+@pytest.mark.parametrize(
+    ("cluster", "image", "found"),
+    [
+        (LOCAL, None, None),
+        (HOSTS, None, None),
+        (SLURM, None, None),
+        (SLURM, "me/train:1", "me/train:1"),
+        (KIND, None, BUILT),
+        (KIND, "me/train:1", "me/train:1"),
+    ],
+)
+def test_the_image_of_a_task_where_ranks_have_one(
+    request_: Request, cluster: Cluster, image: str | None, found: str | None
+) -> None:
+    (spec,) = resolve(replace(request_, image=image), cluster, HERE if cluster is LOCAL else None)
+    assert (spec.image, spec.task) == (found, "digits_resnet")
+    assert spec.preset == ("open" if request_ is OWN else "tiny")
+
+
+@pytest.mark.parametrize(
+    ("cluster", "options", "words"),
+    [
+        (LOCAL, {}, "Nothing to run: --task, or --command is missing."),
+        (SLURM, IMAGE, "Nothing to run: --command for the image is missing."),
+        (KIND, {"command": "true"}, "--image is missing: your own command needs one on a cluster."),
+        (LOCAL, {"command": "true", **IMAGE}, "--image does not apply to the local cluster, which runs processes."),
+        (HOSTS, {"task": "mnist", **IMAGE}, "--image does not apply to hosts, which runs processes."),
+        (LOCAL, {"task": "allreduce", "light": True}, 'The task "allreduce" has no goal, so --light does not apply.'),
+        (LOCAL, {"task": "mnist", "run_on_all": False}, "--no-run-on-all works only with your own command"),
+        (LOCAL, {"task": "allreduce", "command": "true"}, 'The task "allreduce" has no goal to measure your own'),
+        (LOCAL, {"task": "mnist", "command": "x", "set": {"goal_light": 1}}, "goal_light is fixed by the task"),
+        (LOCAL, {"command": "x", "preset": "tiny"}, "--preset works only with tasks"),
+        (LOCAL, {"command": "x", "budget": "1h"}, "--budget works only with tasks"),
+        (LOCAL, {"command": "x 'y"}, "cannot be split into words"),
+        (LOCAL, {"command": "x", "backend": "nccl"}, "The backend nccl works only on GPUs."),
+    ],
+)
+def test_programs_that_cannot_run(cluster: Cluster, options: dict[str, Any], words: str) -> None:
+    asked = Request(name="run", workers=(2,), **options)
+    with pytest.raises(UsageError) as caught:
+        resolve(asked, cluster, HERE if cluster is LOCAL else None)
+    assert caught.value.message.startswith(words) or words in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("budget", "timeout", "words"),
+    [
+        ("0s", None, "--budget 0s: it must be above 0 and below 30 days."),
+        ("30d", "31d", "--budget 30d: it must be above 0 and below 30 days."),
+        ("1h", "1h", "The timeout of 3600 s would end the run before its budget of 3600 s is used up."),
+        ("24h", None, "The timeout of 86400 s would end the run before its budget of 86400 s is used up."),
+        ("1h", "3601s", None),
+        ("23h", None, None),
+    ],
+)
+def test_a_budget_ends_before_the_timeout(budget: str, timeout: str | None, words: str | None) -> None:
+    asked = Request(
+        name="run", workers=(2,), task="cifar10_resnet20", set={"data": "synthetic"}, budget=budget, timeout=timeout
+    )
+    if words is None:
+        assert resolve(asked, LOCAL, HERE)[0].parameters["budget_seconds"] > 0
+        return
+    with pytest.raises(UsageError) as caught:
+        resolve(asked, LOCAL, HERE)
+    assert caught.value.message == words
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("3", 3),
+        ("1e-3", 0.001),
+        ("true", True),
+        ("null", None),
+        ("[1, 2]", [1, 2]),
+        ('{"a": 1}', {"a": 1}),
+        ("NaN", "NaN"),  # JSON does not know it
+        ("x", "x"),
+        ("", ""),
+        ("[1", "[1"),
+        ((1, 2), [1, 2]),
+    ],
+)
+def test_parameters_of_a_command_are_json_where_they_can_be(text: Any, value: Any) -> None:
+    assert one(set={"x": text}).parameters == {"x": value}
 
 
 # --- names, sizes and prices -----------------------------------------------------------------------------------------

@@ -406,6 +406,31 @@ def test_the_next_process_waits_for_its_turn_and_skips_what_is_complete(
     assert lab.collector.sweep([0, 1])  # its lock is free again
 
 
+def test_the_process_that_copies_knows_its_own_progress(tmp_path: Path, clock: Clock) -> None:
+    """It does not read the folder, which need not exist before."""
+    lab = Lab(tmp_path / "new" / "run", clock, b"", last_word())
+    stream = lab.server.stream
+    found: list[Any] = []
+
+    def look(path: str, **options: Any) -> Answer:
+        with closing(LogFile(lab.folder, 0, 0)) as log:
+            log.note_gap()
+            log.save()
+        found.append((lab.collector.gaps, lab.collector.summary(0), lab.collector.gaps))
+        position_file(lab.folder, 0).unlink()
+        return stream(path, **options)
+
+    lab.server.stream = look  # type: ignore[method-assign]
+    lab.run()
+    assert found == [({}, None, {})] * 2
+    with closing(LogFile(lab.folder, 1, 9)) as log:
+        log.note_gap()
+        log.save()
+    lab.collector._ranks = [0, 9]
+    assert not lab.collector.complete(1)
+    assert lab.collector.gaps == {1: [0]}  # now others may copy, and it looks again
+
+
 def test_a_collector_that_is_closed_waits_no_longer(tmp_path: Path, clock: Clock) -> None:
     lab = Lab(tmp_path, clock, last_word())
     with locked(tmp_path):
@@ -498,3 +523,4 @@ def test_the_process_that_copies_needs_no_second_lock(tmp_path: Path, clock: Clo
     with locked(tmp_path):  # its own
         assert lab.collector.install(0, part, False, {}) is True
     assert clock.now == BEGIN
+    assert lab.collector.complete(0)
