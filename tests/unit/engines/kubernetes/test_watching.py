@@ -66,7 +66,7 @@ class Lab:
         monkeypatch.setattr(self.engine, "_drop_chaos", lambda *_: self.calls.append("chaos"))
         monkeypatch.setattr(kubernetes, "RunFollower", lambda *_: self.following)
         watch = SimpleNamespace(wait=self.wait)
-        self.following = SimpleNamespace(
+        self.following: Any = SimpleNamespace(
             watch=watch, pods=lambda: self.by_worker, summaries=lambda: self.said, users=0,
             collector=SimpleNamespace(gaps={}), close=lambda: self.calls.append("close"),
         )  # fmt: skip
