@@ -180,10 +180,12 @@ def record_sealed(
     *,
     samples: str = "",
     provenance: Mapping[str, Any] | None = None,
+    created: str | None = None,
     **changes: Any,
 ) -> Run:
-    """A sealed run in the store. `samples`: its resources.jsonl; `changes`: fields of its spec."""
-    run = store.record_run(spec(name=name, workers=workers, **changes))
+    """A sealed run in the store. `samples`: its resources.jsonl; `created`: default: now, which is after its end, and a
+    finding; `changes`: fields of its spec."""
+    run = store.record_run(spec(name=name, workers=workers, **changes), created=created)
     logs = {rank: training_log(rank, seconds, outcome) for rank in range(workers)}
     failed = outcome == "failed"
     if failed:

@@ -110,6 +110,18 @@ def test_what_was_given_is_not_asked(answer: Answer) -> None:
     assert ("mnist", "The tutorial's small convolutional network on MNIST", "") in person.menus["Task"]
 
 
+def test_answers_that_cannot_be_kept_are_a_warning(
+    answer: Answer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warnings: list[str] = []
+    monkeypatch.setattr(console, "warn", warnings.append)
+    (tmp_path / "home").write_text("a file in place of the folder")
+    _, request, _ = answer((SIZES, ""), name="x", command="true")
+    assert request.workers == (1,)
+    assert len(warnings) == 1
+    assert warnings[0].startswith("The answers could not be saved to ")
+
+
 # --- names and sizes ------------------------------------------------------------------------------------------------
 
 

@@ -88,8 +88,10 @@ def test_metrics_of_a_run_have_the_names_and_sums_of_mlbench_3(ended: Ended) -> 
     assert values(found["train_loss @ 1"]) == [2.0, 1.0, pytest.approx(2 / 3)]
     sums = {name: values(found[f"global_cum_{name} @ 0"]) for name in ("agg", "backprop", "fwd_pass", "opt_step")}
     assert sums == {
-        "agg": [pytest.approx(0.24 * 60)], "backprop": [pytest.approx(0.32 * 60)],
-        "fwd_pass": [pytest.approx(0.16 * 60)], "opt_step": [pytest.approx(0.05 * 60)],
+        "agg": [pytest.approx(0.24 * 60)],
+        "backprop": [pytest.approx(0.32 * 60)],
+        "fwd_pass": [pytest.approx(0.16 * 60)],
+        "opt_step": [pytest.approx(0.05 * 60)],
     }
     assert values(found["TotalCumulativeTrainTime @ 0"]) == [pytest.approx(0.86 * 60)]
     assert not any(name.startswith("result_") for name in found)
@@ -137,12 +139,18 @@ def test_all_metrics_are_by_run_and_by_pod(ended: Ended) -> None:
     assert sorted(found["run_metrics"]) == ["bad", "study-1", "study-2"]
     assert sorted(found["pod_metrics"]) == ["study-2-0", "study-2-1"]
     assert found["run_metrics"]["study-2"]["val_Prec@1 @ 0"][0] == {
-        "name": "val_Prec@1 @ 0", "date": "2025-10-09T08:53:40.000Z", "value": "40.0",
-        "cumulative": False, "metadata": "{rank: 0}",
+        "name": "val_Prec@1 @ 0",
+        "date": "2025-10-09T08:53:40.000Z",
+        "value": "40.0",
+        "cumulative": False,
+        "metadata": "{rank: 0}",
     }
     assert found["pod_metrics"]["study-2-0"]["memory"][0] == {
-        "name": "memory", "date": "2025-10-09T08:53:21.000Z", "value": "1.0",
-        "cumulative": False, "metadata": "",
+        "name": "memory",
+        "date": "2025-10-09T08:53:21.000Z",
+        "value": "1.0",
+        "cumulative": False,
+        "metadata": "",
     }
 
 

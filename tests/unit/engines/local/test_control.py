@@ -18,7 +18,7 @@ import pytest
 
 from mlbench_cli.engines.local import engine as module
 from mlbench_cli.engines.local.engine import LocalEngine
-from mlbench_cli.engines.local.state import is_abandoned
+from mlbench_cli.engines.local.state import abandon, is_abandoned
 from mlbench_cli.errors import CapacityError, UsageError
 from mlbench_cli.model.run import Ending, Observation, Run, WorkerState
 from mlbench_cli.model.spec import RunSpec
@@ -328,7 +328,7 @@ def test_a_run_starts_once(lab: Lab, spawned: SimpleNamespace, monkeypatch: pyte
 def test_a_run_that_was_stopped_or_deleted_while_it_waited_does_not_start(
     lab: Lab, spawned: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module.abandon(lab.run)
+    abandon(lab.run)
     with pytest.raises(UsageError, match='The run "x-2" was canceled before it started'):
         start(lab)
 
