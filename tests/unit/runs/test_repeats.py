@@ -105,6 +105,13 @@ def test_runs_that_were_found_on_a_cluster_repeat_each_other_by_name_and_setting
     assert families(store, "x-1-r2", "x-1", "x-1-r1") == [("x-1", ["x-1-r1", "x-1-r2"]), ("x-1", ["x-1"])]
 
 
+def test_runs_with_names_of_their_own_are_no_repeats(store: Store) -> None:
+    """Whatever they run."""
+    for name in ("a-1", "b-1"):
+        record(store, name)
+    assert families(store, "a-1", "b-1") == [("a-1", ["a-1"]), ("b-1", ["b-1"])]
+
+
 def test_a_run_that_cannot_be_read_stands_alone(store: Store) -> None:
     run = record(store, "x-1-r1")
     record(store, "x-1-r2")
