@@ -65,17 +65,14 @@ class Lab:
         monkeypatch.setattr(self.engine, "_observer", lambda *_: self)
         monkeypatch.setattr(self.engine, "_drop_chaos", lambda *_: self.calls.append("chaos"))
         monkeypatch.setattr(kubernetes, "RunFollower", lambda *_: self.following)
-        watch = SimpleNamespace(wait=self.wait)
+        watch = SimpleNamespace(wait=self.wait, version=self.version)
         self.following: Any = SimpleNamespace(
             watch=watch, pods=lambda: self.by_worker, summaries=lambda: self.said, users=0,
             collector=SimpleNamespace(gaps={}), close=lambda: self.calls.append("close"),
         )  # fmt: skip
 
-    def wait(self, version: int, seconds: float) -> None:
-        if version:
-            self.clock.now += seconds
-        else:
-            assert seconds == 30.0  # for the first list
+    def wait(self, _: int, seconds: float) -> None:
+        self.clock.now += seconds
         self.following.watch.version = self.version
 
     # --- as an observer ---
@@ -153,6 +150,33 @@ def test_news_is_told_at_once(lab: Lab) -> None:
             elif len(times) == 5:
                 break
     assert times == [0.0, 0.0, 0.25, 0.5, 1.5]
+
+
+@pytest.mark.parametrize(("listed", "second"), [(4.0, 4.0), (29.75, 29.75), (1e9, 30.0)])
+def test_nothing_is_observed_before_the_pods_are_listed(lab: Lab, listed: float, second: float) -> None:
+    """Or for half a minute: until then nobody knows whether there are any."""
+    lab.following.watch.version = lab.version = 0
+    wait = lab.following.watch.wait
+
+    def wait_for_list(version: int, seconds: float) -> None:
+        lab.version = 1 if lab.clock.now + seconds >= listed else 0
+        wait(version, seconds)
+
+    lab.following.watch.wait = wait_for_list
+    with closing(lab.engine.watch(lab.run)) as observations:
+        assert [next(observations).time for _ in range(2)] == [0.0, second]
+    assert lab.refreshed[:3] == [0.0, 0.0, 2.0]  # the Job is looked at meanwhile
+
+
+def test_a_silence_before_the_first_list_is_told(lab: Lab) -> None:
+    lab.following.watch.version = lab.version = 0
+    observations: Iterator[Observation] = lab.engine.watch(lab.run)
+    next(observations)
+    lab.errors = away(10_000)
+    found = []
+    while lab.clock.now < 12:
+        found.append(next(observations))
+    assert [finding.code for finding in found[-1].findings] == ["unreachable"]
 
 
 def test_an_observation_that_takes_long_is_followed_by_a_rest(lab: Lab) -> None:
