@@ -356,6 +356,7 @@ def test_pages_say_whether_one_may_act(ended: Ended, allows: bool, role: Role, w
     assert words in text
     assert text.count("read-only") + text.count("New run") == 1
     assert '<a href="/experiments" aria-current="page">Experiments</a>' in text
+    assert "<title>Experiments – mlbench</title>" in text
 
 
 def test_a_page_names_the_cluster_that_it_shows(ended: Ended) -> None:
