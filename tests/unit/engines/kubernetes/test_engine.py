@@ -367,6 +367,29 @@ def test_a_run_is_submitted_with_its_id_and_its_objects_are_kept(tmp_path: Path)
     assert old.writes == []
 
 
+@pytest.mark.parametrize(
+    ("network", "detach", "waits"), [("1gbit", True, True), ("1gbit", False, False), (None, True, False)]
+)
+def test_a_detached_client_shapes_the_network_before_it_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, network: str | None, detach: bool, waits: bool
+) -> None:
+    plain = a_run(tmp_path)
+    run = replace(plain, spec=replace(plain.spec, network=network))
+    submitting = engine_of(MemoryApi({"/version": {"major": "1", "minor": "34"}}))
+    states = iter([None, {"state": "shaping"}, {"state": "open"}, {"state": "open"}])
+    seen: list[str] = []
+
+    def watch(_: Run) -> Any:
+        for number in range(9):
+            seen.append(f"look {number}")
+            yield None
+
+    monkeypatch.setattr(submitting, "watch", watch)
+    monkeypatch.setattr(kubernetes, "read_state", lambda job: next(states))
+    submitting.submit(run, engine().render(run.spec), detach=detach)
+    assert seen == (["look 0", "look 1", "look 2"] if waits else [])
+
+
 def test_a_run_that_has_ended_is_read_from_its_folder(tmp_path: Path) -> None:
     known = Observation(1.0, (WorkerState(0, "succeeded", exit_code=0),), ended=Ending.EXITED)
     RunFolder(tmp_path).write_observation(known)

@@ -103,6 +103,16 @@ def test_changes_are_told_at_once_and_else_once_a_second(lab: Lab) -> None:
         assert 1.0 <= round(after - before, 3) <= 1.02
 
 
+def test_the_leash_of_a_run_is_dropped_at_its_end(lab: Lab) -> None:
+    told, leash = os.pipe()
+    lab.engine._leashes["abc"] = leash
+    lab.ended = 1000.5
+    list(lab.engine.watch(lab.run))
+    assert lab.engine._leashes == {}
+    assert os.read(told, 1) == b""  # closed
+    os.close(told)
+
+
 def test_a_look_is_one_observation(lab: Lab) -> None:
     assert lab.engine.look(lab.run).time == 0.0
     assert lab.clock.now == 1000.0
@@ -157,6 +167,18 @@ def test_a_run_that_waits_is_taken_out_of_its_queue(lab: Lab) -> None:
     lab.engine.cancel(lab.run)
     assert is_abandoned(lab.run)
     assert lab.done == []
+
+
+def test_a_queue_that_cannot_be_changed_says_why(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_queued(lab.run.folder, "e", "x")
+
+    def fail(_: Run) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(module, "abandon", fail)
+    with pytest.raises(UsageError) as caught:
+        lab.engine.cancel(lab.run)
+    assert caught.value.message == f"The folder {lab.run.folder} of the run cannot be changed: Read-only file system."
 
 
 def test_a_run_that_has_just_started_is_stopped(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,6 +259,7 @@ def spawned(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespa
         if found.error is not None:
             raise found.error
         assert (folder, machine_lock) == (lab.run.folder, -1)
+        assert all(os.get_inheritable(descriptor) for descriptor in (leash, ready, lock) if descriptor >= 0)
         found.leashes.append(leash)
         os.write(ready, found.answer)
         return 2**22 + 1  # no process of this machine
