@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from mlbench_cli.errors import UsageError
+from mlbench_cli.kube.api import ObjectNotFound
 from mlbench_cli.kube.claims import DEFAULT, DataClaim, ensure_claim
 from tests.fakes.kube_api import KubeApi
 
@@ -96,3 +97,144 @@ def test_a_claim_that_many_nodes_may_read_is_shared(server: KubeApi, mode: str, 
     spec = {"accessModes": [mode], "resources": {"requests": {"storage": "1Gi"}}}
     server.put("persistentvolumeclaims", {"metadata": {"name": "data"}, "spec": spec})
     assert ensure(server).is_shared is is_shared
+
+
+# --- documents, without a server ----------------------------------------------------------------------------------
+
+
+class Claims:
+    """A cluster with these storage classes and, if it is `there`, the claim."""
+
+    def __init__(self, classes: list[dict[str, Any]] | None, there: dict[str, Any] | None = None) -> None:
+        self.classes, self.there = classes, there
+        self.created: list[Any] = []
+
+    def get(self, path: str) -> dict[str, Any]:
+        if path == "/apis/storage.k8s.io/v1/storageclasses":
+            return {"items": self.classes}
+        assert path == "/api/v1/namespaces/team-a/persistentvolumeclaims/data"
+        if self.there is None:
+            raise ObjectNotFound("not there", status=404)
+        return self.there
+
+    def create(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        self.created.append((path, body))
+        return body
+
+
+def storage(name: str, provisioner: str = "nfs.csi.k8s.io", default: str | None = None) -> dict[str, Any]:
+    annotations = {"storageclass.kubernetes.io/is-default-class": default} if default else None
+    return {"metadata": {"name": name, "annotations": annotations}, "provisioner": provisioner}
+
+
+def ensure_in(server: Any, *words: Any) -> DataClaim:
+    return ensure_claim(server, "team-a", "data", "200Gi", *words)
+
+
+def test_a_claim_is_a_document_of_kubernetes() -> None:
+    server = Claims([storage("files", default="true")])
+    assert ensure_in(server) == DataClaim("data", True, "200Gi", "files", True)
+    assert server.created == [
+        (
+            "/api/v1/namespaces/team-a/persistentvolumeclaims",
+            {
+                "apiVersion": "v1",
+                "kind": "PersistentVolumeClaim",
+                "metadata": {"name": "data", "labels": {"app.kubernetes.io/managed-by": "mlbench"}},
+                "spec": {
+                    "accessModes": ["ReadWriteMany"],
+                    "storageClassName": "files",
+                    "resources": {"requests": {"storage": "200Gi"}},
+                },
+            },
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    ("provisioner", "mode", "access"),
+    [
+        ("nfs.csi.k8s.io", None, "ReadWriteMany"),
+        ("pd.csi.storage.gke.io", None, "ReadWriteOnce"),
+        ("kubernetes.io/gce-pd", None, "ReadWriteOnce"),
+        ("ebs.csi.aws.com", None, "ReadWriteOnce"),
+        ("kubernetes.io/aws-ebs", None, "ReadWriteOnce"),
+        ("disk.csi.azure.com", None, "ReadWriteOnce"),
+        ("rancher.io/local-path", None, "ReadWriteOnce"),
+        ("hostpath.csi.k8s.io", None, "ReadWriteOnce"),
+        ("file.csi.azure.com", None, "ReadWriteMany"),
+        ("efs.csi.aws.com", None, "ReadWriteMany"),
+        ("pd.csi.storage.gke.io", "rwx", "ReadWriteMany"),
+        ("nfs.csi.k8s.io", "rwo", "ReadWriteOnce"),
+    ],
+)
+def test_disks_are_mounted_once_and_file_systems_often(provisioner: str, mode: str | None, access: str) -> None:
+    """By the documentation of each provisioner, unless the user says which."""
+    server = Claims([storage("a", provisioner)])
+    found = ensure_in(server, None, mode)
+    assert server.created[0][1]["spec"]["accessModes"] == [access]
+    assert found.is_shared is (access == "ReadWriteMany")
+
+
+@pytest.mark.parametrize(
+    ("classes", "chosen"),
+    [
+        ([storage("a"), storage("b", default="true")], "b"),
+        ([storage("a", default="false"), storage("b", default="true")], "b"),
+        ([storage("only", default="false")], "only"),
+    ],
+)
+def test_the_default_class_is_marked_or_the_only_one(classes: list[dict[str, Any]], chosen: str) -> None:
+    assert ensure_in(Claims(classes)).storage_class == chosen
+
+
+@pytest.mark.parametrize(
+    ("classes", "message", "hint"),
+    [
+        (
+            [storage("a", default="true"), storage("b", default="true")],
+            "The cluster has 2 default storage classes.",
+            "--storage-class NAME. The cluster has: a, b.",
+        ),
+        (
+            [storage("a"), storage("b")],
+            "The cluster has no default storage class.",
+            "--storage-class NAME. The cluster has: a, b.",
+        ),
+        (None, "The cluster has no default storage class.", "--storage-class NAME. The cluster has no storage class."),
+    ],
+)
+def test_a_class_that_is_not_clear_is_asked_for(classes: list[dict[str, Any]] | None, message: str, hint: str) -> None:
+    server = Claims(classes)
+    with pytest.raises(UsageError) as caught:
+        ensure_in(server)
+    assert (caught.value.message, caught.value.hint, server.created) == (message, hint, [])
+
+
+def test_a_class_that_is_not_there_is_named_in_part() -> None:
+    with pytest.raises(UsageError) as caught:
+        ensure_in(Claims([storage("a")]), "x" * 100)
+    assert caught.value.message == f'There is no storage class "{"x" * 60}".'
+    assert caught.value.hint == "The cluster has: a."
+
+
+@pytest.mark.parametrize(
+    ("spec", "found"),
+    [
+        (None, ("unknown", "default", False)),
+        ({"resources": None, "storageClassName": None, "accessModes": None}, ("unknown", "default", False)),
+        (
+            {
+                "resources": {"requests": {"storage": "1Ti"}},
+                "storageClassName": "s",
+                "accessModes": ["ReadWriteOnce", "ReadOnlyMany"],
+            },
+            ("1Ti", "s", True),
+        ),
+    ],
+)
+def test_a_claim_that_is_there_is_described_as_it_is(spec: dict[str, Any] | None, found: tuple[str, str, bool]) -> None:
+    server = Claims([], {"metadata": {"name": "data"}, "spec": spec})
+    claim = ensure_in(server)
+    assert (claim.size, claim.storage_class, claim.is_shared) == found
+    assert (claim.name, claim.is_new, server.created) == ("data", False, [])
