@@ -271,7 +271,8 @@ def explain_failure(target: Target, what: str, code: int | None, text: str) -> M
             f"On {target.name}, {target.python} cannot be run: {last}",
             hint="Name a Python 3.10 or later there: --python",
         )
-    return UnreachableError(f"{target.name} does not answer: {last}", hint=f"Try: {ssh}")
+    trial = ssh if target.login else f"{target.python} --version"
+    return UnreachableError(f"{target.name} does not answer: {last}", hint=f"Try: {trial}")
 
 
 def close_all(channels: Sequence[Channel]) -> None:
