@@ -464,22 +464,28 @@ def test_why_a_websocket_does_not_open_is_told(
 
 
 @pytest.mark.parametrize(
-    ("status", "hint", "code", "exit_code"),
+    ("status", "path", "hint", "code", "exit_code"),
     [
-        (401, "Log in to the cluster again.", "kubernetes_api", 3),
-        (403, "mlbench doctor lists the rights that are needed.", "kubernetes_api", 3),
-        (404, None, "kubernetes_api", 4),
-        (409, None, "kubernetes_api", 2),
-        (503, None, "kubernetes_api", 10),
+        (401, "/x", "Log in to the cluster again.", "credentials", 3),
+        (403, "/x", "mlbench doctor lists the rights that are needed.", "credentials", 3),
+        (404, "/x", None, "not_found", 4),
+        (409, "/x", None, "usage", 2),
+        (410, "/x", None, "kubernetes_api", 1),
+        (418, "/x", None, "kubernetes_api", 1),
+        (503, "/x", None, "unreachable", 10),
+        (502, f"{POD}/log", None, "node_unreachable", 10),
     ],
 )
 def test_an_error_has_the_servers_words_and_says_how_to_go_on(
-    status: int, hint: str | None, code: str, exit_code: int
+    status: int, path: str, hint: str | None, code: str, exit_code: int
 ) -> None:
-    error = error_of(status, b'{"message": "its words", "reason": "Why"}', "GET /x")
-    assert error.message == f'The cluster refused GET /x: "its words" ({status} Why).'
-    assert (error.hint, error.status, error.reason) == (hint, status, "Why")
-    assert (error.details["status"], error.details["reason"]) == (status, "Why")
+    error = error_of(status, b'{"message": "its words", "reason": "Why"}', f"GET {path}", 7.5)
+    document = error.to_dict()["error"]
+    assert document["message"] == f'The cluster refused GET {path}: "its words" ({status} Why).'
+    assert (document["hint"], document["code"], error.exit_code) == (hint, code, exit_code)
+    retry = {} if status in (401, 403, 404, 409) else {"retry_after": 7.5}
+    assert document["details"] == {"status": status, "reason": "Why", **retry}
+    assert (error.status, error.reason) == (status, "Why")
 
 
 @pytest.mark.parametrize(
