@@ -38,7 +38,8 @@ class Double:
         self.state: dict[str, Any] = {"ended": None}
         self.ranks = [
             SimpleNamespace(number=number, pid=100 + number, running=True, environment={"NODE_RANK": str(number)})
-            for number in range(4 if count == 1 else 2)
+            for number in range(4)
+            if self.find_node(rank=number) == 0
         ]
         parameters = json.dumps({"batch_size": batch_size})
         self.plan = {"environment": {"MLBENCH_PARAMETERS": parameters, "MLBENCH_HOSTS": "a,b,c,d"}}
@@ -589,6 +590,24 @@ def test_a_whole_checkpoint_is_better_than_a_later_one_that_lacks_parts(lab: Lab
     lab.write_checkpoint(10, *ALL_PARTS[:3])
     lab.turn(0.5)
     assert lab.read()["attempts"][1]["resumed_update"] == 5
+
+
+def test_parts_are_looked_for_under_the_numbers_that_their_ranks_had_then(lab: Lab) -> None:
+    """After the loss of the machine of rank 1, rank 3 writes the third part."""
+    lab.make("shrink", nodes=4, batch_size=3)
+    lab.control.lose(1)
+    lab.end_ranks()
+    for node in (2, 3):
+        lab.control.take(node, {"idle": {}})
+    lab.turn(0.5)
+    assert lab.read()["attempts"][1]["members"] == [0, 2, 3]
+    lab.control.lose(3)
+    lab.end_ranks()
+    lab.control.take(2, {"idle": {"10": ["rank-1.pt"]}})
+    lab.write_checkpoint(10, "main.pt", "rank-0.pt")
+    lab.turn(0.5)
+    assert lab.read()["attempts"][2]["resumed_update"] == 10
+    assert (lab.control._attempt["gone"], lab.control._attempt["resumed_size"]) == ([1, 3], 3)
 
 
 def test_a_rank_that_lost_its_connections_was_only_faster_than_the_news_of_the_machine(lab: Lab) -> None:

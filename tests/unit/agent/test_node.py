@@ -117,6 +117,7 @@ def test_the_state_of_a_node_says_which_it_is_and_what_it_may_use(make: Make, mo
     monkeypatch.setenv("SLURM_JOB_ID", "77")
     monkeypatch.setenv("SLURM_NODEID", "1")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3, 1})
     state = make(1).state
     of_node = (
@@ -136,7 +137,7 @@ def test_the_state_of_a_node_says_which_it_is_and_what_it_may_use(make: Make, mo
         "first": None,
         "clock_start": None,
         "clock_end": None,
-        "slurm": {"SLURM_JOB_ID": "77", "SLURM_NODEID": "1"},
+        "slurm": {"SLURM_JOB_ID": "77", "SLURM_NODEID": "1", "SLURM_RESTART_COUNT": "2"},
         "run_id": "demo-3",
         "name": "demo-3",
         "ended": None,
@@ -662,6 +663,31 @@ class Steps(NodeAgent):
         self.steps.append("linger")
 
 
+def test_a_node_is_started_once_and_a_second_start_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch job may be started again; its exit code is that of a temporary failure."""
+    ranks = [{"environment": {"MLBENCH_OUTPUT_DIR": f"output/rank-{rank}"}} for rank in (2, 3)]
+    (tmp_path / "plan.json").write_text(json.dumps({"nodes": [{"ranks": []}, {"ranks": ranks}]}))
+    made: list[Any] = []
+
+    def make_agent(*words: Any) -> Any:
+        made.append(words[:3])
+        return SimpleNamespace(conduct=lambda: 9)
+
+    monkeypatch.setattr(machine, "keep_only", lambda *descriptors: None)
+    monkeypatch.setattr(node, "NodeAgent", make_agent)
+    monkeypatch.setenv("SLURM_JOB_ID", "77")
+    place = tmp_path / "nodes/1"
+    assert node.main([str(place)]) == 9
+    assert made == [(str(place), str(tmp_path), 1)]
+    assert (place / ".state").stat().st_mode & 0o777 == 0o700
+    assert sorted(path.name for path in (place / "output").iterdir()) == ["rank-2", "rank-3"]
+    assert (place / "logs").is_dir()
+    assert [node.main([str(place)]) for _ in range(2)] == [os.EX_TEMPFAIL] * 2
+    lines = (tmp_path / "refused").read_text().splitlines()
+    assert [line.rpartition(" ")[0] for line in lines] == ["node 1 job 77 at"] * 2
+    assert len(made) == 1
+
+
 @pytest.mark.parametrize(("codes", "code"), [((None,), 0), ((0, 3, 1), 3), ((0, 0), 0)])
 def test_a_node_conducts_its_ranks_and_ends_with_their_highest_code(
     make: Make, codes: tuple[int | None, ...], code: int
@@ -671,6 +697,7 @@ def test_a_node_conducts_its_ranks_and_ends_with_their_highest_code(
     agent.ranks = [SimpleNamespace(facts={"exit_code": number}, running=False) for number in codes]
     before = time.monotonic()
     assert agent.conduct() == code
+    assert json.loads(Path(agent.folder, ".state/state.json").read_text())["node"] == 1  # before the meeting
     assert agent.steps == ["prepare", "meet", "start", "watch", "clock", "finish", "pack", "linger"]
     assert before + 60 <= agent.deadline <= time.monotonic() + 60  # from the start of the ranks
     assert abs(agent.state["started"] - time.time()) < 5
@@ -699,12 +726,13 @@ def test_what_an_agent_leaves_is_killed_and_only_that(make: Make, monkeypatch: p
     killed: list[Any] = []
     agent = make(1)
     reader, writer = os.pipe()
-    os.close(writer)
     monkeypatch.setattr(machine, "prctl", lambda option, value: killed.append((option, value)))
+    monkeypatch.setattr(os, "read", lambda descriptor, size: killed.append(descriptor == reader))
     monkeypatch.setattr(node, "kill_processes", lambda folder, seconds: killed.append((folder, seconds)))
     agent._kill_leftovers(reader)
-    os.close(reader)
-    assert killed == [(machine.PR_SET_CHILD_SUBREAPER, 0), (f"{agent.folder}/output", 60.0)]
+    for descriptor in (reader, writer):
+        os.close(descriptor)
+    assert killed == [(machine.PR_SET_CHILD_SUBREAPER, 0), True, (f"{agent.folder}/output", 60.0)]
 
 
 def test_the_last_state_of_node_0_has_a_reason_that_came_late(make: Make, tmp_path: Path) -> None:
