@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -145,3 +146,57 @@ def test_the_record_of_faults_goes_where_worker_sh_packs_it(monkeypatch: pytest.
         agent.selector.close()
     assert (tmp_path / "faults.json").exists()
     assert (tmp_path / "agent/nodes/1/faults.json").exists()  # only node 0's is the run's
+
+
+def test_the_plan_of_pods_is_a_plan_of_machines(tmp_path: Path) -> None:
+    environ = variables(tmp_path, LOCAL_WORLD_SIZE="1", MLBENCH_PARAMETERS="{}", OTHER="not passed on")
+    plan = make_plan(environ, ["python", "train.py"])
+    ranks = [
+        {
+            "rank": rank,
+            "argv": ["python", "train.py"],
+            "environment": {
+                "RANK": str(rank),
+                "LOCAL_RANK": "0",
+                "NODE_RANK": str(rank),
+                "MLBENCH_OUTPUT_DIR": f"{tmp_path}/output",
+            },
+        }
+        for rank in range(2)
+    ]
+    assert plan == {
+        "kind": "PodsRun",
+        "schema_version": 1,
+        "name": "p-1",
+        "spec_hash": "",
+        "timeout": 90.0,
+        "gpus_per_worker": 0,
+        "environment": {"MLBENCH_PARAMETERS": "{}", "MLBENCH_BACKEND": "gloo"},
+        "defaults": {},
+        "faults": FAULTS,
+        "nodes": [
+            {"name": f"p-1-{rank}.p-1", "address": None, "workers": [rank], "ranks": [ranks[rank]]} for rank in range(2)
+        ],
+        "python": sys.executable,
+        "installed_code_only": False,
+        "launcher": [],
+        "interface": None,
+        "interface_variables": [],
+        "meeting_seconds": 600.0,
+        "lease_seconds": None,
+        "grace": 5.0,
+        "lock": "no promise",
+        "hub": {"port": 29700, "token": "the-jobs-uid"},
+    }
+
+
+def test_a_pod_writes_its_ranks_words_to_its_own_output(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The kubelet keeps them; there is no file in which standard error could be noted."""
+    (tmp_path / "agent/nodes/0/.state").mkdir(parents=True)
+    agent = PodAgent(f"{tmp_path}/agent/nodes/0", f"{tmp_path}/agent", 0, make_plan(variables(tmp_path), ["true"]))
+    log = agent._open_log(agent.ranks[0])
+    os.write(log, b"said\n")
+    os.close(log)
+    assert capfd.readouterr().out == "said\n"
+    assert (agent.divides_streams, agent.outlives_nodes) == (False, False)
+    agent.selector.close()

@@ -1,0 +1,579 @@
+"""The life of an agent from its start to the ends of its ranks; ends, times and networks are the test's own."""
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mlbench_cli.agent import agent as module
+from mlbench_cli.agent import machine, processes
+from mlbench_cli.agent.agent import GRACE, Agent, Rank
+from mlbench_cli.agent.messages import pending_facts
+from mlbench_cli.agent.network.namespaces import ShapingError
+from tests.fakes.clock import Clock
+
+KILL = signal.SIGKILL
+
+
+class Clocks(Clock):
+    """The wall clock shows 4000 s more than the monotonic one."""
+
+    def time(self) -> float:
+        return self.now + 4000.0
+
+
+Make = Callable[..., Any]
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clocks:
+    found = Clocks(1000.0)
+    monkeypatch.setattr("mlbench_cli.agent.agent.time", found)
+    return found
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
+    """The signals that the agent sends; none of them arrives."""
+    found: list[tuple[str, int, int]] = []
+    monkeypatch.setattr(processes, "signal_group", lambda pid, number: found.append(("group", pid, number)))
+    monkeypatch.setattr(os, "kill", lambda pid, number: found.append(("process", pid, number)))
+    return found
+
+
+@pytest.fixture
+def make(tmp_path: Path, clock: Clocks, sent: object, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+    made: list[Agent] = []
+    monkeypatch.setattr(processes, "kill_descendants", lambda: None)
+    monkeypatch.setattr(machine, "memory_kills", dict)
+
+    def make(ranks: int = 2, **plan: Any) -> Any:
+        for name in (".state", "logs"):
+            (tmp_path / name).mkdir(exist_ok=True)
+        entries = [
+            {"rank": rank, "argv": ["true"], "environment": {"NODE_RANK": "0", "MLBENCH_OUTPUT_DIR": "output"}}
+            for rank in range(ranks)
+        ]
+        request = {
+            "run_id": "the-id",
+            "python": "/opt/python/bin/python3",
+            "installed_code_only": False,
+            "machine_lock": {"lock": "held", "lock_reason": None},
+            "plan": {
+                "name": "a-1",
+                "spec_hash": "abc",
+                "timeout": 600.0,
+                "gpus_per_worker": 0,
+                "environment": {},
+                "defaults": {},
+                "workers": 2,
+                "ranks": entries,
+                **plan,
+            },
+        }
+        made.append(Agent(str(tmp_path), request, -1))
+        return made[-1]
+
+    yield make
+    for agent in made:
+        agent.selector.close()
+
+
+def begin(agent: Agent, *pids: int) -> None:
+    for rank, pid in zip(agent.ranks, pids, strict=False):
+        rank.begin(pid, 1000.0, 5000.0)
+
+
+def read_state(agent: Agent) -> Any:
+    return json.loads(Path(agent.folder, ".state/state.json").read_text())
+
+
+def read_rows(agent: Agent) -> list[Any]:
+    path = Path(agent.folder, "resources.jsonl")
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+# --- the state ------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_state_says_which_run_and_which_process_it_is(make: Make) -> None:
+    agent = make()
+    note = processes.process_note(os.getpid())
+    assert agent.state == {
+        "schema_version": 1,
+        "run_id": "the-id",
+        "name": "a-1",
+        "spec_hash": "abc",
+        **note,
+        "master_port": agent.port,
+        "started": 5000.0,
+        "finished": None,
+        "seconds": None,
+        "stepped_seconds": 0.0,
+        "ended": None,
+        "first_failed": None,
+        "disk_full": False,
+        "start_problem": None,
+        "network_problem": None,
+        "ranks": [pending_facts(0), pending_facts(1)],
+    }
+    assert agent.deadline == 1600.0
+    agent.set_port(4711)
+    assert (agent.port, agent.state["master_port"]) == (4711, 4711)
+
+
+def test_a_rank_is_noted_from_its_start_to_its_end(clock: Clocks) -> None:
+    rank = Rank({"rank": 3, "argv": ["true"], "environment": {}})
+    assert (rank.running, rank.pid, rank.pidfd, rank.cpus) == (False, 0, -1, [])
+    rank.begin(11, 990.0, 4990.0)
+    assert rank.facts == {**pending_facts(3), "pid": 11, "phase": "running", "started": 4990.0}
+    clock.now = 1000.12345
+    rank.end()
+    assert (rank.facts["finished"], rank.facts["seconds"], rank.running) == (5000.12345, 10.123, False)
+
+
+# --- main -----------------------------------------------------------------------------------------------------------
+
+
+class Steps:
+    """An agent whose parts only note that they had their turn."""
+
+    steps: list[Any]
+    problem: str | None
+
+    def __init__(self, folder: str, request: dict[str, Any], leash: int) -> None:
+        self.steps.append((folder, request["run_id"], leash))
+
+    def prepare(self) -> None:
+        self.steps.append("prepare")
+
+    def start(self) -> str | None:
+        self.steps.append("start")
+        return self.problem
+
+    def watch(self) -> None:
+        self.steps.append("watch")
+
+    def finish(self) -> None:
+        self.steps.append("finish")
+
+
+@pytest.mark.parametrize(("problem", "told"), [(None, b"ok\n"), ("no such file", b"no such file\n")])
+@pytest.mark.parametrize("is_heard", [True, False])
+def test_an_agent_says_whether_it_has_started_and_goes_on_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, problem: str | None, told: bytes, is_heard: bool
+) -> None:
+    """A client may have died in between."""
+    monkeypatch.setattr(Steps, "steps", [], raising=False)
+    monkeypatch.setattr(Steps, "problem", problem, raising=False)
+    monkeypatch.setattr(module, "Agent", Steps)
+    monkeypatch.setattr(module, "_finalize", lambda folder, name: Steps.steps.append((folder, name)))
+    kept: list[int] = []
+    monkeypatch.setattr(machine, "keep_only", lambda *descriptors: kept.extend(descriptors))
+    (tmp_path / ".state").mkdir()
+    (tmp_path / ".state/request.json").write_text('{"run_id": "the-id", "finalizer": "a.module"}')
+    reader, ready = os.pipe()
+    lock = os.open(os.devnull, os.O_RDONLY)
+    if not is_heard:
+        os.close(reader)
+    assert module.main([str(tmp_path), "-1", str(ready), str(lock), "7"]) == 0
+    assert kept == [-1, ready, lock, 7]
+    if is_heard:
+        assert os.read(reader, 100) == told
+        assert os.read(reader, 100) == b""
+        os.close(reader)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(lock)
+    place = str(tmp_path)
+    assert Steps.steps == [(place, "the-id", -1), "prepare", "start", "watch", "finish", (place, "a.module")]
+
+
+def test_faults_are_ready_before_the_first_rank_and_the_state_says_what_runs(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[Any] = []
+
+    def start(self: Agent, rank: Rank) -> None:
+        order.append(rank.number)
+        rank.begin(11 + rank.number, 1000.0, 5000.0)
+
+    monkeypatch.setattr(Agent, "_start", start)
+    monkeypatch.setattr(Agent, "_sample", lambda self: order.append("sample"))
+    agent = make()
+    agent.faults = SimpleNamespace(begin=lambda: order.append("faults"), waits=False)
+    assert agent.start() is None
+    assert order == ["faults", 0, 1, "sample"]
+    assert [rank["pid"] for rank in read_state(agent)["ranks"]] == [11, 12]
+    assert Path(agent.folder, ".state/reserve").stat().st_size == 64 * 1024
+
+
+def test_signals_wake_the_agent_and_only_two_of_them_end_the_run(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It outlives the terminal of its client."""
+    handlers: dict[int, Any] = {}
+    woken: list[int] = []
+    monkeypatch.setattr(signal, "signal", lambda number, what: handlers.update({number: what}))
+    monkeypatch.setattr(signal, "set_wakeup_fd", lambda descriptor, warn_on_full_buffer: woken.append(descriptor))
+    agent = make()
+    leash, held = os.pipe()
+    agent.leash = leash
+    agent._listen()
+    assert handlers.keys() == {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGHUP}
+    assert handlers[signal.SIGHUP] is signal.SIG_IGN
+    assert (agent.cancelled, handlers[signal.SIGCHLD](signal.SIGCHLD, None)) == (False, None)
+    (writer,) = woken
+    os.write(writer, b"xyz")
+    ((key, _),) = agent.selector.select(5.0)
+    key.data()
+    assert agent.selector.select(0) == []  # all of it is read
+    handlers[signal.SIGTERM](signal.SIGTERM, None)
+    assert agent.cancelled
+    os.close(held)
+    ((lost, _),) = agent.selector.select(5.0)
+    assert lost.fd == leash
+    for descriptor in (writer, key.fd, leash):
+        os.close(descriptor)
+
+
+# --- the network ----------------------------------------------------------------------------------------------------
+
+
+class Network:
+    """A shaped network that is made, or not."""
+
+    problem: str | None = None
+    where = "verify"
+
+    def __init__(self, shape: object, workers: int) -> None:
+        self.words = (str(shape), workers)
+        self.finished: list[str] = []
+        self.channel, self._other = os.pipe()
+        if self.problem and self.where == "make":
+            raise ShapingError(self.problem)
+
+    def verify(self) -> None:
+        if self.problem:
+            raise ShapingError(self.problem)
+
+    def finish(self, path: str) -> None:
+        self.finished.append(path)
+        if self.problem:
+            raise OSError(28, self.problem)
+
+
+@pytest.fixture
+def network(monkeypatch: pytest.MonkeyPatch) -> type[Network]:
+    monkeypatch.setattr("mlbench_cli.agent.network.shaped.ShapedNetwork", Network)
+    monkeypatch.setattr(Network, "problem", None)
+    return Network
+
+
+@pytest.mark.parametrize("where", ["make", "verify"])
+def test_a_network_that_cannot_be_had_starts_nothing(
+    make: Make, network: type[Network], monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    monkeypatch.setattr(network, "problem", "requested 50mbit, but it has 80")
+    monkeypatch.setattr(network, "where", where)
+    monkeypatch.setattr(Agent, "_start", lambda self, rank: pytest.fail("a rank was started"))
+    agent = make(network="50mbit,20ms")
+    assert agent.start() == "network: requested 50mbit, but it has 80"
+    assert agent.state["network_problem"] == "requested 50mbit, but it has 80"
+    assert (agent.state["ended"], agent.state["start_problem"]) == ("never_started", None)
+
+
+def test_the_loss_of_the_network_fails_the_run(make: Make, network: type[Network]) -> None:
+    agent = make(network="50mbit,20ms")
+    assert agent._shape_network() is True
+    assert agent.network.words == ("50mbit,20ms", 2)
+    os.close(agent.network._other)
+    for key, _ in agent.selector.select(5.0):
+        key.data()
+    assert agent.state["network_problem"] == "the process that made it has ended"
+    assert (agent.state["ended"], agent.stop_at) == ("failed", 1000.0 + GRACE)
+    assert not agent.selector.get_map()
+    os.close(agent.network.channel)
+
+
+def test_the_evidence_of_the_network_is_written_at_the_end(
+    make: Make, network: type[Network], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = make()
+    agent._finish_network()  # there is none
+    agent.network = made = Network("50mbit", 2)
+    agent._finish_network()
+    assert (made.finished, agent.state["ended"]) == ([f"{agent.folder}/shaping.json"], None)
+    monkeypatch.setattr(network, "problem", "No space left on device")
+    agent._finish_network()
+    assert (agent.state["ended"], agent.state["disk_full"]) == ("failed", True)
+    for descriptor in (made.channel, made._other):
+        os.close(descriptor)
+
+
+# --- ends of ranks --------------------------------------------------------------------------------------------------
+
+
+def end_rank(agent: Any, monkeypatch: pytest.MonkeyPatch, number: int, status: int) -> None:
+    """A rank's process ends with this status of wait4: a code in the second byte, or a signal in the first."""
+    usage = SimpleNamespace(ru_utime=1.5, ru_stime=0.25, ru_maxrss=2)
+    pid = agent.ranks[number].pid
+    monkeypatch.setattr(os, "wait4", lambda asked, options: (pid, status, usage) if asked == pid else (0, 0, None))
+    agent._on_exit(agent.ranks[number])
+
+
+@pytest.mark.parametrize(
+    ("status", "phase", "code", "number", "ended"),
+    [
+        (0, "succeeded", 0, None, None),
+        (3 << 8, "failed", 3, None, "failed"),
+        (signal.SIGSEGV, "failed", 128 + signal.SIGSEGV, signal.SIGSEGV, "failed"),
+    ],
+)
+def test_the_end_of_a_rank_is_noted_as_it_was(
+    make: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    sent: list[Any],
+    status: int,
+    phase: str,
+    code: int,
+    number: int | None,
+    ended: str | None,
+) -> None:
+    agent = make()
+    begin(agent, 11, 12)
+    end_rank(agent, monkeypatch, 1, status)
+    facts = agent.ranks[1].facts
+    assert (facts["phase"], facts["exit_code"], facts["signal"], facts["stopped"]) == (phase, code, number, False)
+    assert (facts["peak_rss_bytes"], facts["out_of_memory"], facts["memory_limit_bytes"]) == (2048, None, None)
+    assert sent[0] == ("group", 12, KILL)  # what it left behind ends with it
+    assert sent[1:] == ([("process", 11, signal.SIGTERM)] if ended else [])
+    assert (agent.state["ended"], agent.state["first_failed"]) == (ended, 1 if ended else None)
+    assert read_state(agent)["ranks"][1]["exit_code"] == code
+    (row,) = read_rows(agent)
+    assert (row["rank"], row["cpu_seconds"], row["peak_rss_bytes"]) == (1, 1.75, 2048)
+
+
+def test_a_rank_that_still_runs_has_not_ended(make: Make, monkeypatch: pytest.MonkeyPatch, sent: list[Any]) -> None:
+    agent = make()
+    begin(agent, 11, 12)
+    monkeypatch.setattr(os, "wait4", lambda pid, options: (0, 0, None))
+    agent._on_exit(agent.ranks[0])
+    assert (agent.ranks[0].running, agent.ranks[0].facts["phase"], sent) == (True, "running", [])
+
+
+def test_ranks_that_end_after_the_first_were_stopped(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = make()
+    begin(agent, 11, 12)
+    end_rank(agent, monkeypatch, 1, 3 << 8)
+    end_rank(agent, monkeypatch, 0, signal.SIGTERM)
+    assert (agent.state["first_failed"], agent.ranks[0].facts["stopped"], agent.ranks[1].facts["stopped"]) == (
+        1,
+        True,
+        False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("status", "before", "after", "kind", "limit"),
+    [
+        (KILL, {"cgroup": 1}, {"cgroup": 2}, "cgroup", 4096),
+        (KILL, {"cgroup": 1, "machine": 5}, {"cgroup": 1, "machine": 6}, "machine", 4096),
+        (KILL, {"cgroup": 1}, {"cgroup": 1}, None, None),
+        (KILL, {}, {}, None, None),
+        (137 << 8, {"cgroup": 1}, {"cgroup": 2}, None, None),  # a code that only looks like it
+        (signal.SIGSEGV, {"cgroup": 1}, {"cgroup": 2}, None, None),
+    ],
+)
+def test_memory_ran_out_for_a_rank_that_was_killed_while_the_kernel_counted(
+    make: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    status: int,
+    before: dict[str, int],
+    after: dict[str, int],
+    kind: str | None,
+    limit: int | None,
+) -> None:
+    monkeypatch.setattr(machine, "memory_kills", lambda: before)
+    monkeypatch.setattr(machine, "memory_limit", lambda: 4096)
+    agent = make()
+    begin(agent, 11, 12)
+    monkeypatch.setattr(machine, "memory_kills", lambda: after)
+    end_rank(agent, monkeypatch, 0, status)
+    facts = agent.ranks[0].facts
+    assert (facts["out_of_memory"], facts["memory_limit_bytes"]) == (kind, limit)
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_rank_whose_run_goes_on_keeps_its_phase(make: Make, monkeypatch: pytest.MonkeyPatch, goes_on: bool) -> None:
+    agent = make()
+    begin(agent, 11, 12)
+    asked: list[Any] = []
+
+    def take_end(rank: Rank, code: int, number: int | None) -> bool:
+        asked.append((rank.number, code, number))
+        return goes_on
+
+    agent.faults = SimpleNamespace(take_end=take_end, waits=False)
+    end_rank(agent, monkeypatch, 0, KILL)
+    assert asked == [(0, 137, 9)]
+    facts = agent.ranks[0].facts
+    assert (facts["phase"], facts["exit_code"], facts["signal"]) == ("running" if goes_on else "failed", 137, 9)
+    assert (len(read_rows(agent)), agent.state["ended"]) == ((0, None) if goes_on else (1, "failed"))
+    assert read_state(agent)["ranks"][0]["exit_code"] == 137
+
+
+# --- watching -------------------------------------------------------------------------------------------------------
+
+
+class Selector:
+    """A selector that lets the time pass for which it is asked, until the ranks end."""
+
+    def __init__(self, agent: Any, clock: Clocks, rounds: int) -> None:
+        self.agent, self.clock, self.rounds = agent, clock, rounds
+        self.waits: list[float] = []
+
+    def select(self, seconds: float) -> list[Any]:
+        self.waits.append(round(seconds, 6))
+        self.clock.now += seconds
+        if len(self.waits) == self.rounds:
+            for rank in self.agent.ranks:
+                rank.running = False
+        return []
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def watch(agent: Any, clock: Clocks, monkeypatch: pytest.MonkeyPatch, rounds: int) -> list[float]:
+    """How long the agent waits in its first rounds."""
+    for rank in agent.ranks:
+        rank.pidfd = 99
+    agent.selector.close()
+    agent.selector = Selector(agent, clock, rounds)
+    monkeypatch.setattr(Agent, "_reap_orphans", lambda self: None)
+    agent.watch()
+    waits: list[float] = agent.selector.waits
+    return waits
+
+
+def test_an_agent_wakes_once_a_second_for_samples_and_at_the_deadline(
+    make: Make, clock: Clocks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = make(timeout=2.75)
+    begin(agent, 11, 12)
+    agent.next_sample = 1000.5
+    assert watch(agent, clock, monkeypatch, 5) == [0.5, 1.0, 1.0, 0.25, 0.75]
+    assert (agent.state["ended"], agent.stop_at) == ("deadline", 1002.75 + GRACE)
+    assert len(read_rows(agent)) >= 4
+
+
+def test_an_agent_wakes_for_its_faults_and_when_ranks_must_be_killed(
+    make: Make, clock: Clocks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = make()
+    begin(agent, 11, 12)
+    agent.next_sample = 1e9
+    seen: list[float] = []
+    agent.faults = SimpleNamespace(waits=False, next_moment=lambda: clock.now + 0.25, on_time=seen.append)
+    assert watch(agent, clock, monkeypatch, 2) == [0.25, 0.25]
+    assert seen == [1000.25, 1000.5]
+    begin(agent, 11, 12)
+    agent._stop("failed", 3.0)
+    agent.give_up_at = 1001.5
+    assert watch(agent, clock, monkeypatch, 1) == [1.0]  # faults have no turn any more
+
+
+@pytest.mark.parametrize(("waits", "rounds"), [(True, 3), (False, 0)])
+def test_an_agent_stays_for_another_attempt(
+    make: Make, clock: Clocks, monkeypatch: pytest.MonkeyPatch, waits: bool, rounds: int
+) -> None:
+    agent = make()
+    agent.faults = SimpleNamespace(waits=waits, next_moment=lambda: clock.now + 1.0)
+
+    def on_time(now: float) -> None:
+        if now >= 1003.0:
+            agent.faults.waits = False
+
+    agent.faults.on_time = on_time
+    agent.next_sample = 1e9
+    assert watch(agent, clock, monkeypatch, 99) == [1.0] * rounds
+
+
+def test_a_rank_without_a_descriptor_is_looked_at_in_each_round(
+    make: Make, clock: Clocks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[int] = []
+    monkeypatch.setattr(Agent, "_on_exit", lambda self, rank: looked.append(rank.number))
+    monkeypatch.setattr(Agent, "_reap_orphans", lambda self: None)
+    agent = make()
+    begin(agent, 11, 12)
+    agent.ranks[0].pidfd = 99
+    agent.selector.close()
+    agent.selector = Selector(agent, clock, 3)
+    agent.watch()
+    assert looked == [1, 1]  # in the last round all have ended
+
+
+def test_orphans_are_taken_up_until_a_rank_is_next(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = iter([21, 22, 11, 23])
+    taken: list[int] = []
+    monkeypatch.setattr(os, "waitid", lambda kind, number, options: SimpleNamespace(si_pid=next(ended)))
+    monkeypatch.setattr(os, "waitpid", lambda pid, options: taken.append(pid))
+    agent = make()
+    begin(agent, 11, 12)
+    agent._reap_orphans()
+    assert taken == [21, 22]
+    monkeypatch.setattr(os, "waitid", lambda kind, number, options: None)
+    agent._reap_orphans()
+    assert taken == [21, 22]
+
+
+# --- samples --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("free", "looks"), [((1 << 20) - 4096, 1), (1 << 20, 0)])
+def test_a_disk_that_is_nearly_full_is_watched_closely(
+    make: Make, monkeypatch: pytest.MonkeyPatch, free: int, looks: int
+) -> None:
+    looked: list[int] = []
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_bavail=free // 4096, f_frsize=4096))
+    monkeypatch.setattr(Agent, "_check_space", lambda self: looked.append(1))
+    agent = make()
+    agent._sample()
+    assert (len(looked), agent.next_sample) == (looks, 1001.0)
+
+
+def test_samples_are_those_of_ranks_that_run_and_of_the_machine(make: Make) -> None:
+    agent = make(3)
+    begin(agent, 11, 12)
+    agent.ranks[1].end()
+    asked: list[Any] = []
+
+    def lines(ranks: dict[int, int]) -> list[dict[str, object]]:
+        asked.append(ranks)
+        return [{"rank": rank} for rank in ranks]
+
+    agent.sampler = SimpleNamespace(lines=lines, running_seconds=1.5)
+    agent.load = SimpleNamespace(row=lambda seconds: {"kind": "machine", "of": seconds})
+    Path(agent.folder, "logs/rank-0.log").write_text("abc")
+    agent._sample()
+    assert asked == [{0: 11}]
+    assert read_rows(agent) == [{"rank": 0, "log_bytes": 3}, {"kind": "machine", "of": 1.5}]
+
+
+def test_a_run_that_is_over_is_written_for_good(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = make()
+    undone: list[str] = []
+    agent.faults = SimpleNamespace(finish=lambda: undone.append("faults"), waits=False)
+    monkeypatch.setattr(processes, "kill_descendants", lambda: undone.append("processes"))
+    monkeypatch.setattr(Agent, "_check_space", lambda self: undone.append("space"))
+    agent.clock = SimpleNamespace(check=lambda: 2.5)
+    agent.load = SimpleNamespace(row=lambda seconds: {"kind": "machine", "of": seconds})
+    agent.finish()
+    assert undone == ["faults", "processes", "space"]
+    state = read_state(agent)
+    assert (state["ended"], state["finished"], state["stepped_seconds"]) == ("exited", 5000.0, 2.5)
+    assert read_rows(agent) == [{"kind": "machine", "of": 0.0}]
