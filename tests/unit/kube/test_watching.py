@@ -223,7 +223,7 @@ class Runs:
         """A number lets so many seconds pass, None is a round that ended well."""
         self.clock = Clock(1000.0)
         monkeypatch.setattr("mlbench_cli.kube.watch.time", self.clock)
-        monkeypatch.setattr("mlbench_cli.kube.watch.random.uniform", lambda low, high: (low + high) / 2)
+        monkeypatch.setattr("mlbench_cli.kube.watch.random.uniform", lambda low, high: high)  # 1.5
         self.watch = make_watch(Server())
         self.pauses: list[float] = []
         self.ends: Iterator[Exception | float | None] = iter(ends)
@@ -258,12 +258,12 @@ def test_pauses_double_up_to_a_quarter_of_a_minute_and_begin_again_after_success
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     runs = Runs(monkeypatch, *[unreachable() for _ in range(7)], None, unreachable())
-    assert runs.pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 15.0, 0.5]
+    assert runs.pauses == [0.75, 1.5, 3.0, 6.0, 12.0, 22.5, 22.5, 0.75]  # half a second to 15 s, and jitter
     assert runs.watch._failure is None
 
 
 def test_a_server_that_says_when_to_come_again_is_heeded(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Runs(monkeypatch, unreachable(7.0), unreachable(0.0), unreachable()).pauses == [7.0, 0.0, 2.0]
+    assert Runs(monkeypatch, unreachable(7.0), unreachable(0.0), unreachable()).pauses == [7.0, 0.0, 3.0]
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 422])
@@ -276,7 +276,7 @@ def test_a_refusal_ends_the_watch(monkeypatch: pytest.MonkeyPatch, status: int) 
 @pytest.mark.parametrize("status", [0, 402, 409, 410, 429, 500, 503])
 def test_what_may_pass_does_not(monkeypatch: pytest.MonkeyPatch, status: int) -> None:
     runs = Runs(monkeypatch, ApiError("it may pass", status=status))
-    assert (runs.watch._failure, runs.pauses, runs.rounds) == (None, [0.5], 2)
+    assert (runs.watch._failure, runs.pauses, runs.rounds) == (None, [0.75], 2)
     assert runs.watch.silent_since is None
 
 
@@ -308,7 +308,7 @@ def test_a_silent_server_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_a_stream_that_breaks_is_opened_again(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     runs = Runs(monkeypatch, error)
-    assert (runs.watch._failure, runs.pauses) == (None, [0.5])
+    assert (runs.watch._failure, runs.pauses) == (None, [0.75])
 
 
 def test_an_error_of_the_program_ends_the_watch_and_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,3 +316,35 @@ def test_an_error_of_the_program_ends_the_watch_and_is_named(monkeypatch: pytest
     assert runs.watch._failure is not None
     assert runs.watch._failure.message == "Watching the pods failed: ZeroDivisionError('here')"
     assert runs.pauses == []
+
+
+def test_a_watch_is_one_thread_that_ends_when_it_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran, ended = threading.Event(), threading.Event()
+
+    def run(self: PodWatch) -> None:
+        ran.set()
+        self._sleep(30.0)
+        ended.set()
+
+    monkeypatch.setattr(PodWatch, "_run", run)
+    closed: list[int] = []
+    access: Any = SimpleNamespace(client=lambda: SimpleNamespace(close=lambda: closed.append(1)))
+    watch = PodWatch(access, "team-a", "run=r")
+    assert ran.wait(30)
+    assert (watch._path, watch.pods(), watch.version) == ("/api/v1/namespaces/team-a/pods", [], 0)
+    assert (watch.listed, watch.silent_since, watch.trouble) == (float("-inf"), None, None)
+    watch.close()
+    assert (ended.is_set(), closed, watch._relist) == (True, [1], True)
+
+
+def test_a_thread_that_hangs_does_not_keep_the_one_who_closes_the_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    joined: list[float] = []
+    monkeypatch.setattr(PodWatch, "_run", lambda self: None)
+    closed: list[int] = []
+    access: Any = SimpleNamespace(client=lambda: SimpleNamespace(close=lambda: closed.append(1)))
+    watch = PodWatch(access, "team-a", "run=r")
+    watch._thread.join()
+    stuck: Any = SimpleNamespace(join=joined.append)
+    watch._thread = stuck
+    watch.close()
+    assert (joined, closed) == ([5], [1])
