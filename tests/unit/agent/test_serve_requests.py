@@ -1,10 +1,13 @@
 """More of what a machine answers to a channel: facts, Pythons, programs, the processes of runs, and bad requests."""
 
+import hashlib
+import io
 import os
 import shutil
 import socket
 import subprocess
 import sys
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -297,6 +300,16 @@ def test_a_file_that_cannot_take_its_place_leaves_no_part(tmp_path: Path) -> Non
     (tmp_path / "place").mkdir()
     found = ask("put", b"1", path=str(tmp_path / "place"))
     assert (found["kind"], os.listdir(tmp_path)) == ("system", ["place"])
+
+
+def test_code_is_for_its_owner_only_and_leaves_no_part(tmp_path: Path) -> None:
+    sink = io.BytesIO()
+    with tarfile.open(fileobj=sink, mode="w") as archive:
+        archive.addfile(tarfile.TarInfo("module"))
+    sha256 = hashlib.sha256(sink.getvalue()).hexdigest()
+    assert ask("install", sink.getvalue(), folder=str(tmp_path), sha256=sha256)["installed"] is True
+    assert os.listdir(tmp_path) == [sha256]
+    assert (tmp_path / sha256).stat().st_mode & 0o777 == 0o700
 
 
 # --- ports ----------------------------------------------------------------------------------------------------------
