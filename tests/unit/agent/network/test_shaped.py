@@ -6,6 +6,7 @@ import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ class Hub:
 
     def __init__(self, words: list[str], pass_fds: list[int], stdin: int) -> None:
         self.calls: list[str] = []
+        self.words, self.passed, self.stdin = words, pass_fds, stdin
         self.end = socket.socket(fileno=os.dup(pass_fds[0]))
         passed = [os.open(os.devnull, os.O_RDONLY) for _ in range(3 if b"method" in self.answer else 0)]
         socket.send_fds(self.end, [self.answer], passed)
@@ -276,3 +278,102 @@ def test_a_switch_that_was_late_with_more_than_a_twentieth_is_noted(packets: int
     found = _find_lateness(counted(packets, late, 0.1))
     assert found == (note and f"the switch was late with {note} of the packets: the machine was busy")
     assert _find_lateness({"switch": None, "sent_bytes": []}) is None
+
+
+# --- what is started ------------------------------------------------------------------------------------------------
+
+
+def test_the_hub_is_told_workers_rate_and_delay_and_the_document_begins_empty(make: Make) -> None:
+    network, hub = make(mtu=1500)
+    assert hub.words[1:4] == ["-I", "-S", "-c"]  # no file of the user's, no installed package
+    assert hub.words[4].endswith("from mlbench_cli.agent.network.hub import main; sys.exit(main(sys.argv[1:]))")
+    assert hub.words[5:] == [str(shaped.ROOT), str(hub.passed[0]), "2", "50000000.0", "0.02"]
+    assert (hub.stdin, network.channel.gettimeout()) == (subprocess.DEVNULL, shaped.SETUP_SECONDS)
+    assert network.document == {
+        "schema_version": 1,
+        "asked": SHAPE,
+        "method": "netem",
+        "setup": {"method": "netem", "user_namespace": False, "mtu": 1500},
+        "attempts": 0,
+        "probes": [],
+        "task": None,
+        "notes": [],
+    }
+    network.close()
+
+
+class Prober:
+    """One of the processes that measure; the first of them reports."""
+
+    first: Any
+
+    def __init__(self, worker: int, words: list[str]) -> None:
+        self.worker, self.words = worker, words
+        self.calls: list[str] = []
+        self.answer: bytes | Exception = self.first
+        self.is_stubborn = False
+        self.stdout = SimpleNamespace(close=lambda: self.calls.append("close"))
+
+    def communicate(self, timeout: float) -> tuple[bytes, None]:
+        self.calls.append(f"communicate {timeout:g}")
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer, None
+
+    def wait(self, timeout: float | None = None) -> None:
+        if timeout is not None and self.is_stubborn:
+            raise subprocess.TimeoutExpired("probe", timeout)
+
+    def kill(self) -> None:
+        self.calls.append("kill")
+
+
+@pytest.fixture
+def probers(monkeypatch: pytest.MonkeyPatch) -> list[Prober]:
+    found: list[Prober] = []
+
+    def start(self: ShapedNetwork, worker: int, words: list[str]) -> Prober:
+        found.append(Prober(worker, words))
+        return found[-1]
+
+    monkeypatch.setattr(Prober, "first", b'{"rate": 5}', raising=False)
+    monkeypatch.setattr(ShapedNetwork, "_start_in", start)
+    return found
+
+
+def test_a_probe_runs_among_all_workers_and_the_first_reports(make: Make, probers: list[Prober]) -> None:
+    network, _ = make()
+    assert network.probe("before") == {"rate": 5}
+    assert [prober.worker for prober in probers] == [0, 1]
+    assert [prober.words[6:] for prober in probers] == [[str(n), "2", "before", "10.77.0.1:7077"] for n in (0, 1)]
+    assert "task_images.harness.network_probe" in probers[0].words[4]
+    assert [prober.calls for prober in probers] == [["communicate 90", "kill", "close"], ["kill", "close"]]
+    network.close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (subprocess.TimeoutExpired("probe", 90), "it is too slow to be measured within 90 s"),
+        (b"", "the probe failed: Expecting value"),
+        (OSError("gone"), "the probe failed: gone"),
+        (subprocess.SubprocessError("preexec"), "the probe failed: preexec"),
+    ],
+)
+def test_a_probe_without_a_report_says_why_and_leaves_no_process(
+    make: Make, probers: list[Prober], monkeypatch: pytest.MonkeyPatch, answer: object, reason: str
+) -> None:
+    monkeypatch.setattr(Prober, "first", answer)
+    network, _ = make()
+    with pytest.raises(ShapingError, match=reason):
+        network.probe("before")
+    assert [prober.calls[-2:] for prober in probers] == [["kill", "close"]] * 2
+    network.close()
+
+
+def test_the_hub_counts_when_it_is_asked(make: Make) -> None:
+    network, hub = make()
+    hub.end.send(b'{"switch": null, "sent_bytes": [3, 4]}')
+    assert network._count() == {"switch": None, "sent_bytes": [3, 4]}
+    assert hub.end.recv(100) == b"count"
+    network.close()
