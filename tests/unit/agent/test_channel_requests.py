@@ -224,7 +224,10 @@ def test_a_channel_that_is_closed_ends_its_process(lab: Lab, is_stubborn: bool, 
     found.close()  # nothing is open yet
     found.call("get")
     lab.processes[0].is_stubborn = is_stubborn
+    errors = found._errors
     channel.close_all([found])
+    assert errors is not None
+    assert errors.closed
     assert (lab.processes[0].stdin.closed, lab.processes[0].stdout.closed) == (True, True)
     assert lab.processes[0].signals == signals
     assert found.call("get") == {"a": 1}
