@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from mlbench_cli import isolation
 from mlbench_cli.agent import agent as module
 from mlbench_cli.agent import machine, processes
 from mlbench_cli.agent.agent import GRACE, Agent, Rank
@@ -311,6 +312,129 @@ def test_the_evidence_of_the_network_is_written_at_the_end(
     assert (agent.state["ended"], agent.state["disk_full"]) == ("failed", True)
     for descriptor in (made.channel, made._other):
         os.close(descriptor)
+
+
+# --- the child that becomes a rank ----------------------------------------------------------------------------------
+
+
+class Ended(BaseException):
+    """The child ends with this code."""
+
+
+class Child:
+    """The forked child of an agent: what it does to itself, in order, and how it ends."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.monkeypatch = monkeypatch
+        self.steps: list[Any] = []
+        self.error: BaseException = Ended(0)  # an exec does not return
+        self.reader, self.report = os.pipe()
+        self.parent = 4711
+
+    def note(self, *words: Any) -> None:
+        self.steps.append(words)
+
+    def execute(self, file: str, argv: list[str], environment: dict[str, str]) -> None:
+        self.steps.append(("exec", file, argv, environment["MASTER_PORT"]))
+        raise self.error
+
+    def exit(self, code: int) -> None:
+        raise Ended(code)
+
+    def become(self, agent: Any, rank: Rank) -> int:
+        """The child's exit code."""
+        note = self.note
+        with self.monkeypatch.context() as patch:
+            patch.setattr(os, "setpgid", lambda *words: note("group", *words))
+            patch.setattr(os, "getppid", lambda: self.parent)
+            patch.setattr(os, "sched_setaffinity", lambda *words: note("cpus", *words))
+            patch.setattr(os, "dup2", lambda source, target: note("stream", target, source))
+            patch.setattr(os, "execvpe", self.execute)
+            patch.setattr(os, "_exit", self.exit)
+            patch.setattr(signal, "signal", lambda number, what: note("signal", number, what))
+            patch.setattr(machine, "prctl", lambda *words: note("prctl", *words))
+            with pytest.raises(Ended) as caught:
+                agent._exec_command(rank, (7, 8), self.report, 4711)
+        os.close(self.report)
+        code: int = caught.value.args[0]
+        return code
+
+    def read(self) -> bytes:
+        told = os.read(self.reader, 1000)
+        os.close(self.reader)
+        return told
+
+
+@pytest.fixture
+def child(monkeypatch: pytest.MonkeyPatch) -> Child:
+    return Child(monkeypatch)
+
+
+def test_a_rank_dies_with_its_agent_and_has_streams_of_its_own(make: Make, child: Child) -> None:
+    agent = make()
+    agent.ranks[0].argv, agent.ranks[0].cpus = ["python", "train.py"], [3]
+    agent.network = SimpleNamespace(enter_worker=lambda worker: child.note("network", worker))
+    child.become(agent, agent.ranks[0])
+    null = child.steps[7][2]
+    assert child.steps == [
+        ("group", 0, 0),
+        ("network", 0),  # a new user namespace clears what is set next
+        ("prctl", machine.PR_SET_PDEATHSIG, KILL),
+        *(("signal", number, signal.SIG_DFL) for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGHUP)),
+        ("cpus", 0, [3]),
+        ("stream", 0, null),
+        ("stream", 1, 7),
+        ("stream", 2, 8),
+        ("exec", "/opt/python/bin/python3", ["python", "train.py"], str(agent.port)),
+    ]
+    os.close(null)
+    child.read()
+
+
+def test_a_rank_whose_agent_has_died_does_not_start(make: Make, child: Child) -> None:
+    agent = make()
+    child.parent = 1
+    assert child.become(agent, agent.ranks[0]) == 126
+    assert child.steps[-1][0] == "prctl"
+    child.read()
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "told"),
+    [
+        (FileNotFoundError(2, "No such file or directory"), 127, b"trian: No such file or directory"),
+        (PermissionError(13, "Permission denied"), 126, b"trian: Permission denied"),
+        (ValueError("embedded null byte"), 126, b"trian: embedded null byte"),
+    ],
+)
+def test_a_command_that_cannot_be_run_ends_as_in_a_shell(
+    make: Make, child: Child, error: BaseException, code: int, told: bytes
+) -> None:
+    """POSIX: 127 if there is none, 126 if it cannot be executed."""
+    agent = make()
+    agent.ranks[0].argv, child.error = ["trian"], error
+    assert child.become(agent, agent.ranks[0]) == code
+    os.close(child.steps[-4][2])
+    assert (child.steps[-1][1], child.read()) == ("trian", told)
+
+
+def test_a_rank_of_an_installed_mlbench_sees_only_its_code(
+    make: Make, child: Child, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+
+    def isolate(argv: list[str], environ: object, path: str | None) -> list[str]:
+        asked.append((argv, path))
+        return ["env", *argv]
+
+    monkeypatch.setattr(isolation, "rank_command", isolate)
+    agent = make(environment={"MLBENCH_TASK_PATH": "/task"})
+    agent.installed_code_only = True
+    child.become(agent, agent.ranks[0])
+    assert asked == [(["true"], "/task")]
+    assert child.steps[-1][1:3] == ("env", ["env", "true"])
+    os.close(child.steps[-4][2])
+    child.read()
 
 
 # --- ends of ranks --------------------------------------------------------------------------------------------------
