@@ -173,3 +173,38 @@ def test_messages_after_one_that_closed_the_link_are_not_delivered(pair: Pair) -
     pair.other.sendall(b'{"node": 1}\n{"node": 2}\n')
     pair.read()
     assert pair.messages == [{"node": 1}]
+
+
+def test_small_messages_go_at_once_and_nobody_waits_for_them(pair: Pair) -> None:
+    """Nagle's algorithm would hold the second of two small messages until the first is acknowledged."""
+    assert not pair.link.connection.getblocking()
+    assert pair.link.connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
+    assert (pair.link.node, pair.link.name, pair.link.lock_identity) == (None, "", None)
+    assert (pair.link.clock_offset, pair.link.has_left) == (0.0, False)
+
+
+def test_a_link_is_silent_for_a_minute_and_pings_six_times_in_it(pair: Pair) -> None:
+    pair.link.node = 1
+    for seconds in range(61):
+        pair.link.tick(pair.now + seconds)
+    assert pair.ends == []
+    pair.link.tick(pair.now + 60.5)
+    assert pair.ends == [pair.link]
+    assert pair.other.recv(1000).count(b"ping") == 7  # with the first, at once
+
+
+def test_what_does_not_fit_into_the_sockets_buffer_ends_the_link(pair: Pair) -> None:
+    """The agent must not wait for a machine that reads nothing."""
+    for end in (pair.link.connection, pair.other):
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    pair.link.send({"big": "x" * (1 << 20)})
+    assert (pair.link.is_open, pair.ends) == (False, [pair.link])
+
+
+@pytest.mark.parametrize(("held", "is_open"), [(1 << 20, True), ((1 << 20) + 1, False)])
+def test_a_line_is_a_mebibyte_at_most(pair: Pair, held: int, is_open: bool) -> None:
+    pair.link._buffer = b"x" * held
+    pair.other.sendall(b"x")
+    pair.read()
+    assert pair.link.is_open is is_open
