@@ -437,6 +437,61 @@ def test_a_rank_of_an_installed_mlbench_sees_only_its_code(
     child.read()
 
 
+@pytest.mark.parametrize("told", [b"", b"trian: No such file or directory"])
+@pytest.mark.parametrize("divides", [True, False])
+def test_a_rank_that_was_started_is_noted_and_watched(
+    make: Make, monkeypatch: pytest.MonkeyPatch, told: bytes, divides: bool
+) -> None:
+    pipes: list[tuple[int, int]] = []
+    pipe = os.pipe
+    groups: list[Any] = []
+
+    def make_pipe() -> tuple[int, int]:
+        pipes.append(pipe())
+        return pipes[-1]
+
+    def fork() -> int:
+        os.write(pipes[-1][1], told)  # what the child says if it cannot become its command
+        return 4711
+
+    agent = make()
+    agent.divides_streams = divides
+    handle = os.open(os.devnull, os.O_RDONLY)
+    watched: dict[int, Any] = {}
+    agent.selector.close()
+    agent.selector = SimpleNamespace(
+        register=lambda what, events, call: watched.update({what: call}), close=lambda: None
+    )
+    monkeypatch.setattr(os, "pipe", make_pipe)
+    monkeypatch.setattr(os, "fork", fork)
+    monkeypatch.setattr(os, "setpgid", lambda *words: groups.append(words))
+    monkeypatch.setattr(processes, "process_handle", lambda pid: handle)
+    rank = agent.ranks[1]
+    agent._start(rank)
+    assert (rank.pid, rank.running, rank.begun, rank.facts["started"]) == (4711, True, 1000.0, 5000.0)
+    assert rank.facts["start_error"] == (told.decode() or None)
+    assert (rank.pidfd, groups) == (handle, [(4711, 4711)])
+    assert Path(agent.folder, "logs/rank-1.log").stat().st_mode & 0o777 == 0o644
+    errors = [rank.errors.reader] if divides else []
+    assert list(watched) == [*errors, handle]
+    assert Path(agent.folder, ".state/stderr-1").exists() is divides
+    for descriptor in pipes[-1]:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(descriptor)
+    if rank.errors is not None:
+        rank.errors.close()
+    os.close(handle)
+
+
+def test_a_rank_without_a_command_has_only_a_log(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fork", lambda: pytest.fail("it was started"))
+    agent = make()
+    agent.ranks[1].argv = None
+    agent._start(agent.ranks[1])
+    assert Path(agent.folder, "logs/rank-1.log").exists()
+    assert (agent.ranks[1].running, agent.ranks[1].facts) == (False, pending_facts(1))
+
+
 # --- ends of ranks --------------------------------------------------------------------------------------------------
 
 

@@ -492,7 +492,10 @@ def test_a_death_of_the_parent_is_asked_for_on_linux_only(monkeypatch: pytest.Mo
     calls: list[Any] = []
     library = SimpleNamespace(prctl=lambda *words: calls.append(words))
     monkeypatch.setattr("ctypes.CDLL", lambda name, use_errno: library)
-    machine.prctl(machine.PR_SET_PDEATHSIG, 9)
     monkeypatch.setattr(sys, "platform", "darwin")
     machine.prctl(machine.PR_SET_PDEATHSIG, 9)
-    assert calls == [(1, 9, 0, 0, 0)]  # PR_SET_PDEATHSIG of sys/prctl.h
+    assert calls == []
+    monkeypatch.setattr(sys, "platform", "linux")
+    machine.prctl(machine.PR_SET_PDEATHSIG, 9)
+    machine.prctl(machine.PR_SET_CHILD_SUBREAPER, 1)
+    assert calls == [(1, 9, 0, 0, 0), (36, 1, 0, 0, 0)]  # by linux/prctl.h
