@@ -333,6 +333,68 @@ def test_a_pipe_is_drained_to_its_end() -> None:
     os.close(reader)
 
 
+class Exited(BaseException):
+    """A child ends with this code."""
+
+
+def test_a_guard_is_a_child_that_holds_the_other_end_of_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fork", lambda: 4711)
+    writer = machine.start_guard(lambda reader: pytest.fail("the parent does not do the work"))
+    with pytest.raises(BrokenPipeError):  # the end that is read from is the child's
+        os.write(writer, b"x")
+    os.close(writer)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_only_kill_ends_a_guard_before_its_work_is_done(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+    done: list[Any] = []
+
+    def leave(code: int) -> None:
+        raise Exited(code)
+
+    def work(reader: int) -> None:
+        done.append(os.read(reader, 10))  # its end, since the child holds no other end
+        os.close(reader)
+        if fails:
+            raise ValueError("a mistake")
+
+    monkeypatch.setattr(os, "fork", lambda: 0)
+    monkeypatch.setattr(os, "setsid", lambda: done.append("session"))
+    monkeypatch.setattr(os, "_exit", leave)
+    monkeypatch.setattr(signal, "signal", lambda number, what: done.append((number, what)))
+    with pytest.raises(Exited) as caught:
+        machine.start_guard(work)
+    assert caught.value.args == (0,)
+    ignored = [(number, signal.SIG_IGN) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)]
+    assert done == ["session", *ignored, b""]
+
+
+@pytest.mark.parametrize(("is_durable", "syncs"), [(True, 1), (False, 0)])
+def test_only_a_document_that_must_survive_a_crash_is_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_durable: bool, syncs: int
+) -> None:
+    """A state is written with each change, and syncing takes milliseconds."""
+    called: list[int] = []
+    monkeypatch.setattr(os, "fsync", called.append)
+    machine.replace_file(str(tmp_path / "state"), {"a": 1}, is_durable=is_durable)
+    assert len(called) == syncs
+
+
+@pytest.mark.parametrize(("platform", "peak"), [("linux", 2048 * 1024), ("darwin", 2048)])
+def test_the_largest_size_of_a_process_is_in_bytes(monkeypatch: pytest.MonkeyPatch, platform: str, peak: int) -> None:
+    """getrusage(2): kibibytes on Linux, bytes on macOS."""
+    monkeypatch.setattr(sys, "platform", platform)
+    monkeypatch.setattr("mlbench_cli.agent.machine.time", SimpleNamespace(time=lambda: 1000.12345))
+    usage = SimpleNamespace(ru_utime=0.0, ru_stime=0.0, ru_maxrss=2048)
+    assert Sampler().last(3, usage) == {
+        "time": 1000.123,
+        "rank": 3,
+        "cpu_seconds": 0.0,
+        "rss_bytes": 0,
+        "peak_rss_bytes": peak,
+    }
+
+
 # --- streams --------------------------------------------------------------------------------------------------------
 
 

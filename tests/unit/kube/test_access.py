@@ -179,6 +179,23 @@ def test_a_proxy_of_another_kind_is_refused() -> None:
     assert caught.value.hint == "SOCKS proxies are not supported."
 
 
+def test_a_client_retries_for_as_long_as_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[str] = []
+    monkeypatch.setattr(Access, "_check_certificates", lambda self: checked.append(self.server))
+    assert [Access("http://c").client(seconds)._retry_seconds for seconds in (7.0, 0.0, None)] == [7.0, 0.0, 15.0]
+    assert checked == []  # without TLS there are none
+    Access(SERVER).client()
+    assert checked == [SERVER]
+
+
+def test_an_access_shows_no_secret() -> None:
+    shown = repr(
+        Access(SERVER, ca=b"SECRET", certificate=b"SECRET", key=b"SECRET", token=Token(lambda: ("SECRET", None)))
+    )
+    assert "SECRET" not in shown
+    assert shown == f"Access(server='{SERVER}', namespace='default', server_name=None, verify=True, proxy=None)"
+
+
 # --- contexts -------------------------------------------------------------------------------------------------------
 
 
