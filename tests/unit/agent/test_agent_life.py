@@ -645,7 +645,7 @@ def test_an_agent_wakes_once_a_second_for_samples_and_at_the_deadline(
     begin(agent, 11, 12)
     agent.next_sample = 1000.5
     assert watch(agent, clock, monkeypatch, 5) == [0.5, 1.0, 1.0, 0.25, 0.75]
-    assert (agent.state["ended"], agent.stop_at) == ("deadline", 1002.75 + GRACE)
+    assert (agent.state["ended"], agent.stop_at) == ("deadline", 1002.75 + 5.0)  # five seconds to end by itself
     assert len(read_rows(agent)) >= 4
 
 

@@ -247,6 +247,31 @@ def test_only_a_pod_without_a_kubeconfig_uses_its_account(
     assert kubeconfig.uses_service_account(path) is used
 
 
+def test_a_context_that_is_named_is_used_in_a_pod_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kubeconfig, "uses_service_account", lambda path: True)
+    monkeypatch.setenv("KUBECONFIG", str(write_config(tmp_path / "config", "a", None)))
+    assert Access.from_kubeconfig(context="a").server == "https://a"
+
+
+def test_context_cluster_and_user_have_names_of_their_own(tmp_path: Path) -> None:
+    document = {
+        "current-context": "ctx",
+        "clusters": [{"name": "lab", "cluster": {"server": SERVER, "insecure-skip-tls-verify": True}}],
+        "users": [{"name": "me", "user": PAIR}, {"name": "ctx", "user": {"token": "of another user"}}],
+        "contexts": [{"name": "ctx", "context": {"cluster": "lab", "user": "me", "namespace": "team-a"}}],
+    }
+    (tmp_path / "config").write_text(json.dumps(document))
+    access = Access.from_kubeconfig(tmp_path / "config")
+    assert (access.server, access.namespace, access.verify, access.token) == (SERVER, "team-a", False, None)
+    assert (access.certificate, access.key) == (b"C", b"K")
+
+
+def test_a_kubeconfig_that_cannot_be_read_says_why(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        Access.from_kubeconfig(tmp_path)
+    assert caught.value.message == f"The kubeconfig {tmp_path} cannot be read: Is a directory."
+
+
 def test_a_context_that_is_not_there_is_named_with_those_that_are(tmp_path: Path) -> None:
     path = write_config(tmp_path / "config", "cluster-a", None)
     with pytest.raises(Exception, match='The kubeconfig has no context "cluster-b"') as caught:

@@ -251,6 +251,45 @@ def test_a_link_that_cannot_be_changed_is_told_and_the_hub_is_where_it_was(
     assert kernel.entered == [(11, NEW_NETWORK), (OWN, NEW_NETWORK)]
 
 
+def test_the_switch_runs_with_exact_timers_and_counts_for_whoever_asks(
+    kernel: Kernel, channel: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PR_SET_TIMERSLACK of linux/prctl.h: the kernel may wake a process 50 µs late otherwise."""
+    asked: list[Any] = []
+    changed: list[Any] = []
+
+    def run(control: int, answer: Callable[[], bool]) -> None:
+        asked.append(control)
+        while answer():
+            pass
+
+    monkeypatch.setattr(machine, "prctl", lambda *words: asked.append(words))
+    made = hub._Hub(1, 1e8, 0.02)
+    switch: Any = SimpleNamespace(run=run, totals=lambda: {"packets": 3}, sent_bytes=[7])
+    switch.change_link = lambda *words: changed.append(words)
+    made._switch = switch
+    order = json.dumps({"link": 0, "rate": 1e6, "loss": 0.5}).encode()
+    assert serve(made, channel, b"count", order) == [
+        {"switch": {"packets": 3}, "sent_bytes": [7]},
+        {"problem": None},
+    ]
+    assert asked == [(29, 1), channel[0].fileno()]
+    assert changed == [(0, 1e6, 0.5)]
+
+
+def test_disciplines_are_shown_as_tc_shows_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def run(words: list[str], **more: Any) -> Any:
+        asked.append(words)
+        return SimpleNamespace(stdout="qdisc netem 8001: root\n")
+
+    monkeypatch.setattr(namespaces, "find_tool", lambda name: f"/sbin/{name}")
+    monkeypatch.setattr(subprocess, "run", run)
+    assert hub._dump_qdisc("h0") == "qdisc netem 8001: root"
+    assert asked == [["/sbin/tc", "qdisc", "show", "dev", "h0"]]
+
+
 # --- the process ----------------------------------------------------------------------------------------------------
 
 

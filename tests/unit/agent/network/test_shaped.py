@@ -377,3 +377,32 @@ def test_the_hub_counts_when_it_is_asked(make: Make) -> None:
     assert network._count() == {"switch": None, "sent_bytes": [3, 4]}
     assert hub.end.recv(100) == b"count"
     network.close()
+
+
+def test_the_end_of_the_hub_is_noticed(make: Make) -> None:
+    """The agent keeps no copy of the hub's end of their channel."""
+    network, hub = make()
+    hub.end.close()
+    network.channel.settimeout(5)
+    assert network.channel.recv(10) == b""
+    network.close()
+
+
+@pytest.mark.parametrize(("is_verified", "packets", "sent"), [(True, 20, [50, 700]), (False, 30, [150, 900])])
+def test_what_probes_have_sent_is_not_the_tasks(
+    make: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_verified: bool, packets: int, sent: list[int]
+) -> None:
+    count_probes(monkeypatch, [True, True])
+    network, _ = make()
+    counts = iter([counted(10, 0, 0.0, 100, 200)] * is_verified + [counted(30, 0, 0.0, 150, 900)])
+    monkeypatch.setattr(ShapedNetwork, "_count", lambda self: next(counts))
+    if is_verified:
+        network.verify()
+    network.finish(str(tmp_path / "shaping.json"))
+    task = json.loads((tmp_path / "shaping.json").read_text())["task"]
+    assert (task["switch"]["packets"], task["sent_bytes"]) == (packets, sent)
+
+
+def test_the_programs_are_found_below_the_folder_of_the_packages() -> None:
+    assert (shaped.ROOT / "mlbench_cli/agent/network/hub.py").exists()
+    assert (shaped.ROOT / "task_images/harness/network_probe.py").exists()
