@@ -18,6 +18,7 @@ from mlbench_cli.agent import machine, node, processes, rendezvous
 from mlbench_cli.agent.agent import GRACE, Agent
 from mlbench_cli.agent.lock import NO_PROMISE, TAKE
 from mlbench_cli.agent.node import BEAT_SECONDS, CLOCK_SECONDS, LOOK_SECONDS, NodeAgent, digest
+from tests.fakes.clock import Clock
 
 
 class Link:
@@ -545,12 +546,12 @@ def test_a_later_end_is_not_told(make: Make, known: str) -> None:
 
 @pytest.mark.parametrize(("asked", "grace"), [(GRACE, 2.0), (1.0, 1.0), (0, 0.0)])
 def test_the_grace_is_that_of_the_plan_at_most_and_none_if_there_is_to_be_none(
-    make: Make, asked: float, grace: float
+    make: Make, monkeypatch: pytest.MonkeyPatch, asked: float, grace: float
 ) -> None:
     agent = make(1, grace=2.0)
-    before = time.monotonic()
+    monkeypatch.setattr("mlbench_cli.agent.agent.time", Clock(1000.0))
     agent._stop("failed", asked)
-    assert before + grace <= agent.stop_at < before + grace + 0.9
+    assert agent.stop_at == 1000.0 + grace
 
 
 def test_a_cause_without_rank_and_time_is_by_the_other_clock(make: Make) -> None:
