@@ -1,5 +1,6 @@
 """The life of an agent from its start to the ends of its ranks; ends, times and networks are the test's own."""
 
+import fcntl
 import json
 import os
 import signal
@@ -490,6 +491,72 @@ def test_a_rank_without_a_command_has_only_a_log(make: Make, monkeypatch: pytest
     agent._start(agent.ranks[1])
     assert Path(agent.folder, "logs/rank-1.log").exists()
     assert (agent.ranks[1].running, agent.ranks[1].facts) == (False, pending_facts(1))
+
+
+class Errors:
+    """A rank's standard error, of which there is more, or no more, or for which there is no room."""
+
+    def __init__(self, found: bool | OSError) -> None:
+        self.found, self.reader, self.is_closed = found, 99, False
+
+    def copy(self) -> bool:
+        if isinstance(self.found, OSError):
+            raise self.found
+        return self.found
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+@pytest.mark.parametrize(
+    ("found", "is_closed", "ended"),
+    [(True, False, None), (False, True, None), (OSError(28, "No space left on device"), True, "failed")],
+)
+def test_standard_error_is_read_to_its_end_or_until_there_is_no_room(
+    make: Make, found: bool | OSError, is_closed: bool, ended: str | None
+) -> None:
+    agent = make()
+    forgotten: list[int] = []
+    agent.selector.close()
+    agent.selector = SimpleNamespace(unregister=forgotten.append, close=lambda: None)
+    agent.ranks[0].errors = errors = Errors(found)
+    agent._copy_errors(agent.ranks[0])
+    assert (errors.is_closed, forgotten) == (is_closed, [99] if is_closed else [])
+    assert (agent.ranks[0].errors is None, agent.state["ended"], agent.state["disk_full"]) == (
+        is_closed,
+        ended,
+        ended is not None,
+    )
+    agent._end_errors(agent.ranks[0])
+    assert (errors.is_closed, len(forgotten)) == (True, 1)
+
+
+def test_what_an_attempt_has_left_in_standard_error_is_read_before_the_next(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = make()
+    agent.divides_streams = False
+    agent.selector.close()
+    agent.selector = SimpleNamespace(unregister=lambda what: None, register=lambda *words: None, close=lambda: None)
+    agent.ranks[0].errors = errors = Errors(True)
+    monkeypatch.setattr(os, "fork", lambda: 4711)
+    monkeypatch.setattr(os, "setpgid", lambda *words: None)
+    monkeypatch.setattr(processes, "process_handle", lambda pid: -1)
+    agent._start(agent.ranks[0])
+    assert (errors.is_closed, agent.ranks[0].errors) == (True, None)
+
+
+def test_the_folder_of_a_run_is_locked_by_its_agent_alone(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Readers take a free lock as proof of its death."""
+    locked: list[Any] = []
+    monkeypatch.setattr("mlbench_cli.agent.agent.fcntl.flock", lambda *words: locked.append(words))
+    agent = make()
+    agent._hold_lock()
+    ((descriptor, operation),) = locked
+    path = Path(agent.folder, ".state/supervisor.lock")
+    assert os.fstat(descriptor).st_ino == path.stat().st_ino
+    assert (operation, path.stat().st_mode & 0o777) == (fcntl.LOCK_EX, 0o600)
+    os.close(descriptor)
 
 
 # --- ends of ranks --------------------------------------------------------------------------------------------------
