@@ -671,6 +671,41 @@ def test_a_rank_whose_run_goes_on_keeps_its_phase(make: Make, monkeypatch: pytes
     assert read_state(agent)["ranks"][0]["exit_code"] == 137
 
 
+def test_a_rank_that_is_started_again_runs_and_that_is_written(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = make()
+    monkeypatch.setattr(Agent, "_start", lambda self, rank: rank.begin(21, 1007.0, 5007.0))
+    agent.start_again(agent.ranks[0])
+    facts = read_state(agent)["ranks"][0]
+    assert (facts["restarts"], facts["pid"], facts["phase"]) == (1, 21, "running")
+
+
+def test_the_log_of_a_rank_is_complete_before_readers_learn_of_its_end(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = make()
+    begin(agent, 11, 12)
+    seen: list[Any] = []
+    monkeypatch.setattr(Agent, "_copy_errors", lambda self, rank: seen.append((rank.number, rank.running)))
+    end_rank(agent, monkeypatch, 1, 0)
+    assert seen == [(1, True)]
+
+
+@pytest.mark.parametrize(("number", "is_full"), [(28, True), (5, False)])
+def test_a_disk_on_which_a_page_finds_no_room_fails_the_run(
+    make: Make, monkeypatch: pytest.MonkeyPatch, number: int, is_full: bool
+) -> None:
+    """A task may ignore that the last lines of its results were not written."""
+
+    def refuse(path: str, mode: str) -> None:
+        assert (path, mode) == (f"{agent.folder}/.state/probe", "wb")
+        raise OSError(number, os.strerror(number))
+
+    agent = make()
+    monkeypatch.setattr(module, "open", refuse, raising=False)
+    agent._check_space()
+    assert (agent.state["disk_full"], agent.state["ended"]) == (is_full, "failed")
+
+
 # --- watching -------------------------------------------------------------------------------------------------------
 
 
