@@ -73,6 +73,6 @@ def _rows(curve: "Curve") -> "Sequence[JsonObject]":
 def _devices(archive: "Archive") -> "list[JsonObject]":
     ranks = archive.environment.get("ranks", {})
     return [
-        {"rank": int(rank), "hostname": facts.get("hostname", ""), "device_info": facts.get("device_name", "")}
+        {"rank": int(rank), "hostname": facts.get("host", ""), "device_info": facts.get("device_name", "")}
         for rank, facts in ranks.items()
     ]

@@ -55,3 +55,10 @@ def test_a_place_has_a_time_in_microseconds_and_gigabytes_per_second(tmp_path: P
     sizes = [row["size"] for row in rows]
     assert (document["config"]["minimum_bytes"], document["config"]["maximum_bytes"]) == (min(sizes), max(sizes))
     assert (document["config"]["ranks"], document["config"]["ngpus"], document["env"]) == (2, 0, [])
+
+
+def test_devices_are_named_as_their_ranks_reported_them(tmp_path: Path) -> None:
+    facts = {"host": "node-7", "device_name": "NVIDIA H100"}
+    with Archive.open(measured_run(tmp_path / "run", environment=facts)) as archive:
+        devices = json.loads(format_nccl(archive))["config"]["devices"]
+    assert devices == [{"rank": rank, "hostname": "node-7", "device_info": "NVIDIA H100"} for rank in (0, 1)]
