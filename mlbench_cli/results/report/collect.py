@@ -354,7 +354,7 @@ def _platform_rows(run: RunData) -> Iterator[tuple[str, str]]:
         ("processor", machine.get("cpu")),
         ("cores", machine.get("cores")),
         ("memory", _gigabytes(machine.get("memory_bytes"))),
-        ("kernel", machine.get("kernel")),
+        ("operating system", machine.get("platform")),
         ("cluster", result["cluster"]),
     ):
         if value:
