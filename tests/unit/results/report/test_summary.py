@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from mlbench_cli.model.methods import OWN
 from mlbench_cli.results.analysis.fabric import FabricReport, LinkFault
 from mlbench_cli.results.analysis.fabric import Job as FabricJob
 from mlbench_cli.results.analysis.series import Measurement, group_runs
@@ -100,6 +101,35 @@ def test_a_comparison_is_the_title_if_there_are_enough_runs(
     assert plain([title_of(job, verdict_of(job, ratio))]) == [title]
 
 
+def test_the_tasks_own_method_has_an_article(measured: Measurement) -> None:
+    job = job_of(measured, {"method": "bsp"}, {"method": OWN, "seconds": 90.0})
+    base, own = places_of(job)
+    assert title_of(job, Verdict(base, own, FASTER)) == (
+        "The task's own method reaches the goal 2.00× faster than bsp on 2 workers"
+    )
+    assert title_of(job, Verdict(own, base, SLOWER)) == (
+        "bsp reaches the goal 2.00× slower than the task's own method on 2 workers"
+    )
+    assert title_of(job, Verdict(base, own, SAME)) == (
+        "No difference seen between bsp and the task's own method on 2 workers"
+    )
+
+
+def test_runs_without_a_goal_are_faster_or_slower_as_runs(measured: Measurement) -> None:
+    job = job_of(measured, {"method": "bsp", "metric": ""}, {"method": "wfbp", "metric": ""})
+    assert title_of(job, verdict_of(job, FASTER)) == "wfbp runs 2.00× faster than bsp on 2 workers"
+
+
+def test_the_best_value_after_a_budget_is_the_highest_and_unknown_values_are_the_last(measured: Measurement) -> None:
+    budget = {"outcome": "budget_spent"}
+    job = job_of(measured, {**budget, "value": None}, {**budget, "value": 0.5, "workers": 4})
+    best = best_of(job)
+    assert best is not None
+    assert best.size == "4 workers"
+    unknown = job_of(measured, {**budget, "value": None})
+    assert title_of(unknown, None) == "unknown-task reaches – top-1 accuracy with 2 workers (task's own method)"
+
+
 # --- sentences ------------------------------------------------------------------------------------------------------
 
 
@@ -129,6 +159,21 @@ def test_too_few_runs_and_waiting_are_said(measured: Measurement) -> None:
     assert waits.startswith("It waits 12 % of the time for messages; ")
     assert waits.endswith(" waits 25 %.")
     assert len(list(sentences_of(job, verdict_of(job, SAME)))) == 1
+
+
+def test_a_run_past_its_goal_says_how_its_last_values_compare_with_the_goal(measured: Measurement) -> None:
+    race = [{"race": (last, 3.0)} for last in (2.5, 2.6, 2.55)]
+    job = job_of(measured, *race)
+    [_, sentence] = plain(list(sentences_of(job, None)))
+    assert sentence[0].isupper()
+    assert sentence.endswith(".")
+    assert "3" in sentence
+    assert len(list(sentences_of(job_of(measured, *race[:2], {"race": None}), None))) == 1
+
+
+def test_waiting_is_said_only_where_both_sides_have_measured_their_parts(measured: Measurement) -> None:
+    job = job_of(measured, {"method": "bsp", "parts": {}}, {"method": "wfbp", "parts": {"communication": 1.0}})
+    assert len(list(sentences_of(job, verdict_of(job, FASTER)))) == 1
 
 
 # --- verdict --------------------------------------------------------------------------------------------------------
@@ -208,6 +253,29 @@ def test_a_comparison_takes_the_place_of_the_throughput(measured: Measurement) -
     assert last.name.startswith("Against ")
     few = list(numbers_of(job, verdict_of(job, Estimate(1, 0.5))))[-1]
     assert (few.value, few.notes[0]) == ("2.00× faster", "too few runs")
+
+
+def test_a_value_after_a_budget_is_the_only_number_beside_the_throughput(measured: Measurement) -> None:
+    budget = {"outcome": "budget_spent", "throughput": None}
+    job = job_of(measured, *({**budget, "value": value} for value in (70.0, 72.0, 74.0)))
+    [found] = numbers_of(job, None)
+    assert [found.name, *plain([found.value, *found.notes])] == [
+        *("Top-1 accuracy", "72.0 %", "67.0 to 77.0 · n = 3", "2 workers (task's own method)"),
+    ]
+
+
+def test_a_verdict_without_a_difference_has_its_interval_as_a_note(measured: Measurement) -> None:
+    job = job_of(measured, {"method": "bsp"}, {"method": "wfbp"})
+    last = list(numbers_of(job, verdict_of(job, SAME)))[-1]
+    assert (last.name, last.value, last.notes) == (
+        *("Against bsp", "no difference seen"),
+        ("0.900 to 1.10×", "wfbp, 2 workers"),
+    )
+
+
+def test_the_fewest_workers_have_no_speed_up_of_their_own(measured: Measurement) -> None:
+    job = job_of(measured, {"workers": 1, "seconds": 10.0}, {"workers": 4, "seconds": 20.0})
+    assert [each.name for each in numbers_of(job, None)] == ["Time to goal", "Throughput"]
 
 
 # --- badges ---------------------------------------------------------------------------------------------------------

@@ -22,7 +22,6 @@ from mlbench_cli.results.site import entries
 from mlbench_cli.results.site.entries import (
     ARCHIVES,
     LFS_POINTER,
-    MANY,
     Entry,
     Refusal,
     Withdrawal,
@@ -284,7 +283,7 @@ def test_few_archives_are_read_in_this_process_and_many_in_several(
             return map(function, values)
 
     monkeypatch.setattr(entries, "ProcessPoolExecutor", Pool)
-    paths = [tmp_path / f"{number}.zip" for number in range(MANY)]
+    paths = [tmp_path / f"{number}.zip" for number in range(24)]
     few = list(read_entries(paths[1:], tmp_path / "site", None))
     assert ([each.source for each in few], pools) == ([str(path) for path in paths[1:]], [])
     many = list(read_entries(paths, tmp_path / "site", None))
