@@ -1,13 +1,16 @@
 """What matplotlib was told to draw, read back from its own objects: scales, lines, error bars, bars, texts, legends."""
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 from matplotlib.colors import to_hex
 
+from mlbench_cli.errors import MlbenchError
 from mlbench_cli.results.figures.look import read_colors
 from mlbench_cli.results.figures.model import Axis, Figure, Kind, Line, Scale, Sheet, Spread
-from mlbench_cli.results.figures.png import MAX_MARKS, draw_sheets
+from mlbench_cli.results.figures.png import MAX_MARKS, draw_sheets, write_sheets
 
 ROWS = Axis("phase", Scale.CATEGORIES, categories=("forward", "backward", "wait"))
 
@@ -172,3 +175,125 @@ def test_three_figures_stand_in_a_row_and_a_fourth_in_the_next() -> None:
     tops = [round(axes.get_position().y1, 2) for axes in picture.axes[:5]]
     assert tops[0] == tops[1] == tops[2] > tops[3] == tops[4]
     assert picture.axes[5].axison is False
+
+
+# --- the sheet ------------------------------------------------------------------------------------------------------
+
+
+def sheet(*figures: Figure, **texts_of_it: Any) -> Any:
+    [(_, picture)] = draw_sheets([Sheet("name", "Title", figures, **texts_of_it)])
+    return picture
+
+
+def plots(count: int) -> list[Figure]:
+    return [curve(Line("a", (1.0, 2.0), (1.0, 2.0))) for _ in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("count", "width", "rows_of_plots"), [(1, 7.5, 1), (2, 10.5, 1), (3, 13.5, 1), (4, 10.5, 2), (5, 13.5, 2)]
+)
+def test_a_sheet_grows_with_its_figures(count: int, width: float, rows_of_plots: int) -> None:
+    """A plot is 2.7 inches high with 0.95 around it; the title needs 0.46, and the lower edge 0.1."""
+    found = sheet(*plots(count)).get_size_inches()
+    assert list(found) == pytest.approx([width, 0.56 + rows_of_plots * 3.65])
+
+
+@pytest.mark.parametrize(
+    ("changes", "height"),
+    [
+        ({"subtitle": "one line"}, 0.18),
+        ({"subtitle": "words " * 20}, 0.36),  # 101 letters in a line
+        ({"footnote": "one line"}, 0.15),
+        ({"footnote": "words " * 25}, 0.30),  # 120 letters in a line
+        ({"message": "not shown beside figures"}, 0.0),
+    ],
+)
+def test_texts_above_and_below_have_their_room(changes: dict[str, Any], height: float) -> None:
+    assert sheet(*plots(1), **changes).get_size_inches()[1] == pytest.approx(0.56 + 3.65 + height)
+
+
+def test_a_message_is_cut_at_forty_lines() -> None:
+    picture = sheet(message="\n".join(f"{number} {'x' * 99}" for number in range(50)))
+    [shown] = [text.get_text() for text in picture.texts if "x" in text.get_text()]
+    lines = shown.strip("\n").splitlines()
+    assert len(lines) == 40
+    assert {len(line) for line in lines} == {90}
+    assert picture.get_size_inches()[1] == pytest.approx(0.56 + 41 * 0.18)
+
+
+@pytest.mark.parametrize(
+    ("kind", "count", "names", "height"),
+    [
+        (Kind.BARS, 1, 3, 3 * 0.3),
+        (Kind.BARS, 1, 1, 2 * 0.3),  # a single bar has the room of two
+        (Kind.RANGES, 1, 3, 3 * 0.3),
+        (Kind.RANGES, 5, 3, 3 * 0.4 * 5 * 0.3),
+        (Kind.BARS, 5, 3, 3 * 0.3),
+    ],
+)
+def test_rows_need_less_room_than_plots(kind: Kind, count: int, names: int, height: float) -> None:
+    """And each line of a legend 0.17 inches."""
+    axis = Axis("phase", Scale.CATEGORIES, categories=ROWS.categories[:names])
+    lines = tuple(Line(f"l{n}", (0.0,), (1.0,), (0.5,), (2.0,)) for n in range(count))
+    figure = Figure("key", "Title", axis, Axis("time", unit="s"), lines, kind=kind)
+    legend = 0.17 * count if count > 1 else 0.0
+    assert sheet(figure).get_size_inches()[1] == pytest.approx(0.56 + 0.95 + height + legend)
+
+
+def test_a_long_name_in_a_legend_is_wrapped_and_cut() -> None:
+    long, short = Line("word " * 50, (1.0, 2.0), (1.0, 2.0)), Line("b", (1.0, 2.0), (2.0, 3.0))
+    axes = draw(curve(long, short))
+    first, second = (text.get_text() for text in axes.get_legend().get_texts())
+    assert second == "b"
+    assert max(map(len, first.splitlines())) <= 71  # letters on 7.5 inches
+    assert first.endswith("…")
+    assert len(first.replace("\n", " ")) <= 150
+
+
+def test_a_figure_alone_has_the_sheets_title_and_several_have_their_own() -> None:
+    [axes] = sheet(*plots(1)).axes
+    assert axes.get_title(loc="left") == ""
+    assert [each.get_title(loc="left") for each in sheet(*plots(2)).axes] == ["Title", "Title"]
+
+
+def test_warnings_stand_behind_the_title_in_another_color() -> None:
+    picture = sheet(*plots(1), marks=("SYNTHETIC DATA", "FUNCTIONAL"))
+    title, *marks = [text for text in picture.texts if text.get_text().strip()]
+    assert [mark.get_text() for mark in marks] == ["   SYNTHETIC DATA", "   FUNCTIONAL"]
+    assert {to_hex(mark.get_color()) for mark in marks} == {to_hex(read_colors()["overlap"])}
+    places = [text.get_position()[0] for text in (title, *marks)]
+    assert places == sorted(places)
+    assert places[0] == pytest.approx(0.12 / 7.5)
+    assert len({text.get_position()[1] for text in (title, *marks)}) == 1
+
+
+def test_notes_that_would_overlap_are_left_out() -> None:
+    far = draw(curve(Line("a", (1.0, 9.0), (1.0, 9.0), notes=("first", "last"))))
+    assert texts(far) == ["first", "last"]
+    near = draw(curve(Line("a", (1.0, 1.001, 9.0), (1.0, 1.001, 9.0), notes=("first", "second", ""))))
+    assert texts(near) == ["first"]
+
+
+def test_points_of_two_runs_are_hollow_only_where_there_are_marks() -> None:
+    line = Line("a", (1.0, 2.0), (1.0, 2.0), few=(True, True))
+    assert len(draw(curve(line)).get_lines()) == 3
+    assert len(draw(curve(line, kind=Kind.STEPS)).get_lines()) == 1
+
+
+def test_sheets_and_tables_are_written_side_by_side(tmp_path: Path) -> None:
+    written = write_sheets(
+        [Sheet("one", "Title", (), message="Nothing")], tmp_path / "new", {"one.csv": "a,b\n", "two.md": "# x\n"}
+    )
+    assert [path.name for path in written] == ["one.png", "one.svg", "one.csv", "two.md"]
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == sorted(path.name for path in written)
+    assert written[0].read_bytes()[:4] == b"\x89PNG"
+    assert written[1].read_bytes().startswith(b"<?xml")
+    assert b"Matplotlib" not in written[0].read_bytes() + written[1].read_bytes()
+    assert written[2].read_bytes() == b"a,b\n"
+
+
+def test_without_matplotlib_the_command_that_installs_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(MlbenchError, match="Charts need matplotlib, which is not installed") as caught:
+        next(draw_sheets([]), None)
+    assert "[plots]" in str(caught.value.hint)
