@@ -511,3 +511,44 @@ def test_the_page_explains_itself_at_its_end(runs: dict[str, Path], report: Repo
     assert last.paragraphs[0].startswith("Runs share a figure only if")
     two = collect(open_runs(runs, "bsp-1-r1", "bsp-other")).sections[-1]
     assert two.paragraphs[0].startswith("2 jobs differ, so they are not drawn together. Runs share a figure only if")
+
+
+@pytest.mark.parametrize(
+    ("task", "goal", "is_noted"),
+    [("cifar10_resnet20", True, True), ("cifar10_resnet20", False, False), ("mine", True, False)],
+)
+def test_published_figures_are_named_where_there_are_some(
+    runs: dict[str, Path], task: str, goal: bool, is_noted: bool
+) -> None:
+    [archive] = copies(runs, 1)
+    archive.run["spec"]["task"] = archive.result["task"] = task
+    if not goal:
+        archive.result["goal"] = None
+    paragraphs = [text for each in collect([archive]).sections for text in each.paragraphs if "are dashed" in text]
+    assert len(paragraphs) == is_noted
+    if is_noted:
+        assert paragraphs[0].startswith("Published figures of the original MLBench are dashed (")
+        assert paragraphs[0].endswith(" Loss over time and learning rate: the original did not publish numbers.")
+
+
+def test_two_sizes_are_all_sizes_and_a_setting(runs: dict[str, Path]) -> None:
+    found = collect(open_runs(runs, "bsp-1-r1", "bsp-2-r1"))
+    assert len(table(found, "All sizes").rows) == 2
+    assert cells(table(found, "Settings")) == {"workers": "1, 2"}
+    assert {each.heading for each in collect(open_runs(runs, "bsp-2-r1", "topk-2-r1")).sections} >= {"Results"}
+
+
+@pytest.mark.parametrize(
+    ("samples", "summary"),
+    [
+        (None, "3: communication share, loss over time, spread over ranks"),
+        (51200, "4: communication share, throughput, loss over time …"),
+    ],
+)
+def test_three_folded_figures_are_named_and_more_are_not(
+    runs: dict[str, Path], samples: int | None, summary: str
+) -> None:
+    archives = open_runs(runs, "bsp-2-r1", "topk-2-r1")
+    for archive in archives:
+        archive.result["samples"] = samples
+    assert section(collect(archives), "More figures").summary == summary
