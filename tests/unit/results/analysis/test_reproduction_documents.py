@@ -280,6 +280,59 @@ def test_another_number_of_workers_is_another_request(make: Make) -> None:
     assert surroundings(found) == [("numbers of workers", "2", "4", True)]
 
 
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"spec": {"cluster_kind": "gke/n1-standard-4"}}, "kinds of cluster"),
+        ({"spec": {"functional_only": "one node"}}, "labels"),
+        ({"provenance": {"machine": {"cpu": "Xeon"}}}, "machines"),
+        ({"provenance": {"code": {"digest": "0f" * 16}}}, "digests of the code"),
+        ({"division": {"word": "open", "reason": None}}, "divisions"),
+        ({"judge": 2}, "versions of the judge"),
+    ],
+)
+def test_machines_releases_and_judges_may_differ_and_matter(make: Make, changes: dict[str, Any], name: str) -> None:
+    same = judge_reproduction(make("a", GOOD), make("b", GOOD, **changes))
+    assert same.answer is Answer.REPRODUCED
+    assert [(each, matters) for each, _, _, matters in surroundings(same)] == [(name, True)]
+    slower = judge_reproduction(make("a", GOOD), make("b", SLOW, **changes))
+    assert slower.answer is Answer.CANNOT_TELL
+    assert slower.reason.endswith(f"But there were other differences: {name}.")
+
+
+def test_another_framework_is_no_other_request(make: Make) -> None:
+    a, b = make("a", GOOD), make("b", GOOD)
+    for archive in b:
+        ranks: Any = archive.environment["ranks"]
+        ranks["0"]["version"] = "2.16.0"
+    found = judge_reproduction(a, b)
+    assert (found.answer, surroundings(found)) == (
+        Answer.REPRODUCED,
+        [("versions of the framework", "torch 2.15.0", "torch 2.16.0", True)],
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"spec": {"backend": "mpi"}}, "backends"),
+        ({"spec": {"preset": "tiny"}}, "presets"),
+        ({"spec": {"method": {"name": "bsp"}}}, "methods"),
+        ({"spec": {"network": "1gbit"}}, "networks"),
+        ({"spec": {"parameters": {"batch_size": 64}}}, "values of batch_size"),
+        ({"data": "other"}, "data"),
+        ({"synthetic": True}, "kinds of data"),
+    ],
+)
+def test_what_was_asked_for_may_not_differ(make: Make, changes: dict[str, Any], name: str) -> None:
+    found = judge_reproduction(make("a", GOOD), make("b", GOOD, **changes))
+    assert found.answer is Answer.CANNOT_TELL
+    assert found.reason.startswith(f"The requests differ. The {name} differ: ")
+    slower = judge_reproduction(make("a", GOOD), make("b", SLOW, **changes))
+    assert slower.answer is Answer.DIFFERENT
+    assert slower.reason.startswith("seconds: different")
+
+
 def test_the_place_of_a_run_is_no_other_request(make: Make) -> None:
     spec = {"engine": "kubernetes", "kubernetes": {"memory": "8Gi"}}
     found = judge_reproduction(make("a", GOOD), make("b", GOOD, spec=spec))
