@@ -119,9 +119,9 @@ def _list_values(jobs: Sequence[Job]) -> Iterator[str]:
     for job in jobs:
         for group in job.groups:
             for point in group.points:
-                if point.good and point.value:
+                if group.after_time and point.good and point.value:
                     value = format_estimate(point.value, unit_of(group.metric))
-                    yield f"{job.name}: {group.metric} {value} with {point.workers} workers"
+                    yield f"{job.name}: {group.metric} {value} with {counted(point.workers, 'worker')}"
 
 
 def _subtitle(series: Series) -> str:
