@@ -234,6 +234,40 @@ def test_many_ranks_are_drawn_by_their_spread(ranks: int, lines: int) -> None:
         assert (figure.lines[0].panel, figure.lines[0].short) == ("run", "least of 17 ranks")
 
 
+@pytest.mark.parametrize(
+    ("ranks", "seconds", "samples", "only_first"),
+    [
+        (16, 36_000.0, 60, False),
+        (17, None, 6, False),
+        (17, 600.0, 6, False),  # a figure has 60 intervals: 10 s each
+        (17, 601.0, 5, False),  # every twelfth: the next number that divides a block of 60
+        (17, 1800.0, 2, False),
+        (17, 1801.0, 1, True),
+    ],
+)
+def test_of_many_ranks_a_part_of_the_samples_is_read(
+    ranks: int, seconds: float | None, samples: int, only_first: bool
+) -> None:
+    asked = []
+
+    def list_rows(*, only_first: bool) -> list[dict[str, Any]]:
+        asked.append(only_first)
+        count = 1 if only_first else 60
+        times, values = [100.0 + second for second in range(count)], [2.0**30 * second for second in range(count)]
+        block = {"kind": "samples", "rank": 1, "time": {"values": times}, "rss_bytes": {"values": values}}
+        return [block, {"time": 90.0, "rank": 0, "rss_bytes": 1.0}, {"time": 90.0, "kind": "machine"}]
+
+    run = run_of(world_size=ranks, wall_seconds=seconds)
+    cast(Any, run.archive).samples = list_rows
+    found = run.resources
+    assert asked == [only_first]
+    assert sorted(found) == [0, 1]
+    points = found[1].points(["rss_bytes"])
+    assert (len(points), points[0]) == (samples, (100.0, 0.0))
+    assert all(value == 2.0**30 * (time - 100.0) for time, value in points)
+    assert found[0].points(["rss_bytes"]) == [(90.0, 1.0)]
+
+
 # --- steps, ranks and stages ----------------------------------------------------------------------------------------
 
 
