@@ -64,6 +64,18 @@ def packed(run: Path) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def signed(run: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A zip of it with a signature by nobody, which is correct as far as it is read without keys; and the signature."""
+    folder = tmp_path_factory.mktemp("signed") / "demo"
+    shutil.copytree(run, folder)
+    blob = b"SSHSIG\0\0\0\1" + len(NAMESPACE).to_bytes(4, "big") + NAMESPACE.encode()
+    text = f"-----BEGIN SSH SIGNATURE-----\n{b64encode(blob).decode()}\n-----END SSH SIGNATURE-----\n"
+    (folder / "SHA256SUMS.sig").write_text(text)
+    pack(folder, folder.with_suffix(".zip"))
+    return folder.with_suffix(".zip"), text
+
+
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
     (tmp_path / "site" / ARCHIVES).mkdir(parents=True)
@@ -291,6 +303,17 @@ def test_few_archives_are_read_in_this_process_and_many_in_several(
     assert list((tmp_path / "site" / ARCHIVES).iterdir()) == []
 
 
+def test_a_signature_means_nothing_to_a_site_without_signers(
+    signed: tuple[Path, str], packed: Path, site: Path
+) -> None:
+    found, plain = read_entry(signed[0], site, None), read_entry(packed, site, None)
+    assert isinstance(found, Entry)
+    assert isinstance(plain, Entry)
+    assert (found.signer, found.origin) == (None, "signed, but this site has no signers file")
+    assert found.digest == plain.digest  # of what was sealed
+    assert found.sha256 != plain.sha256
+
+
 # --- what an archive tells of people --------------------------------------------------------------------------------
 
 
@@ -355,15 +378,8 @@ def test_the_answer_about_a_damaged_archive_has_its_problems_and_no_figures(pack
     assert found["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def test_the_answer_about_a_signed_archive_has_what_its_signature_is_over(run: Path, tmp_path: Path) -> None:
-    signed = tmp_path / "signed"
-    shutil.copytree(run, signed)
-    blob = (
-        b"SSHSIG\0\0\0\1" + len(NAMESPACE).to_bytes(4, "big") + NAMESPACE.encode()
-    )  # as far as it is read without keys
-    signature = f"-----BEGIN SSH SIGNATURE-----\n{b64encode(blob).decode()}\n-----END SSH SIGNATURE-----\n"
-    (signed / "SHA256SUMS.sig").write_text(signature)
-    pack(signed, tmp_path / "signed.zip")
-    found = json.loads(check(str(tmp_path / "signed.zip")))
+def test_the_answer_about_a_signed_archive_has_what_its_signature_is_over(signed: tuple[Path, str], run: Path) -> None:
+    path, signature = signed
+    found = json.loads(check(str(path)))
     assert (found["problems"], found["signature"]) == ([], signature)
     assert found["sums"] == (run / "SHA256SUMS").read_text()
