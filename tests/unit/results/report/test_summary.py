@@ -221,6 +221,35 @@ def test_the_baseline_is_a_known_method_at_the_largest_common_size(sealed: Path,
     assert judge(job_of(measured, {}), [RunData(archive)]) is None
 
 
+@pytest.mark.parametrize(
+    ("methods", "base", "other"),
+    [
+        (("wfbp", "ddp", "bsp", OWN), OWN, "wfbp"),
+        (("wfbp", "ddp", "bsp"), "bsp", "wfbp"),
+        (("wfbp", "ddp", "dgc"), "ddp", "wfbp"),
+        (("bsp", "wfbp", "dgc"), "bsp", "wfbp"),
+        (("wfbp", "dgc", "topk"), "topk", "wfbp"),  # of unknown ones the slowest
+    ],
+)
+def test_the_fastest_is_compared_with_the_best_known_baseline(
+    sealed: Path, measured: Measurement, methods: tuple[str, ...], base: str, other: str
+) -> None:
+    """The first method is the fastest, and the last one the slowest."""
+    job = job_of(measured, *({"method": method, "seconds": 50.0 + n} for n, method in enumerate(methods)))
+    runs = [run(sealed, f"r{number}") for number in range(len(methods))]
+    for each in runs:
+        each.archive.run["id"] = each.name
+    found = judge(job, runs)
+    assert found is not None
+    assert (found.base.group.facts["method"], found.other.group.facts["method"]) == (base, other)
+
+
+def test_runs_with_a_budget_have_no_verdict_on_their_times(sealed: Path, measured: Measurement) -> None:
+    budget = {"outcome": "budget_spent"}
+    job = job_of(measured, {**budget, "method": "bsp"}, {**budget, "method": "wfbp"})
+    assert judge(job, [run(sealed, "r0"), run(sealed, "r1")]) is None
+
+
 # --- numbers --------------------------------------------------------------------------------------------------------
 
 
