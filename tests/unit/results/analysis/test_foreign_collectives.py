@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -238,3 +239,52 @@ def test_json_with_cpu_times_and_the_names_of_several_experiments(tmp_path: Path
     ]
     (found,) = read(tmp_path, json.dumps({"results": rows}).replace("Infinity", "inf"), "x.json").values()
     assert (found.collective, found.points) == ("all_gather", ((1024, 11.25, 0.09),))
+
+
+@pytest.mark.parametrize(
+    ("file", "collective"),
+    [
+        *(
+            ("all_reduce_perf.txt", "all_reduce"),
+            ("AllGather.log", "all_gather"),
+            ("reduce-scatter.txt", "reduce_scatter"),
+        ),
+        *(("alltoall_perf", "all_to_all"), ("bcast.txt", "broadcast"), ("broadcast_perf.txt", "broadcast")),
+        *(("reduce_perf.txt", "reduce"), ("sendrecv.txt", "send_recv"), ("my_gather.txt", "gather")),
+        *(("scatter.txt", "scatter"), ("node7.txt", "collective")),
+    ],
+)
+def test_a_file_without_a_title_is_named_by_its_own_name(tmp_path: Path, file: str, collective: str) -> None:
+    (tmp_path / file).write_text("  1024  256  float  sum  -1  10.0  0.1  0.2  0  20.0  0.1  0.3  0\n")
+    out, inside = read_foreign_curves(tmp_path / file)
+    assert (out.collective, inside.collective) == (collective, collective)
+    assert (out.place, out.points, inside.place, inside.points) == (
+        *("out_of_place", ((1024, 10.0, 0.2),)),
+        *("in_place", ((1024, 20.0, 0.3),)),
+    )
+
+
+def test_rows_with_minima_and_a_timestamp_have_eight_numbers_for_each_place(tmp_path: Path) -> None:
+    row = "1024 256 float sum -1  11.5 0.09 0.10 1 2 3 4 0  12.5 0.09 0.20 1 2 3 4 0  2026-11-22 10:00:00"
+    found = read(tmp_path, rows_of_nccl(row))
+    assert {place: curve.points for (_, place), curve in found.items()} == {
+        "out_of_place": ((1024, 11.5, 0.10),),
+        "in_place": ((1024, 12.5, 0.20),),
+    }
+
+
+def test_json_without_arguments_is_named_by_its_file_of_which_60_letters_are_kept(tmp_path: Path) -> None:
+    rows = [{"size": 8, "type": "float", "out_of_place": {"time": 1.0, "bus_bw": 2.0}}]
+    name = f"reduce_{'x' * 60}.json"
+    argument_lists: list[Any] = [[], None, "all_gather_perf"]
+    for arguments in argument_lists:
+        (tmp_path / name).write_text(json.dumps({"results": rows, "args": arguments}))
+        [found] = read_foreign_curves(tmp_path / name)
+        assert found.collective == "reduce"
+    assert (found.facts["cluster"], found.run) == (name[:60], name[:60])
+
+
+def test_only_plain_digits_are_sizes_of_osu(tmp_path: Path) -> None:
+    found = read(tmp_path, f"{OSU}\n\u0661\u0662 5.0\n12 5.0\n{'1' * 16} 5.0\n")
+    [curve] = found.values()
+    assert [size for size, _, _ in curve.points if size in (12, int("1" * 16))] == [12]

@@ -1,12 +1,13 @@
 """Published results of MLBench 3, and the figures that show them beside measured ones."""
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from mlbench_cli.results.analysis.series import Measurement, group_runs
-from mlbench_cli.results.figures.model import Figure, Kind, Line, Scale
+from mlbench_cli.results.figures.model import Axis, Figure, Kind, Line, Scale
 from mlbench_cli.results.figures.published import published_lines, published_phases, published_sources, read_published
 from mlbench_cli.results.figures.scaling import Job, scaling_figures, split_jobs
 from tests.unit.results.figures.test_scaling import OWN, jobs, run
@@ -139,7 +140,8 @@ def test_published_phases_have_their_own_figures(measured: Measurement) -> None:
     first, second = (found[f"published-phases-{number}"] for number in (0, 1))
     assert first.title == "Published time by phase: GLOO, 2020"
     assert second.title == "Published time by phase: MPI, 2020"
-    assert (first.kind, first.x.categories[:2], first.y.unit) == (Kind.BARS, ("1 worker", "2 workers"), "s")
+    assert (first.kind, first.x.categories[:2]) == (Kind.BARS, ("1 worker", "2 workers"))
+    assert first.y == Axis("seconds", from_zero=True, unit="s")
     assert first.caption == "Published by the original MLBench, from other machines and other software."
 
 
@@ -212,3 +214,46 @@ def test_eight_unknown_methods_stay_in_one_panel_without_a_title(measured: Measu
     [job] = jobs(*(run(measured, f"m{number}", 1, 100.0, method=f"m{number}") for number in range(8)))
     assert job.places == [("", f"m{number}") for number in range(8)]
     assert len(set(job.looks)) == 8
+
+
+def test_methods_are_divided_by_family_and_neighbors_share_a_panel_of_seven(measured: Measurement) -> None:
+    step, overlap = ("bsp",), ("bytescheduler", "dear", "fusion", "mgwfbp", "optfusion", "wfbp")
+    [job] = jobs(*(run(measured, method, 1, 100.0, method=method) for method in (*step, *overlap, "eftopk", "topk")))
+    found: dict[str, list[str]] = {}
+    for panel, name in job.places:
+        found.setdefault(panel, []).append(name)
+    assert found == {
+        "after the backward pass, during the backward pass": [*step, *overlap],
+        "only the largest numbers": ["eftopk", "topk"],
+    }
+
+
+# In the order in which they are told: the name of the setting, a value, and the label that it gives.
+TELLING = (
+    *(("method", "bsp", "bsp"), ("network", "1gbit", "1gbit"), ("backend", "mpi", "mpi"), ("device", "gpu", "gpu")),
+    *(("cluster", "gke/x", "gke/x"), ("processes_per_worker", 2, "2 processes per worker")),
+    *(("gpus_per_worker", 4, "4 GPUs per worker"), ("cpus", 7.0, "7 CPUs per rank"), ("machine", "EPYC", "EPYC")),
+    *(("framework", "jax 1", "jax 1"), ("image", "sha256:0f", "image sha256:0f"), ("code", "c0de", "code c0de")),
+    ("division", "open", "open division"),
+)
+
+
+@pytest.mark.parametrize(("first", "second"), pairwise(TELLING), ids=lambda fact: fact[0])
+def test_of_settings_that_tell_series_apart_alike_the_more_telling_one_is_named(
+    measured: Measurement, first: tuple[str, Any, str], second: tuple[str, Any, str]
+) -> None:
+    changed = {name: value for name, value, _ in (first, second)}
+    [job] = jobs(run(measured, "a", 1, 100.0), run(measured, "b", 1, 100.0, **changed))
+    labels = [group.label for group in job.groups]
+    assert first[2] in labels
+    assert not any(second[2] in label for label in labels)
+
+
+def test_computing_is_forward_loss_backward_and_optimizer(measured: Measurement) -> None:
+    """30 s on one worker, and 10 s on two."""
+    one = {"forward": 8.0, "loss": 16.0, "backward": 4.0, "optimizer": 2.0, "metrics": 50.0, "communication": 20.0}
+    two = {"forward": 1.0, "loss": 1.0, "backward": 1.0, "optimizer": 7.0, "validation": 5.0, "communication": 45.0}
+    runs = [run(measured, "a", 1, 100.0, parts=one), run(measured, "b", 2, 60.0, parts=two)]
+    [job] = jobs(*runs)
+    found = {each.key: each for each in scaling_figures(job, 0)}["job0-compute-speedup"]
+    assert points(found.lines[0]) == [(1, 1.0), (2, pytest.approx(3.0))]

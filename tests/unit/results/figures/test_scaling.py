@@ -8,7 +8,7 @@ import pytest
 
 from mlbench_cli.results.analysis.series import Measurement, group_runs
 from mlbench_cli.results.archive.conditions import Condition, Conditions
-from mlbench_cli.results.figures.model import Figure, Kind, Scale
+from mlbench_cli.results.figures.model import Axis, Figure, Kind, Scale
 from mlbench_cli.results.figures.scaling import Job, phase_figures, scaling_figures, split_jobs
 
 PARTS = {"forward": 40.0, "backward": 30.0, "communication": 20.0, "data_wait": 10.0}
@@ -179,6 +179,7 @@ def test_phases_have_a_figure_for_each_group(measured: Measurement) -> None:
         *(("k-phases-0", ("1 worker",)), ("k-phases-1", ("2 workers",))),
     ]
     assert first.title.endswith(", bsp")
+    assert first.y == Axis("seconds", from_zero=True, unit="s")
     both = {figure.key: figure for figure in scaling_figures(job, 3)}["job3-phases"]
     assert both.x.categories == ("bsp, 1 worker", "wfbp, 2 workers")
 
