@@ -238,7 +238,7 @@ TELLING = (
 )
 
 
-@pytest.mark.parametrize(("first", "second"), pairwise(TELLING), ids=lambda fact: fact[0])
+@pytest.mark.parametrize(("first", "second"), [*pairwise(TELLING)], ids=lambda fact: fact[0])
 def test_of_settings_that_tell_series_apart_alike_the_more_telling_one_is_named(
     measured: Measurement, first: tuple[str, Any, str], second: tuple[str, Any, str]
 ) -> None:
