@@ -162,3 +162,9 @@ def test_a_footnote_names_runs_under_other_conditions(measured: Measurement) -> 
     assert "with another run" in note
     assert note.endswith(" and 1 more.")
     assert "calm" not in note
+
+
+def test_published_results_are_not_on_the_sheets(measured: Measurement) -> None:
+    runs = [run(measured, str(workers), workers, 100.0 / workers, task="cifar10_resnet20") for workers in (1, 2)]
+    for sheet in sheets(*runs).values():
+        assert not [line.label for figure in sheet.figures for line in figure.lines if "published" in line.label]
