@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mlbench_cli.errors import UsageError
-from mlbench_cli.results.site.entries import ENTRY_FIELDS, MAX_ENTRY_BYTES, parse_said
+from mlbench_cli.results.site.entries import ENTRY_FIELDS, parse_said
 
 PATH = Path("entry.json")
 
@@ -15,6 +15,11 @@ def test_an_entry_has_texts_in_known_fields() -> None:
     field = next(iter(ENTRY_FIELDS))
     assert parse_said(PATH, json.dumps({field: "a\nb"}).encode()) == {field: "a b"}
     assert parse_said(PATH, b"{}") == {}
+
+
+def test_people_say_who_they_are_what_they_used_and_what_they_replace() -> None:
+    said = {"submitter": "ann", "hardware": "a laptop", "note": "at night", "supersedes": "0f0f"}
+    assert parse_said(PATH, json.dumps(said).encode()) == said
 
 
 @pytest.mark.parametrize(
@@ -37,7 +42,7 @@ def test_an_entry_with_anything_else_is_refused_with_its_file(data: bytes, reaso
 
 
 def test_an_entry_may_have_as_many_bytes_as_are_read() -> None:
-    data = b"{}".ljust(MAX_ENTRY_BYTES)
+    data = b"{}".ljust(64 * 1024)
     assert parse_said(PATH, data) == {}
-    with pytest.raises(UsageError, match=f"more than {MAX_ENTRY_BYTES} bytes"):
+    with pytest.raises(UsageError, match="more than 65536 bytes"):
         parse_said(PATH, data + b" ")

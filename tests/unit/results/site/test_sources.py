@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from mlbench_cli.errors import NotFoundError, UsageError
+from mlbench_cli.errors import NotFoundError, UnprovenArchive, UsageError
 from mlbench_cli.model.spec import OWN_PRICE
 from mlbench_cli.results.analysis.series import measure
 from mlbench_cli.results.archive.pack import pack
 from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.archive.sign import OriginError, Signer
 from mlbench_cli.results.archive.signature import NAMESPACE
 from mlbench_cli.results.site import entries
 from mlbench_cli.results.site.entries import (
@@ -268,6 +269,36 @@ def test_a_file_that_cannot_be_read_is_refused_with_the_systems_reason(site: Pat
     )
 
 
+def test_an_archive_that_cannot_be_derived_is_refused_with_all_that_is_missing(
+    packed: Path, site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> Archive:
+        raise UnprovenArchive(path, ("The log of rank 1 is missing.", "So is that of rank 2."))
+
+    monkeypatch.setattr(entries, "open_verified", refuse)
+    words = "The log of rank 1 is missing. So is that of rank 2."
+    assert read_entry(packed, site, None) == Refusal(str(packed), "unproven", words)
+    assert list((site / ARCHIVES).iterdir()) == []
+
+
+def test_what_a_run_does_not_tell_is_zero_or_unknown(packed: Path, site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a step of the clock there is no time of the run; and old archives lack some fields."""
+
+    def open_old(path: Path) -> Archive:
+        archive = Archive.open(path)
+        archive.result["wall_seconds"] = None
+        del archive.run["mlbench"], archive.run["spec"]["seed"]
+        findings: list[Any] = archive.findings
+        findings += [{"code": "slow", "summary": "Slow.", "hint": None}, {"code": "x", "summary": "y", "hint": "z"}]
+        return archive
+
+    monkeypatch.setattr(entries, "open_verified", open_old)
+    found = read_entry(packed, site, None)
+    assert isinstance(found, Entry)
+    assert (found.wall_seconds, found.mlbench, found.seed) == (0.0, "unknown", 0)
+    assert found.findings == (("slow", "Slow.", ""), ("x", "y", "z"))
+
+
 def test_an_entry_that_says_more_than_texts_stops_the_reading(packed: Path, site: Path, tmp_path: Path) -> None:
     shutil.copyfile(packed, tmp_path / "a.zip")
     (tmp_path / "entry.json").write_text('{"submitter": 1}')
@@ -312,6 +343,26 @@ def test_a_signature_means_nothing_to_a_site_without_signers(
     assert (found.signer, found.origin) == (None, "signed, but this site has no signers file")
     assert found.digest == plain.digest  # of what was sealed
     assert found.sha256 != plain.sha256
+
+
+def test_a_signer_of_the_site_is_named_and_any_other_has_the_reason(
+    signed: tuple[Path, str], site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Path] = []
+
+    def check_signature(archive: Archive, signers: Path) -> Signer:
+        asked.append(signers)
+        if len(asked) > 1:
+            raise OriginError("its key is not in the file of signers")
+        return Signer("ann@example.org", "ED25519", "SHA256:0f")
+
+    monkeypatch.setattr(entries, "check_origin", check_signature)
+    good, bad = (read_entry(signed[0], site, tmp_path / "signers") for _ in range(2))
+    assert isinstance(good, Entry)
+    assert isinstance(bad, Entry)
+    assert (good.signer, good.origin) == ("ann@example.org", "")
+    assert (bad.signer, bad.origin) == (None, "its key is not in the file of signers")
+    assert asked == [tmp_path / "signers"] * 2
 
 
 # --- what an archive tells of people --------------------------------------------------------------------------------
