@@ -9,6 +9,7 @@ import pytest
 
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.run import Cluster
+from mlbench_cli.results.figures.model import Axis
 from mlbench_cli.results.figures.provisioning import draw, provisioning_figures, to_csv
 from mlbench_cli.results.figures.svg import render_svg
 
@@ -60,7 +61,8 @@ def test_each_resource_has_a_bar_from_its_request_to_its_end() -> None:
         "How rel-2 was removed: gone after 180\u00a0s",
         "How half-1 was made: ready after 3.00\u00a0s, eks",
     ]
-    assert making.x.categories == ("GKE cluster", "node pool  workers", "workers  2")
+    assert (making.x.label, making.x.categories) == ("resource", ("GKE cluster", "node pool  workers", "workers  2"))
+    assert making.y == Axis("seconds since it began", from_zero=True, unit="s")
     spans = {line.label: list(zip(line.low, line.high, line.notes, strict=True)) for line in making.lines}
     assert spans["waiting for the cloud"] == [
         *((298.25, 300.0, ""), (418.75, 420.5, ""), (420.5, 422.25, "not yet")),
