@@ -181,3 +181,39 @@ def test_at_most_one_in_twenty_fails_by_chance_whatever_sessions_differ_by() -> 
     # 400 series with a level of 5 %: more than 36 failures have a probability of 0.03 % (binomial).
     assert max(errors.failed for errors in alarms) <= 0.09
     assert max(errors.failed_without_sessions for errors in alarms) > 0.3  # what it guards against
+
+
+# --- blocks and times -----------------------------------------------------------------------------------------------
+
+
+def _timed(sealed: Path, name: str, begin: float | None, seconds: float | None, created: float = 0.0) -> Archive:
+    archive = Archive.open(sealed)
+    archive.run["id"] = name
+    archive.run["created"] = timestamp(START + created)
+    archive.result["started"] = None if begin is None else timestamp(START + begin)
+    archive.result["wall_seconds"] = seconds
+    return archive
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "in_blocks"),
+    [
+        (((0.0, 1.0), (20.0, 1.0)), ((10.0, 90.0), (30.0, 90.0)), False),  # by their begins, and not by their ends
+        (((0.0, 90.0), (10.0, 1.0)), ((20.0, 1.0), (30.0, 1.0)), True),
+        (((0.0, 1.0), (10.0, 1.0)), ((10.0, 1.0), (20.0, 1.0)), False),  # two began at once
+        (((20.0, 1.0), (30.0, 1.0)), ((0.0, 1.0), (10.0, 1.0)), True),
+        (((0.0, 1.0), (10.0, 1.0)), ((20.0, 1.0),), False),
+    ],
+)
+def test_sides_are_in_blocks_by_the_begins_of_their_runs(
+    sealed: Path, a: tuple[tuple[float, float], ...], b: tuple[tuple[float, float], ...], in_blocks: bool
+) -> None:
+    sides = [[_timed(sealed, f"{name}{n}", *each) for n, each in enumerate(own)] for name, own in (("a", a), ("b", b))]
+    assert find_sessions(sides[0], sides[1]).in_blocks == in_blocks
+
+
+def test_a_run_that_never_started_counts_from_when_it_was_recorded(sealed: Path) -> None:
+    near = [_timed(sealed, "a", None, None), _timed(sealed, "b", None, None, created=3600.0)]
+    assert find_sessions(near[:1], near[1:]).shared == (1,)
+    far = [_timed(sealed, "a", None, None), _timed(sealed, "b", None, None, created=3600.5)]
+    assert find_sessions(far[:1], far[1:]) == Sessions((1,), (2,))
