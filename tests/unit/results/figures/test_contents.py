@@ -423,6 +423,26 @@ def test_an_experiment_is_drawn_by_workers_with_its_best_speed_up(sheets: list[S
     assert [(line.color, line.shape) for line in found.lines[:2]] == [("step", 0), ("overlap", 0)]
 
 
+def test_published_rows_have_looks_that_no_row_of_the_experiment_has(sheets: list[Sheet]) -> None:
+    papers = [PublishedSeries("p", "t", 1, "10GbE", f"M{n}", "images", (Rate(2, 300.0, None),)) for n in range(3)]
+    draw_experiment("T", make_rows([sample("bsp", 2, 100.0), sample("wfbp", 2, 90.0)], papers), Path("unused"))
+    [found] = sheets[0].figures
+    looks = [(line.color, line.shape) for line in found.lines]
+    assert len(set(looks)) == len(looks) == 5
+
+
+def test_bytes_that_were_sent_in_vain_are_not_drawn(sheets: list[Sheet]) -> None:
+    samples = [
+        sample("bsp", 2, 9.0, unit="seconds", sent=1e6),
+        sample("topk", 2, None, unit="seconds", sent=1e6, problem="x"),
+        sample("topk", 4, 8.0, unit="seconds"),
+    ]
+    draw_experiment("T", make_rows(samples), Path("unused"))
+    assert sheets[1].name == "pareto"
+    [found] = sheets[1].figures
+    assert [line.xs for line in found.lines if line.xs] == [(1.0,)]
+
+
 def test_offers_of_an_experiment_are_points_with_their_workers_and_a_front(sheets: list[Sheet]) -> None:
     """1,000 images at 100 images/s of one worker take 10 s of a worker, at 160 of two 6.25 s of each."""
     draw_experiment("T", make_rows([sample("bsp", 2, 160.0), sample("bsp", 1, 100.0)]), Path("unused"))
