@@ -434,13 +434,13 @@ def test_published_rows_have_looks_that_no_row_of_the_experiment_has(sheets: lis
 def test_bytes_that_were_sent_in_vain_are_not_drawn(sheets: list[Sheet]) -> None:
     samples = [
         sample("bsp", 2, 9.0, unit="seconds", sent=1e6),
-        sample("topk", 2, None, unit="seconds", sent=1e6, problem="x"),
-        sample("topk", 4, 8.0, unit="seconds"),
+        sample("bsp", 4, None, unit="seconds", sent=1e6, problem="x"),
+        sample("bsp", 8, 8.0, unit="seconds"),
     ]
     draw_experiment("T", make_rows(samples), Path("unused"))
     assert sheets[1].name == "pareto"
     [found] = sheets[1].figures
-    assert [line.xs for line in found.lines if line.xs] == [(1.0,)]
+    assert [(line.xs, line.ys) for line in found.lines] == [((1.0,), (9.0,))]
 
 
 def test_offers_of_an_experiment_are_points_with_their_workers_and_a_front(sheets: list[Sheet]) -> None:
