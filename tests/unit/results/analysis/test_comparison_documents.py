@@ -341,3 +341,36 @@ def test_runs_that_differ_in_nothing_that_is_varied_on_purpose_are_repeats(seale
     other.run["spec"][name] = 7
     [pair], alone = pair_cells([archive(sealed, "a"), other], [archive(sealed, "c")])
     assert (len(pair.a), pair.values, alone) == (2, (), [])
+
+
+def test_another_number_of_workers_is_an_obstacle_on_either_side(sealed: Path) -> None:
+    small, large = archive(sealed, "a"), archive(sealed, "b", workers=4)
+    obstacle = Obstacle("workers", "The numbers of workers differ: 2 and 4.")
+    assert compare([small], [large]).obstacles == (obstacle,)
+    assert compare([small, large], [archive(sealed, "c")]).obstacles == (obstacle,)
+    assert compare([small], [large], across=["workers"]).obstacles == ()
+
+
+def test_methods_are_compared_by_their_phrases(sealed: Path) -> None:
+    a, b = archive(sealed, "a"), archive(sealed, "b")
+    b.run["spec"]["method"] = {"name": "topk"}
+    assert compare([a], [b]).differences == {"method": ("task's own", "topk")}
+
+
+def test_two_versions_of_a_run_on_both_sides_are_refused(sealed: Path) -> None:
+    with pytest.raises(UsageError, match="are archives of one run, a, but differ"):
+        compare([archive(sealed, "a")], [archive(sealed, "a", 50.0)])
+
+
+@pytest.mark.parametrize(("seconds", "is_known"), [(0.5, True), (0.0, False)])
+def test_pairs_of_short_times_have_a_ratio_and_those_of_none_have_not(
+    sealed: Path, seconds: float, is_known: bool
+) -> None:
+    days = (0.0, 90_000.0, 180_000.0)
+    a = [archive(sealed, f"a{at}", 0.25, at) for at in days]
+    b = [archive(sealed, f"b{at}", seconds, at + 60) for at in days]
+    found = compare(a, b).seconds
+    ratio = found["task"].ratio if "task" in found else None
+    assert (ratio is not None) == is_known
+    if ratio is not None:
+        assert ratio.mean == pytest.approx(2.0)
