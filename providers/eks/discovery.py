@@ -85,9 +85,15 @@ def _search_region(aws: Aws) -> list[Cluster]:
 def _note(tags_by_cluster: dict[str, dict[str, str]], tags: Mapping[str, str]) -> None:
     if name := tags.get(CLUSTER_TAG):
         known = tags_by_cluster.setdefault(name, dict(tags))
-        # `mlbench extend` changes only the tag of the EKS cluster, so the latest expiry counts.
-        if int(tags.get(EXPIRES_TAG, 0)) > int(known.get(EXPIRES_TAG, 0)) and EXPIRES_TAG in known:
+        # `mlbench extend` and `create-cluster --ttl` change only the EKS cluster's tag, so the latest expiry counts.
+        if _expiry(tags) > _expiry(known):
             known[EXPIRES_TAG] = tags[EXPIRES_TAG]
+
+
+def _expiry(tags: Mapping[str, str]) -> int:
+    """Seconds since 1970; 0 for a cluster without an end, and for tags that a person has edited to something else."""
+    text = tags.get(EXPIRES_TAG, "")
+    return int(text) if text.isdecimal() else 0
 
 
 def _to_cluster(
