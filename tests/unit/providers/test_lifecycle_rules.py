@@ -150,6 +150,29 @@ def test_facts_of_ready_resources_are_in_the_record(store: Store) -> None:
     assert [(line["name"], line["began"], line["ready"]) for line in lines] == [("a", 0.0, 0.02), ("b", 0.02, 0.02)]
 
 
+def test_the_record_shows_the_operation_from_its_first_question_on(store: Store) -> None:
+    """Other commands tell by it that the cluster is being created, also after a kill."""
+    seen: list[tuple[str, str, list[Any]]] = []
+
+    class Watching(Scripted):
+        def _answer(self, verb: str) -> Any:
+            record = store.cluster("demo")
+            lines = [line["ready"] for line in record.details["provisioning"]]
+            seen.append((f"{verb} {self.name}", record.state, lines))
+            return super()._answer(verb)
+
+    first = Watching("a", find=THERE)
+    second = Watching("b", [first])
+    up(CLUSTER, [first, second], store)
+    assert seen == [
+        ("find a", "creating", []),
+        ("poll a", "creating", []),
+        ("find b", "creating", [0.0]),
+        ("create b", "creating", [0.0, None]),
+        ("poll b", "creating", [0.0, None]),
+    ]
+
+
 def test_the_times_of_another_operation_do_not_continue_those_of_the_creation(store: Store) -> None:
     first = up(CLUSTER, [Scripted()], store)
     scaled = up(first, [Scripted("size", poll=[False, True])], store, times="scaling")
@@ -320,6 +343,13 @@ def test_what_was_adopted_and_not_ready_keeps_its_record(store: Store) -> None:
     assert store.cluster("demo").state == "failed"
 
 
+def test_what_is_ready_when_another_resource_fails_is_told(store: Store) -> None:
+    first = Scripted("a")
+    with pytest.raises(CapacityError) as caught:
+        up(CLUSTER, [first, Scripted("b", [first], create=CapacityError("no quota"))], store)
+    assert caught.value.details["exists"] == [{"kind": "thing", "name": "a", "state": "ready"}]
+
+
 def test_the_error_of_an_earlier_attempt_is_gone_after_a_success(store: Store) -> None:
     with pytest.raises(DeadlineError):
         up(CLUSTER, [Scripted(poll=False)], store)
@@ -385,11 +415,26 @@ def test_the_times_of_a_deletion_are_kept_with_its_last_record(store: Store) -> 
     assert "demo" not in [cluster.name for cluster in store.clusters()]
 
 
+GOING = ResourceStatus("going", deleting=True)
+
+
 def test_resources_are_deleted_before_those_that_they_need(store: Store) -> None:
     first = Scripted("a", find=[THERE, None])
+    second = Scripted("b", [first], find=[THERE, GOING, GOING, None])
+    assert [(name, action) for name, action, _ in steps_of(down, [first, second], store)] == [
+        *([("b", "deleting")] * 3),
+        ("b", "deleted"),
+        ("a", "deleting"),
+        ("a", "deleted"),
+    ]
+
+
+def test_resources_that_nothing_needs_any_more_do_not_wait_for_others(store: Store) -> None:
+    first = Scripted("a", find=[THERE, None])
     second = Scripted("b", [first], find=[THERE, None])
-    names = [name for name, action, _ in steps_of(down, [first, second], store) if action == "deleted"]
-    assert names == ["b", "a"]
+    slow = Scripted("c", find=[THERE, *[GOING] * 9, None])
+    names = [name for name, action, _ in steps_of(down, [first, second, slow], store) if action == "deleted"]
+    assert names == ["b", "a", "c"]
 
 
 def test_what_goes_with_another_is_only_looked_for_at_the_end(store: Store) -> None:
@@ -555,6 +600,18 @@ def test_the_newest_deletion_of_a_name_is_found(store: Store) -> None:
     assert gone is not None
     assert gone.details["owner"] == "second"
     assert find_deleted_cluster(store, "other") is None
+
+
+def test_a_cluster_that_is_created_again_after_its_deletion_does_not_hide_it(store: Store) -> None:
+    """The journal of some clouds has resources of the kind "cluster", too."""
+    down(CLUSTER, [Scripted(find=[THERE, None])], store)
+    again, part = Scripted("demo"), Scripted("part")
+    again.kind = "cluster"
+    up(CLUSTER, [again, part], store)
+    store.journal(CLUSTER, "part", "part", "removed")
+    gone = find_deleted_cluster(store, "demo")
+    assert gone is not None
+    assert gone.details["owner"] == "me"
 
 
 def test_an_account_and_a_place_of_a_deleted_cluster_are_kept(store: Store) -> None:
