@@ -39,8 +39,11 @@ def _machine(monkeypatch: pytest.MonkeyPatch) -> None:
     versions = {"google-cloud-container": "2.65.0", "boto3": "1.40", "azure-identity": "1.25.0"}
     monkeypatch.setattr("providers.doctor.metadata.version", versions.__getitem__)
     monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
-    table = SimpleNamespace(count_prices=lambda region: 7, source="a table")
-    monkeypatch.setattr("providers.pricing.load_prices", lambda provider: table)
+
+    def load_prices(cloud: str) -> Any:
+        return SimpleNamespace(count_prices=lambda region: 7, source=f"a table of {cloud}")
+
+    monkeypatch.setattr("providers.pricing.load_prices", load_prices)
 
 
 # --- what all clouds share ------------------------------------------------------------------------------------------
@@ -152,7 +155,7 @@ def test_a_program_that_hints_name_is_optional(monkeypatch: pytest.MonkeyPatch) 
 
 def test_prices_are_counted_with_their_source(monkeypatch: pytest.MonkeyPatch) -> None:
     (found,) = check_prices(Checklist("gke"), "gke", "us-east1")
-    assert (found.what, found.state, found.found) == ("gke prices", "ok", "7 known in us-east1; a table")
+    assert (found.what, found.state, found.found) == ("gke prices", "ok", "7 known in us-east1; a table of gke")
 
     def damaged(provider: str) -> None:
         raise UsageError("the table is damaged")
@@ -308,7 +311,7 @@ def test_the_report_of_a_google_project(google: Google) -> None:
         ("gke quota GPUS_ALL_REGIONS", "ok", "1 of 1 left"),
         ("gke quota NVIDIA_L4_GPUS", "ok", "6 of 8 left"),
         ("gke quota PREEMPTIBLE_NVIDIA_L4_GPUS", "missing", "0 of 0 left"),
-        ("gke prices", "ok", "7 known in europe-west1; a table"),
+        ("gke prices", "ok", "7 known in europe-west1; a table of gke"),
         ("gke gcloud", "ok", "/bin/gcloud"),
     ]
     assert ("get_server_config", {"name": "projects/demo/locations/europe-west1-b"}) in google.asked
@@ -374,7 +377,7 @@ def test_google_is_checked_as_far_as_possible(google: Google, monkeypatch: pytes
         ("gke default node account", "missing", "denied"),
         ("gke API container", "failed", "denied"),
         ("gke API compute", "failed", "denied"),
-        ("gke prices", "ok", "7 known in europe-west1; a table"),
+        ("gke prices", "ok", "7 known in europe-west1; a table of gke"),
         ("gke gcloud", "ok", "/bin/gcloud"),
     ]
 
@@ -484,7 +487,7 @@ def test_the_report_of_an_azure_subscription(azure: Azure) -> None:
         ("aks quota cores", "ok", "6 of 10 vCPUs left"),
         ("aks quota lowPriorityCores", "missing", "0 of 3 vCPUs left"),
         ("aks quota standardNCASv3_T4Family", "ok", "8 of 8 vCPUs left"),
-        ("aks prices", "ok", "7 known in eastus; a table"),
+        ("aks prices", "ok", "7 known in eastus; a table of aks"),
         ("aks az", "ok", "/bin/az"),
     ]
     assert azure.opened == [("s-1", "eastus")]
@@ -524,7 +527,7 @@ def test_azure_is_checked_as_far_as_possible(azure: Azure) -> None:
         ("aks Kubernetes", "failed", "denied"),
         ("aks clusters", "ok", "0 of ours"),
         ("aks GPUs", "missing", "denied"),
-        ("aks prices", "ok", "7 known in eastus; a table"),
+        ("aks prices", "ok", "7 known in eastus; a table of aks"),
         ("aks az", "ok", "/bin/az"),
     ]
 
@@ -533,7 +536,7 @@ def test_quotas_of_azure_that_may_not_be_read_are_one_line(azure: Azure) -> None
     azure.quotas = DENIED
     checks = list(aks.run_checks("s-1", "westus"))
     assert lines([line(checks, "aks quotas")]) == [("aks quotas", "missing", "denied")]
-    assert line(checks, "aks prices").found == "7 known in westus; a table"
+    assert line(checks, "aks prices").found == "7 known in westus; a table of aks"
 
 
 def test_without_credentials_the_checks_of_azure_end(azure: Azure, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -646,7 +649,7 @@ def test_the_report_of_an_aws_account(aws: Aws) -> None:
         ("eks Kubernetes", "ok", "1.34, 1.35 with standard support, 1.35 by default"),
         ("eks GPUs", "ok", "machines of g4dn, g5"),
         ("eks clusters", "ok", "0 of ours"),
-        ("eks prices", "ok", "7 known in eu-west-1; a table"),
+        ("eks prices", "ok", "7 known in eu-west-1; a table of eks"),
         ("eks aws", "ok", "/bin/aws"),
     ]
 

@@ -429,6 +429,25 @@ def test_resources_are_deleted_before_those_that_they_need(store: Store) -> None
     ]
 
 
+def test_the_record_shows_what_a_deletion_waits_for(store: Store) -> None:
+    up(CLUSTER, [Scripted()], store)
+    seen: list[tuple[str, list[str]]] = []
+
+    def report(step: Step) -> None:
+        record = store.cluster("demo")
+        lines = record.details.get("removal", [])
+        seen.append((record.state, [wait["reason"] for line in lines for wait in line["waits"]]))
+
+    upgrading = ResourceStatus("upgrading", busy="an upgrade")
+    down(store.cluster("demo"), [Scripted(find=[upgrading, THERE, GOING, None])], store, report=report)
+    assert seen == [
+        ("ready", []),  # nothing was requested yet
+        ("deleting", ["an upgrade"]),
+        ("deleting", ["an upgrade", "going"]),
+        ("deleting", ["an upgrade", "going"]),
+    ]
+
+
 def test_resources_that_nothing_needs_any_more_do_not_wait_for_others(store: Store) -> None:
     first = Scripted("a", find=[THERE, None])
     second = Scripted("b", [first], find=[THERE, None])

@@ -31,10 +31,12 @@ DENIED = CredentialError("denied")
 Line = tuple[str, int, float | None]
 
 
-def use_prices(monkeypatch: pytest.MonkeyPatch, region: str, spot: dict[str, float], prices: dict[str, float]) -> None:
-    """A table in which each item has a price of its own, only in this region."""
+def use_prices(
+    monkeypatch: pytest.MonkeyPatch, cloud: str, region: str, spot: dict[str, float], prices: dict[str, float]
+) -> None:
+    """A table of a cloud in which each item has a price of its own, only in this region."""
     table = PriceTable("USD", "a table", "v1", ({"on-demand": {region: prices}, "spot": {region: spot}},))
-    monkeypatch.setattr("providers.pricing.load_prices", lambda provider: table)
+    monkeypatch.setattr("providers.pricing.load_prices", {cloud: table}.__getitem__)
 
 
 def parts(plan: Plan) -> list[Line]:
@@ -61,7 +63,7 @@ def aks_prices(monkeypatch: pytest.MonkeyPatch) -> None:
         "disk-p10": 6.0,
         "disk-p15": 7.0,
     }
-    use_prices(monkeypatch, "eastus", {"Standard_NC4as_T4_v3": 0.5}, prices)
+    use_prices(monkeypatch, "aks", "eastus", {"Standard_NC4as_T4_v3": 0.5}, prices)
 
 
 T4 = AksMachine("Standard_NC4as_T4_v3", "t4", 1, 4)
@@ -267,7 +269,7 @@ def gke_prices(monkeypatch: pytest.MonkeyPatch) -> None:
         "disk-gb": 4.0,
         "public-address": 5.0,
     }
-    use_prices(monkeypatch, "us-east1", {"n1-standard-8": 0.2, "nvidia-tesla-t4": 0.3}, prices)
+    use_prices(monkeypatch, "gke", "us-east1", {"n1-standard-8": 0.2, "nvidia-tesla-t4": 0.3}, prices)
 
 
 def sketch_gke(machine: GkeMachine = N1, nodes: int | None = 3, location: str = "us-east1-b", **options: Any) -> Plan:
@@ -521,7 +523,7 @@ def eks_prices(monkeypatch: pytest.MonkeyPatch) -> None:
         "public-address": 4.0,
         "nat-gateway": 5.0,
     }
-    use_prices(monkeypatch, "eu-west-1", {}, prices)
+    use_prices(monkeypatch, "eks", "eu-west-1", {}, prices)
 
 
 def groups(*types: str, count: int = 3, private: bool = False, **more: Any) -> tuple[Group, Group]:
