@@ -398,6 +398,7 @@ def test_without_library_or_credentials_google_is_not_asked(google: Google, monk
     monkeypatch.setattr("providers.doctor.metadata.version", lambda package: "2.64.9")
     (found,) = gke.run_checks(None, None)
     assert (found.what, found.state) == ("gke library", "failed")
+    assert "mlbench-cli[gke]" in str(found.hint)
     assert google.asked == []
 
 
@@ -549,12 +550,23 @@ def test_without_credentials_the_checks_of_azure_end(azure: Azure, monkeypatch: 
     monkeypatch.setattr("providers.aks.api.subscription_of", refuse)
     assert lines(aks.run_checks(None, None))[1:] == [("aks credentials", "failed", "several subscriptions")]
     monkeypatch.setattr("providers.doctor.metadata.version", lambda package: "1.24.9")
-    assert [found.what for found in aks.run_checks(None, None)] == ["aks library"]
+    (found,) = aks.run_checks(None, None)
+    assert (found.what, found.state) == ("aks library", "failed")
+    assert "mlbench-cli[aks]" in str(found.hint)
 
 
 # --- EKS ------------------------------------------------------------------------------------------------------------
 
 CALLER = "arn:aws:iam::123456789012:user/me"
+SERVICES = {
+    "sts": ["get_caller_identity"],
+    "cloudformation": ["describe_stacks"],
+    "eks": ["list_clusters", "describe_cluster_versions"],
+    "ec2": ["describe_availability_zones", "describe_instance_type_offerings"],
+    "autoscaling": ["describe_scaling_activities"],
+    "service-quotas": ["get_service_quota"],
+    "iam": ["simulate_principal_policy", "get_role"],
+}
 
 
 class Aws:
@@ -584,6 +596,7 @@ class Aws:
         self.calls: list[tuple[str, str, dict[str, Any]]] = []
 
     def call(self, service: str, operation: str, **parameters: Any) -> Any:
+        assert operation in SERVICES[service]
         self.calls.append((service, operation, parameters))
         if operation == "get_service_quota":
             found = self.quotas.get(parameters["QuotaCode"], 5.0)
@@ -596,6 +609,7 @@ class Aws:
 
     def pages(self, service: str, operation: str, key: str, **parameters: Any) -> list[Any]:
         if operation == "simulate_principal_policy":
+            assert (service, key) == ("iam", "EvaluationResults")
             self.calls.append((service, operation, parameters))
             return [
                 {"EvalActionName": name, "EvalDecision": self.decide(name, parameters)}
@@ -656,12 +670,12 @@ def test_the_report_of_an_aws_account(aws: Aws) -> None:
 
 def test_the_quotas_of_an_account_are_asked_for_by_their_codes(aws: Aws) -> None:
     """The codes and units are those of Service Quotas: G and VT are counted in vCPUs, networks in VPCs."""
-    aws.quotas = {"L-DB2E81BA": 0.0, "L-F678F1CE": 5.0, "L-1194D53C": 1234567.0, "L-3819A6DF": DENIED}
+    aws.quotas = {"L-DB2E81BA": 0.0, "L-F678F1CE": 1.0, "L-1194D53C": 1234567.0, "L-3819A6DF": DENIED}
     checks = [found for found in eks.run_checks(None, None) if found.what.startswith("eks quota")]
     found = {check.what.removeprefix("eks quota "): (check.state, check.found) for check in checks}
     assert found["G and VT vCPUs"] == ("missing", "0 in all (L-DB2E81BA)")
     assert found["G and VT vCPUs spot"] == ("missing", "denied")
-    assert found["VPCs"] == ("ok", "5 in all (L-F678F1CE)")
+    assert found["VPCs"] == ("ok", "1 in all (L-F678F1CE)")
     assert found["EKS clusters"] == ("ok", "1.23457e+06 in all (L-1194D53C)")
     assert found["standard vCPUs spot"] == ("ok", "5 in all (L-34B43A08)")
     asked = {each["QuotaCode"]: each["ServiceCode"] for _, name, each in aws.calls if name == "get_service_quota"}
@@ -830,7 +844,9 @@ def test_without_a_region_or_credentials_aws_is_not_asked_further(aws: Aws, monk
     monkeypatch.setattr(eks, "region_of", refuse)
     assert lines(eks.run_checks(None, None))[1:] == [("eks region", "failed", "no region")]
     monkeypatch.setattr("providers.doctor.metadata.version", lambda package: "1.39")
-    assert [found.what for found in eks.run_checks(None, None)] == ["eks library"]
+    (found,) = eks.run_checks(None, None)
+    assert (found.what, found.state) == ("eks library", "failed")
+    assert "mlbench-cli[eks]" in str(found.hint)
 
 
 def test_the_policy_of_a_command_has_only_its_actions() -> None:
