@@ -700,6 +700,33 @@ def test_what_belongs_to_a_cluster_that_exists_is_not_listed_alone(google: Googl
     assert [(item.name, item.state) for item in find_gke()] == [("gone-1", "ready")]
 
 
+def test_remains_after_those_of_other_places_are_found(google: Google) -> None:
+    google.clusters, google.ended = [], {"gone-1", "gone-2", "gone-3"}
+    google.repositories = [repository(**{"mlbench-location": "us-west1-b"}), repository()]
+    google.marks = [mark("gone-2", "us-west1-b"), mark("gone-2", "us-east1")]
+    google.disks = [disk("a-other"), disk("gone-3", "us-east1"), disk("gone-3", "us-east1-b")]
+    assert [item.name for item in find_gke("us-east1")] == ["gone-1", "gone-3", "gone-2"]
+
+
+def test_the_places_of_other_clusters_load_balancers_are_not_asked_for(google: Google) -> None:
+    google.clusters, google.ended = [], {"gone-1"}
+    google.balancers, google.places = {"a1": "another"}, DeadlineError("not asked")
+    assert find_gke() == []
+
+
+def test_a_cluster_on_gke_without_a_pool_for_workers_has_none(google: Google) -> None:
+    google.clusters = [gke_cluster(gke_pool("system", 2))]
+    (found,) = find_gke()
+    assert found.details == {
+        "project": "demo",
+        "location": "europe-west1-b",
+        "nodes": 0,
+        "gpus_per_node": 0,
+        "options": {"zone": "europe-west1-b", "project": "demo"},
+        "owner": None,
+    }
+
+
 def test_repositories_that_may_not_be_listed_leave_the_rest_found(google: Google) -> None:
     google.repositories, google.marks = DENIED, [mark()]
     with pytest.raises(PartialSearchError, match="repositories of deleted clusters are unknown: denied") as caught:

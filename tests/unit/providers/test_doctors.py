@@ -12,10 +12,12 @@ from mlbench_cli.errors import CredentialError, DeadlineError, MlbenchError, Not
 from mlbench_cli.model.run import Cluster
 from providers import doctor
 from providers.aks import doctor as aks
+from providers.aks import rights as aks_rights
 from providers.checks import Check
 from providers.doctor import Checklist, check_clusters, check_library, check_prices, check_program
 from providers.eks import doctor as eks
 from providers.gke import doctor as gke
+from providers.gke import rights as gke_rights
 
 NOW = datetime.datetime(2026, 11, 21, 12, tzinfo=datetime.UTC)
 DATE = "Sat, 21 Nov 2026 12:00:00 GMT"
@@ -860,3 +862,54 @@ def test_the_policy_of_a_command_has_only_its_actions() -> None:
     }  # fmt: skip
     assert "ec2:DescribeVpcs" in statements["Look"]["Action"]
     assert not any("*" in action for action in statements["Look"]["Action"])
+
+
+# --- rights ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_role_of_a_command_is_a_document_that_gcloud_and_az_take() -> None:
+    google = gke_rights.role_of("list-clusters")
+    assert {**google, "includedPermissions": None} == {
+        "title": "mlbench list-clusters",
+        "description": "What mlbench list-clusters needs",
+        "stage": "GA",
+        "includedPermissions": None,
+    }
+    assert "container.clusters.list" in google["includedPermissions"]
+    azure = aks_rights.role_of("list-clusters")
+    assert {**azure, "Actions": None} == {
+        "Name": "mlbench list-clusters",
+        "Description": "What mlbench list-clusters needs",
+        "AssignableScopes": ["/subscriptions/SUBSCRIPTION"],
+        "Actions": None,
+    }
+    assert "Microsoft.ContainerService/managedClusters/read" in azure["Actions"]
+
+
+def test_the_role_of_all_commands_has_no_command_in_its_name() -> None:
+    google, azure = gke_rights.role_of(None), aks_rights.role_of(None)
+    assert (google["title"], google["description"]) == ("mlbench", "What all commands of mlbench need")
+    assert (azure["Name"], azure["Description"]) == ("mlbench", "What all commands of mlbench need")
+    assert set(gke_rights.role_of("list-clusters")["includedPermissions"]) < set(google["includedPermissions"])
+    with pytest.raises(UsageError, match="permissions of Google"):
+        gke_rights.role_of("list-cluster")
+    with pytest.raises(UsageError, match=r'rights at Azure.*"list-clusters"'):
+        aks_rights.role_of("list-cluster")
+
+
+@pytest.mark.parametrize(
+    ("granted", "denied"),
+    [
+        ([], ["A/b/read", "A/c/write"]),
+        ([{"actions": ["*"]}], []),
+        ([{"actions": ["a/B/*"]}], ["A/c/write"]),
+        ([{"actions": ["*/read"]}, {"actions": ["A/c/*"]}], []),
+        ([{"actions": ["*"], "notActions": ["A/c/*"]}], ["A/c/write"]),
+        ([{"actions": ["*"], "notActions": ["A/c/*"]}, {"actions": ["A/c/write"]}], []),
+        ([{"actions": None, "notActions": None}], ["A/b/read", "A/c/write"]),
+        ([{"dataActions": ["*"]}], ["A/b/read", "A/c/write"]),
+    ],
+)
+def test_an_action_of_azure_is_allowed_by_any_role_that_does_not_take_it_away(granted: Any, denied: list[str]) -> None:
+    """Azure RBAC is additive: notActions subtract only from the actions of the same role."""
+    assert aks_rights.list_denied(["A/b/read", "A/c/write"], granted) == denied
