@@ -15,6 +15,7 @@ from providers.base import PartialSearchError, TransientError
 from providers.eks import discovery as eks
 from providers.gke import discovery as gke
 from providers.gke.networks import NetworkMark
+from tests.fakes.aws_operations import check_operation
 
 NOW = 1_795_262_400.0  # 2026-11-21T12:00:00Z
 DENIED = CredentialError("denied")
@@ -259,10 +260,12 @@ class Aws:
         self.calls.append((service, "client", None))
 
     def call(self, service: str, operation: str, **parameters: Any) -> Any:
+        check_operation(service, operation)
         self.calls.append((service, operation, parameters))
         return answer(self.answers[operation])
 
     def pages(self, service: str, operation: str, key: str, **parameters: Any) -> list[Any]:
+        check_operation(service, operation)
         self.calls.append((service, operation, parameters))
         return list(answer(self.answers.get(operation, [])))
 

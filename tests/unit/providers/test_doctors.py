@@ -18,6 +18,7 @@ from providers.doctor import Checklist, check_clusters, check_library, check_pri
 from providers.eks import doctor as eks
 from providers.gke import doctor as gke
 from providers.gke import rights as gke_rights
+from tests.fakes.aws_operations import check_operation
 
 NOW = datetime.datetime(2026, 11, 21, 12, tzinfo=datetime.UTC)
 DATE = "Sat, 21 Nov 2026 12:00:00 GMT"
@@ -560,15 +561,6 @@ def test_without_credentials_the_checks_of_azure_end(azure: Azure, monkeypatch: 
 # --- EKS ------------------------------------------------------------------------------------------------------------
 
 CALLER = "arn:aws:iam::123456789012:user/me"
-SERVICES = {
-    "sts": ["get_caller_identity"],
-    "cloudformation": ["describe_stacks"],
-    "eks": ["list_clusters", "describe_cluster_versions"],
-    "ec2": ["describe_availability_zones", "describe_instance_type_offerings"],
-    "autoscaling": ["describe_scaling_activities"],
-    "service-quotas": ["get_service_quota"],
-    "iam": ["simulate_principal_policy", "get_role"],
-}
 
 
 class Aws:
@@ -598,7 +590,7 @@ class Aws:
         self.calls: list[tuple[str, str, dict[str, Any]]] = []
 
     def call(self, service: str, operation: str, **parameters: Any) -> Any:
-        assert operation in SERVICES[service]
+        check_operation(service, operation)
         self.calls.append((service, operation, parameters))
         if operation == "get_service_quota":
             found = self.quotas.get(parameters["QuotaCode"], 5.0)

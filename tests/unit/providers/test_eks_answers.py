@@ -16,12 +16,14 @@ from providers.eks.aws import ASK_RIGHTS, ELSEWHERE, LOG_IN, MORE_QUOTA, SET_CLO
 from providers.eks.capacity import Reservation
 from providers.eks.machines import Machine, describe_machine, machine_of
 from providers.eks.versions import Version
+from tests.fakes.aws_operations import check_operation
 
 
 def aws(answers: Mapping[str, Any]) -> Any:
     """AWS in a region that answers these operations; an exception is raised."""
 
-    def answer(_service: str, operation: str, **_parameters: Any) -> Any:
+    def answer(service: str, operation: str, **_parameters: Any) -> Any:
+        check_operation(service, operation)
         found = answers[operation]
         if isinstance(found, Exception):
             raise found

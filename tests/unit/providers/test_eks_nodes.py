@@ -21,6 +21,7 @@ from providers.eks.options import EksOptions
 from providers.eks.plan import _check_public_access, _check_quota, _fabric_warnings, _quota_code, _spot
 from providers.eks.topology import NodeTopology, _find_unlabeled, find_places, has_topology
 from providers.eks.versions import Version, choose_version, offered_versions
+from tests.fakes.aws_operations import check_operation
 
 STOCK_OUT = (
     "We currently do not have sufficient g5.xlarge capacity in the Availability Zone you requested (eu-west-1a). "
@@ -38,6 +39,7 @@ class Aws:
         self._running = running
 
     def call(self, service: str, operation: str, **arguments: Any) -> dict[str, Any]:
+        check_operation(service, operation)
         self.calls[operation] = arguments
         if operation == "describe_scaling_activities":
             return {"Activities": [{"StatusCode": "Failed", "StatusMessage": STOCK_OUT}]}
@@ -84,6 +86,7 @@ class Answers:
         self.calls: list[tuple[str, dict[str, Any]]] = []
 
     def call(self, service: str, operation: str, **arguments: Any) -> Any:
+        check_operation(service, operation)
         self.calls.append((operation, arguments))
         answer = self.answers.get(operation, {})
         if isinstance(answer, Exception):

@@ -22,6 +22,7 @@ from providers.eks.machines import Machine
 from providers.eks.network import Network, PlacementGroup, Stack, zones_for
 from providers.eks.nodes import Group, LaunchTemplate, NodeGroup, NodeGroupSize, scaling_config
 from providers.eks.volumes import volume_resources
+from tests.fakes.aws_operations import check_operation
 
 TAGS = {"mlbench-cluster": "demo-2"}
 TAG_LIST = [{"Key": "mlbench-cluster", "Value": "demo-2"}]
@@ -48,6 +49,7 @@ class FakeAws(Aws):
         self.calls: list[tuple[str, str, dict[str, Any]]] = []
 
     def call(self, service: str, operation: str, **parameters: Any) -> dict[str, Any]:
+        check_operation(service, operation)
         self.calls.append((service, operation, parameters))
         answer = self.answers.get(operation, {})
         if isinstance(answer, Exception):

@@ -19,6 +19,7 @@ from providers.eks import end_timer as eks
 from providers.gke import api as gke_api
 from providers.gke import end_timer as gke
 from providers.kubernetes_calls import ClusterObjects
+from tests.fakes.aws_operations import check_operation
 from tests.unit.providers.test_aks_requests import GROUP, SUBSCRIPTION, FakeAzure
 from tests.unit.providers.test_aks_requests import make_plane as make_aks_plane
 from tests.unit.providers.test_aks_requests import make_pool as make_aks_pool
@@ -52,6 +53,7 @@ class Aws:
         self.calls: list[tuple[str, str, dict[str, Any]]] = []
 
     def call(self, service: str, operation: str, **parameters: Any) -> Any:
+        check_operation(service, operation)
         self.calls.append((service, operation, parameters))
         answer = self.answers.get(operation, {})
         if callable(answer):

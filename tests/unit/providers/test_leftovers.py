@@ -12,6 +12,7 @@ from providers.base import BusyError
 from providers.eks import leftovers, orphans
 from providers.workload_cleanup import CleanupSnapshot, WorkloadCleanup, _claims_of, _item
 from providers.workloads import OrphanedResource, WorkloadObject
+from tests.fakes.aws_operations import check_operation
 
 
 class Ec2:
@@ -24,10 +25,12 @@ class Ec2:
         self.refuses = refuses
         self.changed: list[tuple[str, Any]] = []
 
-    def pages(self, _service: str, operation: str, key: str, **_: Any) -> list[Any]:
+    def pages(self, service: str, operation: str, key: str, **_: Any) -> list[Any]:
+        check_operation(service, operation)
         return list(self.lists.get(key, []))
 
-    def call(self, _service: str, operation: str, **parameters: Any) -> None:
+    def call(self, service: str, operation: str, **parameters: Any) -> None:
+        check_operation(service, operation)
         self.changed.append((operation, parameters))
         if self.refuses is not None:
             raise self.refuses

@@ -11,6 +11,7 @@ from mlbench_cli.model.run import Cluster
 from providers.eks import orphans as eks
 from providers.gke import orphans as gke
 from providers.workloads import OrphanedResource, WorkloadObject
+from tests.fakes.aws_operations import check_operation
 
 # --- EKS ------------------------------------------------------------------------------------------------------------
 
@@ -30,6 +31,7 @@ class Aws:
         self.calls: list[tuple[str, str, Any]] = []
 
     def pages(self, service: str, operation: str, key: str, **parameters: Any) -> list[Any]:
+        check_operation(service, operation)
         self.calls.append((service, operation, parameters))
         if service == "ec2":
             assert (operation, key) == ("describe_volumes", "Volumes")
@@ -38,6 +40,7 @@ class Aws:
         return {"LoadBalancers": self.balancers, "LoadBalancerDescriptions": self.classic}[key]
 
     def call(self, service: str, operation: str, **parameters: Any) -> Any:
+        check_operation(service, operation)
         self.calls.append((service, operation, parameters))
         assert operation == "describe_tags"
         ((key, names),) = parameters.items()

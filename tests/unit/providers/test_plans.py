@@ -26,6 +26,7 @@ from providers.gke.families import FABRICS
 from providers.gke.machines import Machine as GkeMachine
 from providers.gke.options import GkeOptions
 from providers.pricing import PriceTable
+from tests.fakes.aws_operations import check_operation
 
 DENIED = CredentialError("denied")
 Line = tuple[str, int, float | None]
@@ -598,6 +599,7 @@ class Aws:
         self.calls: list[tuple[str, str, Mapping[str, Any]]] = []
 
     def call(self, service: str, operation: str, **parameters: Any) -> Any:
+        check_operation(service, operation)
         self.calls.append((service, operation, parameters))
         answer = self.answers[operation]
         if isinstance(answer, Exception):
