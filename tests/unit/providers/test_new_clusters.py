@@ -1,16 +1,19 @@
 """New clusters of each cloud: the record, the options that are refused, and the resources that each option adds."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
 
 from mlbench_cli.errors import CredentialError, MlbenchError, NotFoundError, UsageError
 from mlbench_cli.model.run import Cluster
-from providers import aks, gke
+from providers import aks, eks, gke
 from providers.aks import AksProvider
 from providers.aks.compute import Offer
 from providers.aks.options import AksOptions
+from providers.eks import EksProvider
+from providers.eks.machines import machine_of
+from providers.eks.options import EksOptions
 from providers.gke import GkeProvider
 from providers.gke.options import GkeOptions
 
@@ -631,3 +634,284 @@ def test_a_cluster_that_is_gone_is_told_with_the_command_that_removes_the_rest(m
         with pytest.raises(MlbenchError, match="There is no such cluster") as caught:
             provider.connect(cluster)
         assert caught.value.hint == f"mlbench delete-cluster {cluster.provider} demo-2"
+
+
+# --- EKS ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def _region(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without boto3's list of regions, which takes a while to load."""
+
+    def region_of(asked: str | None, zone: str | None = None) -> str:
+        return asked or (zone[:-1] if zone else "eu-west-1")
+
+    monkeypatch.setattr(eks, "region_of", region_of)
+
+
+def new_eks(nodes: int = 2, **options: Any) -> Cluster:
+    return EksProvider().new_cluster("demo-2", nodes, EksOptions(**options))
+
+
+def with_details(cluster: Cluster, **details: Any) -> Cluster:
+    return replace(cluster, details={**cluster.details, **details})
+
+
+@pytest.mark.usefixtures("_region")
+def test_the_record_of_a_new_cluster_on_eks() -> None:
+    machine = machine_of("g5.xlarge")
+    assert new_eks(machine_type="g5.xlarge") == Cluster(
+        "demo-2",
+        "eks",
+        "creating",
+        "",
+        {
+            "nodes": 2,
+            "region": "eu-west-1",
+            "location": "eu-west-1",
+            "options": asdict(EksOptions(machine_type="g5.xlarge")),
+            "node_selector": {"mlbench-role": "worker"},
+            "gpus_per_node": 1,
+            "gpu": "A10G",
+            "machine_type": "g5.xlarge",
+            "arm": False,
+            "machine": asdict(machine),
+        },
+        "",
+        "eu-west-1",
+    )
+
+
+EFA = "vpc.amazonaws.com/efa"
+
+
+@pytest.mark.usefixtures("_region")
+@pytest.mark.parametrize(
+    ("options", "details"),
+    [
+        ({"zone": "us-east-1b"}, {"location": "us-east-1b", "region": "us-east-1"}),
+        ({"zones": "us-east-1b,us-east-1a"}, {"location": "us-east-1b", "region": "us-east-1"}),
+        ({"registry": "ghcr.io/me"}, {"registry": "ghcr.io/me"}),
+        ({"registry": "auto"}, {"registry_made": True}),
+        ({"machine_type": "p4d.24xlarge"}, {"fabric": {"name": "EFA", "gbits": 400}}),
+        (
+            {"machine_type": "p4d.24xlarge", "efa": True},
+            {
+                "fabric": {"name": "EFA", "gbits": 400},
+                "devices_per_node": {EFA: 4, "hugepages-2Mi": 5 * 2**30},
+            },
+        ),
+        (
+            {"machine_type": "p4d.24xlarge", "efa": True, "node_image": "bottlerocket"},
+            {"fabric": {"name": "EFA", "gbits": 400}, "devices_per_node": {EFA: 4}},
+        ),
+    ],
+)
+def test_an_option_changes_its_part_of_the_record_on_eks(options: dict[str, Any], details: dict[str, Any]) -> None:
+    found = new_eks(**options).details
+    assert {key: found.get(key) for key in details} == details
+    optional = {"registry", "registry_made", "fabric", "devices_per_node"}
+    assert optional & set(found) == optional & set(details)
+
+
+RESERVATION = {"capacity_reservation": "cr-0123abcd", "zone": "eu-west-1a"}
+SUBNETS = "subnet-0123abcd,subnet-1234abcd"
+
+
+@pytest.mark.usefixtures("_region")
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"disk_size": 19}, "--disk-size 19: from 20 to 16384 GB"),
+        ({"disk_size": 16385}, "--disk-size 16385"),
+        ({"kubernetes_version": "1.3"}, "is not of the form X.Y"),
+        ({"gpus_per_node": 65}, "gpus-per-node"),
+        ({"machine_type": "p5en.48xlarge"}, "AWS does not sell p5en.48xlarge on demand"),
+        ({"zones": "eu-west-1a", "zone": "eu-west-1a"}, "--zones and --zone exclude each other"),
+        ({"zones": "eu-west-1a", "capacity_reservation": "cr-0123abcd"}, "--zones and --capacity-reservation exclude"),
+        ({"zones": ",".join(f"eu-west-1{name}" for name in "abcde")}, "names 5 zones: .* at most 4"),
+        ({"zones": "eu-west-1a", "subnets": SUBNETS}, "--zones and --subnets exclude each other"),
+        ({**RESERVATION, "capacity_reservation": "cr-0123abc"}, "is not the ID of one"),
+        ({**RESERVATION, "capacity_reservation": "cr-0123ABCD"}, "is not the ID of one"),
+        ({**RESERVATION, "spot": True}, "--capacity-reservation and --spot exclude"),
+        ({**RESERVATION, "placement_group": True}, "--capacity-reservation and --placement-group exclude"),
+        ({"capacity_reservation": "cr-0123abcd"}, "--capacity-reservation needs its --zone"),
+        ({"admin": ("arn:aws:iam::12:user/me",)}, "is not the ARN of a user or role"),
+        ({"admin": ("arn:aws:iam::123456789012:group/us",)}, "is not the ARN of a user or role"),
+        ({"permissions_boundary": "arn:aws:iam::123456789012:role/x"}, "is not the ARN of a policy"),
+        ({"subnets": "subnet-0123abcd"}, "subnets"),
+        ({"tag": ("aws:x=1",)}, "such names are reserved"),
+        ({"tag": (f"{'x' * 129}=1",)}, "--tag"),
+        ({"node_image": "ubuntu"}, '--node-image "ubuntu" is not one of al2023, bottlerocket'),
+        ({"machine_type": "g5.xlarge", "efa": True}, "g5.xlarge has no EFA network interface"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused_by_eks(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        new_eks(**options)
+
+
+@pytest.mark.usefixtures("_region")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"disk_size": 20},
+        {"disk_size": 16384},
+        {"kubernetes_version": "1.34"},
+        {"machine_type": "p5en.48xlarge", "spot": True},
+        {"machine_type": "p5en.48xlarge", **RESERVATION},
+        {"zones": "eu-west-1a,eu-west-1b,eu-west-1c,eu-west-1d"},
+        {"zone": "eu-west-1a", "capacity_reservation": "cr-0123456789abcdef0"},
+        {"admin": ("arn:aws-cn:iam::123456789012:role/path/me", "arn:aws:iam::123456789012:user/me")},
+        {"permissions_boundary": "arn:aws:iam::aws:policy/PowerUserAccess"},
+        {"permissions_boundary": "arn:aws:iam::123456789012:policy/boundary"},
+        {"subnets": SUBNETS, "zone": "eu-west-1a"},
+        {"tag": (f"{'x' * 128}=1", "Cost Center=a/b:c")},
+        {"machine_type": "g5.8xlarge", "efa": True},
+    ],
+)
+def test_options_at_their_limits_are_accepted_by_eks(options: dict[str, Any]) -> None:
+    assert new_eks(**options).state == "creating"
+
+
+@pytest.mark.usefixtures("_region")
+@pytest.mark.parametrize(
+    ("options", "types", "private"),
+    [
+        ({"machine_type": "g5.xlarge"}, ("g5.xlarge",), False),
+        ({"machine_type": "g5.xlarge", "private_nodes": True}, ("g5.xlarge",), True),
+        ({"machine_type": "g5.8xlarge", "efa": True}, ("g5.8xlarge",), False),
+        ({"machine_type": "p4d.24xlarge", "efa": True}, ("p4d.24xlarge",), True),
+        ({"machine_type": "p4d.24xlarge", "efa": True, "spot": True}, ("p4d.24xlarge",), True),
+        ({"machine_type": "g5.xlarge", "spot": True, "spot_type": ("g5.xlarge", "g5.2xlarge")}, None, False),
+    ],
+)
+def test_machines_with_several_cards_are_private_and_of_one_type(
+    options: dict[str, Any], types: tuple[str, ...] | None, private: bool
+) -> None:
+    """EC2 assigns no public address to a machine with several interfaces."""
+    system, workers = EksProvider().groups(new_eks(**options, disk_size=50))
+    assert (workers.private, system.private) == (private, bool(options.get("private_nodes")))
+    assert types is None or workers.types == types
+    assert (workers.count, workers.disk, workers.name, workers.gpu) == (2, 50, "demo-2-workers", True)
+    assert (system.count, system.disk, system.name, system.worker) == (2, 20, "demo-2-system", False)
+
+
+BASE = ["Stack", "ControlPlane", "AddOn", "AddOn"]
+POOLS = ["NodeGroup", "NodeGroup", "AddOn"]
+
+
+@pytest.mark.usefixtures("_region")
+@pytest.mark.parametrize(
+    ("nodes", "options", "more", "found"),
+    [
+        (2, {"no_volumes": True}, {}, [*BASE, *POOLS]),
+        (2, {"no_volumes": True, "registry": "auto"}, {}, ["Stack", "ImageRepository", *BASE[1:], *POOLS]),
+        (
+            2,
+            {"no_volumes": True, "admin": ("arn:aws:iam::123456789012:user/me",)},
+            {},
+            [*BASE, "Admin", *POOLS],
+        ),
+        (2, {"no_volumes": True, "placement_group": True}, {}, [*BASE, "PlacementGroup", "LaunchTemplate", *POOLS]),
+        (2, {"no_volumes": True, **RESERVATION}, {}, [*BASE, "LaunchTemplate", *POOLS]),
+        (2, {"no_volumes": True}, {"expires": 5}, [*BASE, *POOLS, "EndTimer", "EndTimer", "PlaneEnd"]),
+        (2, {"no_volumes": True, "machine_type": "g5.xlarge"}, {}, [*BASE, *POOLS, "DevicePlugin", "GpuProbe"]),
+        (
+            2,
+            {"no_volumes": True, "machine_type": "g5.xlarge", "probe_image": "none"},
+            {},
+            [*BASE, *POOLS, "DevicePlugin"],
+        ),
+        (0, {"no_volumes": True, "machine_type": "g5.xlarge"}, {}, [*BASE, *POOLS]),
+        (
+            2,
+            {"no_volumes": True, "machine_type": "p4d.24xlarge", "efa": True},
+            {},
+            [
+                *BASE,
+                *(
+                    "PlacementGroup",
+                    "LaunchTemplate",
+                    *POOLS,
+                    "DevicePlugin",
+                    "DevicePlugin",
+                    "NodeTopology",
+                    "GpuProbe",
+                ),
+            ],
+        ),
+    ],
+)
+def test_a_cluster_on_eks_consists_of_what_its_options_ask_for(
+    nodes: int, options: dict[str, Any], more: dict[str, Any], found: list[str]
+) -> None:
+    assert names(EksProvider().resources(with_details(new_eks(nodes, **options), **more))) == found
+
+
+@pytest.mark.usefixtures("_region")
+def test_a_cluster_of_which_only_the_name_is_known_may_have_everything() -> None:
+    found = names(EksProvider().resources(Cluster("demo-2", "eks", location="eu-west-1")))
+    assert {"ImageRepository", "PlacementGroup", "LaunchTemplate", "PlaneEnd"} < set(found)
+    assert len(names(EksProvider().resources(new_eks()))) > len([*BASE, *POOLS])  # volumes, unless left out
+
+
+@pytest.mark.usefixtures("_region")
+@pytest.mark.parametrize(
+    ("machine", "nodes", "found"),
+    [
+        ("m5.xlarge", 3, ["NodeGroupSize"]),
+        ("g5.xlarge", 3, ["NodeGroupSize", "DevicePlugin"]),
+        ("g5.xlarge", 0, ["NodeGroupSize"]),
+        ("p4d.24xlarge", 3, ["NodeGroupSize", "DevicePlugin", "NodeTopology"]),
+        ("p4d.24xlarge", 0, ["NodeGroupSize"]),
+    ],
+)
+def test_a_group_on_eks_is_resized_before_its_devices_are_awaited(machine: str, nodes: int, found: list[str]) -> None:
+    size, *others = EksProvider().scale(new_eks(machine_type=machine), nodes)
+    assert names([size, *others]) == found
+    assert all(list(item.needs) == [size] for item in others)
+
+
+@pytest.mark.usefixtures("_region")
+def test_the_end_of_a_cluster_on_eks_moves_in_its_tag_its_groups_and_its_schedules() -> None:
+    resources = EksProvider().extend(with_details(new_eks(), expires=5))
+    assert names(resources) == ["EndTag", "EndTimer", "EndTimer", "PlaneEndMoved"]
+    assert all(not item.needs for item in resources[1:])
+    assert [item.expires for item in resources[1:]] == [5, 5, 5]  # type: ignore[attr-defined]
+
+
+@pytest.mark.usefixtures("_region")
+@pytest.mark.parametrize(
+    ("options", "has_gateway"),
+    [({}, False), ({"private_nodes": True}, True), ({"private_nodes": True, "subnets": SUBNETS}, False)],
+)
+def test_the_end_of_a_private_cluster_is_also_that_of_its_gateway(options: dict[str, Any], has_gateway: bool) -> None:
+    words = EksProvider().describe_end(new_eks(**options))
+    assert ("deletes the control plane and the NAT gateway within" in words) is has_gateway
+
+
+@pytest.mark.parametrize(
+    ("options", "variable", "region"),
+    [
+        ({}, "", "us-east-1"),
+        ({"region": "eu-west-1"}, "", "eu-west-1"),
+        ({"zone": "eu-west-1a"}, "", None),
+        ({}, "ap-south-1", None),
+    ],
+)
+def test_a_region_that_is_not_known_yet_has_a_place_holder(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], variable: str, region: str | None
+) -> None:
+    monkeypatch.setenv("AWS_REGION", variable)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "")
+    assert EksProvider().fill_place(options).get("region") == region
+
+
+@pytest.mark.usefixtures("_region")
+def test_zones_of_aws_are_tried_in_their_order() -> None:
+    cluster = new_eks(zones="eu-west-1b,eu-west-1a")
+    assert EksProvider().list_zones(cluster) == ("eu-west-1b", "eu-west-1a")
+    moved = EksProvider().place_workers(cluster, "eu-west-1a")
+    assert (moved.details["location"], moved.details["options"]["zone"]) == ("eu-west-1a", "eu-west-1a")
+    assert EksProvider().groups(moved)[1].zone == "eu-west-1a"
