@@ -148,7 +148,7 @@ def equivalent_types(machine: Machine) -> list[str]:
 
 
 def require_equivalent(machine: Machine, others: Sequence[str]) -> list[str]:
-    """The names of the machine and its alternatives.
+    """The names of the machine and its alternatives, each once: auto scaling groups reject a type that is named twice.
 
     Raises UsageError if one has other GPUs or another number of them.
     """
@@ -159,7 +159,7 @@ def require_equivalent(machine: Machine, others: Sequence[str]) -> list[str]:
                 f"{name} ({describe_gpus(other)}) cannot replace {machine.name} ({describe_gpus(machine)}).",
                 hint=f"Equivalent types: {', '.join(equivalent_types(machine))}",
             )
-    return [machine.name, *others]
+    return list(dict.fromkeys([machine.name, *others]))
 
 
 def describe_machine(aws: Aws, machine: Machine) -> Machine | None:

@@ -783,16 +783,20 @@ def test_options_at_their_limits_are_accepted_by_eks(options: dict[str, Any]) ->
         ({"machine_type": "g5.8xlarge", "efa": True}, ("g5.8xlarge",), False),
         ({"machine_type": "p4d.24xlarge", "efa": True}, ("p4d.24xlarge",), True),
         ({"machine_type": "p4d.24xlarge", "efa": True, "spot": True}, ("p4d.24xlarge",), True),
-        ({"machine_type": "g5.xlarge", "spot": True, "spot_type": ("g5.xlarge", "g5.2xlarge")}, None, False),
+        (
+            {"machine_type": "g5.xlarge", "spot": True, "spot_type": ("g5.2xlarge", "g5.xlarge", "g5.2xlarge")},
+            ("g5.xlarge", "g5.2xlarge"),
+            False,
+        ),
     ],
 )
 def test_machines_with_several_cards_are_private_and_of_one_type(
-    options: dict[str, Any], types: tuple[str, ...] | None, private: bool
+    options: dict[str, Any], types: tuple[str, ...], private: bool
 ) -> None:
     """EC2 assigns no public address to a machine with several interfaces."""
     system, workers = EksProvider().groups(new_eks(**options, disk_size=50))
     assert (workers.private, system.private) == (private, bool(options.get("private_nodes")))
-    assert types is None or workers.types == types
+    assert workers.types == types
     assert (workers.count, workers.disk, workers.name, workers.gpu) == (2, 50, "demo-2-workers", True)
     assert (system.count, system.disk, system.name, system.worker) == (2, 20, "demo-2-system", False)
 
