@@ -396,11 +396,14 @@ def ownership_tags(cluster: Cluster) -> dict[str, str]:
     return {key: str(value) for key, value in tags.items() if value is not None}
 
 
-def check_tags(texts: Sequence[str], form: str) -> None:
-    """Raise UsageError for a --tag that is not NAME=VALUE with both of the regular expression `form`."""
+def check_tags(texts: Sequence[str], form: str, name_form: str | None = None) -> None:
+    """Raise UsageError for a --tag that is not NAME=VALUE with both of the regular expression `form`.
+
+    `name_form`: that of names, if the cloud is stricter with them.
+    """
     for text in texts:
         name, equals, value = text.partition("=")
-        if not equals or not re.fullmatch(form, name) or not (value == "" or re.fullmatch(form, value)):
+        if not equals or not re.fullmatch(name_form or form, name) or not (value == "" or re.fullmatch(form, value)):
             raise UsageError(
                 f'--tag "{text}" is not a NAME=VALUE that the cloud accepts.', hint="For example: --tag team=research"
             )
