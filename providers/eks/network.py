@@ -113,7 +113,7 @@ class Stack(Resource):
         CloudFormation has its own timeout.
         """
         offered = zones_for(self.aws, self.machine_types, self.zone)
-        subnets = self._order_subnets(offered) if self.subnets else {}
+        subnets = self._order_subnets() if self.subnets else {}
         zones = (
             list(subnets)[:2]
             or [*self.zones, *(zone for zone in offered if zone not in self.zones)][: max(2, len(self.zones))]
@@ -190,10 +190,12 @@ class Stack(Resource):
             )
         return self._network
 
-    def _order_subnets(self, offered: Sequence[str]) -> dict[str, str]:
-        """The given subnets by zone, starting with those that offer the machines."""
+    def _order_subnets(self) -> dict[str, str]:
+        """The given subnets by zone, the machines' first, as `subnet_checks` has told: in the wanted zone, or else the
+        first in a zone with such machines."""
         by_zone = find_subnets(self.aws, self.subnets).by_zone
-        return {zone: by_zone[zone] for zone in sorted(by_zone, key=[*offered, *by_zone].index)}
+        offering = zones_with(self.aws, self.machine_types)
+        return dict(sorted(by_zone.items(), key=lambda item: (item[0] != self.zone, item[0] not in offering)))
 
     def _describe(self) -> dict[str, Any] | None:
         stacks = self.aws.find("cloudformation", "describe_stacks", "Stacks", StackName=self.name)

@@ -27,10 +27,8 @@ def check_subnets(aws: Aws, names: Sequence[str], groups: Sequence[Group]) -> tu
         raise UsageError(f"--subnets: EKS has no control planes in the zone {barred[0]}.", hint=BLOCK)
     zone = _place_workers(subnets, groups[-1], zones_with(aws, list(groups[-1].types)))
     _check_dns(aws, subnets.vpc)
-    first = min(subnets.by_zone, key=ordered.index)  # zone of the system machines
     needed = dict.fromkeys(subnets.by_zone, 0)
-    for place, group in ((first, groups[0]), (zone, groups[-1])):
-        needed[place] += group.count
+    needed[zone] = sum(group.count for group in groups)  # the system machines are in the first subnet, too
     for place, free in subnets.free.items():
         if free < needed[place] + PLANE_ADDRESSES:
             raise CapacityError(
@@ -38,10 +36,7 @@ def check_subnets(aws: Aws, names: Sequence[str], groups: Sequence[Group]) -> tu
                 f"{needed[place] + PLANE_ADDRESSES} at least, and each pod one more.",
                 hint="Use a larger subnet with --subnets, or fewer machines.",
             )
-    warnings = []
-    for place in dict.fromkeys((first, zone)):
-        warnings += _check_way_out(aws, subnets, place, groups[-1] if place == zone else groups[0])
-    return zone, warnings
+    return zone, _check_way_out(aws, subnets, zone, groups[-1])
 
 
 def _place_workers(subnets: Subnets, workers: Group, offered: Collection[str]) -> str:

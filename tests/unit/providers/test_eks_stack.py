@@ -25,7 +25,8 @@ from providers.eks.control_plane import (
     sign_token,
 )
 from providers.eks.network import PlacementGroup, Stack, zones_for
-from providers.eks.nodes import LaunchTemplate
+from providers.eks.nodes import Group, LaunchTemplate
+from providers.eks.subnet_checks import check_subnets
 from tests.unit.providers.test_eks_requests import (
     CLUSTER,
     OUTPUTS,
@@ -539,3 +540,72 @@ def test_a_launch_template_is_the_clusters_by_its_tag(tags: Any, found: Resource
     assert not template.poll().ready
     template.delete()
     assert aws.calls[-1] == ("ec2", "delete_launch_template", {"LaunchTemplateName": "mlbench-demo-2"})
+
+
+# --- given subnets --------------------------------------------------------------------------------------------------
+
+
+def subnet_world(free: dict[str, int], offering: tuple[str, ...]) -> FakeAws:
+    """A network with DNS whose subnets, in this order of zones, go out by a NAT gateway."""
+    route = {"DestinationCidrBlock": "0.0.0.0/0", "NatGatewayId": "nat-1", "State": "active"}
+    on = {"Value": True}
+    return zone_world(
+        *("a", "b", "c"),
+        offering=offering,
+        describe_subnets={"Subnets": [{**subnet(zone), "AvailableIpAddressCount": free[zone]} for zone in free]},
+        describe_vpc_attribute={"EnableDnsSupport": on, "EnableDnsHostnames": on},
+        describe_route_tables={"RouteTables": [{"Routes": [route]}]},
+    )
+
+
+@pytest.mark.parametrize(
+    ("order", "offering", "wanted", "zone"),
+    [
+        ("ab", "abc", None, "a"),
+        ("ba", "abc", None, "b"),
+        ("cab", "ab", None, "a"),
+        ("cba", "ab", None, "b"),
+        ("cba", "abc", "a", "a"),
+    ],
+)
+def test_machines_are_in_the_first_subnet_that_can_have_them_as_the_plan_says(
+    order: str, offering: str, wanted: str | None, zone: str
+) -> None:
+    names = tuple(f"s-{name}" for name in order)
+    aws = subnet_world(dict.fromkeys(order, 99), tuple(offering))
+    groups = (Group("system", ("t3.medium",), 2, 20), Group("workers", ("m5.large",), 3, 100, zone=wanted))
+    assert check_subnets(aws, names, groups) == (zone, [])
+    Stack(CLUSTER, aws, ["m5.large"], wanted, subnets=names).create()
+    given = {item["ParameterKey"]: item["ParameterValue"] for item in aws.last("create_stack")["Parameters"]}
+    assert given["FirstZone"] == zone
+    assert given["Subnets"].split(",")[0] == f"s-{zone}"
+    assert sorted(given["Subnets"].split(",")) == sorted(names)
+
+
+@pytest.mark.parametrize(
+    ("free", "lacks"),
+    [
+        ({"b": 11, "a": 6}, None),
+        ({"b": 10, "a": 6}, "s-b has 10 free addresses; control plane and machines take 11"),
+        ({"b": 11, "a": 5}, "s-a has 5 free addresses; control plane and machines take 6"),
+    ],
+)
+def test_subnets_have_addresses_for_control_plane_and_machines(free: dict[str, int], lacks: str | None) -> None:
+    """EKS' user guide: at least six for the control plane in each subnet."""
+    aws = subnet_world(free, ("a", "b"))
+    groups = (Group("system", ("t3.medium",), 2, 20), Group("workers", ("m5.large",), 3, 100))
+    if lacks is None:
+        assert check_subnets(aws, ("s-b", "s-a"), groups)[0] == "b"
+        return
+    with pytest.raises(CapacityError, match=lacks):
+        check_subnets(aws, ("s-b", "s-a"), groups)
+
+
+def test_subnets_in_zones_without_control_planes_or_machines_are_refused() -> None:
+    groups = (Group("system", ("t3.medium",), 2, 20), Group("workers", ("m5.large",), 3, 100))
+    aws = subnet_world({"x": 99, "a": 99}, ("a",))
+    with pytest.raises(UsageError, match="EKS has no control planes in the zone x"):
+        check_subnets(aws, ("s-x", "s-a"), groups)
+    aws = subnet_world({"a": 99, "b": 99}, ("c",))
+    with pytest.raises(UsageError, match=r"has none in c, where m5\.large is available: they are in a and b"):
+        check_subnets(aws, ("s-a", "s-b"), groups)

@@ -564,6 +564,19 @@ def test_the_price_of_spot_machines_is_unknown_without_an_account(eks_prices: No
     assert found.location == "eu-west-1b"
 
 
+def test_a_sketch_asks_nobody_for_prices(monkeypatch: pytest.MonkeyPatch, eks_prices: None) -> None:
+    """It is for people without an account, perhaps without a network."""
+
+    def ask_price(*_: Any) -> float:
+        raise AssertionError
+
+    monkeypatch.setattr(eks, "ask_price", ask_price)
+    monkeypatch.setattr(aks, "ask_price", ask_price)
+    assert parts(sketch_eks(groups("g6.xlarge"), machine_of("g6.xlarge")))[2] == ("worker g6.xlarge", 3, None)
+    use_prices(monkeypatch, "aks", "eastus", {}, {})
+    assert parts(sketch_aks(AksMachine("Standard_D4s_v5")))[2] == ("worker Standard_D4s_v5", 3, None)
+
+
 P4D = machine_of("p4d.24xlarge")
 
 
