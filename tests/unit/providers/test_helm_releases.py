@@ -580,6 +580,15 @@ def test_helm_gets_access_and_values_in_files_of_this_user_alone(process: type[P
     assert not home.exists()
 
 
+def test_files_with_credentials_are_closed_at_the_end(process: type[Process]) -> None:
+    with HelmCall(HELM, ["template"], access=Api({}), values={"a": 1}):  # type: ignore[arg-type]
+        files = Process.last.options["pass_fds"]  # type: ignore[attr-defined]
+        assert all(os.fstat(file).st_size for file in files)
+    for file in files:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(file)
+
+
 def test_a_call_without_access_and_values_has_neither_flag(process: type[Process]) -> None:
     with HelmCall(HELM, ["version"]):
         started: Process = Process.last  # type: ignore[attr-defined]

@@ -270,6 +270,8 @@ def test_load_balancers_are_found_by_name_and_by_address_in_the_region_and_globa
         WorkloadObject("Service", "default", "new"),
         claimed("192.0.2.5"),
     ]
+    compute["/regions/us-east1/forwardingRules?filter=IPAddress=192.0.2.5"] = forwarding("of-a-disk")
+    compute["/global/forwardingRules?filter=IPAddress="] = forwarding("of-nobody")
     assert gke.list_orphans(GKE, objects) == [
         orphan("load balancer", "a1", "192.0.2.1", "forwarding-rules delete a1 --region us-east1"),
         orphan("load balancer", "ingress", "192.0.2.9", "forwarding-rules delete ingress --global"),
