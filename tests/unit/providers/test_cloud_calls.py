@@ -4,7 +4,7 @@ import datetime
 import json
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import requests
@@ -18,6 +18,9 @@ from providers.aks import api as aks
 from providers.aks.errors import LOGIN, UNREACHED
 from providers.base import BusyError, TransientError
 from providers.gke import api as gke
+from providers.gke import compute
+from providers.gke.compute import Demand, Purchase
+from providers.gke.machines import Machine
 
 # --- Google: answers ------------------------------------------------------------------------------------------------
 
@@ -453,3 +456,95 @@ def test_an_answer_of_azure_tells_its_time_and_its_error(monkeypatch: pytest.Mon
     answer.status_code, answer.content = 404, b'{"error": {"code": "ResourceNotFound", "message": "none"}}'
     with pytest.raises(NotFoundError, match='Azure refused to show it: "ResourceNotFound: none"'):
         azure.get("/subscriptions/s/resourcegroups/g", "show it")
+
+
+# --- Google: machines and quotas ------------------------------------------------------------------------------------
+
+
+class Offers:
+    """A Compute Engine that has every machine with four vCPUs, or fails."""
+
+    fails: Exception | None = None
+    asked: ClassVar[list[Any]] = []
+
+    def __init__(self, project: str) -> None:
+        assert project == "demo"
+
+    def check_offer(self, zone: str, machine: Machine) -> int:
+        self.asked.append((zone, machine.name))
+        if self.fails is not None:
+            raise self.fails
+        return 4
+
+    def check_quotas(self, region: str, demands: Any, cpus: Any, others: Any, *, public_addresses: bool) -> list[str]:
+        self.asked.append((region, list(cpus), dict(others), public_addresses))
+        return ["a warning"]
+
+
+DEMANDS = (Demand(Machine("e2-standard-2"), 2, 50, None), Demand(Machine("n1-standard-8"), 4, 100, None))
+
+
+@pytest.fixture
+def offers(monkeypatch: pytest.MonkeyPatch) -> type[Offers]:
+    kind = type("Offers", (Offers,), {"asked": []})
+    monkeypatch.setattr(compute, "Compute", kind)
+    return kind
+
+
+def test_workers_are_looked_for_in_all_their_zones_and_system_machines_in_the_first(offers: type[Offers]) -> None:
+    zones = ["us-east1-b", "us-east1-c"]
+    assert compute.check_machines("demo", zones, DEMANDS, public_addresses=True) == ["a warning"]
+    assert offers.asked == [
+        ("us-east1-b", "e2-standard-2"),
+        ("us-east1-b", "n1-standard-8"),
+        ("us-east1-c", "n1-standard-8"),
+        ("us-east1", [4, 4], {"NETWORKS": 0, "SUBNETWORKS": 0, "FIREWALLS": 0}, True),
+    ]
+    offers.asked.clear()
+    compute.check_machines("demo", zones[:1], DEMANDS, public_addresses=False, networks=8)
+    assert offers.asked[-1] == ("us-east1", [4, 4], {"NETWORKS": 8, "SUBNETWORKS": 8, "FIREWALLS": 8}, False)
+
+
+@pytest.mark.parametrize(
+    ("error", "is_raised"),
+    [
+        (UsageError("x"), True),
+        (CapacityError("x"), True),
+        (NotFoundError("x"), True),
+        (TransientError("x"), True),
+        (CredentialError("x", hint=gke.LOGIN), True),
+        (CredentialError("x", hint=gke.SET_CLOCK), True),
+        (CredentialError("x", hint="ask for the role"), False),
+        (MlbenchError("x"), False),
+    ],
+)
+def test_machines_that_may_not_be_looked_up_are_a_warning(
+    offers: type[Offers], error: MlbenchError, is_raised: bool
+) -> None:
+    offers.fails = error
+    zones = ["us-east1-b", "us-east1-c"]
+    if is_raised:
+        with pytest.raises(type(error)):
+            compute.check_machines("demo", zones, DEMANDS, public_addresses=True)
+        return
+    assert compute.check_machines("demo", zones, DEMANDS, public_addresses=True) == [
+        "Whether us-east1-b, us-east1-c has the machines and the quota allows them could not be checked: x"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("purchase", "limits", "names"),
+    [
+        (Purchase.ON_DEMAND, {"PREEMPTIBLE_CPUS": 9.0}, ("CPUS",)),
+        (Purchase.SPOT, {"PREEMPTIBLE_CPUS": 9.0}, ("PREEMPTIBLE_CPUS",)),
+        (Purchase.SPOT, {"PREEMPTIBLE_CPUS": 0.0}, ("CPUS",)),
+        (Purchase.SPOT, {}, ("CPUS",)),
+        (Purchase.FLEX_START, {"PREEMPTIBLE_CPUS": 0.0}, ("PREEMPTIBLE_CPUS",)),
+        (Purchase.FLEX_START, {}, ("CPUS",)),
+    ],
+)
+def test_the_quota_of_a_way_of_buying_is_googles(
+    purchase: Purchase, limits: dict[str, float], names: tuple[str, ...]
+) -> None:
+    """Compute Engine's page on allocation quotas: spot machines use the standard quota without a preemptible one."""
+    assert purchase.order_quotas("CPUS", limits) == names
