@@ -548,3 +548,68 @@ def test_the_quota_of_a_way_of_buying_is_googles(
 ) -> None:
     """Compute Engine's page on allocation quotas: spot machines use the standard quota without a preemptible one."""
     assert purchase.order_quotas("CPUS", limits) == names
+
+
+def quotas_of(**items: tuple[float, float]) -> Any:
+    """A Compute Engine with these quotas: limit and usage."""
+    found = object.__new__(compute.Compute)
+    found.project = "demo"
+    listed = {name: {"metric": name, "limit": limit, "usage": usage} for name, (limit, usage) in items.items()}
+    found.quotas = lambda region: listed  # type: ignore[method-assign]
+    return found
+
+
+def test_what_is_short_is_asked_for_on_top_of_the_limit() -> None:
+    """With 20 of 24 CPUs in use, 16 more need a quota of 36."""
+    found = quotas_of(CPUS=(24.0, 20.0), INSTANCES=(10.0, 9.0))
+    demands = [Demand(Machine("n1-standard-8"), 2, 100, None)]
+    with pytest.raises(CapacityError, match="CPUS has 4 of 24 left, 16 needed; INSTANCES has 1 of 10 left") as caught:
+        found.check_quotas("us-east1", demands, [8], {}, public_addresses=False)
+    assert "--quota-id CPUS-per-project-region --preferred-value 36" in str(caught.value.hint)
+    assert "region=us-east1" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("demand", "quotas", "lacks"),
+    [
+        (Demand(Machine("n1-standard-8"), 2, 100, "pd-balanced"), {"SSD_TOTAL_GB": (199.0, 0.0)}, "SSD_TOTAL_GB"),
+        (Demand(Machine("n1-standard-8"), 2, 100, "pd-balanced"), {"SSD_TOTAL_GB": (200.0, 0.0)}, None),
+        (
+            Demand(Machine("n4-standard-8"), 2, 100, "hyperdisk-balanced"),
+            {"HDB_TOTAL_GB": (199.0, 0.0)},
+            "HDB_TOTAL_GB",
+        ),
+        (Demand(Machine("n1-standard-8"), 2, 100, None), {"SSD_TOTAL_GB": (0.0, 0.0)}, None),
+        (Demand(Machine("n1-standard-8"), 2, 100, None), {"IN_USE_ADDRESSES": (1.0, 0.0)}, "IN_USE_ADDRESSES"),
+        (Demand(Machine("n1-standard-8"), 2, 100, None), {"INSTANCES": (1.0, 0.0)}, "INSTANCES"),
+        (Demand(Machine("n1-standard-8"), 2, 100, None), {"CPUS_ALL_REGIONS": (15.0, 0.0)}, "CPUS_ALL_REGIONS"),
+        (Demand(Machine("n1-standard-8"), 0, 100, None), {"INSTANCES": (0.0, 0.0), "CPUS": (0.0, 0.0)}, None),
+        (Demand(Machine("n2-standard-8"), 2, 100, None), {"N2_CPUS": (15.0, 0.0), "CPUS": (99.0, 0.0)}, "N2_CPUS"),
+        (Demand(Machine("n2-standard-8"), 2, 100, None), {"CPUS": (15.0, 0.0)}, "CPUS"),
+        (
+            Demand(Machine("g2-standard-8", "nvidia-l4", 1), 2, 9, None),
+            {"NVIDIA_L4_GPUS": (1.0, 0.0)},
+            "NVIDIA_L4_GPUS",
+        ),
+        (Demand(Machine("g2-standard-8", "nvidia-l4", 1), 2, 9, None), {"GPUS_ALL_REGIONS": (1.0, 0.0)}, "GPUS_ALL"),
+    ],
+)
+def test_each_quota_is_compared_with_what_two_machines_take(
+    demand: Demand, quotas: dict[str, tuple[float, float]], lacks: str | None
+) -> None:
+    found = quotas_of(**quotas)
+    if lacks is None:
+        found.check_quotas("us-east1", [demand], [8], {"NETWORKS": 0}, public_addresses=True)
+        return
+    with pytest.raises(CapacityError, match=lacks):
+        found.check_quotas("us-east1", [demand], [8], {"NETWORKS": 0}, public_addresses=True)
+
+
+@pytest.mark.parametrize(("limit", "is_enough"), [(8.0, True), (7.0, False)])
+def test_networks_count_toward_their_quotas(limit: float, is_enough: bool) -> None:
+    found, demands = quotas_of(NETWORKS=(limit, 0.0)), [Demand(Machine("n1-standard-8"), 1, 9, None)]
+    if is_enough:
+        assert found.check_quotas("us-east1", demands, [8], {"NETWORKS": 8}, public_addresses=True) == []
+        return
+    with pytest.raises(CapacityError, match="NETWORKS has 7 of 7 left, 8 needed"):
+        found.check_quotas("us-east1", demands, [8], {"NETWORKS": 8}, public_addresses=True)
