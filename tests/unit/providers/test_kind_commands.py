@@ -331,3 +331,43 @@ def test_only_docker_keeps_images_in_containerd(
     monkeypatch.setenv("KIND_EXPERIMENTAL_PROVIDER", program)
     run.answers = {"docker info --format {{json .DriverStatus}}": driver}
     assert resources.keeps_images_in_containerd() is is_kept
+
+
+def test_the_volume_and_the_registry_are_ready_when_docker_shows_them(run: FakeTools) -> None:
+    mark = MarkerVolume(CLUSTER)
+    registry = Registry(CLUSTER, mark, "kind-registry", 5001, "registry:3")
+    run.answers = {
+        "docker volume inspect": ABSENT,
+        "docker container inspect": MlbenchError("Error: No such container: x"),
+    }
+    assert not mark.poll().ready
+    assert not registry.poll().ready
+    container = {
+        "State": {"Status": "running"},
+        "HostConfig": {"PortBindings": {"5000/tcp": [{"HostPort": "5001"}]}},
+        "Config": {"Labels": {}},
+    }
+    run.answers = {"docker volume inspect": OURS, "docker container inspect": json.dumps([container])}
+    assert mark.poll().ready
+    assert registry.poll().ready
+
+
+def test_the_folder_of_a_kubeconfig_is_made_for_this_user_alone(run: FakeTools, tmp_path: Path) -> None:
+    nodes = KindCluster(CLUSTER, MarkerVolume(CLUSTER), tmp_path / "clusters" / "demo" / "kubeconfig")
+    nodes.create()
+    assert nodes.kubeconfig.parent.stat().st_mode & 0o777 == 0o700
+    nodes.kubeconfig.write_text("of an earlier cluster")
+    nodes.create()
+    assert not nodes.kubeconfig.exists()
+
+
+def test_tools_learn_of_the_registry_by_an_object_of_the_cluster(run: FakeTools, tmp_path: Path) -> None:
+    """kind's page on local registries: a ConfigMap that KEP-1755 describes."""
+    nodes = KindCluster(CLUSTER, MarkerVolume(CLUSTER), tmp_path / "kubeconfig")
+    run.answers = {"docker container inspect": '[{"NetworkSettings": {"Networks": {"kind": {}}}}]'}
+    RegistryEntry(nodes, Registry(CLUSTER, nodes.mark, "kind-registry", 5001, "registry:3")).create()
+    words, text = run.calls[-1]
+    assert words[:6] == ["docker", "exec", "--interactive", "demo-control-plane", "sh", "-c"]
+    assert words[6].endswith("apply -f -")
+    assert "local-registry-hosting" in text
+    assert "localhost:5001" in text
