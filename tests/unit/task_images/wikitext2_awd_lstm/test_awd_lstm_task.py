@@ -127,6 +127,12 @@ def test_a_text_of_ones_own_is_in_the_data_folder(tmp_path: Path) -> None:
     assert "preset tiny" in str(caught.value.hint)
 
 
+def test_the_text_that_python_brings_is_written_and_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task, "write_sample", lambda folder: write_texts(folder, valid=" c d \n"))
+    corpus = task.load(Settings(data="python-topics"), Contract({"MLBENCH_DATA_DIR": "/nowhere"}))
+    assert [corpus.words[number] for number in corpus.valid] == ["c", "d", "<eos>"]
+
+
 @pytest.mark.parametrize("own", [False, True])
 def test_the_text_that_python_brings_is_never_official(
     own: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
