@@ -114,6 +114,20 @@ def test_a_prepacked_file_comes_before_text_and_cannot_be_known_as_official(tmp_
     assert (text.official, text.reason) == (True, None)
 
 
+@pytest.mark.parametrize(("name", "words"), [(TRAIN, "the training data in"), (TEST, "the test data in")])
+def test_numbers_beyond_the_vocabulary_are_refused(tmp_path: Path, name: str, words: str) -> None:
+    write(tmp_path)
+    write_prepacked(tmp_path / f"{name}.bin", [([2, 15, 3], [2, 16, 3])], 16)
+    with pytest.raises(EnvironmentUnfitError, match=f"{words} .* has the word number 16, but the vocabulary holds 16"):
+        read(tmp_path)
+
+
+def test_a_sub_folder_is_prepared_where_it_is(tmp_path: Path) -> None:
+    write(tmp_path / "wmt16")
+    found = data.prepare_data(tmp_path, {"longest": 5, "longest_test": 0})
+    assert found.counts == {"training pairs": 4, "test pairs": 2}
+
+
 def test_a_sub_folder_comes_before_the_folder_itself(tmp_path: Path) -> None:
     write(tmp_path)
     write(tmp_path / "wmt16", **{f"{TEST}.en": ["a"], f"{TEST}.de": ["c"]})

@@ -107,6 +107,22 @@ def test_the_encoded_form_comes_before_text_and_is_decoded_for_references(tmp_pa
     assert (read(tmp_path).references, read(tmp_path).reference) == (["one", "two"], "test.de")
 
 
+@pytest.mark.parametrize("name", ["train", "test"])
+def test_numbers_beyond_the_vocabulary_are_refused(tmp_path: Path, name: str) -> None:
+    write(tmp_path, **TEXTS)
+    write_encoded(tmp_path, name, [[3, ROOM - 1, 2]], [[ROOM, 2]])
+    words = {"train": "the training data in", "test": "the test data in"}[name]
+    with pytest.raises(EnvironmentUnfitError, match=f"{words} .* has the word number 64, but the vocabulary holds 64"):
+        read(tmp_path)
+
+
+def test_encoded_sides_are_english_and_german(tmp_path: Path) -> None:
+    write(tmp_path, **TEXTS)
+    write_encoded(tmp_path, "train", [[5, 2]], [[6, 7, 2]])
+    corpus = read(tmp_path)
+    assert (corpus.train.source.sentence(0), corpus.train.target.sentence(0)) == ([5, 2], [6, 7, 2])
+
+
 def test_a_sub_folder_comes_before_the_folder_itself(tmp_path: Path) -> None:
     write(tmp_path, **TEXTS)
     write(tmp_path / "wmt17", **{**TEXTS, "test__en": ["a"], "test__de": ["e"]})
@@ -132,6 +148,14 @@ def test_a_dictionary_is_made_of_both_languages(tmp_path: Path) -> None:
     assert {"'x'", "'y'", "'x_'", "'y_'"} <= set(lines)
     assert lines.index("'x_'") < lines.index("'y_'")  # the more frequent first
     assert len(lines) <= 40
+
+
+def test_a_sub_folder_is_prepared_where_it_is(tmp_path: Path) -> None:
+    write(tmp_path / "wmt17", **TEXTS)
+    (tmp_path / "wmt17" / "dict.en.txt").unlink()
+    found = data.prepare_data(tmp_path, {"vocabulary": ROOM, "longest": 4, "longest_test": 0})
+    assert found.counts == {"training pairs": 4, "test pairs": 2}
+    assert (tmp_path / "wmt17" / "dict.en.txt").is_file()
 
 
 @pytest.mark.parametrize("missing", ["train.en", "train.de", "test.en", "test.de", None])
@@ -302,10 +326,11 @@ def test_the_originals_score_is_of_lower_case_text_in_batches(tmp_path: Path, mo
         return 100.0 if hypotheses == references else 0.0
 
     monkeypatch.setattr(task, "tokenized_bleu", score)
+    monkeypatch.setattr(task, "split_punctuation", lambda text: f"<{text}>")
     made = make_task(tmp_path, monkeypatch, evaluation_batch=1)
     right, other = (made.test.target.sentence(index) for index in range(2))
     assert made.legacy_bleu([right, right]) == 50.0
-    assert seen == [(["b b"], ["b b"]), (["b b"], ["d"])]
+    assert seen == [(["<b b>"], ["<b b>"]), (["<b b>"], ["<d>"])]
     assert made.legacy_bleu([right, other]) == 100.0
 
 
