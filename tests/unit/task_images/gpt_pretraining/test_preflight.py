@@ -2,20 +2,27 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from torch.nn import functional as F
 
 from mlbench_cli.tasks.catalog import load_task
 from task_images.contract import Contract
 from task_images.gpt_pretraining import task
 from task_images.gpt_pretraining.jax_model import make_decoder
+from task_images.gpt_pretraining.model import Decoder
 from task_images.gpt_pretraining.preflight import Plan, check, choose_parts, choose_shape, make_plan
 from task_images.gpt_pretraining.settings import Settings
 from task_images.gpt_pretraining.shapes import FLOPS_FORMULA, SHAPES, Shape
 from task_images.gpt_pretraining.split import split_decoder
 from task_images.harness.errors import TaskUsageError
 from task_images.harness.language.layout import LayoutError
+from task_images.harness.language.parallel import fill_parameters
+from task_images.harness.language.tokens import IGNORED
 
 TASK = load_task("gpt_pretraining")
 
@@ -233,6 +240,45 @@ def test_a_pass_in_jax_weighs_its_share_of_the_tokens(shares: int, weight: float
     batch: Any = type("Batch", (), {"inputs": "inputs", "targets": "targets", "terms": 12.0})
     found: Any = make_decoder(LLAMA, Settings(), shares)(None).unpack(batch)
     assert found == (("inputs", "targets"), weight, weight)
+
+
+def attend(query: Any, key: Any, value: Any, is_causal: bool) -> Any:
+    """Of [B, T, heads, size], with fewer heads of keys and values."""
+    q, k, v = (torch.from_numpy(np.ascontiguousarray(part)).transpose(1, 2) for part in (query, key, value))
+    found = F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, enable_gqa=True)
+    return found.transpose(1, 2).numpy()
+
+
+# What the program uses of JAX, by numpy and torch.
+JAX: Any = SimpleNamespace(
+    numpy=np,
+    nn=SimpleNamespace(
+        dot_product_attention=attend,
+        silu=lambda x: x / (1 + np.exp(-x)),
+        log_softmax=lambda x: torch.from_numpy(x).log_softmax(-1).numpy(),
+    ),
+)
+
+
+@pytest.mark.parametrize("changes", [{}, {"tied": True}, {"theta": 500.0}, {"multiple": 64}, {"eps": 0.1}])
+def test_a_decoder_in_jax_computes_what_torch_computes(changes: dict[str, Any]) -> None:
+    shape = replace(Shape(90, 8, 16, 2, 4, 2, 24), **changes)
+    model = Decoder(shape)
+    fill_parameters(model, lambda name: 0.3, seed=1)
+    with torch.no_grad():
+        for number, parameter in enumerate(model.parameters()):
+            if parameter.dim() == 1:
+                parameter.add_(0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number)))
+    tokens = torch.randint(90, (2, 8), generator=torch.Generator().manual_seed(2))
+    targets = torch.roll(tokens, -1, 1)
+    targets[0, 3] = IGNORED
+    arrays = {name: value.detach().numpy().astype(np.float64) for name, value in model.named_parameters()}
+    program = make_decoder(shape, Settings(), 1)(JAX)
+    loss, (same, buffers) = program.train(arrays, {"kept": 1}, tokens.numpy(), targets.numpy())
+    wanted = model(tokens, None, None, targets).item()
+    assert float(loss) == pytest.approx(wanted, rel=1e-4)
+    assert (float(same), buffers) == (float(loss), {"kept": 1})
+    assert float(program.evaluate(arrays, {}, tokens.numpy(), targets.numpy())) == float(loss)
 
 
 # --- the program ----------------------------------------------------------------------------------------------------

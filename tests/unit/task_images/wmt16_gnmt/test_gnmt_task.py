@@ -16,7 +16,7 @@ from task_images.harness.translation.batches import SentenceBatches
 from task_images.harness.translation.beam import Search
 from task_images.harness.translation.program import Source
 from task_images.wmt16_gnmt import data, prepare, task
-from task_images.wmt16_gnmt.bpe import BytePairs, learn, read_codes, undo
+from task_images.wmt16_gnmt.bpe import BytePairs, learn, read_codes, undo, write_codes
 from task_images.wmt16_gnmt.data import OFFICIAL, Corpus, read_corpus, validation_arrays
 from task_images.wmt16_gnmt.model import Size
 from task_images.wmt16_gnmt.prepare import LONGEST, TEST, TRAIN
@@ -239,6 +239,11 @@ def test_codes_have_two_symbols_a_line(tmp_path: Path) -> None:
     path = tmp_path / "codes"
     path.write_text("#version: 0.2\na b</w>\n")
     assert read_codes(path).apply("ab") == "ab"
+    write_codes(path, [("c", "d"), ("cd", "e</w>")])
+    assert path.read_text() == "#version: 0.2\nc d\ncd e</w>\n"
+    path.write_text("#version: 0.1\na b</w>\n")
+    with pytest.raises(EnvironmentUnfitError, match=r"does not begin with '#version: 0\.2'"):
+        read_codes(path)
     path.write_text("#version: 0.2\na b</w>\nab\n")
     with pytest.raises(EnvironmentUnfitError, match=r"line 3 of .* is not a merge of two symbols: 'ab'"):
         read_codes(path)
