@@ -116,6 +116,7 @@ def test_files_are_fetched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(data, "load_with_digest", lambda path, features: (make_rows(2), path.name))
     monkeypatch.setattr(data, "load", lambda path, features: make_rows(5) if path.name == NAMES[1] else None)
     first = prepare_data(tmp_path, {})
+    assert first.counts == {"training rows": 2, "validation rows": 2}
     assert first == prepare_data(tmp_path, {})
     assert fetched == [tmp_path]
     features, labels = validation_arrays(tmp_path)
@@ -260,6 +261,7 @@ def test_ranks_average_gradients_or_weights(monkeypatch: pytest.MonkeyPatch, ave
         ({"schedule": "sqrt"}, 1, 200.0),
         ({"schedule": "sqrt"}, 2, 400.0),
         ({"schedule": "sqrt"}, 7, 600.0),
+        ({"schedule": "sqrt"}, 8, 700.0),
         ({"schedule": "sqrt"}, 15, 700.0),
         ({"schedule": "sqrt"}, 16, 800.0),
         ({"schedule": "sqrt", "alpha": 30.0}, 16, 30.0),  # given by hand
