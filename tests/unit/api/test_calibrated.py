@@ -191,7 +191,8 @@ def test_without_names_the_newest_calibrated_run_is_first_and_runs_like_it_follo
 ) -> None:
     """Runs may differ in what changes only the way to the goal, such as batch size and learning rate."""
     plain = {"batch_size": 32, "depth": 20}
-    tuned = {"batch_size": 64, "learning_rate": 0.5, "epochs": 3, "depth": 20}
+    changed = ("batch_size", "global_batch", "micro_batch", "learning_rate", "epochs", "steps", "warmup")
+    tuned = {**dict.fromkeys(changed, 2), "depth": 20}
     archives |= {
         "a-1": Archive("a-1", spec={"parameters": plain}),
         "b-1": Archive("b-1", spec={"parameters": {**plain, "depth": 56}}),
