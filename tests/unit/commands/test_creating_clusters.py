@@ -1,9 +1,10 @@
 """`create-cluster` from its plan to its result, and `attach-cluster`: what is printed, asked, recorded and refused."""
 
+import inspect
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -63,6 +64,11 @@ class Provider:
 
     def resources(self, cluster: Cluster) -> list[Any]:
         return [SimpleNamespace(kind="network", name=f"{cluster.name}-net"), SimpleNamespace(kind="pool", name="a")]
+
+
+@dataclass(frozen=True)
+class NoOptions:
+    """The options of a provider that has none."""
 
 
 class World:
@@ -282,6 +288,26 @@ def test_sub_commands_are_the_providers_that_create(name: str, found: bool) -> N
     if command is not None:
         assert command.name == name
     assert set(group.list_commands(None)) == set(registry.creators())
+
+
+def test_the_options_of_a_sub_command_are_what_create_takes() -> None:
+    provider: Any = SimpleNamespace(options=NoOptions)
+    parameters = inspect.signature(module._function(provider)).parameters
+    assert set(parameters) == set(inspect.signature(create).parameters) - {"provider", "options"}
+
+
+def test_the_registry_of_the_options_is_checked_first(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[Any] = []
+    monkeypatch.setattr(module, "_check_registry", lambda provider, given: checked.append((provider.name, given)))
+    make(world, options={"registry": "auto"})
+    make(world)
+    assert checked == [("kind", "auto"), ("kind", None)]
+
+
+def test_the_result_has_the_gpus_that_a_worker_reported(capsys: Captured) -> None:
+    report = {"gpus": "2", "gpu": "T4", "driver": "580.1"}
+    module._print_result(Cluster("lab-2", "gke", details={"gpu_probe": report}), Format.text)
+    assert "GPUs of a worker: 2 × T4, driver 580.1\n" in capsys.readouterr().err
 
 
 def test_the_driver_of_a_probe_is_checked(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
