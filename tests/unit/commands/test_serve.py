@@ -55,6 +55,7 @@ class Served:
         self.beside: list[str] = []
         self.address: Any = None
         self.sockets: list[Any] = []
+        self.listens_on: tuple[str, int] | None = None
 
 
 @pytest.fixture
@@ -81,8 +82,12 @@ def served(home: Path, monkeypatch: pytest.MonkeyPatch) -> Served:
     monkeypatch.setattr(module, "threading", SimpleNamespace(Thread=Thread))
     monkeypatch.setattr(pages, "warm_up", lambda config: found.beside.append("pages"))
     monkeypatch.setattr(discovery, "keep_discovering", lambda config: found.beside.append("discovery"))
-    listener = SimpleNamespace(getsockname=lambda: ("address", 4321))
-    monkeypatch.setattr(module, "_listen", lambda host, port: listener)
+
+    def listen(host: str, port: int) -> Any:
+        found.listens_on = (host, port)
+        return SimpleNamespace(getsockname=lambda: ("address", 4321))
+
+    monkeypatch.setattr(module, "_listen", listen)
     return found
 
 
@@ -91,6 +96,8 @@ def test_a_dashboard_is_for_this_machine_and_only_shows(served: Served, capsys: 
     token = served.config.token
     assert len(token) >= MIN_TOKEN
     assert served.config == ServerConfig(served.home, 4321, token=token, names=LOOPBACK)
+    assert served.listens_on == ("127.0.0.1", 0)  # any free port
+    assert len(served.sockets) == 1
     assert served.beside == ["pages"]
     assert served.address["url"] == f"http://127.0.0.1:4321/?token={token}"
     assert read_address(served.home) is None  # it has ended
@@ -144,6 +151,7 @@ def test_options_of_a_dashboard(served: Served, tmp_path: Path, capsys: Captured
         output=Format.json,
     )
     assert code == 0
+    assert served.listens_on == ("0.0.0.0", 80)
     assert served.config == ServerConfig(
         served.home,
         4321,
