@@ -8,7 +8,7 @@ from typing import Any
 from mlbench_cli import console
 from mlbench_cli.clusters.manage import CreationRequest, Ttl, plan_cluster
 from mlbench_cli.commands._clusters import create_with_progress, delete_with_progress, show_plan
-from mlbench_cli.errors import UsageError
+from mlbench_cli.errors import Stopped, UsageError
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.predict.machines import find_gpu, load_machines
@@ -59,7 +59,7 @@ def describe_cluster(original: Sequence[Archive], runs: int) -> CreationRequest:
 def make_cluster(store: Store, request: CreationRequest, *, yes: bool, dry_run: bool) -> Iterator[Cluster]:
     """Create the cluster after its price was shown, and delete it at the end; with `dry_run`, only show it.
 
-    After Ctrl-C it stays until its time is over, like the runs on it.
+    After Ctrl-C or SIGTERM it stays until it expires, like the runs on it.
     """
     with plan_cluster(store, request) as planned:
         show_plan(planned.cluster, planned.plan)
@@ -73,7 +73,7 @@ def make_cluster(store: Store, request: CreationRequest, *, yes: bool, dry_run: 
         cluster = create_with_progress(store, planned)
     try:
         yield cluster
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Stopped):  # whoever follows a run turns the former into the latter
         console.warn(f"The cluster {cluster.name} stays for its runs. To delete it: {delete_command(cluster)}")
         raise
     except BaseException:

@@ -13,7 +13,7 @@ from mlbench_cli.commands import reproduce as module
 from mlbench_cli.commands._like_cluster import describe_cluster, make_cluster
 from mlbench_cli.commands.reproduce import _announce, _choose_count, _parse_margin, _print_plan, _show, _title
 from mlbench_cli.console import Format
-from mlbench_cli.errors import UsageError
+from mlbench_cli.errors import Interrupted, Terminated, UsageError
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.results.analysis import reproduction
 from mlbench_cli.results.analysis.reproduction import Answer, Figure, NotTheSame, Repeats, Reproduction
@@ -257,16 +257,21 @@ def test_a_cluster_is_deleted_after_its_runs(monkeypatch: pytest.MonkeyPatch, ca
     assert printed.endswith("It is deleted.\n")
 
 
-def test_a_cluster_is_deleted_after_an_error_and_stays_after_an_interrupt(
-    monkeypatch: pytest.MonkeyPatch, capsys: Captured
-) -> None:
+def test_a_cluster_is_deleted_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     making = Making(monkeypatch, 0.5)
     with pytest.raises(UsageError):
         making.use(UsageError("x"))
     assert making.done == ["made", "used repro-2", "deleted"]
-    making.done.clear()
-    with pytest.raises(KeyboardInterrupt):
-        making.use(KeyboardInterrupt())
+
+
+@pytest.mark.parametrize("stopped", [KeyboardInterrupt(), Interrupted("The run continues."), Terminated("x")])
+def test_a_cluster_stays_for_its_runs_if_their_client_is_stopped(
+    monkeypatch: pytest.MonkeyPatch, capsys: Captured, stopped: BaseException
+) -> None:
+    """Who follows a run turns Ctrl-C into an error that says that the run continues: it needs its cluster."""
+    making = Making(monkeypatch, 0.5)
+    with pytest.raises(type(stopped)):
+        making.use(stopped)
     assert making.done == ["made", "used repro-2"]
     assert "The cluster repro-2 stays for its runs. To delete it: mlbench delete-cluster kind repro-2" in (
         capsys.readouterr().err
