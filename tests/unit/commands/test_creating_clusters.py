@@ -351,7 +351,8 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Any:
             return Cluster(name, "attached", details=PLAIN)
 
         monkeypatch.setattr(attached, "new_attached_cluster", new_cluster)
-        monkeypatch.setattr(registry, "load", lambda name: SimpleNamespace(connect=lambda cluster: "access"))
+        providers = {"attached": SimpleNamespace(connect=lambda cluster: "access")}
+        monkeypatch.setattr(registry, "load", providers.__getitem__)
         monkeypatch.setattr(attached, "require_version", lambda access: version)
         monkeypatch.setattr(attached, "check_rights", lambda access: list(rights))
         monkeypatch.setattr(attached, "read_queue_facts", lambda access: queues)
