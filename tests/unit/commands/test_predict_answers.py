@@ -478,3 +478,111 @@ def test_checked_runs_have_their_errors_and_pairs(monkeypatch: pytest.MonkeyPatc
         ["demo-2", "2", "bsp", "160 ms", "200 ms", "+25.0 %", "1.3 %"],
         ["demo-2", "2", "bsp", "-", "200 ms", "-", "1.3 %"],
     ]
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What `predict` opens, simulates and shows, of a calibrated run with two ranks."""
+    seen: dict[str, Any] = {"scenarios": [], "opened": []}
+    calibration = SimpleNamespace(ranks=2, buckets=(7,))
+
+    def open_run(store: Any, name: str, unproven: bool) -> Any:
+        seen["opened"].append((name, unproven))
+        goal = {"kind": "full", "threshold": 80.0}
+        task = "other" if name == "other" else "digits_resnet"
+        result = {
+            "outcome": "goal_missed" if name == "missed" else "goal_reached", "goal": goal, "details": {},
+            "samples": 1000 if name == "a" else 2000, "world_size": 2, "updates": 1, "timings": {},
+        }  # fmt: skip
+        size = 32 if name == "a" else 64
+        spec = {
+            "workers": 2, "processes_per_worker": 1, "price": {"per_hour": 3.0}, "task": task,
+            "parameters": {"batch_size": size}, "method": {},
+        }  # fmt: skip
+        return nullcontext(SimpleNamespace(run={"name": name, "spec": spec}, result=result))
+
+    def read_calibration(opened: Any, *, required: bool) -> Any:
+        seen["required"] = required
+        return calibration, LINK, 0.013
+
+    def predict_step(calibration: Any, link: Link, error: float, found: Scenario) -> str:
+        seen["scenarios"].append(found)
+        return f"prediction {len(seen['scenarios'])}"
+
+    def show(found: Any, archive: Any, link: Link, error: float, needed: Any, price: Any, output: Format) -> None:
+        seen.update(shown=found, needed=needed, price=price, output=output)
+
+    monkeypatch.setattr(module, "Store", lambda **_: None)
+    monkeypatch.setattr(module, "open_run", open_run)
+    monkeypatch.setattr(module, "read_calibration", read_calibration)
+    monkeypatch.setattr(module, "read_run_probe", lambda store, name, unproven: Link(1e-3, 1e-9))
+    monkeypatch.setattr(module, "predict_step", predict_step)
+    monkeypatch.setattr(module, "_show", show)
+    return seen
+
+
+def test_a_plain_prediction_is_of_the_run_itself(asked: dict[str, Any]) -> None:
+    predict(["a"])
+    assert asked["scenarios"] == [Scenario(2, BSP, buckets=(7,))]
+    assert (asked["opened"], asked["required"]) == ([("a", False)], True)
+    assert (asked["shown"], asked["output"]) == (["prediction 1"], Format.text)
+    assert asked["price"] == 1.5  # of a worker
+    assert (asked["needed"].at, asked["needed"].known) == (64, pytest.approx(1000))
+
+
+def test_each_size_is_predicted_with_each_method(asked: dict[str, Any]) -> None:
+    predict(
+        ["a"], "4,8", "1gbit,5ms", method="fusion,dear", topology="2x4", inside="nvlink", oversubscription=2.0,
+        backend="nccl", servers=3, stragglers="10%", price=0.25, unproven=True, output=Format.json,
+    )  # fmt: skip
+    expected = [
+        Scenario(
+            *(size, resolve(name), parse_network("1gbit,5ms"), nodes, 4, "nvlink", 2.0, 3, "nccl", 0.1)
+        )
+        for size, nodes in ((4, 1), (8, 2))
+        for name in ("fusion", "dear")
+    ]  # fmt: skip
+    assert asked["scenarios"] == expected
+    assert (asked["opened"], asked["required"]) == ([("a", True)], False)
+    assert (asked["price"], asked["output"]) == (0.25, Format.json)
+
+
+def test_the_network_of_another_run_is_its_probed_link(asked: dict[str, Any]) -> None:
+    predict(["a"], network_of="b", price=0.0)
+    (found,) = asked["scenarios"]
+    assert (found.probed, found.network, found.buckets) == (Link(1e-3, 1e-9), None, ())
+    assert (asked["required"], asked["price"]) == (False, 0.0)
+
+
+def test_samples_to_the_goal_come_from_runs_that_reached_it(asked: dict[str, Any]) -> None:
+    """1,000 samples at batch 64 and 2,000 at 128: the same number of updates, and so proportional to the batch."""
+    predict(["a"], more=["b"])
+    assert asked["needed"].samples(128) == pytest.approx(2000, rel=0.01)
+    assert [name for name, _ in asked["opened"]] == ["a", "b"]
+    predict(["missed"])
+    assert asked["needed"] is None
+    with pytest.raises(UsageError, match="missed"):
+        predict(["missed"], more=["b"])
+    with pytest.raises(UsageError, match="missed"):
+        predict(["a"], more=["missed"])
+    with pytest.raises(UsageError, match='The run "other" is of other, not of digits_resnet'):
+        predict(["a"], more=["other"])
+
+
+def test_advice_is_about_the_first_scenario(asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    advised: list[Any] = []
+    monkeypatch.setattr(module, "_show_advice", lambda *words: advised.append(words[2:]))
+    predict(["a"], "4,8", advice=True)
+    assert advised == [(0.013, Scenario(4, BSP), Format.text)]
+    assert asked["scenarios"] == []
+
+
+def test_published_tables_are_checked_without_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[Any] = []
+    monkeypatch.setattr(module, "_check_published", lambda output, charts: checked.append((output, charts)))
+    predict(check=True)
+    predict(["published"], check=True, charts=Path("out"), output=Format.json)
+    assert checked == [(Format.text, None), (Format.json, Path("out"))]
