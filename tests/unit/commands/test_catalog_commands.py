@@ -424,6 +424,66 @@ def test_images_are_looked_for_in_the_registry(monkeypatch: pytest.MonkeyPatch, 
     assert found == {"mine": ("present", "sha256:abc"), "own": ("absent", None)}
 
 
+@pytest.fixture
+def pushed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What is built and pushed; "mine" gets a digest, and "theirs" brings a reference of its own."""
+    told: list[Any] = []
+    theirs = Task(**{**vars(TASK), "name": "theirs", "image": "ghcr.io/them/theirs", "origin": "/tasks"})
+    known = {"mine": TASK, "theirs": theirs}
+
+    def push_images(chosen: list[Task], place: str, build: Any, login: str, report: Any) -> dict[str, str]:
+        report("pushing")
+        told.append(([task.name for task in chosen], place, (build.base, build.index, build.platforms), login))
+        return {task.image if "/" in task.image else f"{task.image}:1.0": f"sha256:{task.name}" for task in chosen}
+
+    monkeypatch.setattr("mlbench_cli.tasks.image_builds.push_images", push_images)
+    monkeypatch.setattr(images, "load_catalog", lambda: known)
+    monkeypatch.setattr(images, "load_task", known.__getitem__)
+    monkeypatch.setattr(images, "use_task_folder", lambda path: None)
+    monkeypatch.setattr(images, "_choose_platforms", lambda given, cluster: (given or "here",))
+    monkeypatch.setattr(registry_login, "find_registry_login", lambda cluster, place: f"login of {place}")
+    return told
+
+
+def test_images_of_all_our_tasks_are_pushed_and_recorded_with_the_cluster(pushed: list[Any], capsys: Captured) -> None:
+    store = Store()
+    store.choose_cluster(store.record_cluster(Cluster("lab", "gke", details={"registry": "ghcr.io/me"})))
+    images.push()
+    assert pushed == [(["mine"], "ghcr.io/me", (None, None, ("here",)), "login of ghcr.io/me")]
+    printed = capsys.readouterr()
+    assert printed.out == "ghcr.io/me/mine:1.0 sha256:mine\n"
+    assert printed.err == "pushing\n"
+    assert Store().cluster("lab").details["images"] == {"mine:1.0": "sha256:mine"}
+
+
+def test_images_of_another_registry_are_not_those_of_the_cluster(pushed: list[Any], capsys: Captured) -> None:
+    store = Store()
+    store.record_cluster(Cluster("lab", "gke", details={"registry": "ghcr.io/me"}))
+    images.push(["mine"], "ghcr.io/other", "lab", "linux/arm64", "efa", "https://x", output=Format.json)
+    assert pushed == [(["mine"], "ghcr.io/other", ("efa", "https://x", ("linux/arm64",)), "login of ghcr.io/other")]
+    assert json.loads(capsys.readouterr().out) == {
+        "schema_version": 1, "registry": "ghcr.io/other", "digests": {"mine:1.0": "sha256:mine"}
+    }  # fmt: skip
+    assert "images" not in Store().cluster("lab").details
+
+
+def test_a_task_with_a_whole_reference_needs_no_registry(pushed: list[Any], capsys: Captured) -> None:
+    images.push(["theirs"])
+    assert pushed == [(["theirs"], "ghcr.io/them", (None, None, ("here",)), "login of ghcr.io/them")]
+    assert capsys.readouterr().out == "ghcr.io/them/theirs sha256:theirs\n"
+    with pytest.raises(UsageError, match="has no registry"):
+        images.push(["theirs", "mine"])
+
+
+def test_a_cluster_that_is_deleted_meanwhile_has_no_digests(
+    pushed: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    lab = Cluster("lab", "gke", details={"registry": "ghcr.io/me"})
+    monkeypatch.setattr(images, "_find_registry", lambda store, registry, cluster: ("ghcr.io/me", lab))
+    images.push()
+    assert "Warning: The cluster lab has been deleted, so the digests were not recorded." in capsys.readouterr().err
+
+
 # --- the table of commands --------------------------------------------------------------------------------------------
 
 

@@ -1,5 +1,6 @@
 """`logs`, `download`, `export` and following for `export`: which runs they read, how, and what is refused."""
 
+import io
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -169,6 +170,44 @@ def test_logs_of_several_runs_have_their_names_and_skip_what_was_not_started(
     with pytest.raises(UsageError, match="-o json prints one complete document") as caught:
         logs.logs(CONTEXT, ["a", "b"], follow=True, output=Format.json)
     assert caught.value.hint == "mlbench logs a b --follow"
+
+
+class Stream(io.BytesIO):
+    """A stream that counts how often it is flushed."""
+
+    flushes = 0
+
+    def flush(self) -> None:
+        self.flushes += 1
+
+
+@pytest.mark.parametrize(("follow", "flushes"), [(True, 2), (False, 0)])
+def test_each_line_that_is_followed_is_handed_over_at_once(
+    monkeypatch: pytest.MonkeyPatch, follow: bool, flushes: int
+) -> None:
+    stream = Stream()
+    monkeypatch.setattr(sys, "stdout", SimpleNamespace(buffer=stream, isatty=lambda: False))
+    _show_run(run_with(Reader([0])), styled(follow=follow), Format.text)
+    assert (stream.getvalue(), stream.flushes) == (b"one\ntwo\n", flushes)
+
+
+def test_logs_of_a_dashboard_are_printed_as_others(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[Any] = []
+
+    def show_logs(there: Any, names: Any, output: Format, make_printer: Any, **options: Any) -> None:
+        asked.append((there, names, output, options))
+        make_printer(True).write(3, b"a line")
+        make_printer(False).write(0, b"another\n")
+        sys.stdout.flush()
+
+    monkeypatch.setattr(logs, "connect", lambda context, url, *known: (url, known))
+    monkeypatch.setattr(logs, "show_logs", show_logs)
+    logs.logs(CONTEXT, ["a-1"], rank=3, tail=5, raw=True, follow=True, dashboard="http://x")
+    options = {"rank": 3, "follow": True, "raw": True, "tail": 5}
+    assert asked == [(("http://x", ("rank", "follow", "raw", "tail")), ["a-1"], Format.text, options)]
+    assert capfd.readouterr().out == "[3] a line\nanother\n"
 
 
 # --- download ---------------------------------------------------------------------------------------------------------
