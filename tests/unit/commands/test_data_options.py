@@ -338,3 +338,107 @@ def test_data_without_a_digest_or_without_data(monkeypatch: pytest.MonkeyPatch, 
     assert json.loads(printed(monkeypatch, capsys, identity, Format.json)) == {
         "schema_version": 1, "task": "cifar", "folder": "/data", "data_identity": identity
     }  # fmt: skip
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
+    """What `prepare` does, for a task that reads files, with the clusters "lab" and "near"."""
+    told: list[Any] = []
+    clusters = {"lab": Cluster("lab", "attached"), "near": Cluster("near", "kind")}
+
+    class Client:
+        def __init__(self, notice: Any) -> None:
+            pass
+
+        def __enter__(self) -> "Client":
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            told.append("closed")
+
+        def submit(self, request: Any, *, command_line: tuple[str, ...]) -> None:
+            told.append(
+                ("submitted", request.name, request.cluster, request.data_claim, request.data_dir, command_line)
+            )
+
+    def run(found: Any, folder: Path | None, parameters: Any, urls: Any) -> Any:
+        told.append((folder, parameters, urls))
+        return {"task": found.name, "folder": str(folder), "data_identity": None}
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(module, "load_task", lambda name: task())
+    monkeypatch.setattr(module, "Store", lambda notice: SimpleNamespace(cluster=clusters.__getitem__))
+    monkeypatch.setattr(module, "default_cluster", lambda store: clusters["lab"])
+    monkeypatch.setattr(module, "Client", Client)
+    monkeypatch.setattr(module, "_run_program", run)
+    monkeypatch.setattr("mlbench_cli.runs.launch.task_image", lambda task, cluster: "x/task:1")
+    return told
+
+
+def test_files_are_imported_and_addresses_left_to_the_program(world: list[Any], tmp_path: Path) -> None:
+    (tmp_path / "a.tgz").write_text("data")
+    prepare("cifar", Path("folder"), ["a.tgz", "s3://bucket/b.bin"], "tiny")
+    assert (tmp_path / "folder" / "a.tgz").read_text() == "data"
+    assert world == [(tmp_path / "folder", {"p": "tiny"}, ["s3://bucket/b.bin"])]
+    prepare("cifar", preset="spec")
+    assert world[1:] == [(None, {"p": "spec"}, [])]
+
+
+def test_a_claim_is_filled_by_a_run_in_the_background(world: list[Any], capsys: Captured) -> None:
+    line = ("mlbench", "data", "prepare")
+    prepare("cifar", preset="spec", claim="pvc")
+    assert world == [("submitted", "prepare-cifar", "lab", "pvc", "/data", line), "closed"]
+    printed = capsys.readouterr()
+    assert printed.out == "prepare-cifar-1: prepares the data in the claim pvc of lab\n"
+    assert printed.err == "\nNext: mlbench logs prepare-cifar-1 --follow, and mlbench wait prepare-cifar-1\n"
+    prepare("cifar", Path("/mnt"), preset="spec", claim="pvc", cluster="near", output=Format.json)
+    assert world[2:] == [("submitted", "prepare-cifar", "near", "pvc", "/mnt", line), "closed"]
+    assert json.loads(capsys.readouterr().out) == {
+        "schema_version": 1, "run": "prepare-cifar-1", "cluster": "near", "claim": "pvc"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("is_new", "is_shared", "words"),
+    [
+        (True, True, ["The claim pvc created: 200Gi, storage class fast."]),
+        (
+            False,
+            False,
+            [
+                "The claim pvc exists and is used unchanged: 200Gi, storage class fast.",
+                "Warning: Only one node at a time can mount it; for several nodes, use a storage class with "
+                "--access rwx.",
+            ],
+        ),
+    ],
+)
+def test_a_claim_is_created_with_its_size(
+    world: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Captured,
+    is_new: bool,
+    is_shared: bool,
+    words: list[str],
+) -> None:
+    class Engine:
+        def ensure_claim(self, *about: Any) -> Any:
+            world.append(about)
+            return SimpleNamespace(
+                name="pvc", is_new=is_new, is_shared=is_shared, size="200Gi", storage_class="fast"
+            )  # fmt: skip
+
+    monkeypatch.setattr("mlbench_cli.engines.kubernetes.engine.KubernetesEngine", Engine)
+    monkeypatch.setattr(module, "connect_engine", lambda cluster: Engine())
+    prepare("cifar", preset="spec", claim="pvc", size="200Gi", storage_class="fast", access="rwo")
+    assert world[0] == ("pvc", "200Gi", "fast", "rwo")
+    assert world[1][0] == "submitted"
+    assert capsys.readouterr().err.splitlines()[: len(words)] == words
+    monkeypatch.setattr(module, "connect_engine", lambda cluster: "an engine of hosts")
+    world.clear()
+    with pytest.raises(UsageError, match='The cluster "lab" has no persistent volume claims'):
+        prepare("cifar", preset="spec", claim="pvc", size="200Gi")
+    assert world == []
