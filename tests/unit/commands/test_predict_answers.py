@@ -36,6 +36,7 @@ from mlbench_cli.results.figures.predictions import PredictedPair
 from mlbench_cli.simulator.faults import FaultPrediction, FaultRates
 from mlbench_cli.simulator.gloo import Link
 from mlbench_cli.simulator.predict import Advice, Prediction, Scenario
+from mlbench_cli.simulator.published import PublishedCell, PublishedComparison
 from mlbench_cli.simulator.step import Step
 from task_images.comm.presets import resolve
 
@@ -586,3 +587,39 @@ def test_published_tables_are_checked_without_a_run(monkeypatch: pytest.MonkeyPa
     predict(check=True)
     predict(["published"], check=True, charts=Path("out"), output=Format.json)
     assert checked == [(Format.text, None), (Format.json, Path("out"))]
+
+
+def test_published_tables_are_summarized_by_method(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    """Cells that the model's constants are from are neither drawn nor counted."""
+
+    def cell(method: str, rate: float, predicted: float, is_calibration: bool = False) -> PublishedComparison:
+        return PublishedComparison(PublishedCell("m", 32, "net", method, 8, rate), predicted, is_calibration)
+
+    found = [
+        cell("BSP-A2A", 100.0, 100.0, True), cell("BSP-A2A", 100.0, 110.0), cell("BSP-A2A", 100.0, 80.0),
+        cell("WFBP-A2A", 50.0, 60.0),
+    ]  # fmt: skip
+    drawn: list[Any] = []
+    monkeypatch.setattr(module, "compare_published", lambda watch: found)
+    monkeypatch.setattr(module, "_draw", lambda *words: drawn.append(words))
+    predict(check=True, charts=Path("out"))
+    printed = capsys.readouterr()
+    assert [line.split() for line in printed.out.splitlines()] == [
+        ["METHOD", "CELLS", "MEAN", "ERROR", "WORST", "CLAIM"],
+        ["BSP-A2A", "2", "15.0", "%", "20.0", "%", "yes"],
+        ["WFBP-A2A", "1", "20.0", "%", "20.0", "%", "no"],
+    ]
+    assert printed.err.startswith("The fastest of the all-reduce methods is the predicted one in 1 of 1 settings, and ")
+    pairs = [
+        PredictedPair("net", "BSP-A2A", 100.0, 110.0), PredictedPair("net", "BSP-A2A", 100.0, 80.0),
+        PredictedPair("net", "WFBP-A2A", 50.0, 60.0),
+    ]  # fmt: skip
+    assert drawn == [(pairs, "samples per second", Path("out"))]
+    predict(check=True, output=Format.json)
+    document = json.loads(capsys.readouterr().out)
+    assert document["cells"][3] == {
+        "model": "m", "network": "net", "method": "WFBP-A2A", "gpus": 8, "measured": 50.0, "predicted": 60.0,
+        "error": pytest.approx(0.2), "is_calibration": False,
+    }  # fmt: skip
+    assert [each["is_calibration"] for each in document["cells"]] == [True, False, False, False]
+    assert set(document["order"]) == {"all", "all_reduce"}
