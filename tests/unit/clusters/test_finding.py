@@ -358,3 +358,26 @@ def test_a_cluster_is_looked_at_again_in_its_own_place(clouds: dict[str, Cloud],
     clouds["gke"].error = PartialSearchError("Far is silent.", [])
     with pytest.raises(PartialSearchError):
         find_again(store, gke())
+
+
+@pytest.mark.parametrize(
+    ("cluster", "scope", "is_in"),
+    [
+        (gke(), {}, True),
+        (gke(), {"project": "me", "location": "near"}, True),
+        (gke(), {"project": "another"}, False),
+        (gke(account=""), {"project": "another"}, True),  # a record of an older version
+        (eks(), {"project": "another"}, True),  # AWS has accounts, which are numbers, and no projects
+        (gke(), {"location": "far"}, False),
+        (gke(location=""), {"location": "far"}, True),
+        (
+            Cluster("lab-2", "gke", location="europe-west4", details={"location": "europe-west4-a"}),
+            {"location": "europe-west4-a"},
+            True,
+        ),
+        (eks(), {"location": "eu-west-1a"}, True),  # a zone of its region
+        (eks(), {"location": "eu-west-2a"}, False),
+    ],
+)
+def test_a_scope_excludes_clusters_of_other_projects_and_places(cluster: Cluster, scope: Scope, is_in: bool) -> None:
+    assert manage._in_scope(cluster, scope) is is_in

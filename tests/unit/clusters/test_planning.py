@@ -206,6 +206,17 @@ def test_an_end_is_moved_if_the_cluster_existed_with_another(
     assert store.current_cluster.name == "lab-2"
 
 
+def test_a_cluster_that_exists_keeps_its_end_and_its_words(store: Store) -> None:
+    with plan_cluster(store, request()) as planned:
+        assert (planned.keeps_end, planned.moves_end, planned.chart_notes) == (False, False, "")
+        known = Cluster("lab-2", "kind", details={"expires": 5, "ttl": "2h", "nodes": 9})
+        kept = planned.with_end_of(known)
+        assert (kept.keeps_end, kept.moves_end) == (True, False)
+        assert kept.cluster.details == {**planned.cluster.details, "expires": 5, "ttl": "2h"}
+        assert planned.with_end_of(Cluster("lab-2", "kind")).cluster == planned.cluster
+        assert planned.with_ttl(None) is planned
+
+
 # --- changes ----------------------------------------------------------------------------------------------------------
 
 
