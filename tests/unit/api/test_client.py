@@ -17,6 +17,9 @@ from mlbench_cli.model.run import Cluster, Experiment, Finding, Member, Outcome,
 from mlbench_cli.results.archive.documents import write_run_document
 from mlbench_cli.results.archive.seal import seal
 from mlbench_cli.runs import supervise
+from mlbench_cli.runs.forecast import RunEstimate
+from mlbench_cli.runs.launch import MAX_LOCAL_RANKS, Machine
+from mlbench_cli.runs.matrix import MAX_MEMBERS
 from mlbench_cli.runs.request import Request
 from tests.unit.results.runs import new_run, observation_of, spec
 
@@ -339,3 +342,131 @@ def test_a_run_is_followed_until_it_has_ended(
     seen = list(run.follow(0.25))
     assert [progress.observation.ended is not None for progress in seen] == [False, False, True]
     assert slept == [0.25, 0.25]
+
+
+# --- preparing runs ---------------------------------------------------------------------------------------------------
+
+
+class Prepared:
+    """A launch of two runs, of which one is expected to take 10 s."""
+
+    def __init__(self, request: Request) -> None:
+        self.request, self.told = request, list[Any]()
+        self.specs = [spec("a-1", 1, timeout=60.0), spec("a-2", 2, timeout=60.0)]
+
+    def render(self) -> None:
+        self.told.append("rendered")
+
+    def estimates(self) -> list[RunEstimate]:
+        return [RunEstimate(10.0, 0.5), RunEstimate(None, None)]
+
+    def start(self, command_line: Any) -> str:
+        self.told.append(tuple(command_line))
+        return "experiment"
+
+
+@pytest.fixture
+def prepared(client: Client, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The launches that a client prepares, each with whether the goal is required."""
+    made: list[Any] = []
+
+    def prepare(self: Client, request: Request, *, require_goal: bool = False) -> Prepared:
+        made.append((Prepared(request), require_goal))
+        return cast(Prepared, made[-1][0])
+
+    monkeypatch.setattr(Client, "prepare", prepare)
+    return made
+
+
+def test_runs_are_checked_before_any_starts(client: Client, prepared: list[Any]) -> None:
+    found: Any = client.run("x", [1, 2], require_goal=True, task="mnist", seed=7)
+    one: Any = client.run("x", 4)
+    assert found == one == "experiment"
+    ((first, is_required), (second, is_not)) = prepared
+    assert first.request == Request(name="x", workers=(1, 2), task="mnist", seed=7)
+    assert second.request == Request(name="x", workers=(4,))
+    assert (is_required, is_not) == (True, False)
+    assert first.told == ["rendered", ("mlbench.api",)]
+    client.submit(Request(name="y"), command_line=("mlbench", "x"))
+    assert prepared[-1][0].told == ["rendered", ("mlbench", "x")]
+
+
+def test_what_would_start_is_described_with_an_estimate_if_asked(client: Client, prepared: list[Any]) -> None:
+    request = Request(name="a", workers=(1, 2), task="mnist")
+    plain = {"runs": ["a-1", "a-2"], "command": "mlbench run a 1 2 --task mnist"}
+    assert client.plan(request) == plain
+    assert client.plan(request, estimate=True) == {**plain, "seconds": 10.0, "price": 0.5, "unknown": 1}
+    assert [launch.told for launch, _ in prepared] == [["rendered"], ["rendered"]]
+
+
+def test_a_request_is_completed_for_its_cluster(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mlbench_cli.runs.defaults.with_defaults", lambda request, cluster: replace(request, seed=9))
+    lab = client.store.record_cluster(Cluster("lab", "kind"))
+    request = Request(name="x", workers=(1,))
+    assert client.complete(request) == (replace(request, seed=9), client.cluster("local"))
+    client.store.choose_cluster(lab)
+    assert client.complete(request) == (replace(request, seed=9, cluster="lab"), lab)
+    named = replace(request, cluster="local")
+    assert client.complete(named) == (replace(named, seed=9), client.cluster("local"))
+    matrix = replace(request, matrix={"cluster": ("local", "lab")})
+    assert client.complete(matrix) == (matrix, lab)  # each point is completed for its own
+
+
+@pytest.mark.parametrize(("most", "limit"), [(None, MAX_MEMBERS), (3, 3), (0, 0)])
+def test_only_so_many_runs_are_prepared(
+    client: Client, monkeypatch: pytest.MonkeyPatch, most: int | None, limit: int
+) -> None:
+    asked: list[Any] = []
+
+    def expand(request: Request, cluster: Cluster, **options: Any) -> tuple[()]:
+        asked.append((request.name, cluster.name, options["most"], options["find_cluster"]("local").name))
+        return ()
+
+    monkeypatch.setattr("mlbench_cli.runs.experiment.expand", expand)
+    launch = client.prepare(Request(name="x", workers=(1,)), most=most, require_goal=True)
+    assert asked == [("x", "local", limit, "local")]
+    assert (launch.specs, launch.experiment.require_goal) == ([], True)
+
+
+FILE = "title: T\nclusters: [local]\nmax-hours: 2\nmax-cost: 3\nruns:\n  - {name: a, command: 'true', workers: [1]}\n"
+
+
+@pytest.fixture
+def expanded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What runs of a file are expanded from: clusters, GPUs of this machine, and at most how many."""
+    asked: list[Any] = []
+
+    def expand_file(found: Any, clusters: Any, machine: Machine, *, with_defaults: Any, most: int) -> tuple[()]:
+        asked.append(([cluster.name for cluster in clusters], machine.gpus, most))
+        return ()
+
+    monkeypatch.setattr("mlbench_cli.runs.experiment_file.expand_file", expand_file)
+    monkeypatch.setattr("mlbench_cli.runs.launch.local_machine", lambda: Machine(2, 0))
+    return asked
+
+
+def test_what_is_given_goes_before_the_keys_of_a_file(client: Client, expanded: list[Any], tmp_path: Path) -> None:
+    client.store.record_cluster(Cluster("lab", "kind"))
+    file = tmp_path / "demo.yaml"
+    file.write_text(FILE)
+    launch = client.prepare_file(str(file))
+    assert (launch.max_hours, launch.max_cost, launch.experiment.request["title"]) == (2, 3, "T")
+    launch = client.prepare_file(str(file), clusters=["lab"], max_hours=0.0, max_cost=0.5, most=7, only_list=True)
+    assert (launch.max_hours, launch.max_cost) == (0.0, 0.5)
+    assert launch.experiment.request["clusters"] == ["lab"]
+    assert expanded == [(["local"], 0, MAX_MEMBERS), (["lab"], MAX_LOCAL_RANKS, 7)]
+
+
+def test_an_experiment_of_a_file_is_known_by_its_name(
+    client: Client, expanded: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab = client.store.record_cluster(Cluster("lab", "kind"))
+    client.store.choose_cluster(lab)
+    monkeypatch.chdir(tmp_path)
+    entry = {"name": "a", "command": "true", "workers": [1]}
+    experiment(client, "demo", record(client, "demo-a-1"), title="Recorded", runs=[entry])
+    launch = client.prepare_file("demo")
+    assert (launch.is_known, launch.experiment.request["title"], launch.max_hours) == (True, "Recorded", None)
+    assert expanded == [(["lab"], 0, MAX_MEMBERS)]  # the default cluster
+    (tmp_path / "demo").write_text(FILE)
+    assert client.prepare_file("demo").experiment.request["title"] == "T"  # a file of that name is meant
