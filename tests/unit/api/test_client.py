@@ -470,3 +470,29 @@ def test_an_experiment_of_a_file_is_known_by_its_name(
     assert expanded == [(["lab"], 0, MAX_MEMBERS)]  # the default cluster
     (tmp_path / "demo").write_text(FILE)
     assert client.prepare_file("demo").experiment.request["title"] == "T"  # a file of that name is meant
+
+
+def test_questions_are_about_what_this_machine_knows(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = client.store.record_cluster(Cluster("lab", "kind"))
+    client.store.choose_cluster(lab)
+    record(client, "a-1")
+    asked: list[Any] = []
+
+    def ask_questions(clusters: Any, default: str, taken: Any) -> str:
+        asked.append((sorted(cluster.name for cluster in clusters), default, taken))
+        return "questions"
+
+    monkeypatch.setattr("mlbench_cli.runs.questions.ask_questions", ask_questions)
+    found: Any = client.questions()
+    assert (found, asked) == ("questions", [(["lab", "local"], "lab", ["a-1"])])
+
+
+@pytest.mark.parametrize("problem", [None, "The disk is full."])
+def test_answers_that_cannot_be_remembered_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, problem: str | None
+) -> None:
+    notices: list[str] = []
+    monkeypatch.setattr("mlbench_cli.runs.questions.remember", lambda request: problem)
+    with Client(tmp_path, notice=notices.append) as client:
+        client.remember(Request(name="x"))
+    assert notices == ([problem] if problem else [])

@@ -486,7 +486,10 @@ def test_a_plan_in_words(capsys: Captured) -> None:
     printed = capsys.readouterr()
     lines = printed.out.splitlines()
     assert lines[0] == "Best:"
-    assert lines[1].split("  ")[0] == "CLOUD"
+    assert [each.strip() for each in lines[1].split("  ") if each.strip()] == [
+        *("CLOUD", "REGION", "MACHINE", "WORKERS", "METHOD", "BATCH", "SAMPLES KEPT", "TIME", "PRICE USD", "CHANCE"),
+        "SPEED",
+    ]
     assert lines[3].startswith("1. 2 x this-machine, bsp, batch 64: ")
     assert lines[3].endswith(". Speed: a datasheet.")
     assert lines[4] == "   mlbench run plan 2 --task x --preset tiny --method bsp --num-cpus 1"
