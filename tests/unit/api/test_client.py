@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from mlbench_cli.api import Client, RunHandle
+from mlbench_cli.api import Client, RunHandle, repetition
 from mlbench_cli.errors import CleanupError, DeadlineError, NotFoundError, UsageError
 from mlbench_cli.model.run import Cluster, Experiment, Finding, Member, Outcome, RunState
 from mlbench_cli.results.archive.documents import write_run_document
@@ -496,3 +496,46 @@ def test_answers_that_cannot_be_remembered_are_told(
     with Client(tmp_path, notice=notices.append) as client:
         client.remember(Request(name="x"))
     assert notices == ([problem] if problem else [])
+
+
+@pytest.mark.parametrize(
+    ("shown_as", "names"),
+    [
+        ("failed", ["d-1", "c-1", "b-1", "a-1"]),
+        ("completed", ["d-1", "c-1", "b-1"]),
+        (None, ["d-1", "c-1", "b-1", "a-1"]),
+    ],
+)
+def test_runs_that_ended_otherwise_cannot_be_shown_with_a_state(
+    known: Client, shown_as: str | None, names: list[str]
+) -> None:
+    """Of the others only a look at the run tells how it is now."""
+    assert [run.name for run in known.iterate_runs(shown_as=shown_as)] == names
+
+
+def test_archives_are_repeated_and_reproduced_as_asked(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def do(name: str) -> Any:
+        def call(*arguments: Any, **options: Any) -> str:
+            asked.append((name, arguments[1:], options))
+            return name
+
+        return call
+
+    monkeypatch.setattr(repetition, "repeat_archive", do("repeated"))
+    monkeypatch.setattr(repetition, "reproduce_archives", do("reproduced"))
+    request, original = Request(name="x"), ["archive"]
+    found: Any = [client.prepare_repetition("a.zip", request)]
+    signers, agree = Path("signers"), cast(Any, "agree")
+    found += [client.prepare_repetition("a.zip", request, require_goal=True, signers=signers, agree=agree)]
+    found += [client.prepare_reproduction(cast(Any, original), repeats=3)]
+    found += [client.prepare_reproduction(cast(Any, original), name="n", repeats=2, cluster="lab", data_dir="/d")]
+    assert found == ["repeated", "repeated", "reproduced", "reproduced"]
+    refuse = {"require_goal": False, "signers": None, "agree": repetition.refuse_program}
+    assert asked == [
+        ("repeated", ("a.zip", request), refuse),
+        ("repeated", ("a.zip", request), {"require_goal": True, "signers": signers, "agree": agree}),
+        ("reproduced", (original, None, 3, repetition.Place()), {}),
+        ("reproduced", (original, "n", 2, repetition.Place("lab", "/d")), {}),
+    ]
