@@ -21,6 +21,7 @@ from mlbench_cli.runs.forecast import RunEstimate
 from mlbench_cli.runs.launch import MAX_LOCAL_RANKS, Machine
 from mlbench_cli.runs.matrix import MAX_MEMBERS
 from mlbench_cli.runs.request import Request
+from mlbench_cli.storage.queue_folder import write_queued
 from tests.unit.results.runs import new_run, observation_of, spec
 
 
@@ -539,3 +540,93 @@ def test_archives_are_repeated_and_reproduced_as_asked(client: Client, monkeypat
         ("reproduced", (original, None, 3, repetition.Place()), {}),
         ("reproduced", (original, "n", 2, repetition.Place("lab", "/d")), {}),
     ]
+
+
+# --- a run in the queue of its experiment -----------------------------------------------------------------------------
+
+
+def queued(client: Client, engine: str) -> RunHandle:
+    """A run that waits in the queue of the experiment "demo"."""
+    run = record(client, "wait-1", engine=engine, cluster="lab" if engine != "local" else "local")
+    run.folder.mkdir(parents=True, exist_ok=True)
+    write_queued(run.folder, "e1", "demo")
+    return client.find_run("wait-1")
+
+
+def test_a_run_that_is_queued_is_not_started(client: Client) -> None:
+    run = queued(client, "kubernetes")
+    assert (run.is_started, run.is_running, run.outcome, run.experiment) == (False, False, None, None)
+    with pytest.raises(UsageError, match='The run "wait-1" has not been started') as caught:
+        run.complete()
+    assert caught.value.hint == "mlbench wait demo"
+    write_queued(run.folder, "e1", "demo", is_starting=True)
+    assert run.is_started
+
+
+def test_a_run_that_is_queued_for_a_cluster_is_canceled_with_its_experiment(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervise, "cancel", lambda *_, **__: "canceled")
+    client.__dict__["engine_of"] = lambda run: Engine(observation_of(ended=None))
+    run = queued(client, "kubernetes")
+    with pytest.raises(
+        UsageError, match='The run "wait-1" has not been started; its experiment decides when'
+    ) as caught:
+        run.cancel()
+    assert caught.value.hint == "mlbench cancel demo, or: mlbench delete wait-1"
+
+
+def test_a_run_that_is_queued_on_this_machine_can_be_canceled_alone(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervise, "cancel", lambda *_, **__: "canceled")
+    client.__dict__["engine_of"] = lambda run: Engine(observation_of(ended=None))
+    found: Any = queued(client, "local").cancel()
+    assert found == "canceled"
+
+
+def test_an_archive_is_downloaded_as_it_is_or_without_its_author(
+    client: Client, sealed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[Any] = []
+    for name in ("pack.pack", "reseal.write_anonymous"):
+        monkeypatch.setattr(
+            f"mlbench_cli.results.archive.{name}",
+            lambda folder, target, name=name: written.append((name, folder, target)),
+        )
+    run, target = record_sealed(client, sealed), tmp_path / "x.zip"
+    assert run.download(target) == run.download(target, anonymous=True) == target
+    assert written == [("pack.pack", run.folder, target), ("reseal.write_anonymous", run.folder, target)]
+
+
+def test_a_run_is_deleted_by_force_only_if_asked(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(
+        "mlbench_cli.runs.removal.delete_run", lambda run, store, **options: asked.append((run.name, options["force"]))
+    )
+    run = queued(client, "local")
+    run.delete()
+    run.delete(force=True)
+    assert asked == [("wait-1", False), ("wait-1", True)]
+
+
+def test_waiting_and_watching_follow_the_run_on_its_engine(
+    running: tuple[RunHandle, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, notices = running
+    asked: list[Any] = []
+
+    def follow(found: Any, engine: Any, store: Any, *, timeout: Any, report: Any, notice: Any) -> str:
+        notice("told")
+        asked.append((found.name, type(engine).__name__, timeout, report))
+        return "ended"
+
+    monkeypatch.setattr(supervise, "follow", follow)
+    monkeypatch.setattr(supervise, "watch", lambda found, engine, report: asked.append((found.name, report)))
+    report: Any = "report"
+    found: Any = run.wait(2.5, report=report)
+    assert found == "ended"
+    run.wait()
+    run.watch(report)
+    assert asked == [("open-2", "Engine", 2.5, "report"), ("open-2", "Engine", None, None), ("open-2", "report")]
+    assert notices == ["told", "told"]

@@ -177,7 +177,9 @@ def test_a_search_is_recorded_with_everything_that_was_tried(monkeypatch: pytest
     world = World(monkeypatch, r0=(40.0, None), r1=(85.0, 20.0))
     search = Search("set.learning_rate=1,0.1", POINTS[:2], "epochs", (Round(1, 2, 3),), holds_out=True)
     tried = {"round": 1, "length": 3}
-    assert run_it(world, search).document == {
+    document = run_it(world, search).document
+    assert (world.told[0], world.options) == ("opened s-search1 mlbench run False", [(False, False)])
+    assert document == {
         "grammar": "set.learning_rate=1,0.1",
         "workers": 2,
         "limited_by": "epochs",
