@@ -290,6 +290,32 @@ def test_sub_commands_are_the_providers_that_create(name: str, found: bool) -> N
     assert set(group.list_commands(None)) == set(registry.creators())
 
 
+def test_a_provider_that_creates_no_clusters_is_named_with_the_nearest() -> None:
+    context: Any = None
+    for word, near in (("kindd", ' Did you mean "kind"?'), ("local", "")):
+        with pytest.raises(UsageError) as caught:
+            ProviderGroup().resolve_command(context, [word, "2", "lab"])
+        assert caught.value.message == f'There is no cluster provider "{word}".{near}'
+        assert caught.value.hint is not None
+        assert "mlbench attach-cluster NAME" in caught.value.hint
+
+
+def test_help_lists_the_providers_with_their_summaries() -> None:
+    written: list[Any] = []
+
+    class Formatter:
+        @contextmanager
+        def section(self, name: str) -> Iterator[None]:
+            written.append(name)
+            yield
+
+        def write_dl(self, rows: list[tuple[str, str]]) -> None:
+            written.append(dict(rows))
+
+    ProviderGroup().format_commands(None, Formatter())
+    assert written == ["Providers", {name: each.summary for name, each in registry.creators().items()}]
+
+
 def test_the_options_of_a_sub_command_are_what_create_takes() -> None:
     provider: Any = SimpleNamespace(options=NoOptions)
     parameters = inspect.signature(module._function(provider)).parameters
