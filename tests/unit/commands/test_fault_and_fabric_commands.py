@@ -102,8 +102,11 @@ def test_the_goodput_of_runs_with_faults_is_a_table(measured: list[Any], opened:
     assert printed.err == ""
 
 
-def test_runs_without_faults_are_shown_if_there_are_no_others(measured: list[Any], capsys: Captured) -> None:
+def test_runs_without_faults_are_shown_if_there_are_no_others(
+    measured: list[Any], opened: list[Any], capsys: Captured
+) -> None:
     goodput(["b", "c"])
+    assert opened == [(["b", "c"], False)]
     assert measured == [("b", None), ("c", None)]
     printed = capsys.readouterr()
     assert cells(printed.out)[1][:7] == ["b-2", "–", "–", "0", "0", "–", "100 s"]
@@ -224,6 +227,7 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> Any:
         shares: list[float] = []
 
         def check_figures(archives: Any, expected: Any, share: float) -> list[CheckedFigure]:
+            assert [archive.name for archive in archives] == ["a"]
             shares.append(share)
             return list(found)
 
@@ -296,6 +300,7 @@ def test_recorded_figures_are_shown(monkeypatch: pytest.MonkeyPatch, capsys: Cap
     homes: list[Path] = []
 
     def record_expected(home: Path, archives: Any) -> list[Expected]:
+        assert [archive.name for archive in archives] == ["a"]
         homes.append(home)
         return [BUSBW]
 
