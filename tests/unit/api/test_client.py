@@ -4,6 +4,7 @@ finished, or whose archive is complete, can do."""
 import shutil
 import zipfile
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ from typing import Any, cast
 import pytest
 
 from mlbench_cli.api import Client, RunHandle, repetition
+from mlbench_cli.engines.base import LOG_GAP
 from mlbench_cli.errors import CleanupError, DeadlineError, NotFoundError, UsageError
 from mlbench_cli.model.run import Cluster, Experiment, Finding, Member, Outcome, RunState
 from mlbench_cli.results.archive.documents import write_run_document
@@ -630,3 +632,18 @@ def test_waiting_and_watching_follow_the_run_on_its_engine(
     run.watch(report)
     assert asked == [("open-2", "Engine", 2.5, "report"), ("open-2", "Engine", None, None), ("open-2", "report")]
     assert notices == ["told", "told"]
+
+
+def test_gaps_of_a_log_are_told_by_the_engine_and_then_by_the_archive(
+    running: tuple[RunHandle, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, _ = running
+    gap = Finding("log_gap", "10 lines are missing.")
+    engine: Any = Engine(observation_of(ended=None))
+    engine.log_gaps = lambda found: [gap]
+    run.workspace.__dict__["engine_of"] = lambda _: engine
+    assert run.list_log_gaps() == [gap.to_dict()]
+    findings: list[Any] = [{"code": "other"}, {"code": LOG_GAP, "summary": "20 lines are missing."}]
+    monkeypatch.setattr(RunHandle, "is_sealed", True)
+    monkeypatch.setattr(RunHandle, "archive", lambda self, verify: nullcontext(SimpleNamespace(findings=findings)))
+    assert run.list_log_gaps() == findings[1:]

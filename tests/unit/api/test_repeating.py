@@ -384,3 +384,10 @@ def test_data_are_where_the_reader_says(workspace: Workspace, archive: Any, cata
     with pytest.raises(UsageError) as caught:
         reproduce_archives(workspace, original, None, 1, Place())
     assert caught.value.hint == "Name the folder of this data on this machine: --data-dir FOLDER"
+
+
+def test_a_task_that_has_changed_is_not_repeated(workspace: Workspace, archive: Any, catalog: Any) -> None:
+    archive.value = Archive(spec("demo-2", 2), task={"goal": 70, "command": ["python"]})
+    with pytest.raises(UsageError, match="has changed since"):
+        repeat_archive(workspace, "a.zip", Request(), agree=lambda program: None)
+    assert archive.checked == []
