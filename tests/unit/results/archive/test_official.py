@@ -11,6 +11,7 @@ from mlbench_cli.results.archive.official import (
     legacy_official_text,
     official_line,
     official_text,
+    result_wording,
 )
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.seal import seal
@@ -174,3 +175,223 @@ def test_wording_of_the_catalog(tmp_path: Path) -> None:
     assert Archive.open(run.folder).result["official_line"] == (
         "Validation Perplexity of 70 reached in 100.000 seconds (training steps: 86.000)"
     )
+
+
+# --- the parts of the line --------------------------------------------------------------------------------------------
+
+HEAD = "80% Top 1 Validation Accuracy reached in "
+
+
+def timed(wall: float | None, training: float | None, **changes: Any) -> dict[str, Any]:
+    goal = {**result()["goal"], "seconds": {"wall": wall, "training": training}}
+    return result(**{"goal": goal, "timings": {}, **changes})
+
+
+@pytest.mark.parametrize(
+    ("wall", "training", "line", "legacy"),
+    [
+        (150.0, 106.912, "150.000 seconds (training steps: 106.912)", "106.912 seconds"),
+        (150.0, None, "150.000 seconds", "150.000 seconds"),
+        (None, 106.9124, "106.912 seconds (training steps: 106.912)", "106.912 seconds"),
+        (0.0, 0.0, "0.000 seconds (training steps: 0.000)", "0.000 seconds"),
+        (0.0, 5.0, "0.000 seconds (training steps: 5.000)", "5.000 seconds"),
+    ],
+)
+def test_the_seconds_are_those_that_were_measured(
+    wall: float | None, training: float | None, line: str, legacy: str
+) -> None:
+    assert official_line(timed(wall, training)) == HEAD + line
+    assert legacy_official_line(timed(wall, training)) == HEAD + legacy
+
+
+def test_a_goal_without_any_time_was_reached_all_the_same() -> None:
+    assert official_line(timed(None, None)) == "80% Top 1 Validation Accuracy reached"
+
+
+@pytest.mark.parametrize(
+    ("judge", "timings", "parts"),
+    [
+        # Today's judge rounds to milliseconds, and leaves out what rounds to none.
+        (3, {"communication": 45.4828772}, ", Communication: 45.483 seconds"),
+        (3, {"communication": 0.0004}, ""),
+        (3, {"communication": 0.0006}, ", Communication: 0.001 seconds"),
+        (2, {"communication": 0.0004}, ", Communication: 0.0004 seconds"),
+        (2, {"communication": 0.0}, ""),
+        (
+            3,
+            {"forward": 1.0, "loss": 2.0, "backward": 4.0, "optimizer": 8.0, "data_wait": 16.0, "validation": 32.0},
+            ", Compute: 15.000 seconds",
+        ),
+        (
+            3,
+            {"preprocessing": 1.0, "metrics": 2.0, "communication": 3.0, "forward": 4.0},
+            ", Compute: 4.000 seconds, Communication: 3.000 seconds, Metrics Computation: 2.000 seconds, "
+            "Pre-processing: 1.000 seconds",
+        ),
+    ],
+)
+def test_the_line_lists_the_parts_of_rank_0(judge: int, timings: dict[str, float], parts: str) -> None:
+    spreads = {name: {"min": 0.0, "mean": 99.0, "max": 99.0, "rank0": value} for name, value in timings.items()}
+    assert official_line(timed(100.0, None, timings=spreads, judge=judge)) == f"{HEAD}100.000 seconds{parts}"
+
+
+def test_without_a_version_the_judge_is_the_first_one() -> None:
+    assert official_line(timed(100.0, None, timings={"forward": {"rank0": 0.0001}})) == (
+        f"{HEAD}100.000 seconds, Compute: 0.0001 seconds"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({}, "81.25% Top 1 Validation Accuracy after 7200.125 seconds (budget 7200)"),
+        ({"budget_seconds": None}, "81.25% Top 1 Validation Accuracy after 7200.125 seconds"),
+        ({"budget_seconds": 0.5}, "81.25% Top 1 Validation Accuracy after 7200.125 seconds (budget 0.5)"),
+        ({"task_seconds": {"wall": None}}, "81.25% Top 1 Validation Accuracy after 0.000 seconds (budget 7200)"),
+        ({"goal": {**result()["goal"], "last": None}}, None),
+        ({"goal": None}, None),
+        ({"doubts": ["clock_stepped"]}, None),
+    ],
+)
+def test_a_spent_budget_gives_the_accuracy_at_its_end(changes: dict[str, Any], line: str | None) -> None:
+    spent = result(outcome="budget_spent", budget_seconds=7200.0, timings={})
+    assert official_line({**spent, **changes}) == line
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"goal": None},
+        {"goal": {**result()["goal"], "reached": False}},
+        {"outcome": "goal_missed"},
+        {"outcome": "completed"},
+        {"doubts": ["clock_stepped"]},
+    ],
+)
+def test_there_is_no_line_unless_the_goal_was_reached_beyond_doubt(changes: dict[str, Any]) -> None:
+    assert official_line(result(**changes)) is None
+    assert legacy_official_line(result(**changes)) is None
+
+
+def test_doubts_are_the_reason_even_if_the_goal_was_reached() -> None:
+    found = official_text(result(doubts=["clock_stepped", "no_result"]))
+    assert found == (
+        "No official result: its evidence is in doubt (clock_stepped, no_result; findings.json says why).\n"
+    )
+    assert official_text(result(doubts=[])).startswith("80%")
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"goal": {**result()["goal"], "value": None}}, 'the goal "80% Top 1 Validation Accuracy" was not reached'),
+        (
+            {"goal": {**result()["goal"], "value": 0.1234567}},
+            'the goal "80% Top 1 Validation Accuracy" was not reached, Prec@1 came to 0.123457',
+        ),
+        ({"outcome": "failed", "exit_code": None, "first_failed": 0}, "the run failed, rank 0 first"),
+        ({"outcome": "failed", "exit_code": 0}, "the run failed with exit code 0"),
+        ({"outcome": "cancelled", "exit_code": 7, "first_failed": 2}, "the run was cancelled"),
+        ({"outcome": "lost", "doubts": ["x"]}, "the run was lost: nothing of it could be observed any more"),
+    ],
+)
+def test_the_reason_has_the_facts_that_are_known(changes: dict[str, Any], text: str) -> None:
+    assert official_text(result(**{"outcome": "goal_missed", **changes})) == f"No official result: {text}.\n"
+
+
+@pytest.mark.parametrize(
+    ("wording", "threshold", "value", "words"),
+    [
+        ("80% Top 1 Validation Accuracy", 80.0, 81.25, "81.25% Top 1 Validation Accuracy"),
+        ("Validation Perplexity of 70", 70.0, 69.123456, "Validation Perplexity of 69.1235"),
+        ("80% of 80 images", 80.0, 82.0, "82% of 80 images"),
+        ("Prec@1 >= 80", 80.0, 81.25, "Prec@1 of 81.25"),
+        ("Prec@1 >= 0.3", 0.3, 1234567.0, "Prec@1 of 1.23457e+06"),
+    ],
+)
+def test_a_value_takes_the_place_of_the_threshold(wording: str, threshold: float, value: float, words: str) -> None:
+    goal = {"metric": "Prec@1", "comparison": ">=", "threshold": threshold, "wording": wording}
+    assert result_wording(goal, value) == words
+
+
+# --- notes ------------------------------------------------------------------------------------------------------------
+
+OTHER_DATA = {"official": False, "reason": "a part"}
+SYNTHETIC = "The data were synthetic (digits): not comparable with figures on real data."
+OPEN = "Division: open (rate 0.5), comparable with results of the open division only."
+NO_DIVISION = "Division: none (no rules), not comparable with official results."
+
+
+@pytest.mark.parametrize(
+    ("changes", "notes"),
+    [
+        ({}, []),
+        ({"synthetic": True}, [SYNTHETIC]),
+        (
+            {"synthetic": True, "data": None},
+            ["The data were synthetic (unnamed): not comparable with figures on real data."],
+        ),
+        ({"synthetic": True, "data_identity": OTHER_DATA}, [SYNTHETIC]),
+        (
+            {"data_identity": OTHER_DATA},
+            ["The data were not the official ones (a part): not comparable with official results."],
+        ),
+        ({"data_identity": {"official": None, "reason": None}}, []),
+        ({"data_identity": {"official": True, "reason": None}}, []),
+        ({"data_identity": None}, []),
+        ({"division": {"word": "open", "reason": "rate 0.5"}}, [OPEN]),
+        ({"division": {"word": None, "reason": "no rules"}}, [NO_DIVISION]),
+        ({"division": {"word": None, "reason": "no rules"}, "goal": None, "outcome": "completed"}, []),
+        ({"division": {"word": None, "reason": "no rules"}, "task": "custom"}, []),
+        ({"division": {"word": None, "reason": "no rules"}, "synthetic": True}, [SYNTHETIC]),
+        ({"division": {"word": None, "reason": "no rules"}, "data_identity": {"official": True}}, [NO_DIVISION]),
+        (
+            {"label": {"word": "functional", "reason": "one machine"}},
+            ["The result is functional, not a performance measurement: one machine."],
+        ),
+        ({"method": "eftopk"}, ["Method of communication: eftopk, not the task's own."]),
+        ({"network": None}, []),
+        ({"conditions": None}, []),
+        ({"conditions": {"labels": [], "measured": True}}, []),
+    ],
+)
+def test_every_restriction_of_a_result_is_a_note_after_the_line(changes: dict[str, Any], notes: list[str]) -> None:
+    text = official_text(result(**{"task": "digits", **changes}))
+    assert text.endswith("\n")
+    assert text.splitlines()[1:] == notes
+
+
+def test_notes_have_a_fixed_order() -> None:
+    network = {
+        "asked": "1gbit",
+        "method": "packet",
+        "held": True,
+        "networks": 2,
+        "rtt_seconds": 0.002,
+        "together_bits_per_second": 9e8,
+        "alone_bits_per_second": None,
+    }
+    conditions = {
+        "measured": True,
+        "labels": ["crowded", "shared"],
+        "crowded": {"reason": "4 ranks on 2 cores", "figures": {}},
+        "contended": None,
+        "quota_limited": None,
+        "shared": {"reason": "--share-machine", "figures": {}},
+    }
+    division = {"word": "open", "reason": "rate 0.5"}
+    label = {"word": "functional", "reason": "one machine"}
+    every = result(
+        synthetic=True, division=division, label=label, method="eftopk", network=network, conditions=conditions
+    )
+    notes = [
+        SYNTHETIC,
+        OPEN,
+        "The result is functional, not a performance measurement: one machine.",
+        "Method of communication: eftopk, not the task's own.",
+        "Network between the ranks: emulated 1gbit (got 900 Mbit/s, RTT 2 ms).",
+        "The run did not have its machine to itself: crowded: 4 ranks on 2 cores; shared: --share-machine.",
+    ]
+    assert official_text(every).splitlines()[1:] == notes
+    assert legacy_official_text(every).splitlines()[1:] == notes
+    assert official_text({**every, "outcome": "lost"}).splitlines()[1:] == notes
