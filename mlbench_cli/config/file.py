@@ -164,11 +164,12 @@ def _rewrite(setting: Setting, value: str | None) -> dict[str, Default]:
     wanted = {name: default.value for name, default in before.items() if name != key}
     if value is not None:
         wanted[key] = _check(setting, value, key)
+    after: dict[str, Default] | None
     try:
         after = parse_config(changed, path)
-    except UsageError:
-        after = {}
-    if {name: default.value for name, default in after.items()} != wanted:
+    except UsageError:  # a value that continues on further lines
+        after = None
+    if after is None or {name: default.value for name, default in after.items()} != wanted:
         raise UsageError(f"{path}: the line of {key} cannot be replaced safely.", hint=_edit_hint(path))
     _write(path, changed)
     return after
