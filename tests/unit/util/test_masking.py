@@ -60,3 +60,145 @@ def test_variables() -> None:
     assert is_secret_variable("HF_TOKEN")
     assert is_secret_variable("aws_secret_access_key")
     assert not is_secret_variable("TOKENIZERS_PARALLELISM")
+
+
+# --- forms of keys, as their makers publish them ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "AKIA" + "A1B2C3D4E5F6G7H8",  # AWS: 16 letters and digits
+        *(f"gh{kind}_" + "a" * 20 for kind in "pousr"),
+        "github_pat_" + "a1" * 10,
+        "glpat-" + "a" * 20,
+        "hf_" + "a" * 20,
+        "sk-" + "a" * 20,
+        *(f"xox{kind}-" + "1" * 10 for kind in "abprs"),
+        "AIza" + "a-_1" * 8,
+        "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2lnbg",  # a JSON web token
+    ],
+)
+def test_keys_of_well_known_services_are_masked_wherever_they_are(key: str) -> None:
+    assert mask_words([key, f"--x={key}", f"a:{key}:b"]) == ("***", "--x=***", "a:***:b")
+    assert find_secret(["x", key]) == "a word"
+    assert find_secret(["x", f"--x={key}"]) == "--x"
+    assert mask_words([f"x{key}"]) == (f"x{key}",)  # a part of a longer word
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "AKIA" + "A" * 15,
+        "akia" + "a" * 16,
+        "ghp_" + "a" * 19,
+        "ghx_" + "a" * 20,
+        "github_pat_" + "a" * 19,
+        "glpat-" + "a" * 19,
+        "hf_" + "a" * 19,
+        "sk-" + "a" * 19,
+        "xoxb-" + "1" * 9,
+        "xoxc-" + "1" * 10,
+        "AIza" + "a" * 29,
+        "eyJhbGciOiJ.eyJzdWIiOiJ.c2ln",
+        "https://user@host/x",
+        "https://host/a:b@c",
+    ],
+)
+def test_words_that_are_too_short_for_a_key_stay(word: str) -> None:
+    assert mask_words([word]) == (word,)
+
+
+@pytest.mark.parametrize(
+    ("address", "masked"),
+    [
+        ("https://me:pass@host/x", "https://***@host/x"),
+        ("postgresql://:pass@db:5432/x", "postgresql://***@db:5432/x"),
+        ("a=https://me:pass@host", "a=https://***@host"),
+    ],
+)
+def test_passwords_in_addresses_are_masked(address: str, masked: str) -> None:
+    assert mask_words([address]) == (masked,)
+
+
+@pytest.mark.parametrize(
+    ("option", "is_secret"),
+    [
+        *((name, True) for name in ("--api-key", "--api_key", "--apikey", "--access-token", "--auth-token")),
+        *((name, True) for name in ("--secret", "--my-secret", "--client_secret", "--password", "--passwd")),
+        *((name, True) for name in ("--passphrase", "--credential", "--credentials", "--bearer", "--token", "-token")),
+        *((name, True) for name in ("--wandb-key", "--hf_token", "--x.hub_token", "--github-token", "--gitlab-token")),
+        *((name, True) for name in ("--refresh-token", "--bearer-token", "--private-key", "--secret_key", "--API-KEY")),
+        *((name, True) for name in ("--account-key", "--auth-key", "--wandb.api_key")),
+        *((name, False) for name in ("--key", "--my-token", "--max-token", "--token-id", "--secrets", "--passwords")),
+        *((name, False) for name in ("--keyboard", "--authentic", "--cache-key", "--bearers", "--tokens")),
+    ],
+)
+def test_options_with_a_secret_are_known_by_their_whole_name(option: str, is_secret: bool) -> None:
+    assert (mask_words([option, "abc"]) == (option, "***")) is is_secret
+    assert (mask_words([f"{option}=abc"]) == (f"{option}=***",)) is is_secret
+    assert find_secret([option, "abc"]) == (option if is_secret else None)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_secret"),
+    [
+        ("HF_TOKEN", True),
+        ("TOKENS", True),
+        ("tokenizer", False),
+        ("TOKENIZERS_PARALLELISM", False),
+        ("TOKENISER", False),
+        ("CLIENT_SECRET", True),
+        ("PGPASSWORD", True),
+        ("PASSWD", True),
+        ("GOOGLE_APPLICATION_CREDENTIALS", True),
+        ("PRIVATE_KEY", True),
+        ("APIKEY", True),
+        ("WANDB_API_KEY", True),
+        ("AWS_ACCESS_KEY_ID", True),
+        ("ACCESSKEY", True),
+        ("PATH", False),
+        ("KEY", False),
+        ("CUDA_VISIBLE_DEVICES", False),
+    ],
+)
+def test_variables_with_a_secret_are_known_by_a_part_of_their_name(name: str, is_secret: bool) -> None:
+    assert is_secret_variable(name) is is_secret
+    if name.isupper():
+        assert (mask_words([f"{name}=abc"]) == (f"{name}=***",)) is is_secret
+
+
+@pytest.mark.parametrize("value", ["$KEY", "${KEY}", "{key}", "/run/key", "./key", "~/key", ""])
+def test_references_are_not_the_secret_itself(value: str) -> None:
+    words = ["--api-key", value, f"--token={value}", f"A_TOKEN={value}"]
+    assert mask_words(words) == tuple(words)
+    assert find_secret(words) is None
+
+
+def test_the_value_of_an_option_follows_it_directly() -> None:
+    assert mask_words(["--token", "abc", "def"]) == ("--token", "***", "def")
+    assert mask_words(["--token", "-x", "abc"]) == ("--token", "-x", "abc")
+    assert mask_words(["token", "abc"]) == ("token", "abc")  # a word, not an option
+    assert mask_words(["--token", "--token", "abc"]) == ("--token", "--token", "***")
+
+
+def test_an_assignment_is_a_variable_only_in_capitals() -> None:
+    assert mask_words(["my_token=abc", "MY_TOKEN=abc"]) == ("my_token=abc", "MY_TOKEN=***")
+    assert mask_words(["--set", "api_key=abc"]) == ("--set", "api_key=***")
+
+
+def test_commands_within_commands_are_masked_and_others_keep_their_form() -> None:
+    assert mask_words(["sh", "-c", "x  --a   b"]) == ("sh", "-c", "x  --a   b")
+    assert mask_words(["sh", "-c", "x --token abc 'd e'"]) == ("sh", "-c", "x --token '***' 'd e'")
+    assert mask_words(["sh", "-c", "x --token 'abc"]) == ("sh", "-c", "x --token '***'")
+    assert find_secret(["sh", "-c", "sh -c 'x --token abc'"]) == "--token"
+
+
+def test_the_error_names_the_secret_in_part_and_the_option() -> None:
+    with pytest.raises(UsageError) as caught:
+        refuse_secrets([f"--{'x' * 70}-api-key=abc"], "--on-end")
+    shown = f"--{'x' * 58}"
+    assert caught.value.message == (
+        f"--on-end: {shown} looks like a secret, but the value of --on-end is stored in the results."
+    )
+    assert "--env-secret" in str(caught.value.hint)
