@@ -193,7 +193,8 @@ CHANGED_OPTIONS: dict[str, Any] = {
 @pytest.mark.parametrize("name", CHANGED)
 def test_a_field_that_came_later_is_written_only_if_it_is_set(name: str) -> None:
     value = CHANGED[name]
-    changed = replace(SPEC, **{name: tuple(value) if isinstance(value, list) else value})
+    fields: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value}
+    changed = replace(SPEC, **fields)
     document = json.loads(canonical_json(changed.to_dict()))
     assert document == {**json.loads(canonical_json(SPEC.to_dict())), name: value}
     assert RunSpec.from_dict(document) == changed

@@ -75,3 +75,50 @@ def test_no_line_is_lost_and_times_never_go_back(text: list[bytes], marks: list[
     sizes = LogSizes([offset for offset, _ in marks], sorted(time for _, time in marks))
     known = [time for time, _ in times(text, sizes) if time is not None]
     assert known == sorted(known)
+
+
+@pytest.mark.parametrize(("offset", "time"), [(0, 10.0), (5, 10.0), (6, 12.0), (9, 12.0), (10, None)])
+def test_a_log_reached_an_offset_with_the_first_sample_that_has_it(offset: int, time: float | None) -> None:
+    assert LogSizes([5, 9], [10.0, 12.0]).find_time(offset) == time
+
+
+@pytest.mark.parametrize(("moment", "is_event"), [(13.0, True), (13.001, False), (0.0, True), (-0.001, False)])
+def test_an_event_may_be_two_seconds_later_than_the_sample_that_has_it(moment: float, is_event: bool) -> None:
+    assert times([event(moment)], LogSizes([1000], [11.0])) == [(moment if is_event else 11.0, is_event)]
+
+
+def test_an_event_before_the_line_above_it_does_not_turn_time_back() -> None:
+    assert times([event(20.0), event(10.0), b"a\n"]) == [(20.0, True), (20.0, False), (20.0, False)]
+
+
+def test_lines_between_two_samples_are_blocks_of_their_own() -> None:
+    blocks = list(split_blocks(3, [b"a\n", b"b\n", b"c\n"], LogSizes([2, 6], [10.0, 11.0])))
+    assert [(block.rank, block.time, block.is_exact, block.lines) for block in blocks] == [
+        (3, 10.0, False, [b"a\n"]),
+        (3, 11.0, False, [b"b\n", b"c\n"]),
+    ]
+    assert list(split_blocks(3, [], None)) == []
+
+
+def test_sizes_of_a_running_run_on_a_cluster_lie_in_its_state(tmp_path: Path) -> None:
+    (tmp_path / ".state").mkdir()
+    for rank, size in ((0, 5), (1, 7)):
+        row = json.dumps({"time": 10.0, "rank": rank, "log_bytes": size})
+        (tmp_path / ".state" / f"log-times-{rank}.jsonl").write_text(f"{row}\n")
+    (tmp_path / ".state" / "log-times-2.json").write_text('{"time": 10.0, "rank": 2, "log_bytes": 5}\n')
+    assert read_log_sizes(tmp_path) == {0: LogSizes([5], [10.0]), 1: LogSizes([7], [10.0])}
+    (tmp_path / "resources.jsonl").touch()  # brought at the end of the run: it counts alone
+    assert read_log_sizes(tmp_path) == {}
+
+
+def test_only_samples_in_which_log_and_clock_go_forward_count(tmp_path: Path) -> None:
+    rows = [(10.0, 5), (9.0, 8), (11.0, 4), (11.0, 5), (12.0, 9), (12.0, 10)]
+    text = "".join(json.dumps({"time": time, "rank": 0, "log_bytes": size}) + "\n" for time, size in rows)
+    block = {
+        "kind": "samples",
+        "rank": 0,
+        "time": {"decimals": 3, "steps": [13000, 1000]},
+        "log_bytes": {"steps": [10, 2]},
+    }
+    (tmp_path / "resources.jsonl").write_text(f"{text}{json.dumps(block)}\n{json.dumps({**block, 'rank': None})}\n")
+    assert read_log_sizes(tmp_path) == {0: LogSizes([5, 9, 10, 12], [10.0, 12.0, 12.0, 14.0])}
