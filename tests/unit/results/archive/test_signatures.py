@@ -30,6 +30,7 @@ from mlbench_cli.results.archive.sign import (
 )
 from mlbench_cli.results.archive.signature import NAMESPACE, RECEIPT_NAMESPACE, find_signature_problem
 from mlbench_cli.results.archive.verify import verify
+from mlbench_cli.util import files
 from tests.unit.results.runs import sealed_run
 
 # --- the format: https://github.com/openssh/openssh-portable/blob/master/PROTOCOL.sshsig ------------------------------
@@ -121,6 +122,7 @@ class SshKeygen:
         self.files: list[dict[str, bytes]] = []
 
     def __call__(self, words: Sequence[str], **options: Any) -> "subprocess.CompletedProcess[str]":
+        assert options["check"] is False  # its exit code is explained
         self.asked.append((list(words), options))
         stdin = options["stdin"]
         self.inputs.append(stdin.read() if hasattr(stdin, "read") else None)
@@ -509,3 +511,22 @@ def test_nothing_is_signed_with_a_missing_key_or_in_a_damaged_archive(
         sign.sign(folder, key if is_damaged else tmp_path / "other")
     assert ssh.asked == []
     assert not (folder / "SHA256SUMS.sig").exists()
+
+
+def test_an_origin_is_not_checked_without_a_file_of_signers(ssh: SshKeygen, tmp_path: Path) -> None:
+    with Archive.open(sealed_run(tmp_path / "a")) as archive, pytest.raises(NotFoundError, match="The signers file"):
+        check_origin(archive, tmp_path / "nothing")
+
+
+def test_a_signature_that_cannot_be_stored_is_an_error_with_the_file(
+    ssh: SshKeygen, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, key: Path
+) -> None:
+    def fail(path: Path, data: bytes) -> None:
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(files, "write_atomically", fail)
+    ssh.answers = [SIGNATURE]
+    folder = sealed_run(tmp_path / "a", name="demo-2")
+    with pytest.raises(MlbenchError) as caught:
+        sign.sign(folder, key)
+    assert caught.value.message == f"{folder / 'SHA256SUMS.sig'} cannot be written: No space left on device."
