@@ -1,5 +1,6 @@
 """MLflow's limits, against a recording client; its own client and server are in tests/contract/results."""
 
+import os
 import posixpath
 import sys
 from collections.abc import Mapping
@@ -240,3 +241,29 @@ def test_without_mlflow_the_message_says_how_to_install_it(monkeypatch: pytest.M
     with pytest.raises(UsageError, match="needs the package mlflow") as caught:
         open_sink()
     assert "mlflow" in str(caught.value.hint)
+
+
+def test_mlflow_sends_no_statistics_unless_the_user_wants_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """https://mlflow.org/docs/latest/community/usage-tracking names both variables."""
+    for name in ("MLFLOW_DISABLE_TELEMETRY", "DO_NOT_TRACK"):
+        monkeypatch.setenv(name, "x")
+        monkeypatch.delenv(name)
+    open_sink()
+    assert (os.environ["MLFLOW_DISABLE_TELEMETRY"], os.environ["DO_NOT_TRACK"]) == ("true", "true")
+    monkeypatch.setenv("DO_NOT_TRACK", "false")
+    open_sink()
+    assert os.environ["DO_NOT_TRACK"] == "false"
+
+
+def test_a_long_error_of_a_server_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Client, "error", MlflowError("x" * 301))
+    with pytest.raises(UnreachableError) as caught:
+        open_sink()
+    assert caught.value.message == f"MLflow at sqlite:///x.db: {'x' * 300}"
+
+
+def test_results_that_become_equal_names_stay_apart_and_are_named_in_full() -> None:
+    sink, client = open_sink()
+    sink.close({"phase@x": 1.0, "phase_at_x": 2.0}, None)
+    assert client.summary == {"result/phase_at_x": 1.0, "result/phase_at_x_2": 2.0}
+    assert client.tags["mlbench.metric.result/phase_at_x_2"] == "result/phase_at_x"

@@ -131,6 +131,14 @@ def test_without_wandb_the_message_says_how_to_install_it(monkeypatch: pytest.Mo
             [point(value=1.0), point("acc", 80.0), point(value=2.0)],
             [{TIME: AT + 1, "loss": 1.0, "acc": 80.0}, {TIME: AT + 1, "loss": 2.0}],
         ),
+        (
+            [point(value=1.0), point(value=2.0), point(value=3.0), point("acc", 4.0), point("acc", 5.0)],
+            [
+                {TIME: AT + 1, "loss": 1.0, "acc": 4.0},
+                {TIME: AT + 1, "loss": 2.0, "acc": 5.0},
+                {TIME: AT + 1, "loss": 3.0},
+            ],
+        ),
         ([point(step=0.0), point("acc", 1.0, step=5.0)], [{TIME: AT + 1, "loss": 0.5, "acc": 1.0, "step": 5.0}]),
     ],
 )
