@@ -1,7 +1,9 @@
 """Folders of runs and of queues: what is written into them, what is read, and what a damaged file means."""
 
+import fcntl
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -256,3 +258,86 @@ def test_what_is_seen_of_a_run_that_waits(
         [] if reason else [("queue_ended", "To resume: mlbench run series")]
     )
     assert found.ended is None
+
+
+def test_a_queue_whose_folder_was_removed_meanwhile_excludes_nobody(
+    queue: QueueFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its holder removed the folder between opening the file and locking it."""
+    lock = fcntl.flock
+
+    def remove_and_lock(descriptor: int, mode: int) -> None:
+        queue.lock.unlink()
+        lock(descriptor, mode)
+
+    monkeypatch.setattr(fcntl, "flock", remove_and_lock)
+    before = len(os.listdir("/dev/fd"))
+    assert queue.acquire() is None
+    assert len(os.listdir("/dev/fd")) == before
+
+
+def test_a_lock_is_readable_by_its_owner_alone(queue: QueueFolder) -> None:
+    descriptor = queue.acquire()
+    assert descriptor is not None
+    os.close(descriptor)
+    assert queue.lock.stat().st_mode & 0o777 == 0o600
+
+
+def test_an_error_of_the_lock_leaves_no_descriptor_open(queue: QueueFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(descriptor: int, mode: int) -> None:
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", fail)
+    before = len(os.listdir("/dev/fd"))
+    with pytest.raises(OSError, match="No locks available"):
+        queue.acquire()
+    assert len(os.listdir("/dev/fd")) == before
+
+
+def test_a_lock_that_cannot_be_looked_at_is_not_held(queue: QueueFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(path: Path) -> bool:
+        raise PermissionError
+
+    monkeypatch.setattr(queue_folder, "is_lock_held", fail)
+    assert queue.find_state() is QueueState.ENDED
+
+
+def test_a_run_whose_queue_ended_says_why_and_how_to_resume(tmp_path: Path) -> None:
+    run = Run("abc", SPEC, tmp_path / "runs" / "abc", "2027")
+    write_queued(run.folder, "e", "series")
+    note = read_queued(run.folder)
+    assert note is not None
+    (finding,) = queued_observation(run, note).findings
+    assert finding.summary == (
+        'x-2 has not been started: the queue of the experiment "series" ended; it was never started.'
+    )
+    assert finding.hint == "To resume: mlbench run series"
+
+
+def test_a_waiting_run_has_all_its_ranks_and_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = replace(SPEC, processes_per_worker=2, method={"name": "x", "servers": "1"})
+    run = Run("abc", spec, tmp_path / "runs" / "abc", "2027")
+    write_queued(run.folder, "e", "series")
+    note = read_queued(run.folder)
+    assert note is not None
+    monkeypatch.setattr(QueueFolder, "find_state", lambda self: QueueState.ALIVE)
+    seen = queued_observation(run, note)
+    assert [worker.rank for worker in seen.workers] == [0, 1, 2, 3, 4]
+    assert {(worker.phase, worker.started) for worker in seen.workers} == {("pending", None)}
+
+
+def test_a_note_is_read_as_it_was_written(tmp_path: Path) -> None:
+    write_queued(tmp_path, "e1", "series")
+    document = json.loads((tmp_path / ".state" / "queued.json").read_text())
+    assert document == {"queue": "../../experiments/e1", "experiment": "series", "is_starting": False}
+
+
+def test_the_record_of_a_holder_names_its_process(queue: QueueFolder) -> None:
+    queue.write_holder(7, is_detached=False, ended="it was stopped")
+    document = json.loads((queue.path / "queue.json").read_text())
+    assert {key: document[key] for key in ("pid", "is_detached", "ended")} == {
+        "pid": 7,
+        "is_detached": False,
+        "ended": "it was stopped",
+    }
+    assert {"host", "boot_id", "started"} <= set(document)

@@ -174,7 +174,10 @@ def test_files_of_the_task_and_of_the_engine_are_cleaned_in_all_folders(tmp_path
 )
 def test_a_size_of_a_log_moves_with_its_lines(tmp_path: Path, size: int, moved: int) -> None:
     folder = run_folder(tmp_path / "run", "plain", "alpha", "more lines")
-    rows = [{"time": START, "rank": 0, "log_bytes": size}, {"time": START, "rank": 1, "log_bytes": size}]
+    rows: list[dict[str, Any]] = [
+        {"time": START, "rank": 0, "log_bytes": size},
+        {"time": START, "rank": 1, "log_bytes": size},
+    ]
     rows.append({"time": START, "rank": "0", "log_bytes": size, "pod": "alpha"})
     (folder / "resources.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     anonymize(folder)
