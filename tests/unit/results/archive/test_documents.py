@@ -216,3 +216,8 @@ def test_ranks_are_in_order_and_those_beyond_the_limit_are_counted(monkeypatch: 
     monkeypatch.setattr(documents, "_MAX_ENVIRONMENT", 3 * each - 1)
     assert environment_document(facts)["ranks_left_out"] == 2
     assert environment_document({}) == {"ranks": {}, "ranks_left_out": 0}
+
+
+def test_environments_of_many_megabytes_are_bounded() -> None:
+    document = environment_document({rank: {"text": "x" * 3_000_000} for rank in (3, 2, 1)})
+    assert (list(document["ranks"]), document["ranks_left_out"]) == (["1", "2"], 1)

@@ -4,21 +4,12 @@ import io
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
 
 from mlbench_cli.model.goals import Goal
-from mlbench_cli.model.run import Ending, Observation, WorkerState
-from mlbench_cli.results.archive.documents import (
-    environment_document,
-    find_exit_code,
-    label_of,
-    price_of,
-    worker_document,
-)
 from mlbench_cli.results.archive.events import (
     GoalWatcher,
     LogCounts,
@@ -315,63 +306,3 @@ def test_a_watched_program_that_reports_nothing_has_no_result() -> None:
     unstarted = watch(1.0, started=False)
     assert unstarted is not None
     assert unstarted["wall_seconds"] is None
-
-
-# --- parts of documents ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("codes", "first", "code"),
-    [
-        ([0, 0], None, 0),
-        ([0, 3], None, 3),
-        ([3, 137], 1, 137),
-        ([3, 0], 1, 3),
-        ([None, 0], None, 0),
-        ([None, None], None, None),
-        ([None, 5], 0, 5),
-        ([], None, None),
-    ],
-)
-def test_the_exit_code_is_that_of_the_rank_that_failed_first(
-    codes: list[int | None], first: int | None, code: int | None
-) -> None:
-    workers = tuple(WorkerState(rank, "failed", exit_code=each) for rank, each in enumerate(codes))
-    assert find_exit_code(Observation(0.0, workers, ended=Ending.EXITED, first_failed=first)) == code
-
-
-@pytest.mark.parametrize(
-    ("price", "seconds", "found"),
-    [
-        ({}, 60.0, None),
-        ({"per_hour": 3.0}, 1800.0, {"per_hour": 3.0, "amount": 1.5}),
-        ({"per_hour": 1.0}, 1.0, {"per_hour": 1.0, "amount": 0.0003}),
-        ({"per_hour": 1.0}, None, {"per_hour": 1.0, "amount": None}),
-        ({"per_hour": None, "source": "x"}, 60.0, {"per_hour": None, "source": "x", "amount": None}),
-    ],
-)
-def test_a_price_is_per_hour_and_for_the_run(price: dict[str, Any], seconds: float | None, found: Any) -> None:
-    assert price_of(price, seconds) == found
-
-
-def test_labels_and_states_in_documents() -> None:
-    assert label_of(None) == {"word": "performance", "reason": None}
-    assert label_of("one machine") == {"word": "functional", "reason": "one machine"}
-    state = WorkerState(1, "succeeded", None, "n", 0, START, None, seconds=5.0)
-    document = worker_document(state)
-    assert (document["started"], document["finished"], document["seconds"]) == (timestamp(START), None, 5.0)
-    assert "seconds" not in worker_document(replace(state, seconds=None))
-
-
-@pytest.mark.parametrize("name", ["env", "environ", "environment", "variables"])
-def test_variables_that_may_hold_secrets_are_left_out(name: str) -> None:
-    kept = {"OMP_NUM_THREADS": "1", "NCCL_DEBUG": "INFO", "GLOO_X": "1", "UCX_TLS": "tcp", "CUDA_VISIBLE_DEVICES": "0"}
-    secret = {"TOKEN": "hush", "MY_NCCL_KEY": "hush", "OMP_NUM_THREADS_TOKEN": "hush"}
-    facts = {"v": 1, "event": "environment", "rank": 0, "time": 1.0, "cpu": "a", name: {**kept, **secret}}
-    assert environment_document({0: facts}) == {"ranks": {"0": {"cpu": "a", name: kept}}, "ranks_left_out": 0}
-
-
-def test_environments_are_in_the_order_of_ranks_and_bounded() -> None:
-    many = {rank: {"text": "x" * 3_000_000} for rank in (3, 2, 1)}
-    document = environment_document(many)
-    assert (list(document["ranks"]), document["ranks_left_out"]) == (["1", "2"], 1)
