@@ -151,14 +151,17 @@ def test_the_evidence_of_an_archive_is_what_lies_in_it(tmp_path: Path) -> None:
     assert (found.shaping, found.faults) == (None, None)
     with found.logs[0]() as log:
         assert log.read() == b"hello\n"
-    more = write_archive(tmp_path / "b", shaping={"method": "packet"}, faults={"policy": "restart"})
+    recorded = run_document(provenance={"mlbench": "4"}, task=RULES.to_dict())
+    shaping, faults = {"method": "packet"}, {"policy": "restart"}
+    more = write_archive(tmp_path / "b", run=recorded, shaping=shaping, faults=faults)
     found = load_evidence(more)
+    assert (found.provenance, found.rules) == ({"mlbench": "4"}, RULES)
     assert found.shaping is not None
     assert found.faults is not None
     assert (found.shaping["method"], found.faults["policy"]) == ("packet", "restart")
 
 
-def damaged_run(**changes: Any) -> dict[str, Any]:
+def run_document(**changes: Any) -> dict[str, Any]:
     document = {"id": "7f", "name": "demo-2", "created": timestamp(START), "spec": spec().to_dict(), "task": None}
     return {**document, **changes}
 
@@ -167,12 +170,12 @@ def damaged_run(**changes: Any) -> dict[str, Any]:
     ("changes", "file", "message"),
     [
         (
-            {"run": damaged_run(spec={**spec().to_dict(), "workers": 0})},
+            {"run": run_document(spec={**spec().to_dict(), "workers": 0})},
             "run.json",
             "it cannot be judged: 0 workers: the number must be from 1 to 4096.",
         ),
-        ({"run": damaged_run(task={"spec": 1})}, "run.json", "it cannot be judged: a preset is not an object"),
-        ({"run": damaged_run(task={"spec": {}, "preset": {}, "more": 1})}, "run.json", "it cannot be judged: "),
+        ({"run": run_document(task={"spec": 1})}, "run.json", "it cannot be judged: a preset is not an object"),
+        ({"run": run_document(task={"spec": {}, "preset": {}, "more": 1})}, "run.json", "it cannot be judged: "),
         (
             {"observation": {**observation_of().to_dict(), "ended": "bored"}},
             "observation.json",
@@ -275,6 +278,7 @@ def test_the_last_samples_begin_with_a_whole_row(tmp_path: Path) -> None:
     total = path.stat().st_size
     assert [row["x"] for row in read_last_samples(path, total + 1)] == list(range(10, 20))
     assert [row["x"] for row in read_last_samples(path, 2 * size + 3)] == [18, 19]
+    assert [row["x"] for row in read_last_samples(path, 2 * size + 1)] == [18, 19]
     assert [row["x"] for row in read_last_samples(path, 2 * size)] == [19]  # where a row begins is not known
     assert list(read_last_samples(path, size - 1)) == []
     assert list(read_last_samples(tmp_path / "no")) == []
