@@ -18,7 +18,6 @@ from mlbench_cli.tasks.catalog import (
     find_rules,
     load_task,
     parse_task,
-    rename_parameters,
     short,
 )
 from mlbench_cli.tasks.datafiles import DataFiles
@@ -302,37 +301,6 @@ def test_values_that_are_of_no_such_type(kind: str, value: Any) -> None:
         Parameter("x", kind, "help").check(value)
 
 
-SEVERAL = Parameter("ops", "list", "help", choices=("one", "two", "three"))
-
-
-@pytest.mark.parametrize(
-    ("value", "chosen"),
-    [
-        ("all", ["one", "two", "three"]),
-        (["all"], ["one", "two", "three"]),
-        ("three,one", ["three", "one"]),
-        ("one,one,two,one", ["one", "two"]),
-        (["two"], ["two"]),
-    ],
-)
-def test_some_of_the_choices_in_the_given_order(value: Any, chosen: list[str]) -> None:
-    assert SEVERAL.check(value) == chosen
-
-
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        ("one,all", "The parameter \"ops\" has 'all', not one of one, two, three."),
-        ([], "The parameter \"ops\" has '', not one of one, two, three."),
-        ("thre", 'The parameter "ops" has \'thre\', not one of one, two, three. Did you mean "three"?'),
-    ],
-)
-def test_what_is_not_among_the_choices_is_named(value: Any, message: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        SEVERAL.check(value)
-    assert caught.value.message == message
-
-
 # --- rules ------------------------------------------------------------------------------------------------------------
 
 
@@ -345,15 +313,3 @@ def test_rules_are_those_of_the_preset_and_of_spec_for_an_unknown_one() -> None:
     assert (unknown.spec, unknown.preset) == (task.resolve("spec"), task.resolve("spec"))
     assert (tiny.name, tiny.image, tiny.command, tiny.free) == (task.name, task.image, task.command, task.free)
     assert (tiny.goal, tiny.origin) == (task.goal, None)
-
-
-@pytest.mark.parametrize("name", ["no_such_task", "../digits_resnet", "", "digits-resnet", "digits_resnet/."])
-def test_there_are_no_rules_of_an_unknown_task(name: str) -> None:
-    assert find_rules(name, "spec") is None
-    assert rename_parameters(name, {"rate": 1}) == {"rate": 1}
-
-
-def test_former_names_of_parameters_are_read_unless_both_are_given() -> None:
-    assert rename_parameters("mnist", {"rate": 1, "other": 2}) == {"learning_rate": 1, "other": 2}
-    both = {"rate": 1, "learning_rate": 2}
-    assert rename_parameters("mnist", both) == both
