@@ -143,7 +143,7 @@ class Store:
             some = run_ids[start : start + MAX_NAMED]
             clause = f"WHERE id IN (SELECT experiment FROM members WHERE run IN ({','.join('?' * len(some))}))"
             found |= {each.id: each for each in self._experiments(f"{clause} ORDER BY created, rowid", *some)}
-        return list(found.values())
+        return sorted(found.values(), key=lambda each: each.created)
 
     def experiments(self) -> list[Experiment]:
         """All experiments, oldest first."""

@@ -87,6 +87,17 @@ def test_members_of_many_experiments_are_complete(store: Store, monkeypatch: pyt
     ]
 
 
+def test_experiments_of_many_runs_are_distinct_and_oldest_first(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, minute in (("b", 2), ("a", 1), ("c", 3)):
+        experiment(store, name, f"{name}-1", f"{name}-2", minute=minute)
+    ids = ["id-b-1", "id-c-2", "id-a-1", "id-b-2", "no-such-run"]
+    assert [one.name for one in store.experiments_of(ids)] == ["a", "b", "c"]
+    monkeypatch.setattr(module, "MAX_NAMED", 2)  # several queries
+    assert [one.name for one in store.experiments_of(ids)] == ["a", "b", "c"]
+    assert [one.name for one in store.experiments_of(ids[:1])] == ["b"]
+    assert store.experiments_of([]) == []
+
+
 @pytest.mark.parametrize(
     ("name", "runs", "message"),
     [
@@ -374,6 +385,34 @@ def test_a_store_of_a_newer_version_is_told_with_both_versions(tmp_path: Path) -
     with pytest.raises(StoreError) as caught:
         store.require_readable()
     assert f"(schema {SCHEMA_VERSION + 1}; this one knows {SCHEMA_VERSION})" in caught.value.message
+
+
+def test_only_a_lock_is_waited_for(tmp_path: Path) -> None:
+    said: list[str] = []
+    store = Store(tmp_path, notice=said.append, patience=5.0)
+    with pytest.raises(StoreError, match="cannot be used: no such table: others"):
+        store._query("SELECT * FROM others")
+    assert said == []
+
+
+def test_a_store_that_breaks_while_it_is_open_is_explained(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> int:
+        raise sqlite3.DatabaseError("disk I/O error")
+
+    monkeypatch.setattr(store, "_schema_version", fail)
+    with pytest.raises(StoreError, match="cannot be used: disk I/O error"):
+        store.require_readable()
+
+
+def test_a_violated_constraint_is_told_to_the_caller(store: Store) -> None:
+    def insert_twice() -> None:
+        with store._transaction() as db:
+            for _ in range(2):
+                db.execute("INSERT INTO choices VALUES ('a', 'b')")
+
+    with pytest.raises(sqlite3.IntegrityError):
+        insert_twice()
+    assert store._query("SELECT * FROM choices") == []
 
 
 def test_a_failed_transaction_changes_nothing(store: Store) -> None:
