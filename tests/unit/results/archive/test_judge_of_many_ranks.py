@@ -85,7 +85,7 @@ ALL = b"".join(metric(rank, name=f"m{rank}") for rank in range(5))
         (FOUR, {0: ALL, 1: ALL}, [(0, "m0"), (1, "m1")]),
         # A launcher on rank 0 prints what all ranks say.
         (replace(FOUR, run_on_all=False), {0: ALL, 1: ALL}, [(rank, f"m{rank}") for rank in range(4)]),
-        (SPEC, {0: ALL, 7: ALL}, [(0, "m0")]),
+        (SPEC, {0: ALL, 2: ALL, 7: ALL}, [(0, "m0")]),  # the run has no such ranks
     ],
 )
 def test_events_of_a_rank_count_in_its_own_log(
@@ -346,3 +346,37 @@ def test_faults_and_restarts_are_in_the_result_and_in_the_sentence() -> None:
     assert missed.result["doubts"] == ["fault_not_injected"]
     assert "r-2 completed after 1 fault and 1 restart. Not all faults were injected" in missed.result["summary"]
     assert "faults" not in judge_logs({0: b""}).result
+
+
+# --- commands of one's own, measured by their metrics -----------------------------------------------------------------
+
+WATCHED = replace(TASK, preset="open", argv=("mine",))
+
+
+@pytest.mark.parametrize(
+    ("changes", "version", "wall"),
+    [
+        ({}, 3, 2.0),  # from the start of rank 0, whose clock times its metrics
+        ({}, 2, 4.0),  # from the start of the first worker, as it was
+        (STEPPED, 3, None),
+        ({"clocks": (NodeClock("n1", 0.0),)}, 3, 2.0),
+    ],
+)
+def test_a_metric_that_meets_the_goal_is_timed_from_the_start_of_rank_0(
+    changes: dict[str, Any], version: int, wall: float | None
+) -> None:
+    first = WorkerState(0, "succeeded", exit_code=0, started=3.0, finished=10.0)
+    workers = (replace(first, rank=1, started=1.0), first)
+    log = metric(value=10.0, time=4.0) + metric(time=5.0) + metric(value=90.0, time=6.0)
+    found = judge_logs({0: log, 1: b""}, WATCHED, observe(workers=workers, **changes), OWN, version=version)
+    assert found.outcome is Outcome.GOAL_REACHED
+    assert found.result["task_seconds"]["wall"] == wall
+    goal = found.result["goal"]
+    assert goal is not None
+    assert (goal["value"], goal["last"]) == (81.5, 90.0)
+
+
+def test_a_result_that_a_command_reports_itself_keeps_its_time() -> None:
+    log = metric() + result(wall_seconds=7.5)
+    found = judge_logs({0: log, 1: b""}, WATCHED, observe(0, 0, **STEPPED), OWN)
+    assert found.result["task_seconds"]["wall"] == 7.5
