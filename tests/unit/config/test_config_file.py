@@ -84,6 +84,8 @@ def test_a_setting_is_read_with_its_line(text: str, key: str, value: str) -> Non
         ('data-dir = "data"', '"data" is not an absolute path.', "Begin it with / or ~/"),
         ('timeout = "0s"', '"0s" must be above 0.', "Write 90s, 15m, 2h or 1h30m."),
         ('timeout = "0"', '"0" must be above 0.', "Write 90s, 15m, 2h or 1h30m."),
+        ("timeout = 0", '"0" must be above 0.', "Write 90s, 15m, 2h or 1h30m."),
+        ("timeout = -1", '"timeout" is a number, not a text.', 'Write timeout = "…"'),
         ('on-end = " "', '"" is not a command.', "mlbench config unset on-end"),
         ('on-end = "a\\u0007"', None, "mlbench config unset on-end"),
         (f'on-end = "{"x" * (MAX_VALUE + 1)}"', None, "mlbench config unset on-end"),
@@ -232,3 +234,18 @@ def test_a_file_that_cannot_be_written_is_named(file: Path) -> None:
     file.parent.write_text("in the way")
     with pytest.raises(UsageError, match=r"The config file .*config\.toml cannot be (read|written): Not a directory"):
         set_value("timeout", "1h")
+
+
+def test_a_home_of_nobody_is_refused(file: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        set_value("data-dir", "~no-such-user/x")
+    assert caught.value.message == 'data-dir: "~no-such-user/x" is not an absolute path.'
+    assert not file.exists()
+
+
+def test_a_file_that_is_no_text_is_named(file: Path) -> None:
+    file.parent.mkdir()
+    file.write_bytes(b"timeout = \xff")
+    with pytest.raises(UsageError) as caught:
+        config.read_config()
+    assert (caught.value.message, caught.value.hint) == (f"The config file {file} is not UTF-8.", f"Edit {file}")

@@ -1,12 +1,15 @@
 """Where external tasks come from: folders that are named, and installed distributions."""
 
+import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
 from mlbench_cli import isolation
 from mlbench_cli.errors import UsageError
+from mlbench_cli.tasks import catalog
 from mlbench_cli.tasks.task_sources import VARIABLE, TaskSource, list_sources, use_task_path
 
 
@@ -134,3 +137,21 @@ def test_named_folders_come_before_installed_packages(tmp_path: Path, monkeypatc
     use_task_path(str(tmp_path / "mine"))
     monkeypatch.setattr(isolation, "protected_path", lambda: [str(tmp_path / "site")])
     assert [source.search_path for source in list_sources()] == [str(tmp_path), None]
+
+
+def test_the_settings_of_a_task_in_a_folder_can_be_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = list(sys.path)
+    monkeypatch.setattr(sys, "path", list(before))
+    file = add_task(tmp_path / "mine")
+    keys = {"name": "mine", "number": 9, "title": "T", "image": "i", "data": "none"}
+    lists = {"command": ["x"], "backends": ["gloo"], "devices": ["cpu"]}
+    file.write_text(json.dumps({**keys, **lists}))
+    for _ in range(2):
+        task = catalog._parse_source(TaskSource(file, "theirs", str(tmp_path)))
+        assert (task.name, task.origin, task.search_path, task.folder) == (
+            *("mine", "theirs", str(tmp_path)),
+            tmp_path / "mine",
+        )
+    assert sys.path == [*before, str(tmp_path)]  # after everything else, and once
+    catalog._parse_source(TaskSource(file, "theirs 1.0"))
+    assert sys.path == [*before, str(tmp_path)]
