@@ -234,3 +234,92 @@ def test_the_record_follows_from_the_script() -> None:
         ]
     plain = spec()
     assert list(find_fault_contradictions(plain, {"script": None, "policy": "fail", "events": []})) == []
+
+
+# --- limits and rounding ----------------------------------------------------------------------------------------------
+
+
+def test_times_of_a_recovery_are_milliseconds() -> None:
+    kill = {**KILL, "at": 40.00061, "until": 41.98765}
+    first = {**FIRST, "ended": 50.12345}
+    found = document(first, {**SECOND, "started": 58.2001, "training": 62.00049}, events=[kill])
+    (recovery,) = found["recoveries"]
+    assert recovery == {
+        "at": 40.001,
+        "rank": 1,
+        "why": "killed",
+        "detection": 10.123,
+        "restart": 9.876,  # 62.00049 - 40.001 - 10.123, less 2 s of loading
+        "loading": 2.0,
+        "lost": 10.001,
+        "seconds": 32.0,
+    }
+    assert found["events"] == [["kill", 1, 40.001, 41.988]]
+    assert ["detection", 40.001, 50.123] in found["timeline"]
+    assert all(value == round(value, 3) for value in found["seconds"].values())
+
+
+def test_the_length_and_the_shares_of_a_run_are_rounded() -> None:
+    record = {"attempts": [{"started": 0.0, "training": 1.00004, "ranks": 1}], "ended": 3.00049, "began": START}
+    costs = [row("checkpoint_seconds", 2.0, step, cost) for step, cost in enumerate((0.1, 0.1, 0.2))]
+    found = faults_document(record, marks(*costs))
+    assert found is not None
+    assert (found["wall_seconds"], found["checkpoint_seconds"]) == (3.0, 0.1333)
+    assert found["goodput"] == round((3.00049 - 1.00004 - 0.4) / 3.00049, 4)
+    assert (found["script"], found["policy"], found["planned"], found["injected"]) == (None, "None", 0, 0)
+
+
+@pytest.mark.parametrize(("at", "lost"), [(5.0, 35.0), (4.9, 35.0), (30.0, 10.0), (41.0, 0.0), (41.1, 35.0)])
+def test_a_checkpoint_counts_that_was_written_at_most_a_second_after_the_fault(at: float, lost: float) -> None:
+    """The event is reported after the file was written; the fault began at 40 s, the training at 5 s."""
+    found = document(rows=(row("checkpoint_seconds", at, 30, 0.0),))
+    assert found["seconds"]["lost"] == pytest.approx(lost)
+
+
+@pytest.mark.parametrize(("at", "loading"), [(58.0, 2.0), (57.9, 0.0), (63.0, 2.0), (63.1, 0.0)])
+def test_loading_ends_at_most_a_second_after_the_training_begins(at: float, loading: float) -> None:
+    found = document(rows=(row("restore_seconds", at, 30, 2.0),))
+    assert (found["seconds"]["loading"], found["recoveries"][0]["loading"]) == (loading, loading)
+    assert found["seconds"]["restart"] == 12.0 - loading
+
+
+def test_parts_are_never_longer_than_what_they_are_part_of() -> None:
+    long = (row("checkpoint_seconds", 20.0, 20, 500.0), row("restore_seconds", 60.0, 30, 500.0))
+    seconds = document(FIRST, {**SECOND, "resumed_update": None}, rows=long)["seconds"]
+    assert (seconds["loading"], seconds["restart"]) == (4.0, 8.0)
+    late = document(SECOND, events=[], rows=(row("checkpoint_seconds", 70.0, 20, 500.0),))["seconds"]
+    assert (late["checkpointing"], late["waiting"], late["useful"]) == (38.0, 0.0, 0.0)
+    stopped = {"planned": {"kind": "stop"}, "at": 70.0, "until": 99.0}
+    both = document(SECOND, events=[stopped], rows=(row("checkpoint_seconds", 70.0, 20, 30.0),))["seconds"]
+    assert (both["checkpointing"], both["waiting"], both["useful"]) == (30.0, 8.0, 0.0)
+
+
+@pytest.mark.parametrize(("at", "is_counted"), [(100.01, True), (100.02, False), (62.0, True), (61.9, False)])
+def test_checkpoints_count_from_the_first_update_to_the_end(at: float, is_counted: bool) -> None:
+    found = document(SECOND, events=[], rows=(row("checkpoint_seconds", at, 60, 1.5),))
+    assert found["seconds"]["checkpointing"] == (1.5 if is_counted else 0.0)
+
+
+def test_malformed_values_of_a_record_are_left_out() -> None:
+    event = {"planned": {"kind": "k" * 20, "target": "1"}, "at": -5, "until": "x"}
+    first = {**FIRST, "rank": "1", "why": "w" * 50, "ended": 50.0}
+    found = document(first, {**SECOND, "ranks": "many"}, "no attempt", events=[event, "no event"])  # type: ignore[arg-type]
+    assert found["events"] == [["k" * 10, None, 0.0, 0.0]]
+    assert (found["ranks"], found["attempts"], found["planned"]) == (0, 2, 1)
+    assert (found["recoveries"][0]["rank"], found["recoveries"][0]["why"]) == (None, "w" * 40)
+
+
+def test_of_many_faults_that_were_not_injected_the_first_are_told() -> None:
+    events = [{"planned": {"kind": "kill", "target": number}, "problem": "x"} for number in range(30)]
+    found = find_not_injected(FAULTY, {"events": events}, True)
+    assert found is not None
+    assert found.summary.endswith(": kill 0: x; kill 1: x; kill 2: x.")
+    assert len(found.evidence["problems"]) == 20
+    assert found.hint
+
+
+def test_a_script_that_cannot_be_read_is_a_contradiction() -> None:
+    odd = spec(faults="at 5s fry rank 1")
+    record = {"script": odd.faults, "policy": "fail", "events": [KILL]}
+    (problem,) = find_fault_contradictions(odd, record)
+    assert problem.startswith('its fault script cannot be read: --faults "at 5s fry rank 1": "fry" is not one of')
