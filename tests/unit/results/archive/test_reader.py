@@ -1,16 +1,18 @@
 """Reading, packing and unpacking an archive: its files, what is shown of it, and each refusal with its reason."""
 
+import io
 import json
+import os
 from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
 
-from mlbench_cli.errors import DamagedArchive, NotFoundError, UsageError
+from mlbench_cli.errors import DamagedArchive, MlbenchError, NotFoundError, UsageError
 from mlbench_cli.results.archive import layout
 from mlbench_cli.results.archive.mlbench_v3 import export_v3, machine_series, original_names, task_series
 from mlbench_cli.results.archive.pack import pack, unpack, write_zip
-from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.archive.reader import Archive, Folder
 from tests.unit.results.runs import START, new_run, sealed_run
 
 SAMPLES = [
@@ -140,6 +142,73 @@ def test_a_row_that_is_no_object_is_named_by_its_line(sealed: Path) -> None:
         assert caught.value.problem == "schema"
         doubled = archive.rows("metrics.jsonl", lambda line: line.replace(b"1", b"2"))
         assert next(doubled) == {"a": 2}
+
+
+def bare(folder: Path, resources: str = "", **changes: object) -> Path:
+    """A folder with a result and samples alone, which nobody has verified."""
+    (folder / "output").mkdir(parents=True)
+    result = {"schema_version": 1, "data": "a\x1b", **changes}
+    (folder / "result.json").write_text(json.dumps(result))
+    (folder / "resources.jsonl").write_text(resources)
+    return folder
+
+
+def test_a_damaged_block_of_samples_is_found_unless_it_was_checked_before(tmp_path: Path) -> None:
+    block = {"kind": "samples", "rank": None, "time": {"decimals": 3, "steps": [1000]}}
+    folder = bare(tmp_path / "a", json.dumps({"rank": 0}) + "\n" + json.dumps(block) + "\n")
+    with Archive.open(folder) as archive:
+        rows = archive.samples()
+        assert next(rows) == {"rank": 0}
+        with pytest.raises(DamagedArchive) as caught:
+            next(rows)
+        assert refusal(caught) == ("resources.jsonl", "schema", "a block of samples without a rank")
+        archive.has_checked_samples = True
+        assert len(list(archive.samples())) == 2
+
+
+def test_the_first_sample_of_each_block_can_be_read_alone(tmp_path: Path) -> None:
+    block = {"kind": "samples", "rank": 0, "time": {"decimals": 3, "steps": [1000, 5]}, "x": {"steps": [7, 1]}}
+    folder = bare(tmp_path / "a", json.dumps(block, separators=(",", ":")) + "\n")
+    with Archive.open(folder) as archive:
+        (cut,) = archive.samples(only_first=True)
+        assert cut == {**block, "time": {"decimals": 3, "steps": [1000]}, "x": {"steps": [7]}}
+        assert [row["x"] for row in archive.resources()] == [7, 8]
+        assert list(archive.samples()) == [block]
+
+
+def test_text_is_unchanged_unless_it_is_to_be_shown(tmp_path: Path) -> None:
+    container = Folder(bare(tmp_path / "a"))
+    assert Archive("a", container).result["data"] == "a\x1b"
+    assert Archive("a", container, is_shown=True).result["data"] == "a\\x1b"
+    assert repr(Archive("a", container)) == "<archive a>"
+
+
+def test_a_folder_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = bare(tmp_path / "a")
+
+    def fail(path: object) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "scandir", fail)
+    with pytest.raises(MlbenchError) as caught:
+        Archive.open(folder)
+    assert caught.value.message == f"{folder} cannot be read: Permission denied."
+
+
+def test_a_file_that_fails_while_it_is_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            raise OSError(5, "Input/output error")
+
+        readline = read
+
+    archive = Archive.open(bare(tmp_path / "a"))
+    monkeypatch.setattr(archive, "open_file", lambda name: Broken())
+    for read in (lambda: archive.read("result.json"), lambda: list(archive.lines("resources.jsonl"))):
+        with pytest.raises(DamagedArchive) as caught:
+            read()
+        assert caught.value.problem == "unreadable"
+        assert caught.value.plain == "it cannot be read: [Errno 5] Input/output error"
 
 
 # --- packing --------------------------------------------------------------------------------------------------------
