@@ -77,6 +77,13 @@ def test_machines_that_only_the_ranks_know_are_replaced_too(tmp_path: Path) -> N
     assert json.loads(lines[1].partition(" ")[2])["host"] == "node-2"
 
 
+def test_packages_that_only_tell_of_the_author_leave_the_environment(tmp_path: Path) -> None:
+    packages = {"torch": "2", "secret-project": "1"}
+    told, other = event("environment", packages=packages), event("metric", name="x", value=1, packages=packages)
+    lines = [json.loads(line.partition(" ")[2]) for line in clean(tmp_path, told, other)]
+    assert [line["packages"] for line in lines] == [{"torch": "2"}, packages]
+
+
 def test_without_names_of_machines_only_homes_are_replaced(tmp_path: Path) -> None:
     folder = run_folder(tmp_path / "run", "alpha /home/jane/x")
     (folder / "observation.json").unlink()
@@ -184,6 +191,18 @@ def test_a_size_of_a_log_moves_with_its_lines(tmp_path: Path, size: int, moved: 
     found = [json.loads(line) for line in (folder / "resources.jsonl").read_text().splitlines()]
     assert [row["log_bytes"] for row in found] == [moved, size, size]
     assert found[2]["pod"] == "node-0"
+
+
+@pytest.mark.parametrize(
+    ("size", "moved"), [(5, 5), (6, 6), (11, 11), (12, 12), (13, 13), (24, 13), (26, 13), (27, 14)]
+)
+def test_a_size_within_a_line_that_got_shorter_is_at_most_its_end(tmp_path: Path, size: int, moved: int) -> None:
+    """The line of 20 bytes after the first 6 becomes one of 7."""
+    folder = run_folder(tmp_path / "run", "plain", "a-very-long-machine", "more", hosts=("a-very-long-machine", "b"))
+    (folder / "resources.jsonl").write_text(json.dumps({"time": START, "rank": 0, "log_bytes": size}) + "\n")
+    anonymize(folder)
+    assert json.loads((folder / "resources.jsonl").read_text())["log_bytes"] == moved
+    assert (folder / "logs" / "rank-0.log").read_text() == "plain\nnode-0\nmore\n"
 
 
 # --- sealing again ----------------------------------------------------------------------------------------------------
