@@ -161,6 +161,13 @@ def test_how_a_cluster_was_shaped_is_in_its_own_event() -> None:
     assert found["summary"]["problems"] == ["a b", "5"]
 
 
+def test_of_many_problems_of_a_cluster_the_first_eight_are_told() -> None:
+    setup = {"stage": "setup", "setup": {"method": "tc", "problems": [f"p{number}" for number in range(20)]}}
+    found = document(setup, probe(links=[link(together_bits_per_second=0.97e9)]), asked="1gbit")
+    assert found["summary"]["problems"] == [f"p{number}" for number in range(8)]
+    assert found["setup"]["problems"] == [f"p{number}" for number in range(20)]
+
+
 @pytest.mark.parametrize(
     ("changes", "details", "sent"),
     [

@@ -199,3 +199,54 @@ def test_what_is_demanded_and_missing_is_named_in_order() -> None:
     found = make_lines(archive(rows=[row(20, 50.0)], goal=GOAL), Submitter())
     assert list_missing(found) == ["train_samples", "eval_samples"]
     assert list_missing([]) == list(DEMANDED)
+
+
+def test_starts_and_stops_are_the_ends_of_intervals() -> None:
+    """https://github.com/mlcommons/logging: INTERVAL_START, INTERVAL_END and POINT_IN_TIME are the three types."""
+    found = make_lines(archive(rows=[row(20, 50.0)], goal=GOAL), Submitter())
+    kinds = {
+        (line.key.rpartition("_")[2] in ("start", "stop"), line.key.endswith("start"), line.kind) for line in found
+    }
+    assert kinds == {
+        (True, True, "INTERVAL_START"),
+        (True, False, "INTERVAL_END"),
+        (False, False, "POINT_IN_TIME"),
+    }
+
+
+def test_only_the_log_of_rank_0_is_read() -> None:
+    asked: list[int] = []
+    found = archive()
+    events = found.events
+
+    def read(rank: int | None = None) -> Any:
+        asked.append(-1 if rank is None else rank)
+        return events(rank)
+
+    found.events = read  # type: ignore[method-assign]
+    make_lines(found, Submitter())
+    assert asked == [0]
+
+
+def test_a_phase_at_the_very_end_still_counts() -> None:
+    """The clock stops 40 s after the training has begun at 10 s."""
+    ends = [phase(10, "training"), phase(50, "validation"), phase(50.001, "training", 1)]
+    assert [entry[1] for entry in training(archive(phases=ends))] == [
+        *("init_stop", "run_start", "epoch_start", "epoch_stop", "eval_start", "eval_stop", "run_stop"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("counts", "found"),
+    [
+        ({"Training images": 5}, {"train_samples": 5}),
+        ({"validation": 6, "test": 7}, {"eval_samples": 6}),
+        ({"dev": 8}, {"eval_samples": 8}),
+        ({"test": 7.0, "train": "many"}, {"eval_samples": 7}),
+        ({"retrain": 5, "invalid": 6}, {}),
+        (None, {}),
+    ],
+)
+def test_numbers_of_samples_are_found_by_the_names_of_their_parts(counts: Any, found: dict[str, int]) -> None:
+    every = {key: value for _, key, value in lines(archive(data_identity={"counts": counts}))}
+    assert {key: value for key, value in every.items() if key.endswith("_samples")} == found
