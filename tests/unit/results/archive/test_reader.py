@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import shutil
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -13,7 +14,9 @@ from mlbench_cli.results.archive import layout
 from mlbench_cli.results.archive.mlbench_v3 import export_v3, machine_series, original_names, task_series
 from mlbench_cli.results.archive.pack import pack, unpack, write_zip
 from mlbench_cli.results.archive.reader import Archive, Folder
-from tests.unit.results.runs import START, new_run, sealed_run
+from mlbench_cli.results.archive.seal import seal
+from mlbench_cli.util import files
+from tests.unit.results.runs import START, new_run, observation_of, sealed_run
 
 SAMPLES = [
     {"time": START + at, "rank": rank, "cpu_seconds": 2.0 * at, "rss_bytes": 1 << 20, "sent_bytes": 5 << 20}
@@ -277,6 +280,68 @@ def test_an_archive_is_unpacked_as_it_was_sealed(sealed: Path, tmp_path: Path) -
     for target in (tmp_path / "empty", tmp_path / "file"):
         with pytest.raises(UsageError, match="exists and is not empty"):
             unpack(tmp_path / "a.zip", target)
+
+
+def test_files_in_deep_folders_are_packed_and_unpacked(tmp_path: Path) -> None:
+    run = new_run(tmp_path / "run")
+    for name in ("a", "deep/er/b", "deep/er/c"):
+        path = run.folder / "output" / "rank-0" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+    seal(run, observation_of())
+    pack(run.folder, tmp_path / "new" / "deep" / "a.zip")
+    unpack(tmp_path / "new" / "deep" / "a.zip", tmp_path / "back")
+    assert (tmp_path / "back" / "output" / "rank-0" / "deep" / "er" / "c").read_text() == "deep/er/c"
+    with Archive.open(tmp_path / "back") as one, Archive.open(run.folder) as other:
+        assert one.names == other.names
+
+
+def test_a_full_disk_leaves_nothing_of_an_archive_behind(
+    sealed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack(sealed, tmp_path / "a.zip")
+
+    def fail(source: object, target: object, length: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(shutil, "copyfileobj", fail)
+    with pytest.raises(MlbenchError) as caught:
+        unpack(tmp_path / "a.zip", tmp_path / "new")
+    assert caught.value.message == f"{tmp_path / 'new'} cannot be written: No space left on device."
+    assert [path.name for path in tmp_path.iterdir()] == ["a.zip"]
+
+
+def test_a_place_in_which_no_archive_can_be_is_named(sealed: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(MlbenchError, match=r"file(/new)?(/.*)? cannot be written: (Not a directory|File exists)\."):
+        pack(sealed, tmp_path / "file" / "a.zip")
+
+
+def test_a_file_that_changes_while_it_is_packed_is_refused(
+    sealed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Archive.open(sealed) as archive:
+        monkeypatch.setattr(archive, "size", lambda name: 5)
+        with pytest.raises(DamagedArchive) as caught:
+            write_zip(archive, tmp_path / "a.zip", {})
+        size = len(archive.read("SHA256SUMS"))
+    assert refusal(caught) == ("SHA256SUMS", "changed", f"it changed from 5 to {size} bytes while it was read")
+    assert not (tmp_path / "a.zip").exists()
+
+
+def test_names_of_archives_are_on_disk_when_packing_and_unpacking_return(
+    sealed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[tuple[Path, bool]] = []
+    zipped, folder = tmp_path / "a.zip", tmp_path / "new"
+
+    def sync(path: Path) -> None:
+        synced.append((path, zipped.exists() and (folder.exists() or not synced)))
+
+    monkeypatch.setattr(files, "sync_folder", sync)
+    pack(sealed, zipped)
+    unpack(zipped, folder)
+    assert synced == [(tmp_path, True)] * 2
 
 
 # --- the format of MLBench 3 ----------------------------------------------------------------------------------------
