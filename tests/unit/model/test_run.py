@@ -10,6 +10,7 @@ from mlbench_cli.model.run import (
     Cluster,
     ClusterIdentity,
     Ending,
+    Experiment,
     ExperimentState,
     Finding,
     NodeClock,
@@ -38,6 +39,32 @@ from mlbench_cli.model.run import (
 def test_what_follows_from_an_outcome(outcome: Outcome, is_success: bool, is_resumable: bool, code: int) -> None:
     assert (outcome.is_success, outcome.is_resumable, outcome.exit_code()) == (is_success, is_resumable, code)
     assert outcome.phrase
+
+
+def test_outcomes_and_endings_have_the_words_of_archives_and_the_phrases_of_sentences() -> None:
+    """Archives, stores and scripts of users hold these words."""
+    assert {str(outcome): f"x-2 {outcome.phrase}." for outcome in Outcome} == {
+        "goal_reached": "x-2 reached its goal.",
+        "goal_missed": "x-2 ended without reaching its goal.",
+        "budget_spent": "x-2 has spent its time budget.",
+        "completed": "x-2 completed.",
+        "failed": "x-2 failed.",
+        "cancelled": "x-2 was cancelled.",
+        "deadline": "x-2 was stopped at its deadline.",
+        "never_started": "x-2 never started.",
+        "lost": "x-2 was lost: nothing of it could be observed any more.",
+    }
+    assert list(map(str, Ending)) == [
+        *("exited", "failed", "cancelled", "client_lost", "deadline", "never_started", "lost")
+    ]
+    assert list(map(str, RunState)) == ["created", "running", "finished"]
+    assert list(map(str, Phase)) == ["pending", "starting", "running", "succeeded", "failed", "lost"]
+    assert list(map(str, ExperimentState)) == ["pending", "running", "stopped", "completed", "failed"]
+
+
+def test_runs_of_an_experiment_are_one_after_another_and_need_no_goal_by_default() -> None:
+    plain = Experiment("id", "x", "2026", {})
+    assert (plain.parallel, plain.require_goal, plain.members) == (1, False, ())
 
 
 def test_exit_codes_of_runs_that_need_a_goal_or_have_no_archive() -> None:

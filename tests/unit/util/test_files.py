@@ -58,6 +58,32 @@ def test_what_is_written_is_on_disk_before_the_name_and_the_name_before_the_end(
     assert done == ["sync file", "rename new", "sync folder"]
 
 
+def test_all_that_was_written_is_synced_and_no_file_stays_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    def sync(descriptor: int) -> None:
+        found = os.fstat(descriptor)
+        if stat.S_ISREG(found.st_mode):
+            sizes.append(found.st_size)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    before = len(os.listdir("/dev/fd"))
+    write_atomically(tmp_path / "x", b"0123456789")
+    is_lock_held(tmp_path / "x")
+    assert (sizes, len(os.listdir("/dev/fd"))) == ([10], before)
+
+
+def test_an_interruption_is_told_even_if_somebody_has_removed_the_unfinished_file(tmp_path: Path) -> None:
+    def interrupt() -> None:
+        with replace_file(tmp_path / "x"):
+            for path in tmp_path.iterdir():
+                path.unlink()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupt()
+
+
 @pytest.mark.parametrize(
     ("limit", "end"), [(4, b"6789"), (10, b"0123456789"), (11, b"0123456789"), (1, b"9"), (0, b"")]
 )

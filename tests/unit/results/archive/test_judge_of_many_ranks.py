@@ -315,6 +315,26 @@ def test_a_contradiction_takes_line_and_division() -> None:
     assert older["official_line"] is not None
 
 
+@pytest.mark.parametrize(
+    ("spec", "rules", "faults", "is_doubted"),
+    [
+        (TASK, OWN, None, True),
+        (TASK, OWN, {"attempts": [{}]}, True),
+        (TASK, OWN, {"attempts": [{}, {}]}, False),  # all ranks were started again
+        (TASK, replace(OWN, origin="theirs 1.0"), None, False),
+        (TASK, None, None, False),
+        (SPEC, OWN, None, False),
+    ],
+)
+def test_a_task_of_mlbench_reports_no_metric_after_its_result(
+    spec: RunSpec, rules: TaskRules | None, faults: Any, is_doubted: bool
+) -> None:
+    log = metric() + result() + metric(value=81.6, time=6.5)
+    found = judge_logs({0: log, 1: b""}, spec, rules=rules, faults=faults)
+    told = [text for finding in found.findings for text in finding.evidence.get("contradictions", ())]
+    assert ("rank 0 reported a metric after its result" in told) is is_doubted
+
+
 # --- faults -----------------------------------------------------------------------------------------------------------
 
 ATTEMPTS = [
