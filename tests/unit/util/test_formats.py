@@ -98,6 +98,13 @@ def test_other_durations_are_refused_by_name(text: str) -> None:
     assert len(caught.value.message) < 90
 
 
+@pytest.mark.parametrize(("length", "shown"), [(60, "x" * 60), (61, "x" * 59 + "…")])
+def test_a_long_duration_is_quoted_in_part(length: int, shown: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_duration("x" * length, "--wait")
+    assert caught.value.message == f'--wait "{shown}" is not a duration.'
+
+
 def test_a_moment_is_a_duration_ago_or_a_time() -> None:
     assert parse_since("10m") == pytest.approx(time.time() - 600, abs=60)
     assert parse_since("1970-01-01T00:01:00Z") == 60
