@@ -96,6 +96,7 @@ def test_fields_in_lists_are_named_by_their_index() -> None:
         document["worker_states"][1]["node"] = "elsewhere"
         document["worker_states"][0]["restarts"] = 2
 
+    assert {problem.code for problem in check(edit("result.json", move)).problems} == {"inconsistent"}
     assert said(edit("result.json", move)) == [
         "result.json: worker_states[0].restarts is 2, but the evidence gives 0",
         "result.json: worker_states[1].node is 'elsewhere', but the evidence gives 'this-host'",
@@ -309,6 +310,23 @@ def test_documents_of_an_unknown_judge_are_not_derived_but_checked(judge: int | 
     assert check(change(("result.json", claim), ("run.json", _set("spec_hash", "x")))).problems != ()
 
 
+@pytest.mark.parametrize(
+    ("values", "plain", "compensated"),
+    [
+        ([1.0, 1e100, 1.0, -1e100], 0.0, 2.0),  # Neumaier's example
+        ([0.1] * 10, 0.9999999999999999, 1.0),
+        ([1e16, 1.0, 1.0], 1e16, 1.0000000000000002e16),
+        ([1.0, 1e16, -1e16], 0.0, 1.0),
+        ([-1.0, -1e16, 1e16], 0.0, -1.0),
+        ([], 0.0, 0.0),
+    ],
+)
+def test_older_lines_have_the_sums_of_either_python(values: list[float], plain: float, compensated: float) -> None:
+    """`sum` compensates for rounding since Python 3.12 (Neumaier, ZAMM 54 (1974))."""
+    assert verification._add_plainly(values) == plain
+    assert verification._add_compensated(values) == compensated
+
+
 def test_archives_of_the_second_judge_are_noted() -> None:
     path = Path(__file__).parent / "golden" / "judge-2-python-3.13.zip"
     found = verify(path)
@@ -325,9 +343,9 @@ def test_links_and_devices_are_told_apart(tmp_path: Path) -> None:
     folder = sealed_run(tmp_path / "run")
     (folder / "manifests").symlink_to(tmp_path)
     os.mkfifo(folder / "pipe\x1b")
-    assert [str(problem) for problem in find_problems(folder)] == [
-        "manifests: it is a symbolic link",
-        "pipe\\x1b: it is no regular file",
+    assert [(problem.code, str(problem)) for problem in find_problems(folder)] == [
+        ("link", "manifests: it is a symbolic link"),
+        ("special", "pipe\\x1b: it is no regular file"),
     ]
 
 
