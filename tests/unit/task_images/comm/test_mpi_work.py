@@ -144,14 +144,14 @@ def test_waiting_for_anyone_asks_until_a_message_has_arrived() -> None:
 def test_a_thread_runs_calls_one_after_another_in_their_order() -> None:
     order: list[tuple[int, str]] = []
     thread, gate = Thread(), threading.Event()
-    assert thread.__dict__["_thread"] is None  # no thread without asynchronous calls
+    assert vars(thread)["_thread"] is None  # no thread without asynchronous calls
 
     def call(number: int) -> None:
         gate.wait(LIMIT)
         order.append((number, threading.current_thread().name))
 
     works = [thread.submit(lambda number=number: call(number), [number]) for number in range(5)]  # type: ignore[misc]
-    assert thread.__dict__["last"] is works[-1]
+    assert vars(thread)["last"] is works[-1]
     assert not any(work.is_completed() for work in works)
     gate.set()
     thread.drain()
@@ -180,9 +180,9 @@ def test_a_call_of_the_thread_does_not_wait_for_itself() -> None:
     thread = Thread()
     work = thread.submit(thread.drain, [])
     assert work.wait()
-    assert thread.__dict__["last"] is work
+    assert vars(thread)["last"] is work
     thread.drain()
-    assert thread.__dict__["last"] is None
+    assert vars(thread)["last"] is None
     thread.drain()
     thread.close()
 
