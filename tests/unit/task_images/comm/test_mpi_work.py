@@ -182,8 +182,8 @@ def test_a_call_of_the_thread_does_not_wait_for_itself() -> None:
     assert work.wait()
     assert vars(thread)["last"] is work
     thread.drain()
-    assert vars(thread)["last"] is None
     thread.drain()
+    assert vars(thread)["last"] is None
     thread.close()
 
 
