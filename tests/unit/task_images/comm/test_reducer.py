@@ -523,11 +523,12 @@ class Clocked(Reducer):
         return Cost(1e-3, 0.0)
 
 
-def test_a_plan_is_made_after_the_skipped_and_the_measured_updates() -> None:
+@pytest.mark.parametrize("name", ["mgwfbp", "optfusion"])
+def test_a_plan_is_made_after_the_skipped_and_the_measured_updates(name: str) -> None:
     """Until then there is one message, so that many of them do not slow the measured passes."""
 
     def body(world: ThreadWorld) -> list[int]:
-        strategy: Any = Clocked(resolve("mgwfbp"), 0)
+        strategy: Any = Clocked(resolve(name), 0)
         clock = [0.0]
 
         def tick(update: int, number: int) -> float:
@@ -547,6 +548,49 @@ def test_a_plan_is_made_after_the_skipped_and_the_measured_updates() -> None:
 
     # Gradients a second apart, and messages of a millisecond.
     assert run_ranks(2, body)[0] == [1] * 7 + [3, 3]
+
+
+def test_what_codecs_had_left_out_is_not_lost_when_the_plan_is_made() -> None:
+    """Entries are chosen per tensor, so the plan does not change what is trained."""
+
+    def body(world: ThreadWorld, plan: str) -> list[float]:
+        strategy: Any = Clocked(resolve("eftopk", {"codec": "topk:0.1", "plan": plan}), 0)
+        clock = iter(range(10**6))
+        strategy.times = lambda update, number: float(next(clock))
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 4))
+        module = strategy.attach(world, model, make_sgd)
+        generator = torch.Generator().manual_seed(world.rank)
+        for _ in range(12):
+            strategy.begin(1.0, 2.0)
+            with strategy.last_pass():
+                module(torch.randn(3, 6, generator=generator)).square().mean().backward()
+            strategy.step(0.1)
+        strategy.close()
+        return torch.cat([one.detach().flatten() for one in model.parameters()]).tolist()
+
+    one, other = (run_ranks(2, partial(body, plan=plan))[0] for plan in ("tensor", "optimal"))
+    assert one == other
+
+
+def test_the_costs_of_messages_are_fitted_to_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, ...]] = []
+
+    def measure(link: Any, sizes: tuple[int, ...]) -> list[float]:
+        asked.append(tuple(sizes))
+        return [1e-3 + 2e-9 * 4 * size for size in sizes]
+
+    monkeypatch.setattr(reducer, "measure_cost", measure)
+
+    def body(world: ThreadWorld) -> Any:
+        strategy, _ = attach(world, "mgwfbp", Layers(2))
+        strategy.close()
+        return strategy._cost
+
+    for cost in run_ranks(2, body):
+        assert (cost.alpha, cost.beta) == (pytest.approx(1e-3), pytest.approx(2e-9))
+    assert len(asked) == 2
+    assert asked[0] == asked[1]
 
 
 def test_tensors_are_sorted_by_when_their_gradients_were_ready() -> None:
