@@ -94,11 +94,13 @@ def test_gradients_are_summed_in_one_row_and_keep_their_shapes() -> None:
     assert model.ranks.rows == [[1.0, 2.0, 3.0]]  # type: ignore[attr-defined]
 
 
-def test_buffers_become_their_mean_over_ranks() -> None:
-    model = make_model(4, add=lambda row: np.full_like(row, 3.0))
+@pytest.mark.parametrize(("size", "others", "mean"), [(2, 3.0, 7.0), (4, 3.0, 5.0)])
+def test_buffers_become_their_mean_over_ranks(size: int, others: float, mean: float) -> None:
+    """This rank has 8, and the others bring their shares."""
+    model = make_model(size, add=lambda row: np.full_like(row, others))
     model.buffers["passes"] += 8
     model.average_buffers()
-    assert model.buffers["passes"].tolist() == [5.0]  # 8/4 and 3 of the others
+    assert model.buffers["passes"].tolist() == [mean]
 
 
 def test_one_rank_and_models_without_buffers_average_nothing() -> None:
