@@ -15,7 +15,7 @@ from task_images.contract import CATEGORIES, Contract
 from task_images.harness.array_checkpoint import load_arrays
 from task_images.harness.errors import DivergedError, EnvironmentUnfitError
 from task_images.harness.goals import GoalWatch
-from task_images.harness.loop import Plan, Unit
+from task_images.harness.loop import Plan, Unit, _count_lost_time
 from task_images.harness.settings import Protocol
 from task_images.harness.tracker import Snapshot
 from task_images.harness.updates import SampleBatches, Update
@@ -247,11 +247,28 @@ def test_a_checkpoint_has_all_that_the_loop_needs_to_go_on(tmp_path: Path) -> No
     assert set(state) == {"form", "task", "seed", "schedule", "position", "clock", "goal", "states"}
     assert state["position"] == {"epoch": 1, "in_epoch": 3, "total": 3, "skipped": 0}
     assert state["states"] == {"counter": {"number": 5}}
+    assert state["goal"] == {"best": None, "last": None, "passages": {}}
     assert state["schedule"]["patience"] == 3
     assert "name" not in state["schedule"]
     assert set(state["clock"]) == set(asdict(told.trainer.tracker.snapshot()))
     assert (state["clock"]["updates"], state["clock"]["samples"]) == (3, 6)
     assert float(learned[0]) == pytest.approx(8 * (1 - 0.9**3))
+
+
+def test_a_training_without_a_goal_has_none_in_its_checkpoint(tmp_path: Path) -> None:
+    def arrange(trainer: Any) -> None:
+        trainer.goal = None
+
+    tell(tmp_path, 2, Plan(1, checkpoint=True), arrange)
+    state, _ = load_arrays(tmp_path / "checkpoint.pt", "mean", {"seed": 1})
+    assert state["goal"] is None
+    resumed = tell(tmp_path, 2, Plan(2, resume=str(tmp_path / "checkpoint.pt")))
+    assert resumed.result["updates"] == 4
+
+
+def test_a_run_that_lost_time_before_its_first_checkpoint_has_done_nothing_yet() -> None:
+    begun = _count_lost_time(None, 7.0)
+    assert begun == Snapshot({**dict.fromkeys(CATEGORIES, 0.0), "other": 7.0}, 7.0, 0.0, 0, 0, 0)
 
 
 def test_a_training_goes_on_within_an_epoch_and_with_the_tasks_state(tmp_path: Path) -> None:
