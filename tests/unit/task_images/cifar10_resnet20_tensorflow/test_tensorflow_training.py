@@ -708,8 +708,8 @@ def test_an_update_of_a_worker_is_that_of_a_single_rank(modules: Any, monkeypatc
     alone = make_trainer(modules, make_network(modules, monkeypatch, **changes), Ranks())
     update = Update([Batch(IMAGES, LABELS, 3)], 1, 3.0, 3.0, 3)
     for rate in (0.5, 0.25):
-        served._update(update, rate)
-        alone._update(update, rate)
+        assert served._update(update, rate)
+        assert alone._update(update, rate)
     shared = served._shared
     for own, other in zip(shared.variables, alone.network.variables, strict=True):
         torch.testing.assert_close(own.detach(), other.detach())
