@@ -557,8 +557,9 @@ def test_what_codecs_had_left_out_is_not_lost_when_the_plan_is_made() -> None:
         strategy: Any = Clocked(resolve("eftopk", {"codec": "topk:0.1", "plan": plan}), 0)
         clock = iter(range(10**6))
         strategy.times = lambda update, number: float(next(clock))
-        torch.manual_seed(1)
-        model = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 4))
+        model, first = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 4)), torch.Generator().manual_seed(1)
+        for parameter in model.parameters():
+            nn.init.uniform_(parameter, -0.4, 0.4, generator=first)
         module = strategy.attach(world, model, make_sgd)
         generator = torch.Generator().manual_seed(world.rank)
         for _ in range(12):
