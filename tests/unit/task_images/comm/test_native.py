@@ -124,6 +124,77 @@ def test_sgd_of_sharded_parameters_is_not_fused(fused: bool, kind: Any) -> None:
     assert alone.optimizer.param_groups[0]["fused"] is True
 
 
+def test_only_the_last_pass_of_a_sharded_model_reduces_gradients() -> None:
+    made: Any = ShardedModel(in_groups=False)
+    calls: list[bool] = []
+    made.world, made.model = SimpleNamespace(size=2), SimpleNamespace(set_requires_gradient_sync=calls.append)
+    made.begin(1.0, 2.0)
+    made.begin(1.0, 2.0, 2)
+    with made.last_pass():
+        assert calls == [True, False, True]
+    made.world.size = 1
+    made.begin(1.0, 2.0, 2)
+    with made.last_pass():
+        assert len(calls) == 3
+
+
+def test_a_sharded_model_is_saved_whole_on_rank_0_and_spread_over_the_ranks_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[Any] = []
+    for name in ("get_model_state_dict", "get_optimizer_state_dict"):
+        monkeypatch.setattr(native, name, lambda *given, options, name=name: {name: (given, options)})
+    for name in ("set_model_state_dict", "set_optimizer_state_dict"):
+        monkeypatch.setattr(native, name, lambda *given, options, name=name: calls.append((name, given, options)))
+    made: Any = ShardedModel(in_groups=False)
+    made.world, made.model, made.optimizer = SimpleNamespace(size=2), "model", "optimizer"
+    state = made.state_dict()
+    assert state == {
+        "model": {"get_model_state_dict": (("model",), native.WHOLE)},
+        "optimizer": {"get_optimizer_state_dict": (("model", "optimizer"), native.WHOLE)},
+        "method": {},
+    }
+    made.load_state_dict(state)
+    assert calls == [
+        ("set_model_state_dict", ("model", state["model"]), native.SPREAD),
+        ("set_optimizer_state_dict", ("model", "optimizer", state["optimizer"]), native.SPREAD),
+    ]
+    # On the CPU, so that a model that fits on no GPU alone can be saved.
+    assert (native.WHOLE.full_state_dict, native.WHOLE.cpu_offload) == (True, True)
+    assert (native.SPREAD.full_state_dict, native.SPREAD.cpu_offload) == (True, False)
+    assert made.check_replicas() is None
+
+
+@pytest.mark.parametrize(
+    ("in_groups", "size", "local", "mesh"),
+    [
+        (False, 4, 2, (("cpu", (4,)), {})),
+        (True, 4, 2, (("cpu", (2, 2)), {"mesh_dim_names": ("replicate", "shard")})),  # a group per node
+        (True, 8, 8, (("cpu", (2, 4)), {"mesh_dim_names": ("replicate", "shard")})),  # halves of one node
+        (True, 6, 1, (("cpu", (2, 3)), {"mesh_dim_names": ("replicate", "shard")})),
+    ],
+)
+def test_each_layer_is_sharded_over_all_ranks_or_within_its_group(
+    monkeypatch: pytest.MonkeyPatch, in_groups: bool, size: int, local: int, mesh: Any
+) -> None:
+    sharded: list[Any] = []
+    monkeypatch.setattr(native, "require_sharding", lambda world: None)
+    monkeypatch.setattr(native, "init_device_mesh", lambda *given, **more: (given, more))
+    monkeypatch.setattr(native, "fully_shard", lambda module, mesh: sharded.append((module, mesh)))
+    made: Any = ShardedModel(in_groups)
+    contract = SimpleNamespace(local_world_size=local)
+    made.world = SimpleNamespace(size=size, device=torch.device("cpu"), contract=contract)
+    made._weight, made._total = 3.0, 2.0 * size
+    model: Any = nn.Sequential(nn.Sequential(nn.Conv2d(2, 2, 2), nn.ReLU()), nn.Flatten(), nn.Linear(2, 1))
+    model.to(memory_format=torch.channels_last)
+    assert made._prepare(model) is model
+    assert sharded == [(model[0][0], mesh), (model[2], mesh), (model, mesh)]
+    assert model[0][0].weight.is_contiguous()
+    output = model(torch.ones(1, 2, 2, 2))
+    torch.autograd.backward(output.sum())
+    assert model[2].bias.grad.item() == 1.5  # the share of this rank's samples, times the number of ranks
+
+
 # --- DistributedDataParallel ----------------------------------------------------------------------------------------
 
 
