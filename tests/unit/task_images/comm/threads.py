@@ -4,6 +4,7 @@
 codecs and the communication threads are those of a run; what a backend does is added up here in the order of ranks.
 """
 
+import itertools
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
@@ -32,7 +33,9 @@ class Meeting:
     def __init__(self, size: int) -> None:
         self._barrier = threading.Barrier(size, timeout=SECONDS)
         self._brought: list[Any] = [None] * size
-        self.queues: dict[tuple[int, int], SimpleQueue[Tensor]] = defaultdict(SimpleQueue)
+        # Made at once: a sender and its receiver, each making the queue that it misses, would use two.
+        pairs = itertools.product(range(size), range(size))
+        self.queues: dict[tuple[int, int], SimpleQueue[Tensor]] = {pair: SimpleQueue() for pair in pairs}
 
     def gather(self, rank: int, value: Any) -> list[Any]:
         self._brought[rank] = value
