@@ -24,7 +24,7 @@ _LINK = re.compile(r"\[\[([^\[\]]*)\]\]")
 _ADDRESS = re.compile(r"\[(?:https?:)?//\S+ ?([^\[\]]*)\]")
 _QUOTES = re.compile(r"'{2,}")
 _MAGIC = re.compile(r"__[A-Z]+__")
-_HOLLOW = re.compile(r"\(\s*[,;]*\s*\)")
+_HOLLOW = re.compile(r"\([\s,;]*\)")
 _NO_PARAGRAPH = ("=", "*", "#", ":", ";", "|", "!", "{", "}", "[[")
 
 

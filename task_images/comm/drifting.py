@@ -31,6 +31,7 @@ class Drifting(Strategy):
     def _connect(self) -> None:
         self._update = 0
         self._distance: float | None = None
+        self._own: Tensor | None = None  # this rank's weights while the model has the mean
         if self.world.size > 1:
             self._link = open_link(self.world, self.method.delay)
 
@@ -73,6 +74,10 @@ class Drifting(Strategy):
     def _distribute(self, flat: Tensor) -> None:
         unpack(flat, self._parameters)
 
+    def _own_weights(self) -> Tensor:
+        """This rank's own weights in memory of the host, within `consensus`, too."""
+        return (self._collect() if self._own is None else self._own).cpu()
+
     def _average(self) -> None:
         """Replace the weights by the mean over all ranks."""
         self._distribute(self._link.all_reduce(self._collect().div_(self.world.size)))
@@ -80,13 +85,14 @@ class Drifting(Strategy):
     @contextmanager
     def _on_average(self) -> Iterator[None]:
         """Within the block the model has the mean of all ranks' weights; afterwards each rank has its own again."""
-        own = self._collect()
+        self._own = own = self._collect()
         self._distance = measure_distance(self.world, self._parameters)
         self._average()
         try:
             yield
         finally:
             self._distribute(own)
+            self._own = None
 
     def consensus(self) -> AbstractContextManager[object]:
         """Within the block the model has the mean of all replicas."""
@@ -202,6 +208,10 @@ class PostLocalSteps(Reducer):
         """The distance of the replicas from their mean, as last measured; None before that."""
         return self._distance
 
+    def stats(self) -> dict[str, float]:
+        """The figures of the reducer, and the distance of the replicas once it was measured."""
+        return {**super().stats(), **({} if self._distance is None else {"distance": self._distance})}
+
     def method_state(self) -> MethodState:
         own = self.optimizer.state_dict()
         states = keep_own(self.world, own) if self.world.size > 1 else []
@@ -252,7 +262,7 @@ class Gossip(Drifting):
         self._distribute(mixed if step is None else mixed.add_(step))
 
     def _own_state(self) -> dict[str, Any]:
-        return {**super()._own_state(), "weights": self._collect().cpu()}
+        return {**super()._own_state(), "weights": self._own_weights()}
 
     def _load_own_state(self, state: Mapping[str, Any]) -> None:
         super()._load_own_state(state)

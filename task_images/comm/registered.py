@@ -145,7 +145,7 @@ class RegisteredRun(Drifting):
 
     def _own_state(self) -> dict[str, Any]:
         kept = {name: tensor.cpu() for name, tensor in self.state.items()}
-        return {**super()._own_state(), "weights": self._collect().cpu(), "state": kept}
+        return {**super()._own_state(), "weights": self._own_weights(), "state": kept}
 
     def _load_own_state(self, state: Mapping[str, Any]) -> None:
         super()._load_own_state(state)

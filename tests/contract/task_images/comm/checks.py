@@ -1,5 +1,6 @@
 """A program for test_methods.py: every preset on the ranks of one start, each printing OK when its checks hold."""
 
+import copy
 import sys
 import time
 import traceback
@@ -174,9 +175,10 @@ def a_resumed_training_goes_on_as_if_it_had_not_stopped(world: World) -> None:
         changes = {"sync": "postlocal:2,3"} if name == "postlocalsgd" else None
         method = resolve(name, changes)
         _, first = train(world, make_strategy(method, 5), 4)
-        own = first.state_dict()
-        [state] = _share([{**own, "method": {}}])  # rank 0's file
-        state["method"] = own["method"]  # the rank's own file
+        with first.consensus():
+            own = first.state_dict()
+            [state] = _share([{**own, "method": {}}])  # rank 0's file
+            state["method"] = copy.deepcopy(own["method"])  # the rank's own file
         rest, strategy = train(world, make_strategy(method, 5), 3, start=4, state=state)
         again, other = train(world, make_strategy(method, 5), 7, consensus_after=3)
         with other.consensus(), strategy.consensus():

@@ -39,5 +39,19 @@ def test_broken_markup_is_no_error(markup: str) -> None:
     assert all(isinstance(line, str) for line in plain_paragraphs(markup))
 
 
+@pytest.mark.parametrize(
+    ("text", "plain"),
+    [
+        ("a () b", "a b"),
+        ("a (,; ) b", "a b"),
+        ("a (, ;) b", "a b"),
+        ("a ( , , ) b", "a b"),
+        ("a (b, c) d", "a (b, c) d"),
+    ],
+)
+def test_brackets_that_templates_left_hollow_go(text: str, plain: str) -> None:
+    assert plain_paragraphs(text) == [plain]
+
+
 def test_a_hostile_article_takes_no_quadratic_time() -> None:
     assert plain_paragraphs("[[" * 20_000 + "{{" * 20_000) is not None
