@@ -51,7 +51,8 @@ class ExperimentFile:
         keys |= {"published": list(self.published), "max-hours": self.max_hours, "max-cost": self.max_cost}
         common = request_document(absolute_paths(replace(self.common, name=self.name)))
         runs = [request_document(absolute_paths(own)) for own in self.own]
-        return {**common, **{key: value for key, value in keys.items() if value}, "runs": runs}
+        # A limit of 0 is one: nothing more may start.
+        return {**common, **{key: value for key, value in keys.items() if value or value == 0}, "runs": runs}
 
 
 # --- reading --------------------------------------------------------------------------------------------------------
@@ -162,8 +163,8 @@ def _limit(own: Mapping[str, Any], key: str) -> float | None:
     value = own.get(key)
     if value is None:
         return None
-    if not is_finite_number(value) or value <= 0:
-        raise UsageError(f'"{key}" is {short(value)}, not a number above 0.')
+    if not is_finite_number(value) or value < 0:
+        raise UsageError(f'"{key}" is {short(value)}, not a number from 0 on.')
     return float(value)
 
 

@@ -112,6 +112,12 @@ runs:
 """
 
 
+def test_a_limit_of_0_is_recorded_and_read_again() -> None:
+    found = parse_experiment_file(read_yaml("command: 'true'\nmax-hours: 0\nruns: [{}]"), "demo")
+    again = parse_experiment_file(found.to_document(), "demo")
+    assert (again.max_hours, again.max_cost) == (0.0, None)
+
+
 def test_what_is_recorded_of_a_file_has_all_of_its_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     found = parse_experiment_file(read_yaml(EVERYTHING), "demo")
@@ -204,8 +210,7 @@ def test_entries_of_different_lengths_alternate_as_long_as_they_can() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("max-hours: 0", '"max-hours" is 0, not a number above 0'),
-        ("max-cost: .inf", "not a number above 0"),
+        ("max-cost: .inf", "not a number from 0 on"),
         ("published: ['']", '"published" is'),
         ("published: [1]", '"published" is'),
         ("metric: 3", "must be texts"),
@@ -217,8 +222,8 @@ def test_entries_of_different_lengths_alternate_as_long_as_they_can() -> None:
         ("runs: [{task: x, workerss: 1}]", 'Entry 1 of runs: Unknown key "workerss"'),
         ("workerss: 1", 'Unknown key "workerss".*workers'),
         ("runs: [{name: a}, {name: a}]", "same name"),
-        ("max-hours: -1", "not a number above 0"),
-        ("max-cost: much", "not a number above 0"),
+        ("max-hours: -1", '"max-hours" is -1, not a number from 0 on'),
+        ("max-cost: much", "not a number from 0 on"),
         ("clusters: {a: b}", "not a list of strings"),
         ("title: [a]", "must be texts"),
         ("cluster: far", "Name the clusters once"),
