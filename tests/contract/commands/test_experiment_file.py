@@ -117,7 +117,7 @@ def test_a_budget_stops_before_the_next_run_and_the_rest_goes_on_later(capsys: C
     ("more", "words"),
     [
         ("published: [survey-1999]\n", "no published table"),
-        ("max-hours: 0\n", "max-hours"),
+        ("max-hours: -1\n", "max-hours"),
         ("clusters: [nowhere]\n", "nowhere"),
     ],
 )
