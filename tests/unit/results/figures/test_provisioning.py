@@ -84,7 +84,7 @@ def test_the_same_records_give_the_same_bytes(tmp_path: Path) -> None:
     assert [path.read_bytes() for path in draw([RECORD], tmp_path / "b")] == first
 
 
-def test_a_cluster_without_times_is_told() -> None:
+def test_a_cluster_without_times_is_told(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match='Of the cluster "mine" no times are known'):
-        draw([Cluster("mine", "attached")], Path("/nowhere"))
+        draw([Cluster("mine", "attached")], tmp_path / "a")
     assert to_csv([Cluster("mine", "attached")]).count("\n") == 1
