@@ -14,6 +14,7 @@ import shutil
 import signal
 import sys
 import tempfile
+from collections.abc import Iterator
 from importlib import import_module
 
 import pytest
@@ -103,6 +104,18 @@ def make_home() -> None:
 def pytest_worker_start() -> None:
     """Give each worker a home."""
     make_home()
+
+
+@pytest.fixture
+def own_tasks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The test may name folders of tasks, of which later tests know nothing."""
+    from mlbench_cli.tasks import catalog
+    from mlbench_cli.tasks.task_sources import VARIABLE
+
+    monkeypatch.setenv(VARIABLE, "")
+    yield
+    catalog.load_catalog.cache_clear()
+    catalog._load_one.cache_clear()
 
 
 keep_files_in_memory()

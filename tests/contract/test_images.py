@@ -224,16 +224,15 @@ presets: {}
     ],
 )
 def test_a_task_of_ones_own_is_built_by_its_own_dockerfile(
+    own_tasks: None,
     registry: FakeRegistry,
     docker: FakeDocker,
     mlbench: Callable[..., Answer],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     image: str,
     options: tuple[str, ...],
     pushed: tuple[str, str],
 ) -> None:
-    monkeypatch.setenv("MLBENCH_TASK_PATH", "")
     project = tmp_path / "project"
     (project / "my_tasks" / "line").mkdir(parents=True)
     (project / "my_tasks" / "line" / "task.yaml").write_text(OWN_TASK.replace("IMAGE", image))

@@ -1,6 +1,5 @@
 """`mlbench tasks`: tasks of other folders, and parameters with their bounds."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,10 @@ from mlbench_cli.app import run
 from mlbench_cli.commands.tasks import _format_value, _meaning
 from mlbench_cli.tasks import catalog
 from mlbench_cli.tasks.catalog import Parameter
-from mlbench_cli.tasks.task_sources import VARIABLE
 
 
 @pytest.fixture
-def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def own_folder(own_tasks: None, tmp_path: Path) -> Path:
     """A folder with a task like allreduce, in a process that does not know it yet."""
     folder = tmp_path / "my tasks"
     (folder / "own_task").mkdir(parents=True)
@@ -23,10 +21,7 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
     document = yaml.safe_load(shipped.read_text())
     document |= {"name": "own_task", "number": "z9", "title": "A task of this test", "image": "example.org/own:1"}
     (folder / "own_task" / "task.yaml").write_text(yaml.safe_dump(document))
-    monkeypatch.setenv(VARIABLE, "")
-    yield folder
-    catalog.load_catalog.cache_clear()
-    catalog._load_one.cache_clear()
+    return folder
 
 
 def test_a_task_of_another_folder_is_shown_with_the_command_that_runs_it(
