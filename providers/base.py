@@ -413,11 +413,17 @@ def check_tags(texts: Sequence[str], form: str, name_form: str | None = None) ->
             )
 
 
+def expiry_of(tags: Mapping[str, str]) -> int | None:
+    """The end that a cluster's tags hold, in seconds since 1970; None without one, or if the tag is no number."""
+    text = tags.get(EXPIRES_TAG, "")
+    return int(text) if text.isdecimal() else None
+
+
 def details_from_tags(tags: Mapping[str, str]) -> dict[str, object]:
     """The details of a cluster that its tags hold: owner, expires if it has an end, image repository, fast network."""
     details: dict[str, Any] = {"owner": tags.get(OWNER_TAG)}
-    if (expires := tags.get(EXPIRES_TAG, "")).isdecimal():
-        details["expires"] = int(expires)
+    if (expires := expiry_of(tags)) is not None:
+        details["expires"] = expires
     if tags.get(REGISTRY_TAG) == AUTO:
         details["registry_made"] = True
     if FABRIC_TAG in tags:

@@ -6,7 +6,15 @@ from typing import Any
 
 from mlbench_cli.errors import CredentialError, MlbenchError
 from mlbench_cli.model.run import Cluster
-from providers.base import CLUSTER_TAG, EXPIRES_TAG, ROLE_LABEL, WORKER, PartialSearchError, details_from_tags
+from providers.base import (
+    CLUSTER_TAG,
+    EXPIRES_TAG,
+    ROLE_LABEL,
+    WORKER,
+    PartialSearchError,
+    details_from_tags,
+    expiry_of,
+)
 from providers.eks.aws import Aws, account_of, aws_in, region_of, tags_of
 from providers.eks.control_plane import find_raw_cluster
 from providers.eks.machines import GPU_MACHINES
@@ -86,14 +94,8 @@ def _note(tags_by_cluster: dict[str, dict[str, str]], tags: Mapping[str, str]) -
     if name := tags.get(CLUSTER_TAG):
         known = tags_by_cluster.setdefault(name, dict(tags))
         # `mlbench extend` and `create-cluster --ttl` change only the EKS cluster's tag, so the latest expiry counts.
-        if _expiry(tags) > _expiry(known):
+        if (expiry_of(tags) or 0) > (expiry_of(known) or 0):
             known[EXPIRES_TAG] = tags[EXPIRES_TAG]
-
-
-def _expiry(tags: Mapping[str, str]) -> int:
-    """Seconds since 1970; 0 for a cluster without an end, and for tags that a person has edited to something else."""
-    text = tags.get(EXPIRES_TAG, "")
-    return int(text) if text.isdecimal() else 0
 
 
 def _to_cluster(

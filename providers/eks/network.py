@@ -112,12 +112,13 @@ class Stack(Resource):
 
         CloudFormation has its own timeout.
         """
-        offered = zones_for(self.aws, self.machine_types, self.zone)
-        subnets = self._order_subnets() if self.subnets else {}
-        zones = (
-            list(subnets)[:2]
-            or [*self.zones, *(zone for zone in offered if zone not in self.zones)][: max(2, len(self.zones))]
-        )
+        if self.subnets:
+            subnets = self._order_subnets()
+            zones = list(subnets)[:2]
+        else:
+            subnets = {}
+            offered = zones_for(self.aws, self.machine_types, self.zone)
+            zones = [*self.zones, *(zone for zone in offered if zone not in self.zones)][: max(2, len(self.zones))]
         parameters = dict(zip(ZONE_PARAMETERS, zones, strict=False))
         parameters |= {"ClusterName": self.cluster.name, "Subnets": ",".join(subnets.values())}
         parameters["Boundary"] = self.boundary or ""
