@@ -63,15 +63,6 @@ def swept(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-@pytest.fixture
-def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
-    """The signals that the agent sends; none of them arrives."""
-    found: list[tuple[str, int, int]] = []
-    monkeypatch.setattr(processes, "signal_group", lambda pid, number: found.append(("group", pid, number)))
-    monkeypatch.setattr(os, "kill", lambda pid, number: found.append(("process", pid, number)))
-    return found
-
-
 def run_rank(agent: Agent, number: int, pid: int) -> None:
     agent.ranks[number].begin(pid, time.monotonic(), time.time())
 

@@ -18,6 +18,7 @@ from mlbench_cli.agent.agent import GRACE, Agent, Rank
 from mlbench_cli.agent.messages import pending_facts
 from mlbench_cli.agent.network.namespaces import ShapingError
 from tests.fakes.clock import Clock
+from tests.unit.agent.test_agent import read_state
 
 KILL = signal.SIGKILL
 
@@ -36,15 +37,6 @@ Make = Callable[..., Any]
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clocks:
     found = Clocks(1000.0)
     monkeypatch.setattr("mlbench_cli.agent.agent.time", found)
-    return found
-
-
-@pytest.fixture
-def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
-    """The signals that the agent sends; none of them arrives."""
-    found: list[tuple[str, int, int]] = []
-    monkeypatch.setattr(processes, "signal_group", lambda pid, number: found.append(("group", pid, number)))
-    monkeypatch.setattr(os, "kill", lambda pid, number: found.append(("process", pid, number)))
     return found
 
 
@@ -89,10 +81,6 @@ def make(tmp_path: Path, clock: Clocks, sent: object, monkeypatch: pytest.Monkey
 def begin(agent: Agent, *pids: int) -> None:
     for rank, pid in zip(agent.ranks, pids, strict=False):
         rank.begin(pid, 1000.0, 5000.0)
-
-
-def read_state(agent: Agent) -> Any:
-    return json.loads(Path(agent.folder, ".state/state.json").read_text())
 
 
 def read_rows(agent: Agent) -> list[Any]:

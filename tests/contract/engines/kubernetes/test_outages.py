@@ -13,7 +13,7 @@ from mlbench_cli.engines.kubernetes import keeper, results
 from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
 from mlbench_cli.errors import CredentialError, UnreachableError
 from mlbench_cli.kube.api import NodeUnreachable, ServerUnreachable
-from mlbench_cli.model.run import Ending, Outcome
+from mlbench_cli.model.run import Ending, Outcome, Run
 from mlbench_cli.model.silence import UNREACHABLE
 from mlbench_cli.runs import supervise
 from mlbench_cli.storage.store import Store
@@ -36,6 +36,15 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[KubeApi]:
         yield server
 
 
+def start_run(server: KubeApi, folder: Path) -> Run:
+    """A run whose two workers run."""
+    run = a_run(folder)
+    submit(server, run)
+    for worker in (0, 1):
+        put_pod(server, worker, **RUNNING)
+    return run
+
+
 def codes(observation: object) -> list[str]:
     return [finding.code for finding in observation.findings]  # type: ignore[attr-defined]
 
@@ -45,10 +54,8 @@ def test_a_run_is_followed_through_an_outage_of_the_api_server(
     server: KubeApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mlbench_cli.engines.kubernetes.engine.SLOW_POLL", 1.0)
-    run = a_run(tmp_path)
-    submit(server, run)
+    run = start_run(server, tmp_path)
     for worker in (0, 1):
-        put_pod(server, worker, **RUNNING)
         server.write(f"r-2-{worker}-x", b"before")
     is_silent = False
     with closing(KubernetesEngine(server.access).watch(run)) as observations:
@@ -75,10 +82,7 @@ def test_an_outage_between_the_first_look_and_the_list_of_pods_is_told_at_once(
 ) -> None:
     """Nothing limits the wait for that list, so a watcher that says nothing until it has come would never return."""
     monkeypatch.setattr("mlbench_cli.engines.kubernetes.engine.FIRST_LIST_SECONDS", 1e6)
-    run = a_run(tmp_path)
-    submit(server, run)
-    for worker in (0, 1):
-        put_pod(server, worker, **RUNNING)
+    run = start_run(server, tmp_path)
     with closing(KubernetesEngine(server.access).watch(run)) as observations:
         next(observations)
         server.is_down = True
@@ -143,10 +147,7 @@ def test_a_server_that_was_restarted_between_two_requests_may_refuse_at_first(
 ) -> None:
     """Nobody has seen it away: the first that is seen of it is a 403."""
     monkeypatch.setattr("mlbench_cli.engines.kubernetes.engine.SLOW_POLL", 0.5)
-    run = a_run(tmp_path)
-    submit(server, run)
-    for worker in (0, 1):
-        put_pod(server, worker, **RUNNING)
+    run = start_run(server, tmp_path)
     is_refused = False
     with closing(KubernetesEngine(server.access).watch(run)) as observations:
         for seen in observations:

@@ -5,31 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
 
 from task_images.comm.choose import make_strategy
 from task_images.comm.presets import resolve
+from tests.unit.task_images.comm.given_gradients import Numbers, update
 from tests.unit.task_images.comm.threads import ThreadWorld, run_ranks
-
-
-class Numbers(nn.Module):
-    """Five numbers whose gradient is given."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(5))
-
-    def forward(self, gradient: float) -> Tensor:
-        return gradient * self.weight.sum()
-
-
-def update(strategy: Any, model: Numbers, gradient: float) -> float:
-    """One update at rate 1; returns the first number after it."""
-    strategy.begin(1.0, float(strategy.world.size))
-    with strategy.last_pass():
-        model(gradient).backward()
-    strategy.step(1.0)
-    return model.weight[0].item()
 
 
 def run_in_turns(
@@ -40,7 +20,7 @@ def run_in_turns(
 
     def train(world: ThreadWorld) -> Any:
         strategy: Any = make_strategy(method)
-        model = Numbers()
+        model = Numbers(5)
         strategy.attach(world, model, lambda net: torch.optim.SGD(net.parameters(), 1.0, 0.5))
 
         def turn(rank: int, call: Callable[[], Any]) -> Any:

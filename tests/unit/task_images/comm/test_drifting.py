@@ -4,38 +4,18 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
 
 from task_images.comm.choose import make_strategy
 from task_images.comm.presets import resolve
 from task_images.harness.precision import LossScale
+from tests.unit.task_images.comm.given_gradients import Numbers, update
 from tests.unit.task_images.comm.threads import ThreadWorld, run_ranks
 
 
-class Numbers(nn.Module):
-    """Four numbers whose gradient is given."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(4))
-
-    def forward(self, gradient: float) -> Tensor:
-        return gradient * self.weight.sum()
-
-
 def attach(world: ThreadWorld, name: str, **axes: str) -> tuple[Any, Numbers]:
-    strategy, model = make_strategy(resolve(name, axes)), Numbers()
+    strategy, model = make_strategy(resolve(name, axes)), Numbers(4)
     strategy.attach(world, model, lambda net: torch.optim.SGD(net.parameters(), 1.0))
     return strategy, model
-
-
-def update(strategy: Any, model: Numbers, gradient: float, rate: float = 1.0) -> float:
-    """One update; returns the first number after it."""
-    strategy.begin(1.0, float(strategy.world.size))
-    with strategy.last_pass():
-        model(gradient).backward()
-    strategy.step(rate)
-    return model.weight[0].item()
 
 
 def test_weights_are_averaged_after_every_so_many_updates() -> None:
