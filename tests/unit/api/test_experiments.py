@@ -25,7 +25,7 @@ def workspace(tmp_path: Path) -> Iterator[Workspace]:
 
 
 class Run:
-    """A run that keeps what is done to it."""
+    """A run that records the calls made on it."""
 
     def __init__(self, name: str, *, started: bool = True, finished: bool = False, sealed: bool = False) -> None:
         self.name, self.is_started, self.is_finished, self.is_sealed = name, started, finished, sealed

@@ -298,7 +298,7 @@ def test_processes_without_agents_are_looked_for_on_attached_machines(
 
 
 class Run:
-    """A run that keeps what is done to it."""
+    """A run that records the calls made on it."""
 
     def __init__(self, name: str, *, finished: bool = False, started: bool = True, error: Any = None) -> None:
         self.name, self.folder, self.is_started, self.error = name, Path("/data", name), started, error

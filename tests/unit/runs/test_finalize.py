@@ -86,7 +86,7 @@ def test_a_run_is_completed_once(store: Store, hooks: list[str]) -> None:
 
 
 def test_what_was_seen_first_of_the_end_counts(store: Store, hooks: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cluster may lose it before the archive is sealed, or say something else later."""
+    """Before the archive is sealed, the cluster may forget how the run ended, or report another end."""
     run = record(store)
     engine = FakeEngine([RUNNING])
 

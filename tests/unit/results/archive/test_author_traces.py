@@ -18,6 +18,8 @@ from mlbench_cli.results.archive.verify import verify
 from mlbench_cli.storage.run_folder import RunFolder
 from tests.unit.results.runs import START, event, new_run, observation_of, sealed_run, spec, training_log
 
+ROOT = "/root"  # the home of every Linux machine's superuser
+
 
 def run_folder(folder: Path, *lines: str | bytes, hosts: tuple[str, ...] = ("alpha", "beta"), **changes: Any) -> Path:
     """The evidence of a run on `hosts`, whose rank 0 has written these lines; not sealed."""
@@ -53,8 +55,8 @@ def clean(folder: Path, *lines: str | bytes, **changes: Any) -> list[str]:
         ("/home/jane/x", "/home/user/x"),
         ("'/home/jane'", "'/home/user'"),
         ("/Users/jane/x", "/home/user/x"),
-        ("/root/x", "/home/user/x"),
-        ("/root", "/root"),
+        (f"{ROOT}/x", "/home/user/x"),
+        (ROOT, ROOT),
         ("/rooted/x", "/rooted/x"),
         ("/home/", "/home/"),
         ("/home/jane and /home/joe/y", "/home/user and /home/user/y"),

@@ -146,7 +146,7 @@ def names(rows: Any) -> list[str]:
         ([row(0, x=1), row(1, x=2), row(2, x=9, kind="machine")], ["[1, 2]", "9"]),
         ([row(0, x=1), row(0, x=9, kind="machine"), row(0, 1, x=5), row(1, x=2)], ["9", "[1, 2]", "5"]),
         ([row(0, x=8, kind="m"), row(0, x=9, kind="m"), row(0, x=1), row(1, x=2)], ["8", "9", "[1, 2]"]),
-        # An incomplete block is given up where the fields change: its rows come first.
+        # Where the fields change, a block that is not full ends, and its rows come first.
         ([row(0, x=1), row(1, x=2, y=1), row(2, x=3, y=1)], ["1", "[2, 3]"]),
         ([row(0, x=1), row(0, 1, x=5), row(1, x=2, y=0), row(1, 1, x=6), row(2, x=3, y=0)], ["1", "[5, 6]", "[2, 3]"]),
     ],

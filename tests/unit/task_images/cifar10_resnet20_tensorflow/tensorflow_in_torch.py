@@ -82,7 +82,7 @@ class Lost(Exception):
 
 
 class TensorFlow:
-    """The module `tensorflow`. `calls` are those that change the process or its servers."""
+    """The module `tensorflow`. `calls` records what changes the process or its servers."""
 
     __version__ = "2.20.0"
     Variable, GradientTape, Module = Variable, GradientTape, Module

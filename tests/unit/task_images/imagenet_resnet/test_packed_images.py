@@ -189,7 +189,7 @@ def test_validation_images_are_paths_with_labels(tmp_path: Path) -> None:
 
 
 def test_the_kit_names_classes_in_the_order_of_the_ground_truth(tmp_path: Path) -> None:
-    """Numbers of groups of classes are above those of classes, and no image has one."""
+    """The kit also numbers groups of classes, above the classes themselves; no image belongs to one directly."""
     (tmp_path / "kit.tar.gz").write_bytes(kit())
     assert read_kit(tmp_path / "kit.tar.gz") == [NUMBERS[number] for number in TRUTH]
     (tmp_path / "kit.tar.gz").write_bytes(kit([4]))
