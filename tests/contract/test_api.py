@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +13,6 @@ from mlbench_cli import api
 from mlbench_cli.api import Client, RunHandle
 from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.model.run import ExperimentState, Outcome
-from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.runs.request import Request
 
 PROGRAM = r"""
@@ -188,29 +186,6 @@ def test_what_runs_cost_is_added_up_and_ends_the_experiment(client: Client, tmp_
     assert len(started) == 2
     assert client.prepare_file(str(file), max_hours=0.5).run_all(follow) == "0.50 of 0.5 hours are used up"
     assert len(started) == 3
-
-
-def test_the_effort_of_planning_a_file_is_linear_in_its_runs(
-    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each run's spec is hashed once, and no two are compared field by field."""
-    calls = Counter[str]()
-    content, equal = RunSpec._content, RunSpec.__eq__
-
-    def count_content(spec: RunSpec) -> bytes:
-        calls["hashed"] += 1
-        return content(spec)
-
-    def count_equal(spec: RunSpec, other: object) -> bool:
-        calls["compared"] += 1
-        return equal(spec, other)
-
-    monkeypatch.setattr(RunSpec, "_content", count_content)
-    monkeypatch.setattr(RunSpec, "__eq__", count_equal)
-    file = tmp_path / "many.yaml"
-    file.write_text('workers: [1]\nrepeat: 4\nruns: [{name: a, command: "true", matrix: {seed: [10, 20, 30, 40, 50]}}]')
-    assert len(client.prepare_file(str(file)).plan().runs) == 20
-    assert calls == {"hashed": 20}
 
 
 def test_what_does_not_exist_is_named(client: Client) -> None:

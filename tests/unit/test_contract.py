@@ -2,7 +2,6 @@
 
 import io
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -112,122 +111,6 @@ def test_wrong_variables_are_named(name: str, value: str) -> None:
         Contract({name: value})
 
 
-def test_variables_that_are_not_there() -> None:
-    assert vars(Contract({})) == {
-        "rank": 0,
-        "world_size": 1,
-        "local_rank": 0,
-        "local_world_size": 1,
-        "node_rank": 0,
-        "master_addr": "127.0.0.1",
-        "master_port": 29500,
-        "run_id": "unnamed",
-        "backend": "gloo",
-        "hosts": [],
-        "device": "cpu",
-        "goal": "full",
-        "output_dir": ".",
-        "data_dir": None,
-        "seed": 42,
-        "parameters": {},
-        "calibrate": False,
-        "network": None,
-        "method": {},
-        "role": "trainer",
-        "servers": 0,
-        "attempt": 0,
-        "checkpoint_dir": None,
-        "checkpoint_every": None,
-        "resume_from": None,
-        "survives": False,
-        "is_shrunk": False,
-        "first_rank": 0,
-        "collective_seconds": 0,
-    }
-
-
-def test_every_variable_is_read_into_its_attribute() -> None:
-    given = {
-        "RANK": "3",
-        "WORLD_SIZE": "5",
-        "LOCAL_RANK": "1",
-        "LOCAL_WORLD_SIZE": "2",
-        "NODE_RANK": "4",
-        "MASTER_ADDR": "host",
-        "MASTER_PORT": "1234",
-        "MLBENCH_RUN_ID": "run-7",
-        "MLBENCH_BACKEND": "nccl",
-        "MLBENCH_HOSTS": "a,,b",
-        "MLBENCH_DEVICE": "gpu",
-        "MLBENCH_GOAL": "light",
-        "MLBENCH_OUTPUT_DIR": "/out",
-        "MLBENCH_DATA_DIR": "/data",
-        "MLBENCH_SEED": "7",
-        "MLBENCH_PARAMETERS": '{"steps": 3}',
-        "MLBENCH_CALIBRATE": "1",
-        "MLBENCH_NETWORK": "1gbit",
-        "MLBENCH_METHOD": '{"name": "bsp"}',
-        "MLBENCH_ROLE": "trainer",
-        "MLBENCH_SERVERS": "2",
-        "MLBENCH_ATTEMPT": "6",
-        "MLBENCH_CHECKPOINT_DIR": "/checkpoints",
-        "MLBENCH_CHECKPOINT_EVERY": "30s",
-        "MLBENCH_RESUME": "/checkpoints/40",
-        "MLBENCH_SURVIVE": "1",
-        "MLBENCH_SHRUNK": "1",
-        "MLBENCH_FIRST_RANK": "8",
-        "MLBENCH_COLLECTIVE_SECONDS": "90",
-    }
-    assert vars(Contract(given)) == {
-        "rank": 3,
-        "world_size": 5,
-        "local_rank": 1,
-        "local_world_size": 2,
-        "node_rank": 4,
-        "master_addr": "host",
-        "master_port": 1234,
-        "run_id": "run-7",
-        "backend": "nccl",
-        "hosts": ["a", "b"],
-        "device": "gpu",
-        "goal": "light",
-        "output_dir": "/out",
-        "data_dir": "/data",
-        "seed": 7,
-        "parameters": {"steps": 3},
-        "calibrate": True,
-        "network": "1gbit",
-        "method": {"name": "bsp"},
-        "role": "trainer",
-        "servers": 2,
-        "attempt": 6,
-        "checkpoint_dir": "/checkpoints",
-        "checkpoint_every": "30s",
-        "resume_from": "/checkpoints/40",
-        "survives": True,
-        "is_shrunk": True,
-        "first_rank": 8,
-        "collective_seconds": 90,
-    }
-    assert Contract({"RANK": "2", "WORLD_SIZE": "3"}).first_rank == 2
-
-
-@pytest.mark.parametrize(
-    ("rank", "role", "is_valid"),
-    [
-        *((-1, "trainer", False), (0, "trainer", True), (3, "trainer", True), (4, "trainer", False)),
-        *((3, "server", False), (4, "server", True), (5, "server", True), (6, "server", False)),
-    ],
-)
-def test_servers_have_the_numbers_behind_the_trainers(rank: int, role: str, is_valid: bool) -> None:
-    variables = {"RANK": str(rank), "WORLD_SIZE": "4", "MLBENCH_ROLE": role, "MLBENCH_SERVERS": "2"}
-    if is_valid:
-        assert Contract(variables).rank == rank
-        return
-    with pytest.raises(ContractError, match=f"RANK is {rank} but WORLD_SIZE is 4"):
-        Contract(variables)
-
-
 @pytest.mark.parametrize(
     ("change", "is_event"),
     [
@@ -246,30 +129,3 @@ def test_ranks_and_times_that_a_float_holds_are_figures(change: dict[str, object
     line = contract.PREFIX + json.dumps({**EVENT, **change})
     assert (parse_event(line) is not None) is is_event
     assert (parse_event(line.encode()) is not None) is is_event
-
-
-def test_an_event_has_a_version_a_rank_a_time_and_its_fields(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(time, "time", lambda: 12.5)
-    stream = io.StringIO()
-    emit("metric", 3, stream=stream, name="größe", value=float("-inf"))
-    assert stream.getvalue() == (
-        '@mlbench {"v":1,"event":"metric","rank":3,"time":12.5,"name":"gr\\u00f6\\u00dfe","value":"-inf"}\n'
-    )
-
-
-@pytest.mark.parametrize(
-    ("variables", "rank"),
-    [({}, 0), ({"RANK": "2"}, 2), ({"RANK": "2", "MLBENCH_FIRST_RANK": "5"}, 5), ({"RANK": "two"}, 0)],
-)
-def test_an_event_is_of_the_rank_of_the_first_attempt(
-    variables: dict[str, str], rank: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("RANK", "MLBENCH_FIRST_RANK"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    stream = io.StringIO()
-    emit("phase", stream=stream, phase="loading")
-    event = parse_event(stream.getvalue())
-    assert event is not None
-    assert event["rank"] == rank

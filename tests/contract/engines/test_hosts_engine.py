@@ -5,18 +5,14 @@ import json
 import resource
 import sys
 from pathlib import Path
-from threading import Barrier
 
 import pytest
 
 from mlbench_cli.agent.channel import Channel, Target
 from mlbench_cli.agent.messages import pending_facts
-from mlbench_cli.engines.fetch import FetchError
 from mlbench_cli.engines.hosts.engine import HostsEngine
 from mlbench_cli.engines.hosts.hostfile import MAX_HOSTS
-from mlbench_cli.engines.machines import results
 from mlbench_cli.engines.machines.details import HostRecord, HostsDetails
-from mlbench_cli.engines.machines.observe import NodeReport
 from mlbench_cli.errors import UnreachableError
 from mlbench_cli.model.run import Ending, Phase, Run
 from mlbench_cli.model.spec import RunSpec
@@ -101,37 +97,6 @@ def test_a_host_that_the_run_went_on_without_is_not_waited_for(engine: HostsEngi
     assert "results_lost" in [finding.code for finding in fetched.findings]
     assert (run.folder / "logs" / "rank-0.log").read_text() == "a line\n"
     engine.cancel(run)
-
-
-def test_results_of_several_hosts_are_fetched_at_the_same_time(
-    engine: HostsEngine, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each host's fetch waits for that of the other."""
-    engine._by_host["away"] = Channel(Target(None, sys.executable))
-    both = Barrier(2)
-
-    def fetch(channel: Channel, place: str, report: NodeReport, node: int, run: Run) -> tuple[int, int]:
-        both.wait(60)
-        return node + 1, 10
-
-    monkeypatch.setattr(results, "fetch_archive", fetch)
-    fetched = engine.fetch(run)
-    assert (fetched.files, fetched.bytes, fetched.complete) == (3, 20, True)
-
-
-def test_a_host_whose_results_cannot_be_brought_fails_the_fetch(
-    engine: HostsEngine, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine._by_host["away"] = Channel(Target(None, sys.executable))
-
-    def fetch(channel: Channel, place: str, report: NodeReport, node: int, run: Run) -> tuple[int, int]:
-        if node == 1:
-            raise FetchError("differs from what was packed")
-        return 1, 10
-
-    monkeypatch.setattr(results, "fetch_archive", fetch)
-    with pytest.raises(FetchError, match="differs from what was packed"):
-        engine.fetch(run)
 
 
 def test_many_hosts_raise_this_processs_limit_of_open_files() -> None:

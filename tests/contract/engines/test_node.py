@@ -639,21 +639,6 @@ def test_a_question_for_the_time_is_answered_with_the_question(make_agent: MakeA
     assert abs(answer["time"] - time.time()) < 5
 
 
-def test_a_clock_is_compared_in_the_middle_of_question_and_answer(
-    make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    agent = make_agent(1)
-    monkeypatch.setattr("mlbench_cli.agent.node.read_clocks", lambda: (104.0, 1000.0, 0.25))
-    agent._take_clock(100.0, 1099.0)  # here it was 1102 then
-    first = {"ahead_seconds": 3.0, "error_seconds": 2.25}
-    assert (agent.state["clock_start"], agent.state["clock_end"]) == (first, first)
-    agent._take_clock(102.0, 1103.0)
-    assert (agent.state["clock_start"], agent.state["clock_end"]) == (
-        first,
-        {"ahead_seconds": 0.0, "error_seconds": 1.25},
-    )
-
-
 def test_the_last_comparison_of_clocks_waits_for_nobody_who_is_gone(make_agent: MakeAgent) -> None:
     begun = time.monotonic()
     make_agent(0)._await_clock()
@@ -681,19 +666,6 @@ def test_what_a_client_fetches_is_named_with_size_and_digest(make_agent: MakeAge
     assert not (place / ".state/archive.tar.part").exists()
 
 
-def test_results_that_cannot_be_packed_are_said_with_the_reason(
-    make_agent: MakeAgent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    agent = make_agent(1)
-    monkeypatch.setattr("mlbench_cli.agent.node.digest", refuse)
-    agent._pack()
-    results = json.loads((tmp_path / "run/nodes/1/.state/results.json").read_text())
-    assert (results["archive"], results["logs"], results["problem"]) == (None, {}, "No space left on device")
-
-
 def test_nodes_take_their_leave_at_once_and_node_0_waits_for_them(make_agent: MakeAgent) -> None:
     other, hub = make_agent(1), make_agent()
     other._linger()
@@ -703,16 +675,6 @@ def test_nodes_take_their_leave_at_once_and_node_0_waits_for_them(make_agent: Ma
     hub._linger()
     assert hub.gone == []
     assert not any(link.is_open for link in hub.links)
-
-
-def test_node_0_waits_only_so_long_for_nodes_after_the_end_of_the_run(
-    make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hub = make_agent()
-    hub._stop("failed", 5.0)
-    monkeypatch.setattr("mlbench_cli.agent.node.LINGER_SECONDS", 0.0)
-    hub._linger()
-    assert all(link.is_open for link in hub.links)
 
 
 def test_rows_about_the_machine_name_its_node_and_those_of_ranks_stay(make_agent: MakeAgent, tmp_path: Path) -> None:

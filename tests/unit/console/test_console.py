@@ -59,39 +59,6 @@ def test_the_last_column_goes_on_below() -> None:
     ]
 
 
-def test_a_table_that_just_fits_is_complete() -> None:
-    whole = console.format_table(HEADERS, ROWS)
-    width = max(map(len, whole.splitlines()))
-    assert console.format_table(HEADERS, ROWS, width=width, droppable=["KEPT"]) == whole
-    assert "KEPT" not in console.format_table(HEADERS, ROWS, width=width - 1, droppable=["KEPT"])
-
-
-def test_no_column_is_cut_below_what_can_be_read() -> None:
-    """The widest column is cut first; none gets narrower than MIN_COLUMN, even if the table is then too wide."""
-    lines = console.format_table(["A", "B"], [["x" * 30, "y" * 20]], width=10).splitlines()
-    assert lines[1] == "x" * 7 + "…" + "  " + "y" * 7 + "…"
-    lines = console.format_table(["A", "B"], [["x" * 30, "y" * 20]], width=40).splitlines()
-    assert lines[1] == "x" * 17 + "…" + "  " + "y" * 20
-    wrapped = console.format_table(["A", "B"], [["x" * 40, "a word " * 9]], width=10, wrap=True).splitlines()
-    assert max(map(len, wrapped)) == console.MIN_COLUMN + 2 + console.MIN_COLUMN
-
-
-@pytest.mark.parametrize(
-    ("values", "is_right"),
-    [
-        ([1, None], True),
-        ([1.5, 2], True),
-        ([None, None], False),
-        ([True, False], False),
-        (["1", "2"], False),
-        ([1, "x"], False),
-    ],
-)
-def test_only_columns_of_numbers_are_aligned_to_the_right(values: list[object], is_right: bool) -> None:
-    lines = console.format_table(["NUMBER", "B"], [[value, "x"] for value in values]).splitlines()
-    assert lines[1].startswith(" ") is is_right
-
-
 def test_nothing_is_cut_in_a_pipe() -> None:
     assert "x" * 500 in console.format_table(["A"], [["x" * 500]])
 
@@ -353,33 +320,6 @@ def test_the_default_is_no(answer: str, agreed: bool, monkeypatch: pytest.Monkey
         return
     with pytest.raises(Interrupted, match="nothing was done"):
         console.confirm("Remove it?", yes=False)
-
-
-def choose_by_typing(monkeypatch: pytest.MonkeyPatch, typed: str, default: int = 1) -> tuple[int, str]:
-    """The answer to a question on a terminal without single keys, and what it showed."""
-    shown = Terminal()
-    monkeypatch.setattr("sys.stdin", Terminal(typed))
-    monkeypatch.setattr("sys.stderr", shown)
-    monkeypatch.setenv("TERM", "dumb")
-    options = [console.Option("gloo", "for CPUs"), console.Option("nccl", "", "needs GPUs")]
-    return console.choose("Backend", options, default), shown.getvalue()
-
-
-@pytest.mark.parametrize(
-    ("typed", "chosen"), [("\n", 1), ("gloo\n", 0), ("0\n", 0), ("1\n", 1), (" 0 \n", 0), ("2\n-1\nnccl\n", 1)]
-)
-def test_an_option_is_chosen_by_name_by_number_or_as_the_default(
-    monkeypatch: pytest.MonkeyPatch, typed: str, chosen: int
-) -> None:
-    found, shown = choose_by_typing(monkeypatch, typed)
-    assert found == chosen
-    assert "Backend [nccl]: " in shown
-    assert shown.count("Answer with a name, or a number from 0 to 1.") == len(typed.split()) - 1 * bool(typed.split())
-
-
-def test_the_end_of_input_answers_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(Interrupted, match="No answer was given; nothing was done"):
-        choose_by_typing(monkeypatch, "")
 
 
 # --- terminals -------------------------------------------------------------------------------------------------------

@@ -1,13 +1,12 @@
 """Paths of objects as Kubernetes documents them, conditions, and lists of pods page by page."""
 
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from mlbench_cli.kube.api import Api
 from mlbench_cli.kube.objects import collection_path, condition, is_true, object_path
-from mlbench_cli.kube.watch import list_pods, split_lines
+from mlbench_cli.kube.watch import split_lines
 
 
 @pytest.mark.parametrize(
@@ -50,37 +49,6 @@ READY, FAILED = {"type": "Ready", "status": "True"}, {"type": "Failed", "status"
 def test_conditions(owner: dict[str, Any], kind: str, found: dict[str, str], value: bool) -> None:
     assert condition(owner, kind) == found
     assert is_true(condition(owner, kind)) is value
-
-
-class Pages:
-    """An API server that lists pods in two pages."""
-
-    def __init__(self) -> None:
-        self.asked: list[tuple[str, str, dict[str, Any]]] = []
-
-    def request(self, method: str, path: str, *, params: dict[str, Any], retry_seconds: float | None) -> Any:
-        self.asked.append((method, path, params))
-        pod = {
-            "metadata": {"name": f"p{len(self.asked)}", "uid": "u", "managedFields": ["long"]},
-            "spec": {"nodeName": "n1", "containers": ["long"]},
-            "status": {"phase": "Running", "podIPs": ["long"], "hostIPs": ["long"]},
-        }
-        token = "next" if len(self.asked) == 1 else ""
-        return {"items": [pod], "metadata": {"continue": token}}
-
-
-def test_pods_are_listed_page_by_page_and_only_what_tells_something_is_kept() -> None:
-    api = Pages()
-    found = list_pods(cast(Api, api), "n", "a=b")
-    assert found == [
-        {"metadata": {"name": name, "uid": "u"}, "spec": {"nodeName": "n1"}, "status": {"phase": "Running"}}
-        for name in ("p1", "p2")
-    ]
-    plain = {"labelSelector": "a=b", "limit": 100}
-    assert api.asked == [
-        ("GET", "/api/v1/namespaces/n/pods", {**plain, "continue": None}),
-        ("GET", "/api/v1/namespaces/n/pods", {**plain, "continue": "next"}),
-    ]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import certifi
 import pytest
 from urllib3.util.ssl_ import ssl_wrap_socket
 
-from mlbench_cli.kube.tls import SharedContext, create_context, explain_connection_failure
+from mlbench_cli.kube.tls import create_context
 
 METHODS = ("set_alpn_protocols", "load_verify_locations")
 
@@ -66,52 +66,3 @@ def test_certificates_are_verified_unless_the_settings_say_otherwise(verifies: b
     assert (context.verify_mode is ssl.CERT_REQUIRED, context.check_hostname) == (verifies, verifies)
     assert context.minimum_version is ssl.TLSVersion.TLSv1_2
     assert not context.verify_flags & ssl.VERIFY_X509_STRICT
-
-
-@pytest.mark.parametrize(
-    ("words", "begins"),
-    [
-        ("[SSL: CERTIFICATE_VERIFY_FAILED] unable to get local issuer certificate", "The certificate of the server"),
-        ("x509: certificate verify failed", "The certificate of the server"),
-        ("Tunnel connection failed: 407 Proxy Authentication Required", "The proxy refused"),
-        ("407 ", "The proxy refused"),
-        ("Proxy Authentication Required", "The proxy refused"),
-        ("Unable to connect to proxy", "The proxy refused"),
-        ("ProxyError('Cannot connect')", "The proxy refused"),
-        ("Failed to connect to proxy", "The proxy refused"),
-        ("Connection refused", None),
-        ("40700 bytes", None),
-    ],
-)
-def test_trust_and_proxies_are_explained_and_nothing_else(words: str, begins: str | None) -> None:
-    """In the words of OpenSSL, urllib3 and the clouds' SDKs."""
-    hint = explain_connection_failure(words)
-    assert (hint is None) if begins is None else (hint is not None and hint.startswith(begins))
-
-
-def test_a_name_in_the_old_place_of_a_certificate_does_not_count() -> None:
-    """RFC 6125: the common name is no host's name."""
-    assert create_context(SimpleNamespace(verify_ssl=True)).hostname_checks_common_name is False
-
-
-def test_a_client_certificate_is_read_again_when_its_file_changes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read: list[Any] = []
-    monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", lambda self, *words: read.append(words))
-    context = SharedContext()
-    file = tmp_path / "pem"
-    file.touch()
-    os.utime(file, ns=(1, 1))
-    for _ in range(2):
-        context.load_cert_chain(str(file))
-    assert read == [(str(file), None, None)]
-    os.utime(file, ns=(2, 2))
-    context.load_cert_chain(str(file))
-    context.load_cert_chain(str(file), str(tmp_path / "key"))
-    context.load_cert_chain(str(tmp_path / "none"))
-    assert [words[:2] for words in read[1:]] == [
-        (str(file), None),
-        (str(file), str(tmp_path / "key")),
-        (str(tmp_path / "none"), None),  # OpenSSL says that it is not there
-    ]

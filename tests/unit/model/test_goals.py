@@ -7,7 +7,6 @@ import pytest
 
 from mlbench_cli.model.goals import Goal, GoalRule, goal_wording, is_finite_number, name_metric
 from mlbench_cli.model.methods import method_phrase
-from task_images.comm.presets import resolve
 
 UP, DOWN = Goal("Prec@1", ">=", 80.0), Goal("loss", "<=", 0.5)
 
@@ -49,22 +48,7 @@ def test_numbers_of_json(value: Any, is_number: bool) -> None:
     assert is_finite_number(value) is is_number
 
 
-def test_the_better_of_two_values_is_further_on() -> None:
-    assert (UP.better(2.0, 1.0), UP.better(1.0, 1.0), UP.better(1.0, 2.0)) == (True, False, False)
-    assert (DOWN.better(1.0, 2.0), DOWN.better(1.0, 1.0), DOWN.better(2.0, 1.0)) == (True, False, False)
-
-
-def test_a_metric_may_be_reported_of_validation() -> None:
-    assert UP.metric_names == ("Prec@1", "val_Prec@1", "val_global_Prec@1")
-
-
 DOCUMENT = {"metric": "Prec@1", "comparison": ">=", "threshold": 80.0}
-
-
-def test_a_goal_is_written_and_read() -> None:
-    assert UP.to_dict() == DOCUMENT
-    assert Goal.parse(DOCUMENT) == UP
-    assert Goal.parse({**DOCUMENT, "comparison": "<=", "more": 1}) == Goal("Prec@1", "<=", 80.0)
 
 
 @pytest.mark.parametrize(
@@ -105,11 +89,6 @@ RULE = GoalRule("Prec@1", ">=", "{threshold}% Top 1 Validation Accuracy")
 )
 def test_the_goal_of_a_runs_parameters(parameters: dict[str, Any], kind: str, goal: Goal | None) -> None:
     assert RULE.find_goal(parameters, kind) == goal
-
-
-def test_the_wording_says_which_samples_count() -> None:
-    assert RULE.wording_of(UP) == "{threshold}% Top 1 Validation Accuracy"
-    assert RULE.wording_of(Goal("train_Prec@1", ">=", 80.0)) == "{threshold}% Top 1 Training Accuracy"
 
 
 @pytest.mark.parametrize(
@@ -157,7 +136,3 @@ def test_metrics_have_the_names_that_people_use(metric: str, name: str) -> None:
 )
 def test_a_method_is_its_preset_and_what_differs(method: dict[str, str], phrase: str) -> None:
     assert method_phrase(method) == phrase
-
-
-def test_the_usual_axes_of_a_preset_are_left_out() -> None:
-    assert method_phrase({"name": "eftopk", **resolve("eftopk").axes()}) == "eftopk"

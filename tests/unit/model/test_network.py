@@ -8,14 +8,12 @@ import pytest
 
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.network import (
-    NetworkMethod,
     NetworkShape,
     find_deviations,
     format_rate,
     format_seconds,
     network_phrase,
     parse_network,
-    worker_address,
 )
 from mlbench_cli.model.spec import RunSpec
 from tests.unit.model.test_spec import SPEC
@@ -226,22 +224,6 @@ def test_a_network_just_outside_is_refused_in_the_name_of_its_option(text: str, 
 )
 def test_a_token_bucket_holds_a_millisecond_and_at_least_two_packets(rate: float, bytes_: float) -> None:
     assert NetworkShape(rate).bucket_bytes == pytest.approx(bytes_)
-
-
-def test_a_shape_as_delays_of_messages() -> None:
-    assert NetworkShape(1e9, 0.005).message_delay == "0.005,8e-09"
-    assert NetworkShape(1e8).message_delay == "0,8e-08"
-    assert NetworkShape(1e9).seconds_per_byte == 8e-9
-
-
-def test_workers_have_addresses_from_one_on() -> None:
-    assert [worker_address(worker) for worker in (0, 1, 253)] == ["10.77.0.1", "10.77.0.2", "10.77.0.254"]
-
-
-def test_what_each_way_of_shaping_can_do() -> None:
-    """Annotations of the bandwidth plugin limit rates alone; its buckets and those of Chaos Mesh are not ours."""
-    assert [method.shapes_delay for method in NetworkMethod] == [True, False, True]
-    assert [method.may_burst for method in NetworkMethod] == [False, True, True]
 
 
 @pytest.mark.parametrize(

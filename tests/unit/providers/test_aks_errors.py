@@ -3,7 +3,7 @@
 import pytest
 
 from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, NotFoundError, UsageError
-from providers.aks.errors import BUSY_WORDS, QUOTAS, capacity_error, error_from_answer, register_command
+from providers.aks.errors import BUSY_WORDS, error_from_answer, register_command
 from providers.base import BusyError, TransientError
 
 
@@ -110,11 +110,6 @@ def test_what_lasts_has_a_command_that_ends_it(
     assert hint in (error.hint or "")
 
 
-def test_a_resource_of_the_subscription_that_is_missing_is_no_wrong_subscription() -> None:
-    error = answer(404, "ResourceNotFound", "The Resource 'x' under subscription 'y' was not found.")
-    assert type(error) is NotFoundError
-
-
 @pytest.mark.parametrize(
     ("said", "namespace"),
     [
@@ -127,46 +122,3 @@ def test_a_resource_of_the_subscription_that_is_missing_is_no_wrong_subscription
 def test_the_provider_that_an_answer_names_is_the_one_to_register(said: str, namespace: str) -> None:
     command = f"az provider register --namespace {namespace} --wait --subscription sub"
     assert register_command(said, "sub") == command
-
-
-@pytest.mark.parametrize(
-    ("said", "hint"),
-    [
-        ("A tag is missing.", "add the required tag with --tag NAME=VALUE, or ask"),
-        ("The location is not allowed.", "use an allowed --region, or ask"),
-        ("The virtual network is not allowed.", "use a network that complies (--subnet ID), or ask"),
-        ("The stage of the rollout forbids it.", "Ask the subscription's administrator"),
-    ],
-)
-def test_a_policy_is_named_with_the_option_that_complies_if_there_is_one(said: str, hint: str) -> None:
-    assigned = f'{said} policyAssignment: {{name: deny-all"}}'
-    error = answer(403, "RequestDisallowedByPolicy", assigned)
-    assert type(error) is UsageError
-    assert (error.hint or "").startswith(hint)
-    assert 'an exemption from the policy assignment "deny-all"' in (error.hint or "")
-    unnamed = answer(400, "PreconditionFailed", f"{said} It was disallowed by policy.")
-    assert "an exemption from a policy of the organization" in (unnamed.hint or "")
-
-
-def test_a_quota_can_be_raised_and_a_stock_out_cannot() -> None:
-    quota, stock_out = answer(409, "QuotaExceeded"), answer(409, "Other", "code: SkuNotAvailable")
-    assert isinstance(quota, CapacityError)
-    assert isinstance(stock_out, CapacityError)
-    assert (quota.details["reason"], stock_out.details["reason"]) == ("quota", "stock_out")
-    assert QUOTAS in (quota.hint or "")
-    assert QUOTAS not in (stock_out.hint or "")
-    assert capacity_error("words", set()) is None
-
-
-def test_an_answer_is_told_with_all_its_parts_once_and_on_one_line() -> None:
-    inner = {"code": "A", "message": "first\nline"}
-    document = {"error": {"code": "Outer", "message": "why", "details": [inner, inner, {"message": "only words"}, 7]}}
-    error = error_from_answer("create it", 400, document, "sub")
-    assert str(error) == 'Azure refused to create it: "Outer: why; A: first line; only words"'
-    bare = error_from_answer("create it", 0, {"code": "B", "message": "bare"}, "sub")
-    assert str(bare) == 'create it: "B: bare"'
-
-
-@pytest.mark.parametrize("document", [None, "text", [], {}, {"error": "text"}, {"error": {"code": None}}])
-def test_an_answer_without_words_is_told_by_its_status(document: object) -> None:
-    assert str(error_from_answer("create it", 400, document, "sub")) == 'Azure refused to create it: "status 400"'

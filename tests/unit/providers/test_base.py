@@ -1,45 +1,26 @@
 """What all providers share: options, tags, the choice of machines, and what errors say about what exists."""
 
-import os
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from mlbench_cli.errors import Terminated, UsageError
+from mlbench_cli.errors import UsageError
 from mlbench_cli.model.run import Cluster
 from providers.aks.machines import Machine
 from providers.base import (
-    call_timeout,
     check_tags,
     details_from_tags,
     identity_options,
-    ownership_tags,
-    registry_details,
     split_zones,
 )
-from providers.machine_checks import GpuCatalog, check_count, check_forced, require_vcpus, settle_gpus
-from providers.operation_errors import explain_error, failure_record
+from providers.machine_checks import check_forced, settle_gpus
+from providers.operation_errors import explain_error
 
 AWS_TAG = r"[\w .:/=+@-]{1,128}"
 EXISTING = [{"kind": "node pool", "name": "workers", "state": "ready"}]
 
 
 # --- options --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("given", "seconds"), [("", 30.0), ("0.5", 0.5), ("3600", 3600.0), ("3600.1", None), ("0", None), ("soon", None)]
-)
-def test_a_call_has_a_timeout_of_up_to_an_hour(
-    monkeypatch: pytest.MonkeyPatch, given: str, seconds: float | None
-) -> None:
-    monkeypatch.setitem(os.environ, "MLBENCH_CALL_SECONDS", given)
-    if seconds is not None:
-        assert call_timeout() == seconds
-        return
-    with pytest.raises(UsageError, match="above 0 and up to 3600"):
-        call_timeout()
 
 
 @pytest.mark.parametrize(
@@ -61,12 +42,6 @@ def test_a_tag_has_a_name_that_nobody_else_uses(text: str, says: str | None) -> 
         return
     with pytest.raises(UsageError, match=says):
         check_tags([text], AWS_TAG)
-
-
-def test_given_tags_are_kept_and_never_replace_those_of_ownership() -> None:
-    details = {"owner": "me", "options": {"tag": ["team=a=b", "mlbench-owner=other"]}}
-    tags = ownership_tags(Cluster("rel-2", "eks", details=details))
-    assert tags == {"team": "a=b", "mlbench-cluster": "rel-2", "mlbench-owner": "me"}
 
 
 @pytest.mark.parametrize(("text", "expires"), [("1790000000", 1790000000), ("", None), ("tomorrow", None)])
@@ -111,11 +86,6 @@ def test_commands_name_project_and_place_of_a_cluster_but_not_the_account_of_aws
     assert identity_options(cluster) == options
 
 
-def test_a_registry_is_kept_without_a_slash_at_its_end() -> None:
-    assert registry_details("ghcr.io/me/") == {"registry": "ghcr.io/me"}
-    assert registry_details("auto", "made") == {"registry_made": True, "registry": "made"}
-
-
 # --- machines -------------------------------------------------------------------------------------------------------
 
 
@@ -126,25 +96,6 @@ def test_a_machine_is_said_to_have_1_to_64_gpus(gpus: int | None, is_allowed: bo
         return
     with pytest.raises(UsageError, match="from 1 to 64"):
         check_forced(gpus)
-
-
-def test_no_gpus_may_be_asked_for() -> None:
-    check_count(0)
-    with pytest.raises(UsageError, match="the minimum is 0"):
-        check_count(-1)
-
-
-def test_a_machine_with_just_as_many_vcpus_is_enough() -> None:
-    machine = Machine("m", vcpus=4)
-    assert require_vcpus(machine, 4) is machine
-    assert require_vcpus(replace(machine, vcpus=None), 64).vcpus is None
-    with pytest.raises(UsageError, match="has 4 vCPUs, not 5"):
-        require_vcpus(machine, 5)
-
-
-def test_of_machines_with_equal_gpus_the_one_with_fewest_vcpus_is_chosen() -> None:
-    machines = {str(vcpus): Machine(str(vcpus), "l4", 1, vcpus) for vcpus in (16, 4, 8)}
-    assert GpuCatalog("Cloud", machines).choose_smallest("l4", None).name == "4"
 
 
 @pytest.mark.parametrize(
@@ -175,18 +126,6 @@ def test_what_the_cloud_tells_of_gpus_goes_before_the_table_and_the_person_befor
 
 
 # --- errors ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("error", [ValueError("x"), KeyboardInterrupt(), Terminated("Terminated.")])
-def test_every_end_of_an_operation_says_what_exists(error: BaseException) -> None:
-    explained = explain_error(error, Cluster("rel-2", "kind"), EXISTING)
-    assert "these resources exist: node pool workers (ready)" in str(explained)
-    assert failure_record(error)["message"]
-
-
-def test_an_exit_of_the_interpreter_stays_what_it_is() -> None:
-    error = SystemExit(3)
-    assert explain_error(error, Cluster("rel-2", "kind"), EXISTING) is error
 
 
 @pytest.mark.parametrize(

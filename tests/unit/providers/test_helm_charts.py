@@ -8,7 +8,6 @@ import re
 import tarfile
 import tempfile
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,9 +17,7 @@ from hypothesis import strategies as st
 
 from mlbench_cli.errors import NotFoundError, UsageError
 from providers.helm.archive import MAX_FILES, MAX_UNPACKED, unpack
-from providers.helm.install import Installation
 from providers.helm.source import ChartReference, fetch_chart, parse_chart_reference
-from providers.helm.tool import Helm, find_helm
 from providers.helm.values import merge_values, parse_custom_values, resolve_overrides, warn_about
 from tests.fakes.chart_repository import chart_files, pack_chart, write_chart
 
@@ -177,32 +174,6 @@ def test_unknown_paths_and_long_numbers_are_warned_of() -> None:
 )
 def test_helm_prints_numbers_of_seven_digits_with_an_exponent(value: str, warns: bool) -> None:
     assert bool(warn_about(parse_custom_values([f"replicas={value}"]), DEFAULTS, [])) is warns
-
-
-@pytest.mark.parametrize(
-    ("version", "is_new_enough"), [("v3.12.9", False), ("v3.13.0", True), ("v3.9.0", False), ("v4.0.0", True)]
-)
-def test_helm_sets_labels_on_releases_from_3_13_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, is_new_enough: bool
-) -> None:
-    """The flag --labels of `helm install` came with Helm 3.13.0."""
-    program = tmp_path / "helm"
-    program.write_text(f"#!/bin/sh\necho {version}\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    if is_new_enough:
-        assert find_helm() == Helm(str(program), version)
-        return
-    with pytest.raises(UsageError, match=r"3\.13 or later is needed"):
-        find_helm()
-
-
-def test_the_digest_of_a_release_fits_into_a_label() -> None:
-    """The value of a label in Kubernetes has at most 63 characters."""
-    chart: Any = SimpleNamespace(digest="sha256:" + "a" * 64, name="web")
-    first = Installation(chart, (), {"replicas": 1}, Helm("helm", "v3.19.0"))
-    assert re.fullmatch(r"[0-9a-f]{40,63}", first.content)
-    assert first.content != Installation(chart, (), {"replicas": 2}, first.helm).content
 
 
 @given_by(st.text())

@@ -21,8 +21,7 @@ from mlbench_cli.errors import (
 from mlbench_cli.model.cluster_details import TimesRecord
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.storage.store import Store
-from providers.base import Part, ResourceStatus
-from providers.lifecycle import Step, _poll_interval, down, find_deleted_cluster, up
+from providers.lifecycle import Step, down, find_deleted_cluster, up
 from providers.operation_lock import is_operation_running
 from providers.timeline import Timeline
 from tests.fakes.toycloud import Thing, ToyCloud, toy_resources
@@ -447,64 +446,3 @@ def cloud_names() -> list[str]:
 
 
 # --- times ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("waited", "pause"), [(0.0, 0.02), (0.8, 0.02), (4.0, 0.1), (400.0, 10.0), (4000.0, 10.0)])
-def test_a_pause_between_polls_is_a_fortieth_of_the_wait_and_ten_seconds_at_most(waited: float, pause: float) -> None:
-    assert _poll_interval(waited) == pytest.approx(pause)
-
-
-def test_of_many_reasons_to_wait_twenty_are_kept_the_last_with_the_rest(cloud: ToyCloud) -> None:
-    """A record has a size, and a cloud may change its words with every poll."""
-    resource = toy_resources(cloud, "demo")[0]
-    timeline = Timeline([resource])
-    line = timeline.of(resource)
-    assert line.start_wait("reason 0")
-    assert not line.start_wait("reason 0")
-    for number in range(1, 30):
-        assert line.start_wait(f"reason {number}")
-    line.end_wait()
-    waits = line.to_dict()["waits"]
-    assert [wait["reason"] for wait in waits] == [f"reason {number}" for number in range(20)]
-
-
-def test_what_is_broken_and_already_being_deleted_is_waited_for(cloud: ToyCloud, store: Store) -> None:
-    """A second request to delete it could meet the one that is created in its place."""
-    deleted: list[str] = []
-    looks = iter([ResourceStatus("going", broken="it failed", deleting=True), None, ResourceStatus("ready")])
-
-    class Going(Part):
-        kind, name = "thing", "demo-thing"
-
-        def find(self) -> ResourceStatus | None:
-            return next(looks)
-
-        def create(self) -> None:
-            deleted.append("create")
-
-        def delete(self) -> None:
-            deleted.append("delete")
-
-    up(CLUSTER, [Going()], store)
-    assert deleted == ["create"]
-
-
-def test_credentials_that_end_in_the_middle_leave_a_list_of_what_is_left(store: Store) -> None:
-    """Before anything is deleted, the error about credentials alone is clearer."""
-
-    class Locked(Part):
-        kind, name = "thing", "demo-thing"
-        remove_command = "remove it"
-
-        def find(self) -> ResourceStatus | None:
-            return ResourceStatus("ready")
-
-        def create(self) -> None:
-            raise NotImplementedError
-
-        def delete(self) -> None:
-            raise CredentialError("The session has ended.")
-
-    with pytest.raises(CleanupError, match="The session has ended") as caught:
-        down(CLUSTER, [Locked()], store)
-    assert "remove it" in str(caught.value)

@@ -14,7 +14,6 @@ from mlbench_cli.runs.experiment import (
     Candidate,
     MemberRow,
     Plan,
-    absolute_paths,
     expand,
     find_differences,
     make_plan,
@@ -224,59 +223,3 @@ def test_a_member_is_what_its_run_computes() -> None:
 )
 def test_differences_of_two_specs_in_words(before: dict[str, Any], after: dict[str, Any], found: list[str]) -> None:
     assert find_differences(before, after) == found
-
-
-def test_three_differences_are_shown_and_all_are_in_the_details(store: Recorder) -> None:
-    first = store.plan(None, ask(set={"a": 1, "b": 1, "c": 1, "d": 1}))
-    with pytest.raises(UsageError) as caught:
-        store.plan(first, ask(set={"a": 2, "b": 2, "c": 2, "d": 2}))
-    assert caught.value.message.endswith("parameters.c was 1, now 2; and 1 more.")
-    assert len(caught.value.details["differences"]) == 4
-    with pytest.raises(UsageError) as caught:
-        store.plan(first, ask(set={"a": 2, "b": 2, "c": 2, "d": 1}))
-    assert caught.value.message.endswith("parameters.c was 1, now 2.")
-
-
-@pytest.mark.parametrize(("name", "length"), [("x" * 35, 40), ("x-try9", 7)])
-def test_a_further_attempt_may_have_the_longest_name(name: str, length: int) -> None:
-    assert len(next_attempt(name)) == length
-    with pytest.raises(UsageError, match='too long to append "-try2"'):
-        next_attempt("x" * 36)
-
-
-def test_a_plan_knows_what_is_done(store: Recorder) -> None:
-    first = store.plan(None, ask(workers=(1, 2, 3)))
-    store.outcomes = {"0": Outcome.COMPLETED, "1": Outcome.FAILED, "2": None}
-    again = store.plan(first, ask(workers=(1, 2, 3)))
-    assert (names(again.done), names(again.left), names(again.new)) == (["demo-1", "demo-2"], ["demo-3"], [])
-    retried = store.plan(first, ask(workers=(1, 2, 3)), retry_failed=True)
-    assert (names(retried.done), names(retried.new)) == (["demo-1"], ["demo-2-try2"])
-
-
-def test_folders_are_recorded_in_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    found = absolute_paths(Request(data_dir="data", template_dir="/templates"))
-    assert (found.data_dir, found.template_dir) == (str(tmp_path / "data"), "/templates")
-    assert absolute_paths(Request(data_dir="a\0b")).data_dir == "a\0b"
-    assert absolute_paths(Request()) == Request()
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"search": "set.a=1,2"}, "--search works only with the command mlbench run."),
-        ({"search_budget": "3"}, "--search-budget requires --search."),
-        ({"parallel": 0}, "--parallel 0: the number must be from 1 to 10000."),
-        ({"parallel": 10_001}, "--parallel 10001: the number must be from 1 to 10000."),
-        ({"parallel": 2}, "--parallel is for clusters"),
-        ({"repeat": 1000, "workers": tuple(range(1, 12))}, "These are 11000 runs, more than 10000."),
-    ],
-)
-def test_requests_that_cannot_be_an_experiment(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        ask(**options)
-    assert words in caught.value.message
-
-
-def test_one_run_at_a_time_is_allowed_everywhere() -> None:
-    assert len(ask(parallel=1)) == 2

@@ -22,7 +22,6 @@ from mlbench_cli.runs.experiment_file import (
 )
 from mlbench_cli.runs.forecast import Budget, Forecast, History, RunEstimate, forecast
 from mlbench_cli.runs.launch import Machine
-from mlbench_cli.runs.request import Request
 from mlbench_cli.storage.store import Store
 from mlbench_cli.util.yaml_text import read_yaml
 
@@ -96,52 +95,6 @@ def test_two_entries_that_are_the_same_run_are_refused() -> None:
         candidates_of("workers: [1]\nnum-cpus: 1\nruns: [{name: a, command: 'true'}, {name: b, command: 'true'}]")
 
 
-EVERYTHING = """
-name: mine
-title: All keys
-clusters: near
-metric: val_Prec@1
-published: [a, b]
-max_hours: 1
-max-cost: 2.5
-workers: [2]
-data-dir: data
-runs:
-  - {command: "true"}
-  - {name: b, command: "false", workers: [4]}
-"""
-
-
-def test_a_limit_of_0_is_recorded_and_read_again() -> None:
-    found = parse_experiment_file(read_yaml("command: 'true'\nmax-hours: 0\nruns: [{}]"), "demo")
-    again = parse_experiment_file(found.to_document(), "demo")
-    assert (again.max_hours, again.max_cost) == (0.0, None)
-
-
-def test_what_is_recorded_of_a_file_has_all_of_its_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    found = parse_experiment_file(read_yaml(EVERYTHING), "demo")
-    assert found.to_document() == {
-        "name": "mine",
-        "title": "All keys",
-        "clusters": ["near"],
-        "metric": "val_Prec@1",
-        "published": ["a", "b"],
-        "max-hours": 1.0,
-        "max-cost": 2.5,
-        "workers": [2],
-        "data-dir": str(tmp_path / "data"),
-        "runs": [{"command": "true"}, {"name": "b", "command": "false", "workers": [4]}],
-    }
-    assert [(entry, request.name, request.workers) for entry, request in found.entries] == [
-        ("1", "mine-1", (2,)),
-        ("b", "mine-b", (4,)),
-    ]
-    least = parse_experiment_file({"command": "true"}, "demo")
-    assert least.to_document() == {"name": "demo", "title": "demo", "command": "true", "runs": [{}]}
-    assert [(entry, request.name) for entry, request in least.entries] == [("", "demo")]
-
-
 @pytest.mark.parametrize(
     ("text", "several"),
     [
@@ -159,52 +112,6 @@ def test_a_file_with_runs_describes_several(tmp_path: Path, text: str, several: 
     assert not describes_several(str(path))
     assert describes_several("llm-scaling")
     assert not describes_several("llm-scalin")
-
-
-def test_trouble_with_a_file_names_it(tmp_path: Path) -> None:
-    path = tmp_path / "x.yaml"
-    path.write_text("runs: [{name: a, workerss: 1}]")
-    with pytest.raises(UsageError) as caught:
-        read_experiment_file(path)
-    assert caught.value.message.startswith(f'{path}: Entry 1 of runs: Unknown key "workerss"')
-    path.write_text("command: 'true'")
-    assert read_experiment_file(path).name == "x"
-    with pytest.raises(UsageError, match="cannot be read"):
-        read_experiment_file(tmp_path / "none.yaml")
-
-
-def test_a_file_may_have_so_many_runs_and_no_more() -> None:
-    file = parse_experiment_file(read_yaml(TWO_PARTS), "demo")
-    assert len(expand_file(file, (LOCAL,), MACHINE, most=12)) == 12
-    with pytest.raises(UsageError) as caught:
-        expand_file(file, (LOCAL,), MACHINE, most=11)
-    assert caught.value.message == "The file has 12 runs, more than 11."
-    assert caught.value.hint == "Remove values with exclude, or confirm it: --yes"
-
-
-def test_runs_on_several_clusters_are_named_and_marked_by_them() -> None:
-    file = parse_experiment_file(read_yaml("task: digits_resnet\nworkers: [1]\nruns: [{name: a}]"), "demo")
-    completed: list[tuple[str | None, str]] = []
-
-    def complete(request: Request, cluster: Cluster) -> Request:
-        completed.append((request.cluster, cluster.name))
-        return request
-
-    found = expand_file(file, (LOCAL, REMOTE), MACHINE, with_defaults=complete)
-    assert [(item.spec.name, item.spec.cluster, item.point) for item in found] == [
-        ("demo-a-local-1", "local", {"runs": "a", "cluster": "local"}),
-        ("demo-a-far-1", "far", {"runs": "a", "cluster": "far"}),
-    ]
-    assert completed == [(None, "local"), ("far", "far")]
-
-
-def test_entries_of_different_lengths_alternate_as_long_as_they_can() -> None:
-    entries = "{name: a, command: 'true', workers: [1, 2, 3], repeat: 2}, {name: b, command: x, workers: [1]}"
-    text = f"num-cpus: 1\nruns: [{entries}]"
-    assert [candidate.spec.name for candidate in candidates_of(text)] == [
-        *("demo-a-1-r1", "demo-b-1", "demo-a-2-r1", "demo-a-3-r1"),
-        *("demo-a-1-r2", "demo-a-2-r2", "demo-a-3-r2"),
-    ]
 
 
 @pytest.mark.parametrize(

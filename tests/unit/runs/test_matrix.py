@@ -14,11 +14,9 @@ from mlbench_cli.model.spec import NAME_LENGTH, NAME_PATTERN
 from mlbench_cli.runs.experiment import expand
 from mlbench_cli.runs.launch import Machine
 from mlbench_cli.runs.matrix import (
-    MAX_MEMBERS,
     Matrix,
     format_axis,
     format_point,
-    hint_for,
     parse_axes,
     parse_point,
     point_suffix,
@@ -80,31 +78,6 @@ def test_a_matrix_without_points_or_with_too_many_is_refused() -> None:
         Matrix({key: tuple(range(100)) for key in "abc"}).points()
 
 
-def test_a_matrix_may_have_ten_thousand_points_and_a_confirmed_one_a_million() -> None:
-    most = Matrix({"a": tuple(range(100)), "b": tuple(range(100))})
-    assert len(most.points()) == MAX_MEMBERS == 10_000
-    with pytest.raises(UsageError, match="10001 points, more than 10000") as caught:
-        Matrix({"a": tuple(range(10_001))}).points()
-    assert caught.value.hint == "Remove values with exclude, or confirm it: --yes"
-    assert hint_for(1_000_000).endswith("--yes")
-    assert hint_for(1_000_001) == "Remove values with exclude"
-
-
-def test_values_of_a_file_and_of_a_command_line_fit_each_other() -> None:
-    axes = {"a": (64, 128), "gpu": (True, False)}
-    assert Matrix(axes, exclude=({"a": "64", "gpu": "true"},)).points() == [
-        {"a": 64, "gpu": False},
-        {"a": 128, "gpu": True},
-        {"a": 128, "gpu": False},
-    ]
-    assert len(Matrix(axes, exclude=({"b": "64"},)).points()) == 4  # a key that no point has excludes nothing
-
-
-def test_an_entry_that_repeats_a_point_without_adding_anything_is_a_point() -> None:
-    assert Matrix({"a": (1, 2)}, include=({"a": 1},)).points() == [{"a": 1}, {"a": 2}, {"a": 1}]
-    assert Matrix({"a": (1, 2)}, include=({"a": 3, "b": 4},)).points()[-1] == {"a": 3, "b": 4}
-
-
 @pytest.mark.parametrize(
     ("value", "text"),
     [(True, "true"), (False, "false"), (1, "1"), (1.0, "1.0"), ([1, True], "1,true"), ((), ""), ("x", "x")],
@@ -113,31 +86,10 @@ def test_a_value_is_written_as_a_flag_takes_it(value: object, text: str) -> None
     assert value_text(value) == text
 
 
-def test_values_with_commas_are_given_as_json() -> None:
-    assert format_axis("a", ["x,y", "z"]) == 'a=["x,y", "z"]'
-    assert parse_axes(['a=["x,y", "z"]', "a=w", "b=1"]) == {"a": ("x,y", "z", "w"), "b": ("1",)}
-    assert format_axis("a", ["[x"]) == 'a=["[x"]'
-    assert format_axis("a", [(1, 2)]) == "a=[[1, 2]]"
-    assert format_point({"a": "x,y"}) == '{"a": "x,y"}'
-    assert parse_point('{"a": "x,y"}', "--include") == {"a": "x,y"}
-    assert format_point({"a": 1, "b": True}) == "a=1,b=true"
-
-
 @pytest.mark.parametrize("entry", ["a", "=1", "a=1,a=2", "a=1,", "{", "{]"])
 def test_a_point_that_cannot_be_read_names_its_flag(entry: str) -> None:
     with pytest.raises(UsageError, match="--exclude"):
         parse_point(entry, "--exclude")
-
-
-def test_a_name_without_room_for_its_values_is_refused() -> None:
-    assert point_suffix({"seed": 43}, 6) == "seed43"
-    point = {"backend": "gloo", "seed": 1234567}
-    assert len(point_suffix(point, 12)) == 12
-    assert point_suffix(point, 6).startswith("g-")
-    assert point_suffix(point, 12) != point_suffix({**point, "seed": 1234568}, 12)
-    with pytest.raises(UsageError, match="too long") as caught:
-        point_suffix(point, 5)
-    assert caught.value.hint == "Choose a shorter name."
 
 
 # --- names -----------------------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 import math
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from mlbench_cli.errors import NotFoundError
 from mlbench_cli.model.goals import Goal
 from mlbench_cli.model.run import Ending, Observation, Run, WorkerState
 from mlbench_cli.model.spec import RunSpec
-from mlbench_cli.runs.progress import EventReader, Progress, ProgressReader, ProgressTracker, find_goal
+from mlbench_cli.runs.progress import EventReader, Progress, ProgressTracker, find_goal
 from task_images.contract import format_event
 from tests.fakes.engine import FakeEngine
 
@@ -259,16 +258,6 @@ def test_time_left_by_the_trend_of_the_metric(
     assert measured(*values, last=last) == eta
 
 
-def test_time_left_by_the_trend_of_a_metric_that_falls() -> None:
-    assert measured((0, 60), (10, 50), (20, 40), goal=Goal("Prec@1", "<=", 30.0)) == (10.0, 10.0)
-
-
-def test_a_bent_trend_is_that_of_the_last_eight_values() -> None:
-    linear = [(10.0 * number, float(number - 10)) for number in range(1, 9)]
-    goal = Goal("Prec@1", ">=", 0.0)
-    assert measured(*linear, goal=goal) == measured((0, -1000), *linear, goal=goal) == (20.0, 20.0)
-
-
 @pytest.mark.parametrize(
     ("place", "seconds", "eta"),
     [
@@ -317,23 +306,6 @@ def test_time_left_of_a_budget(events: list[dict[str, Any]], eta: float | None) 
 # --- single events ---------------------------------------------------------------------------------------------------
 
 
-def test_a_phase_keeps_the_epoch_and_forgets_the_step() -> None:
-    tracker = track(
-        event("phase", 1, phase="training", epoch=2, epochs=9, step=3, steps=4),
-        event("phase", 2, phase="v" * 50),
-        event("phase", 3, phase=""),
-        event("phase", 4, epoch=5),
-    )
-    progress = tracker.progress(RUNNING, 0.0)
-    assert (progress.phase, progress.epoch, progress.epochs, progress.step, progress.steps) == (
-        "v" * 40,
-        2,
-        9,
-        None,
-        None,
-    )
-
-
 @pytest.mark.parametrize(
     ("name", "value", "loss"),
     [
@@ -349,51 +321,3 @@ def test_a_phase_keeps_the_epoch_and_forgets_the_step() -> None:
 )
 def test_the_loss_is_that_of_the_training(name: Any, value: Any, loss: float | None) -> None:
     assert track(event("metric", 1, name=name, value=value)).progress(RUNNING, 0.0).loss == loss
-
-
-def test_the_best_value_is_by_the_direction_of_the_goal() -> None:
-    values = [event("metric", at, name="Perplexity", value=value) for at, value in enumerate((90, 70, 80))]
-    progress = track(*values, goal=Goal("Perplexity", "<=", 60.0)).progress(RUNNING, 0.0)
-    assert (progress.value, progress.best) == (80, 70)
-    assert track(*values).progress(RUNNING, 0.0).best is None
-
-
-def test_another_goal_forgets_the_values_of_the_one_before() -> None:
-    goal = {"metric": "Prec@1", "comparison": ">=", "threshold": 90}
-    tracker = track(event("metric", 1, name="val_Prec@1", value=85.0))
-    assert tracker.progress(RUNNING, 0.0).best == 85.0
-    tracker.take(event("phase", 2, phase="training", goal={**goal, "value": 50}))
-    progress = tracker.progress(RUNNING, 0.0)
-    assert (progress.threshold, progress.value, progress.best) == (90, 50, 50)
-    tracker.take(event("phase", 3, phase="training", goal=goal))
-    assert tracker.progress(RUNNING, 0.0).best == 50
-
-
-def test_progress_as_a_document_leaves_out_the_observation() -> None:
-    document = Progress(RUNNING, 1.5, phase="training", eta=2.0).to_dict()
-    assert (document["elapsed"], document["phase"], document["eta"], document["eta_high"]) == (
-        1.5,
-        "training",
-        2.0,
-        None,
-    )
-    assert "observation" not in document
-
-
-def test_a_log_is_read_at_most_once_a_second_but_for_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, clock = FakeEngine(), [100.0]
-    monkeypatch.setattr("mlbench_cli.runs.progress.time", SimpleNamespace(monotonic=lambda: clock[0]))
-    reader = ProgressReader(engine, Run("id", SPEC, Path("/nowhere"), "2026-01-01T00:00:00Z"))
-
-    def loss(value: float, observation: Observation = RUNNING) -> float | None:
-        line = format_event(event("metric", value, name="loss", value=value)).encode() + b"\n"
-        engine.lines.setdefault(0, []).append(line)
-        return reader.read(observation).loss
-
-    assert loss(1.0) == 1.0
-    clock[0] += 0.99
-    assert loss(2.0) == 1.0
-    clock[0] += 0.01
-    assert loss(3.0) == 3.0
-    assert loss(4.0) == 3.0
-    assert loss(5.0, replace(RUNNING, ended=Ending.EXITED)) == 5.0

@@ -1,10 +1,9 @@
 """Spec files say the same as flags, wrong ones are refused in words, and a request can be written as a command line."""
 
 import shlex
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import pytest
 
@@ -12,18 +11,12 @@ from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.model.run import LOCAL
 from mlbench_cli.runs.launch import Machine, resolve
 from mlbench_cli.runs.request import (
-    OPTIONS,
     Request,
     apply_point,
     equivalent_command,
-    format_file,
-    matrix_of,
     merge,
-    pairs,
     parse_file,
-    parse_flags,
     read_file,
-    request_document,
 )
 
 MACHINE = Machine(cores=4, gpus=0)
@@ -148,158 +141,6 @@ def test_values_of_a_spec_file(text: str, options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("num-cpus: true", '"num-cpus" is True, not a whole number.'),
-        ("num-cpus: 9223372036854775808", "not a whole number."),
-        ("num-cpus: '2'", "\"num-cpus\" is '2', not a whole number."),
-        ("toleration: [1]", "not a list of strings."),
-        ("env: {1: x}", "not a mapping of names to values."),
-        ("env: {A: [1]}", '"env.A" is [1], not a text.'),
-        ("set: text", "\"set\" is 'text', not a mapping of names to values."),
-        ("command: [python, 1]", "not a text."),
-        ("include: [{seed: 1}]\nmatrix: {seed: [2]}", '"include" must be under "matrix".'),
-        ("matrix: {seed: []}", 'The matrix has no values for "seed".'),
-        ("matrix: {num-cpus: [1], num_cpus: [2]}", '"num_cpus" is twice.'),
-        ("matrix: {seed: [2, 1, '1']}", 'The matrix has the value "1" of "seed" twice.'),
-        ("matrix: {seed: [[1]]}", "not a text or a number."),
-        ("matrix: {set.a: ['']}", "not a text or a number."),
-        ("matrix: {set.a: [.nan]}", "which is not a number."),
-        ("matrix: {set.a: [.inf]}", "which is not a number."),
-        ("matrix: {set.a: [9223372036854775808]}", "not a text or a number."),
-        ("matrix: {include: [{}]}", "is not a point of a matrix"),
-        ("matrix: {include: [3]}", "3 is not a point of a matrix"),
-        ("matrix: {include: {seed: 1}}", "\"include\" is {'seed': 1}, not a list of mappings of options to values."),
-        ("matrix: {env: [1]}", '"env" cannot be a key of a matrix; write env.KEY.'),
-        ("matrix: {seed.x: [1]}", '"seed.x" cannot be a key of a matrix; write seed.'),
-        ("matrix: {env.: [1]}", "write env.KEY."),
-        ("matrix: {toleration: [a]}", '"toleration" cannot be a key of a matrix.'),
-        ("matrix: {name: [a]}", '"name" cannot be a key of a matrix.'),
-    ],
-)
-def test_values_that_a_spec_file_cannot_have(text: str, words: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        parse_file(text)
-    assert words in caught.value.message
-
-
-def test_pairs_are_split_at_their_first_equals_sign() -> None:
-    assert pairs(["a=1", "b=x=y", "c="], "set") == {"a": "1", "b": "x=y", "c": ""}
-    assert pairs(["a=1", "a=1"], "set") == {"a": "1"}
-    with pytest.raises(UsageError, match='--node-selector gives "a" twice: "1" and "2"'):
-        pairs(["a=1", "a=2"], "node_selector")
-    for entry in ("a", "=1"):
-        with pytest.raises(UsageError, match="is not of the form KEY=VALUE"):
-            pairs([entry], "set")
-
-
-def test_flags_become_values_by_their_kind() -> None:
-    found = parse_flags(
-        {
-            "task": " mnist \nsecond line",
-            "gpu": "yes",
-            "light": "no",
-            "num_cpus": "4",
-            "set": "a=1\n\n b=2 ",
-            "toleration": "spot\ngpu:NoExecute",
-            "matrix": "seed=1,2\nbackend=gloo",
-            "exclude": "seed=2,backend=gloo",
-            "queue": " \n ",
-        }
-    )
-    assert found == Request(
-        task="mnist",
-        gpu=True,
-        light=False,
-        num_cpus=4,
-        set={"a": "1", "b": "2"},
-        toleration=("spot", "gpu:NoExecute"),
-        matrix={"seed": ("1", "2"), "backend": ("gloo",)},
-        exclude=({"seed": "2", "backend": "gloo"},),
-    )
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "words"),
-    [
-        ("gpu", "true", '--gpu "true" is not yes or no.'),
-        ("num_cpus", "-1", '--num-cpus "-1" is not a whole number.'),
-        ("num_cpus", "1.5", "is not a whole number."),
-        ("num_cpus", "²", "is not a whole number."),
-        ("tsk", "x", 'Unknown option "tsk". Did you mean "task"?'),
-    ],
-)
-def test_flags_of_the_wrong_kind_are_refused(name: str, text: str, words: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        parse_flags({name: text})
-    assert words in caught.value.message
-
-
-def test_what_is_said_last_counts_and_mappings_are_joined() -> None:
-    base = Request(name="a", workers=(1,), gpu=True, toleration=("x",), set={"a": 1, "b": 2}, matrix={"seed": (1,)})
-    top = Request(name="b", gpu=False, toleration=("y",), set={"b": 3}, matrix={"backend": ("mpi",)})
-    assert merge(base, top) == Request(
-        name="b",
-        workers=(1,),
-        gpu=False,
-        toleration=("y",),
-        set={"a": 1, "b": 3},
-        matrix={"seed": (1,), "backend": ("mpi",)},
-    )
-    assert merge(base, Request()) == base
-
-
-EVERYTHING = Request(
-    name="run",
-    workers=(1, 2),
-    task="mnist",
-    set={"a": [1, 2], "b": True},
-    gpu=True,
-    light=False,
-    num_cpus=4,
-    repeat=3,
-    matrix={"seed": (1, 2), "set.x": ("a,b",)},
-    include=({"seed": 3, "set.x": "c"},),
-    exclude=({"seed": 2},),
-    toleration=("spot", "gpu:NoExecute"),
-    env={"LEVEL": "x y"},
-)
-
-
-def test_a_request_as_a_command_line() -> None:
-    assert shlex.split(equivalent_command(EVERYTHING)) == [
-        *("mlbench", "run", "run", "1", "2", "--task", "mnist", "--set", "a=1,2", "--set", "b=true"),
-        *("--gpu", "--no-light", "--num-cpus", "4", "--repeat", "3"),
-        *("--matrix", "seed=1,2", "--matrix", 'set.x=["a,b"]', "--include", "seed=3,set.x=c", "--exclude", "seed=2"),
-        *("--toleration", "spot", "--toleration", "gpu:NoExecute", "--env", "LEVEL=x y"),
-    ]
-    assert equivalent_command(Request()) == "mlbench run NAME"
-
-
-def test_a_request_as_a_document_and_as_a_file() -> None:
-    assert request_document(EVERYTHING) == {
-        "name": "run",
-        "workers": [1, 2],
-        "task": "mnist",
-        "set": {"a": [1, 2], "b": True},
-        "gpu": True,
-        "light": False,
-        "num-cpus": 4,
-        "repeat": 3,
-        "toleration": ["spot", "gpu:NoExecute"],
-        "env": {"LEVEL": "x y"},
-        "matrix": {
-            "seed": [1, 2],
-            "set.x": ["a,b"],
-            "include": [{"seed": 3, "set.x": "c"}],
-            "exclude": [{"seed": 2}],
-        },
-    }
-    assert parse_file(format_file(EVERYTHING)) == EVERYTHING
-    assert request_document(Request()) == {}
-
-
-@pytest.mark.parametrize(
     ("point", "changes"),
     [
         ({"num_cpus": "3"}, {"num_cpus": 3}),
@@ -332,38 +173,3 @@ def test_a_point_with_a_value_of_the_wrong_kind_is_refused(point: dict[str, Any]
     with pytest.raises(UsageError) as caught:
         apply_point(Request(), point)
     assert words in caught.value.message
-
-
-def test_an_option_is_given_either_directly_or_in_the_matrix() -> None:
-    matrix = matrix_of(Request(matrix={"set.a": (1,)}, set={"b": 2}, include=({"seed": 3},), exclude=({"seed": 4},)))
-    assert (matrix.axes, matrix.include, matrix.exclude) == ({"set.a": (1,)}, ({"seed": 3},), ({"seed": 4},))
-    for options, words in (
-        ({"matrix": {"set.a": (1,)}, "set": {"a": 2}}, "--set a is set both directly and in the matrix."),
-        ({"matrix": {"num_cpus": (1,)}, "num_cpus": 2}, "--num-cpus is set both directly and in the matrix."),
-        ({"matrix": {"gpu": (True,)}, "gpu": False}, "--gpu is set both directly"),
-    ):
-        with pytest.raises(UsageError) as caught:
-            matrix_of(Request(**options))  # type: ignore[arg-type]
-        assert words in caught.value.message
-
-
-def test_the_kind_of_an_option_is_that_of_its_type() -> None:
-    """The command makes flags of kinds, and the checker of types reads types."""
-    hints = get_type_hints(Request)
-    kinds: dict[Any, set[str]] = {
-        bool | None: {"switch"},
-        int | None: {"integer"},
-        str | None: {"text"},
-        tuple[str, ...]: {"texts"},
-        Mapping[str, str]: {"pairs"},
-        Mapping[str, Any]: {"pairs"},
-        Mapping[str, tuple[Any, ...]]: {"axes"},
-        tuple[Mapping[str, Any], ...]: {"points"},
-    }
-    assert [item.name for item in OPTIONS if item.metadata["kind"] not in kinds[hints[item.name]]] == []
-
-
-def test_no_two_options_have_the_same_letter() -> None:
-    letters = [item.metadata["letter"] for item in OPTIONS if item.metadata["letter"]]
-    assert sorted(letters) == sorted(set(letters))
-    assert {len(letter) for letter in letters} == {1}

@@ -8,13 +8,11 @@ from mlbench_cli.errors import UsageError
 from mlbench_cli.model.goals import Goal
 from mlbench_cli.runs.request import Request
 from mlbench_cli.runs.search import (
-    Round,
     Trial,
     chosen_request,
     make_rounds,
     parse_search,
     rank,
-    read_trial,
     trial_request,
 )
 from mlbench_cli.tasks.catalog import load_catalog
@@ -141,106 +139,3 @@ def test_tasks_that_count_in_steps_or_have_no_goal() -> None:
 
 
 # --- values and rounds -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("set.alpha=1..3 3", ["1", "2", "3"]),
-        ("set.alpha=1..3 linear 5", ["1", "1.5", "2", "2.5", "3"]),
-        ("set.alpha=1..100 log 3", ["1", "10", "100"]),
-        ("set.alpha=0..1 2", ["0", "1"]),
-        ("set.alpha=1..2 log 3", ["1", "1.414", "2"]),  # four digits
-        ("set.batch_size=1..2 linear 5", ["1", "2"]),  # whole numbers, each once
-        ("set.batch_size=8..64 log 4", ["8", "16", "32", "64"]),
-        (" set.alpha = 1 , 2 ", ["1", "2"]),
-    ],
-)
-def test_the_values_of_a_range(text: str, found: list[str]) -> None:
-    assert [point["set.alpha" if "alpha" in text else "set.batch_size"] for point in parse(text).points] == found
-
-
-@pytest.mark.parametrize("text", ["set.alpha=1..2 1000", "set.alpha=1..2 2"])
-def test_a_search_may_have_two_to_a_thousand_points(text: str) -> None:
-    parse(text)
-    for wrong in ("1..2 1", "1..2 1001", "2..2 3", "-inf..1 3"):
-        with pytest.raises(UsageError, match="needs LOW below HIGH and 2 to 1000 values"):
-            parse(f"set.alpha={wrong}")
-
-
-@pytest.mark.parametrize(
-    ("count", "length", "rounds"),
-    [
-        (4, 3, [(4, 1), (2, 3)]),
-        (4, 2, [(4, 2)]),
-        (9, 9, [(9, 3), (3, 9)]),
-        (10, 9, [(10, 1), (4, 3), (2, 9)]),
-        (1000, 10**6, [(1000, 1371), (334, 4115), (112, 12345), (38, 37037), (13, 111111), (5, 333333), (2, 10**6)]),
-    ],
-)
-def test_a_round_of_three_points_or_fewer_is_the_last(count: int, length: int, rounds: list[tuple[int, int]]) -> None:
-    found = make_rounds(count, length)
-    assert [(each.count, each.length) for each in found] == rounds
-    assert [each.number for each in found] == list(range(1, len(rounds) + 1))
-
-
-def test_all_trials_of_all_rounds_are_counted() -> None:
-    assert parse("set.alpha=1..2 10").runs == 10 + 4 + 2
-
-
-def test_trials_are_named_by_their_round_and_hold_its_points() -> None:
-    found = parse("set.alpha=1,2,3,4")
-    trial = trial_request(request("set.alpha=1,2,3,4"), found, found.rounds[1], found.points[:2])
-    assert (trial.name, trial.include) == ("x-search2", ({"set.alpha": "1"}, {"set.alpha": "2"}))
-
-
-class Named:
-    name, id = "x-search1-2", "abc"
-
-
-@pytest.mark.parametrize(
-    ("result", "outcome", "value", "seconds"),
-    [
-        (None, "unknown", None, None),
-        ({}, "unknown", None, None),
-        ({"outcome": "failed", "goal": None}, "failed", None, None),
-        ({"outcome": "goal_missed", "goal": {"value": 61, "seconds": None}}, "goal_missed", 61.0, None),
-        ({"outcome": "goal_reached", "goal": {"value": 80.5, "seconds": {"wall": 9}}}, "goal_reached", 80.5, 9.0),
-        (
-            {"outcome": "goal_missed", "goal": {"value": float("nan"), "seconds": {"wall": "9"}}},
-            "goal_missed",
-            None,
-            None,
-        ),
-        ({"outcome": "goal_missed", "goal": {"value": True, "seconds": {}}}, "goal_missed", None, None),
-    ],
-)
-def test_what_a_trial_says_of_its_point(
-    result: dict[str, Any] | None, outcome: str, value: float | None, seconds: float | None
-) -> None:
-    found = read_trial(Round(2, 5, 9), {"set.alpha": 0.5}, Named(), result)
-    assert found.to_dict() == {
-        "round": 2,
-        "point": {"set.alpha": "0.5"},
-        "length": 9,
-        "run": "x-search1-2",
-        "id": "abc",
-        "outcome": outcome,
-        "value": value,
-        "seconds": seconds,
-    }
-
-
-@pytest.mark.parametrize(
-    ("options", "unit", "length"),
-    [
-        ({}, "epochs", 9),
-        ({"search_budget": "27"}, "epochs", 27),
-        ({"search_budget": "1s"}, "budget_seconds", 1),
-        ({"search_budget": "1m30s"}, "budget_seconds", 90),
-        ({"budget": "2m"}, "budget_seconds", 120),
-    ],
-)
-def test_the_length_of_the_longest_trial(options: dict[str, str], unit: str, length: int) -> None:
-    found = parse("set.alpha=1,2", **options)
-    assert (found.unit, found.rounds[-1].length) == (unit, length)

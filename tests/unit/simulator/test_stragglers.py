@@ -46,26 +46,3 @@ def test_a_spread_is_measured_or_given() -> None:
     for text in ("much", "-1%", "nan", "300%"):
         with pytest.raises(UsageError, match="not a spread"):
             parse_spread(text, CALIBRATION)
-
-
-@pytest.mark.parametrize(("text", "spread"), [("0", 0.0), ("0%", 0.0), ("2", 2.0), ("200%", 2.0)])
-def test_a_spread_may_be_from_zero_to_two(text: str, spread: float) -> None:
-    assert parse_spread(text, CALIBRATION) == spread
-    with pytest.raises(UsageError, match="from 0 to 2"):
-        parse_spread("2.001", CALIBRATION)
-
-
-def test_a_run_whose_steps_took_equally_long_has_no_spread() -> None:
-    assert measure_spread(replace(CALIBRATION, low=STEP, high=STEP)) == 0.0
-    assert measure_spread(replace(CALIBRATION, low=HIGH, high=LOW)) == 0.0
-    assert measure_spread(replace(CALIBRATION, low=STEP.scale(0.0))) == 0.0
-
-
-def test_a_rank_of_gossip_waits_for_its_partner_alone() -> None:
-    gossip = replace(resolve("bsp"), transport="gossip")
-    assert find_slowdown(gossip, 64, 0.1) == find_slowest(2, 0.1) < find_slowest(64, 0.1)
-
-
-def test_the_slowest_of_two_is_above_the_median() -> None:
-    """The median of the larger of two normal values is the quantile of sqrt(1/2): 0.5450 (tables of the normal)."""
-    assert math.log(find_slowest(2, 0.1)) == pytest.approx(0.05450, abs=1e-4)

@@ -1,11 +1,8 @@
 """Names of images: from a registry and a task, and read by Docker's own rules."""
 
-import json
-from pathlib import Path
-
 import pytest
 
-from mlbench_cli.tasks.images import ImageReference, name_image, name_released_image, parse_image
+from mlbench_cli.tasks.images import ImageReference, name_image, parse_image
 
 DIGEST = "sha256:" + "ab" * 32
 ECR = "123456789012.dkr.ecr.eu-west-1.amazonaws.com/mlbench-test-4:"
@@ -24,22 +21,6 @@ ECR = "123456789012.dkr.ecr.eu-west-1.amazonaws.com/mlbench-test-4:"
 def test_an_image_is_tagged_with_its_version(registry: str, name: str) -> None:
     assert name_image(registry, "mnist", "1.0") == name
     assert name_image(registry, "mnist", "1.0", {"mnist:2.0": DIGEST, "other:1.0": DIGEST}) == name
-
-
-@pytest.mark.parametrize(
-    ("registry", "name"), [("ghcr.io/me", f"ghcr.io/me/mnist@{DIGEST}"), (ECR, f"{ECR.removesuffix(':')}@{DIGEST}")]
-)
-def test_an_image_whose_digest_is_known_is_named_by_it(registry: str, name: str) -> None:
-    assert name_image(registry, "mnist", "1.0", {"mnist:1.0": DIGEST}) == name
-
-
-def test_a_release_knows_its_own_images_alone(tmp_path: Path) -> None:
-    file = tmp_path / "released.json"
-    assert name_released_image("mnist", "1.0", file) is None
-    file.write_text(json.dumps({"registry": "ghcr.io/me", "digests": {"mnist:1.0": DIGEST}}))
-    assert name_released_image("mnist", "1.0", file) == f"ghcr.io/me/mnist@{DIGEST}"
-    assert name_released_image("mnist", "1.1", file) is None
-    assert name_released_image("other", "1.0", file) is None
 
 
 @pytest.mark.parametrize(
@@ -67,7 +48,3 @@ def test_a_reference_is_read_as_docker_reads_it(name: str, parts: tuple[str, str
 )
 def test_a_reference_is_written_as_it_was_read(name: str) -> None:
     assert parse_image(name).name == name
-
-
-def test_a_digest_counts_before_a_tag() -> None:
-    assert parse_image(f"ghcr.io/me/mnist:1.0@{DIGEST}").name == f"ghcr.io/me/mnist@{DIGEST}"

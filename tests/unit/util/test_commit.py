@@ -3,9 +3,7 @@
 import subprocess
 from pathlib import Path
 
-import pytest
-
-from mlbench_cli.util.commit import FILE, describe_version, find_commit
+from mlbench_cli.util.commit import FILE, find_commit
 
 GIT = ("git", "-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "init.defaultBranch=main")
 
@@ -36,19 +34,3 @@ def test_the_commit_is_that_of_git_in_a_checkout_a_worktree_and_with_packed_refe
 def test_a_release_says_its_commit_itself(tmp_path: Path) -> None:
     (tmp_path / FILE).write_text("0123456789abcdef\n")
     assert find_commit(tmp_path) == "0123456789abcdef"
-
-
-@pytest.mark.parametrize(
-    ("commit", "text"), [("0123456789abcdef", "4.0.0 (0123456789ab)"), ("0123", "4.0.0 (0123)"), ("", "4.0.0")]
-)
-def test_a_version_has_the_first_digits_of_its_commit(monkeypatch: pytest.MonkeyPatch, commit: str, text: str) -> None:
-    monkeypatch.setattr("mlbench_cli.util.commit.find_commit", lambda package: commit)
-    assert describe_version("4.0.0") == text
-
-
-def test_a_package_without_a_commit_has_none(tmp_path: Path) -> None:
-    (tmp_path / "package").mkdir()
-    assert find_commit(tmp_path / "package") == ""
-    (tmp_path / ".git").mkdir()
-    (tmp_path / ".git" / "HEAD").write_text("ref: refs/heads/new\n")
-    assert find_commit(tmp_path / "package") == ""

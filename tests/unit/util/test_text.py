@@ -1,7 +1,6 @@
 """Numbers, durations and strangers' text as people read them."""
 
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import pytest
 
@@ -67,15 +66,6 @@ def test_columns_on_a_terminal(words: str, columns: int) -> None:
     assert text.display_width(words) == columns
 
 
-def test_what_could_move_the_cursor_or_forge_lines_is_escaped() -> None:
-    assert text.clean("plain ü 日本") == "plain ü 日本"
-    assert text.clean("a\x1b[2Jb\u202ec\nd\te\u2028f") == "a\\x1b[2Jb\\u202ec d e f"
-    assert text.clean("a\nb\x07", keep="\n") == "a\nb\\x07"
-    assert text.clean("a\nb", keep="\n") == "a\nb"
-    value: Any = {"a\n": ["\x07", 1, None, {"b": "c\r"}]}
-    assert text.clean_values(value) == {"a ": ["\\x07", 1, None, {"b": "c "}]}
-
-
 @pytest.mark.parametrize(
     ("given", "keep", "shown"),
     [
@@ -99,46 +89,11 @@ def test_commands_of_a_runner_are_disarmed(said: str, safe: str) -> None:
     assert text.disarm_commands(said) == safe
 
 
-def test_one_line_of_strangers_text() -> None:
-    assert text.one_line(" a\n\tb\x1bc  d ") == "a b c d"
-    assert text.one_line("x" * 300) == "x" * 200
-
-
 @pytest.mark.parametrize(("limit", "shown"), [(5, "12345"), (4, "123…"), (1, "…")])
 def test_an_ellipsis_marks_what_is_cut(limit: int, shown: str) -> None:
     assert text.shorten("12345", limit) == shown
     assert text.cut("12345", limit) == shown
     assert text.shorten_line(" 12345 ", limit) == shown
-
-
-def test_wide_characters_are_cut_by_columns() -> None:
-    assert text.cut("日本語", 6) == "日本語"
-    assert text.cut("日本語", 5) == "日本…"
-    assert text.cut("日本語", 4) == "日…"
-
-
-def test_words_in_a_list() -> None:
-    assert text.list_some(["a", "b"]) == "a, b"
-    assert text.list_some(list("abcd")) == "a, b, c, d"
-    assert text.list_some(list("abcdefg")) == "a, b, c, d and 3 more"
-    assert text.list_some(["a", "b", "c"], 1, "; ") == "a and 2 more"
-
-
-def test_lines_of_a_width() -> None:
-    assert text.wrap("one two three", 13) == ["one two three"]
-    assert text.wrap("one two three", 8) == ["one two", "three"]
-    assert text.wrap("", 8) == [""]
-    assert text.wrap("a" * 10, 4) == ["aaaa", "aaaa", "aa"]
-
-
-def test_the_least_important_parts_are_dropped_first() -> None:
-    parts = [("state", 0), ("epoch 3", 2), ("", 0), ("loss 0.5", 2), ("eta 4 min", 1)]
-    assert text.fit_parts(parts, None) == "state, epoch 3, loss 0.5, eta 4 min"
-    assert text.fit_parts(parts, 35) == "state, epoch 3, loss 0.5, eta 4 min"
-    assert text.fit_parts(parts, 34) == "state, epoch 3, eta 4 min"
-    assert text.fit_parts(parts, 24) == "state, eta 4 min"
-    assert text.fit_parts(parts, 15) == "state"
-    assert text.fit_parts(parts, 3) == "st…"
 
 
 @pytest.mark.parametrize(

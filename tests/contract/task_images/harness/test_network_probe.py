@@ -99,26 +99,6 @@ def test_counters_are_those_of_the_interface_that_has_the_address() -> None:
     assert network.read_counters(None) == {"interface": None, "retransmits": network.read_counters("lo")["retransmits"]}
 
 
-def test_buckets_are_emptied_until_the_rate_is_held_or_600_mib_have_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    bucket, clock = [float(512 << 20)], [0.0]
-
-    def exchange(chunk: int) -> list[float]:
-        """A link of 1 Gbit/s behind a bucket of 512 MiB, 2 Gbit/s while that lasts; of the other the rate is held."""
-        seconds = 8 * chunk / 2e9 if bucket[0] > 0 else 8 * chunk / 1e9
-        clock[0] += seconds + 0.05  # until the next order
-        bucket[0] += 0.05 * 125e6 + seconds * 125e6 - chunk
-        return [8 * chunk / seconds, 1e9]
-
-    with monkeypatch.context() as patch:
-        patch.setattr("task_images.harness.network.time.perf_counter", lambda: clock[0])
-        sent, last = network._drain(1e9, exchange)
-        assert (sent > 1 << 30, last) == (True, 1e9)  # twice the bucket, since half of what goes comes in again
-        bucket[0] = 1e12
-        sent, last = network._drain(1e9, exchange)
-        assert (sent > 1 << 30, last) == (True, 2e9)
-        assert clock[0] < 2 * network.MAX_DRAIN_SECONDS
-
-
 @pytest.mark.parametrize(
     ("rates", "found", "taken"),
     [([4.9], 4.9, 1), ([9.0, 5.1], 5.1, 2), ([60.0, 50.0, 55.0, 70.0], 50.0, 4)],

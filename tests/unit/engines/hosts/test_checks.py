@@ -8,13 +8,11 @@ import pytest
 from mlbench_cli.engines.hosts.checks import (
     HostFacts,
     check_hosts,
-    check_network,
     choose_address,
     examine_hosts,
-    make_record,
 )
 from mlbench_cli.engines.hosts.hostfile import HostEntry
-from mlbench_cli.errors import CapacityError, NotFoundError, UnreachableError, UsageError
+from mlbench_cli.errors import CapacityError, NotFoundError, UsageError
 
 ADDRESSES = [
     {"interface": "lo", "address": "127.0.0.1", "mask": "255.0.0.0"},
@@ -94,39 +92,6 @@ def host(name: str = "m1", clock: float = 0.0, free: int = 9 * GIB, **changes: o
 
 
 @pytest.mark.parametrize(
-    ("found", "warnings"),
-    [
-        ([host(), host("m2", 5.0)], []),
-        (
-            [host("m1", -2.6), host("m2", 1.0), host("m3", 2.5)],
-            ["The clocks of m1 and m3 differ by 5 s; times in logs"],
-        ),
-        ([host(free=2 * GIB)], []),
-        ([host(free=2 * GIB - 1), host("m2", free=GIB)], ["Little free disk space on m1, m2."]),
-        ([host(torch=None)], ["The hosts' Python has no torch, which tasks need."]),
-        ([host(torch=None), host("m2", torch=None)], ["The hosts' Python has no torch, which tasks need."]),
-    ],
-)
-def test_what_is_worth_a_warning(found: list[HostFacts], warnings: list[str]) -> None:
-    given = check_hosts(found, "/d")
-    assert len(given) == len(warnings)
-    for warning, words in zip(given, warnings, strict=True):
-        assert warning.startswith(words)
-
-
-def test_a_twentieth_of_two_gibibytes_is_enough_to_begin() -> None:
-    least = (2 << 30) // 20
-    check_hosts([host(free=least)], "/d")
-    with pytest.raises(CapacityError, match="m1 has 102 MiB free in /d"):
-        check_hosts([host(free=least - 1)], "/d")
-
-
-def test_a_folder_that_cannot_be_made_is_refused() -> None:
-    with pytest.raises(UsageError, match="Cannot create the folder /d on m1"):
-        check_hosts([replace(HOST, facts={**HOST.facts, "writable": False})], "/d")
-
-
-@pytest.mark.parametrize(
     ("addresses", "connection", "chosen"),
     [
         (ADDRESSES[:1], "", ("lo", "127.0.0.1")),  # better than none
@@ -140,40 +105,3 @@ def test_an_address_is_that_of_the_connection_or_the_first_that_others_can_reach
     addresses: list[dict[str, str]], connection: str, chosen: tuple[str, str]
 ) -> None:
     assert choose_address(addresses, connection, None, "m1") == chosen
-
-
-def test_a_host_without_an_address_is_refused() -> None:
-    with pytest.raises(UsageError, match="m1 has no IPv4 address"):
-        choose_address([], "", None, "m1")
-
-
-class Listener:
-    """A channel that listens on a port, and reaches the first host or does not."""
-
-    def __init__(self, problem: str | None = None) -> None:
-        self.problem = problem
-        self.asked: list[dict[str, object]] = []
-
-    def call(self, do: str, **arguments: object) -> dict[str, object]:
-        self.asked.append({"do": do, **arguments})
-        return {"port": 5000, "reached": self.problem is None, "problem": self.problem}
-
-
-def test_every_host_must_reach_the_first() -> None:
-    channels = [Listener(), Listener(), Listener("refused")]
-    check_network([HOST], channels[:1])  # type: ignore[arg-type]
-    check_network([HOST, host("m2")], channels[:2])  # type: ignore[arg-type]
-    assert channels[0].asked == [{"do": "listen"}]
-    assert channels[1].asked == [{"do": "connect", "address": "10.0.0.5", "port": 5000}]
-    with pytest.raises(UnreachableError, match=r"m3 does not reach m1 at 10\.0\.0\.5: refused"):
-        check_network([HOST, host("m2"), host("m3")], channels)  # type: ignore[arg-type]
-
-
-def test_the_record_of_a_host_is_what_was_listed_and_what_it_said() -> None:
-    assert make_record(HostEntry("me@m1", 4), HOST) == {
-        "name": "m1",
-        "login": "me@m1",
-        "slots": 4,
-        "address": "10.0.0.5",
-        "interface": "eth0",
-    }

@@ -7,7 +7,6 @@ import pytest
 from mlbench_cli.engines.kubernetes.ending import (
     SETTLE_SECONDS,
     STOP_SECONDS,
-    active,
     decide_ending,
     is_over,
     is_stopped,
@@ -102,24 +101,6 @@ def test_who_was_stopped_just_now_may_yet_show_why(since: float, word: str | Non
         workers=1,
     )  # fmt: skip
     assert decide_ending(spec, a_job(), worker_states(1, pods, said), pods, said, NOW, None) == word
-
-
-@pytest.mark.parametrize(("waited", "word"), [(600.0, None), (600.5, "deadline")])
-def test_the_time_limit_also_counts_for_pods_that_never_started(waited: float, word: str | None) -> None:
-    spec = RunSpec("r-1", "c", "kubernetes", "custom", "custom", ("true",), "gloo", 1, image="i", timeout=600.0)
-    released = 1_768_464_000.0  # 2026-01-15T08:00:00Z
-    job = a_job(start="2026-01-15T08:00:00Z")
-    assert decide_ending(spec, job, worker_states(1, {}, {}), {}, {}, released + waited, None) == word
-
-
-def test_a_run_that_was_never_released_has_no_time_limit() -> None:
-    spec = RunSpec("r-1", "c", "kubernetes", "custom", "custom", ("true",), "gloo", 1, image="i", timeout=1.0)
-    assert decide_ending(spec, {}, worker_states(1, {}, {}), {}, {}, NOW, None) is None
-
-
-def test_workers_are_active_until_their_pod_or_their_summary_says_that_they_ended() -> None:
-    pods = {0: RUNNING, 1: DONE, 2: WAITING, 3: CRASHED, 4: RUNNING, 5: cut_off()}
-    assert active(pods, {4: OK}) == [0, 2]
 
 
 @pytest.mark.parametrize(

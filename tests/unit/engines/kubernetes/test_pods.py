@@ -6,16 +6,10 @@ import pytest
 
 from mlbench_cli.engines.kubernetes.pods import (
     anti_affinity,
-    cpu_limit,
-    gpu_resource,
-    list_tolerations,
-    pod_security,
     resource_limits,
     resource_requests,
-    serves_beside,
     toleration,
 )
-from mlbench_cli.errors import UsageError
 from mlbench_cli.model.spec import KubernetesOptions, RunSpec
 
 
@@ -44,13 +38,6 @@ def test_requests_and_limits(spec: RunSpec, requests: dict[str, str], limits: di
     assert resource_limits(spec) == limits
 
 
-def test_gpus_have_the_name_of_their_maker() -> None:
-    assert gpu_resource(a_spec()) == "nvidia.com/gpu"
-    assert gpu_resource(a_spec(gpu_resource="amd.com/gpu")) == "amd.com/gpu"
-    assert cpu_limit(a_spec()) == {}
-    assert [serves_beside(a_spec(gpus=gpus)) for gpus in (0, 1, 8)] == [False, True, True]
-
-
 @pytest.mark.parametrize(
     ("text", "document"),
     [
@@ -66,26 +53,6 @@ def test_gpus_have_the_name_of_their_maker() -> None:
 )
 def test_tolerations_are_written_as_kubectl_writes_taints(text: str, document: dict[str, str]) -> None:
     assert toleration(text) == document
-
-
-@pytest.mark.parametrize("text", ["", "=yes", ":NoSchedule", "gpu:Never", "a b", "gpu=yes:", "a:NoSchedule:NoExecute"])
-def test_other_tolerations_are_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="is not of the form"):
-        toleration(text)
-
-
-def test_workers_leave_a_lost_node_after_half_a_minute() -> None:
-    lost = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 30}
-    of_nodes = [
-        {"key": "node.kubernetes.io/not-ready", **lost},
-        {"key": "node.kubernetes.io/unreachable", **lost},
-    ]
-    assert list_tolerations(a_spec()) == of_nodes
-    assert list_tolerations(a_spec(gpus=1, tolerations=("spot",))) == [
-        *of_nodes,
-        {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"},
-        {"key": "spot", "operator": "Exists"},
-    ]
 
 
 MLBENCH = {"app.kubernetes.io/managed-by": "mlbench"}
@@ -116,22 +83,3 @@ def test_pods_keep_off_the_nodes_of_those_who_would_disturb_them(
     assert anti_affinity(spec, of_server) == [
         {"topologyKey": "kubernetes.io/hostname", **namespaces, "labelSelector": selector}
     ]
-
-
-@pytest.mark.parametrize(
-    ("spec", "of_server"),
-    [(a_spec(spread=False, share_nodes=True), False), (a_spec(gpus=1, share_nodes=True), True)],
-)
-def test_pods_that_may_share_a_node_with_anybody_keep_off_none(spec: RunSpec, of_server: bool) -> None:
-    assert anti_affinity(spec, of_server) == []
-
-
-@pytest.mark.parametrize(("user", "non_root"), [(10001, True), (1, True), (0, False)])
-def test_the_user_of_pods(user: int, non_root: bool) -> None:
-    assert pod_security(a_spec(run_as_user=user)) == {
-        "runAsNonRoot": non_root,
-        "runAsUser": user,
-        "runAsGroup": user,
-        "fsGroup": user,
-        "seccompProfile": {"type": "RuntimeDefault"},
-    }

@@ -6,8 +6,6 @@ import pytest
 
 from mlbench_cli.engines.kubernetes import workers
 from mlbench_cli.engines.kubernetes.workers import (
-    Known,
-    by_worker,
     failure_of,
     first_failed,
     has_ended,
@@ -20,7 +18,6 @@ from mlbench_cli.engines.kubernetes.workers import (
     seconds,
     was_stopped,
     worker_state,
-    worker_states,
 )
 from mlbench_cli.kube.watch import GONE
 from mlbench_cli.model.run import WorkerState
@@ -64,56 +61,7 @@ CUT_OFF = is_("DisruptionTarget", why="DeletionByTaintManager")
 # --- which pod is which worker ---------------------------------------------------------------------------------------
 
 
-def test_pods_are_numbered_by_their_index_and_servers_come_after_the_workers() -> None:
-    def pod(created: str, **labels: str) -> dict[str, Any]:
-        return {"metadata": {"creationTimestamp": created, "labels": labels}}
-
-    index, first = workers.INDEX_LABEL, workers.FIRST_UNIT_LABEL
-    old, new = pod("2026-01-01T00:00:00Z", **{index: "1"}), pod("2026-01-01T00:00:01Z", **{index: "1"})
-    server = pod("2026-01-01T00:00:00Z", **{index: "1", first: "4"})
-    keeper, odd = pod("2026-01-01T00:00:00Z"), pod("2026-01-01T00:00:00Z", **{index: "0", first: "x"})
-    plain = {"metadata": {"name": "by hand"}}
-    assert by_worker([new, old, server, keeper, odd, plain]) == {1: new, 5: server}
-
-
-def test_what_follows_from_a_pod_is_worked_out_once_for_each_version() -> None:
-    asked: list[tuple[int, str]] = []
-
-    def work_out(worker: int, pod: Any) -> str:
-        asked.append((worker, pod["name"]))
-        return f"{worker}{pod['name']}"
-
-    known, first, second = Known(work_out), {"name": "a"}, {"name": "b"}
-    assert [known(0, first), known(0, first), known(1, first), known(0, second), known(0, second)] == [
-        *("0a", "0a", "1a", "0b", "0b")
-    ]
-    assert asked == [(0, "a"), (1, "a"), (0, "b")]
-
-
 # --- the state of a worker -------------------------------------------------------------------------------------------
-
-
-def test_the_state_of_a_worker_that_has_ended() -> None:
-    pod = a_pod(
-        ended(3, "Error"),
-        "Failed",
-        container={"restartCount": 2, "imageID": "docker-pullable://me/image@sha256:abc"},
-    )
-    assert worker_state(4, pod) == WorkerState(
-        rank=4,
-        phase="failed",
-        reason="Error",
-        node="n1",
-        exit_code=3,
-        started=MOMENT,
-        finished=MOMENT + 50.5,
-        restarts=2,
-        image_digest="sha256:abc",
-    )
-
-
-def test_the_state_of_a_worker_that_runs() -> None:
-    assert worker_state(0, a_pod(RUNNING)) == WorkerState(0, "running", node="n1", started=MOMENT)
 
 
 @pytest.mark.parametrize(
@@ -172,34 +120,6 @@ def test_the_digest_of_an_image_is_read_in_all_forms_of_the_kubelet(image: str |
 )
 def test_the_reason_is_the_most_telling_word(pod: dict[str, Any], word: str | None) -> None:
     assert reason(pod) == word
-
-
-def test_the_last_word_of_a_worker_counts_before_the_status_of_its_pod() -> None:
-    pods = {0: a_pod(RUNNING), 1: a_pod(ended(143, "Error"), "Failed")}
-    said = {
-        0: {"exit_code": 0, "reason": "exited", "started": MOMENT + 1, "ended": MOMENT + 9},
-        1: {"exit_code": 2, "reason": "exited"},
-    }
-    first, second, third = worker_states(3, pods, said)
-    assert first == WorkerState(0, "succeeded", None, "n1", 0, MOMENT, MOMENT + 9)
-    assert (second.phase, second.exit_code, second.reason, second.finished) == ("failed", 2, "Error", MOMENT + 50.5)
-    assert third == WorkerState(2)
-
-
-def test_a_worker_without_a_pod_is_known_by_its_last_word() -> None:
-    (state,) = worker_states(1, {}, {0: {"exit_code": 0, "reason": "exited", "started": 5, "ended": 7}})
-    assert state == WorkerState(0, "succeeded", exit_code=0, started=5.0, finished=7.0)
-    (state,) = worker_states(1, {}, {0: {"exit_code": 1, "started": "soon", "ended": None}})
-    assert state == WorkerState(0, "failed", exit_code=1)
-
-
-def test_workers_that_only_waited_for_the_first_end_with_it() -> None:
-    pods = {0: a_pod(ended(3), "Failed"), 1: a_pod(RUNNING), 2: a_pod(ended(9), "Failed")}
-    states = worker_states(3, pods, {}, run_on_all=False)
-    assert [(state.phase, state.exit_code) for state in states] == [("failed", 3), ("succeeded", 0), ("failed", 9)]
-    assert [state.phase for state in worker_states(3, pods, {})] == ["failed", "running", "failed"]
-    early = worker_states(2, {0: a_pod(RUNNING), 1: a_pod(RUNNING)}, {}, run_on_all=False)
-    assert [state.phase for state in early] == ["running", "running"]
 
 
 @pytest.mark.parametrize(

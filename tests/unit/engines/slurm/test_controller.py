@@ -5,7 +5,6 @@ import pytest
 from mlbench_cli.engines.slurm import controller
 from mlbench_cli.engines.slurm.controller import Answer, JobReport
 from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, UnreachableError, UsageError
-from tests.unit.engines.slurm.login import Login
 
 
 def test_jobs_are_read_from_the_format_of_our_own() -> None:
@@ -77,56 +76,6 @@ def test_configuration_keeps_values_with_blanks() -> None:
 # --- commands --------------------------------------------------------------------------------------------------------
 
 
-def test_a_command_has_a_limit_and_the_call_that_asks_for_it_a_longer_one() -> None:
-    login = Login(("squeue", Answer(1, "out", "err")))
-    assert controller.ask(login.channel, ["squeue", "-x"], seconds=10.0) == Answer(1, "out", "err")
-    assert login.commands == [["squeue", "-x"]]
-    assert login.waits == [(10.0, 30.0)]
-
-
-def test_all_jobs_of_the_user_are_listed_with_one_command() -> None:
-    login = Login(("squeue", Answer(0, "27|RUNNING|100|N/A|n1|None\n", "")))
-    assert controller.list_jobs(login.channel) == {"27": JobReport("27", "RUNNING", "None", "n1", 100.0, None)}
-    assert login.commands == [["squeue", "-h", "--me", "-t", "all", "-o", "%i|%T|%S|%e|%N|%r"]]
-
-
-@pytest.mark.parametrize(
-    ("err", "reason"),
-    [("", "no reason given"), ("x\nslurm_load_jobs error: Timeout\n", "slurm_load_jobs error: Timeout")],
-)
-def test_a_controller_that_does_not_answer_is_quoted(err: str, reason: str) -> None:
-    login = Login(("squeue", Answer(1, "", err)), ("scancel", Answer(1, "", err)))
-    for ask in (
-        lambda: controller.list_jobs(login.channel),
-        lambda: controller.find_jobs(login.channel, "a", "b"),
-        lambda: controller.cancel_job(login.channel, "27"),
-    ):
-        with pytest.raises(UnreachableError) as caught:
-            ask()
-        assert caught.value.message == f"Slurm's controller is not responding: {reason}"
-
-
-def test_jobs_of_a_run_are_found_by_name_and_comment() -> None:
-    text = "9|PENDING|None|mine\n30|RUNNING|None|mine\n8|RUNNING|None|other\nx|RUNNING|None|mine\n7|FAILED|None|mine\n"
-    login = Login(("squeue", Answer(0, f"{text}6|FAILED|BadConstraints|mine\n5\n", "")))
-    assert controller.find_jobs(login.channel, "job", "mine") == ["7", "9", "30"]
-    assert login.commands[0][-4:] == ["-n", "job", "-o", "%i|%T|%r|%k"]
-
-
-def test_the_accounting_database_knows_jobs_that_the_controller_forgot() -> None:
-    line = "27|CANCELLED by 1000|2027|1800000000|n1|None\n"
-    login = Login(("sacct", Answer(0, line, "")))
-    assert controller.ask_accounting(login.channel, "27") == JobReport("27", "CANCELLED", "None", "n1", 2027.0, 1.8e9)
-    assert controller.ask_accounting(login.channel, "28") is None
-    assert controller.ask_accounting(Login(("sacct", Answer(1, line, ""))).channel, "27") is None
-
-
-def test_cancelling_a_job_that_has_ended_is_no_error() -> None:
-    login = Login(("scancel", Answer(1, "", "scancel: error: Invalid job id specified")))
-    controller.cancel_job(login.channel, "27")
-    assert login.commands == [["scancel", "27"]]
-
-
 # --- states ----------------------------------------------------------------------------------------------------------
 
 
@@ -160,33 +109,6 @@ def test_states_of_slurms_manual(state: str, ended: bool, pending: bool) -> None
 )
 def test_lines_of_jobs(line: str, report: JobReport | None) -> None:
     assert controller.parse_jobs(line) == ({} if report is None else {"27": report})
-
-
-@pytest.mark.parametrize(
-    ("text", "kind", "message"),
-    [
-        (
-            "sbatch: error: Batch job submission failed: Requested time limit is invalid",
-            UsageError,
-            "Slurm rejects the time limit: Requested time limit is invalid",
-        ),
-        (
-            "sbatch: error: invalid\n partition specified: x",
-            UsageError,
-            "Slurm does not know the partition: invalid partition specified: x",
-        ),
-        ("sbatch: error: Invalid node name specified", CapacityError, "Slurm cannot provide what the run requests"),
-        ("something new", UsageError, "Slurm rejects the job: something new"),
-    ],
-)
-def test_a_refusal_is_quoted_without_slurms_preamble(text: str, kind: type[MlbenchError], message: str) -> None:
-    error = controller.explain_refusal(Answer(1, "", text))
-    assert type(error) is kind
-    assert error.message.startswith(message)
-
-
-def test_a_command_without_an_answer_is_no_refusal() -> None:
-    assert isinstance(controller.explain_refusal(Answer(None, "", "invalid partition")), UnreachableError)
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,10 @@
 """The batch script of a run: what it asks for, and what is refused before anything is submitted."""
 
-import shlex
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from mlbench_cli.agent.lock import NO_PROMISE, WHOLE_NODES
 from mlbench_cli.engines.machines.details import PartitionRecord, SlurmDetails
 from mlbench_cli.engines.slurm.script import (
     check_request,
@@ -97,44 +95,7 @@ def options(spec: RunSpec, details: SlurmDetails = DETAILS) -> list[str]:
     return [line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH")]
 
 
-def step(spec: RunSpec, details: SlurmDetails = DETAILS) -> list[str]:
-    """The options of srun."""
-    (line,) = (line for line in render_script(spec, details, "/code").splitlines() if line.startswith("srun "))
-    return shlex.split(line.removeprefix("srun ").partition(" -- ")[0])
-
-
 PLAIN = replace(DETAILS, folder="/s")
-RUN = "/s/runs/demo-2"
-
-
-def test_the_options_of_a_plain_job() -> None:
-    assert options(SPEC, PLAIN) == [
-        *("--job-name=mlbench-demo-2", "--nodes=2", "--ntasks-per-node=1", "--time=0-00:16:00", "--exclusive"),
-        *("--no-requeue", "--export=ALL", "--open-mode=append", f"--chdir={RUN}", f"--output={RUN}/batch.log"),
-    ]
-    shared = options(SPEC, replace(PLAIN, exclusive=False))
-    assert "--exclusive" not in shared
-
-
-def test_a_run_that_shrinks_survives_the_loss_of_a_node() -> None:
-    shrinking = replace(SPEC, on_failure="shrink")
-    assert "--no-kill" in options(shrinking, PLAIN)
-    assert "--no-kill" in step(shrinking, PLAIN)
-    for policy in (None, "restart"):
-        assert "--no-kill" not in options(replace(SPEC, on_failure=policy), PLAIN)
-
-
-def test_the_options_of_the_step() -> None:
-    plain = [
-        *("--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--kill-on-bad-exit=0", "--cpu-bind=none", "--export=ALL"),
-        f"--output={RUN}/step.log",
-    ]
-    assert step(SPEC, PLAIN) == plain
-    assert step(replace(SPEC, cpus=8.0), PLAIN) == [*plain, "--cpus-per-task=8"]
-    pyxis = replace(PLAIN, container="pyxis")
-    image = [*plain, "--container-image=me/image:1", "--container-mounts=/s:/s"]
-    assert step(replace(SPEC, image="me/image:1"), pyxis) == image
-    assert step(SPEC, pyxis) == plain
 
 
 @pytest.mark.parametrize(
@@ -153,20 +114,9 @@ def test_ranks_start_in_a_container_of_apptainer(image: str, shown: str, gpus: i
     assert plan["launcher"] == ["apptainer", "exec", *words, "--bind", "/s", shown]
 
 
-def test_ranks_start_without_a_launcher_where_the_step_is_in_the_container() -> None:
-    assert make_slurm_plan(replace(SPEC, image="x"), replace(PLAIN, container="pyxis"))["launcher"] == []
-    assert make_slurm_plan(SPEC, replace(PLAIN, container="apptainer"))["launcher"] == []
-
-
 @pytest.mark.parametrize(("kill_wait", "grace"), [(30, 5.0), (10, 5.0), (9, 4.5), (2, 1.0), (1, 1.0), (0, 1.0)])
 def test_agents_have_half_of_slurms_patience_between_one_and_five_seconds(kill_wait: int, grace: float) -> None:
     assert make_slurm_plan(SPEC, replace(DETAILS, kill_wait=kill_wait))["grace"] == grace
-
-
-def test_whole_nodes_need_no_lock() -> None:
-    locks = [make_slurm_plan(SPEC, replace(DETAILS, exclusive=exclusive))["lock"] for exclusive in (True, False)]
-    assert locks == [WHOLE_NODES, NO_PROMISE]
-    assert locks[0] != locks[1]
 
 
 @pytest.mark.parametrize(
@@ -176,12 +126,6 @@ def test_whole_nodes_need_no_lock() -> None:
 def test_a_job_has_time_to_meet_and_to_pack(workers: int, timeout: float, seconds: int) -> None:
     """A minute to stop and pack, five for several nodes to meet, and at most the partition's limit of an hour."""
     assert wall_seconds(replace(SPEC, workers=workers, timeout=timeout), DETAILS) == seconds
-
-
-def test_a_partition_without_a_limit_has_none() -> None:
-    endless = replace(DETAILS, partitions={"gpu": {**GPU, "max_seconds": None}})
-    assert wall_seconds(replace(SPEC, timeout=1e6), endless) == 10**6 + 360
-    assert wall_seconds(replace(SPEC, timeout=1e6), replace(DETAILS, partitions={})) == 10**6 + 360
 
 
 @pytest.mark.parametrize(
@@ -195,20 +139,3 @@ def test_times_are_rounded_up_to_minutes(seconds: int, text: str) -> None:
 @pytest.mark.parametrize("change", [{"workers": 4}, {"timeout": 3600.0}, {"device": "gpu", "gpus_per_worker": 8}])
 def test_what_a_partition_just_has_is_not_refused(change: dict[str, Any]) -> None:
     check_request(replace(SPEC, **change), DETAILS)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"workers": 5}, 'demo-2 needs 5 nodes, but the partition "gpu" has 4.'),
-        ({"gpus_per_worker": 9}, 'demo-2 needs 9 GPUs per node, but those of the partition "gpu" have 8.'),
-        ({"timeout": 3601.0}, 'demo-2 may take 3601 s, but the partition "gpu" ends jobs after 3600 s.'),
-    ],
-)
-def test_what_a_partition_does_not_have_is_refused_with_the_numbers(change: dict[str, Any], message: str) -> None:
-    small: dict[str, PartitionRecord] = {"cpu": {**GPU, "nodes": 1, "default": False}, "gpu": GPU}
-    for details in (DETAILS, replace(DETAILS, partitions=small), replace(DETAILS, partition="gpu")):
-        with pytest.raises((CapacityError, UsageError)) as caught:
-            check_request(replace(SPEC, **change), details)
-        assert caught.value.message == message
-    check_request(replace(SPEC, **change), replace(DETAILS, partition="unknown"))

@@ -8,9 +8,7 @@ import pytest
 
 from mlbench_cli.app import run
 from mlbench_cli.results.analysis.convergence import (
-    TrainingKey,
     decide_convergence,
-    epochs_to_goal,
     find_least_mean,
     training_key,
 )
@@ -66,59 +64,6 @@ def test_the_least_mean_is_a_one_sided_t_test_at_5_percent(
     assert find_least_mean(reference, count) == pytest.approx(mean - reach, abs=1e-4)
 
 
-def test_a_judgment_has_the_means_without_their_ends_and_the_minimum() -> None:
-    """36.5 is the mean of the middle eight, and 33 1/3 that of 33, 33 and 34."""
-    failed = decide_convergence(REFERENCE, (33, 33, 34, 33, 34))
-    assert failed.reason == (
-        "33.3 epochs to the goal; the reference's mean is 36.4, and 35.1 is the minimum it allows: converged faster "
-        "than the reference can"
-    )
-    assert failed.worse == pytest.approx(36.375 / (100 / 3))
-    passed = decide_convergence(REFERENCE, (40, 44))  # fewer than five have their plain mean
-    assert passed.reason.startswith("42.0 epochs to the goal; the reference's mean is 36.4, and 3")
-    assert passed.reason.endswith(" is the minimum it allows")
-    assert passed.worse == pytest.approx(36.375 / 42)
-
-
-def test_a_mean_at_the_minimum_is_allowed() -> None:
-    least = find_least_mean(REFERENCE, 1)
-    assert decide_convergence(REFERENCE, (least,)).verdict is Verdict.PASSED
-    assert decide_convergence(REFERENCE, (least - 1e-6,)).verdict is Verdict.FAILED
-
-
-@pytest.mark.parametrize(
-    ("reference", "values", "reason"),
-    [
-        ((1.0,) * 4, (1.0,), "4 reference runs have equal task, goal, data, parameters and batch; 5 are needed"),
-        ((1.0,) * 5, (), "no run reached its goal"),
-    ],
-)
-def test_what_cannot_be_judged_says_why(reference: tuple[float, ...], values: tuple[float, ...], reason: str) -> None:
-    judged = decide_convergence(reference, values)
-    assert (judged.verdict, judged.reason) == (Verdict.CANNOT_TELL, reason)
-    assert decide_convergence((1.0,) * 5, (1.0,)).verdict is Verdict.PASSED
-
-
-def test_the_key_of_a_training_has_the_batch_of_all_ranks(sealed: Path) -> None:
-    archive = Archive.open(sealed)
-    assert training_key(archive) == TrainingKey(
-        task="unknown-task",
-        preset="spec",
-        goal="Prec@1 >= 80.0",
-        method="task's own",
-        data="digits",
-        batch=256.0,
-        parameters="{'goal_full': 80.0, 'goal_light': 70.0}",
-    )
-    archive.result["data_identity"] = {"digest": "sha256:0f", "official": True}  # type: ignore[typeddict-item]
-    archive.run["spec"]["method"] = {"name": "bsp"}
-    archive.run["spec"]["parameters"] = {"z": 1, "batch_size": 8, "a": 2}
-    archive.result["world_size"] = 3
-    found = training_key(archive)
-    assert found is not None
-    assert (found.data, found.method, found.batch, found.parameters) == ("sha256:0f", "bsp", 24.0, "{'a': 2, 'z': 1}")
-
-
 @pytest.mark.parametrize("batch", [None, "64", True, math.inf])
 def test_a_training_without_a_goal_or_a_batch_has_no_key(sealed: Path, batch: object) -> None:
     archive = Archive.open(sealed)
@@ -127,15 +72,6 @@ def test_a_training_without_a_goal_or_a_batch_has_no_key(sealed: Path, batch: ob
     whole = Archive.open(sealed)
     whole.result["goal"] = None
     assert training_key(whole) is None
-
-
-def test_epochs_count_of_runs_that_reached_their_goal(sealed: Path) -> None:
-    archives = []
-    for epochs, outcome in ((3, "goal_reached"), (4, "goal_missed"), (0, "goal_reached"), (None, "goal_reached")):
-        archive = Archive.open(sealed)
-        archive.result.update({"epochs": epochs, "outcome": outcome})
-        archives.append(archive)
-    assert epochs_to_goal(archives) == [3.0]
 
 
 def test_the_gate_names_a_training_that_converged_too_fast(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -120,71 +120,6 @@ def test_a_run_without_seconds_of_training_counts_those_of_the_task(tmp_path: Pa
     assert (without.joules, without.per_sample, without.per_token) == (200, None, None)
 
 
-@pytest.mark.parametrize("missing", ["tokens_per_update", "global_batch"])
-def test_joules_per_token_need_both_the_tokens_and_the_batch(tmp_path: Path, missing: str) -> None:
-    archive = run_with(tmp_path / "a", {0: samples("0:1", [100] * 3, [0, 100, 200])}, [])
-    del archive.result["details"][missing]
-    found = find_energy(archive)
-    assert found is not None
-    assert (found.per_sample is None, found.per_token) == (False, None)
-
-
-def test_of_a_shared_gpu_the_longest_series_counts(tmp_path: Path) -> None:
-    short, long = samples("0:1", [100] * 2, [0, 100]), samples("0:1", [100] * 4, [0, 100, 200, 300])
-    for number, gpus in enumerate(({0: short, 1: long}, {0: long, 1: short})):
-        found = find_energy(run_with(tmp_path / str(number), gpus, []))
-        assert found is not None
-        assert found.joules == 300
-
-
-def test_gpus_without_an_address_are_those_of_their_ranks(tmp_path: Path) -> None:
-    one = [{key: value for key, value in row.items() if key != "address"} for row in samples("", [100] * 2, [0, 50])]
-    found = find_energy(run_with(tmp_path / "a", {0: one, 1: one}, []))
-    assert found is not None
-    assert found.joules == 100
-
-
-def test_gpus_of_different_nodes_are_different(tmp_path: Path) -> None:
-    one = samples("0:1", [100] * 2, [0, 50])
-    archive = run_with(tmp_path / "a", {0: one, 1: one}, [])
-    archive.result["worker_states"][1]["node"] = "other-host"
-    found = find_energy(archive)
-    assert found is not None
-    assert found.joules == 100
-
-
-def test_samples_are_in_order_of_time_and_one_is_none(tmp_path: Path) -> None:
-    rows = samples("0:1", [100, 300, 200])
-    found = find_energy(run_with(tmp_path / "a", {0: [rows[2], rows[0], rows[1]]}, []))
-    assert found is not None
-    assert found.joules == (100 + 300) / 2 + (300 + 200) / 2
-    assert find_energy(run_with(tmp_path / "b", {0: rows[:1]}, [])) is None
-    counted = samples("0:1", [100, 100], [5, 5])  # nothing was used, as far as the counter tells
-    nothing = find_energy(run_with(tmp_path / "c", {0: counted}, []))
-    assert nothing is not None
-    assert (nothing.joules, nothing.sources) == (0, ("GPU counter",))
-
-
-def test_one_row_without_a_counter_makes_the_power_count(tmp_path: Path) -> None:
-    rows = samples("0:1", [100, 100, 100], [0, 500, 1000])
-    del rows[1]["energy_joules"]
-    found = find_energy(run_with(tmp_path / "a", {0: rows}, []))
-    assert found is not None
-    assert (found.joules, found.label) == (200, "estimate: GPU power, integrated")
-
-
-def test_machines_count_by_their_last_row_and_by_node(tmp_path: Path) -> None:
-    rows = [machine(10, 500.0, worker=0), machine(5, 200.0, worker=0), machine(10, 70.0, worker=1)]
-    archive = run_with(tmp_path / "a", {}, rows)
-    found = find_energy(archive)
-    assert found is not None
-    assert (found.joules, found.sources) == (500, ("CPU counter (RAPL)",))
-    archive.result["worker_states"][1]["node"] = "other-host"
-    apart = find_energy(archive)
-    assert apart is not None
-    assert apart.joules == 570
-
-
 @pytest.mark.parametrize(
     "change", [{"kind": "rank"}, {"elapsed_seconds": 0}, {"elapsed_seconds": None}, {"worker": "0"}, {"cpu_joules": -1}]
 )
@@ -203,13 +138,3 @@ def test_figures_are_those_that_are_known(tmp_path: Path) -> None:
     archive.result["samples"] = None
     assert figures_of(archive) == {"energy": 200}
     assert figures_of(run_with(tmp_path / "b", {}, [])) == {}
-
-
-def test_rows_and_files_of_others_do_not_end_the_reading(tmp_path: Path) -> None:
-    rows = [{"time": START, "rank": 0, "cpu_seconds": 1.0}, machine(10, 500.0, worker=0), machine(10, 70.0, worker=1)]
-    archive = run_with(tmp_path / "a", {0: [], 1: samples("0:2", [100] * 2, [0, 50])}, rows)
-    (tmp_path / "a" / "output" / "rank-0" / "gpu.jsonl").write_text("no json\n")
-    del archive.run["spec"]["processes_per_worker"]  # as in the first archives: one for each worker
-    found = find_energy(archive)
-    assert found is not None
-    assert found.joules == 50 + 500

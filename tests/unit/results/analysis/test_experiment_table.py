@@ -200,43 +200,9 @@ def test_figures_are_drawn_for_few_many_and_published_rows(tmp_path: Path) -> No
     assert draw_experiment("Title", make_rows([]), tmp_path) == []
 
 
-def test_words_of_a_published_series_are_found_in_any_order_and_case() -> None:
-    [one] = select_series(["survey-2020/mg-wfbp/RESNET-50/10gbe"])
-    assert one.name == "survey-2020 ResNet-50 10GbE MG-WFBP"
-    assert len(select_series(["survey-2020"])) == len(select_series(["survey-2020/"])) == 63
-
-
-def test_one_log_has_no_deviation_and_a_plain_name_is_a_model(tmp_path: Path) -> None:
-    (tmp_path / "mine.log").write_text("Total img/sec on 8 GPU(s): 1000.5 +-1\nTotal img/sec on 2 GPU(s): 300\n")
-    [series] = read_logs(tmp_path / "mine.log")
-    assert (series.model, series.batch_size, series.network, series.method, series.unit) == (
-        "mine",
-        0,
-        "",
-        "",
-        "images",
-    )
-    assert [(rate.workers, rate.rate, rate.deviation) for rate in series.rates] == [(2, 300.0, None), (8, 1000.5, None)]
-
-
 @pytest.mark.parametrize(("switch", "network"), [("0", "10GbE"), ("1", "100GbIB"), ("2", "100GbE"), ("3", "")])
 def test_the_switch_of_a_log_names_its_network(tmp_path: Path, switch: str, network: str) -> None:
     name = f"rdma-{switch}-method-own-dnn-resnet50-bs-32-nworker-4-x.log"
     (tmp_path / name).write_text("Total img/sec on 4 GPU(s): 925.0 +-1")
     [series] = read_logs(tmp_path)
     assert (series.network, series.model, series.method) == (network, "ResNet-50", "own")
-
-
-def test_cells_of_a_table_without_a_rate_are_left_out() -> None:
-    head = "| DNN | BS | CONNECTION | METHOD | 1 GPU | 4 GPUs |\n|---|---|---|---|---|---|\n"
-    [series] = parse_table(head + "| ResNet-50 | 64 | 10GbE | WFBP | - | 1015.4 |\n", "mine")
-    assert [rate.workers for rate in series.rates] == [4]
-    for row in ("| ResNet-50 | 64 | 10GbE | WFBP | - | - |", "| ResNet-50 | big | 10GbE | WFBP | 1 | 2 |", "| a | 1 |"):
-        assert parse_table(f"{head}{row}\n", "mine") == []
-    assert parse_table("| ResNet-50 | 64 | 10GbE | WFBP | 1.0 | 2.0 |\n", "mine") == []
-
-
-def test_a_path_that_is_not_there_is_told_from_a_table() -> None:
-    with pytest.raises(UsageError, match='There is no published table or file "survey-202"') as caught:
-        select_series(["survey-202"])
-    assert 'Did you mean "survey-2020"?' in caught.value.message

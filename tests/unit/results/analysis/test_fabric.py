@@ -14,7 +14,6 @@ from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.seal import seal
 from mlbench_cli.results.report.fabric import make_fabric_page
 from mlbench_cli.results.report.html import render_html
-from tests.unit.results.analysis.test_collectives import measured_run
 from tests.unit.results.runs import START, event, new_run, observation_of, sealed_run, spec, training_log
 
 BYTES = 400e6  # in 400 updates
@@ -91,94 +90,3 @@ def test_recovery_counts_from_the_return_of_the_link_to_the_next_update(tmp_path
     page = render_html(make_fabric_page(report))
     for heading in ("1. Device under test", "6. Results", "Links that were changed", "10. Comparability"):
         assert heading in page
-
-
-def test_the_whole_report_of_a_training_without_references(tmp_path: Path) -> None:
-    own, single = training(tmp_path / "a", "bsp", 60.0), training(tmp_path / "b", "bsp", 60.0, workers=1, name="one")
-    assert report_fabric([own, single], None, None, None).to_dict() == {
-        "draft": "draft-calabria-bmwg-ai-fabric-training-bench",
-        "dut": "the network between the ranks, from endpoint to endpoint",
-        "topology": "not observed: switches, so ECN, PFC, drops, buffers and the balance of links",
-        "configuration": ["bsp, 2 ranks, access rate unknown"],
-        "observation_points": "class (c), endpoint software",
-        "hosts": ["unknown"],
-        "results": {
-            "jobs": [
-                {
-                    "run": "run-2",
-                    "method": "bsp",
-                    "ranks": 2,
-                    "updates": 400,
-                    "access": "unknown",
-                    "seconds": 0.15,
-                    "payload_bytes": 1e6,
-                    "access_bits_per_second": None,
-                    **dict.fromkeys(("compute_seconds", "roofline_seconds", "jct_ratio", "overlap")),
-                    **dict.fromkeys(("spans_overlap", "interference")),
-                }
-            ],
-            "collectives": [],
-            "link_faults": [],
-            "fairness": None,
-        },
-        "anomalies": ["one: no training with more than one rank that says what it sent"],
-        "trials": {"counted": 1, "excluded": 1},
-        "repeatability": "mlbench compare gives intervals over repeats",
-        "comparability": "equal ranks, access rate, collective, S, f and transport; see mlbench compare",
-    }
-
-
-@pytest.mark.parametrize(
-    ("given", "network", "access", "rate"),
-    [
-        (1e9, {"together_bits_per_second": 5e8, "alone_bits_per_second": 6e8}, "given", 1e9),
-        (None, {"together_bits_per_second": 5e8, "alone_bits_per_second": 6e8}, "measured by the run's probe", 5e8),
-        (None, {"together_bits_per_second": None, "alone_bits_per_second": 6e8}, "measured by the run's probe", 6e8),
-        (None, None, "unknown", None),
-    ],
-)
-def test_the_access_rate_is_given_or_measured_by_the_probe(
-    tmp_path: Path, given: float | None, network: dict[str, Any] | None, access: str, rate: float | None
-) -> None:
-    own, compute = training(tmp_path / "a", "bsp", 60.0), training(tmp_path / "b", "noop", 40.0)
-    own.result["network"] = network  # type: ignore[typeddict-item]
-    [job] = report_fabric([own], compute, None, given).jobs
-    assert (job.access, job.access_bits_per_second) == (access, rate)
-    wire = None if rate is None else 8e6 / rate
-    assert job.roofline_seconds == (None if wire is None else pytest.approx(0.1 + wire))
-
-
-def test_bandwidths_of_a_collective_at_percentiles_of_its_time(tmp_path: Path) -> None:
-    """20 GB/s in 100 microseconds are 10 GB/s in 200."""
-    row = {"collective": "all_reduce", "dtype": "fp32", "place": "in_place", "bytes": 8, "samples": 50}
-    row |= {"mean_us": 125.0, "p50_us": 100.0, "p95_us": 200.0, "p99_us": 0.0, "busbw": 20.0, "other": 1}
-    document = {"ranks": 2, "rows": [row], "series": []}
-    report = report_fabric([Archive.open(measured_run(tmp_path / "a", document=document))], None, None, None)
-    assert report.collectives == (
-        {
-            "run": "run-2",
-            "collective": "all_reduce",
-            "dtype": "fp32",
-            "place": "in_place",
-            "bytes": 8,
-            "samples": 50,
-            "busbw_at_mean_time": 16.0,
-            "busbw_at_p50_time": 20.0,
-            "busbw_at_p95_time": 10.0,
-            "busbw_at_p99_time": None,
-        },
-    )
-    assert report.to_dict()["trials"] == {"counted": 1, "excluded": 0}
-
-
-def test_a_reference_must_be_a_finished_training(tmp_path: Path) -> None:
-    own, alone = training(tmp_path / "a", "bsp", 60.0), training(tmp_path / "b", "bsp", 40.0, name="other")
-    alone.result["updates"] = None
-    with pytest.raises(UsageError, match="--alone other: it is not a finished training"):
-        report_fabric([own], None, alone, None)
-    alone.result["updates"] = 400
-    alone.run["spec"]["goal"] = "light"  # the method and the goal may be others
-    alone.run["spec"]["method"] = {"name": "noop"}
-    [job] = report_fabric([own], None, alone, None).jobs
-    assert job.interference == pytest.approx(1.5)
-    assert report_fabric([own], None, alone, None).fairness is None  # one job alone is neither fair nor unfair

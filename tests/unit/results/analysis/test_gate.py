@@ -115,13 +115,6 @@ def test_a_limit_is_a_factor_or_a_percentage(text: str, factor: float) -> None:
     assert parse_limit(text, "--max") == pytest.approx(factor)
 
 
-@pytest.mark.parametrize("text", ["", "x", "0", "-1", "-100%", "1e6", "nan", "inf", "20 percent", "%"])
-def test_what_is_no_limit_is_quoted(text: str) -> None:
-    with pytest.raises(UsageError, match="is neither a factor nor a percentage") as caught:
-        parse_limit(text, "--max")
-    assert caught.value.message.startswith(f'--max "{text}"')
-
-
 @pytest.mark.parametrize(
     ("limit", "text"),
     [
@@ -134,10 +127,3 @@ def test_what_is_no_limit_is_quoted(text: str) -> None:
 )
 def test_a_limit_in_words(limit: float, text: str) -> None:
     assert describe_limit(limit) == text
-
-
-def test_a_ratio_without_an_interval_is_undecided() -> None:
-    found = check_gate(comparison(Estimate(1, 2.0, None, None)), 1.1)
-    assert found.verdict is Verdict.CANNOT_TELL
-    assert "there is no interval without repeats on both sides" in found.reason
-    assert found.to_dict()["direction"] == "lower"

@@ -8,7 +8,7 @@ import pytest
 from mlbench_cli.results.analysis.compare import compare
 from mlbench_cli.results.analysis.gate import check_gate
 from mlbench_cli.results.analysis.history import decide
-from mlbench_cli.results.analysis.sessions import Basis, Sessions, find_sessions, mean_by_session
+from mlbench_cli.results.analysis.sessions import Basis, Sessions, find_sessions
 from mlbench_cli.results.analysis.verdict import Verdict
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.util.times import timestamp
@@ -61,38 +61,6 @@ def test_what_can_be_compared_follows_from_the_sessions(a: tuple[int, ...], b: t
 
 
 @pytest.mark.parametrize(
-    ("a", "b", "note"),
-    [
-        ((1, 1), (1, 1), "one session: the interval has no session spread"),
-        ((1, 2, 3), (1, 2, 2), "2 sessions with both sides: one difference for each"),
-        ((1, 2), (3, 4, 5, 5), "2 and 3 sessions: one mean for each"),
-        (
-            *((1, 1), (2, 2)),
-            "the sides were measured in different sessions, one side in a single session: a change cannot be "
-            "distinguished from a difference between sessions",
-        ),
-    ],
-)
-def test_a_note_says_what_the_interval_is_over(a: tuple[int, ...], b: tuple[int, ...], note: str) -> None:
-    assert Sessions(a, b).note == note
-    assert Sessions(a, b).warning is None
-    assert "Run both alternately: mlbench run --matrix" in str(Sessions(a, b, in_blocks=True).warning)
-
-
-@pytest.mark.parametrize(("gap", "sessions"), [(3600.0, 1), (3600.5, 2)])
-def test_an_hour_without_a_run_ends_a_session(sealed: Path, gap: float, sessions: int) -> None:
-    """From the end of one run, which takes 103 s, to the begin of the next."""
-    archives = []
-    for number, at in enumerate((0.0, 103.0 + gap)):
-        archive = Archive.open(sealed)
-        archive.run["id"] = f"id{number}"
-        archive.result["started"] = timestamp(START + at)
-        archives.append(archive)
-    found = find_sessions(archives[:1], archives[1:])
-    assert len({*found.a, *found.b}) == sessions
-
-
-@pytest.mark.parametrize(
     ("changes", "is_shared"),
     [
         ({}, True),
@@ -114,22 +82,6 @@ def test_a_session_is_a_boot_of_this_machine_or_a_cluster(
     one.run["provenance"] = None
     if "engine" in changes:
         assert find_sessions([one], [other]).shared == (1,)
-
-
-def test_a_long_run_keeps_its_session_open(sealed: Path) -> None:
-    """A short run that began within it does not end it."""
-    archives = []
-    for number, (at, seconds) in enumerate(((0.0, 7200.0), (60.0, 10.0), (7300.0, 10.0))):
-        archive = Archive.open(sealed)
-        archive.run["id"] = f"id{number}"
-        archive.result["started"], archive.result["wall_seconds"] = timestamp(START + at), seconds
-        archives.append(archive)
-    found = find_sessions(archives[:2], archives[2:])
-    assert (found.a, found.b) == ((1, 1), (1,))
-
-
-def test_means_are_those_of_each_session() -> None:
-    assert mean_by_session([1.0, 10.0, 3.0], [1, 2, 1]) == {1: 2.0, 2: 10.0}
 
 
 def test_a_change_cannot_be_told_from_a_difference_between_two_sessions(tmp_path: Path) -> None:
@@ -210,10 +162,3 @@ def test_sides_are_in_blocks_by_the_begins_of_their_runs(
 ) -> None:
     sides = [[_timed(sealed, f"{name}{n}", *each) for n, each in enumerate(own)] for name, own in (("a", a), ("b", b))]
     assert find_sessions(sides[0], sides[1]).in_blocks == in_blocks
-
-
-def test_a_run_that_never_started_counts_from_when_it_was_recorded(sealed: Path) -> None:
-    near = [_timed(sealed, "a", None, None), _timed(sealed, "b", None, None, created=3600.0)]
-    assert find_sessions(near[:1], near[1:]).shared == (1,)
-    far = [_timed(sealed, "a", None, None), _timed(sealed, "b", None, None, created=3600.5)]
-    assert find_sessions(far[:1], far[1:]) == Sessions((1,), (2,))

@@ -116,31 +116,3 @@ def test_a_table_becomes_a_table_of_arrow() -> None:
     assert (table["seconds"].null_count, table["value"].null_count) == (LATE, 0)
     assert MetricTable([]).to_arrow().schema == table.schema
     assert ResourceTable([]).to_arrow().num_rows == 0
-
-
-def test_a_row_keeps_every_field_and_leaves_out_what_is_malformed() -> None:
-    row = {"time": 2.0, "rank": 1, "name": "loss", "value": 0.5, "epoch": 1, "step": 20, "seconds": 3.5, "unit": "%"}
-    assert MetricPoint.parse("demo", 4, row) == MetricPoint("demo", 4, 1, 2.0, "loss", 0.5, 1.0, 20.0, 3.5, "%")
-    bad = {**row, "rank": "x", "epoch": "1", "step": math.nan, "seconds": True, "unit": 5}
-    assert MetricPoint.parse("demo", 4, bad) == MetricPoint("demo", 4, 0, 2.0, "loss", 0.5)
-
-
-def test_names_and_columns_are_in_order() -> None:
-    table = MetricTable([*points(2, "b"), *points(1, "a")])
-    assert table.names == ["b", "a"]
-    assert repr(table) == "<MetricTable: 3 rows>"
-    assert table.to_columns()["name"] == ["b", "a", "b"]
-    assert list(table.to_columns()) == list(table.to_dicts()[0])
-    assert MetricTable([]).to_columns()["value"] == []
-
-
-def test_rows_of_other_kinds_are_no_samples() -> None:
-    row = {"time": 1.0, "rank": 0, "rss_bytes": 5, "gpu_watts": 7.5, "sent_bytes": "x"}
-    [sample] = ResourceTable.parse("demo", [row, {**row, "kind": "machine"}, {**row, "rank": None}, {"rank": 0}])
-    assert (sample.run, sample.rank, sample.rss_bytes, sample.gpu_watts, sample.sent_bytes) == (
-        "demo",
-        0,
-        5.0,
-        7.5,
-        None,
-    )

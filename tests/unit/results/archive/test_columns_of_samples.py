@@ -9,7 +9,6 @@ from mlbench_cli.results.archive import sample_blocks
 from mlbench_cli.results.archive.sample_blocks import (
     BLOCK_ROWS,
     check,
-    cut_to_first,
     expand,
     pack,
     read_columns,
@@ -99,19 +98,6 @@ def test_times_are_milliseconds_as_in_the_timestamps_of_rows(moment: Any, steps:
     assert block == {"kind": "samples", "rank": 3, "time": {"decimals": 3, "steps": [steps, *[0] * 59]}}
     shown = moment if isinstance(moment, str) else timestamp(moment)
     assert list(expand([block])) == [{"time": shown, "rank": 3}] * BLOCK_ROWS
-
-
-def test_a_common_text_is_written_once_and_given_to_every_row() -> None:
-    rows = [row(index, pod="demo-2-0", note=None, x=index) for index in range(BLOCK_ROWS)]
-    (block,) = pack(rows)
-    assert (block["pod"], block["note"]) == ("demo-2-0", None)
-    assert list(expand([block]))[7] == {
-        "time": timestamp(START + 7),
-        "rank": 0,
-        "pod": "demo-2-0",
-        "note": None,
-        "x": 7,
-    }
 
 
 # --- order ------------------------------------------------------------------------------------------------------------
@@ -238,21 +224,6 @@ def test_columns_are_read_by_name_and_as_densely_as_wanted(wanted: Any, every: i
     assert read_columns(BLOCK, wanted, every) == columns
 
 
-def test_a_block_expands_to_rows_and_other_rows_stay() -> None:
-    other = {"time": 5, "kind": "machine"}
-    found = list(expand([other, BLOCK]))
-    assert found[0] is other
-    assert found[2] == {
-        "time": "1970-01-01T00:00:01.500Z",
-        "rank": 3,
-        "pod": "demo-2-3",
-        "log_bytes": 15,
-        "cpu_seconds": 1.75,
-        "share": 0.2,
-    }
-    assert len(found) == 5
-
-
 def line(text: str) -> bytes:
     return text.replace("'", '"').encode()
 
@@ -318,26 +289,6 @@ def test_a_line_that_differs_from_normal_form_is_left_to_the_parser(old: str, ne
     assert read_normal(line(NORMAL.replace(old, new))) is None
 
 
-@pytest.mark.parametrize(
-    ("text", "cut"),
-    [
-        (
-            NORMAL,
-            "{'kind':'samples','rank':3,'time':{'decimals':3,'steps':[1000]},"
-            "'log_bytes':{'steps':[10]},'cpu_seconds':{'decimals':2,'steps':[150]},'pod':'x'}\n",
-        ),
-        (
-            "{'kind':'samples','rank':0,'time':{'decimals':3,'steps':[5]},'a':{'values':[0.5,1e-9]}}\n",
-            "{'kind':'samples','rank':0,'time':{'decimals':3,'steps':[5]},'a':{'values':[0.5]}}\n",
-        ),
-        ("{'kind':'machine','steps':[1,2]}\n", "{'kind':'machine','steps':[1,2]}\n"),
-        (" {'kind':'samples','steps':[1,2]}\n", " {'kind':'samples','steps':[1,2]}\n"),
-    ],
-)
-def test_a_block_is_cut_to_its_first_sample_in_its_text(text: str, cut: str) -> None:
-    assert cut_to_first(line(text)) == line(cut)
-
-
 # --- checks -----------------------------------------------------------------------------------------------------------
 
 
@@ -390,13 +341,6 @@ def test_blocks_at_the_limits_are_read(changes: Row) -> None:
 def test_blocks_beyond_the_limits_are_refused_with_the_reason(changes: Row, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         check(one(**changes))
-
-
-def test_a_block_without_a_rank_is_refused_before_its_columns_are_read() -> None:
-    block = one(x={"steps": "no"})
-    del block["rank"]
-    with pytest.raises(ValueError, match="without a rank"):
-        check(block)
 
 
 @pytest.mark.parametrize(

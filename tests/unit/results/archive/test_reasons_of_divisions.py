@@ -31,11 +31,6 @@ def divide(
     return find_division(replace(SPEC, parameters=parameters, **changes), rules, synthetic, data, code)
 
 
-def test_a_run_as_its_preset_says_is_closed() -> None:
-    assert divide() == Division("closed", None)
-    assert divide().to_dict() == {"word": "closed", "reason": None}
-
-
 @pytest.mark.parametrize(
     "changes",
     [
@@ -126,11 +121,3 @@ PART: DataIdentityDocument = {**OFFICIAL, "official": False, "reason": "a part"}
 )
 def test_what_can_be_compared_with_nothing_has_no_division(changes: dict[str, Any], reason: str) -> None:
     assert divide(**changes) == Division(None, reason)
-
-
-def test_a_share_of_nothing_is_no_change_of_the_goal() -> None:
-    assert divide(rules=replace(RULES, free=("loaders", "hold_out")), parameters={"hold_out": 0}).word == "closed"
-
-
-def test_an_open_command_is_open_even_with_another_image_and_unknown_data() -> None:
-    assert divide(preset="open", image="mine", argv=("mine",), data=None) == Division("open", "a command of one's own")

@@ -2,14 +2,12 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.figures.charts import draw
-from mlbench_cli.results.figures.model import Kind
 from mlbench_cli.results.figures.overlap import Overlap, draw_sheet, measure_common, merge_spans, read_overlap
 from tests.unit.results.runs import sealed_run
 
@@ -74,67 +72,3 @@ def test_a_timeline_that_cannot_be_read_is_none(tmp_path: Path, timeline: Any) -
 
 
 # --- by hand --------------------------------------------------------------------------------------------------------
-
-
-def test_a_picture_has_a_lane_for_training_messages_and_those_that_wait() -> None:
-    """A message of 4 s that hides 3 s, and one that is ready at 2 s and travels from 4 s to 5 s."""
-    training = (("forward", 0.0, 1.0), ("backward", 1.0, 4.0), ("communication", 4.0, 5.0), ("optimizer", 5.0, 6.0))
-    overlap = Overlap("run: bsp", training, ((1.0, 1.0, 4.0), (2.0, 4.0, 5.0)))
-    assert (overlap.exposed, overlap.hidden, overlap.queue) == (1.0, 3.0, [(2.0, 4.0)])
-    sheet = draw_sheet([overlap])
-    assert (sheet.name, sheet.title) == ("overlap", "Communication and training, rank 0")
-    [figure] = sheet.figures
-    assert figure.title.replace("\u00a0", " ") == "run: bsp  (hidden 3.00 s, exposed 1.00 s, queue 2.00 s)"
-    assert (figure.key, figure.kind, figure.y.unit) == ("overlap0", Kind.SPANS, "s")
-    assert figure.x.categories == ("training", "messages", "waiting behind other messages")
-    assert [(line.label, line.color, line.xs, line.low, line.high) for line in figure.lines] == [
-        ("computing", "compute", (0.0, 0.0, 0.0), (0.0, 1.0, 5.0), (1.0, 4.0, 6.0)),
-        ("waiting for messages", "communication", (0.0,), (4.0,), (5.0,)),
-        ("message in flight", "step", (1.0, 1.0), (1.0, 4.0), (4.0, 5.0)),
-        ("message behind others", "servers", (2.0,), (2.0,), (4.0,)),
-    ]
-
-
-@pytest.mark.parametrize(("count", "shown"), [(6, 6), (7, 6)])
-def test_at_most_six_runs_have_a_panel(count: int, shown: int) -> None:
-    one = Overlap("run", (("forward", 0.0, 1.0),), ((0.0, 0.0, 1.0),))
-    assert [figure.key for figure in draw_sheet([one] * count).figures] == [f"overlap{n}" for n in range(shown)]
-
-
-def archive_of(timeline: Any, method: Any = None) -> Archive:
-    result = {"run": "r", "details": {"timeline": timeline}}
-    return cast(Archive, SimpleNamespace(result=result, run={"spec": {"method": method}}))
-
-
-GOOD_TRAINING = [["forward", 0, 1.5]]
-GOOD_MESSAGES = [["name", 0, 0.5, 1, 2]]
-
-
-def test_a_timeline_is_read_with_the_method_of_its_run() -> None:
-    timeline = {"training": GOOD_TRAINING, "communication": GOOD_MESSAGES}
-    found = read_overlap(archive_of(timeline, {"name": "wfbp"}))
-    assert found == Overlap("r: wfbp", (("forward", 0.0, 1.5),), ((0.5, 1.0, 2.0),))
-    own = read_overlap(archive_of(timeline))
-    assert own is not None
-    assert own.title == "r: the task's own method"
-
-
-@pytest.mark.parametrize(
-    ("training", "messages", "is_read"),
-    [
-        (GOOD_TRAINING, GOOD_MESSAGES, True),
-        ([], GOOD_MESSAGES, False),
-        (GOOD_TRAINING, [], False),
-        ([["forward", -0.1, 1.0]], GOOD_MESSAGES, False),
-        ([["forward", 0.0, 1e6]], GOOD_MESSAGES, False),
-        ([["forward", 0.0, 999_999.0]], GOOD_MESSAGES, True),
-        (GOOD_TRAINING, [["name", 0, 0.5, 1, float("nan")]], False),
-        (GOOD_TRAINING, [["name", 0, 0.5, 1]], False),
-        ([["forward", 0.0]], GOOD_MESSAGES, False),
-        (GOOD_TRAINING, [["name", 0, "x", 1, 2]], False),
-        (None, GOOD_MESSAGES, False),
-    ],
-)
-def test_only_a_timeline_within_two_updates_is_read(training: Any, messages: Any, is_read: bool) -> None:
-    found = read_overlap(archive_of({"training": training, "communication": messages}))
-    assert (found is not None) == is_read

@@ -11,12 +11,10 @@ from task_images.gpt_pretraining.model import (
     Decoder,
     count_unused_rows,
     initial_deviation,
-    join_qkv,
     make_rotation,
     rotate,
-    split_qkv,
 )
-from task_images.gpt_pretraining.shapes import SHAPES, Shape
+from task_images.gpt_pretraining.shapes import Shape
 
 SMALL = Shape(100, 32, 64, 2, 4, 2, 176)
 CPU = torch.device("cpu")
@@ -68,12 +66,6 @@ def test_every_part_is_counted(changes: dict[str, Any]) -> None:
     assert shape.matmul_parameters == products + (100 * 64 if shape.tied else 0)
 
 
-def test_flops_per_token_by_the_convention_of_palm() -> None:
-    shape = SHAPES["124M"]
-    assert shape.matmul_parameters == 12 * 12 * 768**2 + 50_257 * 768  # 12 width^2 per layer, and the output
-    assert shape.flops_per_token(1024) == 6 * shape.matmul_parameters + 12 * 12 * 768 * 1024
-
-
 @pytest.mark.parametrize(
     ("name", "gpt2", "zero"),
     [
@@ -116,16 +108,3 @@ def test_a_rotation_keeps_lengths_and_only_distances_matter() -> None:
     near = [(turn(query, place) * turn(key, place - 3)).sum().item() for place in (3, 10, 29)]
     assert near == pytest.approx([near[0]] * 3, rel=1e-4)
     assert torch.equal(turn(query, 0), query)
-
-
-def test_rows_of_the_fused_matrix_are_in_groups_of_a_key_head() -> None:
-    """Two key heads of two query heads each: queries 0 and 1, key 0, value 0, queries 2 and 3, key 1, value 1."""
-    matrix = torch.arange(8 * 16.0)[:, None].expand(-1, 64)
-    query, key, value = split_qkv(matrix, SMALL)
-    assert [part[::16, 0].tolist() for part in (query, key, value)] == [
-        *([0.0, 16.0, 64.0, 80.0], [32.0, 96.0], [48.0, 112.0]),
-    ]
-    assert torch.equal(join_qkv(query, key, value, SMALL), matrix)
-    bias = torch.arange(128.0)
-    query, key, value = split_qkv(bias, SMALL)
-    assert torch.equal(join_qkv(query, key, value, SMALL), bias)

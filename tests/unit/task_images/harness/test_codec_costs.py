@@ -1,8 +1,5 @@
 """What methods compute to compress gradients, timed without a network by the code that trains."""
 
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
 import torch
 
@@ -10,7 +7,7 @@ from task_images.comm.codecs import TopK
 from task_images.comm.presets import PRESETS, resolve
 from task_images.contract import Contract
 from task_images.harness import codec_costs
-from task_images.harness.codec_costs import SIZES, SilentLink, list_compressing, measure_codecs
+from task_images.harness.codec_costs import SIZES, list_compressing, measure_codecs
 from task_images.harness.distributed import open_world
 
 SHAPES = [(40, 25), (40,), (8, 5, 5, 5)]
@@ -48,39 +45,3 @@ def test_large_models_are_represented_by_fewer_rows(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(codec_costs, "MAX_NUMBERS", 1100)
     monkeypatch.setattr(codec_costs, "list_compressing", lambda: list_compressing()[:1])
     assert {row["bytes"] for row in measure_codecs(open_world(Contract()), SHAPES)} == {4 * (22 * 25 + 40 + 5 * 125)}
-
-
-def test_the_medians_are_of_what_follows_the_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every try takes its seconds before sending, and ten times as many afterwards."""
-    now = [0.0]
-    events: list[object] = []
-    seconds = iter([100.0, 3.0, 1.0, 2.0, 5.0, 4.0])
-
-    def work(seed: int) -> Any:
-        events.append(seed)
-        own = next(seconds)
-        now[0] += own
-
-        def finish() -> None:
-            now[0] += 10 * own
-
-        return finish
-
-    monkeypatch.setattr(codec_costs, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    world: Any = SimpleNamespace(
-        barrier=lambda: events.append("meet"), synchronize=lambda: events.append("wait for the device")
-    )
-    assert codec_costs._time(world, work) == (3.0, 30.0)
-    assert [event for event in events if event != "wait for the device"] == ["meet", 1, 2, 3, 4, 5, 6]
-    assert len(events) == 7 + 3 * 6
-
-
-def test_ranks_of_a_silent_link_all_say_the_same() -> None:
-    link = SilentLink(3, torch.device("cpu"))
-    own = torch.arange(6.0)
-    assert link.start_all_reduce(own).is_completed()
-    assert link.all_reduce(own) is own
-    assert [part.tolist() for part in link.all_gather(own)] == [own.tolist()] * 3
-    assert [part.tolist() for part in link.all_to_all(own)] == [[0.0, 1.0]] * 3
-    assert link.broadcast(own) is own
-    assert not link.receive(torch.ones(2), 1).any()

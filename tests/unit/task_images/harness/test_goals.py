@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from task_images.harness.goals import GoalWatch, make_accuracy_goal
+from task_images.harness.goals import GoalWatch
 from task_images.harness.tracker import Tracker
 
 
@@ -49,50 +49,3 @@ def test_what_is_not_finite_meets_no_goal(value: float) -> None:
 def test_only_two_comparisons_exist() -> None:
     with pytest.raises(ValueError, match="neither"):
         GoalWatch("x", ">", 1, 1, "full")
-
-
-def test_higher_is_better_for_accuracy() -> None:
-    watch = GoalWatch("Prec@1", ">=", 80, 70, "full")
-    for value in (60.0, 69.9, 65.0):
-        assert not watch.observe(value, 1, Tracker())
-    assert (watch.best, watch.last, watch.passages) == (69.9, 65.0, {})
-
-
-def observe(full: float, light: float, *values: float) -> GoalWatch:
-    watch, tracker = GoalWatch("loss", "<=", full, light, "full"), Tracker()
-    for epoch, value in enumerate(values, 1):
-        tracker.updates = 10 * epoch
-        watch.observe(value, epoch, tracker)
-    return watch
-
-
-def test_a_goal_that_was_reached_is_reached_after_a_restart() -> None:
-    first = observe(1.0, 2.0, 3.0, 1.5, 1.75)
-    state = first.state_dict()
-    other = GoalWatch("loss", "<=", 1.0, 2.0, "full")
-    other.load_state_dict(state)
-    assert (other.best, other.last) == (1.5, 1.75)
-    assert other.passages == first.passages
-    assert (other.passages["light"].epoch, other.passages["light"].snapshot.updates) == (2, 20)
-    assert not other.reached
-    assert other.observe(1.0, 5, Tracker())
-    assert other.passages["light"] == first.passages["light"]
-    assert other.facts()["value"] == 1.0
-
-
-def test_a_goal_of_the_earlier_run_counts_only_if_it_meets_this_runs() -> None:
-    state = observe(1.0, 2.0, 1.9, 0.9).state_dict()
-    harder = GoalWatch("loss", "<=", 0.5, 1.9, "full")
-    harder.load_state_dict(state)
-    assert list(harder.passages) == ["light"]
-    hardest = GoalWatch("loss", "<=", 0.5, 1.8, "full")
-    hardest.load_state_dict(state)
-    assert hardest.passages == {}
-    assert hardest.best == 0.9
-
-
-@pytest.mark.parametrize(("samples", "metric"), [("training", "train_Prec@1"), ("validation", "Prec@1")])
-def test_an_accuracy_is_that_of_the_chosen_samples(samples: str, metric: str) -> None:
-    watch = make_accuracy_goal(80.0, 70.0, samples, "light")
-    assert (watch.metric, watch.comparison, watch.threshold, watch.chosen) == (metric, ">=", 70.0, "light")
-    assert watch.thresholds == {"full": 80.0, "light": 70.0}

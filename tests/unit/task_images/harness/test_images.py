@@ -189,50 +189,6 @@ def test_threads_stay_alone_whatever_openmp_was_loaded_first() -> None:
     assert done.stdout.splitlines() == ["[False, True]", "[1, 1, 1, 1] 2"], done.stderr
 
 
-def count_loaders(source: ImageData) -> int:
-    """Threads that load while a batch of the training and one of the validation are used."""
-    found = set()
-    for batches in (source.training(0), source.validation()):
-        next(iter(batches))
-        found.add(len([thread for thread in threading.enumerate() if thread.name.startswith("loader")]))
-        batches.close()  # type: ignore[attr-defined]
-    [count] = found
-    return count
-
-
-def test_images_on_the_device_need_no_loaders() -> None:
-    """Threads would only compete with the model for the device."""
-    assert count_loaders(data(loaders=2, resident=True)) == 0
-    assert count_loaders(data(loaders=2)) == 2
-    assert count_loaders(data(loaders=0)) == 0
-
-
-def test_two_threads_load_and_500_images_are_validated_at_a_time_unless_told_otherwise() -> None:
-    images = synthetic_images(1001, 10, 4, 1, "training")
-    source = ImageData(one_of(0, 1), images, images, 8, 7, mean=MEAN, deviation=DEVIATION)
-    assert [len(batch.targets) for batch in source.validation()] == [500, 500, 1]
-    assert count_loaders(source) == 2
-    [first, *_] = source.training(0)
-    chosen = {image.tobytes() for image in images[0]}
-    assert all(image.numpy().tobytes() in chosen for image in first.inputs)  # neither cropped nor flipped
-
-
-def test_validation_batches_have_no_total_because_ranks_have_different_numbers() -> None:
-    assert [(batch.size, batch.total) for batch in data(1, 4).validation()] == [(7, 0), (1, 0)]
-
-
-def test_an_epoch_has_a_step_for_each_batch_of_all_ranks() -> None:
-    assert data(0, 2, batch_size=5).steps == len(list(data(0, 2, batch_size=5).training(0))) == 3
-
-
-@pytest.mark.parametrize("channels_last", [True, False])
-def test_images_have_the_memory_format_of_the_model(channels_last: bool) -> None:
-    images = Normalize(CPU, MEAN, DEVIATION, channels_last)(torch.zeros(2, 3, 4, 5, dtype=torch.uint8))
-    assert images.is_contiguous(memory_format=torch.channels_last) is channels_last
-    assert images.is_contiguous() is not channels_last
-    assert (images.dtype, images.shape) == (torch.float32, (2, 3, 4, 5))
-
-
 def test_black_and_white_are_normalized_from_0_and_1() -> None:
     images = torch.tensor([0, 255], dtype=torch.uint8).view(2, 1, 1, 1).expand(2, 3, 1, 1)
     black, white = Normalize(CPU, MEAN, DEVIATION, False)(images).flatten(1)
@@ -240,17 +196,3 @@ def test_black_and_white_are_normalized_from_0_and_1() -> None:
     torch.testing.assert_close(black, -mean / deviation)
     torch.testing.assert_close(white, (1 - mean) / deviation)
     assert int(images.max()) == 255  # the bytes are not changed
-
-
-def test_crops_cover_the_whole_border_and_half_of_the_images_are_flipped() -> None:
-    """Offsets from 0 to twice the padding; 4 gives 9 x 9 places, as usual for CIFAR-10 (He et al. 2015)."""
-    crops = Crops(4000, 32, 4, True, generator(1, "x"), CPU)
-    assert (int(crops._offsets.min()), int(crops._offsets.max())) == (0, 8)
-    assert crops._mirrored.float().mean().item() == pytest.approx(0.5, abs=0.03)
-    assert not Crops(4000, 32, 4, False, generator(1, "x"), CPU)._mirrored.any()
-
-
-def test_crops_do_not_depend_on_whether_images_are_flipped() -> None:
-    """Turning one augmentation off leaves the other as it was."""
-    both, crops_only = (Crops(50, 32, 4, mirror, generator(1, "x"), CPU) for mirror in (True, False))
-    assert torch.equal(both._offsets, crops_only._offsets)

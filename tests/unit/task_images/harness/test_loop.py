@@ -4,22 +4,21 @@ import contextlib
 import io
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
-from task_images.contract import CATEGORIES, Contract, parse_event
+from task_images.contract import Contract, parse_event
 from task_images.harness.array_checkpoint import load_arrays, save_arrays
 from task_images.harness.errors import DivergedError, EnvironmentUnfitError, TaskUsageError
 from task_images.harness.goals import GoalWatch
-from task_images.harness.loop import Loop, Plan, Unit, _count_lost_time
+from task_images.harness.loop import Loop, Plan, Unit
 from task_images.harness.report import Reporter
 from task_images.harness.schedules import Constant, PerUpdate
 from task_images.harness.settings import Protocol
-from task_images.harness.tracker import Snapshot
 from task_images.harness.updates import SampleBatches, Update
 from tests.contract.task_images.ranks import Record
 
@@ -240,213 +239,3 @@ def test_a_loss_that_is_not_finite_ends_the_training(tmp_path: Path) -> None:
 
 
 # --- what is reported, and when -------------------------------------------------------------------------------------
-
-
-class Steps(Values):
-    """`steps` batches of two numbers."""
-
-    def __init__(self, steps: int) -> None:
-        self.steps = steps
-
-    def training(self, epoch: int) -> Iterator[Batch]:
-        for _ in range(self.steps):
-            yield Batch(np.full(2, 8.0), 2)
-
-
-@dataclass
-class Log:
-    """What a training of epochs of `steps` updates did."""
-
-    trainer: MeanTrainer
-    result: Any
-    metrics: list[tuple[str, int]]  # name and update
-    said: list[str]
-
-
-def observe(
-    folder: Path, steps: int, plan: Plan, *, goal: float = -1.0, prepare: Callable[[MeanTrainer], None] | None = None
-) -> Log:
-    metrics: list[tuple[str, int]] = []
-    said: list[str] = []
-
-    def arrange(trainer: MeanTrainer) -> None:
-        trainer.batches = SampleBatches(Steps(steps))
-        report: Any = trainer.report
-        report.metric = lambda name, *_, **fields: metrics.append((name, fields.get("step", 0)))
-        report.say = said.append
-        if prepare:
-            prepare(trainer)
-
-    trainer, result = train(folder, plan, goal=goal, prepare=arrange)
-    return Log(trainer, result, metrics, said)
-
-
-def updates_of(log: Log, name: str) -> list[int]:
-    return [update for metric, update in log.metrics if metric == name]
-
-
-def test_the_training_loss_is_reported_every_25_updates_and_at_the_end_of_an_epoch(tmp_path: Path) -> None:
-    """As in the original benchmark, so that curves have points at the same updates."""
-    log = observe(tmp_path, 60, Plan(2))
-    assert updates_of(log, "train_loss") == [25, 50, 60, 85, 110, 120]
-    assert updates_of(log, "learning_rate") == updates_of(log, "train_loss")
-
-
-def test_the_loss_at_the_end_of_an_epoch_is_reported_once(tmp_path: Path) -> None:
-    assert updates_of(observe(tmp_path, 4, Plan(1, loss_every=2)), "train_loss") == [2, 4]
-
-
-@pytest.mark.parametrize(
-    ("steps", "every", "expected"),
-    [(8, 0, [8]), (8, 3, [3, 6, 8]), (7, 3, [3, 7]), (8, 4, [4, 8]), (9, 4, [4, 9]), (10, 4, [4, 8, 10])],
-)
-def test_no_validation_comes_shortly_before_that_at_the_end_of_an_epoch(
-    tmp_path: Path, steps: int, every: int, expected: list[int]
-) -> None:
-    """At least half an interval before."""
-    log = observe(tmp_path, steps, Plan(1, validate_every=every))
-    assert [point["update"] for point in log.trainer.curve] == expected
-    assert updates_of(log, "val_global_distance") == expected
-
-
-@pytest.mark.parametrize(
-    ("plan", "expected"),
-    [
-        (Plan(2), []),
-        (Plan(2, checkpoint=True), [5, 10]),
-        (Plan(2, checkpoint_every=3), [3, 6, 9]),
-        (Plan(2, checkpoint_every=5), [5, 10]),
-        (Plan(2, checkpoint=True, checkpoint_every=4), [4, 5, 8, 10]),
-    ],
-)
-def test_checkpoints_are_written_at_the_end_of_epochs_and_every_so_many_updates(
-    tmp_path: Path, plan: Plan, expected: list[int]
-) -> None:
-    written: list[int] = []
-
-    def note(trainer: MeanTrainer) -> None:
-        trainer._write = lambda path, state: written.append(state["position"]["total"])  # type: ignore[method-assign]
-
-    observe(tmp_path, 5, plan, prepare=note)
-    assert written == expected
-
-
-def test_a_goal_within_an_epoch_ends_it_with_a_checkpoint(tmp_path: Path) -> None:
-    log = observe(tmp_path, 9, Plan(3, validate_every=3, checkpoint=True), goal=100.0)
-    assert (log.result["outcome"], log.result["updates"]) == ("goal_reached", 3)
-    state, _ = load_arrays(tmp_path / "checkpoint.pt", "mean", {"seed": 1})
-    assert (state["position"]["in_epoch"], state["position"]["epoch"]) == (3, 1)
-
-
-def test_skipped_updates_keep_the_learning_rate_and_are_counted(tmp_path: Path) -> None:
-    """The schedule counts changes of the model, so an overflow in fp16 does not shorten a warm-up."""
-    rates: list[float] = []
-
-    def arrange(trainer: MeanTrainer) -> None:
-        trainer.schedule = PerUpdate(lambda update: 0.01 * update)
-
-        def skip(update: Update[Batch], rate: float) -> bool:
-            rates.append(rate)
-            trainer.losses.add(1.0, update.weight)
-            return len(rates) not in (2, 3)
-
-        trainer._update = skip  # type: ignore[method-assign]
-
-    log = observe(tmp_path, 6, Plan(1), prepare=arrange)
-    assert rates == pytest.approx([0.0, 0.01, 0.01, 0.01, 0.02, 0.03])
-    assert (log.result["details"]["updates_skipped"], log.result["updates"]) == (2, 6)
-
-
-def test_an_update_may_learn_more_slowly(tmp_path: Path) -> None:
-    rates: list[float] = []
-
-    def arrange(trainer: MeanTrainer) -> None:
-        batches, update = trainer.batches.updates, trainer._update
-
-        def slowed(epoch: int, begin: int = 0) -> Iterator[Update[Batch]]:
-            for number, each in enumerate(batches(epoch, begin)):
-                yield replace(each, rate_factor=0.5**number)
-
-        def note(each: Update[Batch], rate: float) -> bool:
-            rates.append(rate)
-            return update(each, rate)
-
-        trainer.batches.updates = slowed  # type: ignore[method-assign]
-        trainer._update = note  # type: ignore[assignment, method-assign]
-
-    observe(tmp_path, 3, Plan(1), prepare=arrange)
-    assert rates == pytest.approx([0.1, 0.05, 0.025])
-
-
-def test_the_schedule_follows_the_validation_loss_or_without_one_that_of_the_training(tmp_path: Path) -> None:
-    seen: list[float] = []
-
-    def arrange(trainer: MeanTrainer) -> None:
-        trainer.schedule.after_epoch = seen.append  # type: ignore[assignment, method-assign]
-
-    observe(tmp_path / "with", 4, Plan(2, validate_every=2), prepare=arrange)
-    assert seen == [1.0, 1.0]  # at the end of epochs only
-    seen.clear()
-
-    def without(trainer: MeanTrainer) -> None:
-        arrange(trainer)
-        trainer.validate, trainer.goal = None, None
-
-    log = observe(tmp_path / "without", 4, Plan(2), prepare=without)
-    assert seen == [point["train_loss"] for point in log.trainer.curve]
-    assert log.result["outcome"] == "completed"
-
-
-def test_a_goal_on_training_samples_needs_no_validation(tmp_path: Path) -> None:
-    def arrange(trainer: MeanTrainer) -> None:
-        trainer.validate = None
-        trainer.goal = GoalWatch("train_error", "<=", 4.0, 8.0, "full")
-        trainer._collect_training_values = lambda: {"error": 8.0 - float(trainer.learned[0])}  # type: ignore[method-assign]
-
-    log = observe(tmp_path, 4, Plan(9), prepare=arrange)
-    assert log.result["outcome"] == "goal_reached"
-    assert [point["train_error"] <= 4.0 for point in log.trainer.curve] == [False, True]  # 8 x 0.9^4 and 8 x 0.9^8
-    assert updates_of(log, "train_error") == [4, 8]
-
-
-def test_throughput_leaves_out_the_first_interval_unless_there_is_no_other(tmp_path: Path) -> None:
-    """It has what is done once, e.g. allocating memory and choosing kernels."""
-    log = observe(tmp_path, 2, Plan(4))
-    for rates, expected in (([1.0, 5.0, 9.0, 6.0], (6.0, 5.0, 9.0)), ([3.0], (3.0, 3.0, 3.0))):
-        log.trainer.curve = [{"samples_per_second": rate} for rate in rates]
-        found = log.trainer._throughput()
-        assert (found["samples_per_second"], found["least"], found["most"]) == expected
-        assert 0 <= found["data_wait_share"] <= 1
-    # Two samples per update.
-    assert log.trainer._updates_per_second(None) == pytest.approx(1.5)
-    log.trainer.curve = []
-    assert (log.trainer._throughput(), log.trainer._updates_per_second(None)) == ({}, None)
-
-
-def test_the_protocol_counts_units_and_neither_validates_nor_checks_the_goal(tmp_path: Path) -> None:
-    def arrange(trainer: MeanTrainer) -> None:
-        trainer.unit = Unit("tokens", 64.0)
-
-    log = observe(tmp_path, 4, Plan(1, protocol=Protocol(3, 2, 5)), goal=100.0, prepare=arrange)
-    assert log.result["details"]["throughput_protocol"]["per_update"] == 2 * 64.0
-    assert log.trainer.curve == []
-    assert log.result.get("goal") is None
-    assert log.result["updates"] == 10  # without the warm-up
-    assert log.trainer.position.total == 13
-    assert log.trainer.position.epoch == 4  # three epochs of 4 updates, and one more
-    assert log.metrics == [("tokens_per_second", 0)]
-
-
-def test_time_lost_before_a_restart_counts_for_the_run_and_not_as_training() -> None:
-    earlier = Snapshot(
-        dict.fromkeys(CATEGORIES, 1.0), wall=float(len(CATEGORIES)), training=2.0, updates=5, samples=9, epoch=1
-    )
-    lost = _count_lost_time(earlier, earlier.wall + 30.0)
-    assert lost is not None
-    assert (lost.wall, lost.training, lost.updates) == (earlier.wall + 30.0, 2.0, 5)
-    assert lost.seconds == {**earlier.seconds, "other": 31.0}
-    assert _count_lost_time(earlier, 0.0) == earlier  # a clock of another machine
-    assert _count_lost_time(None, 0.0) is None
-    begun = _count_lost_time(None, 7.0)
-    assert begun is not None
-    assert (begun.wall, begun.seconds["other"], begun.updates) == (7.0, 7.0, 0)

@@ -1,53 +1,15 @@
 """GNMT's wiring, layer by layer with torch's LSTMs on one sentence at a time, and its attention in numpy."""
 
 import math
-from typing import cast
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from task_images.wmt16_gnmt.model import Attention, Gnmt, Size
 
 PADDING = 1
-
-
-def make(layers: int = 4, dropout: float = 0.0) -> Gnmt:
-    torch.manual_seed(0)
-    model = Gnmt(20, Size(8, layers, dropout, initial=0.5), padding=PADDING)
-    with torch.no_grad():
-        model.attention.bias.uniform_(-0.5, 0.5)
-    return model
-
-
-@pytest.mark.parametrize("layers", [3, 4])
-def test_residual_connections_begin_behind_the_first_layers(layers: int) -> None:
-    """Wu et al. 2016, figure 1: the first encoder layer reads both ways; the context goes to every decoder layer."""
-    model = make(layers)
-    source, target = torch.tensor([[5, 6, 7, 2], [9, 2, PADDING, PADDING]]), torch.tensor([[2, 7, 8], [2, 4, 3]])
-    lengths = torch.tensor([4, 2])
-    with torch.no_grad():
-        found = model(source, lengths, target)
-        for row in range(2):
-            words = source[row, : lengths[row]]
-            x, _ = model.both_ways(model.embedding(words)[:, None])
-            assert x.shape[2] == 16
-            for number, layer in enumerate(model.encoder):
-                y, _ = cast(nn.LSTM, layer)(x)
-                x = y + x if number else y
-            memory = x.transpose(0, 1)
-            y, _ = model.attention_lstm(model.embedding(target[row])[:, None])
-            mask = torch.ones(1, 1, len(words), dtype=torch.bool)
-            context = model.attention(y.transpose(0, 1), memory, model.attention.keys(memory), mask).transpose(0, 1)
-            x = y
-            for number, layer in enumerate(model.decoder):
-                y, _ = cast(nn.LSTM, layer)(torch.cat([x, context], 2))
-                x = y + x if number else y
-            torch.testing.assert_close(found[row], x[:, 0], rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(model.scores(found), found @ model.classifier.weight.T + model.classifier.bias)
-    assert len(model.encoder) == layers - 1
-    assert len(model.decoder) == layers - 1
 
 
 def attend(attention: Attention, queries: np.ndarray, keys: np.ndarray, seen: int) -> np.ndarray:
@@ -122,29 +84,3 @@ def test_parameters_begin_uniformly_and_the_second_biases_of_lstms_with_zeros() 
         else:
             assert 0.08 < parameter.abs().max() <= 0.1, name
             assert parameter.std().item() == pytest.approx(0.1 / math.sqrt(3), rel=0.2), name
-
-
-def test_dropout_acts_in_training_alone() -> None:
-    model = make(dropout=0.5)
-    words = torch.tensor([[5, 6, 2]]), torch.tensor([3]), torch.tensor([[2, 7]])
-    assert not torch.equal(model(*words), model(*words))
-    model.eval()
-    assert torch.equal(model(*words), model(*words))
-
-
-def test_chosen_hypotheses_take_their_states_along() -> None:
-    model = make().eval()
-    source, lengths = torch.tensor([[5, 6, 2], [7, 2, PADDING], [8, 9, 2]]), torch.tensor([3, 2, 3])
-    with torch.no_grad():
-        state = model.begin(source, lengths)
-        model.step(torch.tensor([[2], [2], [2]]), state)
-        state = model.select(state, torch.arange(3), torch.zeros(3, 2, dtype=torch.int64))  # two of each
-        model.step(torch.tensor([[3, 4], [5, 6], [7, 8]]), state)
-        before = [hidden.clone() for hidden, _ in state.states]
-        chosen = model.select(state, torch.tensor([0, 2]), torch.tensor([[1, 0], [1, 1]]))
-    for (hidden, cell), old in zip(chosen.states, before, strict=True):
-        assert torch.equal(hidden, old[:, [1, 0, 5, 5]])
-        assert cell.shape == hidden.shape
-    assert torch.equal(chosen.memory, state.memory[[0, 2]])
-    assert torch.equal(chosen.keys, state.keys[[0, 2]])
-    assert torch.equal(chosen.mask, state.mask[[0, 2]])

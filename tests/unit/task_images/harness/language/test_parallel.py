@@ -5,7 +5,6 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -15,15 +14,12 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.checkpoint import CheckpointPolicy
 
 from task_images.contract import Contract
 from task_images.gpt_pretraining.model import Decoder, count_unused_rows
 from task_images.gpt_pretraining.shapes import SHAPES, Shape
 from task_images.gpt_pretraining.split import split_decoder
 from task_images.harness.distributed import World
-from task_images.harness.errors import EnvironmentUnfitError
 from task_images.harness.language import parallel
 from task_images.harness.language.layout import Layout, plan_layout
 from task_images.harness.language.parallel import SpreadOptions, draw_rows, find_part, spread
@@ -164,126 +160,7 @@ def test_rows_are_the_same_whatever_the_part() -> None:
 # --- activation checkpointing ---------------------------------------------------------------------------------------
 
 
-class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts matrix products and activations."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.counts = {"mm": 0, "gelu": 0}
-
-    def __torch_dispatch__(
-        self, function: Any, types: Any, arguments: tuple[Any, ...] = (), options: dict[str, Any] | None = None
-    ) -> Any:
-        name = function.name().removeprefix("aten::")
-        kind = {"addmm": "mm", "mm": "mm", "gelu": "gelu"}.get(name)
-        if kind:
-            self.counts[kind] += 1
-        return function(*arguments, **(options or {}))
-
-
-@pytest.mark.parametrize(
-    ("checkpointing", "products", "activations"), [("none", 5, 1), ("selective", 5, 2), ("full", 6, 2)]
-)
-def test_checkpointing_changes_what_is_recomputed_and_no_value(
-    checkpointing: str, products: int, activations: int
-) -> None:
-    """Two products forward and, without the gradient of the block's inputs, three backward: selective checkpointing
-    recomputes only the activation, full checkpointing also the first product (torch stops once it has all inputs)."""
-    torch.manual_seed(0)
-    block = nn.Sequential(nn.Linear(6, 5), nn.GELU(), nn.Linear(5, 4))
-    inputs = torch.randn(3, 6)
-    expected = block(inputs)
-    expected.square().sum().backward()
-    gradients = [parameter.grad.clone() for parameter in block.parameters() if parameter.grad is not None]
-    block.zero_grad()
-    run = parallel.choose_runner(checkpointing)
-    with Products() as counter:
-        outputs = block(inputs) if run is None else run(block, inputs)
-        outputs.square().sum().backward()
-    assert torch.equal(outputs, expected)
-    for parameter, gradient in zip(block.parameters(), gradients, strict=True):
-        assert parameter.grad is not None
-        torch.testing.assert_close(parameter.grad, gradient)
-    assert counter.counts == {"mm": products, "gelu": activations}
-
-
-def test_blocks_may_have_several_inputs_and_only_three_kinds_of_checkpointing_exist() -> None:
-    block = nn.Bilinear(2, 3, 1)
-    one, other = torch.ones(1, 2), torch.ones(1, 3)
-    for run in (parallel.checkpoint_fully, parallel.checkpoint_selectively):
-        assert torch.equal(run(block, one, other), block(one, other))
-    with pytest.raises(KeyError):
-        parallel.choose_runner("some")
-
-
-@pytest.mark.parametrize(
-    ("operation", "kept"),
-    [
-        (torch.ops.aten.mm.default, True),
-        (torch.ops.aten.addmm.default, True),
-        (torch.ops.aten.bmm.default, True),
-        (torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default, True),
-        (torch.ops.aten.gelu.default, False),
-        (torch.ops.aten.native_layer_norm.default, False),
-        (torch.ops.aten.add.Tensor, False),
-    ],
-)
-def test_products_and_attention_are_stored_and_cheap_operations_recomputed(operation: Any, kept: bool) -> None:
-    expected = CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
-    assert parallel._keep_products(None, operation) == expected
-
-
 # --- initial values -------------------------------------------------------------------------------------------------
-
-
-class Tied(nn.Module):
-    """A table that is also the output layer, a normalization, and a matrix."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Embedding(200, 40)
-        self.norm = nn.LayerNorm(40)
-        self.output = nn.Linear(40, 200)
-        self.output.weight = self.table.weight
-
-
-def test_memory_is_allocated_once_for_tied_parameters() -> None:
-    with torch.device("meta"):
-        model = Tied()
-    parallel.allocate(model, torch.device("cpu"))
-    assert model.output.weight is model.table.weight
-    assert not any(parameter.is_meta for parameter in model.parameters())
-    assert torch.__future__.get_swap_module_params_on_conversion() is False
-
-
-def test_scales_begin_with_1_biases_with_0_and_matrices_with_their_deviation() -> None:
-    asked: list[str] = []
-
-    def deviation(name: str) -> float | None:
-        asked.append(name)
-        return None
-
-    model = Tied()
-    parallel.fill_parameters(model, deviation, 1, {"table.weight": 50})
-    assert asked == ["table.weight", "norm.weight", "norm.bias", "output.bias"]  # tied ones once
-    assert bool((model.norm.weight == 1).all())
-    assert not model.norm.bias.any()
-    assert not model.output.bias.any()
-    used, unused = model.table.weight[:150], model.table.weight[150:]
-    assert not unused.any()
-    assert used.std().item() == pytest.approx(0.02, rel=0.05)  # as in GPT-2, unless told otherwise
-    whole = Tied()
-    parallel.fill_parameters(whole, lambda name: 0.04, 1)
-    torch.testing.assert_close(whole.table.weight[:128], 2 * model.table.weight[:128])
-
-
-def test_each_tensor_and_each_seed_has_its_own_values() -> None:
-    model, other = (nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3)]) for _ in range(2))
-    parallel.fill_parameters(model, lambda name: 1.0, 1)
-    parallel.fill_parameters(other, lambda name: 1.0, 2)
-    first, _, second, _ = model.parameters()
-    assert not torch.equal(first, second)
-    assert not torch.equal(first, next(other.parameters()))
 
 
 # --- gradients ------------------------------------------------------------------------------------------------------
@@ -310,85 +187,7 @@ def test_gradients_are_clipped_as_by_torch(limit: float) -> None:
 # --- what does not fit ----------------------------------------------------------------------------------------------
 
 
-def test_an_optimizer_must_have_exactly_the_models_parameters() -> None:
-    model, other = nn.Linear(2, 2), nn.Linear(2, 2)
-    model.bias.requires_grad = False
-    parallel.check_optimizer(torch.optim.SGD([model.weight]), model)
-    for held in ([model.weight, model.bias], [other.weight], [model.weight, other.weight]):
-        with pytest.raises(RuntimeError, match="made before the model was sharded"):
-            parallel.check_optimizer(torch.optim.SGD(held), model)
-    model.bias.requires_grad = True
-    with pytest.raises(RuntimeError, match="not the model's"):
-        parallel.check_optimizer(torch.optim.SGD([model.weight]), model)
-    twice = torch.optim.SGD(model.parameters())
-    twice.param_groups.append({**twice.param_groups[0]})
-    with pytest.raises(RuntimeError, match="not the model's"):
-        parallel.check_optimizer(twice, model)
-
-
 @pytest.mark.parametrize(("name", "ranks"), [("ddp", 1), ("ddp", 4), ("fsdp2", 1)])
 def test_replicas_and_single_ranks_need_no_mesh(name: str, ranks: int) -> None:
     nothing: Any = None
     assert parallel.make_mesh(nothing, plan_layout(name, ranks)) is None
-
-
-@pytest.mark.parametrize(
-    ("version", "wrong"), [("2.10.1", False), ("2.11.0+cu130", True), ("2.12.0", False), ("2.1.1", False)]
-)
-def test_tensor_parallelism_is_rejected_with_the_torch_that_trains_it_wrongly(
-    monkeypatch: pytest.MonkeyPatch, unrequired: None, version: str, wrong: bool
-) -> None:
-    monkeypatch.setattr(torch, "__version__", version)
-    monkeypatch.setattr(parallel, "init_device_mesh", lambda kind, sizes, mesh_dim_names: (kind, sizes))
-    world: Any = SimpleNamespace(device=torch.device("cpu"))
-    if wrong:
-        with pytest.raises(EnvironmentUnfitError, match="gives other losses than one process") as error:
-            parallel.make_mesh(world, plan_layout("tp", 2))
-        assert "torch 2.12 or later" in str(error.value.hint)
-    else:
-        assert parallel.make_mesh(world, plan_layout("tp", 2)) == ("cpu", (1, 1, 2))
-    # With FSDP its gradients are right.
-    assert parallel.make_mesh(world, plan_layout("tp+fsdp2", 4)) == ("cpu", (1, 2, 2))
-
-
-def test_a_model_that_cannot_be_split_is_rejected_before_it_gets_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parallel, "make_mesh", lambda world, layout: object())
-    with torch.device("meta"):
-        model = Tied()
-    world: Any = SimpleNamespace(device=torch.device("cpu"))
-    with pytest.raises(ValueError, match="does not support tensor parallelism"):
-        spread(world, plan_layout("tp", 2), SpreadOptions(), model, [], deviation=lambda name: None, seed=1)
-    assert model.table.weight.is_meta
-
-
-@pytest.mark.parametrize(
-    ("how", "compiled"),
-    [
-        ("no", []),
-        ("blocks", [("Linear", None), ("LayerNorm", None)]),
-        ("whole", [("Tied", None)]),
-        ("graphs", [("Tied", "reduce-overhead")]),
-    ],
-)
-def test_blocks_or_the_whole_model_are_compiled(
-    monkeypatch: pytest.MonkeyPatch, how: str, compiled: list[tuple[str, str | None]]
-) -> None:
-    """With fullgraph, so that a graph break is an error and not a silent slowdown; CUDA graphs are torch's mode
-    reduce-overhead."""
-    found: list[tuple[str, str | None]] = []
-
-    def compile_module(self: nn.Module, fullgraph: bool = False, mode: str | None = None) -> None:
-        assert fullgraph
-        found.append((type(self).__name__, mode))
-
-    monkeypatch.setattr(nn.Module, "compile", compile_module)
-    monkeypatch.setattr(parallel, "require_compiler", lambda kind: None)
-    with torch.device("meta"):
-        model = Tied()
-    world: Any = SimpleNamespace(device=torch.device("cpu"))
-    spread(
-        world, plan_layout("ddp", 1), SpreadOptions(compile=how), model, [model.output],
-        deviation=lambda name: None, seed=1, compiled=[model.norm],
-    )  # fmt: skip
-    assert found == compiled
-    assert not model.table.weight.is_meta

@@ -1,30 +1,22 @@
 """Learning rates, planned bytes, losses and means of a pretraining, worked out by hand."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from task_images.contract import Contract
-from task_images.harness.distributed import open_world
-from task_images.harness.errors import DivergedError
 from task_images.harness.language.chunked_loss import sum_cross_entropy, sum_in_chunks
 from task_images.harness.language.layout import plan_layout
 from task_images.harness.language.pretraining import (
-    PretrainingValidator,
-    PretrainingWork,
     WarmupCosine,
     WarmupStableLinear,
-    Workload,
     make_schedule,
     planned_communication,
 )
-from task_images.harness.language.tokens import Batch
-from task_images.harness.precision import Precision
 from task_images.harness.settings import PretrainingSettings
 
 SETTINGS = PretrainingSettings()
@@ -51,14 +43,6 @@ def test_a_cosine_begins_after_the_warm_up_and_stays_at_its_end(update: int, rat
 )
 def test_a_linear_decay_covers_the_last_share_of_the_updates(update: int, rate: float) -> None:
     assert WarmupStableLinear(8.0, 4, 20, 0.25, 0.5)(update) == pytest.approx(rate)
-
-
-def test_no_warm_up_begins_at_the_highest_rate_also_if_it_is_as_long_as_the_training() -> None:
-    assert WarmupCosine(8.0, 0, 10, 0.0)(0) == 8.0
-    assert WarmupCosine(8.0, 10, 10, 0.5)(9) == 8.0
-    assert WarmupCosine(8.0, 10, 10, 0.5)(10) == 8.0
-    assert WarmupCosine(8.0, 10, 10, 0.5)(11) == 4.0
-    assert WarmupStableLinear(8.0, 0, 10, 0.0, 1.0)(0) == 8.0
 
 
 @pytest.mark.parametrize(
@@ -95,53 +79,6 @@ def test_planned_bytes_of_an_update(
 ) -> None:
     found = planned_communication(plan_layout(*layout), replace(SETTINGS, **settings), 1000, 3)
     assert found == {"bytes_per_update": sum(kinds.values()), "kinds": kinds}
-
-
-class Losses(Workload[Batch]):
-    """Passes of given losses and terms."""
-
-    samples, tokens, updates_per_epoch = 1, 1, 1.0
-
-    def __init__(self, *passes: tuple[float, float]) -> None:
-        self._passes = passes
-
-    def validation(self) -> Iterator[Batch]:
-        for loss, terms in self._passes:
-            yield Batch(torch.full((1, 1), loss), torch.zeros(1, 1), None, None, terms)
-
-    def prepare(self, part: Batch) -> Batch:
-        return part
-
-    def forward(self, model: nn.Module, data: Batch) -> Tensor:
-        assert not torch.is_grad_enabled()
-        return data.inputs
-
-    def sum_loss(self, outputs: Tensor, data: Batch) -> Tensor:
-        return outputs.sum() * data.terms
-
-    def score(self, outputs: Tensor, data: Batch) -> Mapping[str, tuple[Tensor | float, float]]:
-        return {"loss": (outputs.mean(), data.terms), "double": (2 * float(outputs.mean()), data.terms)}
-
-
-def test_validation_weighs_passes_by_their_terms() -> None:
-    world = open_world(Contract({"OMP_NUM_THREADS": "1"}))
-    precision = Precision("fp32", world.device)
-    validator = PretrainingValidator(world, nn.Identity(), Losses((2.0, 30.0), (6.0, 10.0)), precision)
-    assert validator(1) == pytest.approx({"loss": 3.0, "double": 6.0})
-    broken = PretrainingValidator(world, nn.Identity(), Losses((math.nan, 1.0)), precision)
-    with pytest.raises(DivergedError, match="the validation loss is nan in epoch 4"):
-        broken(4)
-
-
-def test_a_pass_has_its_share_of_the_updates_terms_as_weight() -> None:
-    """40 terms of the whole update in 8 passes of all ranks: the reported mean is per 5 terms."""
-    work = PretrainingWork(Losses(), 8)
-    data = Batch(torch.zeros(1, 1), torch.zeros(1, 1), None, None, 40.0)
-    outputs = torch.full((1, 1), 0.5, requires_grad=True)
-    loss = work.loss(outputs, data)
-    assert loss.value.item() == 20.0
-    assert (float(loss.mean), loss.weight) == (4.0, 5.0)
-    assert not loss.mean.requires_grad
 
 
 @pytest.mark.parametrize("tokens", [1, 3, 4, 12, 100])

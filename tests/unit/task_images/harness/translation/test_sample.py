@@ -2,11 +2,10 @@
 
 import re
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
-from task_images.harness.translation.sample import sample_pairs, write_sample
+from task_images.harness.translation.sample import sample_pairs
 
 COUNT = 2000
 PAIRS = sample_pairs(COUNT, 3)
@@ -139,20 +138,3 @@ def test_half_of_the_nouns_have_an_adjective_and_half_the_definite_article() -> 
     definite = sum(word.lower() in ("der", "die", "das", "den") for word in text)
     assert definite / nouns == pytest.approx(0.5, abs=0.03)
     assert set(GENDER) <= set(text)
-
-
-def test_no_sentence_comes_twice() -> None:
-    assert len({english for english, _ in PAIRS}) == COUNT
-    assert sample_pairs(0, 3) == []
-    assert sample_pairs(7, 3) == PAIRS[:7]
-
-
-def test_files_have_the_first_pairs_as_test_set(tmp_path: Path) -> None:
-    write_sample(tmp_path, train=5, test=2, seed=3)
-    files = {path.name: path.read_text("utf-8").splitlines() for path in tmp_path.iterdir()}
-    assert files == {
-        "test.en": [english for english, _ in PAIRS[:2]],
-        "test.de": [german for _, german in PAIRS[:2]],
-        "train.en": [english for english, _ in PAIRS[2:7]],
-        "train.de": [german for _, german in PAIRS[2:7]],
-    }
