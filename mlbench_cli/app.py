@@ -13,6 +13,7 @@ from typer.main import get_command
 from mlbench_cli import __version__, boundary, commands, console
 from mlbench_cli.commands._values import FOLDED, HELP_ALL, build_command
 from mlbench_cli.errors import UsageError, did_you_mean
+from mlbench_cli.util import gone
 from mlbench_cli.util.commit import describe_version
 
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}  # also of all sub-commands, which inherit it
@@ -68,6 +69,8 @@ class LazyGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find the command. Raises UsageError with the nearest name if there is none."""
         if not args[0].startswith("-") and commands.find(args[0]) is None:
+            if args[0] in gone.COMMANDS:
+                raise UsageError(f"mlbench {args[0]} was removed.", hint=gone.COMMANDS[args[0]])
             near = did_you_mean(args[0], commands.names())
             raise UsageError(f'There is no command "{args[0]}".{near}', hint="mlbench --help")
         return super().resolve_command(ctx, args)
@@ -114,4 +117,6 @@ def _explain(error: typer.TyperException) -> UsageError:
     context = getattr(error, "ctx", None)
     if re.fullmatch(r"-\d+", option := str(getattr(error, "option_name", None))):
         return UsageError(f"{option} is not a valid number here: numbers begin at 0.", hint="Write it without -.")
+    if option in gone.OPTIONS:
+        return UsageError(f"{option} was removed.", hint=gone.OPTIONS[option])
     return UsageError(error.format_message(), hint=f"{context.command_path if context else 'mlbench'} --help")

@@ -101,23 +101,15 @@ class Client(Workspace):
         if problem := questions.remember(request):
             self.notify(problem)
 
-    def plan(self, request: "Request", *, estimate: bool = False) -> JsonObject:
+    def plan(self, request: "Request") -> JsonObject:
         """Describe what a `Request` would start, checked as far as possible without starting it: "runs" by name, and
         "command", the equivalent command line.
-
-        With `estimate`, also the total "seconds" and "price" (US dollars) from similar runs or `mlbench plan`, and
-        "unknown", the number of runs without an estimate.
         """
-        from mlbench_cli.runs.forecast import forecast
         from mlbench_cli.runs.request import equivalent_command
 
         launch = self.prepare(request)
         launch.render()
-        planned = {"runs": [spec.name for spec in launch.specs], "command": equivalent_command(launch.request)}
-        if not estimate:
-            return planned
-        ahead = forecast(list(zip(launch.specs, launch.estimates(), strict=True)), len(launch.specs))
-        return {**planned, "seconds": ahead.seconds, "price": ahead.price, "unknown": ahead.unknown}
+        return {"runs": [spec.name for spec in launch.specs], "command": equivalent_command(launch.request)}
 
     def prepare(self, request: "Request", *, require_goal: bool = False, most: int | None = None) -> "Launch":
         """The runs that a `Request` asks for, with its defaults; nothing is recorded or started.
@@ -228,8 +220,6 @@ class Client(Workspace):
         file: str,
         *,
         clusters: Sequence[str] = (),
-        max_hours: float | None = None,
-        max_cost: float | None = None,
         most: int | None = None,
         only_list: bool = False,
     ) -> "Launch":
@@ -251,12 +241,7 @@ class Client(Workspace):
             found = parse_experiment_file(dict(known.request), file)
         else:
             found = read_experiment_file(find_file(file))
-        found = replace(
-            found,
-            clusters=tuple(clusters or found.clusters),
-            max_hours=found.max_hours if max_hours is None else max_hours,
-            max_cost=found.max_cost if max_cost is None else max_cost,
-        )
+        found = replace(found, clusters=tuple(clusters or found.clusters))
         select_series(found.published)
         chosen = [self.store.cluster(name) for name in found.clusters] or [default_cluster(self.store)]
         machine = launches.local_machine()
@@ -264,8 +249,7 @@ class Client(Workspace):
             machine = replace(machine, gpus=launches.MAX_LOCAL_RANKS)
         limit = MAX_MEMBERS if most is None else most
         candidates = expand_file(found, chosen, machine, with_defaults=with_defaults, most=limit)
-        launch = make_launch(self, replace(found.common, name=found.name), candidates, found.to_document())
-        return replace(launch, max_hours=found.max_hours, max_cost=found.max_cost)
+        return make_launch(self, replace(found.common, name=found.name), candidates, found.to_document())
 
     # --- finding ----------------------------------------------------------------------------------------------------
 

@@ -4,7 +4,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from mlbench_cli.api.experiments import ExperimentHandle
@@ -15,7 +14,6 @@ from mlbench_cli.model.run import Experiment, JsonObject, Run, RunRow, RunState
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.runs.connect import EngineCache, connect_renderer, find_machine_holder
 from mlbench_cli.runs.finished import FinishedRun
-from mlbench_cli.runs.forecast import Budget, Forecast, History, RunEstimate, forecast
 from mlbench_cli.util.times import now
 
 if TYPE_CHECKING:
@@ -29,7 +27,7 @@ class Launch:
     """The runs of a request, checked as far as possible without starting them. Nothing is recorded yet.
 
     `request` has its defaults. `experiment` is what would be recorded; with `is_known` an experiment of that name
-    exists, and its finished runs stay. `run_all` starts no run that would exceed `max_hours` or `max_cost`.
+    exists, and its finished runs stay.
     """
 
     workspace: Workspace
@@ -37,8 +35,6 @@ class Launch:
     candidates: "tuple[Candidate, ...]"
     experiment: Experiment
     is_known: bool
-    max_hours: float | None = None
-    max_cost: float | None = None
 
     @property
     def specs(self) -> list[RunSpec]:
@@ -72,56 +68,21 @@ class Launch:
 
         return plan_experiment(self.experiment, self.candidates, self.workspace.store, retry_failed=retry_failed)
 
-    @cached_property
-    def history(self) -> "History":
-        """What finished runs took."""
-        from mlbench_cli.api.calibrated import predictor
-
-        return History(self.workspace.store, predictor(self.workspace.store))
-
-    def estimates(self) -> "list[RunEstimate]":
-        """What each of the runs is expected to take and to cost, in their order."""
-        find = self.workspace.store.cluster
-        clusters = {name: find(name) for name in {spec.cluster for spec in self.specs}}
-        return [self.history.estimate(spec, clusters[spec.cluster]) for spec in self.specs]
-
-    def forecast(self, plan: "Plan") -> "Forecast":
-        """What all that `plan` leaves to do is expected to take and to cost."""
-        left = {run.id for run in plan.left}
-        remaining = [
-            (spec, estimate)
-            for run, spec, estimate in zip(plan.runs, self.specs, self.estimates(), strict=True)
-            if run.id in left
-        ]
-        return forecast(remaining, len(plan.runs))
-
     def run_all(
         self,
         follow: "Callable[[OpenExperiment, RunHandle], FinishedRun] | None" = None,
         command_line: Sequence[str] = API_COMMAND,
         *,
         retry_failed: bool = False,
-    ) -> str | None:
-        """Record the experiment, then start and follow what is left, one run at a time. Returns why it stopped before
-        the last run because of `max_hours` or `max_cost`, None if it did not.
+    ) -> None:
+        """Record the experiment, then start and follow what is left, one run at a time.
 
         `follow` starts a run, waits for its end and returns it. Raises UsageError if another process is the queue.
         """
-        budget = Budget(None if self.max_hours is None else self.max_hours * 3600, self.max_cost)
         with self.open(command_line, retry_failed=retry_failed) as opened:
             opened.record()
             for run in opened.left:
-                spec = run.run.spec
-                estimate = self.history.estimate(spec, self.workspace.store.cluster(spec.cluster))
-                if (refusal := budget.refusal(estimate)) is not None:
-                    return refusal
-                finished = (follow or _follow)(opened, run)
-                seconds = (finished.result["wall_seconds"] if finished.result else None) or 0.0
-                price = (finished.result["price"] if finished.result else None) or {}
-                budget.spend(seconds, price.get("amount") or 0.0)
-                if finished.outcome.is_success and seconds:
-                    self.history.add(spec, seconds)
-        return None
+                (follow or _follow)(opened, run)
 
     @contextmanager
     def open(
@@ -177,14 +138,11 @@ class OpenExperiment:
     def _handle_of(self, run: Run) -> RunHandle:
         return RunHandle(self.workspace, self.workspace.store.find_run(run.id) or RunRow(run, RunState.CREATED, None))
 
-    def record(self, search: JsonObject | None = None) -> None:
-        """Record the experiment with its new runs, all of it or nothing. Raises UsageError for a name that is taken.
-
-        `search` goes into the provenance of new runs: what was tried to choose their parameters.
-        """
+    def record(self) -> None:
+        """Record the experiment with its new runs, all of it or nothing. Raises UsageError for a name that is taken."""
         from mlbench_cli.runs.recording import document_writer, record
 
-        record(self.plan.experiment, self.plan.new, self.workspace.store, document_writer(self.command_line, search))
+        record(self.plan.experiment, self.plan.new, self.workspace.store, document_writer(self.command_line))
 
     @property
     def dies_with_client(self) -> bool:

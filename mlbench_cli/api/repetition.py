@@ -35,13 +35,13 @@ from mlbench_cli.util.text import one_line
 # field, also one that is added later, is shown and agreed to unless it has its default or is the catalog's.
 _HARMLESS = frozenset({
     "name", "cluster", "engine", "task", "preset", "backend", "workers", "parameters", "run_on_all", "goal", "seed",
-    "processes_per_worker", "device", "gpus_per_worker", "cpus", "share_machine", "method", "servers_on", "network",
+    "processes_per_worker", "device", "gpus_per_worker", "cpus", "share_machine", "method", "network",
     "anonymous", "calibrate", "pin", "timeout", "price", "functional_only", "cluster_kind", "kubernetes",
     "checkpoint_copy",
     "faults", "on_failure", "detect_seconds", "checkpoint_every",  # they befall the run's own ranks only
 })  # fmt: skip
 _HARMLESS_OPTIONS = frozenset({
-    "memory", "server_cpus", "server_memory", "shm", "node_selector", "tolerations", "queue", "hold_seconds",
+    "memory", "server_memory", "shm", "node_selector", "tolerations", "queue", "hold_seconds",
     "keep_seconds", "keep_storage", "collect", "spread", "share_nodes", "egress", "provisioning_class", "scheduler",
     "fabric", "network_method", "gpu_resource",
 })  # fmt: skip

@@ -25,9 +25,6 @@ PANELS: dict[str, dict[str, Command]] = {
         "wait": Command("mlbench_cli.commands.wait", "wait", "Wait for a run to end, then exit with its exit code"),
         "cancel": Command("mlbench_cli.commands.cancel", "cancel", "Stop a run and keep partial results"),
         "delete": Command("mlbench_cli.commands.delete", "delete", "Delete a run and its results"),
-        "campaign": Command(
-            "mlbench_cli.commands.campaign", "campaign", "Earlier name of run -f FILE, for a file with runs"
-        ),
         "discover": Command("mlbench_cli.commands.discover", "discover", "Find runs that another machine started"),
     },
     "Results": {
@@ -89,7 +86,6 @@ PANELS: dict[str, dict[str, Command]] = {
         "methods": Command("mlbench_cli.commands.methods", "methods", "List communication methods, or explain one"),
         "data": Command("mlbench_cli.commands.data", "data", "Prepare the data sets of a task"),
         "config": Command("mlbench_cli.commands.config", "config", "Show and change defaults"),
-        "completion": Command("mlbench_cli.commands.completion", "completion", "Print the shell completion script"),
         "help": Command("mlbench_cli.commands.help", "show_help", "Show help for a topic or a command"),
     },
 }

@@ -114,7 +114,7 @@ UnreachableTimeout = Annotated[
 
 
 def to_option(panel: str | None = None, about: str = "") -> Any:
-    """--to of `mlbench run` and its alias `campaign`, for a file with runs."""
+    """--to of `mlbench run`, for a file with runs."""
     words = f"{about}output folder for table and figures; default: tables/NAME in the data folder"
     return typer.Option("--to", metavar="FOLDER", help=words, rich_help_panel=panel)
 
@@ -123,16 +123,3 @@ def only_report_option(panel: str | None = None, about: str = "") -> Any:
     """--only-report, likewise."""
     words = f"{about}start nothing; write table and figures of the finished runs"
     return typer.Option("--only-report", help=words, rich_help_panel=panel)
-
-
-def max_hours_option(panel: str | None = None, about: str = "") -> Any:
-    """--max-hours, likewise."""
-    words = f"{about}do not start runs that would finish after this many hours"
-    return typer.Option("--max-hours", min=0, help=words, rich_help_panel=panel)
-
-
-def max_cost_option(panel: str | None = None, about: str = "") -> Any:
-    """--max-cost, likewise."""
-    return typer.Option(
-        "--max-cost", min=0, help=f"{about}do not start runs beyond this total cost", rich_help_panel=panel
-    )

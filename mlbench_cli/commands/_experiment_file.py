@@ -13,21 +13,11 @@ from mlbench_cli.config.settings import data_dir
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.run import JsonObject
 from mlbench_cli.results.analysis.experiment_table import Row, name_settings, to_csv, to_document, to_markdown
-from mlbench_cli.runs.forecast import Forecast
 from mlbench_cli.runs.launch import local_machine
 from mlbench_cli.runs.matrix import MAX_CONFIRMED, MAX_MEMBERS
 from mlbench_cli.util.files import write_atomically
 
-BUDGET_SPENT = 124
 TABLES = "tables"  # folder of the data folder, for tables and figures by the name of their file
-
-
-class Limits(NamedTuple):
-    """What goes before the file's own keys: clusters to run on, hours, and cost in the currency of the prices."""
-
-    clusters: Sequence[str] = ()
-    max_hours: float | None = None
-    max_cost: float | None = None
 
 
 class How(NamedTuple):
@@ -40,7 +30,9 @@ class How(NamedTuple):
     detach: bool = False
 
 
-def run_file(file: str, limits: Limits, how: How, to: Path | None, output: Format, command_line: Sequence[str]) -> int:
+def run_file(
+    file: str, clusters: Sequence[str], how: How, to: Path | None, output: Format, command_line: Sequence[str]
+) -> int:
     """Run everything that a file asks for, then write a table and figures of the results; the exit code.
 
     `file` is a path, the name of a shipped file, or that of an experiment which a file described. Called again it
@@ -48,25 +40,21 @@ def run_file(file: str, limits: Limits, how: How, to: Path | None, output: Forma
     """
     client = Client(notice=console.note)
     most = MAX_CONFIRMED if how.yes or how.dry_run else MAX_MEMBERS
-    launch = client.prepare_file(file, **limits._asdict(), most=most, only_list=how.dry_run)
+    launch = client.prepare_file(file, clusters=clusters, most=most, only_list=how.dry_run)
     if how.dry_run:
         if not local_machine().gpus and any(spec.engine == "local" and spec.device == "gpu" for spec in launch.specs):
             console.warn("This machine has no GPU, so it cannot start these runs: choose a cluster with --cluster.")
         _print_plan(launch, output)
         return 0
     if how.detach:
-        if launch.max_hours is not None or launch.max_cost is not None:
-            raise UsageError(
-                "A client must follow the runs to keep to max-hours and max-cost.",
-                hint="Leave out --detach, or the limits.",
-            )
         with launch.open(command_line, retry_failed=how.retry_failed) as opened:
             opened.record()
             code = start_detached(opened, output)
         console.note(f"Table and figures, once the runs have ended: mlbench run {launch.experiment.name} --only-report")
         return code
     ended: list[FinishedRun] = []
-    stopped = None if how.only_report else _run_all(launch, ended, how, command_line)
+    if not how.only_report:
+        _run_all(launch, ended, how, command_line)
     experiment = launch.handle if how.only_report else client.find_experiment(launch.experiment.name)
     rows = experiment.table()
     folder = _write_report(experiment, rows, to or data_dir() / TABLES / experiment.name)
@@ -76,51 +64,34 @@ def run_file(file: str, limits: Limits, how: How, to: Path | None, output: Forma
         to_markdown(experiment.title, rows).rstrip(),
     )
     console.note(f"Table and figures: {folder}")
-    if stopped is not None:
-        console.note(f"Not all runs have started: {stopped}. To resume: mlbench run -f {file}, with a higher limit.")
-        return BUDGET_SPENT
     return max((finished.exit_code() for finished in ended), default=0)
 
 
-def _run_all(launch: Launch, ended: list[FinishedRun], how: How, command_line: Sequence[str]) -> str | None:
-    """Start and follow the remaining runs, and append those that end. Returns why it stopped before the last run, or
-    None."""
-    ahead = launch.forecast(launch.plan(retry_failed=how.retry_failed))
-    console.note(_describe_forecast(ahead))
+def _run_all(launch: Launch, ended: list[FinishedRun], how: How, command_line: Sequence[str]) -> None:
+    """Start and follow the remaining runs, and append those that end."""
+    plan = launch.plan(retry_failed=how.retry_failed)
+    count = len(plan.left)
+    console.note(f"{count} of {len(plan.runs)} runs to do.")
 
     def follow(opened: OpenExperiment, run: RunHandle) -> FinishedRun:
-        console.note(f"Run {len(ended) + 1} of {ahead.left}: {run.name}")
+        console.note(f"Run {len(ended) + 1} of {count}: {run.name}")
         finished = follow_run(opened, run)
         ended.append(finished)
         if finished.exit_code():
             console.note(f"{run.name}: {finished.summary}")
         return finished
 
-    return launch.run_all(follow, command_line, retry_failed=how.retry_failed)
+    launch.run_all(follow, command_line, retry_failed=how.retry_failed)
 
 
 # --- output ---------------------------------------------------------------------------------------------------------
 
 
-def _describe_forecast(ahead: Forecast) -> str:
-    parts = [f"{ahead.left} of {ahead.runs} runs to do"]
-    if ahead.seconds:
-        parts.append(f"about {console.duration(ahead.seconds)} for {ahead.left - ahead.unknown} of them")
-    if ahead.unknown:
-        parts.append(
-            f"no estimate for {ahead.unknown} of them (sum of their timeouts: {console.duration(ahead.ceiling)})"
-        )
-    if ahead.price:
-        parts.append(f"about {ahead.price:.2f} at the clusters' prices")
-    return "; ".join(parts) + "."
-
-
 def _print_plan(launch: Launch, output: Format) -> None:
     plan = launch.plan()
-    ahead = launch.forecast(plan)
     left = {run.id for run in plan.left}
     settings = name_settings([(candidate.spec.task, candidate.point) for candidate in launch.candidates])
-    rows = list(zip(plan.runs, launch.candidates, settings, launch.estimates(), strict=True))
+    rows = list(zip(plan.runs, launch.candidates, settings, strict=True))
     if output == Format.json:
         runs = [
             {
@@ -130,17 +101,15 @@ def _print_plan(launch: Launch, output: Format) -> None:
                 "settings": named,
                 "content_hash": candidate.content_hash,
                 "left": run.id in left,
-                "seconds": estimate.seconds,
-                "price": estimate.price,
             }
-            for run, candidate, named, estimate in rows
+            for run, candidate, named in rows
         ]
-        total = {"runs": ahead.runs, "left": ahead.left, "seconds": ahead.seconds, "price": ahead.price}
-        console.out_json({"experiment": plan.experiment.name, **total, "unknown": ahead.unknown, "list": runs})
+        total = {"runs": len(plan.runs), "left": len(left)}
+        console.out_json({"experiment": plan.experiment.name, **total, "list": runs})
         return
     launch.render_one_each()
     console.out_table(
-        ["RUN", "CLUSTER", "WORKERS", "SETTINGS", "STATE", "ABOUT"],
+        ["RUN", "CLUSTER", "WORKERS", "SETTINGS", "STATE"],
         [
             [
                 run.name,
@@ -148,13 +117,12 @@ def _print_plan(launch: Launch, output: Format) -> None:
                 candidate.spec.workers,
                 ", ".join(named.values()),
                 "left" if run.id in left else "done",
-                console.duration(estimate.seconds) if estimate.seconds else "-",
             ]
-            for run, candidate, named, estimate in rows
+            for run, candidate, named in rows
         ],
-        droppable=["CLUSTER", "ABOUT"],
+        droppable=["CLUSTER"],
     )
-    console.note(_describe_forecast(ahead))
+    console.note(f"{len(left)} of {len(plan.runs)} runs to do.")
 
 
 def _write_report(experiment: ExperimentHandle, rows: Sequence[Row], folder: Path) -> Path:

@@ -19,8 +19,6 @@ from mlbench_cli.commands._common import (
     complete_clusters,
     complete_presets,
     complete_tasks,
-    max_cost_option,
-    max_hours_option,
     only_report_option,
     require_goal_option,
     to_option,
@@ -31,7 +29,6 @@ from mlbench_cli.commands._report import Ended, report_ended
 from mlbench_cli.commands._values import HELP_ALL
 from mlbench_cli.config.settings import set_unreachable_timeout
 from mlbench_cli.errors import UsageError
-from mlbench_cli.model.run import JsonObject
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.runs.defaults import with_defaults
 from mlbench_cli.runs.launch import check_names, local_machine
@@ -59,7 +56,7 @@ if TYPE_CHECKING:
 
 
 _WITH_RUNS = "with a file of runs: "
-_OF_RUNS = ("to", "only_report", "max_hours", "max_cost")
+_OF_RUNS = ("to", "only_report")
 _THERE = ("name", "workers", "file", "detach", "dry_run", "require_goal", "yes")  # usable with --dashboard-url
 _BESIDE_RUNS = ("file", "detach", "dry_run", "retry_failed", "yes", "output", "cluster", "unreachable", *_OF_RUNS)
 
@@ -133,8 +130,6 @@ def run(
     output: Output = Format.text,
     to: Annotated[Path | None, to_option(ADVANCED, _WITH_RUNS)] = None,
     only_report: Annotated[bool, only_report_option(ADVANCED, _WITH_RUNS)] = False,
-    max_hours: Annotated[float | None, max_hours_option(ADVANCED, _WITH_RUNS)] = None,
-    max_cost: Annotated[float | None, max_cost_option(ADVANCED, _WITH_RUNS)] = None,
     help_all: Annotated[
         bool,
         typer.Option("--help-all", is_eager=True, callback=_show_all_help, help="Show all options and exit."),
@@ -163,7 +158,6 @@ def run(
         return _run_several(context, several)
     if wrong := [name for name in _given(context) if name in _OF_RUNS]:
         raise UsageError(f"{', '.join(map(flag, wrong))}: only for a file with runs.", hint="mlbench run -f FILE")
-    searched: JsonObject | None = None
     request = _request(name, workers, file, options)
     if source is None and (signers is not None or run_foreign_command):
         word = "--run-foreign-command" if run_foreign_command else "--signers"
@@ -175,23 +169,7 @@ def run(
         use_task_folder(request.task_path)
         request = _complete(client.recall(request), client, ask=not yes, is_dry=dry_run)
         most = MAX_CONFIRMED if yes else MAX_MEMBERS
-        if request.search is not None:
-            from mlbench_cli.commands import _search
-
-            if detach:
-                raise UsageError(
-                    "--search chooses points as trials end, so it does not work with --detach.", hint="Without -d"
-                )
-            search, launch = _search.plan_search(request, client)
-            if not dry_run:
-                words = ("mlbench", *context.obj)
-                request, searched = _search.run_search(
-                    request, search, launch, client, words, logs=logs, retry_failed=retry_failed
-                )
-            else:
-                console.note(f"{_search.describe_search(request, search)} This is the first round.")
-        if request.search is None:
-            launch = client.prepare(request, require_goal=require_goal, most=most)
+        launch = client.prepare(request, require_goal=require_goal, most=most)
     submissions = launch.render(offline=dry_run)
     if save is not None:
         _save(launch.request, save, source)
@@ -205,7 +183,7 @@ def run(
         require_images(launch.specs, client.cluster)
     with launch.open(("mlbench", *context.obj), retry_failed=retry_failed) as opened:
         _explain_plan(opened, launch.is_known)
-        opened.record(searched)
+        opened.record()
         if detach:
             code = start_detached(opened, output)
         else:
@@ -235,7 +213,7 @@ def _find_several(client: Client, name: str | None, workers: Sequence[int] | Non
 
 def _run_several(context: typer.Context, file: str) -> int:
     """Run everything in a file with `runs`. Raises UsageError for options that it gives for each of its runs."""
-    from mlbench_cli.commands._experiment_file import How, Limits, run_file
+    from mlbench_cli.commands._experiment_file import How, run_file
 
     words = {"name": "NAME", "workers": "N"}
     allowed = ("name", *_BESIDE_RUNS) if context.params["file"] is None else _BESIDE_RUNS
@@ -245,10 +223,10 @@ def _run_several(context: typer.Context, file: str) -> int:
             hint="Write it into the file, above runs for all of them.",
         )
     given = context.params
-    limits = Limits([given["cluster"]] if given["cluster"] else (), given["max_hours"], given["max_cost"])
     how = How(*(given[name] for name in How._fields))
     to = None if given["to"] is None else Path(given["to"])  # the context has texts
-    return run_file(file, limits, how, to, given["output"], ("mlbench", *context.obj))
+    clusters = [given["cluster"]] if given["cluster"] else []
+    return run_file(file, clusters, how, to, given["output"], ("mlbench", *context.obj))
 
 
 def _agree(program: "AuthorsProgram", *, yes: bool, is_trusted: bool, is_dry: bool) -> None:

@@ -24,7 +24,7 @@ OPEN = "open"  # the preset of a command of one's own that is held to a task's g
 SEED = 42
 # Fields of RunSpec that are left out while they are empty: the hash of a spec from before them stays what it was.
 LATER_FIELDS = (
-    *("network", "method", "calibrate", "servers_on", "task_path", "pin", "anonymous"),
+    *("network", "method", "calibrate", "task_path", "pin", "anonymous"),
     *("faults", "on_failure", "checkpoint_every", "checkpoint_copy", "detect_seconds"),
 )
 # The same of KubernetesOptions, with their defaults.
@@ -37,7 +37,6 @@ LATER_OPTIONS: dict[str, object] = {
     "provisioning_class": None,
     "fabric": {},
     "network_method": None,
-    "server_cpus": None,
     "server_memory": None,
     "assigned_user": False,
     "cpu_limit": None,
@@ -76,8 +75,7 @@ class KubernetesOptions:
 
     namespace: str | None = None  # None: the cluster's own
     memory: str | None = None
-    server_cpus: int | None = None  # of each parameter server; None: as a worker
-    server_memory: str | None = None
+    server_memory: str | None = None  # of each parameter server; None: as a worker
     shm: str = "1Gi"
     node_selector: Mapping[str, str] = field(default_factory=dict)
     tolerations: tuple[str, ...] = ()  # KEY[=VALUE][:EFFECT]
@@ -150,7 +148,6 @@ class RunSpec:
     anonymous: bool = False  # the archive leaves out what it would tell of its author (anonymous.py)
     share_machine: bool = False  # local: do not wait until this machine is free, and say so in the result
     method: Mapping[str, str] = field(default_factory=dict)  # how ranks communicate; empty: the task's own way
-    servers_on: tuple[str, ...] = ()  # hosts of the parameter servers, which then have no workers
     network: str | None = None  # shaped: "1gbit,5ms", or "model:1gbit,5ms" (network.py)
     calibrate: bool = False  # measure a few steps without communication first, for predictions
     pin: bool = False  # pin each process of the run to its own CPUs

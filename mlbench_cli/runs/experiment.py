@@ -57,10 +57,6 @@ def expand(
     points that name none are for `cluster`. `marks` are added to every point.
     Raises UsageError or NotFoundError, as `launch.resolve` does, if any of them cannot work, or for more than `most`.
     """
-    if request.search is not None:
-        raise UsageError("--search works only with the command mlbench run.")
-    if request.search_budget is not None:
-        raise UsageError("--search-budget requires --search.", hint="--search 'set.KEY=V,V'")
     if request.parallel is not None and not 1 <= request.parallel <= MAX_MEMBERS:
         raise UsageError(f"--parallel {request.parallel}: the number must be from 1 to {MAX_MEMBERS}.")
     points = matrix_of(request).points(most)

@@ -5,7 +5,6 @@
     clusters     names of clusters; everything runs on each of them
     metric       what is compared: the name of a reported metric; default: throughput, else seconds
     published    series of others to put beside (results/analysis/rates.py)
-    max-hours, max-cost   no further run starts that would exceed them
 
 A file is one experiment: an entry of `runs` is the key "runs" of its members' points, a cluster the key "cluster".
 """
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
-from mlbench_cli.model.goals import is_finite_number
 from mlbench_cli.model.run import Cluster, JsonObject
 from mlbench_cli.runs.experiment import ENTRY, Candidate, absolute_paths, expand, refuse_duplicates
 from mlbench_cli.runs.launch import Machine
@@ -26,7 +24,7 @@ from mlbench_cli.tasks.catalog import short
 from mlbench_cli.util.yaml_text import read_yaml
 
 FOLDER = Path(__file__).parents[1] / "experiments"
-_OWN_KEYS = ("title", "runs", "clusters", "metric", "published", "max-hours", "max-cost")
+_OWN_KEYS = ("title", "runs", "clusters", "metric", "published")
 
 
 @dataclass(frozen=True)
@@ -42,17 +40,14 @@ class ExperimentFile:
     clusters: tuple[str, ...] = ()
     metric: str | None = None
     published: tuple[str, ...] = ()
-    max_hours: float | None = None
-    max_cost: float | None = None
 
     def to_document(self) -> JsonObject:
         """The mapping of a file that says the same, with absolute paths: what is recorded of the experiment."""
         keys: JsonObject = {"title": self.title, "clusters": list(self.clusters), "metric": self.metric}
-        keys |= {"published": list(self.published), "max-hours": self.max_hours, "max-cost": self.max_cost}
+        keys["published"] = list(self.published)
         common = request_document(absolute_paths(replace(self.common, name=self.name)))
         runs = [request_document(absolute_paths(own)) for own in self.own]
-        # A limit of 0 is one: nothing more may start.
-        return {**common, **{key: value for key, value in keys.items() if value or value == 0}, "runs": runs}
+        return {**common, **{key: value for key, value in keys.items() if value}, "runs": runs}
 
 
 # --- reading --------------------------------------------------------------------------------------------------------
@@ -132,8 +127,6 @@ def parse_experiment_file(data: object, default_name: str) -> ExperimentFile:
         clusters=_texts(own, "clusters"),
         metric=metric,
         published=_texts(own, "published"),
-        max_hours=_limit(own, "max-hours"),
-        max_cost=_limit(own, "max-cost"),
     )
 
 
@@ -157,15 +150,6 @@ def _texts(own: Mapping[str, Any], key: str) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
         raise UsageError(f'"{key}" is {short(value)}, not a list of strings.')
     return tuple(value)
-
-
-def _limit(own: Mapping[str, Any], key: str) -> float | None:
-    value = own.get(key)
-    if value is None:
-        return None
-    if not is_finite_number(value) or value < 0:
-        raise UsageError(f'"{key}" is {short(value)}, not a number from 0 on.')
-    return float(value)
 
 
 # --- from a file to its runs ----------------------------------------------------------------------------------------

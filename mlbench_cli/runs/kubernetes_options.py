@@ -24,7 +24,7 @@ _LABEL_VALUE = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 ASSIGNED = "none"  # of --run-as-user
 # Options with the same name in the request and the spec, by how they are checked.
-_AS_GIVEN = "server_cpus", "collect", "host_network", "spread", "share_nodes", "egress", "cpu_limit", "writable_root"
+_AS_GIVEN = "collect", "host_network", "spread", "share_nodes", "egress", "cpu_limit", "writable_root"
 _LABELS = ("namespace", "pull_secret", "queue", "env_secret", "data_claim", "priority_class", "scheduler")
 _QUANTITIES = ("memory", "server_memory", "shm", "keep_storage")
 _EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")

@@ -27,7 +27,7 @@ from mlbench_cli.runs.kubernetes_options import (
     require_queue,
     resolve_kubernetes,
 )
-from mlbench_cli.runs.methods import check_method, refuse_method, resolve_method, resolve_servers_on, split_set
+from mlbench_cli.runs.methods import check_method, refuse_method, resolve_method, split_set
 from mlbench_cli.runs.network_options import add_network_method, check_network, resolve_network
 from mlbench_cli.runs.preflight import check_pinning, check_run
 from mlbench_cli.runs.request import KUBERNETES, OPTIONS, Request, flag, parse_duration
@@ -200,7 +200,6 @@ def move(spec: RunSpec, cluster: Cluster, data_dir: str | None) -> RunSpec:
         image=task_image(load_task(spec.task), cluster) if engine == "kubernetes" else None,
         data_dir=data_dir,
         task_path=load_task(spec.task).search_path if engine == "local" else None,
-        servers_on=(),
         kubernetes=add_network_method(options, Request(), cluster, spec.network),
         **_cluster_facts(cluster),
     )
@@ -448,7 +447,6 @@ def _placement(request: Request, cluster: Cluster) -> dict[str, Any]:
         "share_machine": bool(request.share_machine),
         "anonymous": bool(request.anonymous),
         "pin": bool(request.pin),
-        "servers_on": resolve_servers_on(request, engine_name(cluster)),
         "network": resolve_network(request),
         "calibrate": bool(request.calibrate),
         **resolve_faults(request),

@@ -9,7 +9,6 @@ from mlbench_cli.model.network import parse_network
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.runs.request import Request
 from mlbench_cli.tasks.catalog import MethodRule, Task, load_catalog
-from mlbench_cli.util.text import shorten
 from task_images.comm.door import REGISTERED, load_file
 from task_images.comm.methods import AXES, Method, MethodError, check
 from task_images.comm.presets import PRESETS, register, register_installed, resolve
@@ -57,37 +56,12 @@ def resolve_method(
     return {} if method.axes() == resolve(task.method.own).axes() else method.to_dict()
 
 
-def resolve_servers_on(request: Request, engine: str) -> tuple[str, ...]:
-    """The hosts that --servers-on names. Raises UsageError if the engine cannot place servers, or for bad names."""
-    if request.servers_on is None:
-        return ()
-    if engine != "hosts":
-        raise UsageError(
-            f"--servers-on works only on hosts, not on the engine {engine}.",
-            hint="Without it, parameter servers run on the nodes of the workers." if engine != "kubernetes" else None,
-        )
-    names = tuple(name.strip() for name in request.servers_on.split(","))
-    for name in names:
-        if not name or names.count(name) > 1:
-            problem = f"names {name} twice" if name else "has an empty name"
-            raise UsageError(f'--servers-on "{shorten(request.servers_on)}" {problem}.', hint="--servers-on HOST,HOST")
-    return names
-
-
 def check_method(spec: RunSpec) -> None:
     """Raises UsageError if the method is not possible with this number of ranks, or on this cluster."""
-    if len(spec.servers_on) > spec.servers:
+    if spec.kubernetes.server_memory is not None and not spec.servers:
         raise UsageError(
-            f"--servers-on names {len(spec.servers_on)} hosts; the run has {spec.servers or 'no'} parameter servers.",
-            hint=f"--servers {len(spec.servers_on)}, with a method that has them: mlbench methods",
-        )
-    cpus, memory = spec.kubernetes.server_cpus, spec.kubernetes.server_memory
-    if cpus is not None and cpus < 1:
-        raise UsageError(f"--server-cpus {cpus}: the minimum is 1.")
-    if (cpus is not None or memory is not None) and not spec.servers:
-        option = "--server-memory" if cpus is None else "--server-cpus"
-        raise UsageError(
-            f"{option}: the run has no parameter servers.", hint="Use --method bsp-ps --servers 1, or remove it."
+            "--server-memory: the run has no parameter servers.",
+            hint="Use --method bsp-ps --servers 1, or remove it.",
         )
     if not spec.method:
         return
@@ -114,10 +88,8 @@ def check_method(spec: RunSpec) -> None:
 
 def refuse_method(request: Request) -> None:
     """Raises UsageError if a method is asked for."""
-    if any(given is not None for given in (request.method, request.method_path, request.servers, request.servers_on)):
-        raise UsageError(
-            "--method, --method-path, --servers and --servers-on work only with tasks, not with your own command."
-        )
+    if any(given is not None for given in (request.method, request.method_path, request.servers)):
+        raise UsageError("--method, --method-path and --servers work only with tasks, not with your own command.")
 
 
 def use_method_file(path: str | None) -> str | None:

@@ -44,9 +44,8 @@ def plan_experiment(
     return make_plan(experiment, existing, candidates, make_run, retry_failed=retry_failed)
 
 
-def document_writer(command_line: Sequence[str], search: JsonObject | None = None) -> Callable[[Run], None]:
-    """Writes run.json with the provenance of the run, which is collected once for each program. `search`: what chose
-    its parameters."""
+def document_writer(command_line: Sequence[str]) -> Callable[[Run], None]:
+    """Writes run.json with the provenance of the run, which is collected once for each program."""
     from mlbench_cli.tasks.provenance import collect_provenance
 
     known: dict[tuple[str, tuple[str, ...]], JsonObject] = {}
@@ -55,8 +54,6 @@ def document_writer(command_line: Sequence[str], search: JsonObject | None = Non
         key = (run.spec.task, run.spec.argv)
         if key not in known:
             known[key] = collect_provenance(run.spec, command_line).to_dict()
-            if search is not None:
-                known[key]["search"] = search
         write_run_document(run, known[key])
 
     return write

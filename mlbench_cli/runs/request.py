@@ -14,6 +14,7 @@ from typing import Any
 from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
 from mlbench_cli.runs.matrix import Matrix, format_axis, format_point, parse_axes, parse_point, value_text
 from mlbench_cli.tasks.catalog import short
+from mlbench_cli.util import gone
 from mlbench_cli.util.durations import parse_duration as parse_duration
 from mlbench_cli.util.text import shorten
 from mlbench_cli.util.yaml_text import read_yaml
@@ -68,10 +69,6 @@ class Request:
     servers: int | None = _option(
         "number of parameter servers, for methods that use them; default: 1", kind="integer", metavar="N"
     )
-    servers_on: str | None = _option(
-        "on hosts: run the parameter servers on these hosts, without workers; default: on the hosts of the workers",
-        metavar="HOST,HOST",
-    )
     image: str | None = _option(
         "container image of your command, or a replacement for the image of the task (clusters only)"
     )
@@ -118,16 +115,6 @@ class Request:
     )
     exclude: tuple[Mapping[str, Any], ...] = _option(
         "skip the points of the matrix with all these values", kind="points", metavar="KEY=V,KEY=V"
-    )
-    search: str | None = _option(
-        "find the best parameter values by short trials on the first number of workers, then run with them, "
-        "e.g. 'set.alpha=1e-6..1e-2 log 8; set.batch_size=32,64'",
-        metavar="'KEY=VALUES; ...'",
-    )
-    search_budget: str | None = _option(
-        "length of the longest trial: epochs (steps, if the task counts in them), or a time such as 2m; default: 9 "
-        "epochs",
-        metavar="EPOCHS|DURATION",
     )
     parallel: int | None = _option("number of concurrent runs on clusters; default: 1", kind="integer", metavar="N")
     data_dir: str | None = _option("folder of the data sets", metavar="DIR")
@@ -187,7 +174,6 @@ class Request:
 
     namespace: str | None = _cluster_option("Kubernetes namespace")
     memory: str | None = _cluster_option("memory of each worker, e.g. 8Gi")
-    server_cpus: int | None = _cluster_option("CPUs of each parameter server; default: as a worker", kind="integer")
     server_memory: str | None = _cluster_option("memory of each parameter server; default: as a worker")
     shm: str | None = _cluster_option("size of /dev/shm; default: 1Gi")
     node_selector: Mapping[str, str] = _cluster_option(
@@ -258,7 +244,7 @@ OPTIONS = tuple(item for item in fields(Request) if item.metadata)
 _KINDS: dict[str, str] = {item.name: item.metadata["kind"] for item in OPTIONS}
 REPEATABLE = ("texts", "pairs", "axes", "points")
 # What says which runs there are, or how they are started, and nothing about any one of them.
-OF_EXPERIMENT = ("repeat", "matrix", "include", "exclude", "parallel", "search", "search_budget")
+OF_EXPERIMENT = ("repeat", "matrix", "include", "exclude", "parallel")
 GIVEN_BY_ENGINE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -358,6 +344,8 @@ def parse_mapping(data: Mapping[Any, Any]) -> Request:
     for key, value in data.items():
         name = str(key).replace("-", "_")
         if name not in known:
+            if flag(name) in gone.OPTIONS:
+                raise UsageError(f'"{shorten(key)}" was removed.', hint=gone.OPTIONS[flag(name)])
             near = did_you_mean(name, list(known)).replace("_", "-")
             raise UsageError(f'Unknown key "{shorten(key)}".{near}')
         if name in values:

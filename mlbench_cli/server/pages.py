@@ -61,7 +61,6 @@ MAX_LAST_LINES = 20
 ASKED = (
     *("task", "image", "command", "preset", "data_dir", "repeat", "method", "backend", "custom_backend", "run_on_all"),
     *("cluster", "gpu", "network", "share_machine", "timeout", "light"),
-    *("search", "search_budget"),  # need a terminal
 )
 # Name in the URL -> file and content type.
 ASSETS = {

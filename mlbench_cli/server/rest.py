@@ -178,7 +178,7 @@ class _Rest:
                 client, asked = client_of(self._config), self._parse(data)
                 self._config.limits.check(client.prepare(asked).specs)
                 if check in ("true", "try"):
-                    return client.plan(asked, estimate=check == "true")
+                    return client.plan(asked)
             except MlbenchError as error:
                 if check != "try":
                     raise

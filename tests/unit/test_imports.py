@@ -74,7 +74,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "mlbench_cli.boundary": ("mlbench_cli.console", "mlbench_cli.errors"),
     "mlbench_cli.app": (
         *("mlbench_cli.commands.__init__", "mlbench_cli.console", "mlbench_cli.errors", "mlbench_cli.__init__"),
-        *("mlbench_cli.boundary", "mlbench_cli.commands._values", "mlbench_cli.util.commit"),
+        *("mlbench_cli.boundary", "mlbench_cli.commands._values", "mlbench_cli.util.commit", "mlbench_cli.util.gone"),
     ),
     "mlbench_cli.errors": (),
     "mlbench_cli.config.extras": (),
@@ -152,7 +152,13 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "mlbench_cli.util.text",
     ),
     "mlbench_cli.runs.request": (
-        *("mlbench_cli.errors", "mlbench_cli.tasks.catalog", "mlbench_cli.util.durations", "mlbench_cli.runs.matrix"),
+        *(
+            "mlbench_cli.errors",
+            "mlbench_cli.tasks.catalog",
+            "mlbench_cli.util.durations",
+            "mlbench_cli.util.gone",
+            "mlbench_cli.runs.matrix",
+        ),
         *("mlbench_cli.util.yaml_text", "mlbench_cli.util.text"),
     ),
     "mlbench_cli.runs.experiment": (
@@ -167,7 +173,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "mlbench_cli.runs.kubernetes_options": (*BASE, "mlbench_cli.util.masking", "mlbench_cli.runs.request"),
     "mlbench_cli.runs.preflight": BASE,
-    **dict.fromkeys(("mlbench_cli.runs.experiment_file", "mlbench_cli.runs.forecast"), (*BASE, "mlbench_cli.runs")),
+    **dict.fromkeys(("mlbench_cli.runs.experiment_file",), (*BASE, "mlbench_cli.runs")),
     **dict.fromkeys(
         ("mlbench_cli.runs.network_options", "mlbench_cli.runs.fault_options"),
         (

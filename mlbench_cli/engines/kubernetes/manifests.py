@@ -371,7 +371,6 @@ def _server_values(spec: RunSpec, values: Mapping[str, Any]) -> dict[str, object
     options = spec.kubernetes
     server = replace(
         spec,
-        cpus=options.server_cpus if options.server_cpus is not None else spec.cpus,
         processes_per_worker=1,
         gpus_per_worker=0,
         kubernetes=replace(options, memory=options.server_memory or options.memory, devices={}),

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from mlbench_cli.engines.machines.details import HostRecord
-from mlbench_cli.errors import CapacityError, UsageError, did_you_mean
+from mlbench_cli.errors import CapacityError
 from mlbench_cli.model.spec import RunSpec
 
 
@@ -33,31 +33,13 @@ def share_nodes(spec: RunSpec) -> list[NodeShare]:
 def share_hosts(hosts: Sequence[HostRecord], spec: RunSpec) -> list[NodeShare]:
     """Nodes on these hosts: as mpirun does, the slots of one host before those of the next.
 
-    Parameter servers run beside the workers, in turn, or on the hosts of `servers_on`, which then take no workers.
-    Raises NotFoundError for a host that is not in the list, CapacityError if there are not enough slots.
+    Parameter servers run beside the workers, in turn. Raises CapacityError if there are not enough slots.
     """
-    reserved = find_server_hosts(hosts, spec)
-    free = [host for host in hosts if host not in reserved]
-    shares = _place_workers(free, spec.workers, bool(reserved))
-    first = len(shares)
-    shares += [NodeShare((), name=host["name"], address=host["address"]) for host in reserved]
-    return _add_servers(shares, spec, range(first, len(shares)) if reserved else range(first))
+    shares = _place_workers(hosts, spec.workers)
+    return _add_servers(shares, spec, range(len(shares)))
 
 
-def find_server_hosts(hosts: Sequence[HostRecord], spec: RunSpec) -> list[HostRecord]:
-    """The hosts that are named for parameter servers, as many as have one to run."""
-    by_name = {host["name"]: host for host in hosts}
-    for name in spec.servers_on:
-        if name not in by_name:
-            raise UsageError(
-                f'--servers-on: the cluster has no host "{name}", only {", ".join(by_name)}.'
-                f"{did_you_mean(name, list(by_name))}",
-                hint="mlbench list-clusters",
-            )
-    return [by_name[name] for name in spec.servers_on[: spec.servers]]
-
-
-def _place_workers(hosts: Sequence[HostRecord], workers: int, is_reduced: bool) -> list[NodeShare]:
+def _place_workers(hosts: Sequence[HostRecord], workers: int) -> list[NodeShare]:
     shares = []
     first = 0
     for host in hosts:
@@ -66,9 +48,8 @@ def _place_workers(hosts: Sequence[HostRecord], workers: int, is_reduced: bool) 
             shares.append(NodeShare(own, name=host["name"], address=host["address"]))
         first += host["slots"]
     if first < workers:
-        besides = " apart from those of --servers-on" if is_reduced else ""
         raise CapacityError(
-            f"{workers} workers, but the hosts have {first} slots{besides}.",
+            f"{workers} workers, but the hosts have {first} slots.",
             hint="Use fewer workers, or attach more hosts: mlbench attach-hosts NAME --hosts ...",
         )
     return shares

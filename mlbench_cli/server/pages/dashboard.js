@@ -142,11 +142,6 @@
     byId("check").addEventListener("click", function () {
       send("/api/v1/runs?check=true", "Checking …", function (plan) {
         var words = "This starts " + plan.runs.join(", ") + ".";
-        if (plan.unknown < plan.runs.length) {
-          words += " About " + (plan.seconds < 90 ? Math.round(plan.seconds) + " s" : Math.round(plan.seconds / 60) + " min");
-          if (plan.price) words += " and " + plan.price.toFixed(2) + " USD";
-          words += plan.unknown ? ", without " + plan.unknown + " runs of which nothing is known." : ".";
-        }
         status.textContent = words;
         same.querySelector("code").textContent = plan.command;
         same.hidden = false;

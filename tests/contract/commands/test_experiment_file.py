@@ -43,7 +43,7 @@ def answer(capsys: Captured, *argv: str, code: int = 0) -> Any:
 def test_a_dry_run_lists_the_runs_in_their_order_and_starts_none(capsys: Captured, home: Path) -> None:
     document = answer(capsys, "run", "-f", "demo.yaml", "--dry-run")
     assert [entry["run"] for entry in document["list"]] == ["demo-good-1", "demo-bad-1", "demo-good-2"]
-    assert (document["runs"], document["left"], document["unknown"]) == (3, 3, 3)
+    assert (document["runs"], document["left"]) == (3, 3)
     assert not Store().runs()
     assert not (home / "home" / "tables").exists()
 
@@ -61,15 +61,11 @@ def test_runs_for_gpus_are_listed_without_a_gpu_and_not_started(
     assert "this machine has no GPU" in capsys.readouterr().err
 
 
-def test_the_earlier_command_does_the_same(capsys: Captured) -> None:
-    assert answer(capsys, "campaign", "demo.yaml", "--dry-run") == answer(capsys, "run", "-f", "demo.yaml", "--dry-run")
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["-f", "demo.yaml", "mine", "2", "--task", "mnist"], "describes several runs, so --task, NAME, N cannot"),
-        (["mine", "1", "--command", "true", "--max-hours", "3"], "--max-hours: only for a file with runs."),
+        (["mine", "1", "--command", "true", "--only-report"], "--only-report: only for a file with runs."),
     ],
 )
 def test_options_that_do_not_belong_to_the_file_are_named(capsys: Captured, words: list[str], message: str) -> None:
@@ -106,18 +102,11 @@ def test_a_file_goes_on_keeps_failures_and_writes_its_table(capsys: Captured, ho
     assert "demo-bad-1-try2" in json.dumps(retried["rows"])
 
 
-def test_a_budget_stops_before_the_next_run_and_the_rest_goes_on_later(capsys: Captured) -> None:
-    document = answer(capsys, "run", "-f", "demo.yaml", "--max-hours", "0.0000001", code=124)
-    ended = [run for row in document["rows"] for cell in row["cells"] for run in cell["runs"]]
-    assert ended == ["demo-good-1"]
-    answer(capsys, "run", "-f", "demo.yaml", code=7)
-
-
 @pytest.mark.parametrize(
     ("more", "words"),
     [
         ("published: [survey-1999]\n", "no published table"),
-        ("max-hours: -1\n", "max-hours"),
+        ("max-hours: 1\n", "max-hours"),
         ("clusters: [nowhere]\n", "nowhere"),
     ],
 )
@@ -131,13 +120,11 @@ def test_bad_input_starts_nothing_and_says_the_way_out(capsys: Captured, more: s
     assert not Store().runs()
 
 
-@pytest.mark.parametrize("command", ["campaign", "run"])
-def test_more_runs_than_anybody_means_by_chance_have_to_be_confirmed(capsys: Captured, command: str) -> None:
+def test_more_runs_than_anybody_means_by_chance_have_to_be_confirmed(capsys: Captured) -> None:
     values = {"set.batch_size": [*range(1, 102)], "set.epochs": [*range(1, 101)]}
     file = {"name": "many", "task": "digits_resnet", "preset": "tiny", "num-cpus": 1, "workers": [1], "matrix": values}
     Path("many.yaml").write_text(json.dumps(file))
-    words = ["campaign", "many.yaml"] if command == "campaign" else ["run", "-f", "many.yaml"]
-    assert run(words) == 2
+    assert run(["run", "-f", "many.yaml"]) == 2
     assert "10100 points, more than 10000." in (message := capsys.readouterr().err)
     assert "confirm it: --yes" in message
     assert not Store().runs()
@@ -149,8 +136,6 @@ def test_a_file_is_left_to_a_process_of_its_own_and_tabulated_later(capsys: Capt
     assert run(["wait", "demo"]) == 7
     table = answer(capsys, "run", "demo", "--only-report")
     assert [cell["workers"] for cell in table["rows"][0]["cells"]] == [1, 2]
-    assert run(["run", "demo", "--detach", "--max-hours", "1"]) == 2
-    assert "A client must follow the runs" in capsys.readouterr().err
 
 
 def test_an_entry_that_contradicts_its_runs_is_refused_and_a_new_entry_is_added(capsys: Captured) -> None:

@@ -38,7 +38,7 @@ def count_runs(home: Path) -> int:
 def test_a_store_that_is_locked_ends_commands_with_a_reason_and_loses_nothing(home: Path, capsys: Captured) -> None:
     reading = (["status"], ["status", "demo-1"], ["list-clusters"], ["set-cluster", "local"], ["wait", "demo-1"])
     starting = ["run", "x", "1", "--command", "true"]
-    others = (["delete", "demo-1", "--yes"], ["report", "x.html", "demo-1"], ["campaign", "seed-252"], SERVE)
+    others = (["delete", "demo-1", "--yes"], ["report", "x.html", "demo-1"], ["run", "-f", "seed-252"], SERVE)
     with lock_out(home):
         for command in (*reading, starting, *others):
             assert run(command) == 124, command

@@ -89,16 +89,6 @@ def test_an_attached_run_ends_with_its_client_and_can_be_taken_over_before(hosts
     assert "client_lost" in (hosts.folder("lease-2") / "findings.json").read_text()
 
 
-def test_parameter_servers_have_hosts_of_their_own(hosts: Client, fleet: Fleet) -> None:
-    words = ["--task", "digits_resnet", "--preset", "tiny", "--method", "bsp-ps", "--yes"]
-    hosts.ok("run", "apart", "2", *words, "--servers-on", "m1")
-    observation = hosts.observation("apart-2")
-    assert [worker["node"] for worker in observation["workers"]] == ["m2", "m3", "m1"]
-    assert hosts.run("run", "most", str(len(fleet.hosts)), *words, "--servers-on", "m1").returncode == 5
-    assert hosts.run("run", "none", "1", *words, "--servers-on", "m9").returncode == 2
-    assert hosts.run("status", "none-1").returncode == 4
-
-
 def test_a_run_goes_on_while_sshd_is_away(hosts: Client, fleet: Fleet) -> None:
     """The daemon of one host and all connections to it are killed; the client comes back when it is there again."""
     process = hosts.start("run", "cut", "3", "--command", "sh -c 'echo begun; sleep 12; echo end $RANK'", "--yes")

@@ -1,10 +1,8 @@
 """Experiment files: what they ask for, in which order, and what they may spend."""
 
 import re
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,9 +18,7 @@ from mlbench_cli.runs.experiment_file import (
     parse_experiment_file,
     read_experiment_file,
 )
-from mlbench_cli.runs.forecast import Budget, Forecast, History, RunEstimate, forecast
 from mlbench_cli.runs.launch import Machine
-from mlbench_cli.storage.store import Store
 from mlbench_cli.util.yaml_text import read_yaml
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -35,7 +31,6 @@ workers: [1, 2]
 repeat: 2
 num-cpus: 1
 published: [survey-2020/BERT-Base]
-max-hours: 2
 runs:
   - {name: a, command: "true", matrix: {set.x: [1, 2]}}
   - {name: b, command: "false"}
@@ -52,7 +47,7 @@ def settings_of(candidates: tuple[Candidate, ...]) -> list[dict[str, str]]:
 
 def test_what_stands_at_the_top_holds_for_every_entry() -> None:
     found = parse_experiment_file(read_yaml(TWO_PARTS), "demo")
-    assert (found.name, found.title, found.max_hours) == ("demo", "Two parts", 2.0)
+    assert (found.name, found.title) == ("demo", "Two parts")
     assert found.published == ("survey-2020/BERT-Base",)
     assert [(entry, request.name, request.workers) for entry, request in found.entries] == [
         ("a", "demo-a", (1, 2)),
@@ -117,7 +112,6 @@ def test_a_file_with_runs_describes_several(tmp_path: Path, text: str, several: 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("max-cost: .inf", "not a number from 0 on"),
         ("published: ['']", '"published" is'),
         ("published: [1]", '"published" is'),
         ("metric: 3", "must be texts"),
@@ -129,8 +123,6 @@ def test_a_file_with_runs_describes_several(tmp_path: Path, text: str, several: 
         ("runs: [{task: x, workerss: 1}]", 'Entry 1 of runs: Unknown key "workerss"'),
         ("workerss: 1", 'Unknown key "workerss".*workers'),
         ("runs: [{name: a}, {name: a}]", "same name"),
-        ("max-hours: -1", '"max-hours" is -1, not a number from 0 on'),
-        ("max-cost: much", "not a number from 0 on"),
         ("clusters: {a: b}", "not a list of strings"),
         ("title: [a]", "must be texts"),
         ("cluster: far", "Name the clusters once"),
@@ -180,37 +172,3 @@ def test_thresholds_of_acceptance_are_those_whose_sources_are_documented() -> No
 def test_the_seeds_file_has_84_configurations_for_each_of_its_three_networks() -> None:
     candidates = expand_file(read_experiment_file(find_file("seed-252")), (LOCAL,), GPUS)
     assert sum(candidate.spec.workers > 1 for candidate in candidates) == 5 * 252 // 3
-
-
-def test_the_forecast_adds_what_is_known_and_counts_what_is_not(tmp_path: Path) -> None:
-    specs = [candidate.spec for candidate in candidates_of(TWO_PARTS)]
-    history = History(Store(tmp_path))
-
-    def ahead() -> Forecast:
-        return forecast([(spec, history.estimate(spec, LOCAL)) for spec in specs], len(specs))
-
-    assert ahead().unknown == 12
-    history.add(specs[0], 30.0)
-    found = ahead()
-    assert (found.runs, found.left, found.price) == (12, 12, 0.0)
-    assert found.seconds == 30.0 * 6  # the same task, preset and size
-    assert found.unknown == 6
-
-
-def test_a_priced_cluster_gives_a_price(tmp_path: Path) -> None:
-    plan: Mapping[str, Any] = {"price_per_hour": 36.0, "currency": "USD"}
-    cluster = Cluster("far", "gke", details={"plan": plan, "namespace": "default", "registry": "ghcr.io/me"})
-    [candidate] = candidates_of("task: digits_resnet\nworkers: [2]", cluster)
-    history = History(Store(tmp_path))
-    history.add(candidate.spec, 100.0)
-    assert history.estimate(candidate.spec, cluster).price == pytest.approx(1.0)
-
-
-def test_a_budget_refuses_what_would_exceed_it() -> None:
-    budget = Budget(3600.0, 10.0)
-    assert budget.refusal(RunEstimate(600.0, 1.0)) is None
-    assert budget.refusal(RunEstimate(None, None)) is None
-    assert budget.refusal(RunEstimate(3600.0, 1.0)) == "0.00 of 1 hours are used up"
-    budget.spend(1800.0, 9.5)
-    assert budget.refusal(RunEstimate(600.0, 1.0)) == "9.50 of a budget of 10 is used up"
-    assert Budget(None, None).refusal(RunEstimate(1e9, 1e9)) is None

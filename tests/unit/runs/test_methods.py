@@ -101,11 +101,8 @@ def test_servers_on_a_cluster_are_units_after_the_workers() -> None:
 
 def test_servers_take_part_in_runs_on_gpus_and_have_resources_of_their_own() -> None:
     far = Cluster("far", "kind")
-    found = spec(cluster=far, method="wfbp-ps", gpu=True, gpus_per_worker=1, server_cpus=2, server_memory="4Gi")
-    assert (found.servers, found.kubernetes.server_cpus, found.kubernetes.server_memory) == (1, 2, "4Gi")
-    assert "server_cpus" not in spec(cluster=far, method="wfbp-ps").to_dict()["kubernetes"]  # old hashes stay
-    with pytest.raises(UsageError, match="--server-cpus 0: the minimum is 1"):
-        spec(cluster=far, method="wfbp-ps", server_cpus=0)
+    found = spec(cluster=far, method="wfbp-ps", gpu=True, gpus_per_worker=1, server_memory="4Gi")
+    assert (found.servers, found.kubernetes.server_memory) == (1, "4Gi")
     with pytest.raises(UsageError, match="--server-memory: the run has no parameter servers"):
         spec(cluster=far, server_memory="4Gi")
 

@@ -393,7 +393,7 @@ def test_a_parameter_server_gets_what_a_worker_gets_but_for_gpus_cards_and_data(
 
 
 def test_a_parameter_server_has_none_of_the_programs_of_fast_networks() -> None:
-    options = KubernetesOptions(fabric={"setup": "tcpxo"}, env={"OMP_NUM_THREADS": "7"}, server_cpus=2)
+    options = KubernetesOptions(fabric={"setup": "tcpxo"}, env={"OMP_NUM_THREADS": "7"})
     spec = a_served_spec(gpus_per_worker=8, device="gpu", kubernetes=options)
     assert "initContainers" in manifests(spec, "default")[0]["spec"]["template"]["spec"]
     servers = manifests(spec, "default")[-1]["spec"]["template"]["spec"]
@@ -403,10 +403,10 @@ def test_a_parameter_server_has_none_of_the_programs_of_fast_networks() -> None:
 
 
 def test_a_parameter_server_can_have_resources_of_its_own() -> None:
-    options = KubernetesOptions(memory="8Gi", server_cpus=3, server_memory="2Gi")
+    options = KubernetesOptions(memory="8Gi", server_memory="2Gi")
     workers, servers = containers_of(a_served_spec(cpus=8.0, kubernetes=options))
-    assert servers["resources"] == {"requests": {"cpu": "3", "memory": "2Gi"}, "limits": {"memory": "2Gi"}}
-    assert (variables_of(workers)["OMP_NUM_THREADS"], variables_of(servers)["OMP_NUM_THREADS"]) == ("4", "3")
+    assert servers["resources"] == {"requests": {"cpu": "8", "memory": "2Gi"}, "limits": {"memory": "2Gi"}}
+    assert (variables_of(workers)["OMP_NUM_THREADS"], variables_of(servers)["OMP_NUM_THREADS"]) == ("4", "8")
 
 
 def test_parameter_servers_prove_by_their_jobs_annotation_that_they_are_of_the_run() -> None:
@@ -496,7 +496,7 @@ def test_a_cluster_that_assigns_users_gets_pods_that_name_none() -> None:
 
 
 def test_specs_with_numbers_of_cpus_are_read_again() -> None:
-    spec = with_servers(cpu_limit=3, server_cpus=2, assigned_user=True)
+    spec = with_servers(cpu_limit=3, assigned_user=True)
     assert RunSpec.from_dict(spec.to_dict()) == spec
     assert not {"cpu_limit", "assigned_user"} & set(with_servers().to_dict()["kubernetes"])
 
