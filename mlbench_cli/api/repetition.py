@@ -41,7 +41,7 @@ _HARMLESS = frozenset({
     "faults", "on_failure", "detect_seconds", "checkpoint_every",  # they befall the run's own ranks only
 })  # fmt: skip
 _HARMLESS_OPTIONS = frozenset({
-    "memory", "server_memory", "shm", "node_selector", "tolerations", "queue", "hold_seconds",
+    "memory", "server_memory", "shm", "node_selector", "tolerations", "queue", "start_timeout", "hold_seconds",
     "keep_seconds", "keep_storage", "collect", "spread", "share_nodes", "egress", "provisioning_class", "scheduler",
     "fabric", "network_method", "gpu_resource",
 })  # fmt: skip

@@ -27,6 +27,7 @@ LATER_FIELDS = (
     *("network", "method", "calibrate", "task_path", "pin", "anonymous"),
     *("faults", "on_failure", "checkpoint_every", "checkpoint_copy", "detect_seconds"),
 )
+START_TIMEOUT = 1800
 # The same of KubernetesOptions, with their defaults.
 LATER_OPTIONS: dict[str, object] = {
     "pod_labels": {},
@@ -42,6 +43,7 @@ LATER_OPTIONS: dict[str, object] = {
     "cpu_limit": None,
     "gpu_resource": None,
     "job_set": False,
+    "start_timeout": START_TIMEOUT,
 }
 KEEP_SECONDS = 86400
 OWN_PRICE = {"currency": "USD", "source": "named by the user (--worker-hour)", "table": None}
@@ -82,6 +84,7 @@ class KubernetesOptions:
     pull_secret: str | None = None
     queue: str | None = None  # a Kueue local queue
     job_set: bool = False  # workers and servers are one JobSet, which the queue admits as one
+    start_timeout: int = START_TIMEOUT  # seconds after its release in which all workers of the run must start
     hold_seconds: int = 900  # how long a worker holds its results if the keeper cannot take them
     keep_seconds: int = KEEP_SECONDS  # how long the run's keeper has them after the run; 0: no keeper
     keep_storage: str = "10Gi"  # disk of the keeper
@@ -124,7 +127,7 @@ class RunSpec:
 
     `argv` may hold the placeholders {hosts} {rank} {run_id} {backend} in any element of a custom command.
     `cpus` is per worker; None leaves it to the engine. `timeout` is in seconds, from a worker's start
-    to its end; on a cluster, workers of which none has started so long after their release are given up.
+    to its end.
     """
 
     name: str  # NAME-N

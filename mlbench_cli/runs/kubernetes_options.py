@@ -22,6 +22,7 @@ _QUANTITY = re.compile(r"\d+(?:\.\d+)?(?:[KMGTP]i|[kMGTP])?")
 _LABEL_KEY = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9./_-]*[A-Za-z0-9])?")
 _LABEL_VALUE = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+QUEUE_SECONDS = 7 * 86400
 ASSIGNED = "none"  # of --run-as-user
 # Options with the same name in the request and the spec, by how they are checked.
 _AS_GIVEN = "collect", "host_network", "spread", "share_nodes", "egress", "cpu_limit", "writable_root"
@@ -37,6 +38,7 @@ def resolve_kubernetes(request: Request, cluster: Cluster) -> KubernetesOptions:
         **{name: _check_label(getattr(request, name), name) for name in _LABELS},
         **{name: _check_quantity(getattr(request, name), name) for name in _QUANTITIES},
         "hold_seconds": None if request.hold is None else round(parse_duration(request.hold, "--hold")),
+        "start_timeout": _choose_start_timeout(request, cluster),
         "keep_seconds": None if request.keep is None else round(parse_duration(request.keep, "--keep")),
         "template_dir": require_folder(request.template_dir, "--template-dir"),
         "run_as_user": _choose_user(request, cluster),
@@ -119,6 +121,13 @@ def check_mount_point(path: str) -> str:
             hint="Use an absolute path, e.g. /data.",
         )
     return os.path.normpath(path)
+
+
+def _choose_start_timeout(request: Request, cluster: Cluster) -> int | None:
+    """Seconds; the user's, else days where a queue or a booking may take them."""
+    if request.start_timeout is not None:
+        return round(parse_duration(request.start_timeout, "--start-timeout"))
+    return QUEUE_SECONDS if request.queue or ClusterDetails.of(cluster).provisioning_class else None
 
 
 def _choose_devices(request: Request, cluster: Cluster) -> dict[str, str]:

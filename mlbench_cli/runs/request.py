@@ -119,8 +119,7 @@ class Request:
     parallel: int | None = _option("number of concurrent runs on clusters; default: 1", kind="integer", metavar="N")
     data_dir: str | None = _option("folder of the data sets", metavar="DIR")
     timeout: str | None = _common_option(
-        "time limit of a run, e.g. 90s, 15m, 2h; on clusters also the time limit for scheduling and image pulls; "
-        "default: 24h",
+        "time limit of a run, e.g. 90s, 15m, 2h; default: 24h",
         metavar="DURATION",
     )
     cluster: str | None = _common_option("cluster to run on; default: see mlbench set-cluster")
@@ -173,6 +172,11 @@ class Request:
     )
 
     namespace: str | None = _cluster_option("Kubernetes namespace")
+    start_timeout: str | None = _cluster_option(
+        "time limit for nodes to be added, pods to be scheduled and images to be pulled; default: 30m, with --queue or "
+        "booked machines 7d",
+        metavar="DURATION",
+    )
     memory: str | None = _cluster_option("memory of each worker, e.g. 8Gi")
     server_memory: str | None = _cluster_option("memory of each parameter server; default: as a worker")
     shm: str | None = _cluster_option("size of /dev/shm; default: 1Gi")

@@ -84,6 +84,7 @@ class KubeApi:
         self.requests: Counter[str] = Counter()
         self.version = {"major": "1", "minor": "34"}
         self.groups: dict[str, str] = {}  # of custom resources: the version that is preferred
+        self.ahead = 0.0  # seconds by which its clock is ahead, so that a test can let hours pass
         self.needs_queue = False  # Kueue's manageJobsWithoutQueueName
         self.compacted = 0  # watches from an older resource version get 410
         self.changed = threading.Condition()
@@ -135,13 +136,18 @@ class KubeApi:
 
     # --- what happens in the cluster ------------------------------------------------------------------------------
 
+    @property
+    def now(self) -> str:
+        """The time by its clock, as in the fields of objects."""
+        return stamp(time.time() + self.ahead)[:19] + "Z"
+
     def put(self, kind: str, document: dict[str, Any]) -> dict[str, Any]:
         """Create or replace an object and tell those who watch."""
         with self.changed:
             name = document["metadata"]["name"]
             known = self.objects.get((kind, name))
             self._version += 1
-            metadata = {"uid": str(uuid.uuid4()), "creationTimestamp": stamp()[:19] + "Z", **document["metadata"]}
+            metadata = {"uid": str(uuid.uuid4()), "creationTimestamp": self.now, **document["metadata"]}
             if known:
                 metadata["uid"] = known["metadata"]["uid"]
             stored = {**document, "metadata": {**metadata, "resourceVersion": str(self._version)}}
@@ -256,6 +262,7 @@ class _Server(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # else each answer takes 40 ms
     api: KubeApi
 
     def setup(self) -> None:
@@ -265,6 +272,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         pass
+
+    def date_time_string(self, timestamp: float | None = None) -> str:
+        return super().date_time_string(time.time() + self.api.ahead)
 
     def do_GET(self) -> None:
         self._answer()
@@ -306,6 +316,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self._json(200, self.api.version)
         if path.endswith("/selfsubjectaccessreviews"):
             return self._json(201, {**self.document, "status": {"allowed": True}})
+        if path == "/apis":
+            return self._json(200, {"kind": "APIGroupList", "groups": [{"name": name} for name in self.api.groups]})
         if version := self.api.groups.get(path.removeprefix("/apis/")):
             return self._json(200, {"preferredVersion": {"groupVersion": f"{path[6:]}/{version}", "version": version}})
         if match := COLLECTION.fullmatch(path):

@@ -6,7 +6,7 @@ from typing import Any
 from mlbench_cli.engines.kubernetes.manifests import GRACE_SECONDS, STOPPED_ANNOTATION, queue_of
 from mlbench_cli.engines.kubernetes.workers import Pod, Summary, failure_of, has_ended, seconds
 from mlbench_cli.kube.objects import condition, is_true
-from mlbench_cli.model.run import WorkerState
+from mlbench_cli.model.run import Ending, WorkerState
 from mlbench_cli.model.spec import RunSpec
 
 SETTLE_SECONDS = 5.0  # time for the other workers to end by themselves, so that the first failure can be identified
@@ -29,9 +29,10 @@ def decide_ending(
     going_on = active(pods, summaries)
     if is_stopped(job):
         return None if going_on else _annotations(job)[STOPPED_ANNOTATION].partition(" ")[0]
-    if _never_started_in_time(spec, job, states, now):
-        return "deadline"
     failed = [state for state in states if state.phase in ("failed", "lost")]
+    limit = None if failed or is_over(job) else start_limit(spec, job, states)
+    if limit is not None and now > limit:
+        return Ending.NEVER_STARTED
     if not failed and all(state.phase == "succeeded" for state in states):
         return "exited"
     if not is_over(job) and not failed:
@@ -91,8 +92,14 @@ def _has_just_ended(states: Sequence[WorkerState], now: float) -> bool:
     return now - max((state.finished or 0.0 for state in states), default=0.0) < SETTLE_SECONDS
 
 
-def _never_started_in_time(spec: RunSpec, job: Mapping[str, Any], states: Sequence[WorkerState], now: float) -> bool:
-    if any(state.started is not None for state in states):
-        return False
-    released = seconds(job.get("status", {}).get("startTime"))
-    return released is not None and now - released > spec.timeout
+def start_limit(spec: RunSpec, job: Mapping[str, Any], states: Sequence[WorkerState]) -> float | None:
+    """When a run is given up unless all its workers have started, in seconds since 1970; None once they have.
+
+    Counted from the release of the Job; where a queue releases it, from its creation.
+    """
+    if all(state.started is not None for state in states):
+        return None
+    begun = seconds(job.get("status", {}).get("startTime"))
+    if queue_of(job) is not None:
+        begun = seconds(job.get("metadata", {}).get("creationTimestamp")) or begun
+    return None if begun is None else begun + spec.kubernetes.start_timeout

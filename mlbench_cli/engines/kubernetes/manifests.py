@@ -16,6 +16,7 @@ from mlbench_cli.engines.kubernetes.pods import (
     KEEPER,
     MANAGED_LABEL,
     NO_MESH,
+    NO_MESH_ANNOTATIONS,
     ROLE_LABEL,
     RUN_LABEL,
     SERVER,
@@ -41,7 +42,7 @@ from mlbench_cli.model.network import (
     NetworkShape,
     parse_network,
 )
-from mlbench_cli.model.spec import MAX_TIMEOUT, RunSpec, canonical_json
+from mlbench_cli.model.spec import MAX_TIMEOUT, START_TIMEOUT, RunSpec, canonical_json
 from task_images import contract
 
 VOLCANO = "volcano"  # name of its scheduler
@@ -85,8 +86,11 @@ CHAOS = "NetworkChaos"
 MIN_CHAOS_QUEUE = 10 * MIN_BUCKET_BYTES
 MAX_CHAOS_QUEUE = 2**32 - 1  # bytes, by the type of its field
 
-# Nodes in use by a run are not scaled down.
-SAFE_TO_EVICT = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
+# Nodes in use by a run are neither scaled down nor consolidated, by cluster-autoscaler and by Karpenter.
+SAFE_TO_EVICT = {
+    "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+    "karpenter.sh/do-not-disrupt": "true",
+}
 
 _QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi|e[0-9]+)?")
 
@@ -245,7 +249,8 @@ def _values(spec: RunSpec, namespace: str) -> dict[str, object]:
     hold = max(0, options.hold_seconds)
     # Only a last resort: so long the workers may wait to be started, so long they may run, and so long one holds its
     # results. Each of them keeps its own deadline.
-    deadline = 2 * math.ceil(spec.timeout) + hold + DEADLINE_MARGIN
+    length = math.ceil(spec.timeout) + hold + DEADLINE_MARGIN
+    deadline = options.start_timeout + length
     keep = max(0, options.keep_seconds)
     return {
         "name": spec.name,
@@ -261,6 +266,7 @@ def _values(spec: RunSpec, namespace: str) -> dict[str, object]:
         "worker_labels": {**NO_MESH, **options.pod_labels, **labels, ROLE_LABEL: WORKER},
         "worker_annotations": {
             **SAFE_TO_EVICT,
+            **NO_MESH_ANNOTATIONS,
             **_booking(spec),
             **fabric.annotations,
             **options.pod_annotations,
@@ -271,7 +277,7 @@ def _values(spec: RunSpec, namespace: str) -> dict[str, object]:
         "worker_selector": {**selector, ROLE_LABEL: WORKER},
         "annotations": {
             SPEC_ANNOTATION: canonical_json(spec.to_dict()).decode(),
-            **_booking_of_queue(spec, deadline),
+            **_booking_of_queue(spec, length + START_TIMEOUT),
             **_gang(spec, spec.workers),
         },
         "provisioning_class": options.provisioning_class,
@@ -280,7 +286,7 @@ def _values(spec: RunSpec, namespace: str) -> dict[str, object]:
         "booked_pods": spec.workers if serves_beside(spec) else spec.unit_count,
         "run_on_all": spec.run_on_all,
         "active_deadline_seconds": deadline,
-        "booked_seconds": min(deadline, MAX_BOOKED_SECONDS),
+        "booked_seconds": min(length + START_TIMEOUT, MAX_BOOKED_SECONDS),
         "ttl_seconds": max(TTL_SECONDS, keep + 86400),
         "grace_seconds": GRACE_SECONDS,
         "host_network": options.host_network,
@@ -311,6 +317,7 @@ def _values(spec: RunSpec, namespace: str) -> dict[str, object]:
         "keeper_name": keeper_name(spec.name),
         "keeper_labels": {**labels, ROLE_LABEL: KEEPER},
         "keeper_pod_labels": {**NO_MESH, **options.pod_labels, **labels, ROLE_LABEL: KEEPER},
+        "keeper_annotations": {**SAFE_TO_EVICT, **NO_MESH_ANNOTATIONS},
         "keeper_limits": {**cpu_limit(spec), "memory": "512Mi", "ephemeral-storage": options.keep_storage},
         "keeper_port": KEEPER_PORT,
         "keeper_deadline_seconds": deadline + keep + (KEEPER_QUEUE_SECONDS if options.queue else 0),
@@ -383,7 +390,12 @@ def _server_values(spec: RunSpec, values: Mapping[str, Any]) -> dict[str, object
         "job_labels": {**labels, **_queue_labels(spec)},
         "annotations": _gang(spec, spec.servers),
         "worker_labels": {**NO_MESH, **options.pod_labels, **labels, FIRST_UNIT_LABEL: str(spec.workers)},
-        "worker_annotations": {**SAFE_TO_EVICT, **options.pod_annotations, **_bandwidth_annotations(spec)},
+        "worker_annotations": {
+            **SAFE_TO_EVICT,
+            **NO_MESH_ANNOTATIONS,
+            **options.pod_annotations,
+            **_bandwidth_annotations(spec),
+        },
         "pods": spec.servers,
         "data_claim": None,
         "anti_affinity": anti_affinity(spec, of_server=True),

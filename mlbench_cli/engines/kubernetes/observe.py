@@ -9,9 +9,9 @@ from typing import Any
 
 from mlbench_cli.engines.kubernetes.diagnosis.diagnose import diagnose
 from mlbench_cli.engines.kubernetes.diagnosis.facts import Facts
-from mlbench_cli.engines.kubernetes.diagnosis.failures import deadline
-from mlbench_cli.engines.kubernetes.diagnosis.scheduling import AUTOSCALER
-from mlbench_cli.engines.kubernetes.ending import decide_ending, is_over, is_stopped
+from mlbench_cli.engines.kubernetes.diagnosis.failures import deadline, start_timeout
+from mlbench_cli.engines.kubernetes.diagnosis.scheduling import NORMAL_EVENTS
+from mlbench_cli.engines.kubernetes.ending import decide_ending, is_over, is_stopped, start_limit
 from mlbench_cli.engines.kubernetes.keeper import Keeper
 from mlbench_cli.engines.kubernetes.logs import MARKER, last_lines, log_gap, position_file, read_position
 from mlbench_cli.engines.kubernetes.manifests import holders
@@ -39,7 +39,7 @@ from mlbench_cli.kube.watch import GONE, list_pods
 from mlbench_cli.model.run import Ending, Finding, Observation, Run, WorkerState
 
 CONFIRM_SECONDS = 15.0  # that a problem must last before it counts as permanent
-# An autoscaler, or the pods of another run, may need this long to free resources.
+# An autoscaler may need this long to say that it is there, and the pods of another run to free resources.
 CONFIRM_UNSCHEDULABLE_SECONDS = 60.0
 PROBED = 16  # holding workers that one look asks for their last word
 TAILS = 3  # failed workers whose last lines are looked at
@@ -58,6 +58,7 @@ class RunObserver:
         self._events: list[dict[str, Any]] = []
         self._nodes: list[dict[str, Any]] = []
         self._denied: set[str] = set()
+        self._groups: frozenset[str] | None = None  # of the cluster's API; asked for once a pod has no node
         self._topology: dict[str, dict[str, str]] = {}  # of all nodes that were listed, by name
         self._topology_asked = False
         self._since: dict[str, float] = {}  # finding's code -> when it was seen first
@@ -79,6 +80,8 @@ class RunObserver:
         self._events = self._ask_events(without_node) if waiting else []
         # A node that falls silent makes its pods unready.
         silent = any(condition(pod, "Ready").get("status") == "False" for pod in pods.values())
+        if without_node and self._groups is None:
+            self._groups = frozenset(group["name"] for group in self._ask_groups())
         unknown = {pod.get("spec", {}).get("nodeName") for pod in pods.values()} - {None} - set(self._topology)
         wanted = waiting or without_node or failed or silent or (unknown and not self._topology_asked)
         self._nodes = self._ask("nodes", "/api/v1/nodes") if wanted else []
@@ -144,12 +147,17 @@ class RunObserver:
                 summaries=summaries,
                 logs=self._last_lines(states, first, pods),
                 states=states,
+                groups=self._groups or frozenset(),
             )
         )
         word = decide_ending(spec, job, states, pods, summaries, now, self._failing_since)
-        if word == "deadline" and "deadline" not in {finding.code for finding in found}:
-            # Reasons why it has not started come first.
+        codes = {finding.code for finding in found}
+        if word == Ending.NEVER_STARTED:
+            found.insert(0, start_timeout(spec.kubernetes.start_timeout, states, found))
+        elif word == "deadline" and "deadline" not in codes:
             found.append(deadline(Facts(job, pods, (), (), now, summaries)))
+        elif word is None and found and (limit := start_limit(spec, job, states)) is not None:
+            found[0] = _with_limit(found[0], limit, spec.kubernetes.start_timeout)
         return Observation(
             time=time.time(),
             workers=tuple(replace(state, rank=self._ranks[state.rank]) for state in states),
@@ -202,9 +210,16 @@ class RunObserver:
     def _ask_events(self, without_node: bool) -> list[dict[str, Any]]:
         path = collection_path("Event", self._namespace)
         found = self._ask("events", path, "type!=Normal")
-        for reason in AUTOSCALER[:2] if without_node else ():
+        for reason in NORMAL_EVENTS if without_node else ():
             found += self._ask("events", path, f"reason={reason}")
         return found
+
+    def _ask_groups(self) -> list[dict[str, Any]]:
+        try:
+            groups: list[dict[str, Any]] = self._api.get("/apis").get("groups", [])
+        except ApiError:
+            return []
+        return groups
 
     def _ask(self, what: str, path: str, selector: str | None = None) -> list[dict[str, Any]]:
         """An optional list that helps to diagnose."""
@@ -230,6 +245,14 @@ def known_gaps(run: Run, ranks: Sequence[int]) -> list[Finding]:
     """Known gaps in the logs in the run's folder."""
     positions = ((worker, read_position(position_file(run.folder, rank))) for worker, rank in enumerate(ranks))
     return log_gap({worker: position.gaps for worker, position in positions if position and position.gaps}, ranks)
+
+
+def _with_limit(finding: Finding, limit: float, seconds: float) -> Finding:
+    """The finding on what the workers wait for, with the end of the wait."""
+    if finding.permanent:
+        return finding
+    until = time.strftime("%Y-%m-%d %H:%M UTC" if seconds > 86400 else "%H:%M UTC", time.gmtime(limit))
+    return replace(finding, summary=f"{finding.summary.rstrip('.')}. The run waits until {until} (--start-timeout).")
 
 
 def _parse_marker(text: str, worker: int) -> Summary | None:

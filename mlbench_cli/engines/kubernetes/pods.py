@@ -13,7 +13,8 @@ ROLE_LABEL = "mlbench/role"
 WORKER, SERVER, KEEPER = "worker", "server", "keeper"
 
 # A service mesh would route gloo's and NCCL's connections through its proxy, or reject them. Harmless elsewhere.
-NO_MESH = {"sidecar.istio.io/inject": "false"}
+NO_MESH = {"sidecar.istio.io/inject": "false", "istio.io/dataplane-mode": "none"}  # labels: Istio, sidecar and ambient
+NO_MESH_ANNOTATIONS = {"linkerd.io/inject": "disabled"}
 HOST = "kubernetes.io/hostname"
 NODE_LOSS_SECONDS = 30
 # Only so that a worker is not the first to be evicted: it has its node for itself by anti-affinity.

@@ -45,6 +45,7 @@ NEUTRAL = {
     "kubernetes.tolerations": "which nodes may be used; the machine is a fact",
     "kubernetes.pull_secret": "a credential",
     "kubernetes.queue": "who decides when the run starts",
+    "kubernetes.start_timeout": "a deadline",
     "kubernetes.hold_seconds": "after the run",
     "kubernetes.keep_seconds": "after the run",
     "kubernetes.keep_storage": "after the run",

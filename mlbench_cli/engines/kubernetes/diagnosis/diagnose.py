@@ -28,14 +28,18 @@ def diagnose(
     summaries: Mapping[int, Summary] | None = None,
     logs: Mapping[int, str] | None = None,
     states: tuple[WorkerState, ...] | None = None,
+    groups: frozenset[str] = frozenset(),
 ) -> list[Finding]:
     """The findings, the most telling first.
 
     `now` is in seconds since 1970, `summaries` are the workers' own last words, `logs` the last lines of their logs,
-    `states` what follows from pods and last words, if that is known already.
+    `states` what follows from pods and last words, if that is known already, `groups` the names of the cluster's API
+    groups.
     """
     newest = by_worker(pods)
-    facts = Facts(job or {}, newest, events, nodes, now, last_words(newest, summaries or {}), logs or {}, states)
+    facts = Facts(
+        job or {}, newest, events, nodes, now, last_words(newest, summaries or {}), logs or {}, states, groups
+    )
     found = _merge_findings(failures(facts))
     if failure_of(facts.job) == "DeadlineExceeded" and "deadline" not in {finding.code for finding in found}:
         found.append(deadline(facts))

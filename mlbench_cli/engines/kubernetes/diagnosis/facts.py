@@ -28,6 +28,7 @@ class Facts:
     summaries: Mapping[int, Summary] = field(default_factory=dict)
     logs: Mapping[int, str] = field(default_factory=dict)
     known_states: tuple[WorkerState, ...] | None = None
+    groups: frozenset[str] = frozenset()  # of the cluster's API, which tell the autoscalers that it has
 
     @cached_property
     def states(self) -> tuple[WorkerState, ...]:

@@ -1,6 +1,6 @@
 """Why workers have failed: what was done to them from outside, or how their own command ended."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from mlbench_cli.engines.kubernetes.diagnosis.crashes import crash
 from mlbench_cli.engines.kubernetes.diagnosis.facts import Facts, evidence
@@ -12,8 +12,8 @@ from mlbench_cli.engines.kubernetes.workers import (
     was_stopped,
 )
 from mlbench_cli.kube.objects import condition, is_true
-from mlbench_cli.model.run import Finding
-from mlbench_cli.util.text import shorten_line
+from mlbench_cli.model.run import Finding, WorkerState
+from mlbench_cli.util.text import duration, shorten_line
 
 
 def failures(facts: Facts) -> list[tuple[int, Finding]]:
@@ -111,6 +111,19 @@ def deadline(facts: Facts, worker: int | None = None) -> Finding:
     who = "The run" if worker is None else f"Worker {worker}"
     what = "reached its deadline before any worker started" if never else "was stopped at its deadline"
     return Finding("deadline", f"{who} {what}.", hint="Set a longer --timeout.", evidence={"never_ran": never})
+
+
+def start_timeout(limit: float, states: Sequence[WorkerState], reasons: Sequence[Finding]) -> Finding:
+    """The finding of a run whose workers have not all started within `limit` seconds, with what they waited for."""
+    missing = [state.rank for state in states if state.started is None]
+    reason = f": {reasons[0].summary}" if reasons else "."
+    return Finding(
+        "start_timeout",
+        f"{len(missing)} of {len(states)} workers had not started after {duration(limit)}{reason}",
+        hint="Set a longer --start-timeout, or request less.",
+        retryable=True,
+        evidence={"workers": missing[:100]},
+    )
 
 
 def _was_stopped(facts: Facts, worker: int) -> bool:

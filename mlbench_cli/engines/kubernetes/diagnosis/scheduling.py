@@ -1,11 +1,11 @@
-"""Why the scheduler finds no node for a pod, and whether it ever will."""
+"""Why the scheduler finds no node for a pod, and whether one may still come: `may_grow` alone decides that."""
 
 import re
 from collections.abc import Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 
 from mlbench_cli.engines.kubernetes.diagnosis.facts import Facts, Object, when
-from mlbench_cli.engines.kubernetes.workers import Pod
+from mlbench_cli.engines.kubernetes.workers import Pod, seconds
 from mlbench_cli.kube.objects import condition
 from mlbench_cli.model.cluster_details import GPU_RESOURCES
 from mlbench_cli.model.run import Finding
@@ -14,7 +14,21 @@ from mlbench_cli.util.text import counted, shorten_line
 # Labels of nodes with GPUs, whether their driver works or not: of the clouds, of NVIDIA's and of AMD's operator.
 GPU_LABELS = ("cloud.google.com/gke-accelerator", "k8s.amazonaws.com/accelerator", "kubernetes.azure.com/accelerator")
 GPU_MARKS = ("nvidia.com/gpu.present", "feature.node.kubernetes.io/amd-gpu")
-AUTOSCALER = ("TriggeredScaleUp", "NotTriggerScaleUp", "FailedScaleUp")
+# Events of cluster-autoscaler on pods, and of Karpenter (also EKS Auto Mode and AKS node auto-provisioning) on pods
+# and on its NodeClaims. Sources: kubernetes/autoscaler `eventing_scale_up_processor.go`, karpenter `events.go` files.
+CLUSTER_AUTOSCALER = ("TriggeredScaleUp", "NotTriggerScaleUp", "FailedScaleUp")
+KARPENTER = ("Nominated", "Launched", "Registered", "Initialized", "InsufficientCapacityError")
+NORMAL_EVENTS = ("TriggeredScaleUp", "NotTriggerScaleUp", "Nominated", "Launched")  # to ask for besides warnings
+KARPENTER_GROUP, AUTOSCALING_GROUP = "karpenter.sh", "autoscaling.x-k8s.io"
+BOOKED = "autoscaling.x-k8s.io/consume-provisioning-request"
+# Nodes that no autoscaler makes: without a provider ID, or containers and virtual machines of one computer.
+LOCAL_PROVIDERS = ("kind://", "k3s://", "minikube://")
+# What cluster-autoscaler says of a node pool whose nodes could never take the pod. All else passes: back-off after a
+# failed scale-up, the maximum size of a pool, limits, quota.
+_MISFIT = re.compile(
+    r"\d+ (?:Insufficient \S+|node\(s\) (?:didn't match Pod's node affinity(?:/selector)?|didn't match node selector"
+    r"|had (?:untolerated )?taints?(?: \{[^}]*\}| that the pod didn't tolerate)?(?:, that the pod didn't tolerate)?))"
+)
 PASSING_TAINTS = ("node.kubernetes.io/", "node.cloudprovider.kubernetes.io/")
 _SUFFIXES = {"m": "0.001", "k": "1e3", "M": "1e6", "G": "1e9", "T": "1e12", "P": "1e15"} | {
     f"{letter}i": str(1024**power) for power, letter in enumerate("KMGTP", start=1)
@@ -44,24 +58,24 @@ def unschedulable(facts: Facts, blocked: Sequence[tuple[int, Pod]]) -> list[Find
                 evidence=evidence,
             )
         ]
-    scaling = _autoscaler(facts, blocked)
-    word, words = (scaling.get("reason"), shorten_line(str(scaling.get("message", "")))) if scaling else (None, "")
+    event = _scaler_event(facts, blocked)
+    word, words = str(event.get("reason", "")), shorten_line(str(event.get("message", "")))
     if words:
         evidence["autoscaler"] = words
-    if word == "FailedScaleUp":
+    if word in ("FailedScaleUp", "InsufficientCapacityError"):
         return [
             Finding(
                 "scale_up_failed",
-                f"The cluster cannot add a node: {words}",
+                f"The cluster cannot add a node now: {words}",
                 hint="Choose another zone or machine type, or ask for more quota.",
                 retryable=True,
                 evidence=evidence,
             )
         ]
-    if word == "TriggeredScaleUp":
+    if word and word != "NotTriggerScaleUp":
         return [Finding("scaling_up", "The cluster is adding a node.", evidence=evidence)]
-    why = _never(facts)
-    if why is None and _ANTI_AFFINITY.search(message):
+    lacks, grows = _lacks(facts), may_grow(facts, blocked)
+    if lacks is None and _ANTI_AFFINITY.search(message):
         return [
             Finding(
                 "nodes_busy",
@@ -70,22 +84,47 @@ def unschedulable(facts: Facts, blocked: Sequence[tuple[int, Pod]]) -> list[Find
                 evidence=evidence,
             )
         ]
-    why = why or (f"no node pool of the cluster fits ({words})" if word == "NotTriggerScaleUp" else None)
-    driver = None if why else _driver(facts)
+    if lacks is None and word and not grows and not facts.nodes:
+        lacks = f"no node pool of the cluster fits ({words})"
+    driver = None if lacks else _driver(facts)
     if driver:
         hint = "Wait for the driver, or install the device plugin."
         return [Finding("driver_not_ready", driver, hint=hint, evidence=evidence)]
     workers = int(facts.job.get("spec", {}).get("parallelism") or len(blocked))
+    reason = lacks or message or "the scheduler gave no reason"
+    if word:
+        reason += f"; the autoscaler adds no node ({words})"
+    hint = "Request less (workers, --num-cpus, --memory, --gpus-per-worker), or scale up the cluster."
     return [
         Finding(
             "unschedulable",
-            f"{len(blocked)} of {workers} workers cannot be scheduled: "
-            f"{why or message or 'the scheduler gave no reason'}",
-            hint="Request less (workers, --num-cpus, --memory, --gpus-per-worker, --device), or scale up the cluster.",
-            permanent=why is not None,
+            f"{len(blocked)} of {workers} workers cannot be scheduled: {reason}",
+            hint=hint,
+            permanent=lacks is not None and not grows,
             evidence=evidence,
         )
     ]
+
+
+def may_grow(facts: Facts, blocked: Sequence[tuple[int, Pod]]) -> bool:
+    """Whether anything may still add a node for these pods. Then only the run's start timeout ends the wait."""
+    annotations = facts.job.get("spec", {}).get("template", {}).get("metadata", {}).get("annotations") or {}
+    if BOOKED in annotations:
+        return True  # machines that are booked may come after hours
+    if KARPENTER_GROUP in facts.groups or any(event.get("reason") in KARPENTER for event in facts.events):
+        return True
+    told = [event for _, pod in blocked for event in facts.events_of(pod, *CLUSTER_AUTOSCALER)]
+    if told:
+        return any(event.get("reason") != "NotTriggerScaleUp" or not _fits_no_pool(event) for event in told)
+    providers = [str(node.get("spec", {}).get("providerID") or "") for node in facts.nodes]
+    in_cloud = any(provider and not provider.startswith(LOCAL_PROVIDERS) for provider in providers)
+    return not facts.nodes or in_cloud or AUTOSCALING_GROUP in facts.groups
+
+
+def _fits_no_pool(event: Object) -> bool:
+    """Whether all reasons that cluster-autoscaler names are misfits, which more nodes do not cure."""
+    reasons = str(event.get("message", "")).partition(": ")[2]
+    return bool(reasons) and not _MISFIT.sub("", reasons).strip(" ,.")
 
 
 def quantity(text: object) -> Decimal:
@@ -103,14 +142,22 @@ def quantity(text: object) -> Decimal:
         return Decimal(0)
 
 
-def _autoscaler(facts: Facts, blocked: Sequence[tuple[int, Pod]]) -> Object | None:
-    """The latest word of a cluster autoscaler on these pods."""
-    found = [event for _, pod in blocked for event in facts.events_of(pod, *AUTOSCALER)]
-    return max(found, key=when, default=None)
+def _scaler_event(facts: Facts, blocked: Sequence[tuple[int, Pod]]) -> Object:
+    """What an autoscaler said last about these pods or a node for them; empty if it said nothing."""
+    found = [event for _, pod in blocked for event in facts.events_of(pod, *CLUSTER_AUTOSCALER, *KARPENTER)]
+    begun = seconds(facts.job.get("metadata", {}).get("creationTimestamp")) or 0.0
+    found += [
+        event
+        for event in facts.events
+        if event.get("involvedObject", {}).get("kind") == "NodeClaim"
+        and event.get("reason") in KARPENTER
+        and when(event) >= begun
+    ]
+    return max(found, key=when, default={})
 
 
-def _never(facts: Facts) -> str | None:
-    """Why these nodes can never take the run, even if they were empty; None if they can, or are not known."""
+def _lacks(facts: Facts) -> str | None:
+    """Why today's nodes could not take the run even if they were empty; None if they could, or are not known."""
     if not facts.nodes:
         return None
     asked = _requests(facts.template)

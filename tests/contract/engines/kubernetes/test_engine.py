@@ -398,18 +398,6 @@ def test_a_worker_that_holds_its_results_has_ended(server: KubeApi, tmp_path: Pa
     assert (seen.ended, [worker.phase for worker in seen.workers]) == ("exited", ["succeeded", "succeeded"])
 
 
-def test_a_run_that_did_not_start_in_time_says_so_and_why(server: KubeApi, tmp_path: Path) -> None:
-    run = a_run(tmp_path, timeout=60.0)
-    submit(server, run)
-    server.put("jobs", {**job_of(server), "status": {"startTime": "2026-01-01T00:00:00Z"}})
-    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}
-    put_pod(server, 0, phase="Pending", conditions=[condition])
-    seen = look(server, run)
-    assert seen.ended == "deadline"
-    assert [finding.code for finding in seen.findings] == ["unschedulable", "deadline"]
-    assert seen.findings[-1].evidence == {"never_ran": True}
-
-
 def test_what_was_seen_of_the_end_outlives_the_objects(server: KubeApi, tmp_path: Path) -> None:
     run = a_run(tmp_path)
     submit(server, run)

@@ -242,7 +242,6 @@ BUILT = {
         nodes=[a_node(cpu="2")],
     ),
     "scaling up": case("scaling_up", unscheduled_pod(), events=[SCALING], nodes=[a_node(cpu="0")]),
-    "no pool fits": case("unschedulable", unscheduled_pod(), events=[NO_SCALING], permanent=True),
     "scaled up after all": case("scaling_up", unscheduled_pod(), events=[SCALING, NO_SCALING]),
     "stock-out": case("scale_up_failed", unscheduled_pod(), events=[an_event("FailedScaleUp", "GCE out of resources")]),
     "driver not ready": case("driver_not_ready", unscheduled_pod(), job=a_job(1, resources=GPUS), nodes=[GKE_GPU]),

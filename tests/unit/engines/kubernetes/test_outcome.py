@@ -72,7 +72,6 @@ CRASHED = a_pod("ended", 5)
         # Deadlines: a worker's own, the Job's, and one that passed before anything had started.
         (a_job(), [RUNNING, DONE], {0: LATE}, 0, "deadline"),
         (a_job("DeadlineExceeded"), [a_pod("ended", 143), a_pod("ended", 143)], {}, 0, "deadline"),
-        (a_job(start="2027-01-15T07:00:00Z"), [WAITING, WAITING], {}, None, "deadline"),
         (a_job(start="2027-01-15T07:00:00Z"), [RUNNING, RUNNING], {}, None, None),
         # Stopped by a client: over when the workers are.
         (a_job(stopped="cancelled"), [RUNNING, DONE], {}, None, None),

@@ -128,25 +128,6 @@ def test_chaos_mesh_shapes_only_what_it_was_asked_for(
 # --- times -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("spec", "deadline", "keeper", "ttl"),
-    [
-        # Twice the timeout, once to be scheduled and once to run; the hold; two minutes. And a day of the keeper.
-        (a_spec(), 2220, 2220 + DAY, 7 * DAY),
-        (a_spec({"hold_seconds": 0}), 1320, 1320 + DAY, 7 * DAY),
-        (a_spec(timeout=0.5), 1022, 1022 + DAY, 7 * DAY),
-        (a_spec({"keep_seconds": 6 * DAY}), 2220, 2220 + 6 * DAY, 7 * DAY),
-        (a_spec({"keep_seconds": 8 * DAY}), 2220, 2220 + 8 * DAY, 9 * DAY),
-        (a_spec({"queue": "q"}), 2220, 2220 + DAY + 7 * DAY, 7 * DAY),  # it may wait there for a week
-    ],
-)
-def test_the_deadlines_of_a_runs_jobs(spec: RunSpec, deadline: int, keeper: int, ttl: int) -> None:
-    found = objects(spec)
-    assert found["job.yaml"]["spec"]["activeDeadlineSeconds"] == deadline
-    assert found["keeper.yaml"]["spec"]["activeDeadlineSeconds"] == keeper
-    assert found["job.yaml"]["spec"]["ttlSecondsAfterFinished"] == ttl
-
-
 # --- shaped networks -------------------------------------------------------------------------------------------------
 
 

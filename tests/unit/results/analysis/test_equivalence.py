@@ -20,9 +20,8 @@ from mlbench_cli.results.analysis.equivalence import (
     repeats_needed,
     upper_deviation,
 )
-from tests.needs import needs
 
-stats = needs("scipy.stats")
+stats = pytest.importorskip("scipy.stats", exc_type=ImportError)
 
 
 def draw(stream: random.Random, count: int, level: float, deviation: float) -> list[float]:

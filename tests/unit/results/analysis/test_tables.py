@@ -6,7 +6,6 @@ import pytest
 
 from mlbench_cli.errors import UsageError
 from mlbench_cli.results.analysis.tables import MetricPoint, MetricTable, ResourceTable
-from tests.needs import needs
 
 
 def points(count: int, name: str = "loss", rank: int = 0) -> list[MetricPoint]:
@@ -86,7 +85,7 @@ def mixed_table() -> MetricTable:
 
 
 def test_a_table_becomes_a_frame_of_pandas() -> None:
-    needs("pandas")
+    pytest.importorskip("pandas")
     frame = mixed_table().to_pandas()
     assert list(frame["value"][:2]) == [1.0, 1.0]
     assert str(frame["time"].dtype).endswith("UTC]")
@@ -97,7 +96,7 @@ def test_a_table_becomes_a_frame_of_pandas() -> None:
 
 
 def test_a_table_becomes_a_frame_of_polars() -> None:
-    polars = needs("polars")
+    polars = pytest.importorskip("polars")
     frame = mixed_table().to_polars()
     assert frame.shape == (LATE + 1, 10)
     assert frame.schema["time"] == polars.Datetime("us", "UTC")
@@ -109,7 +108,7 @@ def test_a_table_becomes_a_frame_of_polars() -> None:
 
 
 def test_a_table_becomes_a_table_of_arrow() -> None:
-    arrow = needs("pyarrow")
+    arrow = pytest.importorskip("pyarrow")
     table = mixed_table().to_arrow()
     assert table.schema.field("time").type == arrow.timestamp("us", "UTC")
     assert table.schema.field("unit").type == arrow.string()
