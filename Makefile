@@ -6,9 +6,12 @@ BIN    := $(VENV)/bin
 EXTRAS ?= dev
 # Most tests wait for processes and sockets, so three workers share a core.
 JOBS   ?= $(shell expr 3 \* $$(getconf _NPROCESSORS_ONLN))
-# What needs no cluster; one of many similar cases runs nightly only (tests/sampling.py).
+# What needs no cluster; long tests run nightly only.
 MARKS  ?= not cluster and not nightly
-PYTEST  = OMP_NUM_THREADS=1 MLBENCH_SKIPS=strict $(BIN)/python -m pytest -m "$(MARKS)" --workers $(JOBS)
+# In a time zone of half hours: users are not in UTC, and machines of CI are.
+TESTED  = TZ=Asia/Kolkata OMP_NUM_THREADS=1
+WORKERS = -n $(JOBS) --dist loadgroup
+PYTEST  = $(TESTED) $(BIN)/python -m pytest -m "$(MARKS)" $(WORKERS)
 # Another package index for torch, for example one with CPU-only wheels: make install TORCH_INDEX=URL
 TORCH_INDEX ?=
 # Versions to install, for example those that CI has: make install CONSTRAINTS=requirements-ci.txt
@@ -19,7 +22,7 @@ comma  := ,
 DEMO   := MLBENCH_HOME=$(CURDIR)/demo $(BIN)/mlbench
 STAMP  := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
 
-.PHONY: help install demo test test-nightly test-lowest test-busy ssh browser actionlint shellcheck lint docs dist release-rehearsal installs audit sbom addresses pins lock coverage mutate bench gpu images publish-images e2e e2e-machines clean
+.PHONY: help install demo test test-nightly test-lowest test-busy ssh browser actionlint shellcheck lint docs dist release-rehearsal installs audit sbom addresses pins lock coverage bugs bench gpu images publish-images e2e e2e-machines clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -79,7 +82,7 @@ test-nightly:  ## all tests that need no cluster, with new inputs for the proper
 test-lowest: $(VENV)/.tools-lock ssh browser  ## the tests with the lowest allowed version of every dependency
 	$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python $(LOWEST)
 	$(BIN)/uv pip install --quiet --python $(LOWEST) --resolution lowest-direct --editable ".[$(EXTRAS)]"
-	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -m "$(MARKS)" --workers $(JOBS) $(TESTS)
+	$(TESTED) $(LOWEST)/bin/python -m pytest -m "$(MARKS)" $(WORKERS) $(TESTS)
 
 test-busy: install ssh browser actionlint shellcheck  ## the tests, beside a program that burns CPU on each core
 	@for core in $$(seq "$$(getconf _NPROCESSORS_ONLN)"); do $(BIN)/python -c "while True: pass" & pids="$$pids $$!"; done; \
@@ -127,12 +130,12 @@ lock: $(VENV)/.tools-lock  ## update requirements-ci.txt, the versions that CI i
 
 coverage: install ssh browser  ## tests with branches counted, in all their processes; names what none reaches (an hour)
 	rm -rf build/coverage && mkdir -p build/coverage
-	OMP_NUM_THREADS=1 $(BIN)/python -m coverage run -m pytest -m "not cluster" --workers $(JOBS) $(TESTS)
+	$(TESTED) $(BIN)/python -m coverage run -m pytest -m "not cluster" $(WORKERS) $(TESTS)
 	$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m coverage report
 
-mutate: install  ## change decisions one by one, and see whether tests notice (SAMPLE=200: anywhere in the product)
-	OMP_NUM_THREADS=1 $(BIN)/python -m tools.mutate $(if $(SAMPLE),--product $(SAMPLE))
+bugs: install  ## put each bug of tests/bugs into the product, and see whether the tests find it (BUGS: names)
+	$(BIN)/python -m tests.bugs $(BUGS)
 
 bench: install  ## every figure of docs/figures.md, measured side by side; says what each needs, and prepares it
 	$(BIN)/python -m tools.bench

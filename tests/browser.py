@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
+from tests.needs import missing
 
 PATIENCE = 60.0  # seconds; only a broken page needs them
 MISSING = "needs Debian's chromium and chromium-driver: apt-get install chromium chromium-driver"
@@ -158,7 +158,7 @@ class Program:
     def __init__(self) -> None:
         tools = find_tools()
         if tools is None:
-            pytest.skip(MISSING)
+            missing(MISSING)
         binary, driver = tools
         self._profile = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         self._driver, port = _start_driver(driver)

@@ -6,7 +6,6 @@ Runs of tests do not queue for this machine: many of them run several at once, a
 """
 
 import atexit
-import contextlib
 import gc
 import getpass
 import os
@@ -15,11 +14,12 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator
-from importlib import import_module
+from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, settings
+
+from tests import NIGHTLY
 
 # gRPC would start its threads again in each fork of a process that uses it (contract/clients.py), where they abort
 # over descriptors that the fork has closed. Read when gRPC is imported.
@@ -29,10 +29,8 @@ os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 # close descriptors that have other owners by then.
 os.register_at_fork(after_in_child=gc.freeze)
 
-# Collecting 500 modules with torch makes objects and hardly any garbage: searching for it takes a fifth of that time.
+# Collecting 600 modules with torch makes objects and hardly any garbage: searching for it takes a fifth of that time.
 gc.disable()
-
-pytest_plugins = ("tests.grouping", "tests.limits", "tests.skips", "tests.workers")
 
 settings.register_profile(
     "repeatable",
@@ -47,33 +45,35 @@ settings.register_profile(
 )
 
 
-settings.load_profile("new" if os.environ.get("MLBENCH_TEST_INPUTS") == "new" else "repeatable")
+settings.load_profile("new" if NIGHTLY else "repeatable")
 
 
 MEMORY, ROOM = "/dev/shm", 4 << 30  # bytes; all tests leave 0.2 GB there, of three runs
-MANY = 2000  # tests, of which some need each of these
-SHARED = (
-    *("matplotlib.figure", "matplotlib.backends.backend_agg", "kubernetes.client", "boto3", "azure.core", "jinja2"),
-    *("azure.identity", "uvicorn", "starlette.applications", "mlbench_cli.commands.run", "mlbench_cli.commands.serve"),
-)
 
 
-@settings(max_examples=1)
-@given(st.text())
-def read_constants(text: str) -> None:
-    """Hypothesis reads all modules of the project for values to try, which takes seconds of a core in a fresh clone."""
+def pytest_configure(config: pytest.Config) -> None:
+    """Load torch once for all workers of pytest-xdist, while they collect the tests: ranks are forked from there."""
+    if config.getoption("numprocesses", None) and not config.getoption("collectonly"):
+        from tests.contract.task_images.ranks import share_forks
+
+        share_forks()
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Read them, and import what many tests need, before the workers are forked, or each of them would. From then on
-    garbage is searched for as usual."""
-    items = session.items if session.config.option.workers else []
-    if any(getattr(getattr(item, "function", None), "is_hypothesis_test", False) for item in items):
-        read_constants()
-    if len(items) > MANY:
-        for name in SHARED:
-            with contextlib.suppress(ImportError):
-                import_module(name)
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that share what is made once per module or session (a server, a fake cloud) run in one worker."""
+    for item in items:
+        known: dict[str, Any] = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
+        shared = {
+            name
+            for name, found in known.items()
+            if found[-1].scope in ("module", "session") and found[-1].baseid.startswith("tests")
+        }
+        if shared - {"ranks"} and not item.get_closest_marker("xdist_group"):  # each worker has its copy of the ranks
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+
+
+def pytest_collection_finish() -> None:
     gc.enable()
 
 
@@ -99,11 +99,6 @@ def make_home() -> None:
     """A test that names no folder of its own must not write into the home of whoever runs the tests."""
     os.environ["MLBENCH_HOME"] = tempfile.mkdtemp(prefix="mlbench-tests-")
     atexit.register(shutil.rmtree, os.environ["MLBENCH_HOME"], ignore_errors=True)
-
-
-def pytest_worker_start() -> None:
-    """Give each worker a home."""
-    make_home()
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from mlbench_cli.model.run import JsonObject
+from tests.needs import needs
 
 ROOT = Path(__file__).parents[2]
 ACTION: JsonObject = yaml.safe_load((ROOT / "action.yml").read_text("utf-8"))
@@ -127,8 +128,8 @@ def test_the_own_action_gets_only_inputs_that_it_has(path: Path) -> None:
         assert set(step["with"]) <= set(ACTION["inputs"])
 
 
-@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="needs shellcheck: apt-get install shellcheck")
 def test_no_script_of_the_templates_has_a_finding_of_shellcheck(tmp_path: Path) -> None:
+    needs("shellcheck", "apt-get install shellcheck")
     scripts = {step["name"]: step["run"] for step in STEPS if "run" in step}
     scripts["gitlab"] = "\n".join(read_gitlab()["mlbench"]["script"])
     for name, text in scripts.items():
@@ -140,15 +141,12 @@ def test_no_script_of_the_templates_has_a_finding_of_shellcheck(tmp_path: Path) 
         assert done.returncode == 0, done.stdout
 
 
-ACTIONLINT = shutil.which("actionlint") or shutil.which("actionlint", path=str(Path(sys.executable).parent))
-
-
-@pytest.mark.skipif(ACTIONLINT is None, reason="needs actionlint: make actionlint")
 def test_no_workflow_has_a_finding_of_actionlint() -> None:
     """Also inputs and outputs of the action, if workflows use it."""
-    assert ACTIONLINT is not None
+    beside = shutil.which("actionlint", path=str(Path(sys.executable).parent))
+    actionlint = beside or needs("actionlint", "make actionlint")
     paths = sorted(map(str, (ROOT / ".github" / "workflows").glob("*.yml")))
-    done = subprocess.run([ACTIONLINT, "-no-color", *paths], capture_output=True, text=True, check=False, cwd=ROOT)
+    done = subprocess.run([actionlint, "-no-color", *paths], capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stdout
 
 

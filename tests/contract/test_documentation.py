@@ -27,6 +27,7 @@ from tests.documentation import (
     run_page,
     shape,
 )
+from tests.needs import missing
 from tools import reference
 from tools.check_site import find_problems
 
@@ -203,7 +204,7 @@ def test_descriptions_may_stand_for_all_below_them_or_be_optional() -> None:
 @pytest.mark.slow
 def test_the_site_builds_with_all_links_and_without_the_network(tmp_path: Path) -> None:
     if importlib.util.find_spec("zensical") is None:
-        pytest.skip("the generator of the site is not installed: make install")
+        missing("the generator of the site is not installed: make install")
     from tools.build_docs import main
 
     assert main([str(tmp_path / "build")]) == 0

@@ -17,7 +17,7 @@ from mlbench_cli.errors import UsageError
 from mlbench_cli.model.spec import KubernetesOptions, RunSpec
 from task_images.contract import parse_event
 from task_images.harness.environment import digest_task_code
-from tests.sampling import sampled
+from tests import NIGHTLY
 
 TOOL = Path(sys.executable).with_name("mlbench")
 ROOT = Path(__file__).parents[2]
@@ -70,7 +70,7 @@ WAYS = [
 ]
 
 
-@pytest.mark.parametrize(("path", "module"), sampled(WAYS, keep=[("", True), ("{project}:", False)]))
+@pytest.mark.parametrize(("path", "module"), WAYS if NIGHTLY else [("", True), ("{project}:", False)])
 def test_every_command_is_the_tools_own(project: Path, path: str, module: bool) -> None:
     environment = {"PYTHONPATH": path.format(project=project)} if path else {}
     if module and path:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
+from tests.needs import missing
 
 SOURCE = Path(__file__).parent / "clock_shim.c"
 
@@ -17,7 +17,7 @@ class ClockShift:
     def __init__(self, folder: Path) -> None:
         compiler = shutil.which("cc")
         if compiler is None or not sys.platform.startswith("linux"):
-            pytest.skip("no C compiler (cc) on Linux, which makes the library that shifts the clock")
+            missing("no C compiler (cc) on Linux, which makes the library that shifts the clock")
         library = folder / "clock_shim.so"
         subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", library, SOURCE], check=True)
         self.library = library

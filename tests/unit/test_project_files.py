@@ -10,7 +10,6 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from mlbench_cli import __version__
-from tools.mutate import TARGETS
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
@@ -129,8 +128,3 @@ def test_folders_of_tests_are_folders_of_the_source() -> None:
         for kind, folder in sorted(set(folders))
         if not (ROOT / "mlbench_cli" / folder).is_dir() and not (ROOT / folder).is_dir()
     ] == []
-
-
-@pytest.mark.parametrize("module", TARGETS)
-def test_the_mutation_check_names_modules_that_exist(module: str) -> None:
-    assert ROOT.joinpath(*module.split(".")).with_suffix(".py").is_file()

@@ -22,9 +22,9 @@ from mlbench_cli.results.archive.verify import verify
 from mlbench_cli.runs.finalize import finalize
 from mlbench_cli.runs.launch import resolve
 from mlbench_cli.runs.request import Request
+from tests import NIGHTLY
 from tests.contract.engines.labs import HOSTS, EngineLab, install_commands
 from tests.contract.local_runs import python, shell, until
-from tests.sampling import sampled
 
 SECOND_TRY = 'test -n "$MLBENCH_ATTEMPT" && exit 0; exec sleep 60'
 
@@ -53,7 +53,7 @@ print("goes on", found["MLBENCH_ATTEMPT"], found["MASTER_PORT"], flush=True)
 BOTH = pytest.mark.parametrize("lab", ["hosts", "slurm"], indirect=True)
 
 
-@pytest.fixture(params=sampled(["hosts", "slurm"], keep=["hosts"]))
+@pytest.fixture(params=["hosts", "slurm"] if NIGHTLY else ["hosts"])
 def lab(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EngineLab]:
     for name, value in install_commands(tmp_path / "commands").items():
         monkeypatch.setenv(name, value)

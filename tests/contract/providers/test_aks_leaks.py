@@ -8,11 +8,11 @@ import pytest
 
 from mlbench_cli.errors import CredentialError
 from providers.aks.options import AksOptions
+from tests import NIGHTLY
 from tests.contract.providers.test_aks import create, error_of, make_cluster, remove_from_nothing
 from tests.fakes.azure_arm import World
 from tests.fakes.azure_web import AzureDouble
 from tests.fakes.zygote import Zygote
-from tests.sampling import STRIDES
 
 CREATE = [
     "create-cluster",
@@ -68,7 +68,7 @@ def _changes(log: list[str]) -> list[int]:
 
 
 @pytest.mark.timeout(1800)  # [all] is nightly
-@STRIDES
+@pytest.mark.parametrize("stride", [1 if NIGHTLY else 23])
 def test_killed_at_every_boundary_of_creation_nothing_leaks(
     azure_world: World, azure_double: AzureDouble, client: Callable[..., tuple[int, str]], stride: int
 ) -> None:
@@ -106,7 +106,7 @@ def test_killed_after_a_change_of_creation_it_goes_on(
         assert sorted(asked) == sorted(once), log[number]  # nothing is asked for twice
 
 
-@STRIDES
+@pytest.mark.parametrize("stride", [1 if NIGHTLY else 23])
 def test_killed_at_every_request_of_deletion_it_goes_on(
     azure_world: World, azure_double: AzureDouble, client: Callable[..., tuple[int, str]], tmp_path: Path, stride: int
 ) -> None:
@@ -129,7 +129,7 @@ def test_killed_at_every_request_of_deletion_it_goes_on(
 
 
 @pytest.mark.timeout(900)  # [all] is nightly
-@STRIDES
+@pytest.mark.parametrize("stride", [1 if NIGHTLY else 23])
 @pytest.mark.parametrize("trouble", [*PASSING, "403-before"])
 def test_an_error_at_any_request_leaks_nothing(
     azure_world: World, azure_double: AzureDouble, tmp_path: Path, trouble: str, stride: int

@@ -14,6 +14,7 @@ import pytest
 
 from mlbench_cli.errors import CapacityError, CleanupError, CredentialError, DeadlineError
 from mlbench_cli.storage.store import Store
+from tests import NIGHTLY
 from tests.contract.providers.eks_world import (
     LONG_PATIENCE,
     Case,
@@ -26,7 +27,6 @@ from tests.contract.providers.eks_world import (
     warm,
 )
 from tests.fakes.aws_server import AwsClient
-from tests.sampling import STRIDES, sampled
 
 CHANGES = ("Create", "Delete", "Associate", "Update")
 TRANSIENT = ("throttle", "error", "error-after", "cut", "cut-after")
@@ -71,7 +71,7 @@ def verifier() -> Verified:
 
 
 @pytest.mark.slow
-@STRIDES
+@pytest.mark.parametrize("stride", [1 if NIGHTLY else 23])
 def test_killed_at_every_request_of_making(world: World, verifier: Verified, tmp_path: Path, stride: int) -> None:
     numbers = range(0, len(world.making), stride)
     cases = [Case(world.aws, tmp_path, f"kill{stride}x{number}-2") for number in numbers]
@@ -91,7 +91,7 @@ def test_killed_at_every_request_of_making(world: World, verifier: Verified, tmp
     verifier.show(cases)
 
 
-@STRIDES
+@pytest.mark.parametrize("stride", [1 if NIGHTLY else 23])
 def test_killed_at_every_request_of_removing(world: World, verifier: Verified, tmp_path: Path, stride: int) -> None:
     every = range(0, len(world.removing), stride)
     for first in range(0, len(every), 6):
@@ -113,7 +113,7 @@ def test_killed_at_every_request_of_removing(world: World, verifier: Verified, t
             case.aws.stop()
 
 
-@pytest.mark.parametrize("kind", sampled(TRANSIENT, keep=("throttle", "cut-after")))
+@pytest.mark.parametrize("kind", TRANSIENT if NIGHTLY else ("throttle", "cut-after"))
 def test_passing_trouble_at_every_request_is_overcome(world: World, tmp_path: Path, kind: str) -> None:
     """Every request that is not like an earlier one fails the first time; -after: though it was done."""
     case = Case(world.aws, tmp_path, f"pass-{kind}-2").order(kind, once_each=True)
@@ -127,7 +127,7 @@ def test_passing_trouble_at_every_request_is_overcome(world: World, tmp_path: Pa
     assert case.list_left() == []
 
 
-@STRIDES
+@pytest.mark.parametrize("stride", [1 if NIGHTLY else 23])
 @pytest.mark.parametrize(("kind", "code"), [("deny", CredentialError.exit_code), ("quota", CapacityError.exit_code)])
 def test_refused_at_every_request_of_making(
     world: World, verifier: Verified, tmp_path: Path, kind: str, code: int, stride: int
@@ -155,7 +155,7 @@ def test_refused_at_every_request_of_making(
     verifier.show(cases)
 
 
-@STRIDES
+@pytest.mark.parametrize("stride", [1 if NIGHTLY else 23])
 def test_refused_at_every_request_of_removing(world: World, verifier: Verified, tmp_path: Path, stride: int) -> None:
     lines = list(dict.fromkeys(world.removing))[::stride]
     for first in range(0, len(lines), 6):

@@ -17,11 +17,11 @@ from mlbench_cli.storage.store import Store
 from providers.eks import EksProvider
 from providers.eks.options import EksOptions
 from providers.lifecycle import up
+from tests import NIGHTLY
 from tests.contract.providers.eks_world import PATIENCE, Case, forget, together, warm
 from tests.fakes.aws_server import AwsClient
 from tests.fakes.gke import Google
 from tests.fakes.zygote import Zygote
-from tests.sampling import STRIDES
 
 FIRST, SECOND = "europe-west1-b", "europe-west1-d"
 CREATE = ("create-cluster", "gke", "2", "rel", "-t", "n1-standard-4", "--zones", f"{FIRST},{SECOND}", "--yes")
@@ -52,7 +52,7 @@ def zygote() -> Iterator[Zygote]:
 
 
 @pytest.mark.slow
-@STRIDES
+@pytest.mark.parametrize("stride", [1 if NIGHTLY else 23])
 def test_on_gke_the_next_client_goes_on_in_the_next_zone(
     google: Google, zygote: Zygote, tmp_path: Path, stride: int
 ) -> None:
@@ -110,7 +110,7 @@ def scarce(aws_server: AwsClient) -> Iterator[AwsClient]:
 
 
 @pytest.mark.slow
-@STRIDES
+@pytest.mark.parametrize("stride", [1 if NIGHTLY else 23])
 def test_on_eks_the_next_client_goes_on_in_the_next_zone(scarce: AwsClient, tmp_path: Path, stride: int) -> None:
     reference = Case(scarce, tmp_path, "ref-2")
     work = [lambda: reference.start_process(lambda: make_in_first_zone("ref-2", reference.folder / "home"))]

@@ -14,10 +14,10 @@ from providers.base import CLUSTER_TAG
 from providers.gke import GkeProvider, api
 from providers.gke.options import GkeOptions
 from providers.lifecycle import down, up
+from tests import NIGHTLY
 from tests.fakes.gke import Google, World
 from tests.fakes.gke_facts import PROJECT
 from tests.fakes.zygote import Zygote
-from tests.sampling import STRIDES
 
 L4 = GkeOptions(gpu_type="l4", spot=True)
 CREATE = ["create-cluster", "gke", "2", "rel", "--gpu-type", "l4", "--yes"]
@@ -203,7 +203,7 @@ def _kills(log: list[str]) -> list[tuple[int, str]]:
 
 
 @pytest.mark.slow
-@STRIDES
+@pytest.mark.parametrize("stride", [1 if NIGHTLY else 23])
 def test_killed_at_every_request_of_making_nothing_leaks(
     world: World, google: Google, zygote: Zygote, tmp_path: Path, stride: int
 ) -> None:
@@ -235,7 +235,7 @@ def test_killed_at_a_request_of_making_it_goes_on(world: World, google: Google, 
         assert sum(line.startswith("Create") for line in world.log) == 2
 
 
-@STRIDES
+@pytest.mark.parametrize("stride", [1 if NIGHTLY else 23])
 def test_killed_at_every_request_of_removing_it_goes_on(
     world: World, google: Google, zygote: Zygote, tmp_path: Path, stride: int
 ) -> None:
@@ -258,7 +258,7 @@ LASTING = {"RESOURCE_EXHAUSTED-before": CapacityError, "PERMISSION_DENIED-before
 
 
 @pytest.mark.slow
-@STRIDES
+@pytest.mark.parametrize("stride", [1 if NIGHTLY else 23])
 @pytest.mark.parametrize("trouble", [*PASSING, *LASTING])
 def test_an_error_at_any_request_leaks_nothing(
     google: Google, world: World, tmp_path: Path, trouble: str, stride: int

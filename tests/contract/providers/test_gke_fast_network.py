@@ -16,10 +16,10 @@ from mlbench_cli.runs.request import Request
 from mlbench_cli.storage.store import Store
 from providers.gke import GkeProvider
 from providers.gke.compute import read_error
+from tests import NIGHTLY
 from tests.fakes.gke import Google, World
 from tests.fakes.gke_fabric import NETWORKING, find_nccl_network
 from tests.fakes.zygote import Zygote
-from tests.sampling import STRIDES, sampled
 
 Command = Callable[..., Any]
 NEWER = ("-k", "1.34")
@@ -230,10 +230,9 @@ def test_what_google_has_not_accepted_yet_is_waited_for(command: Command, world:
 
 @pytest.mark.parametrize(
     ("driver", "program", "warns"),
-    sampled(
-        [("580.159.03", "v1.0.22", False), ("595.71.05", "v1.0.23", False), ("610.20", "v1.0.23", True)],
-        keep=[("580.159.03", "v1.0.22", False), ("610.20", "v1.0.23", True)],
-    ),
+    [("580.159.03", "v1.0.22", False), ("595.71.05", "v1.0.23", False), ("610.20", "v1.0.23", True)]
+    if NIGHTLY
+    else [("580.159.03", "v1.0.22", False), ("610.20", "v1.0.23", True)],
 )
 def test_plugin_and_program_are_those_of_the_driver(
     command: Command, world: World, driver: str, program: str, warns: bool
@@ -328,7 +327,7 @@ def zygote() -> Iterator[Zygote]:
     started.close()
 
 
-@STRIDES
+@pytest.mark.parametrize("stride", [1 if NIGHTLY else 23])
 @pytest.mark.slow
 def test_killed_at_each_change_of_a_network_nothing_is_left(
     google: Google, zygote: Zygote, tmp_path: Path, stride: int

@@ -13,9 +13,9 @@ from providers.gke import GkeProvider
 from providers.gke.machines import SHAPED
 from providers.gke.options import GkeOptions
 from providers.lifecycle import up
+from tests import NIGHTLY
 from tests.fakes.gke import World
 from tests.fakes.gke_facts import NEVER_ON_DEMAND
-from tests.sampling import sampled
 
 ENOUGH = dict.fromkeys(
     ("CPUS", "SSD_TOTAL_GB", "HDB_TOTAL_GB", "IN_USE_ADDRESSES", "INSTANCES", "GPUS_ALL_REGIONS", "NVIDIA_L4_GPUS"), 1e6
@@ -31,7 +31,7 @@ EVERY = [*SHAPED, "n1-standard-4", "n4-standard-4", "c4-standard-8", "c2-standar
 SERIES = {machine.partition("-")[0]: machine for machine in reversed(EVERY)}  # the first of each, by day
 
 
-@pytest.mark.parametrize("machine", sampled(EVERY, keep=SERIES.values()))
+@pytest.mark.parametrize("machine", EVERY if NIGHTLY else SERIES.values())
 def test_every_machine_gets_a_disk_and_a_way_to_buy_that_google_takes(
     command: Command, gke_world: World, machine: str
 ) -> None:

@@ -27,6 +27,7 @@ from providers.base import CLUSTER_TAG
 from providers.gke import GkeProvider, api
 from providers.lifecycle import down
 from providers.workload_cleanup import WorkloadCleanup
+from tests import NIGHTLY
 from tests.contract.terminal import Terminal
 from tests.fakes.chart_repository import write_chart
 from tests.fakes.gke import Google, World
@@ -34,7 +35,6 @@ from tests.fakes.gke_facts import PROJECT
 from tests.fakes.helm_tool import HelmTool
 from tests.fakes.kube_workloads import Workloads
 from tests.fakes.zygote import Zygote
-from tests.sampling import STRIDES
 
 CREATE = ("create-cluster", "gke", "1", "rel", "--yes")
 DELETE = ("delete-cluster", "gke", "rel-1", "--yes")
@@ -341,7 +341,7 @@ def test_from_an_empty_data_directory_nothing_is_left(place: Place) -> None:
 
 
 @pytest.mark.slow
-@STRIDES
+@pytest.mark.parametrize("stride", [1 if NIGHTLY else 23])
 def test_killed_at_every_change_the_next_one_finishes_it(place: Place, stride: int) -> None:
     """From an empty data directory each time."""
     place.mlbench(*CREATE)

@@ -21,8 +21,8 @@ from mlbench_cli.storage.store import Store
 from providers.kind import KindOptions, KindProvider, image_of, kubeconfig_of, tools
 from providers.kind.resources import list_owned_clusters, nodes_of
 from providers.lifecycle import down, up
+from tests import NIGHTLY
 from tests.fakes.kind_tools import World
-from tests.sampling import STRIDES, sampled
 
 FULL = KindOptions(registry_port=5001, load=("my/task:1",))
 # Calls that change the world; to be killed at another is to be killed after the last of these.
@@ -148,7 +148,7 @@ def _kills(world: World, work: Callable[[], object]) -> list[tuple[int, str]]:
 
 
 @pytest.mark.slow
-@STRIDES
+@pytest.mark.parametrize("stride", [1 if NIGHTLY else 23])
 def test_killed_at_every_change_of_making_nothing_leaks(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stride: int
 ) -> None:
@@ -167,7 +167,7 @@ def test_killed_at_every_change_of_making_nothing_leaks(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stride", sampled((3, 1), keep=(3,)))
+@pytest.mark.parametrize("stride", (3, 1) if NIGHTLY else (3,))
 def test_killed_at_every_change_of_removing_it_goes_on(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stride: int
 ) -> None:

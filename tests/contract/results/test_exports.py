@@ -15,6 +15,7 @@ from mlbench_cli.results.analysis.tables import MetricPoint, ResourceSample
 from mlbench_cli.results.exports.facts import RunFacts
 from mlbench_cli.results.exports.mllog import DEMANDED
 from tests.contract.results.test_live_exports import need
+from tests.needs import needs
 from tests.unit.results.runs import event, new_run, observation_of, result_event, sealed_run, spec
 
 SAMPLES = [
@@ -37,7 +38,7 @@ def read_tree(folder: Path) -> dict[str, bytes]:
 
 
 def test_tensorboard_reads_every_value(tmp_path: Path, archive: Path) -> None:
-    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    events = needs("tensorboard.backend.event_processing.event_accumulator")
     target = tmp_path / "logs"
     assert run(["export", "tensorboard", str(target), str(archive)]) == 0
     reader = events.EventAccumulator(str(target / "demo-2" / "rank-0"))
@@ -57,7 +58,7 @@ def test_tensorboard_reads_every_value(tmp_path: Path, archive: Path) -> None:
 
 
 def test_the_same_archive_gives_the_same_bytes(tmp_path: Path, archive: Path) -> None:
-    pytest.importorskip("pyarrow")
+    needs("pyarrow")
     for folder in ("one", "two"):
         base = tmp_path / folder
         assert run(["export", "tensorboard", str(base / "tb"), str(archive)]) == 0
@@ -70,7 +71,7 @@ def test_the_same_archive_gives_the_same_bytes(tmp_path: Path, archive: Path) ->
 
 
 def test_numbers_that_a_float_of_tensorboard_cannot_hold_are_cut(tmp_path: Path) -> None:
-    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    events = needs("tensorboard.backend.event_processing.event_accumulator")
     from mlbench_cli.results.exports.tensorboard import EventFile
 
     file = EventFile(tmp_path / "events.out.tfevents.1.mlbench", 1.0)
@@ -89,7 +90,7 @@ def test_numbers_that_a_float_of_tensorboard_cannot_hold_are_cut(tmp_path: Path)
 
 
 def test_parquet_has_metrics_and_samples_with_their_types(tmp_path: Path, archive: Path) -> None:
-    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet = needs("pyarrow.parquet")
     target = tmp_path / "new" / "all.parquet"
     assert run(["export", "parquet", str(target), str(archive)]) == 0
     table = parquet.read_table(target)
@@ -139,7 +140,7 @@ def check_compliance(path: Path) -> subprocess.CompletedProcess[str]:
 def test_mlperfs_own_checker_accepts_a_run_in_the_open_division(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], accuracy: float, status: str
 ) -> None:
-    pytest.importorskip("mlperf_logging")
+    needs("mlperf_logging")
     path = sealed_training(tmp_path / "train-1", "imagenet_resnet", accuracy)
     assert run(["export", "mllog", str(tmp_path / "log"), str(path), "--organization", "me"]) == 0
     assert "report as missing" not in capsys.readouterr().err
@@ -218,7 +219,7 @@ def test_weights_and_biases_gets_a_run_in_a_folder(tmp_path: Path, archive: Path
 
 @pytest.mark.slow
 def test_mlflow_gets_a_run_in_a_database(tmp_path: Path, archive: Path) -> None:
-    mlflow = pytest.importorskip("mlflow")
+    mlflow = needs("mlflow")
     address = f"sqlite:///{tmp_path / 'mlflow.db'}"
     assert run(["export", "mlflow", address, str(archive)]) == 0
     client = mlflow.MlflowClient(tracking_uri=address)

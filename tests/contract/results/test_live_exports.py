@@ -15,6 +15,7 @@ import pytest
 
 from tests.fakes.ports import reserve_port
 from tests.fakes.wandb_server import WandbServer
+from tests.needs import missing, needs
 from tests.unit.results.runs import sealed_run
 
 CODE = "import sys; from mlbench_cli.app import run; sys.exit(run(sys.argv[1:]))"
@@ -33,7 +34,7 @@ for step in range(1, 7):
 def need(package: str) -> None:
     """Skip a test whose processes import a package that is not here; importing it takes seconds."""
     if importlib.util.find_spec(package) is None:
-        pytest.skip(f"{package} is not installed")
+        missing(f"{package} is not installed")
 
 
 @pytest.fixture
@@ -72,7 +73,7 @@ def start_run(world: dict[str, str], folder: Path) -> Path:
 
 
 def test_tensorboard_follows_a_run_to_its_end(world: dict[str, str], tmp_path: Path) -> None:
-    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    events = needs("tensorboard.backend.event_processing.event_accumulator")
     go = start_run(world, tmp_path)
     export = start(world, "export", "tensorboard", str(tmp_path / "tb"), "live", "--follow")
     reader = events.EventAccumulator(str(tmp_path / "tb" / "live-1" / "rank-0"))

@@ -11,7 +11,7 @@ from mlbench_cli.results.report.write import write_report
 from tests.browser import open_browser
 from tests.unit.results.runs import sealed_run
 
-pytestmark = pytest.mark.group("browser")
+pytestmark = pytest.mark.xdist_group("browser")
 ENTER = "\ue007"
 
 

@@ -20,9 +20,10 @@ from tests.browser import Browser, open_browser
 from tests.contract.local_runs import until
 from tests.contract.server.conftest import RUNS, record_sealed
 from tests.contract.server.dashboards import BUSY, Dashboard, serve
+from tests.needs import missing
 from tests.unit.results.runs import new_run, observation_of, sealed_run, spec
 
-pytestmark = pytest.mark.group("browser")
+pytestmark = pytest.mark.xdist_group("browser")
 # Of runs that have finished, failed and are in progress, and of names that do not exist.
 PAGES = (
     "/",
@@ -54,7 +55,7 @@ CHECK = """
 def read_axe() -> str:
     found = importlib.util.find_spec("axe_core_python")
     if found is None or found.origin is None:
-        pytest.skip("axe-core is not installed: pip install axe-core-python")
+        missing("axe-core is not installed: pip install axe-core-python")
     return Path(found.origin).with_name("axe.min.js").read_text("utf-8")
 
 
@@ -141,7 +142,7 @@ def test_reports_and_results_sites_have_no_violations(tmp_path: Path, scheme: st
 def test_the_pages_of_the_docs_are_short_and_have_no_violations(tmp_path: Path) -> None:
     """axe-core checks a page of each kind: start, guide, tables, reference, folded sections."""
     if importlib.util.find_spec("zensical") is None:
-        pytest.skip("the generator of the site is not installed: make install")
+        missing("the generator of the site is not installed: make install")
     from tools.build_docs import main
 
     assert main([str(tmp_path / "build")]) == 0

@@ -10,9 +10,9 @@ import pytest
 from mlbench_cli.app import run
 from mlbench_cli.server.log_pages import MAX_LINE_BYTES, PAGE_BYTES, read_page
 from mlbench_cli.storage.store_schema import SCHEMA_VERSION
+from tests import NIGHTLY
 from tests.contract.commands.store_locks import lock_out
 from tests.contract.server.dashboards import Dashboard, serve
-from tests.sampling import sampled
 
 FILE = """
 title: Demo
@@ -115,7 +115,7 @@ def test_a_log_line_cannot_reorder_what_a_page_shows(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lines", sampled((200_000, 1_000_000), keep=(200_000,)))
+@pytest.mark.parametrize("lines", (200_000, 1_000_000) if NIGHTLY else (200_000,))
 def test_a_long_log_is_read_page_by_page_without_loss(tmp_path: Path, lines: int) -> None:
     """A page costs a page of memory, whatever its log's size: measured at one of 25, since it takes long."""
     import tracemalloc
@@ -181,7 +181,7 @@ def test_a_progress_bar_is_lines_and_can_be_paged_in_both_directions(tmp_path: P
     assert offsets[-1] == 0
 
 
-@pytest.mark.parametrize("seed", sampled(range(20), keep=range(4)))
+@pytest.mark.parametrize("seed", range(20) if NIGHTLY else range(4))
 def test_pages_forward_lose_nothing_and_backward_always_move(tmp_path: Path, seed: int) -> None:
     chosen = random.Random(seed)
     path = tmp_path / "rank-0.log"

@@ -20,7 +20,7 @@ from tests.browser import open_browser
 from tests.contract.server.dashboards import serve
 from tests.unit.results.runs import event, new_run, observation_of, result_event, spec
 
-pytestmark = pytest.mark.group("browser")
+pytestmark = pytest.mark.xdist_group("browser")
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "explanation" / "hostile-inputs.md"
 HOSTILE = {

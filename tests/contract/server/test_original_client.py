@@ -16,6 +16,7 @@ import pytest
 from mlbench_cli.model.run import JsonObject
 from mlbench_cli.server.original import parse_since, select_samples
 from tests.contract.server.dashboards import Dashboard
+from tests.needs import missing, needs
 
 pytestmark = pytest.mark.nightly  # the packages come from an index
 PACKAGES = ("mlbench-core==3.0.0", "click<9", "tabulate<1")
@@ -59,7 +60,7 @@ def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(target), *PACKAGES]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     if done.returncode:
-        pytest.skip(f"mlbench-core 3.0.0 cannot be installed: {done.stderr.strip()[-200:]}")
+        missing(f"mlbench-core 3.0.0 cannot be installed: {done.stderr.strip()[-200:]}")
     return target
 
 
@@ -173,7 +174,7 @@ def test_the_originals_status_and_download_work(core: Path, dashboard: Dashboard
 
 def test_the_originals_charts_draw_our_runs(core: Path, dashboard: Dashboard, tmp_path: Path) -> None:
     """With a run of one worker, which has aggregated nothing: a missing figure would be a KeyError there."""
-    pytest.importorskip("matplotlib")
+    needs("matplotlib")
     text = command_line(core, tmp_path, "charts", "out", "-u", dashboard.client_url, answers="0 1 2\n")
     assert "Summary created in" in text
     assert {path.name for path in (tmp_path / "out").iterdir()} == {

@@ -17,8 +17,6 @@ import traceback
 from collections.abc import Callable
 from typing import Any, TextIO
 
-import coverage
-
 # Everything heavy that tasks import, and their own modules; torch's optimizers import torch._dynamo when first used.
 import torch
 import torch._dynamo
@@ -49,8 +47,6 @@ def fork_rank(
             os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), descriptor)
         os.environ.clear()
         os.environ.update(environment)
-        if settings := os.environ.get("COVERAGE_OF_RANKS"):  # tools/mutate.py asks which lines this test runs
-            coverage.Coverage(config_file=settings).start()
         runpy.run_module(module, run_name="__main__", alter_sys=True)
         code = 0
     except SystemExit as leaving:

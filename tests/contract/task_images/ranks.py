@@ -1,5 +1,6 @@
 """Start a module as the ranks of a run, with the variables of the contract, and read back what it says."""
 
+import atexit
 import json
 import os
 import select
@@ -17,6 +18,7 @@ from mlbench_cli.agent.machine import free_port
 from task_images.contract import parse_event
 
 ROOT = Path(__file__).parents[3]
+SHARED = "RANKS_OF_TESTS"  # a variable: the address of the program that forks them
 SECONDS = 280.0  # a test's own limit, 300 seconds unless it has a mark, would leave ranks behind
 
 
@@ -129,20 +131,19 @@ def start_forks(*words: str, **options: Any) -> "subprocess.Popen[str]":
     return subprocess.Popen(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, text=True, **options)
 
 
-class SharedForks:
-    """The program for all workers of a session. While it loads torch, connections to `address` wait."""
-
-    def __init__(self) -> None:
-        self.address = f"\0mlbench-ranks-{os.getpid()}"  # Linux forgets it with the socket
+def share_forks() -> str:
+    """The address of the program, for all workers of a session: the first call starts it, and its children inherit the
+    variable. While it loads torch, connections wait."""
+    if not os.environ.get(SHARED):
+        address = f"\0mlbench-ranks-{os.getpid()}"  # Linux forgets it with the socket
         with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(self.address)
+            listener.bind(address)
             listener.listen()
             descriptor = listener.fileno()
-            self._process = start_forks(str(descriptor), pass_fds=[descriptor], stdin=subprocess.DEVNULL)
-
-    def close(self) -> None:
-        self._process.kill()
-        self._process.wait(60)
+            process = start_forks(str(descriptor), pass_fds=[descriptor], stdin=subprocess.DEVNULL)
+        atexit.register(process.kill)
+        os.environ[SHARED] = address[1:]
+    return "\0" + os.environ[SHARED]
 
 
 class RankServer:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import NIGHTLY
 from tests.contract.task_images.ranks import RankServer
-from tests.sampling import sampled
 
 PARAMETERS = {
     "data": "synthetic",
@@ -19,7 +19,7 @@ PARAMETERS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", sampled((2, 4), keep=(2,)))
+@pytest.mark.parametrize("size", (2, 4) if NIGHTLY else (2,))
 def test_curves_do_not_depend_on_the_number_of_ranks(ranks: RankServer, tmp_path: Path, size: int) -> None:
     curves = {}
     for number in (1, size):

@@ -7,8 +7,8 @@ import pytest
 
 from mlbench_cli.simulator.calibration import parse_calibration
 from mlbench_cli.tasks.catalog import BUDGET, load_catalog
+from tests import NIGHTLY
 from tests.contract.task_images.ranks import Parameters, RankServer
-from tests.sampling import sampled
 
 # Tasks that have a goal are trained to it. TensorFlow's is tested if TensorFlow is installed.
 TRAINED = [name for name, task in load_catalog().items() if task.goal and "tensorflow" not in name]
@@ -25,7 +25,7 @@ SMALL: dict[str, Parameters] = {
 
 # One of each kind of training loop and work is in one of the two samples.
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sampled(TRAINED, keep=["epsilon_logistic_regression", "wmt17_transformer"]))
+@pytest.mark.parametrize("name", TRAINED if NIGHTLY else ["epsilon_logistic_regression", "wmt17_transformer"])
 def test_a_budget_ends_every_training_soon_after_it(ranks: RankServer, tmp_path: Path, name: str) -> None:
     """Without end otherwise: there are epochs enough for hours, and the goal is met at once but ends nothing."""
     task = load_catalog()[name]
@@ -51,7 +51,7 @@ def test_a_budget_ends_every_training_soon_after_it(ranks: RankServer, tmp_path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sampled(TRAINED, keep=["digits_resnet"]))
+@pytest.mark.parametrize("name", TRAINED if NIGHTLY else ["digits_resnet"])
 def test_every_training_is_measured_by_the_protocol_and_names_its_options(
     ranks: RankServer, tmp_path: Path, name: str
 ) -> None:

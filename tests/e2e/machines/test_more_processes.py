@@ -3,6 +3,7 @@
 import pytest
 
 from tests.e2e.machines.fleet import Client
+from tests.needs import needs
 
 
 @pytest.fixture(params=["slurm", "hosts"])
@@ -12,7 +13,7 @@ def machines(request: pytest.FixtureRequest) -> Client:
 
 
 def test_ranks_of_mpi_find_each_other_without_a_launcher(machines: Client) -> None:
-    pytest.importorskip("mpi4py")
+    needs("mpi4py")
     machines.ok("run", "mpi", "2", "--task", "allreduce", "--preset", "tiny", "--backend", "mpi", "--yes")
     machines.ok("verify", str(machines.folder("mpi-2")))
     result = machines.result("mpi-2")

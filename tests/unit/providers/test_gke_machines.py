@@ -15,6 +15,7 @@ from providers.gke.families import FABRICS, default_disk_type
 from providers.gke.machines import SHAPED, Machine, choose_machine, is_gpu_family
 from providers.gke.options import GkeOptions
 from providers.gke.resources import is_queued
+from tests.needs import needs
 
 
 @pytest.mark.parametrize(
@@ -64,7 +65,7 @@ def test_vcpus_are_read_from_the_name() -> None:
 
 
 def test_the_open_dns_name_goes_before_the_address() -> None:
-    container = pytest.importorskip("google.cloud.container_v1")
+    container = needs("google.cloud.container_v1")
     from providers.gke.resources import access_to
 
     found = container.Cluster({"name": "rel", "endpoint": "192.0.2.1", "status": "RUNNING"})

@@ -16,6 +16,7 @@ import pytest
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.run import Finding, Run
 from tests.contract.local_runs import SLEEP, Lab, client, processes_of, python, shell, until
+from tests.needs import needs
 
 # Ignores TERM, and so do its children: one in its group, one that left it, one that lost its parent.
 STUBBORN = shell(
@@ -252,7 +253,7 @@ def test_a_disk_that_is_full_from_the_start_is_a_usage_error(lab: Lab, small_dis
 
 @pytest.mark.skipif(not shutil.which("true"), reason="needs coreutils")
 def test_two_ranks_of_torch_meet_over_gloo(lab: Lab) -> None:
-    pytest.importorskip("torch")
+    needs("torch")
     script = (
         "import torch, torch.distributed as dist; dist.init_process_group('gloo')\n"
         "value = torch.tensor([dist.get_rank() + 1.0]); dist.all_reduce(value); print(value.item())\n"

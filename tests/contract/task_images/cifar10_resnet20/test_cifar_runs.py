@@ -8,9 +8,9 @@ import pytest
 
 from mlbench_cli.tasks.catalog import load_task
 from task_images.comm.presets import resolve
+from tests import NIGHTLY
 from tests.contract.task_images.ranks import Ended, Parameters, RankServer
 from tests.contract.task_images.test_tiny_runs import check_times
-from tests.sampling import sampled
 from tests.unit.task_images.cifar10_resnet20.cifar_files import binary_files, unpack
 
 TASK, DDP = "cifar10_resnet20", "cifar10_resnet20_ddp"
@@ -101,7 +101,7 @@ def test_ddp_and_mpi_follow_the_same_curve(ranks: RankServer, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("many", sampled((2, 4), keep=(2,)))
+@pytest.mark.parametrize("many", (2, 4) if NIGHTLY else (2,))
 def test_curves_do_not_depend_on_the_number_of_ranks(ranks: RankServer, tmp_path: Path, many: int) -> None:
     """The same global batch on 1, 2 or 4 ranks is the same training, rounding apart: the same images in every step, cut
     and mirrored alike, gradients weighted by images: the last step has 5 of them, unevenly shared.

@@ -8,8 +8,8 @@ import pytest
 
 from mlbench_cli.tasks.catalog import load_task
 from task_images.comm.presets import PRESETS, resolve
+from tests import NIGHTLY
 from tests.contract.task_images.ranks import RankServer
-from tests.sampling import sampled
 
 TASK = "task_images.digits_resnet"
 INEXACT = (
@@ -31,7 +31,7 @@ def train(ranks: RankServer, folder: Path, name: str, axes: dict[str, str] | Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sampled(INEXACT, keep=("qsgd",)))
+@pytest.mark.parametrize("name", INEXACT if NIGHTLY else ("qsgd",))
 def test_what_is_not_the_exact_mean_reaches_the_goal_all_the_same(ranks: RankServer, tmp_path: Path, name: str) -> None:
     """Codecs, drifting replicas and asynchronous servers; the exact mean gives the same training as DDP does, see
     checks.py. `benchmarks/goals.py` trains with every preset. By day the updates of each kind are checked in checks.py

@@ -14,8 +14,8 @@ from mlbench_cli.runs.launch import Machine, resolve
 from mlbench_cli.runs.request import Request
 from mlbench_cli.tasks.catalog import Task, load_catalog, load_task
 from task_images.comm.presets import resolve as named_method
+from tests import NIGHTLY
 from tests.contract.task_images.ranks import RankServer
-from tests.sampling import sampled
 
 # One method of each kind: forward gates, a codec with feedback, local steps, a file of its own, torch's own.
 METHODS = ("dear", "eftopk", "localsgd", "slowmo", "zero1", "fsdp2")
@@ -97,7 +97,7 @@ def test_the_sample_has_every_task_and_every_method() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "method"), sampled(TRAINED, keep=SAMPLE))
+@pytest.mark.parametrize(("name", "method"), TRAINED if NIGHTLY else SAMPLE)
 def test_every_task_trains_with_every_kind_of_method(ranks: RankServer, tmp_path: Path, name: str, method: str) -> None:
     spec = make_spec(name, method)
     environment = {"MLBENCH_METHOD": json.dumps(dict(spec.method))}

@@ -11,9 +11,9 @@ from mlbench_cli.agent.network.shaped import ShapedNetwork
 from mlbench_cli.model.network import parse_network, worker_address
 from task_images.comm.methods import NATIVE
 from task_images.comm.presets import PRESETS, resolve
+from tests import NIGHTLY
 from tests.contract.task_images.comm.wire_ranks import UPDATES, WIDTHS
 from tests.contract.task_images.ranks import Ended, RankServer, launch_within
-from tests.sampling import sampled
 
 NETWORK = "500mbit,1ms"
 PROGRAM = "tests.contract.task_images.comm.wire_ranks"
@@ -95,7 +95,7 @@ def compare_served(found: Sequence[Counts], name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("size", "name"), sampled(WAYS, keep=WAYS[2:]))
+@pytest.mark.parametrize(("size", "name"), WAYS if NIGHTLY else WAYS[2:])
 def test_ranks_send_what_they_say(ranks: RankServer, tmp_path: Path, size: int, name: str) -> None:
     check_counts(measure(ranks, tmp_path, size, name), name)
 
@@ -121,7 +121,7 @@ def test_ranks_send_what_they_say_on_a_shaped_network(tmp_path: Path, size: int,
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", sampled(SERVED, keep=("bytescheduler-ps",)))
+@pytest.mark.parametrize("name", SERVED if NIGHTLY else ("bytescheduler-ps",))
 def test_trainers_send_servers_what_they_say(ranks: RankServer, tmp_path: Path, name: str) -> None:
     compare_served(measure(ranks, tmp_path, 2, name), name)
 

@@ -12,8 +12,8 @@ import pytest
 from mlbench_cli.tasks.catalog import load_task
 from task_images.comm.presets import resolve
 from task_images.harness.language.parallel import trains_tensor_parallel_wrongly
+from tests import NIGHTLY
 from tests.contract.task_images.ranks import Ended, RankServer
-from tests.sampling import sampled
 
 TASK = "task_images.gpt_pretraining"
 SHORT = {
@@ -92,7 +92,7 @@ EVERY_TIME = [LAYOUTS[index] for index in (6, 10)]  # fsdp2 and tp; BERT is trie
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "changes"),
-    sampled(LAYOUTS, keep=EVERY_TIME),
+    LAYOUTS if NIGHTLY else EVERY_TIME,
     ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else str(value),
 )
 def test_every_layout_has_the_curve_of_one_process(
@@ -176,7 +176,7 @@ def test_the_throughput_protocol_reports_tokens_and_utilization(ranks: RankServe
     assert details["communication"]["kinds"] == {"all_reduce": 4 * 125_248}
 
 
-@pytest.mark.parametrize("name", sampled(("wfbp", "bsp"), keep=("wfbp",)))
+@pytest.mark.parametrize("name", ("wfbp", "bsp") if NIGHTLY else ("wfbp",))
 def test_methods_of_communication_have_the_same_curve(
     ranks: RankServer, tmp_path: Path, alone: list[dict[str, float]], name: str
 ) -> None:
@@ -264,7 +264,7 @@ def test_one_worker_trains_with_a_method_too(ranks: RankServer, tmp_path: Path, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", sampled(("eftopk", "localsgd", "zero1"), keep=("eftopk",)))
+@pytest.mark.parametrize("method", ("eftopk", "localsgd", "zero1") if NIGHTLY else ("eftopk",))
 def test_a_method_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(
     ranks: RankServer, tmp_path: Path, method: str
 ) -> None:

@@ -28,6 +28,7 @@ from task_images.harness.published import Published, fetch_published
 from task_images.wikitext2_awd_lstm import data as wikitext
 from task_images.wmt16_gnmt import data as wmt16
 from task_images.wmt17_transformer import data as wmt17
+from tests.needs import needs
 
 PAIRS = [("the house is small", "das Haus ist klein"), ("a red car", "ein rotes Auto"), ("we see it", "wir sehen es")]
 
@@ -179,7 +180,7 @@ def test_wmt17_arrives_with_a_dictionary(mirror: Mirror, tmp_path: Path, monkeyp
 def test_wmt16_arrives_tokenized_and_in_subwords(
     mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("sacremoses")
+    needs("sacremoses")
     entry = without_digests(wmt16, "WMT16", monkeypatch)
     contents = [
         tgz(pairs_of("europarl-v7.de-en")),

@@ -15,6 +15,7 @@ from mlbench_cli.errors import UsageError
 from mlbench_cli.kube.access import Access
 from mlbench_cli.model.spec import KubernetesOptions, RunSpec
 from task_images.comm.presets import resolve
+from tests.needs import needs
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -95,7 +96,7 @@ def test_the_same_spec_gives_the_same_bytes_for_ever(name: str, spec: RunSpec) -
 
 @pytest.mark.parametrize("spec", [a_spec(), FULL])
 def test_the_clients_strict_models_take_the_objects(spec: RunSpec) -> None:
-    client = pytest.importorskip("kubernetes.client")
+    client = needs("kubernetes.client")
     models = [client.V1Job, client.V1ConfigMap, client.V1Service, client.V1NetworkPolicy, client.V1Job]
     documents = manifests(spec, "default")
     assert [document["kind"] for document in documents] == ["Job", "ConfigMap", "Service", "NetworkPolicy", "Job"]
@@ -337,7 +338,7 @@ def test_parameter_servers_have_a_job_whose_pods_come_after_those_of_the_workers
     assert of_workers["MLBENCH_WORKERS"] == "2"
     assert (of_workers["WORLD_SIZE"], of_workers["MLBENCH_SERVERS"]) == ("4", "2")
     assert holders(dataclasses.replace(spec, kubernetes=KubernetesOptions(collect="all"))) == (0, 1)
-    pytest.importorskip("kubernetes.client").V1Job.model_validate(servers)
+    needs("kubernetes.client").V1Job.model_validate(servers)
     (index,) = by_worker([{"metadata": {"labels": {**template["metadata"]["labels"], INDEX_LABEL: "1"}}}])
     assert index == 3
 

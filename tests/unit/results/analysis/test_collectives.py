@@ -18,7 +18,7 @@ from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.figures.charts import draw
 from mlbench_cli.results.figures.collectives import collective_sheets
 from mlbench_cli.results.figures.png import draw_sheets
-from tests.sampling import sampled
+from tests import NIGHTLY
 from tests.unit.results.figures.test_charts import check_texts, drawn
 from tests.unit.results.runs import sealed_run
 
@@ -184,7 +184,7 @@ SETS: dict[str, list[dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", sampled(SETS, keep=("all collectives in both places", "beside the published")))
+@pytest.mark.parametrize("name", SETS if NIGHTLY else ("all collectives in both places", "beside the published"))
 def test_no_text_overlaps_another_or_leaves_the_figure(tmp_path: Path, name: str) -> None:
     curves = curves_of(*(measured_run(tmp_path / str(index), **changes) for index, changes in enumerate(SETS[name])))
     curves += select_published(curves) if "published" in name else []

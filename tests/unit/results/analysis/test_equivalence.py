@@ -20,8 +20,9 @@ from mlbench_cli.results.analysis.equivalence import (
     repeats_needed,
     upper_deviation,
 )
+from tests.needs import needs
 
-stats = pytest.importorskip("scipy.stats", exc_type=ImportError)
+stats = needs("scipy.stats")
 
 
 def draw(stream: random.Random, count: int, level: float, deviation: float) -> list[float]:

@@ -8,6 +8,7 @@ import pytest
 from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.results.analysis.collectives import Curve, label_curves, to_csv
 from mlbench_cli.results.analysis.foreign_collectives import read_foreign_curves
+from tests.needs import needs
 
 NCCL = """# nccl-tests version 2.19.6 nccl-headers=22703 nccl-library=22703
 # Collective test starting: all_reduce_perf
@@ -122,7 +123,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 def test_imported_curves_are_drawn_beside_others(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
+    needs("matplotlib")
     from mlbench_cli.results.archive.reader import Archive
     from mlbench_cli.results.report.collect import collect
     from tests.unit.results.runs import sealed_run

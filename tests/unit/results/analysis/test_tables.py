@@ -6,6 +6,7 @@ import pytest
 
 from mlbench_cli.errors import UsageError
 from mlbench_cli.results.analysis.tables import MetricPoint, MetricTable, ResourceTable
+from tests.needs import needs
 
 
 def points(count: int, name: str = "loss", rank: int = 0) -> list[MetricPoint]:
@@ -85,7 +86,7 @@ def mixed_table() -> MetricTable:
 
 
 def test_a_table_becomes_a_frame_of_pandas() -> None:
-    pytest.importorskip("pandas")
+    needs("pandas")
     frame = mixed_table().to_pandas()
     assert list(frame["value"][:2]) == [1.0, 1.0]
     assert str(frame["time"].dtype).endswith("UTC]")
@@ -96,7 +97,7 @@ def test_a_table_becomes_a_frame_of_pandas() -> None:
 
 
 def test_a_table_becomes_a_frame_of_polars() -> None:
-    polars = pytest.importorskip("polars")
+    polars = needs("polars")
     frame = mixed_table().to_polars()
     assert frame.shape == (LATE + 1, 10)
     assert frame.schema["time"] == polars.Datetime("us", "UTC")
@@ -108,7 +109,7 @@ def test_a_table_becomes_a_frame_of_polars() -> None:
 
 
 def test_a_table_becomes_a_table_of_arrow() -> None:
-    arrow = pytest.importorskip("pyarrow")
+    arrow = needs("pyarrow")
     table = mixed_table().to_arrow()
     assert table.schema.field("time").type == arrow.timestamp("us", "UTC")
     assert table.schema.field("unit").type == arrow.string()

@@ -21,8 +21,8 @@ from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.seal import seal
 from mlbench_cli.results.archive.verify import find_problems
 from mlbench_cli.storage.run_folder import RunFolder
+from tests import NIGHTLY
 from tests.contract.clients import start_fork
-from tests.sampling import STRIDES
 from tests.unit.results.runs import (
     START,
     event,
@@ -255,7 +255,7 @@ def test_packing_refuses_what_was_changed_after_sealing(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@STRIDES
+@pytest.mark.parametrize("stride", [1 if NIGHTLY else 23])
 def test_killed_at_every_step_then_sealed_again(tmp_path: Path, stride: int) -> None:
     steps = _seal_in_child(tmp_path / "whole", die_at=None)
     assert steps > 30

@@ -27,6 +27,7 @@ from task_images.harness.errors import EnvironmentUnfitError, TaskUsageError
 from task_images.harness.language.layout import LayoutError
 from task_images.harness.language.parallel import fill_parameters
 from task_images.harness.language.tokens import Corpus, Part
+from tests.needs import needs
 
 SMALL = Shape(96, 32, 64, 2, 4, 128)
 NAMES = (
@@ -78,9 +79,9 @@ def test_the_formula_of_flops_is_what_torch_counts(length: int, scored: int) -> 
     assert SHAPES["base"].flops_per_sequence(length, scored) == counter.get_total_flops()
 
 
-@pytest.mark.group("transformers")
+@pytest.mark.xdist_group("transformers")
 def test_logits_and_loss_equal_those_of_transformers_with_the_same_weights() -> None:
-    transformers = pytest.importorskip("transformers")
+    transformers = needs("transformers")
     theirs = transformers.BertForPreTraining(
         transformers.BertConfig(
             vocab_size=SMALL.vocabulary,

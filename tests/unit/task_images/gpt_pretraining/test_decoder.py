@@ -17,6 +17,7 @@ from task_images.harness.errors import TaskUsageError
 from task_images.harness.language.chunked_loss import sum_cross_entropy
 from task_images.harness.language.parallel import fill_parameters
 from task_images.harness.language.tokens import IGNORED, separate_documents
+from tests.needs import needs
 
 PUBLISHED = {"tiny": 125_248, "124M": 124_439_808, "124M-modern": 162_282_577, "1B": 1_235_814_400, "8B": 8_030_261_248}
 SMALL = Shape(100, 32, 64, 2, 4, 2, 176, theta=500_000.0)
@@ -81,10 +82,10 @@ def split_fused(state: dict[str, torch.Tensor], shape: Shape) -> dict[str, torch
     return found
 
 
-@pytest.mark.group("transformers")
+@pytest.mark.xdist_group("transformers")
 @pytest.mark.parametrize("tied", [True, False])
 def test_logits_equal_those_of_transformers_llama_with_the_same_weights(tied: bool) -> None:
-    transformers = pytest.importorskip("transformers")
+    transformers = needs("transformers")
     shape = replace(SMALL, tied=tied)
     theirs = transformers.LlamaForCausalLM(
         transformers.LlamaConfig(
@@ -108,9 +109,9 @@ def test_logits_equal_those_of_transformers_llama_with_the_same_weights(tied: bo
         torch.testing.assert_close(ours(tokens), theirs(tokens).logits, rtol=0, atol=1e-6)
 
 
-@pytest.mark.group("transformers")
+@pytest.mark.xdist_group("transformers")
 def test_logits_equal_those_of_transformers_gpt2_with_the_same_weights() -> None:
-    transformers = pytest.importorskip("transformers")
+    transformers = needs("transformers")
     shape = GPT2_SMALL
     theirs = transformers.GPT2LMHeadModel(
         transformers.GPT2Config(vocab_size=100, n_positions=32, n_embd=64, n_layer=2, n_head=4)

@@ -10,6 +10,7 @@ from task_images.gpt_pretraining.bpe import END, BytePairs, byte_letters, read_b
 from task_images.gpt_pretraining.data import prepare_data, read_documents
 from task_images.harness.errors import EnvironmentUnfitError
 from task_images.harness.language.tokens import read_tokens
+from tests.needs import needs
 
 MERGES = [("t", "h"), ("Ġ", "th"), ("Ġth", "e"), ("h", "e"), ("1", "2"), ("Ã", "¼"), ("Ġ", "Ġ"), ("'", "s"), ("l", "l")]
 TEXT = "The the  then it's we'll 1212 ²³ Grüße, naïve\n\n  x\t— 漢字 🙂 the the'S <|endoftext|> "
@@ -38,9 +39,9 @@ def test_every_text_decodes_to_itself(tmp_path: Path) -> None:
     assert pairs.end not in numbers  # special pieces in a text are ordinary text
 
 
-@pytest.mark.group("transformers")
+@pytest.mark.xdist_group("transformers")
 def test_the_tokens_are_those_of_transformers(tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
+    transformers = needs("transformers")
     pairs = write_encoding(tmp_path)
     theirs = transformers.GPT2Tokenizer(str(tmp_path / "vocab.json"), str(tmp_path / "merges.txt"))
     for text in (TEXT.replace(END, ""), "a  b", "\n\n\n", " 's", "x" * 300, "½ ٣ ⅷ"):
