@@ -18,7 +18,6 @@ MLBENCH_OUTPUT_DIR               writable folder of this process; what is in it 
 MLBENCH_DATA_DIR                 folder with data sets, or empty
 MLBENCH_SEED                     integer seed of the run
 MLBENCH_PARAMETERS               JSON object: the task's resolved parameters
-MLBENCH_CALIBRATE                1 if the ranks are to measure steps without communication first; else not there
 MLBENCH_NETWORK                  the shaped network that the engine made and measures itself, e.g. 1gbit,5ms; else empty
 MLBENCH_METHOD                   JSON object: how ranks communicate, axis -> value; empty: the task's own way
 MLBENCH_ROLE                     trainer (or empty), or server: outside the collective, RANK is WORLD_SIZE + its number
@@ -136,7 +135,6 @@ class Contract:
         self.data_dir = environ.get("MLBENCH_DATA_DIR") or None
         self.seed = _integer(environ, "MLBENCH_SEED", 42)
         self.parameters = _object(environ, "MLBENCH_PARAMETERS")
-        self.calibrate = bool(environ.get("MLBENCH_CALIBRATE"))
         self.network = environ.get("MLBENCH_NETWORK") or None
         self.method = _object(environ, "MLBENCH_METHOD")
         self.role = environ.get("MLBENCH_ROLE") or "trainer"

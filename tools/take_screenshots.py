@@ -1,6 +1,6 @@
 """Pictures for README and docs: `python -m tools.take_screenshots [HOME]`.
 
-Report and phases are of archives in results/archives, predictions of the published table. The dashboard shows the runs
+Report and phases are of archives in results/archives. The dashboard shows the runs
 in HOME, a data folder; without it, new runs of one task with two methods, which take some minutes. Needs chromium.
 """
 
@@ -20,7 +20,7 @@ IMAGES = Path(__file__).parents[1] / "docs" / "images"
 ARCHIVES = Path(__file__).parents[1] / "results" / "archives"
 SHOWN = ("digits-alone-1-*.zip", "digits-bsp-2-*.zip", "digits-eftopk-2-*.zip", "digits-powersgd-2-*.zip")
 DRAWN = ("digits-alone-1-*.zip", "digits-bsp-2-*.zip")
-CHARTS = {"phases": "time_for_all_phases", "predictions": "predictions"}  # here and as mlbench names them
+CHARTS = {"phases": "time_for_all_phases"}  # here and as mlbench names them
 MAX_BYTES = 100_000
 COLORS = 128  # of a picture; pages have few
 TASK = ("--task", "digits_resnet", "--preset", "tiny", "--repeat", "3", "--yes")
@@ -65,10 +65,9 @@ def shoot(browser: str, address: str, target: Path, height: int) -> None:
 
 
 def draw(home: Path, folder: Path) -> None:
-    """Figures of `mlbench charts` and of `mlbench predict --check`."""
+    """Figures of `mlbench charts`."""
     archives = (str(path) for kind in DRAWN for path in sorted(ARCHIVES.glob(kind)))
     mlbench(home, "charts", str(folder), *archives, "--yes")
-    mlbench(home, "predict", "--check", "--charts", str(folder))
     for name, drawn in CHARTS.items():
         reduce(folder / f"{drawn}.png", IMAGES / f"{name}.png")
 

@@ -36,7 +36,7 @@ from mlbench_cli.util.text import one_line
 _HARMLESS = frozenset({
     "name", "cluster", "engine", "task", "preset", "backend", "workers", "parameters", "run_on_all", "goal", "seed",
     "processes_per_worker", "device", "gpus_per_worker", "cpus", "share_machine", "method", "network",
-    "anonymous", "calibrate", "pin", "timeout", "price", "functional_only", "cluster_kind", "kubernetes",
+    "anonymous", "pin", "timeout", "price", "functional_only", "cluster_kind", "kubernetes",
     "checkpoint_copy",
     "faults", "on_failure", "detect_seconds", "checkpoint_every",  # they befall the run's own ranks only
 })  # fmt: skip

@@ -45,11 +45,10 @@ PANELS: dict[str, dict[str, Command]] = {
             "mlbench_cli.commands.baselines", "baselines", "Check machines against their expected performance"
         ),
         "predict": Command(
-            "mlbench_cli.commands.predict", "predict", "Predict step times for other workers, networks, methods"
+            "mlbench_cli.commands.predict", "predict_command", "Predict time and price with other workers, networks"
         ),
         "goodput": Command("mlbench_cli.commands.goodput", "goodput", "Show what faults cost: goodput and its losses"),
         "fabric": Command("mlbench_cli.commands.fabric", "fabric", "Report on a network in the form of an IETF draft"),
-        "plan": Command("mlbench_cli.commands.plan", "plan", "Plan the cheapest or fastest machines for a task"),
         "get-dashboard-url": Command(
             "mlbench_cli.commands.serve", "get_dashboard_url", "Print the URL of the running dashboard"
         ),

@@ -8,7 +8,7 @@ import typer
 
 from mlbench_cli import console
 from mlbench_cli.clusters import changes as cluster_changes
-from mlbench_cli.model.run import Cluster, JsonObject
+from mlbench_cli.model.run import Cluster
 from mlbench_cli.results.analysis.numbers import format_money
 from mlbench_cli.storage.store import Store
 from mlbench_cli.util.times import timestamp
@@ -17,7 +17,6 @@ from providers.lifecycle import Step
 
 if TYPE_CHECKING:
     from mlbench_cli.clusters.manage import PlannedCluster
-    from mlbench_cli.predict.plan import Candidate
 
 Project = Annotated[
     str | None,
@@ -119,32 +118,6 @@ def show_plan(cluster: Cluster, plan: Plan) -> None:
             console.note(f"To ask the cloud for prices: mlbench prices update {cluster.provider} --region {region}")
     for warning in plan.warnings:
         console.warn(warning)
-
-
-def describe_estimate(item: "Candidate", currency: str) -> str:
-    """The expected time and cost of a task on a cluster, in a sentence, with 10th and 90th percentiles."""
-    amounts = [format_money(value * item.per_second) for value in (item.seconds, item.low, item.high)]
-    times = [console.duration(value) for value in (item.seconds, item.low, item.high)]
-    return (
-        f"for {item.task}: about {times[0]} ({times[1]} to {times[2]}), {amounts[0]} {currency} ({amounts[1]} to "
-        f"{amounts[2]}), with method {item.method} and batch {item.batch}. Speed: {item.speed.note}."
-    )
-
-
-def estimate_document(item: "Candidate") -> JsonObject:
-    """The same as a document."""
-    return {
-        "task": item.task,
-        "method": item.method,
-        "global_batch": item.batch,
-        "seconds": item.seconds,
-        "low_seconds": item.low,
-        "high_seconds": item.high,
-        "price": item.price,
-        "low_price": item.low * item.per_second,
-        "high_price": item.high * item.per_second,
-        "bases": {name: basis.value for name, basis in item.bases.items()},
-    }
 
 
 def price(amount: float | None, currency: str) -> str:

@@ -3,7 +3,7 @@
 import inspect
 import time
 from collections.abc import Sequence
-from dataclasses import Field, fields, replace
+from dataclasses import Field, fields
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin, get_type_hints
 
@@ -17,8 +17,6 @@ from mlbench_cli.clusters.manage import UNATTENDED_TTL, CreationRequest, Planned
 from mlbench_cli.commands._clusters import (
     cluster_document,
     create_with_progress,
-    describe_estimate,
-    estimate_document,
     show_plan,
 )
 from mlbench_cli.commands._common import Format, Output, Yes
@@ -35,7 +33,6 @@ from providers.base import AUTO, CanCreate
 from providers.operation_errors import delete_command
 
 if TYPE_CHECKING:
-    from mlbench_cli.predict.plan import Candidate
     from providers.helm.install import Installation
 
 KEEP = "none"  # of --ttl
@@ -94,7 +91,6 @@ def create(
     dry_run: bool,
     yes: bool,
     output: Format,
-    for_task: str | None = None,
 ) -> None:
     """Plan, print, ask and create, in this order; `--dry-run` ends after the plan.
 
@@ -108,12 +104,12 @@ def create(
     store = Store(notice=console.note)
     _check_registry(provider, options.get("registry"))
     try:
-        _create(store, request, ttl, dry_run, yes, output, for_task)
+        _create(store, request, ttl, dry_run, yes, output)
     except (CredentialError, UsageError) as error:
         # "There are no credentials": the plan and price can still be shown.
         if not dry_run or error.details.get("configured", True) or (sketch := clusters.sketch_cluster(request)) is None:
             raise
-        _print_plan(sketch, output, _estimate(store, sketch, for_task))
+        _print_plan(sketch, output)
 
 
 def _create(
@@ -123,15 +119,13 @@ def _create(
     dry_run: bool,
     yes: bool,
     output: Format,
-    for_task: str | None,
 ) -> None:
     with plan_cluster(store, request) as planned:
         planned = _choose_end(store, planned, ttl)
-        estimate = _estimate(store, planned, for_task)
         if dry_run:
-            _print_plan(planned, output, estimate)
+            _print_plan(planned, output)
             return
-        _show_plan(planned, estimate)
+        _show_plan(planned)
         if end := _describe_end(planned):
             console.note(f"{end} {cluster_changes.describe_end(planned.cluster)}")
         if planned.plan.total != 0:
@@ -191,25 +185,12 @@ def _parse_ttl(ttl: str | None) -> Ttl | None:
     return None if ttl in (None, KEEP) else Ttl(str(ttl), parse_duration(str(ttl), "--ttl"))
 
 
-def _estimate(store: Store, planned: PlannedCluster, task: str | None) -> "Candidate | None":
-    """The time of a task on the planned workers, including the start of the cluster. Raises if it is unknown."""
-    if task is None:
-        return None
-    from mlbench_cli.api.calibrated import estimate_on_cluster
-
-    record = {"price_per_hour": planned.plan.total}
-    cluster = replace(planned.cluster, details={**planned.cluster.details, "plan": record})
-    return estimate_on_cluster(store, task, cluster, is_new=True)
-
-
-def _show_plan(planned: PlannedCluster, estimate: "Candidate | None") -> None:
+def _show_plan(planned: PlannedCluster) -> None:
     show_plan(planned.cluster, planned.plan)
-    if estimate is not None:
-        console.note(describe_estimate(estimate, planned.plan.currency))
     _show_chart(planned.installation)
 
 
-def _print_plan(planned: PlannedCluster, output: Format, estimate: "Candidate | None") -> None:
+def _print_plan(planned: PlannedCluster, output: Format) -> None:
     resources, installation = planned.resources, planned.installation
     chart: dict[str, object] | None = None
     if installation is not None:
@@ -217,11 +198,9 @@ def _print_plan(planned: PlannedCluster, output: Format, estimate: "Candidate | 
     if output == Format.json:
         plan = planned.plan.to_dict()
         document = {"cluster": cluster_document(planned.cluster), "plan": plan, "resources": resources}
-        if estimate is not None:
-            document["estimate"] = estimate_document(estimate)
         console.out_json({**document, "helm_chart": chart} if chart else document)
         return
-    _show_plan(planned, estimate)
+    _show_plan(planned)
     if ttl := ClusterDetails.of(planned.cluster).ttl:
         console.note(f"It ends after {ttl}. {cluster_changes.describe_end(planned.cluster)}")
     console.out_table(["RESOURCE", "NAME"], [[item["kind"], item["name"]] for item in resources])
@@ -383,19 +362,6 @@ _COMMON = [
                 help="delete the cluster after this time, e.g. 90m, 8h, 2d, or none; default: none, but "
                 f"{UNATTENDED_TTL} for paid clusters if there is no terminal",
                 metavar="DURATION",
-            ),
-        ],
-        None,
-    ),
-    _keyword(
-        "for_task",
-        Annotated[
-            str | None,
-            typer.Option(
-                "--for",
-                help="also estimate how long this task takes on the cluster and what it costs, from calibrated runs on "
-                "this machine (mlbench plan)",
-                metavar="TASK",
             ),
         ],
         None,

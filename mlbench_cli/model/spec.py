@@ -24,7 +24,7 @@ OPEN = "open"  # the preset of a command of one's own that is held to a task's g
 SEED = 42
 # Fields of RunSpec that are left out while they are empty: the hash of a spec from before them stays what it was.
 LATER_FIELDS = (
-    *("network", "method", "calibrate", "task_path", "pin", "anonymous"),
+    *("network", "method", "task_path", "pin", "anonymous"),
     *("faults", "on_failure", "checkpoint_every", "checkpoint_copy", "detect_seconds"),
 )
 START_TIMEOUT = 1800
@@ -152,7 +152,6 @@ class RunSpec:
     share_machine: bool = False  # local: do not wait until this machine is free, and say so in the result
     method: Mapping[str, str] = field(default_factory=dict)  # how ranks communicate; empty: the task's own way
     network: str | None = None  # shaped: "1gbit,5ms", or "model:1gbit,5ms" (network.py)
-    calibrate: bool = False  # measure a few steps without communication first, for predictions
     pin: bool = False  # pin each process of the run to its own CPUs
     faults: str | None = None  # script of the faults that the run meets on purpose (faults.py)
     on_failure: str | None = None  # a faults.Policy; None: the run fails with its first rank

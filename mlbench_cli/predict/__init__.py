@@ -1,8 +1,6 @@
-"""Predictions of time and cost to a goal: samples to goal by batch size, speeds of machines, and plans.
+"""Time and price of a run that was not made, from runs that were.
 
-samples   the samples that a goal needs at another batch size, and the basis of the figure
-machines  machine types with their compute speed, network and sources
-plan      candidates, their predictions and the best ones
-
-Nothing here reads the store or queries a cloud: callers pass documents of archives and prices.
+`measure` reads what an update took from archives; `predict` scales it to other numbers of workers, networks and
+machines. Computation is measured, never modeled; communication follows each method's own formula
+(`task_images.comm.rounds`), plus the overhead that the runs show beyond that formula.
 """

@@ -448,7 +448,6 @@ def _placement(request: Request, cluster: Cluster) -> dict[str, Any]:
         "anonymous": bool(request.anonymous),
         "pin": bool(request.pin),
         "network": resolve_network(request),
-        "calibrate": bool(request.calibrate),
         **resolve_faults(request),
     }
     if request.timeout is not None:

@@ -128,9 +128,6 @@ class Request:
         "probes; on local and kind, elsewhere with --network-method. model:1gbit,5ms (local) only delays messages",
         metavar="[model:]RATE[,DELAY]",
     )
-    calibrate: bool | None = _option(
-        "measure a few steps without communication first, for mlbench predict", kind="switch"
-    )
     pin: bool | None = _option(
         "on local and hosts: pin each rank to its own CPUs; needs at least one CPU per rank",
         kind="switch",

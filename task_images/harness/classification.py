@@ -73,7 +73,7 @@ def train_classifier(
     precision = make_precision(long.precision if long else "fp32", world.device)
     chosen = prepare_strategy(world, lambda: strategy or GradientAllReduce())
     if long:
-        _check_graphs(long, chosen, world.contract.calibrate)
+        _check_graphs(long, chosen)
         apply_speed(long, model)
         facts["options"] = {name: getattr(long, name) for name in ("channels_last", "compile", "loaders")}
     trainer = make_sample_trainer(
@@ -118,7 +118,7 @@ def train_classifier(
     (train_in_jax(trainer, in_jax) if in_jax and world.backend == JaxRanks.backend else trainer).run()
 
 
-def _check_graphs(settings: CheckpointedSettings, strategy: Strategy, calibrates: bool) -> None:
+def _check_graphs(settings: CheckpointedSettings, strategy: Strategy) -> None:
     """Raises TaskUsageError for options that hook single layers or move parameters, which do not work in a graph
     replay."""
     if settings.compile != "graphs":
@@ -130,8 +130,4 @@ def _check_graphs(settings: CheckpointedSettings, strategy: Strategy, calibrates
         raise TaskUsageError(
             "compile=graphs replays the whole model, but this method uses its layers or moves its parameters",
             "--set compile=blocks, or a method that exchanges gradients before the update, such as bsp",
-        )
-    if calibrates:
-        raise TaskUsageError(
-            "compile=graphs replays the whole model, but --calibrate times its layers", "--set compile=no"
         )

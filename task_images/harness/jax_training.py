@@ -235,7 +235,6 @@ def train_in_jax(trainer: Trainer[P], make_program: MakeProgram) -> JaxTrainer[P
     precision = trainer.precision.used if trainer.precision else "fp32"
     for is_asked, what, instead in (
         (trainer.world.contract.method, "exchange gradients by a method", "Leave out --method."),
-        (trainer.world.contract.calibrate, "be calibrated", "Leave out --calibrate."),
         (precision != "fp32", f"compute in {precision}", "--set precision=fp32"),
     ):
         if is_asked:

@@ -1,11 +1,12 @@
 """The device's peak rate, and the share that a training uses (model FLOPs utilization, MFU)."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 # Dense bf16 and fp16 TFLOP/s with their sources, by a substring of torch's device name; the first match counts. If a
@@ -123,3 +124,16 @@ def _now(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
+
+
+@contextmanager
+def keep_state(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """Restore parameters, buffers and random states after the block."""
+    kept = {name: value.detach().clone() for name, value in model.state_dict().items()}
+    devices = [device] if device.type == "cuda" else []
+    was_training = model.training
+    with torch.random.fork_rng(devices=devices):
+        yield
+    model.load_state_dict(kept)
+    model.zero_grad(set_to_none=True)
+    model.train(was_training)

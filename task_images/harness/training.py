@@ -4,7 +4,7 @@ A task supplies batches (`updates.Batches`), a work (`Work`: what a pass compute
 """
 
 import contextlib
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -21,7 +21,6 @@ from task_images.harness.goals import GoalWatch
 from task_images.harness.loop import Loop, Plan, Unit, Values
 from task_images.harness.losses import check_finite, make_divergence_error
 from task_images.harness.metrics import Mean, Metric, collect
-from task_images.harness.noise_scale import NoiseScale
 from task_images.harness.precision import Precision, set_arithmetic
 from task_images.harness.replicas import average_buffers
 from task_images.harness.report import Reporter
@@ -37,7 +36,6 @@ W = TypeVar("W", contravariant=True)
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 NOT_FINITE = "the norm of the gradients is not finite"
-ROOM_FOR_COPIES = 8  # multiple of a model's bytes that a calibration may need
 
 
 class PassLoss:
@@ -115,10 +113,6 @@ class Trainer(Loop[P], Generic[P]):
         set_arithmetic(self.arithmetic)
         self._precision = self.precision or Precision("fp32", self.world.device)
         self._flops = self._count_flops() if self.plan.protocol.is_on else None
-        self._is_calibrated = self._shall_be_calibrated()
-        if self._is_calibrated:
-            self._calibrate()
-        self._noise = NoiseScale(self.world, self.model, self.strategy) if self.world.contract.calibrate else None
         self._trained = self.strategy.attach(self.world, self.model, self.make_optimizer, self.tracker)
         if self.graphs is not None:
             self.strategy.keeps_gradients = True
@@ -127,9 +121,6 @@ class Trainer(Loop[P], Generic[P]):
     def _update(self, update: Update[P], rate: float) -> bool:
         section = self.tracker.section
         losses: list[PassLoss] = []
-        noise = self._noise
-        if noise is not None:
-            noise.begin(update, self._precision.factor)
         observe = None if self.plan.protocol.is_on else getattr(self.work, "observe", None)
         self.strategy.begin(update.weight, update.total, update.count, self._precision.scale)
         # Passes in a list need no waiting.
@@ -142,8 +133,6 @@ class Trainer(Loop[P], Generic[P]):
                 seed_device(self.world.device, self.world.contract.seed, *path)
             if self.graphs is not None:
                 self.graphs.begin_pass()
-            if noise is not None:
-                noise.begin_pass()
             with self.strategy.last_pass() if number == update.count - 1 else contextlib.nullcontext():
                 with section("forward"), self._precision.autocast():
                     outputs = self.work.forward(self._trained, data)
@@ -151,15 +140,11 @@ class Trainer(Loop[P], Generic[P]):
                     loss = self.work.loss(outputs, data)
                 with section("backward"):
                     loss.backward(self._precision.factor)
-            if noise is not None:
-                noise.end_pass()
             if observe is not None:
                 with section("metrics"):
                     observe(outputs, data)
             losses.append(loss)
         updated = self.strategy.step(rate, self.clip)
-        if noise is not None:
-            noise.end()
         if not updated and self._precision.scale is None:
             raise make_divergence_error(NOT_FINITE)
         if updated:
@@ -168,48 +153,9 @@ class Trainer(Loop[P], Generic[P]):
                     self.losses.add(loss.mean, loss.weight)
         return updated
 
-    def _validate_and_report(self, epoch: int, is_last: bool) -> None:
-        if self._noise is not None and self._noise.collect() and (samples := self._noise.smoothed) is not None:
-            self.report.metric("noise_scale", samples, epoch=epoch, step=self.position.total, unit="samples")
-        super()._validate_and_report(epoch, is_last)
-
-    def _shall_be_calibrated(self) -> bool:
-        """Whether to calibrate for predictions: if requested, and in pure speed measurements.
-
-        The latter only if there is memory for copies of the model, and its layers can be timed.
-        """
-        if self.world.contract.calibrate or not self.plan.protocol.is_on or self.world.size == 1:
-            return bool(self.world.contract.calibrate)
-        return self.graphs is None and self._has_room_for_copies()
-
-    def _has_room_for_copies(self) -> bool:
-        """Whether every rank's GPU has memory for twice the model's state, gradients and optimizer."""
-        if self.world.device.type != "cuda":
-            return True
-        size = sum(parameter.numel() * parameter.element_size() for parameter in self.model.parameters())
-        missing = ROOM_FOR_COPIES * size - torch.cuda.mem_get_info(self.world.device)[0]
-        return bool(self.world.max([float(missing)])[0] < 0)
-
-    def _calibrate(self) -> None:
-        """Calibrate for predictions, with steps of one pass. Model and random states are restored."""
-        from task_images.harness.calibration import calibrate
-
-        update = next(self.batches.updates(1))
-        samples = max(1, update.samples // (self.world.size * update.count))
-        passes = self._repeat_passes()
-        calibrate(self.world, self.model, self.make_optimizer, lambda: self._compute_loss_of(next(passes)), samples)
-        passes.close()
-
-    def _repeat_passes(self) -> Generator[P, None, None]:
-        """The passes of the first epoch, repeated endlessly."""
-        while True:
-            for update in self.batches.updates(1):
-                yield from update.passes
-
     def _count_flops(self) -> tuple[float, str] | None:
         """FLOPs of one update of all ranks, and how they were derived; None if unknown. Counts one pass."""
-        from task_images.harness.calibration import keep_state
-        from task_images.harness.peak import COUNTED, count_flops
+        from task_images.harness.peak import COUNTED, count_flops, keep_state
 
         update, compute_loss = self._sample_pass()
         with keep_state(self.model, self.world.device):
@@ -278,9 +224,6 @@ class Trainer(Loop[P], Generic[P]):
             facts["compile_seconds"] = compile_seconds()
         if self.strategy.checked:
             facts["self_check"] = dict(self.strategy.checked)
-        if self._noise is not None:
-            self._noise.collect()
-            facts["noise_scale"] = self._noise.to_dict()
         if self._gpu is not None and (sampled := self._gpu.facts()):
             facts["gpu"] = sampled
         if self._flops is not None:
@@ -342,10 +285,6 @@ class Trainer(Loop[P], Generic[P]):
         return load_checkpoint(self.world, path, self.name, self.identity)
 
     def _close(self) -> None:
-        if self._is_calibrated:
-            from task_images.harness.calibration import add_buckets
-
-            add_buckets(self.world, self.strategy.bucket_bytes())
         self.strategy.close()
 
 

@@ -24,7 +24,7 @@ providers tasks
 archive results.archive
 clusters engines analysis results.analysis results.figures
 results.report pages
-results simulator runs certify
+results runs certify
 predict
 api
 results.site results.exports

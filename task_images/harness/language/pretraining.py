@@ -203,11 +203,10 @@ class Pretraining(Generic[B]):
         """Gradient exchange. Sharded models have their own; others support any method."""
         contract = self.world.contract
         if self.layout.name != "ddp":
-            if contract.method or contract.calibrate:
-                option = "--method" if contract.method else "--calibrate"
+            if contract.method:
                 raise TaskUsageError(
-                    f"parallel={self.layout.name} exchanges gradients itself, so {option} has no effect",
-                    f"Leave out {option}, or --set parallel=ddp.",
+                    f"parallel={self.layout.name} exchanges gradients itself, so --method has no effect",
+                    "Leave out --method, or --set parallel=ddp.",
                 )
             self.report.say(f"method: as in parallel={self.layout.name}")
             return ShardedUpdate(self.layout)
@@ -244,10 +243,6 @@ class PretrainingTrainer(Trainer[B]):
     def _attach(self) -> None:
         super()._attach()
         check_optimizer(self.strategy.optimizer, self.strategy.model)
-
-    def _shall_be_calibrated(self) -> bool:
-        """Not for sharded models, which exchange gradients themselves."""
-        return self.pretraining.layout.name == "ddp" and super()._shall_be_calibrated()
 
     def _count_flops(self) -> tuple[float, str]:
         return self.pretraining.flops, self.pretraining.flops_formula

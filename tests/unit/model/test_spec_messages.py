@@ -102,7 +102,6 @@ def test_cards_for_rdma_are_told_by_the_names_of_their_resources(resource: str, 
 CHANGED: dict[str, Any] = {
     "network": "1gbit",
     "method": {"name": "bsp"},
-    "calibrate": True,
     "servers_on": ["h1"],
     "task_path": "/x",
     "pin": True,

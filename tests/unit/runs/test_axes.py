@@ -59,7 +59,6 @@ AXES: dict[str, tuple[dict[str, Any], str, tuple[Any, Any]]] = {
     "processes": (COMMAND, "processes_per_worker", (1, 2)),
     "GPUs of workers": (ON_GPUS, "gpus_per_worker", (1, 2)),
     "time limits": (COMMAND, "timeout", ("1h", "2h")),
-    "calibrations": (DIGITS, "calibrate", (False, True)),
     "memory on Kubernetes": ({"cluster": "far", **DIGITS}, "memory", ("8Gi", "16Gi")),
     "images": ({"cluster": "far", **COMMAND}, "image", ("a:1", "b:1")),
 }

@@ -2,8 +2,6 @@
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -31,7 +29,7 @@ from task_images.harness.report import Reporter
 from task_images.harness.schedules import Constant, PerUpdate
 from task_images.harness.settings import CheckpointedSettings, CudaSettings, SpeedSettings
 from task_images.harness.speed import Graphs, apply_speed, blocks_of, make_precision, require_compiler
-from task_images.harness.training import Trainer, make_sample_trainer
+from task_images.harness.training import make_sample_trainer
 
 CPU = torch.device("cpu")
 
@@ -177,9 +175,8 @@ def test_graphs_train_alike_and_are_not_claimed_on_a_cpu(capsys: pytest.CaptureF
     [
         ({"MLBENCH_METHOD": json.dumps(resolve("dear").to_dict())}, "this method uses its layers"),
         ({"MLBENCH_METHOD": json.dumps(resolve("fsdp2").to_dict())}, "this method uses its layers"),
-        ({"MLBENCH_CALIBRATE": "1"}, "--calibrate times its layers"),
     ],
-    ids=["no barrier", "shards", "calibration"],
+    ids=["no barrier", "shards"],
 )
 def test_graphs_refuse_what_needs_single_layers(variables: dict[str, str], why: str) -> None:
     world = open_world(Contract({"OMP_NUM_THREADS": "1", **variables}))
@@ -227,14 +224,3 @@ def test_compiling_without_a_compiler_names_what_to_install(monkeypatch: pytest.
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(EnvironmentUnfitError, match=r"install g\+\+ .* --set compile=no"):
         require_compiler("whole")
-
-
-@pytest.mark.parametrize(("free", "has_room"), [(7, False), (8, False), (9, True)])
-def test_a_gpu_has_room_for_copies_above_eight_times_the_model(
-    monkeypatch: pytest.MonkeyPatch, free: int, has_room: bool
-) -> None:
-    model = nn.Linear(10, 10)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free * 110 * 4, 0))
-    world = SimpleNamespace(device=torch.device("cuda", 0), max=list)
-    trainer: Any = SimpleNamespace(world=world, model=model)
-    assert Trainer._has_room_for_copies(trainer) is has_room

@@ -1,0 +1,300 @@
+"""From what an update took in finished runs to what it would take elsewhere, with an interval and its basis."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from statistics import fmean
+from typing import Any
+
+from mlbench_cli.errors import UsageError
+from mlbench_cli.model.network import NetworkShape
+from task_images.comm.methods import NATIVE, Method, MethodError
+from task_images.comm.presets import PRESETS, resolve
+from task_images.comm.rounds import update_cost
+
+MAX_WORKERS = 100_000
+FAR = 4  # times the ranks of the largest run; beyond that, predictions are extrapolated
+FP32_BYTES = 4
+# An update is predicted to take between these multiples of the figure. From `benchmarks/predict.py`: at least 90 % of
+# the held-out runs of the published archives are within.
+SPREADS = {"measured": 1.10, "scaled": 1.35, "extrapolated": 2.0, "guessed": 3.0}
+
+
+class Basis(StrEnum):
+    """What a prediction rests on: a run of this very setting, the formula, the formula far from any run, or a speed
+    that no run has shown."""
+
+    MEASURED = "measured"
+    SCALED = "scaled"
+    EXTRAPOLATED = "extrapolated"
+    GUESSED = "guessed"
+
+
+@dataclass(frozen=True)
+class Link:
+    """A link between two workers: bits per second, and seconds of a round trip."""
+
+    rate: float
+    round_trip: float
+
+    @classmethod
+    def of_shape(cls, shape: NetworkShape) -> "Link":
+        """A link with the nominal values of `--network`."""
+        return cls(shape.rate, 2 * shape.delay)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What an update took in one run, in seconds, on the mean of its ranks.
+
+    computing       everything but communication and validation
+    exposed, hidden communication that the update waited for, and that ran beside the computation
+    messages, bytes handed to collectives by a rank
+    samples         of all ranks in an update; `fixed_batch`: the same with any number of workers
+    link            as the run's probe found it; None for one worker
+    to_goal         updates until the goal; None if it was not reached
+    per_hour        price of a worker; None if unknown
+    """
+
+    name: str
+    task: str
+    method: Method
+    ranks: int
+    ranks_per_worker: int
+    computing: float
+    exposed: float
+    hidden: float
+    messages: float
+    bytes: float
+    parameters: int
+    samples: float
+    fixed_batch: bool
+    link: Link | None
+    to_goal: float | None
+    per_hour: float | None
+    machine: str
+    cores: float
+    device: str
+
+    @property
+    def communication(self) -> float:
+        """Seconds of communication in an update, hidden or not."""
+        return self.exposed + self.hidden
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of an update."""
+        return self.computing + self.exposed
+
+
+def measure(run: Mapping[str, Any], result: Mapping[str, Any], environment: Mapping[str, Any]) -> Measured:
+    """Read the documents of an archive. Raises UsageError with the reason if they do not tell what an update took."""
+    name, spec, details, updates = str(run["name"]), run["spec"], result["details"], result.get("updates")
+    phases = {phase: float(value["mean"]) for phase, value in (result.get("timings") or {}).items()}
+    samples = details.get("global_batch")
+    if not updates or not phases or not samples:
+        raise UsageError(
+            f"{name} does not tell what an update took: it reports no updates with their phases and batch size.",
+            hint="Predictions need a training of the catalog: mlbench tasks",
+        )
+    method, ranks = _method_of(spec), int(result["world_size"])
+    if method.file != "none":
+        raise UsageError(
+            f"{name} used a method from the file {method.file}, which is not loaded.",
+            hint="Install the method's package, and run the training with --method NAME.",
+        )
+    if ranks > 1 and (method.engine in NATIVE or "communication" not in phases):
+        raise UsageError(
+            f"{name} communicates inside the backward pass ({method.name}), so its computing time is unknown.",
+            hint="Predict from a run with 1 worker, or with another method, e.g. --method wfbp",
+        )
+    counted = details.get("communication") or {}
+    per_update = {key: float(counted.get(key) or 0.0) / updates for key in ("messages", "bytes")}
+    if ranks == 1:  # it sent nothing: one message of all gradients, as the task's own method would
+        per_update = {"messages": 1.0, "bytes": float(FP32_BYTES * (details.get("parameters") or 0))}
+    exposed = phases.get("communication", 0.0) / updates
+    computing = sum(seconds for phase, seconds in phases.items() if phase not in ("communication", "validation"))
+    goal = result.get("goal") or {}
+    workers, price = int(spec["workers"]), (spec.get("price") or {}).get("per_hour")
+    parameters = spec.get("parameters") or {}
+    machine = (environment.get("ranks") or {}).get("0") or {}
+    return Measured(
+        name=name,
+        task=str(result["task"]),
+        method=method,
+        ranks=ranks,
+        ranks_per_worker=max(1, ranks // workers),
+        computing=computing / updates,
+        exposed=exposed,
+        hidden=float(counted.get("hidden_seconds") or 0.0) / updates,
+        messages=per_update["messages"],
+        bytes=per_update["bytes"],
+        parameters=int(details.get("parameters") or 0),
+        samples=float(samples),
+        fixed_batch="global_batch" in parameters,
+        link=_link_of(result) if ranks > 1 else None,
+        to_goal=float(updates) if goal.get("reached") else None,
+        per_hour=None if price is None else float(price) / workers,
+        machine=str(spec.get("cluster_kind") or ""),
+        cores=float(spec.get("cpus") or machine.get("threads") or 1),
+        device=str(machine.get("device_name") or "") if result.get("device") == "cuda" else "",
+    )
+
+
+def _method_of(spec: Mapping[str, Any]) -> Method:
+    """The run's method; without one the task's own: one message after the backward pass, or torch's DDP."""
+    given = spec.get("method")
+    try:
+        if isinstance(given, Mapping) and given:
+            return Method.from_dict({str(key): value for key, value in given.items()})
+        if isinstance(given, str) and given in PRESETS:
+            return resolve(given)
+    except MethodError as error:
+        raise UsageError(f"The run's method is unknown here: {error.reason}") from None
+    return resolve("ddp" if str(spec.get("task")).endswith("_ddp") else "bsp")
+
+
+def _link_of(result: Mapping[str, Any]) -> Link | None:
+    probe = result.get("network") or {}
+    summary = probe.get("summary", probe)
+    rate = summary.get("together_bits_per_second") or summary.get("alone_bits_per_second")
+    trip = summary.get("rtt_seconds")
+    return Link(float(rate), float(trip)) if rate and trip is not None else None
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """An update with `workers`, in seconds: computing, communication that it waits for, and the sum with its interval.
+
+    samples     of all ranks in an update
+    to_goal     seconds until the goal; `is_bound`: at least that, as the batch is larger than in any run
+    price       of the time to the goal, or of an hour without a goal; None if unknown
+    """
+
+    base: Measured
+    workers: int
+    computing: float
+    exposed: float
+    seconds: float
+    low: float
+    high: float
+    basis: Basis
+    samples: float
+    to_goal: float | None
+    is_bound: bool
+    price: float | None
+
+    @property
+    def throughput(self) -> float:
+        """Samples per second."""
+        return self.samples / self.seconds
+
+    @property
+    def efficiency(self) -> float:
+        """Share of the time that computes."""
+        return self.computing / self.seconds
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """What differs from the runs: the network, the price of a worker for an hour, and the computing time of a rank
+    relative to theirs with whether a run has shown that."""
+
+    link: Link | None = None
+    per_hour: float | None = None
+    slower: float = 1.0
+    is_guessed: bool = False
+
+
+def predict(
+    runs: Sequence[Measured], workers: int, elsewhere: Elsewhere, others: Sequence[Measured] = ()
+) -> Prediction:
+    """An update of `workers` from `runs`, which are repeats or sizes of one setting.
+
+    `others` are runs of the same task and goal at other batch sizes, which show how many samples the goal takes.
+    Raises UsageError if the runs cannot tell.
+    """
+    if not 1 <= workers <= MAX_WORKERS:
+        raise UsageError(f"--workers takes numbers from 1 to {MAX_WORKERS}.")
+    ranks = workers * runs[0].ranks_per_worker
+    nearest = min({one.ranks for one in runs}, key=lambda known: (abs(math.log(known / ranks)), -known))
+    same = [one for one in runs if one.ranks == nearest]
+    base = same[0]
+    share = ranks / base.ranks
+    per_rank = 1 / share if base.fixed_batch else 1.0
+    samples = base.samples if base.fixed_batch else base.samples * share
+    computing = fmean(one.computing for one in same) * per_rank * elsewhere.slower
+    exposed = fmean(_waits(one, ranks, elsewhere.link, computing) for one in same)
+    seconds = computing + exposed
+    if elsewhere.is_guessed:
+        basis = Basis.GUESSED
+    elif ranks == base.ranks and elsewhere.link is None and elsewhere.slower == 1:
+        basis = Basis.MEASURED
+    else:
+        is_far = ranks > FAR * base.ranks or (base.ranks == 1 and ranks > 1)
+        basis = Basis.EXTRAPOLATED if is_far else Basis.SCALED
+    spread = SPREADS[basis]
+    updates, is_bound = _updates_to_goal(base, samples, [*runs, *others])
+    to_goal = None if updates is None else updates * seconds
+    per_hour = elsewhere.per_hour if elsewhere.per_hour is not None else base.per_hour
+    price = None if per_hour is None else per_hour * workers * (1.0 if to_goal is None else to_goal / 3600)
+    return Prediction(
+        *(base, workers, computing, exposed, seconds, seconds / spread, seconds * spread),
+        *(basis, samples, to_goal, is_bound, price),
+    )
+
+
+def _waits(one: Measured, ranks: int, link: Link | None, computing: float) -> float:
+    """Seconds that an update of `ranks` waits for communication.
+
+    The formula's time on the link, plus what `one` took beyond the formula on its own link: compression, copies, and
+    ranks that wait for each other. As much as `one` hid behind its computation is hidden again; if it hid nearly all,
+    up to the whole computing time may be.
+    """
+    if ranks < 2:
+        return 0.0
+    if link is None and ranks == one.ranks:
+        return one.exposed
+    known = one.link
+    target = link or known
+    if target is None:
+        raise UsageError(
+            f"{one.name} ran on one machine with one worker, so no network was measured.",
+            hint="Name one, e.g. --network 10gbit,50us, or predict from a run with several workers",
+        )
+    overhead = 0.0
+    if known is not None:
+        overhead = max(0.0, one.communication - _on_link(one, one.ranks, known))
+    total = _on_link(one, ranks, target) + overhead
+    hides_all = one.hidden > 0 and one.exposed < 0.1 * one.hidden
+    window = computing if hides_all else one.hidden
+    return max(0.0, total - window)
+
+
+def _on_link(one: Measured, ranks: int, link: Link) -> float:
+    """Seconds of an update's messages among `ranks`: a round trip each round, since receivers ask for their parts, and
+    the bytes of the busiest link."""
+    cost = update_cost(one.method, one.messages, one.bytes, one.parameters, ranks)
+    return cost.rounds * link.round_trip + 8 * cost.volume / link.rate
+
+
+def _updates_to_goal(base: Measured, samples: float, runs: Sequence[Measured]) -> tuple[float | None, bool]:
+    """Updates until the goal with `samples` each, and whether that is a lower bound.
+
+    With runs at several batch sizes, E(B) = E_min (1 + B / B_crit) is fitted to their samples (McCandlish et al. 2018,
+    arXiv:1812.06162). Otherwise the samples of the run itself count, and are too few for a larger batch.
+    """
+    points = [(one.samples, one.samples * one.to_goal) for one in runs if one.to_goal is not None]
+    own = [needed for batch, needed in points if batch == base.samples]
+    if not own:
+        return None, False
+    if len({batch for batch, _ in points}) > 1 and samples != base.samples:
+        mean_batch, mean_needed = fmean(b for b, _ in points), fmean(n for _, n in points)
+        spread = sum((batch - mean_batch) ** 2 for batch, _ in points)
+        slope = max(0.0, sum((b - mean_batch) * (n - mean_needed) for b, n in points) / spread)
+        largest, smallest = max(b for b, _ in points), min(b for b, _ in points)
+        needed = max(mean_needed + slope * (samples - mean_batch), 0.0)
+        if needed > 0 and smallest / 2 <= samples <= 2 * largest:
+            return needed / samples, False
+    return fmean(own) / samples, samples > base.samples
