@@ -26,9 +26,6 @@ MLBENCH_ATTEMPT                  how often the ranks of this run have been start
 MLBENCH_CHECKPOINT_DIR           folder for checkpoints that ranks are started again from; not there: none are
 MLBENCH_CHECKPOINT_EVERY         time between those checkpoints (30s, 5m), or their number of updates (200)
 MLBENCH_RESUME                   the checkpoint in that folder to resume from; empty: start from scratch
-MLBENCH_SURVIVE                  1 if a rank that loses another one is to wait for the next attempt; else not there
-MLBENCH_SHRUNK                   1 if there are fewer ranks than when that checkpoint was written; else not there
-MLBENCH_FIRST_RANK               RANK in the first attempt, which logs and events keep; not there: RANK
 MLBENCH_COLLECTIVE_SECONDS       longest time that a rank may keep the others waiting in a collective
 
 Taken from every rank
@@ -143,9 +140,6 @@ class Contract:
         self.checkpoint_dir = environ.get("MLBENCH_CHECKPOINT_DIR") or None
         self.checkpoint_every = environ.get("MLBENCH_CHECKPOINT_EVERY") or None
         self.resume_from = environ.get("MLBENCH_RESUME") or None
-        self.survives = bool(environ.get("MLBENCH_SURVIVE"))
-        self.is_shrunk = bool(environ.get("MLBENCH_SHRUNK"))
-        self.first_rank = _integer(environ, "MLBENCH_FIRST_RANK", self.rank)
         self.collective_seconds = _integer(environ, "MLBENCH_COLLECTIVE_SECONDS", 0)
         if self.role not in ("trainer", "server"):
             raise ContractError(f"MLBENCH_ROLE is {self.role!r}, not trainer or server")
@@ -225,7 +219,7 @@ def parse_event(line: str | bytes) -> dict[str, Any] | None:
 
 def _own_rank() -> int:
     try:
-        return int(os.environ.get("MLBENCH_FIRST_RANK") or os.environ.get("RANK", "0"))
+        return int(os.environ.get("RANK", "0"))
     except ValueError:
         return 0
 

@@ -23,7 +23,7 @@ import os
 import selectors
 import signal
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from mlbench_cli import isolation
 from mlbench_cli.agent import load, machine, processes
@@ -36,7 +36,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:  # `typing` would cost a tenth of the start
     from typing import Any
 
-    from mlbench_cli.agent.copies import Copies
     from mlbench_cli.agent.faults import FaultHands
     from mlbench_cli.agent.messages import NodeState
     from mlbench_cli.agent.network.shaped import ShapedNetwork
@@ -124,7 +123,6 @@ class Agent:
 
     node, count = 0, 1  # of this machine, and of all of the run
     token = ""  # that the agents of a run share
-    copies: Copies | None = None  # of checkpoints of other machines, if the run keeps some
     divides_streams = True  # whether logs are files of its folder, in which it notes standard error
 
     def __init__(self, folder: str, request: dict[str, Any], leash: int) -> None:
@@ -425,10 +423,6 @@ class Agent:
         """The node of a rank or of a worker."""
         return 0
 
-    def find_holder(self, lost: Sequence[int]) -> tuple[str, int] | None:
-        """Where this machine's agent sends copies of its checkpoints."""
-        return None
-
     def send_faults(self, node: int, message: Mapping[str, Any]) -> None:
         """Tell another node what `faults` there shall do, or node 0 what was done."""
         raise NotImplementedError("a run on one machine")
@@ -443,10 +437,6 @@ class Agent:
         rank.facts.update({"exit_code": None, "signal": None, "stopped": False, "out_of_memory": None})
         self._start(rank)
         self._write_state()
-
-    def leave_out(self, rank: Rank) -> None:
-        """A rank is not started again, and the run continues without it."""
-        self._mark_failed(rank)
 
     def fail(self, number: int, code: int) -> None:
         """The run ends with the failure of a rank after all."""

@@ -38,7 +38,6 @@ if TYPE_CHECKING:  # `typing` would cost the agent a tenth of its start
         workers: int
         policy: str
         checkpoint_every: str | None
-        checkpoint_copy: str | None  # "peer": in the memory of the next machine
         detect_seconds: float | None
         from_start: bool
 
@@ -161,7 +160,6 @@ if TYPE_CHECKING:  # `typing` would cost the agent a tenth of its start
         gpus: list[str]
         bound: list[BoundRank]
         first: Cause | None  # only node 0 knows the order
-        lost_nodes: list[int]  # node 0: those that the run goes on without
         clock_start: ClockOffset | None  # None of node 0
         clock_end: ClockOffset | None
         slurm: dict[str, str]

@@ -31,7 +31,7 @@ from mlbench_cli.agent.streams import INDEX
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
     from typing import Any
 
     from mlbench_cli.agent.messages import Cause
@@ -78,8 +78,6 @@ def main(arguments: list[str]) -> int:
 class NodeAgent(Agent):
     """The agent of one node, which shares the fate of the run's other nodes."""
 
-    outlives_nodes = True  # whether the run may go on without one of them
-
     def __init__(self, place: str, folder: str, node: int, plan: Mapping[str, Any]) -> None:
         own = plan["nodes"][node]
         self.run_folder, self.node, self.count = folder, node, len(plan["nodes"])
@@ -97,7 +95,6 @@ class NodeAgent(Agent):
         self.node_of_worker: dict[int, int] = {worker: number for number, entry in nodes for worker in entry["workers"]}
         self.name = own["name"] or os.environ.get("SLURMD_NODENAME") or os.uname().nodename
         self.links: list[RankLink] = []
-        self.holders: dict[str, list[Any]] = {}  # node -> address and port for copies of checkpoints
         self.hosts: list[str] | None = None
         self.server: socket.socket | None = None
         self.next_beat = self.next_look = self.next_connection = self.next_clock = 0.0
@@ -170,10 +167,6 @@ class NodeAgent(Agent):
     def _meet(self) -> str | None:
         """Wait until all nodes are present. Returns why the run cannot start, or None."""
         begun = time.monotonic()
-        if self.plan.get("faults", {}).get("checkpoint_copy") == "peer":
-            from mlbench_cli.agent.copies import Copies
-
-            self.copies = Copies(self.selector, self.node)
         if self.node == 0:
             self.server, self.token = rendezvous.open_hub(self.run_folder, self.addresses, self.plan.get("hub"))
             self.selector.register(self.server, selectors.EVENT_READ, self._on_connection)
@@ -268,8 +261,7 @@ class NodeAgent(Agent):
         self.links = [link]
         self.token = note["token"]
         own_facts = {"node": self.node, "name": self.name, "time": time.time(), "lock": self.lock_identity}
-        copies = {"copies": self.copies.port} if self.copies is not None else {}
-        link.send({"hello": self.token, **own_facts, **copies})
+        link.send({"hello": self.token, **own_facts})
         self._ask_clock()
 
     def _go(self) -> None:
@@ -281,10 +273,8 @@ class NodeAgent(Agent):
         if present:
             self.addresses[0] = self.state["address"] = next(iter(present.values())).connection.getsockname()[0]
         self.master = self.addresses[0] if present else "127.0.0.1"
-        if self.copies is not None:
-            self.holders["0"] = [self.master, self.copies.port]
         for link in present.values():
-            link.send({"go": hosts, "port": self.port, "holders": self.holders})
+            link.send({"go": hosts, "port": self.port})
         self.hosts = hosts
 
     def _take_hosts(self, hosts: list[str]) -> None:
@@ -330,11 +320,8 @@ class NodeAgent(Agent):
             link.node, link.name = node, str(message.get("name"))
             link.lock_identity = None if message.get("lock") is None else str(message["lock"])
             link.clock_offset = time.time() - float(message.get("time") or 0.0)
-            if "copies" in message:
-                self.holders[str(node)] = [link.connection.getpeername()[0], int(message["copies"])]
         elif "go" in message and self.hosts is None:
             self.port, self.hosts = int(message["port"]), [str(host) for host in message["go"]]
-            self.holders = message["holders"]
         elif "gathered" in message:
             self.is_gathered = True
         elif "lock" in message:
@@ -364,14 +351,6 @@ class NodeAgent(Agent):
             return self.node_of_rank[rank]
         assert worker is not None
         return self.node_of_worker[worker]
-
-    def find_holder(self, lost: Sequence[int]) -> tuple[str, int] | None:
-        """The next machine that is not lost. Node 0 needs none: the run ends if it is lost."""
-        if self.node == 0:
-            return None
-        others = ((self.node + step) % self.count for step in range(1, self.count))
-        address, port = self.holders[str(next(node for node in others if node not in lost))]
-        return str(address), int(port)
 
     def send_faults(self, node: int, message: Mapping[str, Any]) -> None:
         """Tell another node what `faults` there shall do, or node 0 what was done."""
@@ -419,9 +398,6 @@ class NodeAgent(Agent):
             self.links = [other for other in self.links if other is not link]
             return
         self.gone.append(link.node)
-        if self.outlives_nodes and self.faults is not None and self.state["started"] and self.faults.lose(link.node):
-            self._write_state()
-            return
         lost: Cause = {"why": "lost", "node": link.node, "rank": None, "time": time.time()}
         self.state["first"] = self.state["first"] or lost
         self._stop("failed", GRACE, own=False)

@@ -37,7 +37,6 @@ _HARMLESS = frozenset({
     "name", "cluster", "engine", "task", "preset", "backend", "workers", "parameters", "run_on_all", "goal", "seed",
     "processes_per_worker", "device", "gpus_per_worker", "cpus", "share_machine", "method", "network",
     "anonymous", "pin", "timeout", "price", "functional_only", "cluster_kind", "kubernetes",
-    "checkpoint_copy",
     "faults", "on_failure", "detect_seconds", "checkpoint_every",  # they befall the run's own ranks only
 })  # fmt: skip
 _HARMLESS_OPTIONS = frozenset({

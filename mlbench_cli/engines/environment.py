@@ -78,7 +78,6 @@ def plan_faults(spec: RunSpec) -> "FaultPlan | None":
         "workers": spec.workers,
         "policy": spec.on_failure or "fail",
         "checkpoint_every": spec.checkpoint_every,
-        "checkpoint_copy": spec.checkpoint_copy,
         "detect_seconds": spec.detect_seconds,
         "from_start": not spec.runs_task_program or "goal_full" not in spec.parameters,
     }

@@ -3,8 +3,6 @@
     at 120s kill rank 3                         every ~600s kill any rank
     at 60s for 20s stop rank 1                  at 60s for 60s slow rank 2 to 50% cpu
     at 90s for 20s link 2 down                  at 90s for 60s link 2 10mbit         at 90s link any loss 2%
-    at 200s for 30s disk full                   at 90s for 60s slow storage of rank 1 to 5MB/s
-    at 300s node 1 gone
     seed 7                                      anyway
 
 Items are separated by semicolons or newlines. Times count from the first update of the training. `every 600s` is a
@@ -31,32 +29,28 @@ if TYPE_CHECKING:
     from mlbench_cli.model.spec import RunSpec
 
 MIN_INTERVAL = 0.05  # seconds between repeated faults
-MIN_STORAGE = 1e5  # bytes per second
 MAX_SECONDS = 30 * 86400.0
 MAX_TEXT = 64 << 10
 MAX_ITEMS = 1000
 
 
 class FaultKind(StrEnum):
-    """What is done to a rank, a link, a disk or a node."""
+    """What is done to a rank or a link."""
 
     KILL = "kill"
     STOP = "stop"
     SLOW = "slow"
     LINK = "link"
-    DISK = "disk"
-    STORAGE = "storage"
-    NODE = "node"
 
     @property
     def targets_worker(self) -> bool:
-        """Whether its target is a worker (a node or its link) instead of a rank."""
-        return self in (FaultKind.LINK, FaultKind.NODE)
+        """Whether its target is a worker (its link) instead of a rank."""
+        return self is FaultKind.LINK
 
     @property
     def lasts(self) -> bool:
         """Whether it can end, which restores the previous state."""
-        return self in (FaultKind.STOP, FaultKind.SLOW, FaultKind.LINK, FaultKind.DISK, FaultKind.STORAGE)
+        return self is not FaultKind.KILL
 
 
 class Policy(StrEnum):
@@ -64,24 +58,15 @@ class Policy(StrEnum):
 
     FAIL = "fail"  # the run ends
     RESTART = "restart"  # all ranks start again from the last checkpoint
-    REPLACE = "replace"  # the same, but ranks that lost another one wait for it instead of starting again
-    SHRINK = "shrink"  # as restart, with one rank less, or without those of machines that are lost
-
-
-class CheckpointCopy(StrEnum):
-    """Where the part of a checkpoint is kept that the ranks of a machine write."""
-
-    DISK = "disk"  # of that machine
-    PEER = "peer"  # also in the memory of the next one
 
 
 @dataclass(frozen=True)
 class Fault:
     """One fault of a plan. `at` and `seconds` (None: to the end) in seconds, from the first update of the training.
 
-    target   rank, or worker for links and nodes; None: all (disk full)
+    target   rank, or worker for links; None: any
     share    of a CPU that a slowed rank keeps, or of packets that a lossy link drops
-    rate     of a slowed link, bits per second (0: the link is down), or of slow storage, bytes per second
+    rate     of a slowed link, bits per second (0: the link is down)
     """
 
     kind: str
@@ -130,9 +115,6 @@ def _action_words(kind: FaultKind, target: str, share: float | None, rate: float
         FaultKind.STOP: f"stop {rank}",
         FaultKind.SLOW: f"slow {rank} to {100 * (share or 0):g}% cpu",
         FaultKind.LINK: f"link {target} {link}",
-        FaultKind.DISK: "disk full",
-        FaultKind.STORAGE: f"slow storage of {rank} to {(rate or 0) / 1e6:g}MB/s",
-        FaultKind.NODE: f"node {target} gone",
     }[kind]
 
 
@@ -170,11 +152,11 @@ class FaultScript:
         return heapq.merge(*streams, key=lambda fault: fault.at)
 
     def check(self, ranks: int, workers: int) -> None:
-        """Raise UsageError for a rank, link or node that a run of this size does not have."""
+        """Raise UsageError for a rank or link that a run of this size does not have."""
         for item in self.items:
             count = workers if item.kind.targets_worker else ranks
             if item.target is not None and item.target >= count:
-                what = {FaultKind.LINK: "link", FaultKind.NODE: "node"}.get(item.kind, "rank")
+                what = "link" if item.kind is FaultKind.LINK else "rank"
                 raise UsageError(
                     f'--faults "{item}": there is no {what} {item.target}; the run has {count}, from 0 to {count - 1}.',
                     hint=f"For example {what} {count - 1}, or {what} any."
@@ -254,32 +236,29 @@ def _parse_item(words: list[str], shown: str) -> Item:
 _EXAMPLES = {
     "kill": "at 60s kill rank 1",
     "stop": "at 60s for 20s stop rank 1",
-    "slow": "at 60s for 60s slow rank 2 to 50% cpu, or slow storage of rank 2 to 5MB/s",
+    "slow": "at 60s for 60s slow rank 2 to 50% cpu",
     "link": "at 90s for 20s link 2 down, or link 2 10mbit, or link 2 loss 2%",
-    "disk": "at 200s for 30s disk full",
-    "node": "at 300s node 1 gone",
 }
 
 # What users may look for, and why there is none of it.
 _IMPOSSIBLE = {
-    "pod": "a pod has no permission to delete another one; node N gone ends the container of that node",
-    "job": "a requeued job starts from the beginning as another run; node N gone ends the part of the job on that node",
+    "pod": "a pod has no permission to delete another one",
+    "job": "a requeued job starts from the beginning as another run",
+    "node": "the loss of a machine ends the run",
+    "disk": "mlbench does not fill disks",
 }
 
 
 def _parse_action(words: list[str], shown: str) -> Item:
     verb = words[0] if words else ""
     if reason := _IMPOSSIBLE.get(verb) or _IMPOSSIBLE.get(" ".join(words[:2])):
-        raise _error(shown, reason, "at 60s node 1 gone, or at 60s disk full")
+        raise _error(shown, reason, "at 60s kill rank 1")
     if verb not in _EXAMPLES:
         near = did_you_mean(verb, list(_EXAMPLES)) if verb else ""
         problem = f'"{verb}" is not one of {", ".join(_EXAMPLES)}' if verb else "it does not say what happens"
         raise _error(shown, problem + (f".{near}".rstrip(".?") + "?" if near else ""), "at 60s kill rank 1")
     example, rest = _EXAMPLES[verb], words[1:]
     make = Item(FaultKind(verb), None, None, False, None, None)
-    if words[:3] == ["slow", "storage", "of"]:
-        target, rest = _parse_rank(words[3:], shown, example)
-        return replace(make, kind=FaultKind.STORAGE, target=target, rate=_parse_storage(rest, shown, example))
     if verb in ("kill", "stop", "slow"):
         target, rest = _parse_rank(rest, shown, example)
         make = replace(make, target=target)
@@ -288,17 +267,9 @@ def _parse_action(words: list[str], shown: str) -> Item:
         if rest:
             raise _error(shown, f'"{" ".join(rest)}" is not understood', example)
         return make
-    if verb == "disk":
-        if rest != ["full"]:
-            raise _error(shown, "a disk can only be full", example)
-        return make
     if len(rest) < 2 or not (rest[0] == "any" or rest[0].isdecimal()):
         raise _error(shown, f"it names no {verb}", example)
     make = replace(make, target=None if rest[0] == "any" else int(rest[0][:9]))
-    if verb == "node":
-        if rest[1:] != ["gone"]:
-            raise _error(shown, "a node can only be gone", example)
-        return make
     return _parse_link(make, rest[1:], shown, example)
 
 
@@ -315,13 +286,6 @@ def _parse_slow(words: list[str], shown: str, example: str) -> float:
     if match is None or not 1 <= float(match[1]) < 100:
         raise _error(shown, "it does not say to how much of its CPU the rank is slowed, from 1% to 99%", example)
     return float(match[1]) / 100
-
-
-def _parse_storage(words: list[str], shown: str, example: str) -> float:
-    match = re.fullmatch(r"to (\d{1,6}(?:\.\d{1,6})?) ?mb/s", " ".join(words))
-    if match is None or float(match[1]) * 1e6 < MIN_STORAGE:
-        raise _error(shown, f"it does not say to how many MB/s, from {MIN_STORAGE / 1e6:g} MB/s", example)
-    return float(match[1]) * 1e6
 
 
 def _parse_link(item: Item, words: list[str], shown: str, example: str) -> Item:
@@ -367,7 +331,7 @@ def _stream(item: Item, generator: random.Random, ranks: int, workers: int) -> I
         else:
             moment += -item.every * math.log(1 - generator.random()) if item.is_random else item.every
         target = item.target
-        if target is None and item.kind is not FaultKind.DISK:
+        if target is None:
             target = int(generator.random() * count)
         yield Fault(str(item.kind), round(moment, 3), target, item.seconds, item.share, item.rate)
         if item.every is None:

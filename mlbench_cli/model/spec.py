@@ -25,7 +25,7 @@ SEED = 42
 # Fields of RunSpec that are left out while they are empty: the hash of a spec from before them stays what it was.
 LATER_FIELDS = (
     *("network", "method", "task_path", "pin", "anonymous"),
-    *("faults", "on_failure", "checkpoint_every", "checkpoint_copy", "detect_seconds"),
+    *("faults", "on_failure", "checkpoint_every", "detect_seconds"),
 )
 START_TIMEOUT = 1800
 # The same of KubernetesOptions, with their defaults.
@@ -156,7 +156,6 @@ class RunSpec:
     faults: str | None = None  # script of the faults that the run meets on purpose (faults.py)
     on_failure: str | None = None  # a faults.Policy; None: the run fails with its first rank
     checkpoint_every: str | None = None  # "30s" or a number of updates, for policies that start ranks again
-    checkpoint_copy: str | None = None  # a faults.CheckpointCopy: where ranks' parts of checkpoints are kept, too
     detect_seconds: float | None = None  # after which a rank that makes no progress counts as failed
     task_path: str | None = None  # folder that the ranks import the task from; None: it is installed
     timeout: float = 86400.0

@@ -137,19 +137,13 @@ class Request:
         metavar="SCRIPT|FILE",
     )
     on_failure: str | None = _option(
-        "what happens when a rank fails: fail (default), restart (all ranks, from the last checkpoint), replace (the "
-        "same, but surviving ranks keep their process) or shrink (without the failed workers)",
+        "what happens when a rank fails: fail (default), or restart (all ranks, from the last checkpoint)",
         metavar="POLICY",
     )
     checkpoint_every: str | None = _option(
         "time or number of updates between the checkpoints from which restarts resume, e.g. 30s or 200; default: the "
         "best interval for the faults",
         metavar="DURATION|N",
-    )
-    checkpoint_copy: str | None = _option(
-        "where each machine's part of a checkpoint is also kept: disk (only there, default) or peer (in the memory of "
-        "the next machine, for --on-failure shrink on hosts and Slurm)",
-        metavar="PLACE",
     )
     detect: str | None = _option(
         "treat a rank as failed if it is stopped or keeps the others waiting for this long; default: 10m",

@@ -6,6 +6,7 @@ OPTIONS = {
     "--servers-on": "Leave it out: parameter servers run on the hosts of the workers.",
     "--server-cpus": "--num-cpus, which also applies to parameter servers",
     "--max-hours": "--timeout limits each run; Ctrl-C stops an experiment, and the same command resumes it.",
+    "--checkpoint-copy": "Leave it out: the loss of a machine ends the run. --on-failure restart covers lost ranks.",
     "--max-cost": "--timeout limits each run; Ctrl-C stops an experiment, and the same command resumes it.",
 }
 COMMANDS = {

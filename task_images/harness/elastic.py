@@ -1,6 +1,6 @@
 """Checkpoints from which an agent restarts ranks: written in the background, exact, with the clock of the whole run.
 
-FOLDER/clock-N.json             when rank N of the first attempt began training, by the machine's clock
+FOLDER/clock-N.json             when rank N first began training, by the machine's clock
 FOLDER/training-A-N             exists once rank N trains in attempt A
 FOLDER/UPDATE/main.pt           the common state, by rank 0
 FOLDER/UPDATE/rank-N.pt         the state of rank N: unreported losses, buffers, random states
@@ -50,7 +50,6 @@ class ElasticCheckpoints:
         assert contract.checkpoint_dir is not None
         self.folder = Path(contract.checkpoint_dir)
         self._rank, self._attempt = contract.rank, contract.attempt
-        self._first_rank = contract.first_rank
         self._write = write
         self.is_on = contract.checkpoint_every is not None
         text = contract.checkpoint_every or "60s"
@@ -114,7 +113,7 @@ class ElasticCheckpoints:
     def begin_training(self) -> float:
         """Record that this rank trains; returns the seconds since it first did in this run, by the machine's clock."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        clock, now = self.folder / f"clock-{self._first_rank}.json", time.monotonic()
+        clock, now = self.folder / f"clock-{self._rank}.json", time.monotonic()
         try:
             begun = float(json.loads(clock.read_bytes())["monotonic"])
         except (OSError, ValueError, KeyError):

@@ -24,18 +24,13 @@ _LOST = (
 
 
 def run(main: Callable[[Contract], None]) -> NoReturn:
-    """Call `main` with the contract's variables and exit: 0, or the code of `harness.errors`. With MLBENCH_SURVIVE, a
-    rank that loses another one calls it again in the next attempt instead.
+    """Call `main` with the contract's variables and exit: 0, or the code of `harness.errors`.
 
     Expected errors print one line on standard error; anything else is a bug and keeps its traceback (exit 1).
     """
     try:
         contract = Contract()
-        while (code := _call(main, contract)) == EXIT_RETRYABLE and contract.survives:
-            from task_images.harness.survivors import await_next_attempt
-
-            await_next_attempt(contract)
-            contract = Contract()
+        code = _call(main, contract)
     except ContractError as error:
         _say(0, str(error))
         code = EXIT_USAGE

@@ -16,7 +16,6 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from task_images.contract import CATEGORIES
 from task_images.harness.elastic import MAIN, ClockLook, ElasticCheckpoints
-from task_images.harness.errors import EnvironmentUnfitError
 from task_images.harness.goals import GoalWatch
 from task_images.harness.losses import TrainingLoss, make_divergence_error
 from task_images.harness.report import Reporter
@@ -365,34 +364,21 @@ class Loop(Generic[P]):
             main = self._whole_state(is_elastic=True)
         main["curve"] = [dict(point) for point in self.curve]
         own = {"losses": self.losses.state_dict(), "own": self._own_state(), "method": main.pop("method", {})}
-        main["ranks"] = self.world.size
         elastic.keep(position.total, copy.deepcopy(main) if self.world.is_first else None, copy.deepcopy(own))
         blocked = time.monotonic() - begun
         self.report.metric("checkpoint_seconds", blocked, step=position.total, seconds=self._wall(), unit="s")
 
     def _restore_elastic(self, folder: Path) -> Snapshot:
-        """Resume from a checkpoint of an earlier attempt; exact if the number of ranks is unchanged."""
+        """Resume from a checkpoint of an earlier attempt, exactly."""
         begun = time.monotonic()
         self._share_elastic(folder / MAIN)
         state = self._read_elastic(folder / MAIN)
-        parts = range(state["ranks"] if state["ranks"] != self.world.size else 0)
-        lost = [rank for rank in parts if not self._share_elastic(folder / f"rank-{rank}.pt")]
-
-        def read(rank: int) -> Mapping[str, Any]:
-            if rank in lost:
-                raise EnvironmentUnfitError(
-                    f"what the method had kept of rank {rank} is on no machine that still takes part",
-                    "On hosts and Slurm, --checkpoint-copy peer keeps a copy of it in the memory of another machine.",
-                )
-            return self._read_elastic(folder / f"rank-{rank}.pt")
-
-        self._load_elastic_state(state, read)
+        part = self._read_elastic(folder / f"rank-{self.world.rank}.pt")
+        self._load_elastic_state({**state, "method": part["method"]})
         earlier = self._take(state)
         self.curve = [dict(point) for point in state["curve"]]
-        if not self.world.contract.is_shrunk:
-            part = read(self.world.rank)
-            self.losses.load_state_dict(part["losses"])
-            self._load_own_state(part["own"])
+        self.losses.load_state_dict(part["losses"])
+        self._load_own_state(part["own"])
         self.report.metric("restore_seconds", time.monotonic() - begun, step=self.position.total, unit="s")
         return earlier
 
@@ -480,13 +466,12 @@ class Loop(Generic[P]):
         """Like `_state`, for the checkpoints from which ranks restart. Collective."""
         return self._state()
 
-    def _load_elastic_state(self, state: Mapping[str, Any], read: Callable[[int], Mapping[str, Any]]) -> None:
-        """Restore the state of `_elastic_state`, except its entry `method`, which is per rank: `read` returns that of a
-        rank."""
+    def _load_elastic_state(self, state: Mapping[str, Any]) -> None:
+        """Restore the state of `_elastic_state`, with this rank's own entry `method`."""
         raise NotImplementedError
 
     def _own_state(self) -> Mapping[str, Any]:
-        """This rank's own state, which makes a restart with the same number of ranks exact."""
+        """This rank's own state, which makes a restart exact."""
         return {}
 
     def _load_own_state(self, state: Mapping[str, Any]) -> None:

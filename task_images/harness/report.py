@@ -30,7 +30,7 @@ class Reporter:
         """Report this rank's environment; rank 0 adds the code and the packages."""
         emit(
             "environment",
-            self._world.contract.first_rank,
+            self._world.contract.rank,
             **self._world.framework_facts(),
             python=platform.python_version(),
             host=socket.gethostname(),
@@ -94,7 +94,7 @@ class Reporter:
         if facts := self._world.backend_facts():
             details["backend"] = facts
             if self._world.backend == "nccl":  # per rank, because one that fell back to TCP slows all others
-                emit("environment", self._world.contract.first_rank, nccl=facts)
+                emit("environment", self._world.contract.rank, nccl=facts)
         if (timeline := tracker.timeline.to_dict()) is not None:
             details["timeline"] = timeline
         if goal:

@@ -13,7 +13,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from task_images.comm.base import MakeOptimizer, Strategy, join_method_states
+from task_images.comm.base import MakeOptimizer, Strategy
 from task_images.harness.checkpoint import load_checkpoint, save_checkpoint, save_own_checkpoint, share_file
 from task_images.harness.data import Batch, Data
 from task_images.harness.distributed import World, sample_gpu
@@ -273,10 +273,8 @@ class Trainer(Loop[P], Generic[P]):
     def _write_elastic(self, path: Path, state: Mapping[str, Any]) -> None:
         save_own_checkpoint(path, self.name, {**self.identity, **state})
 
-    def _load_elastic_state(self, state: Mapping[str, Any], read: Callable[[int], Mapping[str, Any]]) -> None:
-        rank, size = self.world.rank, self.world.size
-        method = join_method_states(lambda number: read(number)["method"], state["ranks"], rank, size)
-        Trainer._load_state(self, {**state, "method": method})
+    def _load_elastic_state(self, state: Mapping[str, Any]) -> None:
+        Trainer._load_state(self, state)
 
     def _share_elastic(self, path: Path) -> bool:
         return share_file(self.world, path)

@@ -28,10 +28,6 @@ probe_program='import sys
 sys.path.insert(0, sys.argv.pop(1))
 from task_images.harness.network_probe import main
 sys.exit(main(sys.argv[1:]))'
-agent_program='import sys
-sys.path.insert(0, sys.argv.pop(1))
-from mlbench_cli.agent.pod import main
-sys.exit(main(sys.argv[1:]))'
 
 replace() { # TEXT PLACEHOLDER VALUE -> $replaced
   replaced='' rest=$1
@@ -398,10 +394,7 @@ tell_samples() { # into the log, so that they come home without this worker bein
 pack() { # -> $archive, JSON
   archive=null
   # 1 means that a file changed while it was read: packed all the same.
-  faults=''
-  [ -e "$work/faults.json" ] && faults=faults.json
-  # shellcheck disable=SC2086
-  tar -cf "$work/archive.part" -C "$work" output resources.jsonl $faults >&2 || [ $? -eq 1 ] || return
+  tar -cf "$work/archive.part" -C "$work" output resources.jsonl >&2 || [ $? -eq 1 ] || return
   sum=$(sha256sum <"$work/archive.part") || return
   size=$(wc -c <"$work/archive.part")
   mv "$work/archive.part" "$work/archive.tar"
@@ -470,14 +463,7 @@ if [ -n "${MLBENCH_BETWEEN:-}" ]; then # the command, between the two probes of 
   exit "$code"
 fi
 
-if [ -n "${MLBENCH_FAULTS:-}" ]; then # the agent starts the ranks, and again after faults
-  find_python
-  if [ -n "$python" ]; then
-    set -- "$python" -I -S -c "$agent_program" "${MLBENCH_AGENT:-/mlbench/agent.zip}" "$@"
-  else
-    set -- sh -c 'echo "--faults, --on-failure and --detect need Python 3.11 or later in the image, as python3." >&2; exit 78'
-  fi
-elif [ "$LOCAL_WORLD_SIZE" -gt 1 ] && [ "${MLBENCH_ROLE:-}" != server ]; then
+if [ "$LOCAL_WORLD_SIZE" -gt 1 ] && [ "${MLBENCH_ROLE:-}" != server ]; then
   export MLBENCH_ENTRY=rank
   if [ -z "${OMP_NUM_THREADS:-}" ]; then export MLBENCH_THREADS_OPEN=1; fi
   set -- torchrun --nnodes "$MLBENCH_WORKERS" --node-rank "$NODE_RANK" --nproc-per-node "$LOCAL_WORLD_SIZE" \

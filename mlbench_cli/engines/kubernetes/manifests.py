@@ -1,6 +1,5 @@
 """RunSpec -> the Kubernetes objects of a run. Pure: no network, no clock, no random; same spec, same bytes."""
 
-import base64
 import json
 import math
 import re
@@ -9,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mlbench_cli.engines.environment import contract_environment, plan_faults, thread_variables
+from mlbench_cli.engines.environment import contract_environment, thread_variables
 from mlbench_cli.engines.kubernetes.diagnosis.scheduling import quantity
 from mlbench_cli.engines.kubernetes.fabrics import CLAIM, PodFabric, choose_fabric
 from mlbench_cli.engines.kubernetes.pods import (
@@ -31,7 +30,6 @@ from mlbench_cli.engines.kubernetes.pods import (
     toleration,
 )
 from mlbench_cli.engines.kubernetes.workers import FIRST_UNIT_LABEL
-from mlbench_cli.engines.machines.plan import pack_agent
 from mlbench_cli.errors import UsageError
 from mlbench_cli.isolation import CODE_VARIABLES
 from mlbench_cli.model.network import (
@@ -66,7 +64,6 @@ HOSTS_BYTES = 120_000  # one environment variable holds at most 128 KiB
 ANNOTATION_BYTES = 200_000
 KEEPER_PORT = 29600
 PROBE_PORT = 29601
-AGENT_PORT = 29602  # where the agent of worker 0 listens, in runs with faults
 # What the probe in the pods consists of: files of the tasks, which the pods see under the same path in /mlbench.
 PROBE_FILES = ("contract.py", "harness/network.py", "harness/network_probe.py")
 KEEPER_QUEUE_SECONDS = 7 * 86400  # that a keeper outlives a run that may wait in a queue
@@ -326,7 +323,6 @@ def _values(spec: RunSpec, namespace: str) -> dict[str, object]:
         "keep_seconds": keep,
         "keep_storage": options.keep_storage,
         "probe_files": _read_probe(spec),
-        "agent": base64.b64encode(pack_agent()).decode() if spec.has_faults else None,
         "chaos": _chaos(spec, deadline),
     }
 
@@ -512,16 +508,7 @@ def _environment(spec: RunSpec, fabric: PodFabric, threads: Mapping[str, str]) -
         "MLBENCH_TIMEOUT": str(math.ceil(spec.timeout)),
         **({"MLBENCH_KEEPER": f"{keeper_name(spec.name)}.{spec.name}:{KEEPER_PORT}"} if has_keeper(spec) else {}),
         **_network_environment(spec),
-        **_fault_environment(spec),
     }
-
-
-def _fault_environment(spec: RunSpec) -> dict[str, str]:
-    """What makes worker.sh start an agent, which starts the ranks."""
-    faults = plan_faults(spec)
-    if faults is None:
-        return {}
-    return {"MLBENCH_FAULTS": canonical_json(faults).decode(), "MLBENCH_AGENT_PORT": str(AGENT_PORT)}
 
 
 def _network_environment(spec: RunSpec) -> dict[str, str]:

@@ -31,7 +31,7 @@ from mlbench_cli.engines.follow import follow_log
 from mlbench_cli.engines.local.diagnosis import read_last_lines
 from mlbench_cli.engines.machines import results
 from mlbench_cli.engines.machines.details import MachineDetails
-from mlbench_cli.engines.machines.observe import NodeReport, Snapshot, find_left_behind, observe
+from mlbench_cli.engines.machines.observe import NodeReport, Snapshot, observe
 from mlbench_cli.engines.machines.placement import NodeShare
 from mlbench_cli.engines.machines.plan import pack_code
 from mlbench_cli.errors import MlbenchError, UnreachableError, UsageError
@@ -407,16 +407,11 @@ def _merge(
     nodes: dict[int, NodeReport] = {}
     unreachable: dict[str, str] = {}
     exists = cancelled = False
-    left_behind = find_left_behind(before.get(0))
-    if places and not isinstance(answers[0], MlbenchError):
-        left_behind = find_left_behind(NodeReport(**answers[0]["nodes"].get("0", {})))
     for place, answer in zip(places, answers, strict=True):
         if isinstance(answer, MlbenchError):
             host, now = place.channel.target.name, time.monotonic()
-            is_given_up = left_behind.issuperset(place.nodes)
-            if not is_given_up:
-                unreachable[host] = answer.message
-                is_given_up = now - silent_since.setdefault(host, now) > unreachable_timeout()
+            unreachable[host] = answer.message
+            is_given_up = now - silent_since.setdefault(host, now) > unreachable_timeout()
             for node in place.nodes:
                 known = before.get(node, NodeReport())
                 silent = replace(known, results=None, alive=None, beat_age=0.0, is_silent=True)
@@ -463,9 +458,9 @@ def do_all(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result
 
 def _explain_silence(snapshot: Snapshot) -> list[Finding]:
     """What is missing from hosts that were given up."""
-    lost = [number for number, report in snapshot.members.items() if report.is_given_up]
+    lost = [number for number, report in snapshot.nodes.items() if report.is_given_up]
     if not lost:
-        return _explain_absence(snapshot)
+        return []
     hosts = ", ".join(snapshot.unreachable)
     silent = rough_duration(unreachable_timeout())
     summary = f"{hosts} has not responded for {silent}: output and ends of logs are missing."
@@ -474,17 +469,6 @@ def _explain_silence(snapshot: Snapshot) -> list[Finding]:
             "results_lost", summary, hint="mlbench gc hosts   ends leftover processes there when it responds again."
         )
     ]
-
-
-def _explain_absence(snapshot: Snapshot) -> list[Finding]:
-    """What is missing of machines that the run has gone on without."""
-    nodes = [number for number in sorted(snapshot.left_behind) if snapshot.nodes[number].results is None]
-    if not nodes:
-        return []
-    known = [(number, snapshot.nodes[number].state or {}) for number in nodes]
-    names = ", ".join(str(state.get("node_name") or f"node {number}") for number, state in known)
-    summary = f"Output, samples and ends of logs of {names} are missing: the machine was lost during the run."
-    return [Finding("results_lost", summary, evidence={"nodes": nodes})]
 
 
 def _process_names(spec: RunSpec, shares: Sequence[NodeShare]) -> list[str | None]:

@@ -1,7 +1,7 @@
 """From the records of a run's machines to an observation. Pure, tested on facts."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from mlbench_cli.agent.messages import pending_facts
@@ -66,20 +66,9 @@ class Snapshot:
     is_cancelled: bool = False
 
     @property
-    def left_behind(self) -> frozenset[int]:
-        """Lost nodes that the run has gone on without, as node 0 says."""
-        return find_left_behind(self.nodes.get(0))
-
-    @property
-    def members(self) -> Mapping[int, NodeReport]:
-        """The nodes without those, in order."""
-        gone = self.left_behind
-        return {number: report for number, report in sorted(self.nodes.items()) if number not in gone}
-
-    @property
     def is_over(self) -> bool:
         """Whether all nodes are done."""
-        return self.exists and bool(self.nodes) and all(report.is_over for report in self.members.values())
+        return self.exists and bool(self.nodes) and all(report.is_over for report in self.nodes.values())
 
     @property
     def is_begun(self) -> bool:
@@ -89,13 +78,7 @@ class Snapshot:
     @property
     def shows_life(self) -> bool:
         """Whether any agent may still work."""
-        return any(report.state is not None and report.may_live for report in self.members.values())
-
-
-def find_left_behind(first: NodeReport | None) -> frozenset[int]:
-    """The lost nodes that a run has gone on without, from the report of node 0."""
-    state = first.state if first is not None else None
-    return frozenset() if state is None else frozenset(state.get("lost_nodes", ()))
+        return any(report.state is not None and report.may_live for report in self.nodes.values())
 
 
 def observe(spec: RunSpec, names: Sequence[str | None], snapshot: Snapshot, tail: Tail) -> Observation:
@@ -103,8 +86,6 @@ def observe(spec: RunSpec, names: Sequence[str | None], snapshot: Snapshot, tail
 
     `names` are the names of the processes' nodes as far as they are known before the run.
     """
-    gone = {number: replace(snapshot.nodes[number], is_given_up=True) for number in snapshot.left_behind}
-    snapshot = replace(snapshot, nodes={**snapshot.nodes, **gone})
     first = find_first(snapshot)
     ended = find_ending(snapshot, first) if snapshot.is_over else None
     facts = merge_states(spec, snapshot, ended, first)
@@ -115,7 +96,7 @@ def observe(spec: RunSpec, names: Sequence[str | None], snapshot: Snapshot, tail
         for rank, own in enumerate(facts["ranks"])
     )
     states = [report.state for _, report in sorted(snapshot.nodes.items()) if report.state is not None]
-    seconds = [None if report.state is None else report.state.get("seconds") for report in snapshot.members.values()]
+    seconds = [None if report.state is None else report.state.get("seconds") for report in snapshot.nodes.values()]
     known = ended is not None and bool(seconds) and None not in seconds
     return Observation(
         time=snapshot.time,
@@ -131,7 +112,7 @@ def observe(spec: RunSpec, names: Sequence[str | None], snapshot: Snapshot, tail
 
 def find_first(snapshot: Snapshot) -> Facts | None:
     """What ended the run everywhere: as node 0 has ordered it, else as the others know it."""
-    states = [report.state for report in snapshot.members.values() if report.state is not None]
+    states = [report.state for report in snapshot.nodes.values() if report.state is not None]
     return next((state["first"] for state in states if state.get("first")), None)
 
 
@@ -143,10 +124,10 @@ def find_wait(snapshot: Snapshot) -> str | None:
 
 def find_ending(snapshot: Snapshot, first: Facts | None) -> Ending:
     """How a run ended once all of its machines are done."""
-    words = [report.state["ended"] for report in snapshot.members.values() if report.state is not None]
+    words = [report.state["ended"] for report in snapshot.nodes.values() if report.state is not None]
     if first is not None:
         return Ending.LOST if first["why"] == "lost" else Ending(first["why"])
-    if any(report.is_lost for report in snapshot.members.values()):
+    if any(report.is_lost for report in snapshot.nodes.values()):
         return Ending.LOST
     if all(word == Ending.EXITED for word in words):
         return Ending.EXITED
@@ -167,7 +148,7 @@ def merge_states(spec: RunSpec, snapshot: Snapshot, ended: Ending | None, first:
         "name": spec.name,
         "ranks": [ranks.get(rank) or pending_facts(rank) for rank in range(spec.process_count)],
         "first_failed": failed,
-        "disk_full": any(report.state["disk_full"] for report in snapshot.members.values() if report.state is not None),
+        "disk_full": any(report.state["disk_full"] for report in snapshot.nodes.values() if report.state is not None),
         "start_problem": problems[0] if problems else None,
         "ended": None if ended in (Ending.LOST, None) else str(ended),
         "stopping": first["why"] if first is not None else None,
@@ -181,11 +162,7 @@ def _node_findings(snapshot: Snapshot, first: Facts | None, ended: Ending | None
     if waits := find_wait(snapshot):
         hint = "It waits up to --timeout; --share-machine starts it at once and labels the result as shared."
         found.append(Finding("machine_busy", f"The run is waiting for {waits}.", hint=hint, retryable=True))
-    for number in sorted(snapshot.left_behind):
-        name = (snapshot.nodes[number].state or {}).get("node_name") or f"node {number}"
-        summary = f"The machine {name} was lost with its agent. The run went on without its ranks."
-        found.append(Finding("node_left_behind", summary, evidence={"node": number}))
-    lost = {number for number, report in snapshot.members.items() if report.is_lost}
+    lost = {number for number, report in snapshot.nodes.items() if report.is_lost}
     if first is not None and first["why"] == "lost":
         lost.add(first["node"])
     for number in sorted(lost):

@@ -1,9 +1,7 @@
 """From a spec to the plan of its agents. Pure: the same spec gives the same plan."""
 
 import io
-import math
 import tarfile
-import zipfile
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -14,8 +12,6 @@ from mlbench_cli.agent.agent import AT_START
 from mlbench_cli.engines.environment import contract_environment, plan_rank, plan_ranks
 from mlbench_cli.engines.machines.details import MachineDetails
 from mlbench_cli.engines.machines.placement import NodeShare
-from mlbench_cli.errors import UsageError
-from mlbench_cli.model.faults import CheckpointCopy, FaultKind, Policy, parse_faults
 from mlbench_cli.model.spec import RunSpec
 
 if TYPE_CHECKING:
@@ -31,7 +27,6 @@ _MODULES = (
     *("mlbench_cli/model/__init__.py", "mlbench_cli/model/faults.py", "mlbench_cli/model/network.py"),
 )
 _FOLDERS = ("task_images", "mlbench_cli/agent")
-_TASK_MODULES = ("task_images/harness/__init__.py", "task_images/harness/cores.py")
 _START = (
     "import sys; sys.path.insert(0, sys.argv.pop(1)); "
     "from mlbench_cli.agent.node import main; sys.exit(main(sys.argv[1:]))"
@@ -51,7 +46,6 @@ def make_plan(
 
     The agents complete MASTER_ADDR, MASTER_PORT and MLBENCH_HOSTS when all are there.
     """
-    _check_nodes(spec, nodes)
     contract = contract_environment(spec, AT_START, AT_START, AT_START)
     return {
         **plan_ranks(spec, "MachinesRun", {**details.env, **spec.kubernetes.env, **contract}, {}),
@@ -74,36 +68,6 @@ def make_plan(
         "grace": grace,
         "lock": lock,
     }
-
-
-def _check_nodes(spec: RunSpec, nodes: Sequence[NodeShare]) -> None:
-    """Reject what a shrinking run cannot do with its workers on these nodes. Raises UsageError."""
-    if spec.checkpoint_copy == CheckpointCopy.PEER and len(nodes) < 2:
-        raise UsageError(
-            "--checkpoint-copy peer: all workers are on one machine, so there is no other to keep the copies.",
-            hint="Leave out --checkpoint-copy, or use hosts with fewer slots.",
-        )
-    if spec.on_failure != Policy.SHRINK or spec.faults is None:
-        return
-    gone: set[int] = set()
-    total = spec.workers * spec.parameters["batch_size"]
-    for item in parse_faults(spec.faults).items:
-        if item.kind is not FaultKind.NODE:
-            continue
-        gone.update(*(node.workers for node in nodes if item.target in node.workers))
-        left = spec.workers - len(gone)
-        if 0 in gone:
-            raise UsageError(
-                f'--faults "{item}": this is the machine of worker 0, whose loss ends the run, because it keeps the '
-                "record and the common part of all checkpoints.",
-                hint=f"For example at 60s node {nodes[-1].workers[-1]} gone" if len(nodes) > 1 else "Remove it.",
-            )
-        if total % left:
-            raise UsageError(
-                f'--faults "{item}" with --on-failure shrink: a global batch of {total} samples cannot be divided '
-                f"evenly among {left} ranks.",
-                hint=f"--set batch_size={math.lcm(*range(1, spec.workers + 1))}",
-            )
 
 
 def start_command(python: str, code_folder: str) -> list[str]:
@@ -129,17 +93,6 @@ def pack_code() -> tuple[bytes, str]:
             archive.addfile(member, io.BytesIO(data))
     data = sink.getvalue()
     return data, hashlib.sha256(data).hexdigest()
-
-
-@cache
-def pack_agent() -> bytes:
-    """What a pod with an agent needs besides the image's tasks: a zip that Python imports from, of files alone."""
-    root, names = _find_files((*_MODULES, "mlbench_cli/agent", "task_images/__init__.py", *_TASK_MODULES))
-    sink = io.BytesIO()
-    with zipfile.ZipFile(sink, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name in names:
-            archive.writestr(zipfile.ZipInfo(name), (root / name).read_bytes(), zipfile.ZIP_DEFLATED)
-    return sink.getvalue()
 
 
 def _find_files(places: Sequence[str]) -> tuple[Path, list[str]]:

@@ -10,7 +10,6 @@ from mlbench_cli.engines.machines.details import SlurmDetails
 from mlbench_cli.engines.machines.placement import share_nodes
 from mlbench_cli.engines.machines.plan import GRACE_SECONDS, MEETING_SECONDS, make_plan, start_command
 from mlbench_cli.errors import CapacityError, UsageError
-from mlbench_cli.model.faults import Policy
 from mlbench_cli.model.spec import RunSpec
 
 if TYPE_CHECKING:
@@ -110,7 +109,6 @@ def _options(spec: RunSpec, details: SlurmDetails, run: str) -> list[str]:
         *(["--exclusive"] if details.exclusive else []),
         *(f"--{name}={value}" for name, value in chosen.items() if value is not None),
         "--no-requeue",
-        *_no_kill(spec),
         "--export=ALL",
         "--open-mode=append",
         f"--chdir={run}",
@@ -118,16 +116,10 @@ def _options(spec: RunSpec, details: SlurmDetails, run: str) -> list[str]:
     ]
 
 
-def _no_kill(spec: RunSpec) -> list[str]:
-    """Slurm ends a job that loses a node, unless it says that it can go on without it."""
-    return ["--no-kill"] if spec.on_failure == Policy.SHRINK else []
-
-
 def _step(spec: RunSpec, details: SlurmDetails) -> list[str]:
     """srun's options: every rank's end is our agents' business, and no CPU of a node is taken from its ranks."""
     words = [f"--nodes={spec.workers}", f"--ntasks={spec.workers}", "--ntasks-per-node=1", "--kill-on-bad-exit=0"]
     words += ["--cpu-bind=none", "--export=ALL", f"--output={details.folder}/runs/{spec.name}/step.log"]
-    words += _no_kill(spec)
     words += [] if spec.cpus is None else [f"--cpus-per-task={int(spec.cpus)}"]
     if spec.image is not None and details.container == "pyxis":
         mounts = ",".join(f"{folder}:{folder}" for folder in _mounts(spec, details))

@@ -17,7 +17,7 @@ from mlbench_cli.results.analysis.comparability import key_of
 from mlbench_cli.results.archive.reader import Archive
 
 # Settings by which a faulted run may differ from its reference.
-_FAULT_SETTINGS = ("faults", "on_failure", "checkpoint_every", "checkpoint_copy", "detect_seconds")
+_FAULT_SETTINGS = ("faults", "on_failure", "checkpoint_every", "detect_seconds")
 
 
 @dataclass(frozen=True)

@@ -170,7 +170,7 @@ def faults_document(record: Mapping[str, Any] | None, marks: CheckpointMarks) ->
 
 def _find_fault(events: list[Mapping[str, Any]], training: float, end: float) -> float:
     """When the fault that ended an attempt began; the end itself if none was injected."""
-    ending = (FaultKind.KILL, FaultKind.STOP, FaultKind.NODE, FaultKind.DISK)
+    ending = (FaultKind.KILL, FaultKind.STOP)
     moments = [
         _number(event.get("at"))
         for event in events

@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, BinaryIO, cast
 
-from mlbench_cli.model.faults import Policy
 from mlbench_cli.model.goals import Goal, goal_wording, is_finite_number
 from mlbench_cli.model.run import Ending, Finding, JsonObject, Observation, Outcome
 from mlbench_cli.model.spec import OPEN, RunSpec
@@ -173,7 +172,7 @@ def _decide(
 ) -> _Decision:
     result = reported.result
     goal, differing = _find_goal(evidence, result["goal"] if result else None)
-    claimed = _claimed_outcome(evidence.spec, _without_left_out(evidence), result)
+    claimed = _claimed_outcome(evidence.spec, evidence.observation, result)
     silent: list[Finding] = []
     if version >= 3 and claimed is Outcome.COMPLETED and result is None and _must_report(evidence):
         claimed = Outcome.FAILED
@@ -201,25 +200,6 @@ def _decide(
         doubts.append(milder)
     findings = (*evidence.observation.findings, *silent, *differing, *unproven, *other_code, *locked, *doubts)
     return _Decision(outcome, goal, is_proven, bool(other_code), findings)
-
-
-def _without_left_out(evidence: Evidence) -> Observation:
-    """The observation without the ranks that `shrink` removed: the run continued without them."""
-    record = evidence.faults
-    if record is None or evidence.spec.on_failure != Policy.SHRINK:
-        return evidence.observation
-    attempts = record.get("attempts")
-    last = attempts[-1] if isinstance(attempts, list) and attempts else None
-    size = last.get("ranks") if isinstance(last, dict) else None
-    if not isinstance(last, dict) or type(size) is not int or not 0 < size < evidence.spec.world_size:
-        return evidence.observation
-    members = last.get("members", list(range(size)))
-    if not isinstance(members, list) or len(members) != size:
-        return evidence.observation
-    done = tuple(
-        worker if worker.rank in members else replace(worker, exit_code=0) for worker in evidence.observation.workers
-    )
-    return replace(evidence.observation, workers=done)
 
 
 def _must_report(evidence: Evidence) -> bool:

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
-from mlbench_cli.model.faults import Policy
 from mlbench_cli.model.goals import is_finite_number
 from mlbench_cli.model.run import LOCAL, Finding, NodeClock, Observation, Outcome, Phase
 from mlbench_cli.results.archive import sample_blocks
@@ -324,8 +323,6 @@ def _check_settings(evidence: Evidence, reported: ReportedFacts, samples: Sample
         yield f"the run was {'' if spec.share_machine else 'not '}to share its machine, and did the opposite"
     for rank, facts in reported.environments.items():
         given = {"world_size": spec.world_size, "backend": spec.backend, "seed": spec.seed}
-        if spec.on_failure == Policy.SHRINK:
-            del given["world_size"]
         for name, asked in given.items():
             if spec.runs_task_program and name in facts and facts[name] != asked:
                 yield f"rank {rank} reported {name} {one_line(str(facts[name]), 40)}, but the run has {asked}"
@@ -336,8 +333,6 @@ def _check_settings(evidence: Evidence, reported: ReportedFacts, samples: Sample
     if not spec.runs_task_program or not isinstance(options, Mapping):
         return
     for name, asked in spec.parameters.items():
-        if name == "batch_size" and spec.on_failure == Policy.SHRINK:
-            continue  # fewer ranks keep the global batch size
         if name in options and name not in _AS_USED and asked != "auto" and options[name] != asked:
             yield f"the task used {name} {one_line(str(options[name]), 40)}, but the run has {one_line(str(asked), 40)}"
 

@@ -84,21 +84,6 @@ def test_a_host_that_never_answers_again_ends_the_run_as_lost_and_the_rest_is_ke
     assert (run.folder / "logs" / "rank-0.log").read_text() == "a line\n"
 
 
-def test_a_host_that_the_run_went_on_without_is_not_waited_for(engine: HostsEngine, run: Run, tmp_path: Path) -> None:
-    path = tmp_path / "far/runs/away-2/nodes/0/.state/state.json"
-    rank = {**pending_facts(0), "phase": "succeeded", "exit_code": 0, "started": 1.0, "finished": 2.0, "seconds": 1.0}
-    state = {**json.loads(path.read_text()), "first": None, "ended": "exited", "seconds": 1.0, "stepped_seconds": 0.0}
-    path.write_text(json.dumps({**state, "ranks": [rank], "lost_nodes": [1]}))
-    observation = engine.look(run)
-    assert (observation.ended, observation.seconds) == (Ending.EXITED, 1.0)
-    assert [worker.phase for worker in observation.workers] == [Phase.SUCCEEDED, Phase.LOST]
-    assert [finding.code for finding in observation.findings] == ["node_left_behind"]
-    fetched = engine.fetch(run)
-    assert "results_lost" in [finding.code for finding in fetched.findings]
-    assert (run.folder / "logs" / "rank-0.log").read_text() == "a line\n"
-    engine.cancel(run)
-
-
 def test_many_hosts_raise_this_processs_limit_of_open_files() -> None:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     hosts = [

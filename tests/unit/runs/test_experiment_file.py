@@ -152,7 +152,7 @@ GPUS = Machine(cores=64, gpus=64)
 def test_every_shipped_file_resolves_to_runs(name: str) -> None:
     found = read_experiment_file(find_file(name))
     assert found.title != found.name
-    local = ("methods-on-cpu", "seed-252", "goodput", "thin-links", "thin-links-quick", "fabric")
+    local = ("methods-on-cpu", "seed-252", "thin-links", "thin-links-quick", "fabric")
     clusters = (LOCAL,) if name in local else (REMOTE,)
     assert len(expand_file(found, clusters, GPUS)) > 2
 

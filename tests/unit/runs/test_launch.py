@@ -266,11 +266,8 @@ def test_hidden_gpus_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
         (DIGITS, {"backend": "glo"}, 'Did you mean "gloo"?'),
         (DIGITS, {"backend": "nccl"}, "works only on GPUs"),
         (DIGITS, {"backend": "jax", "method": "powersgd"}, "own all-reduce sums"),
-        (DIGITS, {"backend": "mpi", "on_failure": "replace"}, "with --backend mpi, a rank that loses another one ends"),
-        (DIGITS, {"on_failure": "shrnk"}, 'Did you mean "shrink"?'),
-        (DIGITS, {"checkpoint_copy": "pear"}, 'Did you mean "peer"?'),
-        (DIGITS, {"checkpoint_copy": "peer"}, "needs --on-failure shrink"),
-        (DIGITS, {"workers": (2,), "on_failure": "shrink", "checkpoint_copy": "peer"}, "this machine has no peer"),
+        (DIGITS, {"on_failure": "shrink"}, "--on-failure shrink was removed"),
+        (DIGITS, {"on_failure": "restrt"}, 'Did you mean "restart"?'),
         (DIGITS, {"backend": "custom"}, "the name is missing"),
         (DIGITS, {"backend": "custom:a b"}, "is not a word"),
         (DIGITS, {"backend": "gloo", "custom_backend": "x"}, "exclude each other"),
@@ -326,26 +323,9 @@ def test_refused_on_this_machine(request_: Request, changes: dict[str, Any], wor
     assert words in refusal(request_, **changes).message
 
 
-@pytest.mark.parametrize(
-    ("engine", "changes", "words"),
-    [
-        ("hosts", {"faults": "at 9s node 1 gone", "on_failure": "restart"}, "no spare machine"),
-        ("slurm", {"faults": "at 9s node 1 gone", "on_failure": "replace"}, "no spare machine"),
-        ("hosts", {"faults": "at 9s node any gone", "on_failure": "shrink"}, "gone only once"),
-        ("hosts", {"faults": "every ~9m node 1 gone", "on_failure": "shrink"}, "gone only once"),
-        ("kubernetes", {"faults": "at 9s node 1 gone", "on_failure": "shrink"}, "its Job fails"),
-        ("kubernetes", {"on_failure": "shrink", "checkpoint_copy": "peer"}, "a pod that is lost ends the run"),
-        ("hosts", {"on_failure": "restart", "checkpoint_copy": "peer"}, "needs --on-failure shrink"),
-        ("hosts", {"checkpoint_copy": "peer"}, "needs --on-failure shrink"),
-        ("hosts", {"on_failure": "shrink", "checkpoint_copy": "peer", "workers": 1}, "divided evenly among 0 ranks"),
-    ],
-)
-def test_losses_of_machines_that_a_run_cannot_outlive_are_refused(
-    engine: str, changes: dict[str, Any], words: str
-) -> None:
-    spec = replace(one(DIGITS, workers=(2,)), engine=engine, **changes)
-    with pytest.raises(UsageError, match=words):
-        check_faults(spec)
+def test_faults_in_pods_are_refused() -> None:
+    with pytest.raises(UsageError, match="--faults does not work on Kubernetes"):
+        check_faults(replace(one(DIGITS, workers=(2,)), engine="kubernetes", faults="at 9s kill rank 1"))
 
 
 @pytest.mark.parametrize(

@@ -5,26 +5,20 @@ import json
 import os
 import random
 import signal
-import statistics
 import subprocess
-import tempfile
 import time
 import uuid
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mlbench_cli.agent.storage import find_hierarchy, try_to_slow
 from mlbench_cli.model.run import Run
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.runs.finalize import finalize
 from tests.contract.engines.local.test_shaped_network import find_obstacle
 from tests.contract.local_runs import Lab, client, processes_of, python, shell, until
-
-DISK = "/var/tmp"  # is hardly ever in memory, unlike the temporary folder
 
 # Sleeps in the first attempt; ends at once in the next.
 SECOND_TRY = 'test -n "$MLBENCH_ATTEMPT" && exit 0; exec sleep 60'
@@ -109,71 +103,6 @@ def test_a_slowed_rank_has_its_share_of_the_time_and_is_not_taken_for_stopped(la
     (event,) = record_of(run)["events"]
     assert event["until"] - event["at"] >= 2.4
     assert 0.4 <= event["stopped_share"] <= 0.9  # 0.7 on an idle machine; late turns bring it nearer to a half
-
-
-# Reads 1 MiB of a file past the page cache, again and again, and prints when it began and how long that took.
-READ = """
-import mmap, os, time
-with open("data", "wb") as file: file.write(bytes(1 << 20)); os.fsync(file.fileno())
-place, page = os.open("data", os.O_RDONLY | os.O_DIRECT), mmap.mmap(-1, 1 << 20)
-end = time.monotonic() + 5
-while time.monotonic() < end:
-    begun = time.time()
-    os.preadv(place, [page], 0)
-    print(begun, time.time() - begun, flush=True)
-    time.sleep(0.02)
-"""
-
-
-@pytest.fixture
-def disk_lab() -> Iterator[Lab]:
-    with tempfile.TemporaryDirectory(dir=DISK) as folder, contextlib.closing(Lab(Path(folder))) as opened:
-        yield opened
-
-
-@pytest.mark.parametrize("is_killed", [False, True])
-def test_slow_storage_is_as_slow_as_asked_and_nothing_stays(disk_lab: Lab, is_killed: bool) -> None:
-    lab, folder = disk_lab, disk_lab.store.folder
-    try:
-        try_to_slow(str(folder))
-        _, top = find_hierarchy()
-    except OSError as error:
-        pytest.skip(f"storage cannot be slowed: {error}")
-    script = python(READ.replace('"data"', repr(str(folder / "data"))))
-    run = lab.start(script, workers=2, faults="at 0.5s for 3s slow storage of rank 1 to 2MB/s")
-    pid = json.loads((run.folder / ".state" / "state.json").read_bytes())["pid"]
-    group = Path(top, f"mlbench-{pid}-0")
-    assert until(group.exists)
-    if is_killed:
-        os.kill(pid, signal.SIGKILL)
-        until(lambda: not group.exists())
-        return
-    assert lab.end(run).ended == "exited"
-    assert not group.exists()
-    record = record_of(run)
-    (event,) = record["events"]
-    assert event["problem"] is None
-    begin, end = (record["began"] + event[name] for name in ("at", "until"))
-    rows = [[*map(float, line.split())] for line in lab.log(run, 1).decode().splitlines()]
-    slowed = [seconds for begun, seconds in rows if begin + 0.2 < begun and begun + seconds < end]
-    others = [seconds for begun, seconds in rows if begun + seconds < begin or begun > end]
-    assert 1 <= len(slowed) <= 6  # of 1 MiB in 0.52 s each, and more on a busy machine
-    assert statistics.median(others) < statistics.median(slowed) / 2
-    assert event["bytes"] >= len(slowed) << 20
-
-
-def test_a_full_disk_fails_the_ranks_that_write(lab: Lab) -> None:
-    script = "import time\nfor n in range(100): print(n, flush=True); time.sleep(0.1)"
-    run = lab.start(python(script), workers=1, faults="at 0.5s disk full")
-    assert lab.end(run).ended == "failed"
-    assert record_of(run)["events"][0]["problem"] is None
-
-
-def test_the_node_of_a_worker_takes_all_its_ranks_along(lab: Lab) -> None:
-    run = lab.start(shell("sleep 60"), workers=2, processes_per_worker=2, faults="at 0.3s node 1 gone")
-    end = lab.end(run)
-    assert end.first_failed in (2, 3)
-    assert {worker.exit_code for worker in end.workers if worker.rank >= 2} == {137}
 
 
 def test_faults_are_those_of_the_seed(lab: Lab) -> None:
