@@ -186,7 +186,16 @@ class KubeApi:
                 found = {**found, "metadata": {**found["metadata"], "resourceVersion": str(self._version)}}
                 self._events.append((self._version, kind, "DELETED", found))
                 self.changed.notify_all()
+                self._collect_garbage(found["metadata"]["uid"])
             return found
+
+    def _collect_garbage(self, owner: str) -> None:
+        """What belongs to an object goes with it; a pod takes its files along."""
+        for kind, name in list(self.objects):
+            metadata = self.objects.get((kind, name), {}).get("metadata", {})
+            if any(item["uid"] == owner for item in metadata.get("ownerReferences", ())):
+                self.folders.pop(name, None)
+                self.remove(kind, name)
 
     def write(self, pod: str, *texts: bytes, at: str | None = None) -> None:
         """Let a container write lines."""

@@ -284,3 +284,17 @@ def test_a_passphrase_is_not_read_from_standard_input() -> None:
     )
     assert done.returncode == 3
     assert "could not be unlocked" in done.stderr
+
+
+def test_an_ssh_keygen_that_fails_proves_nothing_whatever_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = shutil.which("ssh-keygen")
+    assert run(["sign", "demo", "--key", "key"]) == 0
+    assert run(["verify", "demo", "--signers", "signers"]) == 0
+    program = tmp_path / "bin" / "ssh-keygen"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\n{real} "$@"\ncode=$?\n[ "$2" = verify ] && exit 255\nexit $code\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    assert run(["verify", "demo", "--signers", "signers"]) != 0

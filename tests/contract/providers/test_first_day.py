@@ -18,8 +18,7 @@ from typing import Any
 
 import pytest
 
-from mlbench_cli.clusters.first_day import Done, FirstDay, Proof, Step, _judge, _load, look_up
-from mlbench_cli.errors import CapacityError, MlbenchError
+from mlbench_cli.clusters.first_day import Done, Proof, Step, _judge, _load, look_up
 from tests.fakes.aws_server import AwsClient
 from tests.fakes.azure_arm import World as AzureWorld
 from tests.fakes.gke import World as GkeWorld
@@ -39,15 +38,6 @@ def test_each_row_that_a_first_day_confirms_is_one_of_the_page() -> None:
     for cloud, document in _load().items():
         missing = [proof["row"] for proof in document["proofs"] if proof["row"] not in rows]
         assert missing == [], cloud
-
-
-@pytest.fixture(autouse=True)
-def _without_docker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path / "no-programs"))
-
-
-def verdicts(report: Any) -> dict[str, str]:
-    return {item["row"].partition(" ")[0] + item["row"][-12:]: item["verdict"] for item in report["assumptions"]}
 
 
 @pytest.fixture
@@ -225,144 +215,3 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> tuple[list[list[str]], dict[str
 
     monkeypatch.setattr("mlbench_cli.clusters.first_day.subprocess.run", run)
     return ran, ends
-
-
-Commands = tuple[list[list[str]], dict[str, Any]]
-PLAN = json.dumps({"plan": {"price_per_hour": 1.5}})
-CREATE = ["create-cluster", "gke", "1", "first-day"]
-REST = ["--project", "p", "--registry", "auto", "--ttl", "1h"]
-
-
-def a_day(tmp_path: Path, cloud: str = "gke") -> FirstDay:
-    return FirstDay(cloud, tmp_path / "day", ("--project", "p"))
-
-
-def test_the_plan_is_a_dry_run_of_the_very_cluster_that_is_created(commands: Commands, tmp_path: Path) -> None:
-    ran, ends = commands
-    ends["create-cluster"] = PLAN
-    told: list[str] = []
-    day = a_day(tmp_path)
-    assert day.plan(told.append) == {"price_per_hour": 1.5}
-    words = [*CREATE, "--gpu-type", "t4", *REST]
-    assert ran == [
-        ["doctor", "gke", "--project", "p", "-o", "json"],
-        ["prices", "update", "gke"],
-        [*words, "--dry-run", "-o", "json"],
-    ]
-    assert told == [" ".join(["mlbench", *step]) for step in ran]
-    assert list(day.steps()[0].words) == [*words, "--yes", "-o", "json"]
-    assert day.has_gpu
-    assert (tmp_path / "day/03-plan.out").read_text() == PLAN
-    assert [item.step.name for item in day.done] == ["doctor", "prices", "plan"]
-
-
-def test_without_quota_for_the_first_machine_the_next_one_is_planned(commands: Commands, tmp_path: Path) -> None:
-    ran, ends = commands
-    ends["create-cluster"] = [CapacityError.exit_code, PLAN]
-    day = a_day(tmp_path)
-    day.plan(lambda _: None)
-    assert ran[-1] == [*CREATE, "--machine-type", "e2-standard-4", *REST, "--dry-run", "-o", "json"]
-    assert not day.has_gpu
-    assert "gpu: false" in day.write_runs_file().read_text()
-
-
-@pytest.mark.parametrize(("codes", "tries"), [([1], 1), ([5, 5], 2), ([5, 2], 2)])
-def test_a_plan_that_fails_creates_nothing_and_keeps_the_evidence(
-    commands: Commands, tmp_path: Path, codes: list[int], tries: int
-) -> None:
-    """Only a lack of capacity is a reason to try another machine."""
-    ran, ends = commands
-    ends["create-cluster"] = list(codes)
-    with pytest.raises(MlbenchError, match="nothing was created: the reason") as caught:
-        a_day(tmp_path).plan(lambda _: None)
-    assert len(ran) == 2 + tries
-    assert "--dry-run" in (caught.value.hint or "")
-    report = json.loads((tmp_path / "day/first-day.json").read_text())
-    assert [item["exit_code"] for item in report["steps"]] == [0, 0, *codes]
-    assert (tmp_path / "day/03-plan.err").read_text().startswith("Error: the reason")
-
-
-def test_a_step_that_fails_skips_all_but_the_removal(commands: Commands, tmp_path: Path) -> None:
-    ran, ends = commands
-    day = a_day(tmp_path)
-    (tmp_path / "day").mkdir()
-    day.machine = ["--gpu-type", "t4"]
-    ends["create-cluster"] = 5
-    assert day.spend(lambda _: None) == 5
-    assert [words[0] for words in ran] == ["create-cluster", "delete-cluster", "list-clusters", "gc"]
-    skipped = {item.step.name: item.why for item in day.done if item.exit_code is None}
-    assert skipped == dict.fromkeys(("push", "run", "extend", "list"), "an earlier step failed")
-
-
-def test_a_removal_that_fails_outweighs_what_failed_before_it(commands: Commands, tmp_path: Path) -> None:
-    ran, ends = commands
-    day = a_day(tmp_path)
-    (tmp_path / "day").mkdir()
-    ends.update({"create-cluster": 5, "delete-cluster": 8})
-    assert day.spend(lambda _: None) == 8
-    assert [words[0] for words in ran][-2:] == ["list-clusters", "gc"]
-
-
-def test_without_docker_only_what_needs_images_is_skipped(commands: Commands, tmp_path: Path) -> None:
-    day = a_day(tmp_path)
-    (tmp_path / "day").mkdir()
-    assert day.spend(lambda _: None) == 0
-    skipped = {item.step.name: item.why for item in day.done if item.exit_code is None}
-    assert skipped == dict.fromkeys(("push", "run"), "docker is not on PATH")
-
-
-def test_a_step_that_does_not_end_is_given_up(commands: Commands, tmp_path: Path) -> None:
-    _, ends = commands
-    ends["extend"] = subprocess.TimeoutExpired("mlbench", 1)
-    day = a_day(tmp_path)
-    (tmp_path / "day").mkdir()
-    assert day.spend(lambda _: None) == 124
-    (extended,) = (item for item in day.done if item.step.name == "extend")
-    assert extended.err == "no end within 5400 s"
-    assert day.done[-1].exit_code == 0
-
-
-@pytest.mark.parametrize(
-    ("listed", "left"),
-    [
-        ('{"clusters": []}', []),
-        ('{"clusters": [{"name": "first-day-1", "state": "deleted"}, {"name": "other"}]}', []),
-        ('{"clusters": [{"name": "first-day-1", "state": "ready"}]}', ["lists first-day-1"]),
-        ("no JSON", ["unknown: "]),
-        (3, ["unknown: "]),
-    ],
-)
-def test_what_is_left_is_what_the_last_look_lists_or_cannot_tell(
-    commands: Commands, tmp_path: Path, listed: str | int, left: list[str]
-) -> None:
-    _, ends = commands
-    ends["list-clusters"] = ["{}", listed]
-    day = a_day(tmp_path)
-    (tmp_path / "day").mkdir()
-    day.spend(lambda _: None)
-    found = day.left()
-    assert len(found) == len(left)
-    assert all(part in text for part, text in zip(left, found, strict=True))
-
-
-@pytest.mark.parametrize(
-    ("created", "listed", "verdict"),
-    [(0, "{}", "confirmed"), (5, "{}", "not tried"), (0, '{"clusters": [{"name": "first-day-1"}]}', "refuted")],
-)
-def test_that_nothing_is_left_proves_something_only_if_there_was_something(
-    created: int, listed: str, verdict: str
-) -> None:
-    steps = [Done(Step("create", ("create-cluster",)), created), Done(Step("gone", ("list-clusters",)), 0, out=listed)]
-    assert _judge(Proof("row", "gone", nameless=True), steps)[0] == verdict
-
-
-def test_a_row_without_a_place_is_confirmed_by_the_step_alone() -> None:
-    done = Done(Step("push", ("images", "push")), 0)
-    assert _judge(Proof("row", "push"), [done]) == ("confirmed", "mlbench images push succeeded")
-    skipped = Done(Step("push", ("images", "push")), None, why="docker is not on PATH")
-    assert _judge(Proof("row", "push"), [done, skipped]) == ("not tried", "the step push: docker is not on PATH")
-
-
-def test_a_place_must_match_as_a_whole() -> None:
-    create = Done(Step("create", ("create-cluster",)), 0, out='{"driver": "570.1-beta"}')
-    assert _judge(Proof("row", "create", at="driver", like=r"\d+\.\d+"), [create])[0] == "refuted"

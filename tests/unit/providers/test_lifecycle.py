@@ -21,10 +21,12 @@ from mlbench_cli.errors import (
 from mlbench_cli.model.cluster_details import TimesRecord
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.storage.store import Store
+from providers.base import Readiness, TransientError
 from providers.lifecycle import Step, down, find_deleted_cluster, up
 from providers.operation_lock import is_operation_running
 from providers.timeline import Timeline
 from tests import NIGHTLY
+from tests.fakes.clock import Clock
 from tests.fakes.toycloud import Thing, ToyCloud, toy_resources
 
 CLUSTER = Cluster("demo", "toy", details={"plan": {"price_per_hour": 1.5, "currency": "USD"}})
@@ -447,3 +449,40 @@ def cloud_names() -> list[str]:
 
 
 # --- times ----------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_to_be_created_is_written_down_before_the_request(tmp_path: Path, cloud: ToyCloud) -> None:
+    cloud.order("create demo-plane", "kill-after")
+    assert _together([partial(_make, cloud, tmp_path / "home")]) == ["killed"]
+    assert [entry.action for entry in Store(tmp_path / "home").journal_of("demo") if entry.name == "demo-plane"] == [
+        "intent"
+    ]
+
+
+class Flaky(Thing):
+    """The cloud answers every second look only."""
+
+    looks = 0
+
+    def poll(self) -> Readiness:
+        self.looks += 1
+        if self.looks % 2 and self.looks < 20:
+            raise TransientError("the cloud says: 503 try again")
+        return Readiness(self.looks >= 20, "it is making")
+
+
+def test_patience_begins_anew_with_every_answer(cloud: ToyCloud, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("providers.lifecycle.time", Clock())
+    thing = Flaky(cloud, "demo", "network")
+    assert up(CLUSTER, [thing], store, patience=0.1).state == "ready"
+    assert thing.looks == 20
+
+
+def test_what_should_have_gone_with_something_else_is_looked_for(cloud: ToyCloud, store: Store) -> None:
+    network, disk = Thing(cloud, "demo", "network"), Thing(cloud, "demo", "disk")
+    up(CLUSTER, [network, disk], store)
+    disk.goes_with = network  # and this time it does not
+    with pytest.raises(CleanupError) as caught:
+        down(CLUSTER, [network, disk], store)
+    assert "demo-disk" in str(caught.value.to_dict())
+    assert [*cloud.things] == ["demo-disk"]

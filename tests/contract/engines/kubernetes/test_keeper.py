@@ -12,7 +12,6 @@ import socket
 import subprocess
 import sys
 import tarfile
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -360,7 +359,9 @@ def put_keeper(server: KubeApi, folder: Path, *summaries: tuple[dict[str, object
     (folder / "index.json").write_text(json.dumps({"until": 2e9, "workers": workers}))
     labels = {"mlbench/run": "r-2", "mlbench/role": "keeper"}
     running = {"phase": "Running", "containerStatuses": [{"name": "main", "state": {"running": {}}}]}
-    server.put("pods", {"metadata": {"name": KEEPER_POD, "labels": labels}, "spec": {}, "status": running})
+    owner = {"kind": "Job", "name": "r-2-keeper", "uid": server.objects["jobs", "r-2-keeper"]["metadata"]["uid"]}
+    metadata = {"name": KEEPER_POD, "labels": labels, "ownerReferences": [owner]}
+    server.put("pods", {"metadata": metadata, "spec": {}, "status": running})
     server.folders[KEEPER_POD] = folder
 
 
@@ -368,9 +369,9 @@ def finish(server: KubeApi) -> None:
     server.put("jobs", {**job_of(server), "status": {"conditions": [{"type": "Complete", "status": "True"}]}})
 
 
-def a_kept_run(server: KubeApi, tmp_path: Path) -> Run:
+def a_kept_run(server: KubeApi, tmp_path: Path, **changes: Any) -> Run:
     """A run that has ended; its pods are gone with their nodes."""
-    run = a_run(tmp_path / "run")
+    run = a_run(tmp_path / "run", **changes)
     submit(server, run)
     finish(server)
     archive = archive_of(answer=b"42")
@@ -392,6 +393,16 @@ def test_results_outlive_the_workers_pods(server: KubeApi, tmp_path: Path) -> No
     assert (run.folder / "logs/rank-1.log").read_bytes() == b"log of 1"
     assert FETCHED_ANNOTATION in job_of(server)["metadata"]["annotations"]
     assert ("jobs", "r-2-keeper") not in server.objects  # let go
+
+
+def test_a_worker_of_several_processes_brings_the_files_of_its_first_rank(server: KubeApi, tmp_path: Path) -> None:
+    run = a_kept_run(server, tmp_path, processes_per_worker=2)
+    fetched = KubernetesEngine(server.access).fetch(run)
+    assert (fetched.complete, fetched.findings) == (True, ())
+    assert {path.name: path.read_bytes() for path in (run.folder / "logs").iterdir()} == {
+        "rank-0.log": b"log of 0\n",
+        "rank-2.log": b"log of 1",
+    }
 
 
 @pytest.mark.parametrize("cut", [3, 300, 5000])
@@ -498,36 +509,6 @@ def test_a_worker_that_held_and_hands_over_after_all_is_fetched_from_the_keeper(
 # --- the program's decisions, in this process -----------------------------------------------------------------------
 
 
-class Wire:
-    """A connection whose worker has sent `data` and listens."""
-
-    def __init__(self, data: bytes) -> None:
-        self.data, self.answer = data, b""
-        self.timeout: float | None = None
-
-    def makefile(self, *_: object) -> io.BytesIO:
-        return io.BytesIO(self.data)
-
-    def sendall(self, data: bytes) -> None:
-        self.answer += bytes(data)
-
-    def settimeout(self, seconds: float) -> None:
-        self.timeout = seconds
-
-
-def ask(shelf: Any, path: str, body: bytes = b"", **headers: str) -> tuple[int, str]:
-    """Status and text of the answer to a PUT."""
-    own = {"Authorization": f"Bearer {TOKEN}", "Content-Length": str(len(body)), **headers}
-    own["X-Sha256"] = headers.get("sha256", hashlib.sha256(body).hexdigest())
-    head = "".join(f"{name}: {value}\r\n" for name, value in own.items())
-    wire = Wire(f"PUT {path} HTTP/1.1\r\n{head}\r\n".encode() + body)
-    handler = type("OwnHandler", (program.Handler,), {"shelf": shelf, "token": TOKEN})
-    handler(wire, ("127.0.0.1", 1), None)
-    assert wire.timeout == program.IDLE_SECONDS
-    first, _, rest = wire.answer.partition(b"\r\n")
-    return int(first.split()[1]), rest.partition(b"\r\n\r\n")[2].decode()
-
-
 @pytest.fixture
 def shelf(tmp_path: Path) -> Any:
     return program.Shelf(str(tmp_path), 2, 1000, 3600.0)
@@ -561,190 +542,13 @@ def test_an_index_that_cannot_be_read_begins_anew(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "index.json").read_text()) == shelf.index
 
 
-def test_a_worker_is_entered_only_with_the_very_files_that_it_names(shelf: Any) -> None:
-    assert ask(shelf, "/1/log", b"log") == (200, "ok")
-    said = {"summary": {"worker": 1}, "log": {"sha256": hashlib.sha256(b"other").hexdigest()}}
-    assert ask(shelf, "/1/summary", json.dumps(said).encode()) == (409, "files are missing")
-    assert ask(shelf, "/0/summary", json.dumps({**said, "log": facts_of(b"log")}).encode())[0] == 409  # of another one
-    assert (shelf.index, shelf.is_over()) == ({"until": None, "workers": {}}, False)
-    assert ask(shelf, "/1/summary", json.dumps({**said, "log": facts_of(b"log")}).encode())[0] == 200
-    assert list(shelf.index["workers"]) == ["1"]
-
-
-def facts_of(data: bytes) -> dict[str, Any]:
-    return {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-
-
-def test_a_number_with_zeros_before_it_is_the_same_worker(shelf: Any, tmp_path: Path) -> None:
-    assert ask(shelf, "/001/log", b"log")[0] == 200
-    assert (tmp_path / "1/log").read_bytes() == b"log"
-    assert ask(shelf, "/001/summary", b"{}")[0] == 200
-    assert list(shelf.index["workers"]) == ["1"]
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "status"),
-    [
-        ("/0/offer", b"many", 400),
-        ("/0/offer", b"10", 200),
-        ("/0/offer", b"1001", 507),
-        ("/0/summary", b"no JSON", 400),
-        ("/0/summary", b"[]", 409),
-        ("/0/summary", b"{}", 200),
-    ],
-)
-def test_each_request_has_its_answer_and_reserves_nothing_beyond_it(
-    shelf: Any, path: str, body: bytes, status: int
-) -> None:
-    assert ask(shelf, path, body)[0] == status
-    assert shelf.reserved == 0
-
-
-@pytest.mark.parametrize("size", ["", "-1", "x"])
-def test_a_request_without_its_size_is_refused(shelf: Any, size: str) -> None:
-    assert ask(shelf, "/0/log", b"log", **{"Content-Length": size}) == (400, "bad request")
-
-
-def test_last_words_of_64_kibibytes_are_read_and_no_more(shelf: Any) -> None:
-    def words(size: int) -> bytes:
-        return json.dumps({"summary": "x" * (size - len(json.dumps({"summary": ""})))}).encode()
-
-    assert ask(shelf, "/0/summary", words(64 << 10))[0] == 200
-    assert ask(shelf, "/1/summary", words((64 << 10) + 1)) == (400, "bad request")
-    assert list(shelf.index["workers"]) == ["0"]
-
-
-def test_a_worker_that_goes_away_in_the_middle_leaves_nothing(shelf: Any, tmp_path: Path) -> None:
-    whole = hashlib.sha256(b"12345").hexdigest()
-    assert ask(shelf, "/0/log", b"123", **{"Content-Length": "5"}, sha256=whole) == (422, "damaged")
-    assert (shelf.reserved, files_of(tmp_path)) == (0, ["index.json"])
-
-
-def test_a_disk_that_refuses_is_the_reason_and_room_is_given_back(shelf: Any, tmp_path: Path) -> None:
-    (tmp_path / "0").write_text("")  # no folder
-    assert ask(shelf, "/0/log", b"log") == (507, "File exists")
-    assert shelf.reserved == 0
-
-
 # --- what a worker sends --------------------------------------------------------------------------------------------
-
-
-Sent = list[tuple[str, str | bytes, str]]
-
-
-@pytest.fixture
-def sender(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, str], Sent, list[Exception]]:
-    """A worker's variables, what it sends, and the errors that it gets for it, one after the other."""
-    sent: Sent = []
-    errors: list[Exception] = []
-
-    def put(environ: object, path: str, what: str | bytes, sha256: str, end: float) -> None:
-        sent.append((path, what, sha256))
-        if errors:
-            raise errors.pop(0)
-
-    monkeypatch.setattr(program, "put", put)
-    monkeypatch.setattr(program, "PAUSE_SECONDS", 0.001)
-    archive, log = {"size": 40, "sha256": "a"}, {"size": 2, "sha256": "b", "truncated": False}
-    said = {"worker": 3, "exit_code": 0, "archive": archive, "log": log, "samples": None}
-    (tmp_path / "summary.json").write_text(json.dumps(said))
-    return {"MLBENCH_WORK_DIR": str(tmp_path), "JOB_COMPLETION_INDEX": "0"}, sent, errors
-
-
-def test_a_worker_sends_the_size_of_all_then_each_file_with_its_digest_then_its_last_word(
-    sender: tuple[dict[str, str], Sent, list[Exception]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    environ, sent, _ = sender
-    assert program.send(environ, 0.0) == 0
-    assert sent[:-1] == [
-        ("/3/offer", b"42", ""),
-        ("/3/archive", str(tmp_path / "archive.tar"), "a"),
-        ("/3/log", str(tmp_path / "log"), "b"),
-    ]
-    path, words, _ = sent[-1]
-    summary = json.loads((tmp_path / "summary.json").read_text())
-    kinds = {kind: summary[kind] for kind in ("archive", "log", "samples")}
-    assert (path, json.loads(words)) == ("/3/summary", {"summary": summary, **kinds})
-    assert capsys.readouterr().out == ""
-
-
-@pytest.mark.parametrize(
-    ("code", "word"), [(507, "no_room"), (403, "forbidden"), (400, "status_400"), (404, "status_404")]
-)
-def test_an_answer_that_another_try_would_get_again_ends_the_handover(
-    sender: tuple[dict[str, str], Sent, list[Exception]], capsys: pytest.CaptureFixture[str], code: int, word: str
-) -> None:
-    environ, sent, errors = sender
-    errors.append(program.UploadRejected(code))
-    assert program.send(environ, 60.0) == 1
-    assert capsys.readouterr().out == f"{word}\n"
-    assert len(sent) == 1
-
-
-@pytest.mark.parametrize("code", [409, 422, 500, None])
-def test_what_another_try_may_mend_is_tried_again_from_the_start(
-    sender: tuple[dict[str, str], Sent, list[Exception]], capsys: pytest.CaptureFixture[str], code: int | None
-) -> None:
-    environ, sent, errors = sender
-    errors.append(ConnectionRefusedError() if code is None else program.UploadRejected(code))
-    assert program.send(environ, 60.0) == 0
-    assert [path for path, _, _ in sent] == ["/3/offer", "/3/offer", "/3/archive", "/3/log", "/3/summary"]
-    assert capsys.readouterr().out == ""
-
-
-@pytest.mark.parametrize(
-    ("error", "word"),
-    [
-        (ConnectionRefusedError(), "unreachable"),
-        (http.client.BadStatusLine("x"), "unreachable"),
-        (program.UploadRejected(422), "damaged"),
-        (program.UploadRejected(409), "status_409"),
-    ],
-)
-def test_without_patience_there_is_one_try_and_its_trouble_is_said(
-    sender: tuple[dict[str, str], Sent, list[Exception]],
-    capsys: pytest.CaptureFixture[str],
-    error: Exception,
-    word: str,
-) -> None:
-    environ, sent, errors = sender
-    errors += [error, error]
-    assert program.send(environ, 0.0) == 1
-    assert capsys.readouterr().out == f"{word}\n"
-    assert len(sent) == 1
-
-
-def test_the_last_trouble_is_the_one_that_is_said(
-    sender: tuple[dict[str, str], Sent, list[Exception]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    environ, _, errors = sender
-    errors += [program.UploadRejected(422), program.UploadRejected(507)]
-    assert program.send(environ, 60.0) == 1
-    assert capsys.readouterr().out == "no_room\n"
 
 
 def test_a_handover_whose_time_is_up_connects_to_nobody() -> None:
     environ = {"MLBENCH_KEEPER": "no-such-host:1", "MLBENCH_KEEPER_TOKEN": TOKEN}
     with pytest.raises(TimeoutError):
         program.put(environ, "/0/offer", b"1", "", time.monotonic())
-
-
-@pytest.mark.parametrize(("left", "patience"), [(600.0, program.IDLE_SECONDS), (5.0, 5.0), (0.5, 1.0)])
-def test_a_connection_waits_as_long_as_there_is_time_and_at_most_half_a_minute(
-    monkeypatch: pytest.MonkeyPatch, left: float, patience: float
-) -> None:
-    asked: list[float] = []
-
-    class Refused(http.client.HTTPConnection):
-        def __init__(self, host: str, port: int, *, timeout: float, blocksize: int) -> None:
-            asked.append(timeout)
-            raise ConnectionRefusedError
-
-    monkeypatch.setattr(program.http.client, "HTTPConnection", Refused)
-    environ = {"MLBENCH_KEEPER": "host:1", "MLBENCH_KEEPER_TOKEN": TOKEN}
-    with pytest.raises(ConnectionRefusedError):
-        program.put(environ, "/0/offer", b"1", "", time.monotonic() + left)
-    assert asked == [pytest.approx(patience, abs=0.2)]
 
 
 @pytest.mark.parametrize("words", [[], ["send"], ["send", "1", "2"], ["keep"]])
@@ -754,113 +558,3 @@ def test_other_words_are_a_mistake_of_the_command_line(capsys: pytest.CaptureFix
 
 
 # --- when the keeper knows that the run is over ---------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("found", "others"),
-    [(["10.0.0.1"], False), (["10.0.0.1", "10.0.0.2"], True), (["10.0.0.2"], True), ([], False), (None, False)],
-)
-def test_a_pod_beside_the_keepers_own_is_a_worker(
-    monkeypatch: pytest.MonkeyPatch, found: list[str] | None, others: bool
-) -> None:
-    def look_up(name: str, *_: object, **__: object) -> list[Any]:
-        if name != "r-2":
-            return [(None, None, None, "", ("10.0.0.1", 0))]
-        if found is None:
-            raise socket.gaierror("no such name")
-        return [(None, None, None, "", (address, 0)) for address in found]
-
-    monkeypatch.setattr(program.socket, "getaddrinfo", look_up)
-    assert program.has_others("r-2") is others
-
-
-def watch(monkeypatch: pytest.MonkeyPatch, seen: list[bool], pause: float) -> list[bool]:
-    """Whether the run counts as gone after each look at the names, which finds others or not."""
-    clock, gone = [0.0], threading.Event()
-    looks: list[bool] = []
-    answers = iter(seen)
-
-    def sleep(seconds: float) -> None:
-        if clock[0]:
-            looks.append(gone.is_set())
-        if len(looks) == len(seen):
-            raise InterruptedError
-        clock[0] += seconds
-
-    with monkeypatch.context() as patch:
-        patch.setattr(program.time, "sleep", sleep)
-        patch.setattr(program.time, "monotonic", lambda: clock[0])
-        patch.setattr(program, "has_others", lambda service: next(answers))
-        with pytest.raises(InterruptedError):
-            program.watch_workers("r-2", pause, gone)
-    return looks
-
-
-def test_a_run_is_gone_a_quarter_of_an_hour_after_the_last_name_of_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert watch(monkeypatch, [True, False, False, False, False], 300.0) == [False, False, False, False, True]
-
-
-def test_a_run_whose_workers_have_not_come_yet_is_not_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They may wait in a queue for hours."""
-    assert watch(monkeypatch, [False] * 5, 3600.0) == [False] * 5
-
-
-def test_a_run_whose_workers_come_back_is_not_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert watch(monkeypatch, [True, False, True, False], 1000.0) == [False, True, False, True]
-
-
-def serve_until(monkeypatch: pytest.MonkeyPatch, folder: Path, is_gone: bool, keep: str = "3600") -> int | None:
-    """The exit code of a keeper that looks around twice without a signal; None if it would go on."""
-
-    class Service:
-        def __init__(self, *_: object) -> None: ...
-
-        serve_forever = None
-
-    class Thread:
-        def __init__(self, target: Any, args: tuple[Any, ...] = (), daemon: bool = False) -> None:
-            assert daemon  # nothing else may keep the pod
-            if args and is_gone:
-                args[2].set()
-
-        def start(self) -> None: ...
-
-    looks: list[float] = []
-
-    def wait(numbers: object, pause: float) -> None:
-        looks.append(pause)
-        if len(looks) == 3:
-            raise InterruptedError
-
-    environ = {
-        "MLBENCH_WORK_DIR": str(folder),
-        "MLBENCH_WORKERS": "2",
-        "MLBENCH_KEEPER_BYTES": "1000",
-        "MLBENCH_KEEP": keep,
-        "MLBENCH_KEEPER_TOKEN": TOKEN,
-    }
-    with monkeypatch.context() as patch:
-        patch.setattr(program, "Server", Service)
-        patch.setattr(program.threading, "Thread", Thread)
-        patch.setattr(program.signal, "pthread_sigmask", lambda *_: None)
-        patch.setattr(program.signal, "sigtimedwait", wait)
-        try:
-            code: int = program.serve(environ)
-        except InterruptedError:
-            return None
-        finally:
-            assert set(looks) == {1.0 if float(keep) < program.DNS_SECONDS else program.DNS_SECONDS}
-        return code
-
-
-def test_a_keeper_ends_with_a_run_that_handed_nothing_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert serve_until(monkeypatch, tmp_path, is_gone=False) is None
-    assert serve_until(monkeypatch, tmp_path, is_gone=True, keep="30") == 0
-
-
-def test_a_keeper_that_has_results_outlives_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    index = {"until": time.time() + 600, "workers": {"0": {}}}
-    (tmp_path / "index.json").write_text(json.dumps(index))
-    assert serve_until(monkeypatch, tmp_path, is_gone=True) is None
-    (tmp_path / "index.json").write_text(json.dumps({**index, "until": time.time() - 1}))
-    assert serve_until(monkeypatch, tmp_path, is_gone=False) == 0

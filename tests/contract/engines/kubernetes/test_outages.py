@@ -77,21 +77,6 @@ def test_a_run_is_followed_through_an_outage_of_the_api_server(
     assert UNREACHABLE not in codes(seen)
 
 
-def test_an_outage_between_the_first_look_and_the_list_of_pods_is_told_at_once(
-    server: KubeApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nothing limits the wait for that list, so a watcher that says nothing until it has come would never return."""
-    monkeypatch.setattr("mlbench_cli.engines.kubernetes.engine.FIRST_LIST_SECONDS", 1e6)
-    run = start_run(server, tmp_path)
-    with closing(KubernetesEngine(server.access).watch(run)) as observations:
-        next(observations)
-        server.is_down = True
-        assert UNREACHABLE in next(codes(seen) for seen in observations if seen.findings)
-        server.is_down = False
-        seen = next(seen for seen in observations if not seen.findings)
-    assert [worker.phase for worker in seen.workers] == ["running", "running"]
-
-
 def test_a_follower_of_a_log_reads_all_of_it_beyond_an_outage_and_is_told(server: KubeApi, tmp_path: Path) -> None:
     run = a_run(tmp_path, workers=1, name="r-2")
     submit(server, run)

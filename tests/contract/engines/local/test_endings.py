@@ -15,6 +15,7 @@ import pytest
 
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.run import Finding, Run
+from task_images.harness.cores import effective_cores
 from tests.contract.local_runs import SLEEP, Lab, client, processes_of, python, shell, until
 from tests.needs import needs
 
@@ -89,6 +90,23 @@ def test_a_program_that_cannot_be_started_is_named(lab: Lab, program: str, code:
     assert program in finding(end.findings, "command_not_found").summary
 
 
+def test_what_a_rank_has_started_ends_with_it_and_not_with_the_run(lab: Lab) -> None:
+    run = lab.start(shell('[ "$RANK" = 1 ] && exec sleep 600; sleep 600 & exit 0'), workers=2)
+    until(lambda: lab.engine.look(run).workers[0].phase == "succeeded")
+    assert len(processes_of(run)) == 1
+
+
+def test_a_rank_begins_with_the_usual_signals_and_its_share_of_the_cores(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    run = lab.start(shell("grep SigIgn /proc/self/status; echo $OMP_NUM_THREADS"), workers=2)
+    lab.end(run)
+    ignored, threads = lab.log(run).decode().splitlines()
+    assert not int(ignored.split()[1], 16) & 1 << (signal.SIGPIPE - 1)  # or `yes | head` never ends
+    assert int(threads) == max(1, effective_cores() // 2)
+
+
 # --- the run is ended ---------------------------------------------------------------------------------------------
 
 
@@ -126,6 +144,23 @@ def test_an_attached_run_dies_with_its_client(lab: Lab, tmp_path: Path) -> None:
     assert end.ended == "client_lost"
     assert "--detach" in str(finding(end.findings, "client_lost").hint)
     assert processes_of(run) == []
+
+
+def test_a_client_that_is_lost_hastens_a_stop(lab: Lab, tmp_path: Path) -> None:
+    late = tmp_path / "late"
+    program = f"trap 'echo stopping; sleep 5; touch {late}; exit' TERM; echo ready; while true; do sleep 0.1; done"
+    script = f"lab.start({shell(program)!r}, name='theirs'); print('up', flush=True); time.sleep(600)"
+    with client(tmp_path, script) as other:
+        assert other.stdout
+        assert other.stdout.readline() == "up\n"
+        run = lab.store.run("theirs").run
+        log = run.folder / "logs/rank-0.log"
+        until(lambda: b"ready" in log.read_bytes())
+        os.kill(state_of(run)["pid"], signal.SIGTERM)
+        until(lambda: b"stopping" in log.read_bytes())
+        other.kill()
+        assert lab.end(run).ended == "cancelled"
+    assert not late.exists()
 
 
 def test_a_child_of_the_client_does_not_keep_the_run_alive(lab: Lab, tmp_path: Path) -> None:

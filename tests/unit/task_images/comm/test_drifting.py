@@ -90,3 +90,25 @@ def test_one_rank_trains_alone_and_has_no_distance(name: str) -> None:
 
 
 # --- state ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        # Before the step: the mean of equal weights, and the own step.
+        ("dpsgd", [[1.0, 0.0], [-1.0, -2.0]]),
+        # After it: the mean of 1 and -1, and of what follows.
+        ("dpsgd-atc", [[0.0, -1.0], [0.0, -1.0]]),
+    ],
+)
+def test_two_neighbors_mix_before_or_after_their_steps(name: str, expected: list[list[float]]) -> None:
+    """Rank 0 has gradients of 0 and 0, rank 1 of 2 and 2; each is the other's only neighbor."""
+
+    def body(world: ThreadWorld) -> list[float]:
+        strategy, model = attach(world, name)
+        found = [update(strategy, model, 2.0 * world.rank) for _ in range(2)]
+        assert (strategy.stats()["messages"], strategy.stats()["bytes"]) == (2, 2 * 16)
+        strategy.close()
+        return found
+
+    assert run_ranks(2, body) == expected

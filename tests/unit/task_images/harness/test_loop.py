@@ -202,6 +202,24 @@ def test_speed_is_measured_in_blocks(tmp_path: Path) -> None:
     assert (measured["unit"], measured["per_update"], len(measured["rates"])) == ("numbers", 2.0, 2)
 
 
+def test_an_update_that_is_skipped_keeps_the_learning_rate(tmp_path: Path) -> None:
+    """fp16 overflows: the schedule goes on when the model does."""
+    rates: list[float] = []
+
+    def overflow_once(trainer: MeanTrainer) -> None:
+        trainer.schedule, update = PerUpdate(lambda t: 1 / (1 + t)), trainer._update
+
+        def observed(batch: Update[Batch], rate: float) -> bool:
+            rates.append(rate)
+            return update(batch, rate) and len(rates) != 2
+
+        trainer._update = observed  # type: ignore[assignment, method-assign]
+
+    _, result = train(tmp_path, Plan(1), prepare=overflow_once)
+    assert rates == [1, 1 / 2, 1 / 2, 1 / 3]
+    assert result["details"]["updates_skipped"] == 1
+
+
 def test_a_resumed_training_goes_on_with_clock_and_arrays(tmp_path: Path) -> None:
     whole, _ = train(tmp_path / "whole", Plan(4))
     first, _ = train(tmp_path / "first", Plan(2, checkpoint=True))

@@ -1,0 +1,26 @@
+"""Checkpoints whose methods keep something of each rank."""
+
+import threading
+from pathlib import Path
+
+import torch
+
+from task_images.comm.base import keep_own
+from task_images.harness.checkpoint import load_checkpoint, save_checkpoint
+from tests.unit.task_images.comm.threads import ThreadWorld, run_ranks
+
+
+def test_the_checkpoint_is_there_only_after_the_parts_of_all_ranks(tmp_path: Path) -> None:
+    """A kill in between leaves the earlier one."""
+    path, written = tmp_path / "checkpoint.pt", threading.Event()
+
+    def body(world: ThreadWorld) -> float:
+        state = {"position": {"total": 3}, "method": {"ranks": keep_own(world, torch.tensor(float(world.rank)))}}
+        if world.rank == 1:  # is late with its part
+            assert not written.wait(0.5)
+            assert not path.exists()
+        save_checkpoint(world, path, "task", state)
+        found = load_checkpoint(world, path, "task", {})
+        return float(found["method"]["ranks"][world.rank])
+
+    assert run_ranks(2, body) == [0.0, 1.0]
