@@ -18,7 +18,7 @@ mlbench() { "$python" -m mlbench_cli "$@"; }
 measure() {
   place=$1
   shift
-  mlbench run "experiment-$place" 2 --task digits_resnet --preset tiny --repeat 3 --timeout 10m --yes "$@"
+  mlbench run "experiment-$place" 2 --task digits_resnet --preset tiny --repeat 3 --timeout 10m --anonymous --yes "$@"
 }
 
 # run_at PLACE: its runs, then their archives; what it has started ends with it

@@ -1,6 +1,6 @@
 """The archives behind the published results, in results/archives.
 
-    python -m tools.results collect    # take the finished runs of results/experiment.yaml from the store, anonymously
+    python -m tools.results collect    # take the finished runs of results/experiment.yaml from the store
     python -m tools.results rejudge    # derive the documents again, after a change of the judge
 
 Both verify what they write, and `collect` refuses failed runs: it takes all runs or none. Until a version is released,
@@ -17,7 +17,6 @@ from typing import Any
 
 from mlbench_cli.api import Client
 from mlbench_cli.errors import MlbenchError, UsageError
-from mlbench_cli.results.archive.anonymous import anonymize
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.reseal import seal_anew
 from mlbench_cli.storage import run_folder
@@ -33,11 +32,6 @@ PARTS = ("spec", "preset")  # of the rules: parameters by name
 
 def collect(folder: Path) -> int:
     """Write the archives of the store's finished runs to `folder`; how many there are."""
-
-    def change(evidence: Path) -> None:
-        add_new_parameters(evidence)
-        anonymize(evidence)
-
     folder.mkdir(parents=True, exist_ok=True)
     runs = Client().runs(contains=PREFIX)
     bad = [run.name for run in runs if not (run.is_sealed and run.outcome and run.outcome.is_success)]
@@ -47,7 +41,7 @@ def collect(folder: Path) -> int:
         )
     for run in runs:
         with Archive.open(run.results) as archive:
-            seal_anew(archive, folder / f"{run.name.removeprefix(PREFIX)}.zip", change)
+            seal_anew(archive, folder / f"{run.name.removeprefix(PREFIX)}.zip", add_new_parameters)
     return len(runs)
 
 

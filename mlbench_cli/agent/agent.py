@@ -42,7 +42,8 @@ if TYPE_CHECKING:  # `typing` would cost a tenth of the start
 
 GRACE = 5.0  # seconds between TERM and KILL
 UNKILLABLE = 30.0  # seconds after KILL for a process in the kernel to disappear
-SAMPLE = 1.0  # seconds between two lines of resources per rank
+SAMPLE = 1.0  # least seconds between two lines of resources per rank
+SAMPLES = 600  # after this many seconds lines get rarer, so that a day has about 3,600 per rank
 SCARCE = 1 << 20  # bytes of free disk below which it is watched closely
 RESERVE = 1 << 16  # bytes kept so that the last state can be written on a full disk
 AT_START = "chosen at start"  # placeholder in render() for facts known only at the start
@@ -138,6 +139,7 @@ class Agent:
         self.stop_at: float | None = None  # when TERM becomes KILL
         self.give_up_at: float | None = None
         self.next_sample = 0.0
+        self.first_sample = 0.0
         self.sampler = machine.Sampler()
         self.load = load.LoadMeter(**request["machine_lock"])
         self.clock = ClockWatch()
@@ -570,7 +572,9 @@ class Agent:
             self.on_write_error(error)
 
     def _sample(self) -> None:
-        self.next_sample = time.monotonic() + SAMPLE
+        now = time.monotonic()
+        self.first_sample = self.first_sample or now
+        self.next_sample = now + max(SAMPLE, (now - self.first_sample) / SAMPLES)
         self.state["stepped_seconds"] = self.clock.check()
         with contextlib.suppress(OSError):
             found = os.statvfs(self.folder)

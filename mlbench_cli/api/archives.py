@@ -97,8 +97,7 @@ def judge(folder: Path) -> "Judgement":
 
 
 def report(archives: "Sequence[Archive]", *, title: str | None = None) -> "Report":
-    """The content of `mlbench report` for verified archives; its figures display themselves in notebooks."""
+    """The content of `mlbench report` for verified archives."""
     from mlbench_cli.results.report.collect import collect
-    from mlbench_cli.results.report.display import make_displayable
 
-    return make_displayable(collect(archives, title=title))
+    return collect(archives, title=title)

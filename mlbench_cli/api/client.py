@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from mlbench_cli.runs.snapshot import RunStatus
 
 
-SHOWN_RUNS = 10  # of a client in a notebook
-
-
 @dataclass(frozen=True)
 class Chosen:
     """The runs selected by names and filters, without duplicates, and the experiments that were named as a whole."""
@@ -56,12 +53,6 @@ class Client(Workspace):
 
     def __repr__(self) -> str:
         return f"<mlbench client of {self.store.folder}: {counted(self.count_runs(), 'run')}>"
-
-    def _repr_html_(self) -> str:
-        """The newest runs, for notebooks."""
-        from html import escape
-
-        return f"<p>{escape(repr(self))}</p>{Runs(self.runs(limit=SHOWN_RUNS))._repr_html_()}"
 
     # --- starting ---------------------------------------------------------------------------------------------------
 
@@ -332,17 +323,6 @@ class Client(Workspace):
     def clusters(self) -> list[Cluster]:
         """The clusters that this machine knows, including `local`."""
         return self.store.clusters()
-
-    def clusters_of(self, archives: "Iterable[Archive]") -> list[Cluster]:
-        """The records of the clusters of these runs, including removed ones, without this machine."""
-        found = []
-        for name in dict.fromkeys(str(archive.run["spec"]["cluster"]) for archive in archives):
-            try:
-                cluster = self.find_cluster(name)
-            except (NotFoundError, UsageError):
-                continue
-            found += [] if cluster.provider == "local" else [cluster]
-        return found
 
     def select(
         self,

@@ -47,12 +47,6 @@ class ExperimentHandle:
         count = len(self.runs())
         return f"<experiment {self.name}: {counted(count, 'run')}>"
 
-    def _repr_html_(self) -> str:
-        """Its runs, for notebooks."""
-        from html import escape
-
-        return f"<p>Experiment {escape(self.name)}</p>{Runs(self.runs())._repr_html_()}"
-
     def read_status(self, states: "Sequence[RunStatus] | None" = None) -> "ExperimentStatus":
         """State, progress, time left and queue. `states` are those of its runs, if they are known already."""
         from mlbench_cli.runs.experiment_status import experiment_status

@@ -13,6 +13,8 @@ from mlbench_cli.storage.run_folder import METRICS, RESOURCES, RunFolder
 from mlbench_cli.util.text import counted
 
 if TYPE_CHECKING:
+    import pandas
+
     from mlbench_cli.model.goals import Goal
     from mlbench_cli.results.analysis.tables import MetricPoint, MetricTable, ResourceTable
     from mlbench_cli.results.archive.reader import Archive
@@ -119,10 +121,6 @@ class RunHandle:
         words += ["functional only"] if spec.functional_only else []
         words += [str(self.row.outcome or self.row.state)]
         return f"<run {self.name}: {', '.join(words)}>"
-
-    def _repr_html_(self) -> str:
-        """Name, state and outcome, for notebooks."""
-        return Runs([self])._repr_html_()
 
     def status(self) -> JsonObject:
         """The document of `mlbench status NAME -o json`."""
@@ -284,16 +282,12 @@ class RunHandle:
         with Archive.open(self.run.folder) as archive:
             yield from archive.rows(name)
 
-    def logs(
-        self, rank: int | None = None, *, since: float | None = None, tail: int | None = None, raw: bool = False
-    ) -> "Iterator[LogEntry]":
-        """The lines of one rank, or of all ranks merged by time, so far; without events unless `raw`.
+    def logs(self, rank: int | None = None, *, tail: int | None = None, raw: bool = False) -> "Iterator[LogEntry]":
+        """The lines of one rank, or of all ranks one after the other, so far; without events unless `raw`.
 
         Raises NotFoundError for a rank that the run does not have.
         """
-        from mlbench_cli.runs.log_reader import select_entries
-
-        yield from select_entries(self.open_log(rank).read_blocks(), raw=raw, since=since, tail=tail)
+        yield from self.open_log(rank).read_entries(raw=raw, tail=tail)
 
     def open_log(self, rank: int | None = None) -> "LogReader":
         """A reader of the lines of one rank, or of all ranks. Raises NotFoundError for an unknown rank."""
@@ -323,14 +317,11 @@ class RunHandle:
 
         return open_archive(self.results, verify=verify, unproven=unproven)
 
-    def download(self, target: Path, *, anonymous: bool = False) -> Path:
-        """Write the archive as a zip: the same archive gives the same bytes. `anonymous` omits facts about its author:
-        host names, command line, most packages, home folders.
-        """
+    def download(self, target: Path) -> Path:
+        """Write the archive as a zip: the same archive gives the same bytes."""
         from mlbench_cli.results.archive.pack import pack
-        from mlbench_cli.results.archive.reseal import write_anonymous
 
-        (write_anonymous if anonymous else pack)(self.results, target)
+        pack(self.results, target)
         return target
 
     def download_partial(self, target: Path) -> Path:
@@ -351,14 +342,6 @@ class RunHandle:
         seal_partial(self.run, observation, target)
         return target
 
-    def download_v3(self, target: Path) -> Path:
-        """Write the zip of MLBench 3, for old scripts; it cannot be verified."""
-        from mlbench_cli.results.archive.mlbench_v3 import export_v3
-
-        with self.archive(verify=False) as archive:
-            export_v3(archive, target)
-        return target
-
     @property
     def results(self) -> Path:
         """The folder of the complete archive. Raises UsageError as long as it is not complete."""
@@ -368,11 +351,11 @@ class RunHandle:
 
 
 class Runs(list[RunHandle]):
-    """A list of runs that a notebook shows as a table."""
+    """A list of runs."""
 
-    def _repr_html_(self) -> str:
-        from mlbench_cli.results.analysis.notebook import MAX_ROWS, display_table
+    def to_pandas(self) -> "pandas.DataFrame":
+        """One row per run, as `mlbench status -o json` describes it. Raises UsageError without pandas."""
+        from mlbench_cli.results.analysis.tables import load_library
 
-        names = ("name", "task", "workers", "backend", "method", "network", "cluster", "state", "outcome", "created")
-        known = [run.describe() for run in self[:MAX_ROWS]]
-        return display_table(names, [[row[name] for name in names] for row in known], len(self))
+        frame: pandas.DataFrame = load_library("pandas").DataFrame([run.describe() for run in self])
+        return frame

@@ -34,21 +34,14 @@ PANELS: dict[str, dict[str, Command]] = {
         "serve": Command("mlbench_cli.commands.serve", "serve", "Start the dashboard and REST API"),
         "download": Command("mlbench_cli.commands.download", "download", "Write the archive of a run to a zip file"),
         "charts": Command("mlbench_cli.commands.charts", "charts", "Draw charts of finished runs"),
-        "export": Command(
-            "mlbench_cli.commands.export", "export", "Export results to TensorBoard, MLflow, Parquet ..."
-        ),
+        "export": Command("mlbench_cli.commands.export", "export", "Export results to CSV, Parquet, MLflow, W&B"),
         "sign": Command("mlbench_cli.commands.sign", "sign", "Sign archives with an OpenSSH key"),
         "gate": Command("mlbench_cli.commands.gate", "gate", "Check results against a baseline in CI"),
         "reproduce": Command("mlbench_cli.commands.reproduce", "reproduce", "Run a result again and compare it"),
         "site": Command("mlbench_cli.commands.site", "site", "Build a results site that readers can verify"),
-        "baselines": Command(
-            "mlbench_cli.commands.baselines", "baselines", "Check machines against their expected performance"
-        ),
         "predict": Command(
             "mlbench_cli.commands.predict", "predict_command", "Predict time and price with other workers, networks"
         ),
-        "goodput": Command("mlbench_cli.commands.goodput", "goodput", "Show what faults cost: goodput and its losses"),
-        "fabric": Command("mlbench_cli.commands.fabric", "fabric", "Report on a network in the form of an IETF draft"),
         "get-dashboard-url": Command(
             "mlbench_cli.commands.serve", "get_dashboard_url", "Print the URL of the running dashboard"
         ),

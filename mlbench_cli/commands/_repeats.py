@@ -1,6 +1,6 @@
 """How repeats of a run (`mlbench run --repeat`) are shown: mean and interval."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from mlbench_cli import console
 from mlbench_cli.results.analysis.numbers import SAMPLES_PER_SECOND, SECONDS, format_estimate
@@ -36,17 +36,9 @@ def show_repeats(found: Sequence[Repeats]) -> None:
         droppable=["THROUGHPUT", "METRIC"],
     )
     for item in found:
-        for line in _describe_race(item):
-            console.out(f"{item.name}: {line}")
+        if item.point.good and item.point.without_compiling is not None:
+            console.out(f"{item.name}: {format_estimate(item.point.without_compiling, SECONDS)} without compiling")
     console.note(LEGEND)
-
-
-def _describe_race(item: Repeats) -> Iterator[str]:
-    """Whether the mean of the last losses is below the goal, and the time without compilation."""
-    if item.point.race is not None:
-        yield str(item.point.race)
-    if item.point.good and item.point.without_compiling is not None:
-        yield f"time without compiling: {format_estimate(item.point.without_compiling, SECONDS)}"
 
 
 def _format_count(item: Repeats) -> str:

@@ -10,7 +10,7 @@ import typer
 from mlbench_cli import console
 from mlbench_cli.api import Client, RunHandle
 from mlbench_cli.commands._archives import Unproven, open_archives
-from mlbench_cli.commands._common import Format, Output, Yes, complete_clusters, complete_runs, print_answer
+from mlbench_cli.commands._common import Format, Output, Yes, complete_runs, print_answer
 from mlbench_cli.errors import NotFoundError, UsageError
 
 
@@ -25,22 +25,9 @@ def charts(
             "--run", metavar="NAME", help="run, or repeats, to draw; repeatable", autocompletion=complete_runs
         ),
     ] = None,
-    clusters: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--cluster",
-            metavar="NAME",
-            help="draw the provisioning time of this cluster; repeatable",
-            autocompletion=complete_clusters,
-        ),
-    ] = None,
     published: Annotated[
         bool, typer.Option("--published", help="add the curves that the original MLBench published for the all-reduce")
     ] = False,
-    foreign: Annotated[
-        list[Path] | None,
-        typer.Option("--import", metavar="FILE", help="collectives of nccl-tests or OSU to draw, too; repeatable"),
-    ] = None,
     min_runs: Annotated[
         int,
         typer.Option(
@@ -57,19 +44,10 @@ def charts(
 ) -> None:
     """Draw total time, speedup and time per phase of finished runs as PNG and SVG, with a CSV of the data.
 
-    Collectives also get latency and bandwidth by message size, and methods that overlap communication get the overlap.
-    Without ARCHIVE and --run, mlbench asks on a terminal which runs to draw; with --yes or without a terminal, it draws
-    all. With --cluster, it draws the provisioning time of clusters, including deleted ones.
+    Collectives also get latency and bandwidth by message size. Without ARCHIVE and --run, mlbench asks on a terminal
+    which runs to draw; with --yes or without a terminal, it draws all.
     """
     _refuse_results(folder)
-    if clusters:
-        if archives or runs or published or foreign or filter is not None:
-            raise UsageError(
-                "--cluster draws clusters and cannot be combined with archives, --run, --published, --import or "
-                "--filter."
-            )
-        _print(folder, _draw_clusters(clusters, folder), output)
-        return
     chosen: list[Path] = list(archives or [])
     if runs:
         chosen += [run.results for run in Client().select(runs, repeats=True).runs]
@@ -82,7 +60,7 @@ def charts(
 
     with ExitStack() as stack:
         opened = open_archives(chosen, stack, unproven=unproven, left_out=[] if is_default else None)
-        drawn = draw(opened, folder, published=published, foreign=foreign or (), min_runs=min_runs)
+        drawn = draw(opened, folder, published=published, min_runs=min_runs)
     _print(folder, drawn, output)
 
 
@@ -105,13 +83,6 @@ def _refuse_results(folder: Path) -> None:
         f'"{folder}" is a run, not a folder for figures.',
         hint=f"mlbench charts FOLDER --run {folder}; a folder of that name: ./{folder}/figures",
     )
-
-
-def _draw_clusters(names: Sequence[str], folder: Path) -> list[Path]:
-    from mlbench_cli.results.figures import provisioning
-
-    client = Client()
-    return list(provisioning.draw([client.find_cluster(name) for name in dict.fromkeys(names)], folder))
 
 
 def _candidates(filter: str | None) -> list[RunHandle]:

@@ -1,6 +1,5 @@
 """`mlbench download`: a run's archive as one file."""
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -15,13 +14,6 @@ from mlbench_cli.errors import UsageError
 FORMATS = ("text", "json")
 
 
-class DownloadKind(StrEnum):
-    """Which file `mlbench download` writes."""
-
-    archive = "archive"
-    v3 = "mlbench-v3"
-
-
 def download(
     context: typer.Context,
     names: Names = None,
@@ -30,15 +22,6 @@ def download(
     ] = None,
     path: Annotated[Path | None, typer.Option("--output", metavar="PATH", help="same as --to", hidden=True)] = None,
     output: Annotated[str, typer.Option("-o", metavar="[text|json]", help="text, or one JSON document")] = "text",
-    kind: Annotated[
-        DownloadKind, typer.Option("--format", help="archive, or mlbench-v3 (zip of MLBench 3)")
-    ] = DownloadKind.archive,
-    anonymous: Annotated[
-        bool,
-        typer.Option(
-            "--anonymous", help="leave out host names, command line, packages that do not compute, and home folders"
-        ),
-    ] = False,
     partial: Annotated[
         bool, typer.Option("--partial", help="archive the partial results of a run that has not ended")
     ] = False,
@@ -52,15 +35,12 @@ def download(
 ) -> None:
     """Write the archives of finished runs to zip files.
 
-    mlbench verify and mlbench charts read these archives. The format mlbench-v3 is for old scripts and cannot be
-    verified. Several runs go to a folder, one NAME.zip each; with --all or a filter, unfinished runs are skipped. A zip
-    file appears only when it is complete. With --partial, the run continues, and its archive is marked as partial. With
-    --anonymous the evidence is changed, judged again and sealed anew; a signature of the original does not fit it.
+    mlbench verify and mlbench charts read these archives. Several runs go to a folder, one NAME.zip each; with --all or
+    a filter, unfinished runs are skipped. A zip file appears only when it is complete. With --partial, the run
+    continues, and its archive is marked as partial.
     """
-    if anonymous and kind is not DownloadKind.archive:
-        raise UsageError("--anonymous does not support the format mlbench-v3.")
-    if partial and (anonymous or kind is not DownloadKind.archive or all_runs):
-        raise UsageError("--partial needs run names and --format archive, and does not work with --anonymous.")
+    if partial and all_runs:
+        raise UsageError("--partial needs run names.", hint="mlbench download NAME --partial")
     target, as_json = _target(" ".join(names or ["NAME"]), to, path, output)
     if dashboard is not None:
         there = connect(context, dashboard, "to", "path", "force")
@@ -72,7 +52,7 @@ def download(
     files = choose_files([run.name for run in chosen.runs], target, force=force)
 
     def write(run: RunHandle) -> dict[str, object]:
-        return _download(run, files[run.name], kind, is_quiet=as_json, anonymous=anonymous, partial=partial)
+        return _download(run, files[run.name], is_quiet=as_json, partial=partial)
 
     documents, worst = act_on_each(chosen.runs, write, is_only=len(chosen.runs) == 1)
     if as_json:
@@ -81,26 +61,20 @@ def download(
         raise worst
 
 
-def _download(
-    run: RunHandle, path: Path, kind: DownloadKind, *, is_quiet: bool, anonymous: bool, partial: bool
-) -> dict[str, object]:
+def _download(run: RunHandle, path: Path, *, is_quiet: bool, partial: bool) -> dict[str, object]:
     """Write a run's file; its facts as JSON, and unless `is_quiet` in words."""
     with console.Busy(f"Writing {path.name}"):
         if partial:
             run.download_partial(path)
-        elif kind is DownloadKind.archive:
-            run.complete()
-            run.download(path, anonymous=anonymous)
         else:
             run.complete()
-            run.download_v3(path)
+            run.download(path)
     size = path.stat().st_size
     if not is_quiet:
         console.out(str(path))
         console.note(console.size(size))
-        if kind is DownloadKind.archive:
-            console.note(f"Next: mlbench verify {path}, mlbench charts FOLDER {path}")
-    return {"run": run.name, "file": str(path.absolute()), "format": kind.value, "bytes": size}
+        console.note(f"Next: mlbench verify {path}, mlbench charts FOLDER {path}")
+    return {"run": run.name, "file": str(path.absolute()), "bytes": size}
 
 
 def _target(name: str, to: Path | None, path: Path | None, output: str) -> tuple[Path | None, bool]:

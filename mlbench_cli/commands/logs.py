@@ -1,7 +1,6 @@
 """`mlbench logs`: what the ranks have written, byte for byte."""
 
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, BinaryIO
@@ -15,9 +14,8 @@ from mlbench_cli.commands._dashboard import DashboardUrl, connect, require_names
 from mlbench_cli.commands._selection import All, Names, OlderThan, States, Tasks, make_filter
 from mlbench_cli.config.settings import set_unreachable_timeout
 from mlbench_cli.errors import UsageError
-from mlbench_cli.runs.log_reader import LogEntry, select_entries, without_event
+from mlbench_cli.runs.log_reader import LogEntry, without_event
 from mlbench_cli.storage.queue_folder import read_queued
-from mlbench_cli.util.durations import parse_since
 from mlbench_cli.util.times import MAX_SECONDS, timestamp
 from task_images import contract
 
@@ -34,13 +32,8 @@ def logs(
         typer.Option("--follow", "-f", help="follow the log until the run ends; Ctrl-C stops following, not the run"),
     ] = False,
     raw: Annotated[bool, typer.Option("--raw", help="everything as written, with the lines that hold events")] = False,
-    timestamps: Annotated[
-        bool, typer.Option("--timestamps", help='prefix lines with their time; "~" marks an upper bound')
-    ] = False,
-    tail: Annotated[int | None, typer.Option("--tail", metavar="N", min=0, help="only the last N lines")] = None,
-    since: Annotated[
-        str | None,
-        typer.Option("--since", metavar="TIME", help="only lines since this time, e.g. 10m or 2026-01-31T10:00:00Z"),
+    tail: Annotated[
+        int | None, typer.Option("--tail", metavar="N", min=0, help="only the last N lines of each rank")
     ] = None,
     queue: Annotated[
         bool, typer.Option("--queue", help="show the output of the experiment queue instead of the runs")
@@ -55,10 +48,8 @@ def logs(
 ) -> None:
     """Print the logs of a run: what its ranks wrote to standard output and error.
 
-    For an experiment, this prints the logs of all its runs. Lines of several ranks are merged by time; the order within
-    a rank is exact. Times are exact for events. Other lines have an upper bound from the resource samples (one per
-    second), or from the previous event on clusters. With one rank, --raw prints the exact bytes; JSON replaces bytes
-    that are not UTF-8.
+    For an experiment, this prints the logs of all its runs, one rank after the other; with --follow, new lines come in
+    the order in which they arrive. With one rank, --raw prints the exact bytes; JSON replaces bytes that are not UTF-8.
     """
     if output is Format.json and follow:
         raise UsageError(
@@ -70,13 +61,12 @@ def logs(
 
         def make_printer(prefixed: bool) -> Printer:
             is_terminal = console.is_terminal(sys.stdout)
-            return Printer(sys.stdout.buffer, prefixed=prefixed, raw=raw, timestamps=False, is_terminal=is_terminal)
+            return Printer(sys.stdout.buffer, prefixed=prefixed, raw=raw, is_terminal=is_terminal)
 
         chosen_names = require_names(names, "logs")
         show_logs(there, chosen_names, output, make_printer, rank=rank, follow=follow, raw=raw, tail=tail)
         return
     set_unreachable_timeout(unreachable)
-    begin = None if since is None else parse_since(since)
     chosen = Client(notice=console.note).select(
         names or (), all_runs=all_runs, filter=make_filter(states, tasks, older_than)
     )
@@ -91,7 +81,7 @@ def logs(
         if is_group and output is Format.text:
             sys.stdout.flush()
             console.note(f"--- {run.name} ---")
-        style = Style(rank, follow, raw, timestamps, tail, begin)
+        style = Style(rank, follow, raw, tail)
         documents.append(_show_run(run, style, output))
     if output is Format.json:
         console.out_json({"runs": documents} if is_group else documents[0])
@@ -104,15 +94,12 @@ class Style:
     rank: int | None
     follow: bool
     raw: bool
-    timestamps: bool
     tail: int | None
-    begin: float | None
 
 
 def _show_run(run: RunHandle, style: Style, output: Format) -> dict[str, object]:
     """Print the log of a run; for JSON, its document."""
-    rank, follow, raw, tail, begin = style.rank, style.follow, style.raw, style.tail, style.begin
-    timestamps = style.timestamps
+    rank, follow, raw, tail = style.rank, style.follow, style.raw, style.tail
     reader = run.open_log(rank)
     ranks = reader.ranks
     if follow and len(ranks) > MAX_FOLLOWED:
@@ -124,24 +111,22 @@ def _show_run(run: RunHandle, style: Style, output: Format) -> dict[str, object]
         sys.stdout.buffer,
         prefixed=len(ranks) > 1,
         raw=raw,
-        timestamps=timestamps,
         is_terminal=console.is_terminal(sys.stdout),
     )
     if output is Format.json:
-        entries = select_entries(reader.read_blocks(), raw=raw, since=begin, tail=tail)
-        lines = [_document(entry, raw) for entry in entries]
+        lines = [_document(entry, raw) for entry in reader.read_entries(raw=raw, tail=tail)]
         return {"name": run.name, "lines": lines, "gaps": run.list_log_gaps()}
-    if len(ranks) == 1 and not timestamps and tail is None and begin is None:
+    if len(ranks) == 1 and tail is None:
         for text in reader.read_lines(ranks[0], follow):
             printer.write(ranks[0], text)
             if follow:
                 printer.flush()
     else:
-        for entry in select_entries(reader.read_blocks(), raw=raw, since=begin, tail=tail):
-            printer.write(entry.rank, entry.text, entry.time, entry.is_exact)
+        for entry in reader.read_entries(raw=raw, tail=tail):
+            printer.write(entry.rank, entry.text)
         if follow and not reader.is_whole:
             printer.flush()
-            reader.follow(printer.write_new, printer.flush)
+            reader.follow(printer.write, printer.flush)
     for gap in run.list_log_gaps():
         console.warn(str(gap.get("summary")))
     return {}
@@ -165,32 +150,25 @@ def _document(entry: LogEntry, raw: bool) -> dict[str, object]:
     return {
         "rank": entry.rank,
         "text": text.decode("utf-8", "replace"),
-        "time": None if entry.time is None else timestamp(entry.time),
-        "time_is_exact": entry.is_exact,
+        "time": None if entry.time is None or not 0 <= entry.time <= MAX_SECONDS else timestamp(entry.time),
     }
 
 
 class Printer:
-    """Writes lines of ranks, each with its prefix and its time, without the events.
+    """Writes lines of ranks, each with its prefix, without the events.
 
     Unless `raw`, a terminal gets no control characters, and GitHub's runner no commands.
     """
 
-    def __init__(
-        self, stream: BinaryIO, *, prefixed: bool, raw: bool, timestamps: bool, is_terminal: bool = False
-    ) -> None:
+    def __init__(self, stream: BinaryIO, *, prefixed: bool, raw: bool, is_terminal: bool = False) -> None:
         self._stream = stream
         self._is_cleaned = is_terminal and not raw
         self._is_disarmed = console.is_on_github() and not raw
         self._prefixed = prefixed
         self._raw = raw
-        self._timestamps = timestamps
 
-    def write(self, rank: int, text: bytes, moment: float | None = None, is_exact: bool = False) -> None:
-        """Write one line of a rank.
-
-        `moment` is in seconds since 1970, `is_exact` if it was written down with the line.
-        """
+    def write(self, rank: int, text: bytes) -> None:
+        """Write one line of a rank."""
         if not self._raw and _EVENT in text:
             text = without_event(text)
         if not text:
@@ -199,28 +177,13 @@ class Printer:
             text = console.clean(text.decode("utf-8", "replace"), keep="\n\t").encode()
         if self._is_disarmed:
             text = console.disarm_commands(text.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
-        if self._timestamps:
-            text = format_moment(moment, is_exact) + text
         if self._prefixed:
             text = b"[%d] %s" % (rank, text)
         # Another rank's line must not stand behind one without its end.
-        if (self._prefixed or self._timestamps) and not text.endswith(b"\n"):
+        if self._prefixed and not text.endswith(b"\n"):
             text += b"\n"
         self._stream.write(text)
-
-    def write_new(self, rank: int, text: bytes) -> None:
-        """Write a line that has just arrived: its time is now, unless it holds an event."""
-        event = contract.parse_event(text) if self._timestamps and _EVENT in text else None
-        self.write(rank, text, float(event["time"]) if event else time.time(), event is not None)
 
     def flush(self) -> None:
         """Hand over what is buffered."""
         self._stream.flush()
-
-
-def format_moment(moment: float | None, is_exact: bool) -> bytes:
-    """A time in 25 columns: to the millisecond if it is exact, else to the second behind "~"; "-" if it is unknown."""
-    if moment is None or not 0 <= moment <= MAX_SECONDS:
-        return b"-".ljust(25)
-    text = timestamp(moment)
-    return (text if is_exact else f"~{text[:19]}Z").encode().ljust(25)

@@ -25,10 +25,6 @@ def report(
         ),
     ] = None,
     title: Annotated[str | None, typer.Option("--title", help="title of the page")] = None,
-    foreign: Annotated[
-        list[Path] | None,
-        typer.Option("--import", metavar="FILE", help="collectives of nccl-tests or OSU to draw, too; repeatable"),
-    ] = None,
     unproven: Unproven = False,
     output: Output = Format.text,
 ) -> None:
@@ -37,7 +33,6 @@ def report(
     The HTML report is one self-contained file that needs no network. mlbench verifies the archives first, and writes
     the data of each figure as CSV into OUT-data/.
     """
-    from mlbench_cli.results.figures.provisioning import provisioning_figures
     from mlbench_cli.results.report.collect import collect
     from mlbench_cli.results.report.write import check_target, write_report
 
@@ -48,11 +43,8 @@ def report(
         left_out: list[str] = []
         several = len(paths) > len(sources or [])  # a word stands for several runs
         archives = open_archives(paths, stack, unproven=unproven, left_out=left_out if several else None)
-        made = list(provisioning_figures(client.clusters_of(archives)))
         with console.Busy("Writing the report"):
-            written = write_report(
-                collect(archives, title=title, more=made, foreign=foreign or (), left_out=left_out), target
-            )
+            written = write_report(collect(archives, title=title, left_out=left_out), target)
     if output is Format.json:
         console.out_json({"report": str(target.absolute()), "files": [str(path) for path in written]})
         return

@@ -30,14 +30,6 @@ def build(
     signers: Annotated[
         Path | None, typer.Option("--signers", metavar="FILE", help="file of allowed signers, as git's")
     ] = None,
-    pyodide: Annotated[
-        Path | None,
-        typer.Option(
-            "--pyodide",
-            metavar="FILE",
-            help='npm package of Pyodide, for "Verify here"; get it with: npm pack pyodide@314.0.7',
-        ),
-    ] = None,
     worker_hour: Annotated[
         float | None,
         typer.Option(
@@ -52,12 +44,11 @@ def build(
     """Build a static results site: every number comes from an archive that mlbench verifies first.
 
     It has a page per task and per result, filters, time against cost, index.json and results.csv, and works without
-    JavaScript. With --pyodide, readers verify archives in their browser. The exit code is 7 if an archive does not
-    verify. Serve it over http, e.g. with python -m http.server.
+    JavaScript. The exit code is 7 if an archive does not verify. Serve it over http, e.g. with python -m http.server.
     """
     from mlbench_cli.results.site.build import SiteOptions, build_site
 
-    options = SiteOptions(title, address, signers, pyodide, worker_hour, leave_out)
+    options = SiteOptions(title, address, signers, worker_hour, leave_out)
     summary = build_site(folders, target, options, notice=console.note)
     for refused in summary.refused:
         console.warn(f"left out: {refused.source}: {refused.message}")
@@ -83,7 +74,7 @@ def build(
         f"({console.size(summary.bytes)}), {receipts}; largest page {console.size(summary.largest_page)}"
     )
     if summary.disclosed:
-        console.note("The archives publish the following (mlbench download NAME --anonymous omits it):")
+        console.note("The archives publish the following (mlbench run --anonymous omits it):")
         for kind, values in summary.disclosed.items():
             console.note(f"  {kind}: {shorten(one_line(', '.join(sorted(values))), 300)}")
     console.note(f"Next: python -m http.server --directory {target}")

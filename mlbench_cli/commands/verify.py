@@ -99,7 +99,6 @@ def _document(found: CheckedArchive) -> dict[str, object]:
         "proven": found.proven,
         "problems": [problem.to_dict() for problem in found.checked.problems],
         "not_derived": list(found.checked.not_derived),
-        "notes": list(found.checked.notes),
         "signer": found.signer.to_dict() if found.signer else None,
         "origin_problem": found.origin_error.details["problem"] if found.origin_error else None,
     }
@@ -117,7 +116,7 @@ def _show(found: CheckedArchive) -> None:
         console.out(f"{found.path}: origin not proven{proofs}")
     else:
         console.out(f"{found.path}: {'ok' if checked.ok else 'not everything follows from the evidence'}{proofs}")
-    for line in (*map(str, checked.problems), *checked.not_derived, *checked.notes):
+    for line in (*map(str, checked.problems), *checked.not_derived):
         console.out(f"  {console.clean(line)}")
     if error is not None:
         console.out(f"  {console.clean(error.message)}\n  Next: {console.clean(error.hint or '')}")

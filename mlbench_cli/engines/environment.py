@@ -31,6 +31,8 @@ def contract_environment(spec: RunSpec, hosts: str | None, master_address: str, 
     }
     if spec.task_path:
         environment["MLBENCH_TASK_PATH"] = spec.task_path
+    if spec.anonymous:
+        environment["MLBENCH_ANONYMOUS"] = "1"
     if spec.method:
         environment["MLBENCH_METHOD"] = canonical_json(dict(spec.method)).decode()
     if spec.servers:

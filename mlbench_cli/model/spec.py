@@ -148,7 +148,7 @@ class RunSpec:
     goal: str = "full"
     seed: int = SEED
     data_dir: str | None = None
-    anonymous: bool = False  # the archive leaves out what it would tell of its author (anonymous.py)
+    anonymous: bool = False  # the archive has neither host names nor the command line
     share_machine: bool = False  # local: do not wait until this machine is free, and say so in the result
     method: Mapping[str, str] = field(default_factory=dict)  # how ranks communicate; empty: the task's own way
     network: str | None = None  # shaped: "1gbit,5ms", or "model:1gbit,5ms" (network.py)

@@ -1,6 +1,5 @@
-"""The lines of a run's logs: from its archive or its engine, merged by time, and as they arrive."""
+"""The lines of a run's logs: from its archive or its engine, rank by rank, and as they arrive."""
 
-import heapq
 import threading
 import time
 from collections import deque
@@ -10,7 +9,6 @@ from pathlib import Path
 
 from mlbench_cli.engines.base import Cursor, Engine, LogLine
 from mlbench_cli.model.run import Run
-from mlbench_cli.results.archive.log_times import LogBlock, read_log_sizes, split_blocks
 from task_images import contract
 
 WAITING_LINES = 10_000  # between the threads and a slow terminal
@@ -20,11 +18,10 @@ _EVENT = contract.PREFIX.encode()
 
 @dataclass(frozen=True)
 class LogEntry:
-    """One line with its rank and its time in seconds since 1970, as `LogBlock` has them."""
+    """One line with its rank, and the time of the event in it in seconds since 1970 (None: it holds no event)."""
 
     rank: int
     time: float | None
-    is_exact: bool
     text: bytes
 
 
@@ -65,11 +62,14 @@ class LogReader:
             self._cursors[rank] = line.cursor
             yield line.text
 
-    def read_blocks(self) -> Iterator[LogBlock]:
-        """The lines of all ranks as they are now, merged by time; lines of one rank keep their order."""
-        sizes = read_log_sizes(self._run.folder)
-        blocks = [split_blocks(rank, self.read_lines(rank), sizes.get(rank)) for rank in self.ranks]
-        return heapq.merge(*blocks, key=lambda block: (block.time or 0.0, block.rank))
+    def read_entries(self, *, raw: bool, tail: int | None = None) -> Iterable[LogEntry]:
+        """The lines as they are now, one rank after the other, the last `tail` of each rank; without those that hold
+        only events, unless `raw`."""
+        for rank in self.ranks:
+            lines = (line for line in self.read_lines(rank) if raw or _EVENT not in line or without_event(line))
+            for line in lines if tail is None else deque(lines, maxlen=tail):
+                event = contract.parse_event(line) if _EVENT in line else None
+                yield LogEntry(rank, float(event["time"]) if event else None, line)
 
     def follow(self, write: Callable[[int, bytes], None], flush: Callable[[], None]) -> None:
         """Hand over the lines behind those that were read, whole, in the order in which they arrive, until the ranks
@@ -101,21 +101,6 @@ class LogReader:
             arrived.append((rank, None))
         except Exception as error:
             arrived.append((rank, error))
-
-
-def select_entries(
-    blocks: Iterable[LogBlock], *, raw: bool, since: float | None = None, tail: int | None = None
-) -> Iterable[LogEntry]:
-    """The lines that are shown: without those that hold only events (unless `raw`), not before `since`, the last
-    `tail` of them. A line of unknown time counts as recent."""
-    found = (
-        LogEntry(block.rank, block.time, block.is_exact, line)
-        for block in blocks
-        if since is None or block.time is None or block.time >= since
-        for line in block.lines
-        if raw or _EVENT not in line or without_event(line)
-    )
-    return found if tail is None else deque(found, maxlen=tail)
 
 
 def without_event(line: bytes) -> bytes:

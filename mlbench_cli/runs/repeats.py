@@ -1,7 +1,6 @@
 """Repeats of a run (`mlbench run --repeat`), put together as mean and interval."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, NamedTuple
 
 from mlbench_cli.errors import DamagedArchive
@@ -44,7 +43,6 @@ class Repeats(NamedTuple):
             "samples_per_second": self.point.throughput.to_dict()
             if self.point.good and self.point.throughput
             else None,
-            **({"race": {**asdict(race), "holds": race.holds}} if (race := self.point.race) else {}),
             **({"seconds_without_compiling": spent.to_dict()} if (spent := self.point.without_compiling) else {}),
         }
 

@@ -154,7 +154,7 @@ class Request:
         metavar="USD",
     )
     anonymous: bool | None = _option(
-        "omit host names, command line, home folders and packages that do not compute from the archive",
+        "record neither host names nor the command line",
         kind="switch",
     )
     share_machine: bool | None = _option(

@@ -19,7 +19,7 @@ from starlette.routing import BaseRoute, Route
 from mlbench_cli.api import RunHandle
 from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.model.run import JsonObject, Outcome, RunState
-from mlbench_cli.server.access import client_of, find_run, list_runs, send_zip
+from mlbench_cli.server.access import client_of, find_run, list_runs
 from mlbench_cli.server.config import ServerConfig
 from mlbench_cli.storage.run_folder import STATE_FOLDER, RunFolder
 from mlbench_cli.util.times import timestamp
@@ -103,10 +103,6 @@ class _Original:
         kind = query.get("metric_type", "pod")
         if kind not in ("pod", "run"):
             raise UsageError(f'metric_type "{kind[:40]}" is neither pod nor run.')
-        if query.get("format") == "zip":
-            handle = find_by_number(self._config, name)
-            headers = {"content-disposition": f"attachment; filename=metrics_{handle.name}.zip"}
-            return send_zip(handle.download_v3, media_type="application/octet-stream", headers=headers)
         is_run = kind == "run"
         series = run_series(find_by_number(self._config, name)) if is_run else pod_series(self._config, name)
         samples = select_samples(

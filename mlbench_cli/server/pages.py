@@ -267,7 +267,6 @@ class _Pages:
 
     def report(self, request: Request) -> Response:
         """The page of `mlbench report`, with its own content security policy."""
-        from mlbench_cli.results.figures.provisioning import provisioning_figures
         from mlbench_cli.results.report.collect import collect
         from mlbench_cli.results.report.html import render_html
 
@@ -279,8 +278,7 @@ class _Pages:
 
         archives = [archive for name in names for archive in self._archives(name)]
         try:
-            made = list(provisioning_figures(client_of(self._config).clusters_of(archives)))
-            text = render_html(collect(archives, more=made))
+            text = render_html(collect(archives))
         finally:
             for archive in archives:
                 archive.close()

@@ -62,7 +62,7 @@ class MachineRecord:
 class Provenance:
     """The provenance of a run.
 
-    command_line  as given to mlbench, without secrets
+    command_line  as given to mlbench, without secrets; empty for an anonymous run
     code          None for a command of the user
     source        None for a catalog task, on clusters, and without a git repository
     packages      name to version, of the environment that runs the ranks; None on clusters, where rank 0 reports them
@@ -98,7 +98,7 @@ def collect_provenance(spec: RunSpec, command_line: Sequence[str] = (), folder: 
     return Provenance(
         mlbench=__version__,
         python=platform.python_version(),
-        command_line=mask_words(command_line),
+        command_line=() if spec.anonymous else mask_words(command_line),
         code=_task_code(spec.task) if spec.runs_task_program else None,
         source=find_commit(folder or Path()) if local and not spec.runs_task_program else None,
         packages=environment.list_packages(isolation.protected_path()) if local else None,

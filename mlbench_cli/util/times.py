@@ -21,3 +21,14 @@ def parse_timestamp(text: str) -> float:
     if moment.tzinfo is None:
         raise ValueError(f"{text!r} has no time zone")
     return moment.timestamp()
+
+
+def read_moment(value: object) -> float | None:
+    """A row's time in seconds since 1970: RFC 3339 in an archive, a number while the run is running."""
+    if isinstance(value, str):
+        try:
+            return parse_timestamp(value)
+        except (ValueError, OverflowError):
+            return None
+    known = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= MAX_SECONDS
+    return float(value) if known and isinstance(value, int | float) else None

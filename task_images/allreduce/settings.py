@@ -57,12 +57,6 @@ class Settings:
         "isolated: a barrier before every call; pipelined: calls back to back",
         choices=("isolated", "pipelined"),
     )
-    search_bytes: int = parameter(
-        0,
-        "exchange this many bytes between every pair of ranks to find slow nodes or links; 0: do not search",
-        min=0,
-        max=1073741824,
-    )
     protocol: str = parameter(
         "current",
         "legacy: the original's, fresh random numbers per sample and only the mean",

@@ -25,7 +25,6 @@ from task_images.allreduce.measure import (
     time_samples,
 )
 from task_images.allreduce.operations import COLLECTIVES, DTYPES, IN_PLACE, PLACES, Buffers
-from task_images.allreduce.search import search
 from task_images.allreduce.settings import Settings
 from task_images.allreduce.sizes import from_bytes, grid, in_parts
 from task_images.contract import Contract, emit
@@ -107,7 +106,6 @@ def main(contract: Contract) -> None:
     else:
         measured, refused = _all(world, tracker, report, settings)
 
-    searched = search(world, tracker, report, settings.search_bytes) if settings.search_bytes else None
     below = _below(measured, settings.min_busbw_gbps)
     rows = [row.to_dict() for one in measured for row in one.rows]
     details = {
@@ -119,7 +117,6 @@ def main(contract: Contract) -> None:
         "series": [one.to_dict(settings.samples) for one in measured],
         "not_supported": [{"series": str(series), "why": why} for series, why in refused.items()],
         "gate": {"min_busbw_gbps": settings.min_busbw_gbps, "below": below} if settings.min_busbw_gbps else None,
-        **({"search": searched} if searched is not None else {}),
         "rows": f"results/collectives.csv and .json of the output folder, {len(rows)} lines",
     }
     if world.is_first:
@@ -148,8 +145,6 @@ def _check(settings: Settings, ranks: int) -> None:
         raise TaskUsageError("the protocol legacy has no pipelined mode", "Leave out --preset legacy.")
     if settings.protocol == "legacy" and (settings.collectives, settings.places) != (["all_reduce"], [IN_PLACE]):
         raise TaskUsageError("the protocol legacy supports only the all-reduce, in place", "Leave out --preset legacy.")
-    if settings.search_bytes and ranks < 2:
-        raise TaskUsageError("a search among pairs of ranks needs at least two ranks", "Leave out search_bytes.")
     if settings.min_busbw_gbps and (ranks == 1 or settings.protocol == "legacy"):
         why = "a single rank sends nothing" if ranks == 1 else "the protocol legacy measures no bandwidth"
         raise TaskUsageError(f"there is no bus bandwidth to compare with min_busbw_gbps: {why}")

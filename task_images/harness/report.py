@@ -1,5 +1,6 @@
 """A task's output: events for mlbench, log lines for people. Global facts come only from rank 0."""
 
+import os
 import platform
 import socket
 import time
@@ -33,7 +34,7 @@ class Reporter:
             self._world.contract.rank,
             **self._world.framework_facts(),
             python=platform.python_version(),
-            host=socket.gethostname(),
+            host=None if os.environ.get("MLBENCH_ANONYMOUS") else socket.gethostname(),
             threads=self._world.threads,
             backend=self._world.backend,
             world_size=self._world.size,

@@ -20,17 +20,14 @@ def execute(code: str, names: dict[str, object]) -> object:
     return eval(compile(ast.Expression(last.value), str(NOTEBOOK), "eval"), names)
 
 
-def display(value: object) -> str:
-    """What a notebook shows of a value."""
-    method = getattr(value, "_repr_html_", None)
-    return str(method()) if method else repr(value)
-
-
 @pytest.mark.nightly
 @pytest.mark.slow
 def test_every_cell_of_the_notebook_runs_and_shows_something(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLBENCH_HOME", str(tmp_path))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    pytest.importorskip("pandas")
+    pytest.importorskip("matplotlib")
     document = json.loads(NOTEBOOK.read_text("utf-8"))
     assert document["nbformat"] == 4
     names: dict[str, object] = {}
@@ -38,12 +35,9 @@ def test_every_cell_of_the_notebook_runs_and_shows_something(tmp_path: Path, mon
     for cell in document["cells"]:
         if cell["cell_type"] == "code":
             assert cell["outputs"] == []  # what is shown is made, never kept
-            shown.append(display(execute("".join(cell["source"]), names)))
-    run, groups, metrics, comparison, titles, figure, page, _ = shown
-    assert "notebook-1" in run
-    assert "digits_resnet" in groups
-    assert metrics.count("<tr>") > 2
-    assert "B / A" in comparison
-    assert "Loss over time" in titles
-    assert "<svg" in figure
-    assert page.count('role="img"') == len(ast.literal_eval(titles))
+            shown.append(str(execute("".join(cell["source"]), names)))
+    runs, _, metrics, verdict, plot = shown
+    assert "notebook-1" in runs
+    assert "val_global_Prec@1" in metrics
+    assert "notebook-2" in verdict
+    assert "Axes" in plot

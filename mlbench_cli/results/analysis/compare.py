@@ -17,7 +17,6 @@ from mlbench_cli.results.analysis.comparability import (
     find_network_difference,
     key_of,
 )
-from mlbench_cli.results.analysis.notebook import display_table
 from mlbench_cli.results.analysis.numbers import verdict_sentence
 from mlbench_cli.results.analysis.series import SUCCESSFUL, drop_duplicates, measure
 from mlbench_cli.results.analysis.sessions import Basis, Sessions, find_sessions, mean_by_session
@@ -96,17 +95,6 @@ class Comparison:
     def ratios(self) -> dict[str, float | None]:
         """B's mean over A's for each time; None if a side has none."""
         return {name: row.ratio.mean if row.ratio else None for name, row in self.seconds.items()}
-
-    def _repr_html_(self) -> str:
-        """Figures of both sides and what stands against comparing them, for notebooks."""
-        from html import escape
-
-        rows = [
-            [name, *(each.mean if each else None for each in (row.a, row.b, row.ratio))]
-            for name, row in self.rows.items()
-        ]
-        obstacles = "".join(f"<p>⚠ {escape(each.text)}</p>" for each in self.obstacles)
-        return obstacles + display_table(["figure", self.a, self.b, "B / A"], rows)
 
     def to_dict(self) -> dict[str, Any]:
         """`seconds` and `ratios` are means; `estimates` has everything with number of repeats and interval."""

@@ -6,7 +6,6 @@ so that below 1 more workers pay. Of runs that had a time to spend, there is no 
 came. Intervals are those of results/statistics.py.
 """
 
-import csv
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,8 +14,6 @@ from typing import Any
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.methods import OWN
 from mlbench_cli.results.analysis.comparability import UNKNOWN, ComparisonKey, conditions_of, key_of
-from mlbench_cli.results.analysis.notebook import display_table
-from mlbench_cli.results.analysis.race import RaceVerdict, judge_race
 from mlbench_cli.results.analysis.statistics import Estimate, estimate, ratio
 from mlbench_cli.results.archive.conditions import LABELS, Conditions
 from mlbench_cli.results.archive.reader import Archive
@@ -36,8 +33,7 @@ class Measurement:
     (`whole_run`) it is the time of the whole run. `value` is the goal's metric at the end of the training; `throughput`
     is samples of all ranks per second of training, waiting for data included and validation left out. `hides` says that
     gradients traveled during the backward pass only, as with DistributedDataParallel: no part is theirs alone.
-    `race` is the value after the last update and the goal's threshold, of a run that trained on after its goal
-    (past_goal). `compiling` is the part of `seconds` in which torch compiled the model, if it did.
+    `compiling` is the part of `seconds` in which torch compiled the model, if it did.
     `goodput` (bits per second, all ranks sending if that was measured) and `round_trip` (seconds) are those of the
     network between several network stacks; None if the ranks shared one, or nothing was measured.
     """
@@ -55,7 +51,6 @@ class Measurement:
     hides: bool = False
     goodput: float | None = None
     round_trip: float | None = None
-    race: tuple[float, float] | None = None
     compiling: float | None = None
 
     @property
@@ -117,14 +112,6 @@ class Point:
     def without_compiling(self) -> Estimate | None:
         """Mean and interval of the time less that of torch.compile, in seconds; None if nothing was compiled."""
         return _estimate([None if run.compiling is None else run.seconds - run.compiling for run in self.shown])
-
-    @cached_property
-    def race(self) -> RaceVerdict | None:
-        """Whether the mean of the last values is below the goal; None unless every run trained to its last update."""
-        races = [run.race for run in (*self.good, *self.bad)]
-        if not races or not all(races):
-            return None
-        return judge_race([last for last, _ in filter(None, races)], next(filter(None, races))[1])
 
     @cached_property
     def goodput(self) -> Estimate | None:
@@ -212,11 +199,6 @@ class Series:
         """The runs that did not succeed."""
         return [run for group in self.groups for point in group.points for run in point.bad]
 
-    def _repr_html_(self) -> str:
-        """The table of `to_csv`, for notebooks."""
-        head, *rows = csv.reader(self.to_csv().splitlines())
-        return display_table(head, rows)
-
     def to_csv(self) -> str:
         """One line per group and number of workers; seconds are means over the runs that count."""
         return format_csv([_HEADER, *(_row(group, point) for group in self.groups for point in group.points)])
@@ -285,16 +267,8 @@ def measure(archive: Archive) -> Measurement:
         hides=_sends_messages(result) and not parts.get("communication"),
         goodput=network["together_bits_per_second"] or network["alone_bits_per_second"] if apart else None,
         round_trip=network["rtt_seconds"] if apart else None,
-        race=_read_race(archive.run, goal),
         compiling=_read_compiling(result, seconds),
     )
-
-
-def _read_race(run: Mapping[str, Any], goal: Mapping[str, Any] | None) -> tuple[float, float] | None:
-    """The last value and the threshold, of a run that trained on after a goal that lies below."""
-    if not goal or goal["comparison"] != "<=" or goal["last"] is None:
-        return None
-    return (_bound(goal["last"]), goal["threshold"]) if run["spec"]["parameters"].get("past_goal") is True else None
 
 
 def _read_compiling(result: Mapping[str, Any], seconds: float) -> float | None:

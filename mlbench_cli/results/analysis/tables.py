@@ -3,15 +3,14 @@
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from mlbench_cli.config.extras import install_hint
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.goals import is_finite_number
-from mlbench_cli.results.analysis.notebook import MAX_ROWS, display_table
-from mlbench_cli.results.archive.sample_blocks import read_moment
 from mlbench_cli.util.text import counted
-from mlbench_cli.util.times import timestamp
+from mlbench_cli.util.times import read_moment
 
 if TYPE_CHECKING:
     import pandas
@@ -117,15 +116,6 @@ class Table(Sequence[Row], Generic[Row]):
     def to_dicts(self) -> list[dict[str, str | float | None]]:
         """One dictionary per row."""
         return [asdict(row) for row in self._rows]
-
-    def _repr_html_(self) -> str:
-        """The first rows, for notebooks."""
-        names = [item.name for item in fields(self.row_type)]
-        rows = [
-            [timestamp(row.time) if name == "time" else getattr(row, name) for name in names]
-            for row in self._rows[:MAX_ROWS]
-        ]
-        return display_table(names, rows, len(self))
 
     def to_columns(self) -> dict[str, list[Any]]:
         """Name of each field to its values, in the order of the rows."""
@@ -250,13 +240,12 @@ def read_number(value: object) -> float | None:
     return float(value) if is_finite_number(value) else None
 
 
-def load_library(name: str) -> Any:
-    """A library of the extra `tables`. Raises UsageError without it."""
-    from importlib import import_module
-
+def load_library(name: str, extra: str = "tables") -> Any:
+    """A module of an optional dependency. Raises UsageError with the command that installs it."""
     try:
         return import_module(name)
     except ImportError:
+        package = name.partition(".")[0]
         raise UsageError(
-            f"This table needs the package {name}, which is not installed.", hint=install_hint("tables")
+            f"This needs the package {package}, which is not installed.", hint=install_hint(extra)
         ) from None

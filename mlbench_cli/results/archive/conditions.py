@@ -23,8 +23,6 @@ from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.util.text import counted, one_line
 
 LABELS = ("crowded", "contended", "quota_limited", "shared", "slow_network")
-# Missing in older documents, so omitted unless they apply.
-LATER_LABELS = ("slow_network",)
 MAX_OTHER_SHARE = 0.10  # of the usable CPUs, on average over the run
 MIN_OTHER_SECONDS = 0.5  # CPU time; less than this may be the client that follows a short run
 MIN_PEAK_SECONDS = 0.5  # /proc/stat counts hundredths of a second, so shorter intervals are inaccurate
@@ -86,15 +84,13 @@ class Conditions:
             if label in by_label
             else None
             for label in LABELS
-            if label in by_label or label not in LATER_LABELS
         }
         return {"measured": self.measured, "labels": list(self.labels), **each}
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> "Conditions":
         """The inverse of `to_dict`. Raises KeyError or TypeError for anything else."""
-        present = [label for label in LABELS if label in document or label not in LATER_LABELS]
-        found = {label: entry for label in present if (entry := document[label]) is not None}
+        found = {label: entry for label in LABELS if (entry := document[label]) is not None}
         each = {
             label: Condition(label, str(entry["reason"]), {str(key): float(x) for key, x in entry["figures"].items()})
             for label, entry in found.items()

@@ -19,8 +19,9 @@ from mlbench_cli.tasks.catalog import find_rules
 from mlbench_cli.util.json_text import SCHEMA_VERSION, format_document, make_strict
 from mlbench_cli.util.times import timestamp
 
-# The version of the rules in `judge`. A change that gives a different result for the same evidence needs a new version.
-JUDGE_VERSION = 3
+# The version of the rules in `judge`. From the first release on, a change that gives a different result for the same
+# evidence needs a new version.
+JUDGE_VERSION = 1
 
 # Tasks may report environment variables; only these are kept, because others may contain secrets.
 KEPT_VARIABLES = {

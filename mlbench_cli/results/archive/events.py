@@ -131,14 +131,14 @@ def collect_events(
     logs: Mapping[int, Callable[[], BinaryIO]],
     world_size: int,
     write_metric: Callable[[bytes], object],
-    watcher: "GoalWatcher | None" = None,
-    writers: Callable[[int], Collection[int]] | None = None,
+    watcher: "GoalWatcher | None",
+    writers: Callable[[int], Collection[int]],
 ) -> ReportedFacts:
     """Read the logs of all ranks once, in bounded memory. Ignores events of ranks outside the run.
 
     `write_metric` is called with each line of metrics.jsonl, in the order of logs and of lines in them. `watcher` finds
     the result of a program that does not report one. `writers` returns the ranks that write to the log with a number:
-    events of others are ignored (None: any rank may write to any log).
+    events of others are ignored.
     """
     collector = _EventCollector(world_size, watcher, writers)
     for rank, open_log in logs.items():
@@ -160,8 +160,8 @@ class _EventCollector:
     def __init__(
         self,
         world_size: int,
-        watcher: "GoalWatcher | None" = None,
-        writers: Callable[[int], Collection[int]] | None = None,
+        watcher: "GoalWatcher | None",
+        writers: Callable[[int], Collection[int]],
     ) -> None:
         self._world_size = world_size
         self._writers = writers
@@ -176,10 +176,10 @@ class _EventCollector:
     def read(self, number: int, log: BinaryIO) -> Iterator[bytes]:
         """Read rank `number`'s log to its end; yields its lines for metrics.jsonl."""
         facts = self.logs[number] = LogFacts(LogCounts())
-        own = None if self._writers is None else self._writers(number)
+        own = self._writers(number)
         for event in read_events(log, facts.counts):
             rank, kind = event["rank"], event["event"]
-            if rank >= self._world_size or (own is not None and rank not in own):
+            if rank >= self._world_size or rank not in own:
                 facts.foreign += 1
                 continue
             facts.take(event)

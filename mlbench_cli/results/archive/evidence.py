@@ -11,7 +11,6 @@ from mlbench_cli.errors import DamagedArchive, UsageError
 from mlbench_cli.model.goals import Goal, is_finite_number
 from mlbench_cli.model.run import Finding, Observation, Run
 from mlbench_cli.model.spec import RunSpec
-from mlbench_cli.results.archive import sample_blocks
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.storage import run_folder
 from mlbench_cli.storage.run_folder import RunFolder
@@ -34,7 +33,7 @@ class Evidence:
     rules: TaskRules | None
     observation: Observation
     provenance: Mapping[str, Any]  # Provenance.to_dict
-    samples: Callable[[], Iterable[Mapping[str, Any]]]  # the rows of resources.jsonl, with unexpanded blocks of samples
+    samples: Callable[[], Iterable[Mapping[str, Any]]]  # the rows of resources.jsonl
     logs: Mapping[int, Callable[[], BinaryIO]]
     shaping: Mapping[str, Any] | None = None  # shaping.json, if the engine emulated the network
     faults: Mapping[str, Any] | None = None  # faults.json, if faults occurred, or ranks could be restarted
@@ -116,22 +115,42 @@ def keep_observation(run: Run, observation: Observation, renamed: list[Finding])
     found = [*(before.findings if before else ()), *renamed]
     more = [finding for finding in found if finding not in observation.findings]
     observation = replace(observation, findings=(*observation.findings, *more))
+    if run.spec.anonymous:
+        observation = _without_host_names(observation)
     folder.write_observation(observation)
     return observation
 
 
+def _without_host_names(observation: Observation) -> Observation:
+    """The observation with nodes named node-0, node-1, ... in the order of their ranks."""
+    nodes = dict.fromkeys(worker.node for worker in observation.workers if worker.node is not None)
+    names = {node: f"node-{number}" for number, node in enumerate(nodes)}
+    return replace(
+        observation,
+        workers=tuple(
+            worker if worker.node is None else replace(worker, node=names[worker.node])
+            for worker in observation.workers
+        ),
+        clocks=tuple(
+            replace(clock, node=None if clock.node is None else names.get(clock.node, "node"))
+            for clock in observation.clocks
+        ),
+        topology={names.get(node, "node"): levels for node, levels in observation.topology.items()},
+    )
+
+
 def normalize_samples(path: Path) -> None:
-    """Convert resources.jsonl to the archive's format: times as RFC 3339, samples in blocks, no truncated lines.
+    """Convert resources.jsonl to the archive's format: times as RFC 3339, no truncated lines.
 
     The file is empty if nothing was sampled.
     """
     with replace_file(path) as normalized:
-        normalized.writelines(map(format_row, sample_blocks.pack(_read_rows(path))))
+        normalized.writelines(map(format_row, _read_rows(path)))
 
 
 def read_samples(path: Path) -> Iterator[Mapping[str, object]]:
     """The rows of resources.jsonl with times as RFC 3339, also from a file that is not yet normalized."""
-    return sample_blocks.expand(_read_rows(path))
+    return _read_rows(path)
 
 
 def read_last_samples(path: Path, limit: int = 64 * 1024) -> Iterator[Mapping[str, object]]:
@@ -139,7 +158,7 @@ def read_last_samples(path: Path, limit: int = 64 * 1024) -> Iterator[Mapping[st
     data = read_end(path, limit)
     if len(data) == limit:
         data = data[data.find(b"\n") + 1 :]  # the first row may be truncated
-    return sample_blocks.expand(_whole_rows(io.BytesIO(data)))
+    return _whole_rows(io.BytesIO(data))
 
 
 def _read_rows(path: Path) -> Iterator[dict[str, Any]]:
@@ -149,14 +168,10 @@ def _read_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _whole_rows(samples: BinaryIO) -> Iterator[dict[str, Any]]:
-    """The rows of resources.jsonl with times as RFC 3339, without truncated rows and damaged blocks."""
+    """The rows of resources.jsonl with times as RFC 3339, without truncated rows."""
     while line := samples.readline(MAX_ROW_BYTES):
         try:
-            row = parse_document(line)
-            if row.get("kind") == sample_blocks.KIND:
-                sample_blocks.check(row)
-            else:
-                row = make_strict(row)
+            row = make_strict(parse_document(line))
         except ValueError:
             continue
         if is_finite_number(moment := row.get("time")) and 0 <= moment <= MAX_SECONDS:

@@ -30,7 +30,6 @@ from mlbench_cli.results.archive.documents import (
 )
 from mlbench_cli.results.archive.events import GoalWatcher, ReportedFacts, collect_events, read_amount, read_events
 from mlbench_cli.results.archive.evidence import Evidence
-from mlbench_cli.results.archive.fabric import find_slow_links
 from mlbench_cli.results.archive.faults import (
     NOT_INJECTED,
     CheckpointMarks,
@@ -91,10 +90,8 @@ class Judgement:
         return goal is not None and goal["reached"]
 
 
-def judge(
-    evidence: Evidence, write_metric: Callable[[bytes], object] = lambda line: None, version: int = JUDGE_VERSION
-) -> Judgement:
-    """Derive the documents from the evidence of a run that has ended, by the rules of `version`, 2 or later.
+def judge(evidence: Evidence, write_metric: Callable[[bytes], object] = lambda line: None) -> Judgement:
+    """Derive the documents from the evidence of a run that has ended.
 
     `write_metric` is called with each line of metrics.jsonl, in the order of logs and of lines in them. Logs are read
     in bounded memory, and a second time only to prove a claimed goal. Raises ValueError if the run has not ended.
@@ -102,7 +99,7 @@ def judge(
     spec = evidence.spec
     if evidence.observation.ended is None:
         raise ValueError("the run has not ended")
-    writers = _writers(evidence) if version >= 3 else None
+    writers = _writers(evidence)
     marks = CheckpointMarks()
 
     def take_metric(line: bytes) -> None:
@@ -110,22 +107,22 @@ def judge(
             marks.take(line)
         write_metric(line)
 
-    reported = collect_events(evidence.logs, spec.world_size, take_metric, _watcher(evidence, version), writers)
+    reported = collect_events(evidence.logs, spec.world_size, take_metric, _watcher(evidence), writers)
     samples = SampleWatch()
     conditions = assess_conditions(
         spec, evidence.provenance, samples.watch(evidence.samples()), evidence.is_alone, reported.environments
     ).to_dict()
-    step = find_clock_step(evidence.observation, samples) if version >= 3 else None
+    step = find_clock_step(evidence.observation, samples)
     if step is not None and reported.is_watched and reported.result is not None:
         reported = replace(reported, result={**reported.result, "wall_seconds": None})
     facts = reported.result or _NO_RESULT
-    decision = _decide(evidence, reported, samples, step, version)
+    decision = _decide(evidence, reported, samples, step)
     division = find_division(
         spec,
         evidence.rules,
         facts["synthetic"],
         facts.get("data_identity"),
-        code=_compare_code(evidence, reported) if version >= 3 or decision.has_other_code else Code.SAME,
+        code=_compare_code(evidence, reported),
     )
     doubts = _find_doubts(evidence, decision)
     if contradictions := [code for code in doubts if code.startswith(PREFIX)]:
@@ -139,7 +136,6 @@ def judge(
             result["summary"] = result["summary"].replace(
                 decision.outcome.phrase, f"{decision.outcome.phrase} {phrase}", 1
             )
-    result["judge"] = version
     if doubts:
         result["doubts"] = doubts
     if spec.method:
@@ -167,14 +163,12 @@ class _Decision:
     findings: tuple[Finding, ...]
 
 
-def _decide(
-    evidence: Evidence, reported: ReportedFacts, samples: SampleWatch, step: Finding | None, version: int
-) -> _Decision:
+def _decide(evidence: Evidence, reported: ReportedFacts, samples: SampleWatch, step: Finding | None) -> _Decision:
     result = reported.result
     goal, differing = _find_goal(evidence, result["goal"] if result else None)
     claimed = _claimed_outcome(evidence.spec, evidence.observation, result)
     silent: list[Finding] = []
-    if version >= 3 and claimed is Outcome.COMPLETED and result is None and _must_report(evidence):
+    if claimed is Outcome.COMPLETED and result is None and _must_report(evidence):
         claimed = Outcome.FAILED
         silent = [
             Finding(
@@ -183,18 +177,14 @@ def _decide(
                 hint=f"mlbench logs {evidence.name}",
             )
         ]
-    own = _writers(evidence) if version >= 3 else None
+    own = _writers(evidence)
     is_proven = _is_reached(goal) and _is_reported(evidence, goal, "value", own)
     is_shown = _is_reported(evidence, goal, "last", own) if claimed is Outcome.BUDGET_SPENT else is_proven
     outcome, unproven = _confirm(claimed, result, goal, is_shown)
     other_code = _find_other_code(evidence, reported)
     locked = _find_low_memlock(evidence.spec, reported)
-    doubts: list[Finding] = []
-    if version >= 3:
-        doubts = [finding for finding in (step, find_too_long(reported)) if finding is not None]
-        doubts += find_contradictions(evidence, reported, samples, outcome.is_success, step is not None)
-    if result is not None and (slow := find_slow_links(result["details"])) is not None:
-        doubts.append(slow)
+    doubts = [finding for finding in (step, find_too_long(reported)) if finding is not None]
+    doubts += find_contradictions(evidence, reported, samples, outcome.is_success, step is not None)
     milder = find_not_injected(evidence.spec, evidence.faults, outcome.is_success)
     if milder is not None:
         doubts.append(milder)
@@ -366,14 +356,13 @@ def _confirm(
     ]
 
 
-def _watcher(evidence: Evidence, version: int) -> GoalWatcher | None:
+def _watcher(evidence: Evidence) -> GoalWatcher | None:
     """A watcher for the user's own command measured against a task's goal; None for any other run."""
     spec, goal = evidence.spec, evidence.goal
     if spec.preset != OPEN or goal is None:
         return None
-    started, _ = evidence.span
-    if version >= 3:  # by the clock of the machine that times rank 0's metrics
-        started = next((worker.started for worker in evidence.observation.workers if worker.rank == 0), None)
+    # By the clock of the machine that times rank 0's metrics.
+    started = next((worker.started for worker in evidence.observation.workers if worker.rank == 0), None)
     return GoalWatcher(goal, spec.goal, None if started is None else timestamp(started))
 
 
@@ -385,20 +374,18 @@ def _is_reported(
     evidence: Evidence,
     goal: Mapping[str, Any] | None,
     key: str,
-    writers: Callable[[int], Collection[int]] | None,
+    writers: Callable[[int], Collection[int]],
 ) -> bool:
-    """Whether a metric event of rank 0 in its own log has the goal's `value` or `last`. Without `writers`, of any rank,
-    as before version 3 of the rules.
-    """
+    """Whether a metric event of rank 0 in its own log has the goal's `value` or `last`."""
     if goal is None or goal[key] is None:
         return False
     names = Goal(goal["metric"], goal["comparison"], goal["threshold"]).metric_names
     return any(
         event["event"] == "metric" and event.get("name") in names and _is_close(event.get("value"), goal[key])
         for number, open_log in evidence.logs.items()
-        if writers is None or 0 in writers(number)
+        if 0 in writers(number)
         for event in _closing(open_log)
-        if writers is None or event["rank"] == 0
+        if event["rank"] == 0
     )
 
 

@@ -1,22 +1,11 @@
-"""Export to the zip format of MLBench 3, so that scripts written for it can read today's runs.
+"""Series by the names of MLBench 3, for its REST API: samples {date, value, cumulative} per metric."""
 
-Entries: official_result.txt, and one JSON list of {date, value, cumulative} per metric: "result_<metric> @ <rank>.json"
-for the task's metrics, "<pod>_<metric>.json" for the machine's. Values are strings, dates have milliseconds.
-"""
-
-import json
 import re
-import zipfile
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
-from mlbench_cli.errors import UsageError
 from mlbench_cli.model.goals import is_finite_number
-from mlbench_cli.results.archive import layout
-from mlbench_cli.results.archive.official import legacy_official_text
 from mlbench_cli.results.archive.reader import Archive
-from mlbench_cli.util import files
 
 # Category of the tracker -> the original's name of that part of a step.
 STEPS = {
@@ -32,26 +21,8 @@ _MIB = 1 << 20
 # Original name -> field of resources.jsonl, and the size of the original's unit.
 _GAUGES = {"memory": ("rss_bytes", _MIB), "network_in": ("received_bytes", _MIB), "network_out": ("sent_bytes", _MIB)}
 _CUMULATIVE = ("network_in", "network_out")
-_EPOCH = (1980, 1, 1, 0, 0, 0)
 
 Sample = dict[str, object]
-
-
-def export_v3(archive: Archive, target: Path) -> None:
-    """Write the archive's content to `target` in this format. Equal archives give equal bytes."""
-    if target.is_dir():
-        raise UsageError(f"{target} is a folder.", hint=f"Give a file name, for example {target / 'results.zip'}.")
-    series = task_series(archive) | machine_series(archive)
-    entries = {"official_result.txt": legacy_official_text(archive.result)}
-    entries |= {f"{name}.json": json.dumps(samples, indent=4) for name, samples in series.items()}
-    with layout.naming_file_on_os_error(target, "written"):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with files.replace_file(target) as file, zipfile.ZipFile(file, "w") as zipped:
-            for name in sorted(entries):
-                info = zipfile.ZipInfo(name, _EPOCH)
-                info.create_system, info.external_attr = 3, 0o644 << 16
-                info.compress_type = zipfile.ZIP_DEFLATED
-                zipped.writestr(info, entries[name])
 
 
 def task_series(archive: Archive) -> dict[str, list[Sample]]:

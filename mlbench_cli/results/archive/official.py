@@ -1,7 +1,7 @@
 """official_result.txt: the single line of the original benchmark, or the reason why there is none."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from mlbench_cli.model.goals import goal_wording
@@ -14,30 +14,17 @@ from task_images.contract import COMPUTE_CATEGORIES
 # What a division means is in results/division.py.
 _OPEN = "comparable with results of the open division only"
 
-Sum = Callable[[Iterable[float]], float]
 
-
-def official_line(result: Mapping[str, Any], add: Sum = math.fsum) -> str | None:
+def official_line(result: Mapping[str, Any]) -> str | None:
     """The line of a result.json, without newline; None without goal.
 
     "80% Top 1 Validation Accuracy reached in 150.2 seconds (training steps: 106.912), Compute: 52.97 seconds, ...".
     Seconds are rank 0's wall clock from the first training step to the goal, including validation and waiting for data;
     in parentheses the sum over its training steps only, which MLBench 3 reported. Parts that are 0 are omitted. For a
     run with a time budget: "81.25% Top 1 Validation Accuracy after 7200.125 seconds (budget 7200), ...". Also None if
-    findings remove the line (`doubts`). Lines by version 1 or 2 of the judge have sums with all digits, which depend on
-    how Python adds (`add`).
+    findings remove the line (`doubts`).
     """
-    return _line(result, "wall", add)
-
-
-def legacy_official_line(result: Mapping[str, Any]) -> str | None:
-    """The line in the format of MLBench 3: seconds are the sum over training steps, without data wait and
-    validation."""
-    return _line(result, "training", math.fsum)
-
-
-def _line(result: Mapping[str, Any], clock: str, add: Sum) -> str | None:
-    goal, parts = result["goal"], _parts(result, add)
+    goal, parts = result["goal"], _parts(result)
     if result.get("doubts"):
         return None
     if result["outcome"] == "budget_spent" and goal and goal["last"] is not None:
@@ -48,38 +35,27 @@ def _line(result: Mapping[str, Any], clock: str, add: Sum) -> str | None:
     if result["outcome"] != "goal_reached" or not goal or not goal["reached"]:
         return None
     wall, training = goal["seconds"]["wall"], goal["seconds"]["training"]
-    seconds = training if wall is None or (clock == "training" and training is not None) else wall
+    seconds = training if wall is None else wall
     if seconds is None:
         return f"{goal['wording']} reached"
-    steps = f" (training steps: {training:.3f})" if clock == "wall" and training is not None else ""
+    steps = f" (training steps: {training:.3f})" if training is not None else ""
     return f"{goal['wording']} reached in {seconds:.3f} seconds{steps}" + parts
 
 
-def _parts(result: Mapping[str, Any], add: Sum) -> str:
+def _parts(result: Mapping[str, Any]) -> str:
     parts = {
-        "Compute": add(_rank0(result, category) for category in COMPUTE_CATEGORIES),
+        "Compute": math.fsum(_rank0(result, category) for category in COMPUTE_CATEGORIES),
         "Communication": _rank0(result, "communication"),
         "Metrics Computation": _rank0(result, "metrics"),
         "Pre-processing": _rank0(result, "preprocessing"),
     }
-    if result.get("judge", 1) < 3:
-        return "".join(f", {name}: {value} seconds" for name, value in parts.items() if value)
     texts = {name: f"{value:.3f}" for name, value in parts.items()}
     return "".join(f", {name}: {text} seconds" for name, text in texts.items() if float(text))
 
 
-def official_text(result: Mapping[str, Any], add: Sum = math.fsum) -> str:
-    """The content of official_result.txt, derived only from result.json. `add`: see `official_line`."""
-    return _with_notes(official_line(result, add), result)
-
-
-def legacy_official_text(result: Mapping[str, Any]) -> str:
-    """official_result.txt in MLBench 3's format."""
-    return _with_notes(legacy_official_line(result), result)
-
-
-def _with_notes(line: str | None, result: Mapping[str, Any]) -> str:
-    line = line or f"No official result: {_reason(result)}."
+def official_text(result: Mapping[str, Any]) -> str:
+    """The content of official_result.txt, derived only from result.json."""
+    line = official_line(result) or f"No official result: {_reason(result)}."
     if result["synthetic"]:
         line += f"\nThe data were synthetic ({result['data'] or 'unnamed'}): not comparable with figures on real data."
     data = result.get("data_identity")

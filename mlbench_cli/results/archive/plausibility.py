@@ -11,12 +11,11 @@ from typing import Any
 
 from mlbench_cli.model.goals import is_finite_number
 from mlbench_cli.model.run import LOCAL, Finding, NodeClock, Observation, Outcome, Phase
-from mlbench_cli.results.archive import sample_blocks
 from mlbench_cli.results.archive.events import MAX_LINE_BYTES, ReportedFacts
 from mlbench_cli.results.archive.evidence import Evidence
 from mlbench_cli.results.archive.faults import find_fault_contradictions
 from mlbench_cli.util.text import one_line, significant
-from mlbench_cli.util.times import parse_timestamp
+from mlbench_cli.util.times import parse_timestamp, read_moment
 
 CLOCK_STEPPED = "clock_stepped"
 NO_RESULT = "no_result"
@@ -33,7 +32,6 @@ MAX_REASONS = 5
 _OWN_LOGS = ("local", "hosts", "slurm")  # engines that keep each rank's complete log, and sample its size
 # Options that a trainer reports as used, not as requested.
 _AS_USED = ("precision", "compile")
-LAST_VALUES = ("log_bytes",)  # columns of samples whose last value counts
 _HELD, _SHARED = "held", "shared"  # states of a machine's lock, see agent/lock.py
 
 
@@ -56,13 +54,10 @@ class SampleWatch:
     def watch(self, rows: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
         """Yield the rows unchanged, and record their facts."""
         for row in rows:
-            if row.get("kind") == sample_blocks.KIND:
-                self._watch_block(row)
-                yield row
-                continue
-            moment = sample_blocks.read_moment(row.get("time"))
+            moment = read_moment(row.get("time"))
             if moment is not None:
-                self._note_times(moment, moment)
+                self.first = moment if self.first is None else min(self.first, moment)
+                self.last = moment if self.last is None else max(self.last, moment)
             rank, size = row.get("rank"), row.get("log_bytes")
             if isinstance(rank, int) and isinstance(size, int):
                 self.log_bytes[rank] = size
@@ -72,17 +67,6 @@ class SampleWatch:
                     self.locks.add(row["lock"])
                 self._compare_clocks(row, moment)
             yield row
-
-    def _watch_block(self, row: Mapping[str, Any]) -> None:
-        columns = sample_blocks.read_columns(row, LAST_VALUES)
-        self._note_times(min(columns["time"]), max(columns["time"]))
-        size: object = columns["log_bytes"][-1] if "log_bytes" in columns else None
-        if isinstance(size, int):
-            self.log_bytes[row["rank"]] = size
-
-    def _note_times(self, first: float, last: float) -> None:
-        self.first = first if self.first is None else min(self.first, first)
-        self.last = last if self.last is None else max(self.last, last)
 
     def _compare_clocks(self, row: Mapping[str, Any], moment: float | None) -> None:
         elapsed, worker = row.get("elapsed_seconds"), row.get("worker")

@@ -2,14 +2,14 @@
 
 import io
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from mlbench_cli.errors import DamagedArchive, NotFoundError
 from mlbench_cli.model.run import FindingDocument, JsonObject
-from mlbench_cli.results.archive import canonical_zip, layout, sample_blocks
+from mlbench_cli.results.archive import canonical_zip, layout
 from mlbench_cli.results.archive.canonical_zip import Entry, ZipDamage
 from mlbench_cli.results.archive.events import read_events
 from mlbench_cli.storage import run_folder
@@ -69,8 +69,7 @@ class Archive:
     `not_derived` lists what could not be derived from the evidence. If it is not empty, the names of run and task, the
     summary and the official line are marked as UNPROVEN, so that everything that shows the archive shows this, too.
     With `is_shown`, all strings in documents, metrics, samples and events are cleaned for display, so that no presenter
-    can forget it. `document`, `rows` and `read` return unchanged contents. `has_checked_samples`: the blocks of samples
-    were already checked.
+    can forget it. `document`, `rows` and `read` return unchanged contents.
     """
 
     def __init__(
@@ -81,7 +80,6 @@ class Archive:
         self._is_shown = is_shown
         self._container = container
         self._names = frozenset(container.names)
-        self.has_checked_samples = False
 
     @classmethod
     def open(cls, path: Path, *, not_derived: Sequence[str] = (), is_shown: bool = False) -> "Archive":
@@ -160,19 +158,12 @@ class Archive:
         return map(self._show, self.rows(run_folder.METRICS))
 
     def resources(self) -> Iterator[JsonObject]:
-        """The rows of resources.jsonl, with expanded blocks of samples."""
-        return map(self._show, sample_blocks.expand(self.samples()))
+        """The rows of resources.jsonl."""
+        return map(self._show, self.rows(run_folder.RESOURCES))
 
-    def samples(self, *, only_first: bool = False) -> Iterator[JsonObject]:
-        """The lines of resources.jsonl: rows and blocks of samples; with `only_first`, of each block its first sample.
-        Only numbers of blocks may be displayed."""
-        for row in self.rows(run_folder.RESOURCES, sample_blocks.cut_to_first if only_first else None):
-            if not self.has_checked_samples and row.get("kind") == sample_blocks.KIND:
-                try:
-                    sample_blocks.check(row)
-                except ValueError as error:
-                    raise DamagedArchive(self.path, run_folder.RESOURCES, str(error), problem="schema") from None
-            yield row
+    def samples(self) -> Iterator[JsonObject]:
+        """The rows of resources.jsonl, of which only numbers may be displayed."""
+        return self.rows(run_folder.RESOURCES)
 
     def events(self, rank: int | None = None) -> Iterator[JsonObject]:
         """The events in one rank's log, or in all logs."""
@@ -216,11 +207,11 @@ class Archive:
         except ValueError as error:
             raise DamagedArchive(self.path, name, str(error), problem="schema") from None
 
-    def rows(self, name: str, prepare: Callable[[bytes], bytes] | None = None) -> Iterator[JsonObject]:
-        """The JSON objects of a .jsonl file, one by one; `prepare` changes a line before it is parsed."""
+    def rows(self, name: str) -> Iterator[JsonObject]:
+        """The JSON objects of a .jsonl file, one by one."""
         for number, line in enumerate(self.lines(name), 1):
             try:
-                yield parse_document(line if prepare is None else prepare(line))
+                yield parse_document(line)
             except ValueError as error:
                 raise DamagedArchive(self.path, name, f"line {number}: {error}", problem="schema") from None
 

@@ -12,12 +12,11 @@ from mlbench_cli.errors import CannotTellError
 from mlbench_cli.model.run import Ending, Finding, Observation, Run
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.results.archive import layout
-from mlbench_cli.results.archive.anonymous import anonymize
 from mlbench_cli.results.archive.judge import STILL_RUNNING
 from mlbench_cli.results.archive.pack import pack
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.seal import seal
-from mlbench_cli.results.archive.verify import open_verified, verify
+from mlbench_cli.results.archive.verify import verify
 from mlbench_cli.storage import run_folder
 from mlbench_cli.storage.run_folder import RunFolder
 
@@ -26,15 +25,6 @@ _UNFINISHED = Finding(
     "This archive was written during the run and is incomplete.",
     hint="Download it again after the run has ended.",
 )
-
-
-def write_anonymous(source: Path, target: Path) -> None:
-    """Write the archive at `source` as an anonymous zip to `target`.
-
-    Raises DamagedArchive or UnprovenArchive for a source that does not verify.
-    """
-    with open_verified(source) as archive:
-        seal_anew(archive, target, anonymize)
 
 
 def seal_partial(run: Run, observation: Observation, target: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from mlbench_cli.model.goals import COMPARISONS, KINDS, is_finite_number
 from mlbench_cli.model.run import Ending, Outcome, Phase
-from mlbench_cli.results.archive.conditions import LABELS, LATER_LABELS
+from mlbench_cli.results.archive.conditions import LABELS
 from mlbench_cli.results.archive.events import SPREAD
 from mlbench_cli.storage import run_folder
 from mlbench_cli.util.times import parse_timestamp
@@ -69,10 +69,9 @@ _FINDING = _object(
 
 _CONDITION = _optional(_object(reason=_TEXT, figures=_map(_NUMBER)))
 _CONDITIONS = _object(
-    dict.fromkeys(LATER_LABELS, _CONDITION),
     measured=_FLAG,
     labels=_list(_one_of(*LABELS)),
-    **{label: _CONDITION for label in LABELS if label not in LATER_LABELS},
+    **dict.fromkeys(LABELS, _CONDITION),
 )
 
 
@@ -165,20 +164,18 @@ SCHEMAS: Mapping[str, Schema] = {
     ),
     run_folder.RESULT: _object(
         {
-            # Since the judge of version 2.
-            "judge": _COUNT,
-            "summary": _TEXT,
-            "ended": _optional(_TEXT),
-            "metrics": _map(_NUMBER),
-            "progress": _ANY_OBJECT,
-            "conditions": _CONDITIONS,
-            "data_identity": _optional(_DATA_IDENTITY),
             "method": _TEXT,
             "network": _NETWORK,
-            # Since the judge of version 3.
             "doubts": _list(_TEXT),
             "faults": _FAULTS,
         },
+        judge=_COUNT,
+        summary=_TEXT,
+        ended=_optional(_TEXT),
+        metrics=_map(_NUMBER),
+        progress=_ANY_OBJECT,
+        conditions=_CONDITIONS,
+        data_identity=_optional(_DATA_IDENTITY),
         **dict.fromkeys(("run", "id", "task", "preset", "engine", "cluster", "backend", "device"), _TEXT),
         **dict.fromkeys(("workers", "world_size"), _COUNT),
         outcome=_one_of(*Outcome),

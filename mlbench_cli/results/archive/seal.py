@@ -5,15 +5,12 @@ a crash before that, sealing can be repeated.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.run import Observation, Run
-from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.results.archive import layout
-from mlbench_cli.results.archive.anonymous import anonymize
 from mlbench_cli.results.archive.documents import complete_run_document
 from mlbench_cli.results.archive.evidence import collect_evidence, keep_observation, normalize_samples
 from mlbench_cli.results.archive.judge import Judgement, judge
@@ -39,22 +36,12 @@ def seal(run: Run, observation: Observation) -> Judgement:
         document = complete_run_document(run)
         observation = keep_observation(run, observation, renamed)
         normalize_samples(run.folder / run_folder.RESOURCES)
-        if run.spec.anonymous:
-            run, document, observation = _anonymize(run, observation)
         with replace_file(run.folder / run_folder.METRICS) as metrics:
             judgement = judge(collect_evidence(run, document, observation), metrics.write)
         _write_documents(run.folder, judgement.documents)
         _write(run.folder / run_folder.OFFICIAL, judgement.official_text.encode())
         layout.write_sums(run.folder)
     return judgement
-
-
-def _anonymize(run: Run, observation: Observation) -> tuple[Run, Mapping[str, Any], Observation]:
-    """Anonymize the evidence in the run's folder, and return what to judge."""
-    anonymize(run.folder)
-    folder = RunFolder(run.folder)
-    document = folder.read_json(run_folder.RUN) or {}
-    return replace(run, spec=RunSpec.from_dict(document["spec"])), document, folder.read_observation() or observation
 
 
 def _write_documents(folder: Path, documents: Mapping[str, Mapping[str, Any]]) -> None:

@@ -2,21 +2,19 @@
 
 import hashlib
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 from mlbench_cli import __version__
 from mlbench_cli.errors import DamagedArchive, NotFoundError, UnprovenArchive
 from mlbench_cli.model.spec import canonical_json
-from mlbench_cli.results.archive import layout, sample_blocks
+from mlbench_cli.results.archive import layout
 from mlbench_cli.results.archive.canonical_zip import ZipDamage
-from mlbench_cli.results.archive.documents import JUDGE_VERSION, ResultDocument
+from mlbench_cli.results.archive.documents import JUDGE_VERSION
 from mlbench_cli.results.archive.evidence import Evidence, load_evidence
 from mlbench_cli.results.archive.judge import Judgement, judge
-from mlbench_cli.results.archive.official import official_line, official_text
-from mlbench_cli.results.archive.plausibility import LAST_VALUES
 from mlbench_cli.results.archive.reader import Archive, Zip
 from mlbench_cli.results.archive.schema import SCHEMAS, brief, validate
 from mlbench_cli.results.archive.signature import MAX_SIGNATURE_BYTES, find_signature_problem
@@ -26,7 +24,6 @@ from mlbench_cli.tasks.provenance import parse_provenance
 from mlbench_cli.util.json_text import format_parsed, format_row, parse_document
 
 MAX_PROBLEMS = 1000
-_SECOND_EDITION = 2
 
 
 @dataclass(frozen=True)
@@ -51,14 +48,10 @@ class Problem:
 
 @dataclass(frozen=True)
 class Verification:
-    """The result of `verify`. `not_derived` lists, in one sentence each, what the evidence could not confirm.
-
-    `notes` are sentences that do not affect the result.
-    """
+    """The result of `verify`. `not_derived` lists, in one sentence each, what the evidence could not confirm."""
 
     problems: tuple[Problem, ...]
     not_derived: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -113,17 +106,11 @@ def open_verified(path: Path, *, unproven: bool = False) -> Archive:
         raise DamagedArchive(path, first.file, first.message, problem=first.code)
     if found.not_derived and not unproven:
         raise UnprovenArchive(path, found.not_derived)
-    archive = Archive.open(path, not_derived=found.not_derived, is_shown=True)
-    archive.has_checked_samples = True
-    return archive
+    return Archive.open(path, not_derived=found.not_derived, is_shown=True)
 
 
 def _refuse(code: str, message: str) -> Verification:
     return Verification((Problem(code, "", message),))
-
-
-class _Note(str):
-    """A sentence about an archive that does not affect the result."""
 
 
 def _collect(problems: "Iterator[Problem | str]") -> Verification:
@@ -131,12 +118,8 @@ def _collect(problems: "Iterator[Problem | str]") -> Verification:
     is last."""
     found: list[Problem] = []
     not_derived: list[str] = []
-    notes: list[str] = []
     try:
         for problem in problems:
-            if isinstance(problem, _Note):
-                notes.append(problem)
-                continue
             if isinstance(problem, str):
                 not_derived.append(problem)
                 continue
@@ -148,7 +131,7 @@ def _collect(problems: "Iterator[Problem | str]") -> Verification:
         found.append(Problem(damage.problem, _printable_name(damage.file), damage.plain))
     except ZipDamage as damage:
         found.append(Problem(damage.code, _printable_name(damage.name), str(damage)))
-    return Verification(tuple(found), tuple(not_derived), tuple(notes))
+    return Verification(tuple(found), tuple(not_derived))
 
 
 # --- bytes --------------------------------------------------------------------------------------------------------
@@ -256,10 +239,10 @@ def _content_problems(archive: Archive) -> Iterator[Problem | str]:
 
 
 class _CheckedSamples:
-    """The rows of resources.jsonl for the judge, each checked as it is read; blocks are cut to what the judge reads.
+    """The rows of resources.jsonl for the judge, each checked as it is read.
 
     `unusual`: number of the first line that is not in the form of a row. Raises DamagedArchive for a line that is not a
-    JSON object, and for a damaged block of samples.
+    JSON object.
     """
 
     def __init__(self, archive: Archive) -> None:
@@ -277,18 +260,14 @@ class _CheckedSamples:
 
     def _read(self) -> Iterator[Mapping[str, Any]]:
         for number, line in enumerate(self._archive.lines(run_folder.RESOURCES), 1):
-            row = sample_blocks.read_normal(line, LAST_VALUES)
-            if row is None:
-                try:
-                    row = parse_document(line)
-                    if row.get("kind") == sample_blocks.KIND:
-                        sample_blocks.check(row)
-                except ValueError as error:
-                    raise DamagedArchive(
-                        self._archive.path, run_folder.RESOURCES, f"line {number}: {error}", problem="schema"
-                    ) from None
-                if self.unusual is None and format_row(row) != line:
-                    self.unusual = number
+            try:
+                row = parse_document(line)
+            except ValueError as error:
+                raise DamagedArchive(
+                    self._archive.path, run_folder.RESOURCES, f"line {number}: {error}", problem="schema"
+                ) from None
+            if self.unusual is None and format_row(row) != line:
+                self.unusual = number
             yield row
 
 
@@ -297,11 +276,11 @@ def _derivation_problems(archive: Archive, samples: _CheckedSamples) -> Iterator
     run = archive.run
     if run["spec_hash"] != hashlib.sha256(canonical_json(run["spec"])).hexdigest()[:16]:
         yield Problem("inconsistent", run_folder.RUN, "spec_hash is not the hash of spec")
-    judged_by = archive.result.get("judge", 1)
-    if not _SECOND_EDITION <= judged_by <= JUDGE_VERSION:
+    judged_by = archive.result["judge"]
+    if judged_by != JUDGE_VERSION:
         yield (
-            f"The documents were judged by version {judged_by} of the rules, but this mlbench knows only "
-            f"{_SECOND_EDITION} to {JUDGE_VERSION}: only checksums and schemas were checked."
+            f"The documents were judged by version {judged_by} of the rules, and this mlbench knows only version "
+            f"{JUDGE_VERSION}: only checksums and schemas were checked."
             + (" Upgrade mlbench." if judged_by > JUDGE_VERSION else "")
         )
         return
@@ -311,23 +290,14 @@ def _derivation_problems(archive: Archive, samples: _CheckedSamples) -> Iterator
         except ValueError as error:
             yield Problem("schema", run_folder.RUN, f"provenance: {error}")
     evidence = replace(load_evidence(archive), samples=lambda: samples)
-    if judged_by > _SECOND_EDITION:
-        yield from _form_problems(archive, evidence)
-    elif evidence.observation.seconds is not None or evidence.observation.clocks:
-        yield Problem("inconsistent", run_folder.RESULT, f"judge is {judged_by}, and the evidence is of a later one")
+    yield from _form_problems(archive, evidence)
     yield from _rules_problems(run, evidence)
     if evidence.observation.ended is None:
         yield Problem("inconsistent", run_folder.OBSERVATION, "the run has not ended")
         return
-    judgement = _judge_again(archive, evidence, judged_by)
-    if judged_by > _SECOND_EDITION and samples.unusual is not None:
+    judgement = _judge_again(archive, evidence)
+    if samples.unusual is not None:
         yield Problem("inconsistent", run_folder.RESOURCES, f"line {samples.unusual} is not formatted as a row")
-    if judged_by == _SECOND_EDITION:
-        judgement = _with_sums_of(archive, judgement)
-        yield _Note(
-            "It was judged by version 2 of the rules, which did not check for contradictions in the evidence: "
-            "impossible times, a clock that was set, missing ranks."
-        )
     if judgement.network is None and run_folder.NETWORK in archive.names:
         yield Problem("inconsistent", run_folder.NETWORK, "it does not follow from the evidence")
     for name, expected in judgement.documents.items():
@@ -379,7 +349,7 @@ def _rules_problems(run: Mapping[str, Any], evidence: Evidence) -> Iterator[Prob
         yield f"run.json gives the rules of {spec.task} in mlbench {version}; those of this mlbench are different."
 
 
-def _judge_again(archive: Archive, evidence: Evidence, version: int) -> Judgement:
+def _judge_again(archive: Archive, evidence: Evidence) -> Judgement:
     """Judge the evidence again. Raises DamagedArchive at the first line of metrics.jsonl that does not follow from the
     logs."""
     lines, index = archive.lines(run_folder.METRICS), 0
@@ -395,40 +365,9 @@ def _judge_again(archive: Archive, evidence: Evidence, version: int) -> Judgemen
                 problem="inconsistent",
             )
 
-    judgement = judge(evidence, compare, version)
+    judgement = judge(evidence, compare)
     compare(None)
     return judgement
-
-
-def _with_sums_of(archive: Archive, judgement: Judgement) -> Judgement:
-    """The judgement, with the sums in its official line computed like the Python that sealed the archive.
-
-    Version 2 of the rules printed all digits of sums. Since Python 3.12, `sum` compensates for rounding.
-    """
-    for add in (_add_plainly, _add_compensated):
-        line = official_line(judgement.result, add)
-        if line == archive.result["official_line"]:
-            result = cast(ResultDocument, {**judgement.result, "official_line": line})
-            return replace(judgement, result=result, official_text=official_text(result, add))
-    return judgement
-
-
-def _add_plainly(values: Iterable[float]) -> float:
-    """Like `sum` of Python 3.11."""
-    total = 0.0
-    for value in values:
-        total += value
-    return total
-
-
-def _add_compensated(values: Iterable[float]) -> float:
-    """Like `sum` of Python 3.12 and later: Neumaier's algorithm."""
-    total = lost = 0.0
-    for value in values:
-        higher = total + value
-        lost += (total - higher) + value if abs(total) >= abs(value) else (value - higher) + total
-        total = higher
-    return total + lost
 
 
 def _differences(file: str, found: Any, expected: Any, path: str = "") -> Iterator[Problem]:

@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from mlbench_cli.model.goals import is_finite_number
-from mlbench_cli.results.analysis.tables import MetricPoint, ResourceSample
+from mlbench_cli.results.analysis.tables import ResourceSample
 from mlbench_cli.util.times import parse_timestamp
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from mlbench_cli.results.archive.reader import Archive
 
@@ -33,17 +33,7 @@ class RunFacts:
     created: float
     config: Mapping[str, Plain]
     summary: Mapping[str, float]
-    outcome: str | None
-
-
-class Sink(Protocol):
-    """A target for a run's metrics, while it runs or afterwards."""
-
-    def add(self, points: "Sequence[MetricPoint]", samples: "Sequence[ResourceSample]" = ()) -> None:
-        """Add metrics in order of time."""
-
-    def close(self, summary: Mapping[str, float], outcome: str | None) -> None:
-        """Write the remaining data, and the outcome."""
+    outcome: str
 
 
 def describe_settings(spec: Mapping[str, object]) -> dict[str, Plain]:
@@ -100,14 +90,9 @@ def list_values(sample: "ResourceSample") -> "Iterator[tuple[str, float]]":
             yield f"machine/{name}", value
 
 
-def count_steps(point: MetricPoint, counts: dict[tuple[str, int], int]) -> int:
-    """The integer step for a tracker's x-axis: the task's step, else a count."""
-    key = (point.name, point.rank)
-    number = counts.get(key, -1) + 1
-    if point.step is not None and point.step >= 0:
-        number = max(number, round(point.step))
-    counts[key] = number
-    return number
+def name_with_rank(name: str, rank: int) -> str:
+    """The name of a metric of one rank, for trackers that know only names."""
+    return name if rank == 0 else f"{name}/rank-{rank}"
 
 
 def _clip(value: Plain) -> Plain:

@@ -1,7 +1,7 @@
 """`mlbench charts`: total_time, speedup and time_for_all_phases of a set of runs, each as PNG and SVG, and a CSV.
 
-Runs with a time budget also get accuracy_after_time, those that measured collectives latency and bandwidth, and those
-whose method sends during the training get overlap. Runs share a panel by the same rules as in the report.
+Runs with a time budget also get accuracy_after_time, and those that measured collectives latency and bandwidth. Runs
+share a panel by the same rules as in the report.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,14 +11,12 @@ from mlbench_cli.errors import UsageError
 from mlbench_cli.model.run import Run
 from mlbench_cli.results.analysis import collectives
 from mlbench_cli.results.analysis.comparability import UNKNOWN
-from mlbench_cli.results.analysis.foreign_collectives import read_foreign_curves
 from mlbench_cli.results.analysis.numbers import SECONDS, format_estimate, unit_of
 from mlbench_cli.results.analysis.series import Measurement, Series, collect, describe
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.verify import open_verified
 from mlbench_cli.results.figures.collectives import collective_sheets
 from mlbench_cli.results.figures.model import Figure, Sheet
-from mlbench_cli.results.figures.overlap import draw_sheet, read_overlap
 from mlbench_cli.results.figures.png import write_sheets
 from mlbench_cli.results.figures.scaling import (
     Job,
@@ -38,7 +36,6 @@ def draw(
     folder: Path,
     *,
     published: bool = False,
-    foreign: Iterable[Path] = (),
     min_runs: int = 1,
 ) -> list[Path]:
     """Draw the figures of sealed archives (folders, zips or runs) into `folder`; returns the written paths.
@@ -46,11 +43,9 @@ def draw(
     Runs and paths are verified first, Archives are not. Raises UsageError without archives, DamagedArchive for a
     damaged or unsealed one, UnprovenArchive for an unproven one.
     With a single number of workers, the figure of speed-up says what to run instead.
-    `published` adds MLBench 3's published curves of collectives, `foreign` those in files of nccl-tests or OSU.
+    `published` adds MLBench 3's published curves of collectives.
     `min_runs`: fewest successful runs of a size for a speed-up.
     """
-    imported = [curve for path in foreign for curve in read_foreign_curves(path)]
-
     opened = [
         item if isinstance(item, Archive) else open_verified(item if isinstance(item, Path) else item.folder)
         for item in archives
@@ -61,14 +56,13 @@ def draw(
             hint="mlbench run NAME 1 2 4 --task TASK, then: mlbench charts FOLDER",
         )
     series = collect(opened, min_runs)
-    curves = [curve for archive in opened for curve in collectives.read(archive)] + imported
+    curves = [curve for archive in opened for curve in collectives.read(archive)]
     if published:
         curves += collectives.select_published(curves)
-    overlaps = [found for archive in opened if (found := read_overlap(archive)) is not None]
     for archive in opened:
         archive.close()
     together = collectives.label_curves(curves)
-    sheets = [*list_sheets(series), *([draw_sheet(overlaps)] if overlaps else []), *collective_sheets(together)]
+    sheets = [*list_sheets(series), *collective_sheets(together)]
     tables = {"summary.csv": series.to_csv()}
     if curves:
         tables["collectives.csv"] = collectives.to_csv(together)

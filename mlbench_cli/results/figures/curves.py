@@ -10,7 +10,6 @@ from typing import NamedTuple, Protocol
 from mlbench_cli.model.goals import Goal, is_finite_number
 from mlbench_cli.results.analysis.numbers import SECONDS, unit_of
 from mlbench_cli.results.analysis.tables import MetricPoint, MetricTable, ResourceSample, read_number
-from mlbench_cli.results.archive import sample_blocks
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.figures.look import MAX_LOOKS
 from mlbench_cli.results.figures.model import Axis, Figure, Kind, Line, Scale, thin
@@ -20,7 +19,6 @@ from mlbench_cli.util.times import parse_timestamp
 MAX_RUNS = MAX_LOOKS  # in a figure over time: each has its own color and mark
 MAX_RANK_LINES = 16  # in a figure of samples; for more ranks the spread is drawn
 SPREAD_INTERVALS = 60
-_BLOCK_STEPS = [step for step in range(1, sample_blocks.BLOCK_ROWS + 1) if sample_blocks.BLOCK_ROWS % step == 0]
 SAMPLED_FIELDS = (
     *("cpu_seconds", "rss_bytes", "received_bytes", "sent_bytes", "read_bytes", "write_bytes"),
     *("gpu_percent", "gpu_memory_bytes", "gpu_watts"),
@@ -122,23 +120,21 @@ class RunData:
 
     @cached_property
     def resources(self) -> "dict[int, SampleColumns]":
-        """The resource samples of each rank in order of time; for many ranks, a tenth of those stored in blocks, or, if
-        that is less, about one for each interval of the figure, which is one of each block from half an hour on.
+        """The resource samples of each rank in order of time; for many ranks about one for each interval of the figure.
 
         Counters are cumulative, so rates over longer intervals are equally exact.
         """
-        every = 1
+        least = 0.0
         if int(self.archive.result["world_size"]) > MAX_RANK_LINES:
-            interval = float(self.archive.result["wall_seconds"] or 0.0) / SPREAD_INTERVALS  # a sample per second
-            every = next((step for step in _BLOCK_STEPS if step >= max(10.0, interval)), sample_blocks.BLOCK_ROWS)
+            least = float(self.archive.result["wall_seconds"] or 0.0) / SPREAD_INTERVALS
         found: dict[int, SampleColumns] = {}
-        only_first = every == sample_blocks.BLOCK_ROWS
-        for row in self.archive.samples(only_first=only_first):
-            if row.get("kind") == sample_blocks.KIND:
-                columns = sample_blocks.read_columns(row, SAMPLED_FIELDS, 1 if only_first else every)
-                found.setdefault(row["rank"], SampleColumns()).extend(columns)
-            elif (sample := ResourceSample.parse(self.name, row)) is not None:
-                found.setdefault(sample.rank, SampleColumns()).add(sample)
+        for row in self.archive.samples():
+            sample = ResourceSample.parse(self.name, row)
+            if sample is None:
+                continue
+            kept = found.setdefault(sample.rank, SampleColumns())
+            if not kept.times or sample.time - kept.times[-1] >= least:
+                kept.add(sample)
         return found
 
     @cached_property

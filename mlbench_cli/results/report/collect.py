@@ -4,7 +4,6 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from mlbench_cli.model.goals import name_metric
@@ -12,7 +11,6 @@ from mlbench_cli.model.methods import method_phrase
 from mlbench_cli.results.analysis import collectives
 from mlbench_cli.results.analysis.comparability import UNKNOWN, conditions_of
 from mlbench_cli.results.analysis.energy import Energy, find_energy
-from mlbench_cli.results.analysis.foreign_collectives import read_foreign_curves
 from mlbench_cli.results.analysis.goodput import has_faults, measure_goodput
 from mlbench_cli.results.analysis.numbers import (
     JOULES,
@@ -57,12 +55,9 @@ def collect(
     archives: Sequence[Archive],
     *,
     title: str | None = None,
-    more: Sequence[Figure] = (),
-    foreign: Sequence[Path] = (),
     left_out: Sequence[str] = (),
 ) -> Report:
-    """The report of verified archives. `more` are figures of their clusters, `foreign` files of nccl-tests or OSU,
-    `left_out` sentences about rejected archives.
+    """The report of verified archives. `left_out` are sentences about rejected archives.
 
     Raises UsageError if two archives of the same run differ.
     """
@@ -75,11 +70,11 @@ def collect(
     sections = [
         *lead,
         *_fault_sections(archives),
-        *_collective_sections(archives, foreign),
+        *_collective_sections(archives),
         _finding_section(runs, left_out),
         _difference_section(jobs, runs),
         *_more_figures(jobs, drawn),
-        *_machine_sections(runs, more),
+        *_machine_sections(runs),
         _setting_section(series, jobs),
         _platform_section(runs),
         _run_section(runs),
@@ -459,9 +454,8 @@ def _runs_of(job: Job, runs: Sequence[RunData]) -> list[RunData]:
     return [run for run in runs if run.name in names]
 
 
-def _collective_sections(archives: Sequence[Archive], foreign: Sequence[Path]) -> Iterator[Section]:
+def _collective_sections(archives: Sequence[Archive]) -> Iterator[Section]:
     curves = [curve for archive in archives for curve in collectives.read(archive)]
-    curves += [curve for path in foreign for curve in read_foreign_curves(path)]
     if not curves:
         return
     together = collectives.label_curves([*curves, *collectives.find_published(curves)])
@@ -470,9 +464,7 @@ def _collective_sections(archives: Sequence[Archive], foreign: Sequence[Path]) -
     yield Section("Collectives by message size", text, (), figures)
 
 
-def _machine_sections(runs: Sequence[RunData], more: Sequence[Figure]) -> Iterator[Section]:
-    if more:
-        yield Section("Clusters", (), (), tuple(more))
+def _machine_sections(runs: Sequence[RunData]) -> Iterator[Section]:
     timeline = timeline_figure(runs, "timeline")
     largest = sorted(runs, key=lambda run: -run.workers)[:MAX_MACHINE_RUNS]
     drawn = (*([timeline] if timeline else []), *resource_figures(largest, "machine-"))

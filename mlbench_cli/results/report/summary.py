@@ -160,8 +160,6 @@ def sentences_of(job: Job, verdict: Verdict | None) -> Iterator[str]:
     yield f"{text}."
     if point.without_compiling is not None:
         yield f"{format_estimate(point.without_compiling, SECONDS)} of it without compiling."
-    if point.race is not None:
-        yield f"{str(point.race).capitalize()}."
     if verdict is not None and not verdict.is_known:
         yield (
             f"Too few runs to tell {verdict.base.subject} and {verdict.other.subject} apart on "

@@ -18,12 +18,11 @@ from mlbench_cli.results.archive.layout import naming_file_on_os_error
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.sign import OriginError
 from mlbench_cli.results.report.write import figure_csv
-from mlbench_cli.results.site import bundle
 from mlbench_cli.results.site.claims import Claim, Contest, ReceiptNote, attach_receipts, make_contests
 from mlbench_cli.results.site.entries import MANY, Entry, Refusal, Sources, find_sources, read_entries
 from mlbench_cli.results.site.pages import (
-    ASSETS,
     FOLDER,
+    SCRIPT,
     Look,
     render_claim,
     render_overview,
@@ -48,7 +47,6 @@ class SiteOptions:
     """Options of a site.
 
     signers      file of allowed signers, in git's format
-    pyodide      npm package used by pages to verify archives; None: they show the command instead
     worker_hour  US dollars per worker and hour for runs without a known price
     leave_out    leave out rejected archives and list them
     """
@@ -56,7 +54,6 @@ class SiteOptions:
     title: str = "mlbench results"
     address: str = ""
     signers: Path | None = None
-    pyodide: Path | None = None
     worker_hour: float | None = None
     leave_out: bool = False
 
@@ -131,10 +128,10 @@ def _write(sources: Sources, site: Path, options: SiteOptions, notice: Callable[
         raise refuse(summary.refused)
     known = list(entries.values())
     contests = attach_receipts(make_contests(known, sources.withdrawn, options.worker_hour), notes)
-    judge = _add_assets(site, options)
-    look = Look(options.title, judge is not None, options.address.rstrip("/"))
+    _add_assets(site, options)
+    look = Look(options.title, options.address.rstrip("/"))
     _write_pages(contests, site, look, summary)
-    _write_data(contests, site, options, judge)
+    _write_data(contests, site, options)
     summary.claims = sum(len(contest.claims) for contest in contests)
     summary.archives, summary.receipts = len(known), len(notes)
     summary.bytes = sum(entry.size for entry in known)
@@ -218,19 +215,13 @@ def _read_receipt(path: Path, entries: dict[str, Entry], site: Path, options: Si
     )
 
 
-def _add_assets(site: Path, options: SiteOptions) -> bundle.Judge | None:
+def _add_assets(site: Path, options: SiteOptions) -> None:
     assets = site / "assets"
     assets.mkdir()
     (assets / "site.css").write_text(site_css(), "utf-8")
-    names = ASSETS if options.pyodide is not None else ASSETS[:1]
-    for name in names:
-        shutil.copyfile(FOLDER / name, assets / name)
+    shutil.copyfile(FOLDER / SCRIPT, assets / SCRIPT)
     if options.signers is not None:
         shutil.copyfile(options.signers, site / SIGNERS)
-    if options.pyodide is None:
-        return None
-    bundle.unpack_pyodide(options.pyodide, site)
-    return bundle.write_judge(site)
 
 
 def _write_pages(contests: Sequence[Contest], site: Path, look: Look, summary: SiteSummary) -> None:
@@ -284,16 +275,13 @@ def _write_claim(item: tuple[Claim, Contest], site: Path, look: Look) -> int:
     return len(data)
 
 
-def _write_data(contests: Sequence[Contest], site: Path, options: SiteOptions, judge: bundle.Judge | None) -> None:
+def _write_data(contests: Sequence[Contest], site: Path, options: SiteOptions) -> None:
     rows = [claim.to_dict() for contest in contests for claim in contest.claims]
-    current = None if judge is None else judge._asdict()
     document = {
         "version": 1,
         "mlbench": __version__,
         "title": options.title,
         "worker_hour_usd": options.worker_hour,
-        "judge": current,
-        "judges": {} if judge is None else {judge.mlbench: current},
         "results": rows,
     }
     (site / INDEX).write_text(json.dumps(document, separators=(",", ":")) + "\n", "utf-8")

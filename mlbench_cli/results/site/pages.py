@@ -19,21 +19,19 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 FOLDER = Path(__file__).parent / "pages"
-ASSETS = ("site.js", "verify.js", "judge-worker.js", "sshsig.js")
-# Only scripts, workers and WebAssembly of this site. A worker uses the policy of its own response, if any.
+SCRIPT = "site.js"
 POLICY = (
-    "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; worker-src 'self'; connect-src 'self'; "
-    "style-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'"
+    "default-src 'none'; script-src 'self'; connect-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "base-uri 'none'; form-action 'none'"
 )
 ROWS = 200  # rows of a task's page, at most 300 kB
 
 
 @dataclass(frozen=True)
 class Look:
-    """Settings of all pages of a site. `can_verify`: the judge and Python are on the site."""
+    """Settings of all pages of a site."""
 
     title: str
-    can_verify: bool
     address: str = ""  # future URL of the site, for commands on it
 
 

@@ -27,7 +27,6 @@ from mlbench_cli.results.analysis.convergence import (
 from mlbench_cli.results.analysis.series import group_runs
 from mlbench_cli.results.analysis.verdict import Verdict
 from mlbench_cli.results.archive.reader import Archive
-from mlbench_cli.results.site.bundle import PYODIDE
 from mlbench_cli.results.site.entries import (
     ENTRY,
     WITHDRAWN,
@@ -84,7 +83,7 @@ def init_repository(folder: Path) -> list[Path]:
     for source in sorted(path for path in TEMPLATES.rglob("*") if path.is_file()):
         target = folder / str(source.relative_to(TEMPLATES)).replace("dot-", ".")
         target.parent.mkdir(parents=True, exist_ok=True)
-        text = source.read_text("utf-8").replace("@VERSION@", __version__).replace("@PYODIDE@", PYODIDE)
+        text = source.read_text("utf-8").replace("@VERSION@", __version__)
         target.write_text(text, "utf-8")
         written.append(target)
     (folder / RESULTS).mkdir()

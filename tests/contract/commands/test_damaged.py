@@ -121,7 +121,7 @@ def test_reports_and_figures_have_the_others(home: Path, capsys: Captured) -> No
     assert "left out, damaged: " in page
     assert "good-2" in page
     assert run(["charts", "figures", "--yes"]) == 0
-    assert run(["export", "tensorboard", "board"]) == 0
+    assert run(["export", "csv", "board.csv"]) == 0
     assert capsys.readouterr().err.count("left out, damaged") == 3
     assert run(["report", "out.md", "bad-2"]) == 2  # that was asked for by its name
 

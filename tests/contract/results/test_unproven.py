@@ -53,26 +53,12 @@ def forged(folder: Path) -> str:
     return str(archive)
 
 
-def test_what_a_forgotten_judge_has_derived_is_not_proven(forged: str, capsys: Captured) -> None:
-    """Of the first version nothing is judged again: it kept too little evidence."""
-    path = Path(forged) / run_folder.RESULT
-    path.write_text(json.dumps({**json.loads(path.read_text()), "judge": 1}))
-    (Path(forged) / run_folder.SUMS).unlink()
-    layout.write_sums(Path(forged))
-    capsys.readouterr()
-    assert run(["verify", forged]) == 9
-    assert (
-        f"judged by version 1 of the rules, but this mlbench knows only 2 to {JUDGE_VERSION}" in capsys.readouterr().out
-    )
-
-
 COMMANDS = {
     "compare": ["compare", "ARCHIVE", "ARCHIVE"],
     "report": ["report", "out.md", "ARCHIVE"],
     "page": ["report", "out.html", "ARCHIVE"],
     "charts": ["charts", "figures", "ARCHIVE"],
-    "tensorboard": ["export", "tensorboard", "board", "ARCHIVE"],
-    "mllog": ["export", "mllog", "logs", "ARCHIVE"],
+    "csv": ["export", "csv", "out.csv", "ARCHIVE"],
     "gate": ["gate", "ARCHIVE", "--baseline", "ARCHIVE"],
 }
 
@@ -94,20 +80,17 @@ def test_no_command_presents_what_is_not_proven(name: str, forged: str, capsys: 
     [
         ["predict", "ARCHIVE"],
         ["plan", "cifar10_resnet20", "--from", "ARCHIVE"],
-        ["baselines", "check", "ARCHIVE"],
-        ["baselines", "record", "ARCHIVE"],
     ],
 )
 def test_no_command_draws_conclusions_from_it(words: list[str], forged: str, capsys: Captured) -> None:
     assert run([forged if word == "ARCHIVE" else word for word in words]) == 9
 
 
-def test_it_is_never_signed_or_recorded_as_a_baseline(forged: str, capsys: Captured) -> None:
+def test_it_is_never_signed(forged: str, capsys: Captured) -> None:
     Path("key").touch()
     assert run(["sign", forged, "--key", "key"]) == 9
-    for words in (["sign", forged, "--key", "key", "--unproven"], ["baselines", "record", forged, "--unproven"]):
-        assert run(words) == 2
-        assert "No such option" in capsys.readouterr().err
+    assert run(["sign", forged, "--key", "key", "--unproven"]) == 2
+    assert "No such option" in capsys.readouterr().err
 
 
 def test_unproven_marks_every_headline(forged: str, folder: Path, capsys: Captured) -> None:
@@ -160,7 +143,7 @@ def test_the_largest_numbers_are_presented_without_a_crash(folder: Path, capsys:
         names.append(str(recorded.folder))
     for words in (
         ["report", "out.html", *names], ["report", "out.md", *names], ["charts", "figures", *names],
-        ["compare", *names], ["export", "mllog", "logs", *names], ["gate", names[0], "--baseline", names[1]],
+        ["compare", *names], ["export", "csv", "logs/all.csv", *names], ["gate", names[0], "--baseline", names[1]],
     ):  # fmt: skip
         assert run([*words, "--unproven"]) == (9 if words[0] == "gate" else 0), words
         assert "Internal error" not in capsys.readouterr().err

@@ -1,6 +1,5 @@
 """The copy of a log is the log: no line lost, none doubled, whatever is cut, killed or rotated in between."""
 
-import io
 import json
 import random
 from collections.abc import Iterator
@@ -23,7 +22,6 @@ from mlbench_cli.engines.kubernetes.logs import (
 )
 from mlbench_cli.engines.kubernetes.workers import INDEX_LABEL
 from mlbench_cli.kube.api import Api, ApiError
-from mlbench_cli.results.archive.log_times import LogSizes, read_log_sizes, split_blocks
 from tests.fakes.kube_api import Fault, KubeApi, Log, stamp
 
 POD = "r-0-x"
@@ -321,41 +319,6 @@ def test_foreign_state_is_no_state(server: KubeApi, tmp_path: Path) -> None:
         position_file(tmp_path, 0).write_text(text)
         copy(server, tmp_path)
         assert copy_logs(tmp_path) == b"one\n"
-
-
-def test_lines_keep_the_seconds_in_which_they_were_written(server: KubeApi, tmp_path: Path) -> None:
-    """Whatever the interruptions: of a line without an event, the node's time stamp is all that says when."""
-    moments = [BEGIN + 0.4 * number for number in range(600)]
-    lines = [b"line %d" % number for number in range(600)]
-    for moment, text in zip(moments, lines, strict=True):
-        server.write(POD, text, at=stamp(moment))
-    server.write(POD, SUMMARY, at=stamp(moments[-1] + 2))
-    server.end_log(POD)
-    for cut in (3_000, 9_000, 15_000):
-        server.faults[:] = [Fault("/log", cut=cut)]
-        with suppress(urllib3.exceptions.HTTPError):
-            copy(server, tmp_path)
-    copy(server, tmp_path)
-    with closing(LogFile(tmp_path, 0, 0)) as log:
-        log.finish()
-    sizes = read_log_sizes(tmp_path)[0]
-    blocks = list(split_blocks(0, io.BytesIO(copy_logs(tmp_path)), sizes))
-    found = [(block.time or 0.0) for block in blocks for _ in block.lines]
-    assert [line.rstrip() for block in blocks for line in block.lines] == lines
-    assert all(0 <= late - exact <= 1.01 for late, exact in zip(found, moments, strict=True))
-    assert found == sorted(found)
-
-
-def test_of_what_the_keeper_adds_no_time_is_claimed(server: KubeApi, tmp_path: Path) -> None:
-    """The node's stamps end with the copy: lines that come from elsewhere may have been written much later."""
-    server.write(POD, b"one", at=stamp(BEGIN))
-    copy(server, tmp_path)
-    part = tmp_path / "part"
-    part.write_bytes(b"one\ntwo\n")
-    with closing(LogFile(tmp_path, 0, 0)) as log:
-        log.replace(part, truncated=False, summary={})
-    assert copy_logs(tmp_path) == b"one\ntwo\n"
-    assert read_log_sizes(tmp_path) == {0: LogSizes([4], [BEGIN])}
 
 
 def test_an_api_error_goes_through(tmp_path: Path) -> None:

@@ -92,24 +92,6 @@ def test_the_value_is_that_at_the_end_of_the_training(sealed: Path, goal: dict[s
 
 
 @pytest.mark.parametrize(
-    ("past_goal", "goal", "race"),
-    [
-        (True, GOAL, (2.5, 3.0)),
-        (False, GOAL, None),
-        ("yes", GOAL, None),
-        (True, {**GOAL, "comparison": ">="}, None),
-        (True, {**GOAL, "last": None}, None),
-        (True, None, None),
-    ],
-)
-def test_only_a_run_that_trains_past_a_goal_below_races(
-    sealed: Path, past_goal: object, goal: dict[str, Any] | None, race: tuple[float, float] | None
-) -> None:
-    spec = {"parameters": {"past_goal": past_goal}}
-    assert measure(archive(sealed, spec=spec, goal=goal)).race == race
-
-
-@pytest.mark.parametrize(
     ("details", "compiling"),
     [
         ({"compile_seconds": 4}, 4.0),

@@ -1,9 +1,7 @@
 """An archive verifies alike on every Python, whichever sealed it.
 
-Since 3.12 `sum` compensates for rounding. The golden archives hold timings like those of a GPU (milliseconds that were
-rounded to 32 bits, divided by 1000 and added up), of which both sums differ: judge-2-python-3.11.zip and
-judge-2-python-3.13.zip were sealed from one evidence by mlbench 4.0.0, judge-3.zip by the third version of the rules,
-with what it asks of evidence (monotonic seconds, clocks, the load of the machine). A golden archive stays as it is.
+Since 3.12 `sum` compensates for rounding. The golden archive holds timings like those of a GPU (milliseconds that were
+rounded to 32 bits, divided by 1000 and added up), of which both sums differ.
 """
 
 import json
@@ -26,7 +24,7 @@ from mlbench_cli.results.archive.verify import verify
 for path in map(Path, sys.argv[1:]):
     found = verify(path)
     with Archive.open(path) as archive:
-        print(json.dumps([path.name, found.ok, len(found.notes), archive.result["official_line"]]))
+        print(json.dumps([path.name, found.ok, archive.result["official_line"]]))
 """
 
 
@@ -51,13 +49,9 @@ def test_every_python_verifies_what_any_has_sealed() -> None:
         assert done.returncode == 0, done.stderr
         answers.append([json.loads(line) for line in done.stdout.splitlines()])
     assert all(answer == answers[0] for answer in answers)
-    lines = {}
-    for name, ok, notes, line in answers[0]:
-        lines[name] = line
-        assert ok, name
-        assert notes == int(name.startswith("judge-2"))
-    assert lines["judge-2-python-3.11.zip"] != lines["judge-2-python-3.13.zip"]
-    assert "Compute: 54.790 seconds" in lines["judge-3.zip"]
+    ((_, ok, line),) = answers[0]
+    assert ok
+    assert "Compute: 54.790 seconds" in line
 
 
 @pytest.mark.skipif(len(find_pythons()) < 2, reason="one Python from 3.11 on: there is no second one to compare with")

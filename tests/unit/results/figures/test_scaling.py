@@ -65,7 +65,7 @@ def test_intervals_of_ratios_are_turned_with_them(measured: Measurement) -> None
         ({"data": "other"}, 2),
         ({"synthetic": "synthetic data"}, 2),
         ({"label": "functional only"}, 2),
-        ({"judge": 1}, 2),
+        ({"judge": 2}, 2),
         ({"task": "other"}, 2),
     ],
 )

@@ -9,13 +9,11 @@ from mlbench_cli.results.archive.documents import write_run_document
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.seal import seal
 from mlbench_cli.results.figures.model import Kind
-from mlbench_cli.results.figures.provisioning import provisioning_figures
 from mlbench_cli.results.figures.published import read_published
 from mlbench_cli.results.figures.svg import render_svg
 from mlbench_cli.results.report.collect import collect
 from mlbench_cli.results.report.model import Report
 from tests.unit.results.analysis.test_collectives import measured_run
-from tests.unit.results.figures.test_provisioning import RECORD
 from tests.unit.results.runs import event, new_run, observation_of, result_event, spec, training_log
 
 PAGE = Path(__file__).parents[4] / "docs" / "how-to" / "report.md"
@@ -58,7 +56,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
     archives = [seal_training(folder / f"run-{k}", k, 100.0 / k) for k in (1, 2, 4)]
     archives += [seal_budget(folder / f"budget-{k}", k) for k in (1, 2)]
     archives.append(Archive.open(measured_run(folder / "allreduce")))
-    return collect(archives, more=list(provisioning_figures([RECORD])))
+    return collect(archives)
 
 
 def read_table() -> list[tuple[str, list[str], list[str]]]:
