@@ -29,7 +29,6 @@ from mlbench_cli import isolation
 from mlbench_cli.agent import load, machine, processes
 from mlbench_cli.agent.clock import ClockWatch
 from mlbench_cli.agent.messages import pending_facts
-from mlbench_cli.agent.streams import ErrorPipe
 from task_images.harness import cores
 
 TYPE_CHECKING = False
@@ -97,7 +96,6 @@ class Rank:
         self.cpus: list[int] = []  # those that it is bound to; empty: not bound
         self.pid = 0
         self.pidfd = -1
-        self.errors: ErrorPipe | None = None  # until its end is read
         self.begun = self.ended = 0.0  # by the monotonic clock
         self.running = False  # its process has been started and has not ended
         self.facts = pending_facts(self.number)
@@ -124,7 +122,6 @@ class Agent:
 
     node, count = 0, 1  # of this machine, and of all of the run
     token = ""  # that the agents of a run share
-    divides_streams = True  # whether logs are files of its folder, in which it notes standard error
 
     def __init__(self, folder: str, request: dict[str, Any], leash: int) -> None:
         plan = request["plan"]
@@ -282,18 +279,12 @@ class Agent:
         try:
             if rank.argv is None:
                 return
-            self._end_errors(rank)  # of the attempt before this one
-            errors = ErrorPipe(self.folder, rank.number) if self.divides_streams else None
             reader, writer = os.pipe()
             parent = os.getpid()
             begun, started = time.monotonic(), time.time()
             if (pid := os.fork()) == 0:
-                self._exec_command(rank, (log, errors.writer if errors else log), writer, parent)
+                self._exec_command(rank, log, writer, parent)
             os.close(writer)
-            if errors:
-                errors.begin()
-                rank.errors = errors
-                self.selector.register(errors.reader, selectors.EVENT_READ, lambda: self._copy_errors(rank))
         finally:
             os.close(log)
         with contextlib.suppress(OSError):
@@ -308,30 +299,7 @@ class Agent:
     def _open_log(self, rank: Rank) -> int:
         return os.open(f"{self.folder}/logs/rank-{rank.number}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
-    def _copy_errors(self, rank: Rank) -> None:
-        """Append what the rank has written to its standard error to its log."""
-        if rank.errors is None:
-            return
-        try:
-            is_open = rank.errors.copy()
-        except OSError as error:
-            is_open = False
-            self.on_write_error(error)
-        if not is_open:
-            self._close_errors(rank)
-
-    def _end_errors(self, rank: Rank) -> None:
-        """The same, to the end; whoever has written to it has ended."""
-        self._copy_errors(rank)
-        self._close_errors(rank)
-
-    def _close_errors(self, rank: Rank) -> None:
-        if rank.errors is not None:
-            self.selector.unregister(rank.errors.reader)
-            rank.errors.close()
-            rank.errors = None
-
-    def _exec_command(self, rank: Rank, streams: tuple[int, int], report: int, parent: int) -> None:
+    def _exec_command(self, rank: Rank, log: int, report: int, parent: int) -> None:
         """In the forked child: turn into the rank's command. Never returns."""
         code, argv = 126, list(rank.argv or ())
         try:
@@ -348,7 +316,7 @@ class Agent:
             if rank.cpus:  # here, since what it starts and its threads inherit it
                 os.sched_setaffinity(0, rank.cpus)
             null = os.open(os.devnull, os.O_RDONLY)
-            for target, source in enumerate((null, *streams)):
+            for target, source in enumerate((null, log, log)):
                 os.dup2(source, target)
             if self.installed_code_only:
                 argv = isolation.rank_command(argv, os.environ, self.plan["environment"].get("MLBENCH_TASK_PATH"))
@@ -473,7 +441,6 @@ class Agent:
             os.close(rank.pidfd)
         # As in a container: when the rank's own process ends, what it left behind ends, too.
         processes.signal_group(rank.pid, signal.SIGKILL)
-        self._copy_errors(rank)  # before readers learn that its log is complete
         number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
         code = os.WEXITSTATUS(status) if number is None else 128 + number
         rank.end()
@@ -538,8 +505,6 @@ class Agent:
             self.faults.finish()
         self._finish_network()
         processes.kill_descendants()
-        for rank in self.ranks:
-            self._end_errors(rank)
         self._write_resources([self.load.row(0.0)])
         self._check_space()
         if self.state["ended"] is None:

@@ -27,7 +27,6 @@ from mlbench_cli.agent.lock import MachineLock, describe_holder, order_nodes
 from mlbench_cli.agent.messages import fill_in
 from mlbench_cli.agent.processes import is_signaled, kill_processes
 from mlbench_cli.agent.rendezvous import RankLink
-from mlbench_cli.agent.streams import INDEX
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -488,10 +487,6 @@ class NodeAgent(Agent):
                 for name in ("output", "resources.jsonl", "faults.json"):
                     if os.path.exists(f"{self.folder}/{name}"):
                         archive.add(f"{self.folder}/{name}", name)
-                for rank in self.ranks:
-                    index = f"{INDEX}{rank.number}"
-                    if os.path.exists(f"{self.folder}/.state/{index}"):
-                        archive.add(f"{self.folder}/.state/{index}", index)
             os.replace(f"{path}.part", path)
             results["archive"] = digest(path)
             logs = {rank.number: f"{self.folder}/logs/rank-{rank.number}.log" for rank in self.ranks}

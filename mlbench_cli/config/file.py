@@ -51,7 +51,6 @@ SETTINGS = {
         Setting("registry", "prefix", "default prefix of the task images, for clusters without their own", "none"),
         Setting("namespace", "name", "default Kubernetes namespace, for clusters without their own", "default"),
         Setting("timeout", "duration", "time limit of a run", "24h"),
-        Setting("on-end", "command", "shell command to run at the end of each run", "none"),
     )
 }
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from mlbench_cli.errors import MlbenchError
-from mlbench_cli.storage.run_folder import FAULTS, STDERR_INDEX
+from mlbench_cli.storage.run_folder import FAULTS
 from mlbench_cli.util.files import size_of, sync_folder, write_atomically
 
 BLOCK = 1 << 20
@@ -109,7 +109,6 @@ def unpack(
     found = [_sync(path) for path in own.values()]
     files, size = sum(count for count, _ in found), sum(amount for _, amount in found)
     moves = {"resources.jsonl": resources, **({FAULTS: folder / FAULTS} if first else {})}
-    moves |= {f"{STDERR_INDEX}{rank}": resources.with_name(f"{STDERR_INDEX}{rank}") for rank in own}
     for name, target in moves.items():
         if (fresh / name).is_file():
             _sync_file(fresh / name)
@@ -133,7 +132,7 @@ def digest_file(path: Path) -> str:
 
 
 def _is_result(name: str) -> bool:
-    return name in ("output", "resources.jsonl", FAULTS) or name.startswith(("output/", STDERR_INDEX))
+    return name in ("output", "resources.jsonl", FAULTS) or name.startswith("output/")
 
 
 def _check_room(part: Path, size: int, keeper: str) -> None:

@@ -15,7 +15,6 @@ from mlbench_cli.errors import MlbenchError, NotFoundError
 from mlbench_cli.model.run import Finding, Observation, Run, RunState
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.runs.finished import ARCHIVE_UNFINISHED, FinishedRun, read_finished
-from mlbench_cli.runs.hooks import run_on_end
 from mlbench_cli.storage.run_folder import RUN, RunFolder
 from mlbench_cli.storage.store import Store
 
@@ -45,14 +44,9 @@ def finalize(
         with RunFolder(run.folder).lock(notice=notice):
             _require_recorded(run, store)
             finished = read_finished(run)
-            is_ours = finished is None
             finished = finished or _complete(run, engine, observation)
-    else:
-        is_ours = False
     if finished is not None and finished.result is not None:
         store.update_run(run, RunState.FINISHED, finished.outcome)
-        if is_ours:
-            run_on_end(finished, notice)
     return finished
 
 

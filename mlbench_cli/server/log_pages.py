@@ -1,18 +1,11 @@
 """Pages of a rank's log by byte offset, so a log of any size takes one page of memory."""
 
-import io
 import re
-from bisect import bisect_right
-from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
-from enum import StrEnum
-from itertools import accumulate
 from pathlib import Path
 from typing import BinaryIO
 
 from mlbench_cli.model.run import JsonObject
-from mlbench_cli.storage.run_folder import STATE_FOLDER, STDERR_INDEX
 from mlbench_cli.util.text import clean
 from task_images import contract
 
@@ -40,82 +33,14 @@ class LogPage:
         return asdict(self)
 
 
-class Stream(StrEnum):
-    """The part of a rank's log to show."""
-
-    BOTH = "both"
-    OUTPUT = "stdout"
-    ERRORS = "stderr"
-
-
-class _Pieces(io.BytesIO):
-    """Concatenated pieces of a file as a readable file."""
-
-    def __init__(self, file: BinaryIO, pieces: Sequence[tuple[int, int]]) -> None:
-        super().__init__()
-        self._file, self._pieces = file, pieces
-        self._ends = list(accumulate(length for _, length in pieces))
-        self._place = 0
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        size = self._ends[-1] if self._ends else 0
-        self._place = max(0, offset + (0, self._place, size)[whence])
-        return self._place
-
-    def read(self, size: int | None = -1) -> bytes:
-        left = self._ends[-1] if size is None or size < 0 else size
-        found = []
-        for number in range(bisect_right(self._ends, self._place), len(self._pieces)):
-            start, length = self._pieces[number]
-            skipped = self._place - (self._ends[number] - length)
-            self._file.seek(start + skipped)
-            data = self._file.read(min(left, length - skipped))
-            found.append(data)
-            self._place += len(data)
-            left -= len(data)
-            if not left or len(data) < length - skipped:
-                break
-        return b"".join(found)
-
-
-def has_streams(path: Path) -> bool:
-    """Whether the parts of standard error in a rank's log are known."""
-    return _index_of(path).is_file()
-
-
-def _index_of(path: Path) -> Path:
-    return path.parents[1] / STATE_FOLDER / f"{STDERR_INDEX}{path.stem.removeprefix('rank-')}"
-
-
-def _select(file: BinaryIO, path: Path, stream: Stream) -> BinaryIO:
-    """The log, or one stream of it. Without an index (on Kubernetes), everything counts as standard output."""
-    if stream is Stream.BOTH:
-        return file
-    errors: list[tuple[int, int]] = []
-    with suppress(OSError):
-        for row in _index_of(path).read_bytes().splitlines(keepends=True):
-            words = row.split()
-            if row.endswith(b"\n") and len(words) == 2 and all(word.isdigit() for word in words):
-                errors.append((int(words[0]), int(words[1])))
-    if stream is Stream.ERRORS:
-        return _Pieces(file, errors)
-    starts = [0, *(start + length for start, length in errors)]
-    ends = [*(start for start, _ in errors), file.seek(0, 2)]
-    return _Pieces(file, [(start, end - start) for start, end in zip(starts, ends, strict=True) if end > start])
-
-
-def read_page(
-    path: Path, offset: int, *, raw: bool = False, limit: int = PAGE_BYTES, stream: Stream = Stream.BOTH
-) -> LogPage:
+def read_page(path: Path, offset: int, *, raw: bool = False, limit: int = PAGE_BYTES) -> LogPage:
     """The page that starts at the first line at or after `offset`; -1 is the last page. A missing file is empty.
-    Offsets count bytes of the `stream`.
 
     A progress bar's "\\r" ends a line, too. A page costs `limit` + MAX_LINE_BYTES of memory, whatever the log holds:
     longer lines are cut, and a page may begin inside of one.
     """
     try:
-        with open(path, "rb") as log:
-            file = _select(log, path, stream)
+        with open(path, "rb") as file:
             size = file.seek(0, 2)
             start = _find_start(file, max(0, size - limit) if offset < 0 else min(offset, size), limit)
             file.seek(start)

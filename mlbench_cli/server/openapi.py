@@ -101,7 +101,6 @@ OPERATIONS = (
         _query("offset", "integer", "bytes of the log before the page; -1: the last page"),
         _query("limit", "integer", "bytes of the page"),
         _query("raw", "boolean", "include the lines that hold events"),
-        _query("stream", "string", "both (default), stdout or stderr"),
     ),
     _operation(
         "get",

@@ -34,7 +34,7 @@ from mlbench_cli.server.access import (
 from mlbench_cli.server.clusters import describe_cluster
 from mlbench_cli.server.config import ROLE, Role, ServerConfig
 from mlbench_cli.server.live import latest_resources
-from mlbench_cli.server.log_pages import Stream, read_page
+from mlbench_cli.server.log_pages import read_page
 from mlbench_cli.server.rest import compare_runs, read_questions, whole_number
 from mlbench_cli.server.statuses import status_of
 from mlbench_cli.server.words import add_filters, facts_of
@@ -393,10 +393,9 @@ def _add_progress(handles: "Sequence[RunHandle]", rows: list[JsonObject]) -> Non
 
 
 def _last_lines(handle: RunHandle, rank: int) -> str:
-    """The end of what a failed rank wrote to its standard error, else of its log."""
+    """The end of the log of a failed rank."""
     path = handle.folder / "logs" / f"rank-{rank}.log"
-    pages = (read_page(path, -1, limit=8192, stream=stream) for stream in (Stream.ERRORS, Stream.BOTH))
-    return next(("\n".join(page.lines[-MAX_LAST_LINES:]) for page in pages if page.lines), "")
+    return "\n".join(read_page(path, -1, limit=8192).lines[-MAX_LAST_LINES:])
 
 
 def _pictures(report: "Report | None") -> dict[str, object]:

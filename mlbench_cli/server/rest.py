@@ -27,7 +27,7 @@ from mlbench_cli.server.access import (
 )
 from mlbench_cli.server.config import ServerConfig
 from mlbench_cli.server.live import Feeds, point_document
-from mlbench_cli.server.log_pages import PAGE_BYTES, Stream, has_streams, read_page
+from mlbench_cli.server.log_pages import PAGE_BYTES, read_page
 from mlbench_cli.server.openapi import describe_api
 from mlbench_cli.server.original import parse_since
 from mlbench_cli.server.prometheus import CONTENT_TYPE, render_metrics
@@ -112,15 +112,13 @@ class _Rest:
         rank = whole_number(query.get("rank"), "rank")
         offset = -1 if query.get("offset") == "-1" else whole_number(query.get("offset"), "offset", 0, 1 << 50)
         limit = whole_number(query.get("limit"), "limit", PAGE_BYTES, 1 << 20)
-        if (word := query.get("stream", Stream.BOTH)) not in [*Stream]:
-            raise UsageError(f'stream "{word[:20]}" is not one of {", ".join(Stream)}.')
         handle = find_run(self._config, request.path_params["name"])
         if rank >= handle.run.spec.world_size:
             raise NotFoundError(f"The run {handle.name} has no rank {rank}.")
         path = handle.folder / "logs" / f"rank-{rank}.log"
         is_raw = query.get("raw") == "true"
-        page = read_page(path, offset, raw=is_raw, limit=max(1024, limit), stream=Stream(word))
-        return JSONResponse({**page.to_dict(), "has_streams": has_streams(path)})
+        page = read_page(path, offset, raw=is_raw, limit=max(1024, limit))
+        return JSONResponse(page.to_dict())
 
     async def events(self, request: Request) -> Response:
         name = await run_in_threadpool(lambda: find_run(self._config, request.path_params["name"]).name)

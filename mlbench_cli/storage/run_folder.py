@@ -37,7 +37,6 @@ SUMS = "SHA256SUMS"
 SIGNATURE = "SHA256SUMS.sig"  # optional; like SUMS itself, not listed in SUMS
 STATE_FOLDER = ".state"
 LOG_TIMES = "log-times-"  # prefix of files with the sizes of a log of a run on a cluster
-STDERR_INDEX = "stderr-"  # prefix of files with the places of standard error in a log; written by agent/streams.py
 LOG_PATTERN = re.compile(r"logs/rank-(0|[1-9][0-9]{0,6})\.log")
 
 LOCK_SECONDS = 600.0  # seconds in which another command can complete even a large archive

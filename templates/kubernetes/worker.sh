@@ -183,13 +183,13 @@ network() { # -> $received $sent, bytes of all interfaces but the loopback
   done </proc/net/dev
 }
 
-machine_counters() { # -> $busy $stolen, hundredths of a second of all CPUs of the node; $cores
-  busy=0 stolen=0 cores=0
+machine_counters() { # -> $busy, hundredths of a second of all CPUs of the node; $cores
+  busy=0 cores=0
   [ -r /proc/stat ] || return
   # shellcheck disable=SC2034
-  while read -r name user nice system idle iowait irq softirq steal rest; do
+  while read -r name user nice system idle iowait irq softirq rest; do
     case $name in
-      cpu) busy=$((user + nice + system + irq + softirq)) stolen=${steal:-0} ;;
+      cpu) busy=$((user + nice + system + irq + softirq)) ;;
       cpu[0-9]*) cores=$((cores + 1)) ;;
       *) break ;;
     esac
@@ -214,7 +214,7 @@ begin_machine() { # what the counters of the node were before the command
   machine_counters
   throttling
   cpu_time
-  busy_0=$busy stolen_0=$stolen periods_0=$periods paused_us_0=$paused_us cpu_us_0=${cpu_us:-0}
+  busy_0=$busy periods_0=$periods paused_us_0=$paused_us cpu_us_0=${cpu_us:-0}
 }
 
 seconds() { # COUNT UNIT -> $value: COUNT divided by UNIT (a power of ten), at least 0
@@ -232,7 +232,6 @@ sample_machine() { # load of the node since begin_machine; what the fields are i
   seconds $((ms - began_ms)) 1000 && line=$line,\"elapsed_seconds\":$value
   seconds $((busy - busy_0)) 100 && line=$line,\"busy_seconds\":$value
   seconds $((cpu_us - cpu_us_0)) 1000000 && line=$line,\"own_seconds\":$value
-  seconds $((stolen - stolen_0)) 100 && line=$line,\"steal_seconds\":$value
   seconds $((paused_us - paused_us_0)) 1000000 && line=$line,\"throttled_seconds\":$value
   # One write: the minder may be killed between two.
   printf '{%s,"throttled_periods":%d}\n' "$line" $((periods - periods_0))

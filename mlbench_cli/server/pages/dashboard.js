@@ -159,10 +159,9 @@
   // --- a run's log ---------------------------------------------------------------------------------------------------
 
   function log(run) {
-    var box = byId("log"), place = byId("log-place"), rank = byId("log-rank"), stream = byId("log-stream"), page = null, follows = true;
+    var box = byId("log"), place = byId("log-place"), rank = byId("log-rank"), page = null, follows = true;
     function show(document) {
       page = document;
-      byId("log-streams").hidden = !document.has_streams;
       box.textContent = document.lines.join("\n") + (document.lines.length ? "\n" : "");
       var last = document.end >= document.size;
       place.textContent = document.size ? "bytes " + document.offset.toLocaleString("en") + " to " + document.end.toLocaleString("en") +
@@ -171,7 +170,7 @@
       if (last) box.scrollTop = box.scrollHeight;
     }
     function load(offset) {
-      fetch("/api/v1/runs/" + encodeURIComponent(run) + "/logs?rank=" + encodeURIComponent(rank.value) + "&stream=" + stream.value + "&offset=" + offset)
+      fetch("/api/v1/runs/" + encodeURIComponent(run) + "/logs?rank=" + encodeURIComponent(rank.value) + "&offset=" + offset)
         .then(function (answer) { return answer.json(); })
         .then(function (document) { if (document.lines) show(document); else place.textContent = document.message; });
     }
@@ -180,13 +179,11 @@
     byId("log-before").addEventListener("click", function () { load(page && page.before !== null ? page.before : 0); });
     byId("log-after").addEventListener("click", function () { load(page ? page.end : 0); });
     rank.addEventListener("change", function () { load(-1); });
-    stream.addEventListener("change", function () { load(-1); });
     load(-1);
     return function (lines, left) {
       if (!follows) return;
       var own = lines.filter(function (line) { return String(line.rank) === rank.value; });
       if (!own.length) return;
-      if (stream.value !== "both") { load(-1); return; } // events do not tell the stream
       var atEnd = box.scrollTop + box.clientHeight >= box.scrollHeight - 30;
       var kept = (box.textContent + own.map(function (line) { return line.text + "\n"; }).join("")).split("\n");
       box.textContent = kept.slice(-MAX_LINES).join("\n");

@@ -142,7 +142,6 @@ def test_config_shows_where_each_value_comes_from(
         "registry": "environment",
         "namespace": "config",
         "timeout": "built-in",
-        "on-end": "built-in",
     }
     assert document["file"] == str(home / "config.toml")
     assert run(["config"]) == 0
